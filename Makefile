@@ -33,16 +33,16 @@ test: $(STAMP)
 
 # The tests of what touches bytes once more, without the helper in C.
 twins: $(STAMP)
-	$(BIN)/python tests/twins.py
+	$(BIN)/python tests/repository/twins.py
 
 # What is in C, under AddressSanitizer and UndefinedBehaviorSanitizer.
 sanitize: $(STAMP)
-	$(BIN)/python tests/sanitize.py
+	$(BIN)/python tests/repository/sanitize.py
 
 # The checksums in C as they are on ARM, in an emulator.
 aarch64:
 	mkdir -p build
-	aarch64-linux-gnu-gcc -O2 -static -Wall -Wextra -Werror -pthread tests/native/crc32c_checks.c -o build/crc32c_checks
+	aarch64-linux-gnu-gcc -O2 -static -Wall -Wextra -Werror -pthread tests/repository/crc32c_checks.c -o build/crc32c_checks
 	qemu-aarch64-static -cpu max build/crc32c_checks
 
 # Callbacks in the trainers of others, whose own warnings are theirs.
@@ -85,7 +85,7 @@ release: $(STAMP)
 
 # Each of these packages in a clean folder, with nothing of this checkout, where its README's example runs.
 packages: release
-	$(BIN)/python tests/packages.py
+	$(BIN)/python tests/repository/packages.py
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/bench.py
@@ -110,16 +110,16 @@ floods: $(STAMP)
 	$(BIN)/python benchmarks/floods.py --publisher $(PUBLISHER) --keys
 
 sim: $(STAMP)
-	$(BIN)/python tests/simulate.py --seeds $(SEEDS) --first $(FIRST)
+	$(BIN)/python tests/simulation/simulate.py --seeds $(SEEDS) --first $(FIRST)
 
 # Every state of small worlds, in which messages are lost and processes killed: minutes, on all cores.
 explore: $(STAMP)
-	$(BIN)/python tests/explore.py
+	$(BIN)/python tests/exploring/explore.py
 
 # Whatever takes bytes of others, guided by coverage. atheris is for Linux, and large: fetched here.
 fuzz: $(STAMP)
 	$(BIN)/pip install --quiet 'atheris>=3'
-	$(BIN)/python tests/fuzz.py --runs $(RUNS)
+	$(BIN)/python tests/fuzzing/fuzz.py --runs $(RUNS)
 
 # Real processes of all languages, killed, stopped, cut off and starved; with keys in every second round.
 chaos: $(STAMP)
@@ -131,7 +131,7 @@ soak: $(STAMP)
 
 # A real run of fine-tuning, published as patches to workers of all languages that come and go.
 finetune: $(STAMP)
-	$(BIN)/python tests/finetune.py --versions $(VERSIONS)
+	$(BIN)/python tests/benchmarks/finetune.py --versions $(VERSIONS)
 
 # What other targets build when they need it, side by side: make -j2 build
 build: $(STAMP) $(CLIENTS)
@@ -153,7 +153,7 @@ compose-test: $(STAMP)
 
 # The wheel, in an environment of its own: every module is in it, and the demo runs.
 wheel: $(STAMP)
-	$(BIN)/python tests/wheel.py
+	$(BIN)/python tests/repository/wheel.py
 
 # How fast each client receives; AGAINST names another checkout, built, whose Python is 1.00.
 bench-clients: $(STAMP)

@@ -3,7 +3,7 @@
     make version
 
 With it goes the table of what works with what, all of it in the guide and of each client its row in
-its README. tests/test_versions.py fails as long as there is something left to write.
+its README. tests/repository/test_versions.py fails as long as there is something left to write.
 """
 
 import re

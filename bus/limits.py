@@ -1,7 +1,8 @@
 """Every bound of the protocol, in one place, each with its reason.
 
 A peer may send anything. What it can make this side remember or allocate is bounded here, and
-`docs/PROTOCOL.md` repeats the numbers; `tests/test_limits.py` holds the relations between them.
+`docs/PROTOCOL.md` repeats the numbers; `tests/protocol/test_limits.py` holds the relations between
+them.
 """
 
 from ..codecs import metadata

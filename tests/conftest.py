@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from weightbus.tests.test_bus import Bus
+    from weightbus.tests.client.test_bus import Bus
 
 settings.register_profile("weightbus", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("weightbus")
@@ -20,7 +20,9 @@ os.environ.setdefault("RAY_worker_niceness", "0")  # else Ray's actors wait for 
 
 @pytest.fixture(name="bus", params=[False, True], ids=["network", "shared memory"])
 def _bus(request: pytest.FixtureRequest) -> Iterator[Bus]:
-    from weightbus.tests.test_bus import Bus  # not at import: it needs torch, and most do not
+    from weightbus.tests.client.test_bus import (
+        Bus,
+    )  # not at import: it needs torch, and most do not
 
     bus = Bus(shared_memory=request.param)
     yield bus

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 
 import weightbus
-from weightbus.tests.settling import settled
+from weightbus.tests.client.settling import settled
 
 
 def tensors(spec: dict) -> dict:

@@ -2,7 +2,7 @@
  * The tables of phases, by what they are of.
  *
  * `WEIGHTBUS_FLIP="version arriving whole dropped"` leads an arrow elsewhere, or takes it away if it
- * leads nowhere: tests must notice (`tests/flip_arrows.py` at the root).
+ * leads nowhere: tests must notice (`tests/protocol/flip_arrows.py` at the root).
  */
 
 import { ARROWS, MODES, SESSIONS } from "../src/phases.js";

@@ -8,7 +8,7 @@ import numpy as np
 
 import weightbus
 from weightbus.bus.trust.keys import generate
-from weightbus.tests.settling import settled
+from weightbus.tests.client.settling import settled
 
 
 def weights(command: dict[str, object]) -> dict[str, np.ndarray]:

@@ -15,10 +15,10 @@ import numpy as np
 
 from weightbus import Publisher, Settings
 from weightbus.bus.trust.keys import generate
+from weightbus.tests.client.settling import settled
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.conformance.driver import Driver, Options
 from weightbus.tests.conformance.publishing import expect
-from weightbus.tests.settling import settled
 
 SECONDS = 60.0
 TIMING = Settings(ping=0.2, lost_after=5.0)

@@ -27,7 +27,7 @@ import numpy as np
 from weightbus import Publisher, PublishError, Settings, Subscriber
 from weightbus.bus.trust.keys import WorkerKeys, generate
 from weightbus.tests.chaos.leaks import Held, held, in_shared_memory
-from weightbus.tests.settling import settled
+from weightbus.tests.client.settling import settled
 
 SMALL_BYTES, LARGE_BYTES = 4096, 50 * 2**20
 MORE = 0.01  # of memory, at most, after the warm-up

@@ -12,7 +12,7 @@ from weightbus.bus.worker.events import Outcome, Report
 from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.bus.worker.reports import Identity
 from weightbus.codecs.layout import Layout, difference
-from weightbus.tests.performing import done
+from weightbus.tests.simulation.performing import done
 
 Case = dict[str, Any]
 Blob = Callable[[dict[str, str]], bytes]

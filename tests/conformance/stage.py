@@ -14,12 +14,12 @@ from weightbus import Publisher, PublishError, WeightBusError
 from weightbus.bus.limits import Timing
 from weightbus.bus.publisher.status import WorkerStatus
 from weightbus.bus.trust.keys import WORKERS, file_name, generate
+from weightbus.tests.client.settling import settled
 from weightbus.tests.conformance.driver import WAIT_SECONDS, Driver, Fault, Options
 from weightbus.tests.conformance.elsewhere import ProcessPublisher
 from weightbus.tests.conformance.ledger import Bytes, Ledger, Weights
 from weightbus.tests.conformance.proxy import Proxy
 from weightbus.tests.conformance.rules import Which
-from weightbus.tests.settling import settled
 from weightbus.types import Receipt
 
 PING, LOST_AFTER = 0.2, 4.0  # seconds: the publisher's timers

@@ -39,8 +39,8 @@ from weightbus.bus.worker.reports import Identity
 from weightbus.codecs.delta.encoding import encode as encode_patch
 from weightbus.codecs.layout import Layout
 from weightbus.python_client.settings import BASES
-from weightbus.tests.performing import done
-from weightbus.tests.virtual_shell import PlainSnapshot, hash_all, perform
+from weightbus.tests.simulation.performing import done
+from weightbus.tests.simulation.virtual_shell import PlainSnapshot, hash_all, perform
 
 MODEL = "a"
 NBYTES = 4  # of a version: one chunk

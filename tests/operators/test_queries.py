@@ -17,9 +17,9 @@ import pytest
 
 from weightbus import Publisher, PublishError
 from weightbus.tests.compose.waiting import wait_for
+from weightbus.tests.net.ports import lasting_ports
+from weightbus.tests.observing.test_metrics import ROOT, expressions, fetch
 from weightbus.tests.operators.served import SECONDS, arrays
-from weightbus.tests.ports import lasting_ports
-from weightbus.tests.test_metrics import ROOT, expressions, fetch
 
 PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
 

@@ -19,7 +19,7 @@ from weightbus import Publisher, StateError, Subscriber
 from weightbus.python_client.training import huggingface, lightning, stable_baselines3
 from weightbus.python_client.training.generation import GenerationWorker
 from weightbus.python_client.training.publishing import StepPublisher
-from weightbus.tests.settling import settled
+from weightbus.tests.client.settling import settled
 
 SECONDS = 60.0
 

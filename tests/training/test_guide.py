@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from weightbus.tests.test_docs import TRAINING, run_python_of
+from weightbus.tests.docs.test_docs import TRAINING, run_python_of
 
 
 @pytest.mark.parametrize("page", TRAINING, ids=lambda page: page.name)

@@ -37,7 +37,7 @@ func main() {
 }
 
 // flip leads an arrow of the tables of phases elsewhere ("version arriving whole dropped"), or takes it
-// away if it leads nowhere: tests must notice (tests/flip_arrows.py at the root).
+// away if it leads nowhere: tests must notice (tests/protocol/flip_arrows.py at the root).
 func flip(words []string) {
 	if len(words) < 3 {
 		return

@@ -1,0 +1,253 @@
+"""`weightbus top` and `weightbus status` show what is, and tell it to scripts by their codes."""
+
+import io
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from weightbus import Publisher, PublishError, Settings, Subscriber
+from weightbus.bus.allowance import Rate
+from weightbus.python_client.cli.screen import Screen, plain, visible
+from weightbus.python_client.cli.status import ROWS_SHOWN, show
+from weightbus.python_client.cli.top import (
+    SORTS,
+    Choice,
+    _picture,  # pyright: ignore[reportPrivateUsage]
+)
+from weightbus.python_client.observing.observer import Observer
+from weightbus.python_client.observing.view import VERDICTS, Standing, Verdict
+from weightbus.tests.cli.test_cli import result_of, run
+from weightbus.tests.compose.waiting import wait_for
+
+SECONDS = 30.0  # far more than anything here takes
+
+
+def arrays(size: int = 10) -> dict[str, np.ndarray[Any, Any]]:
+    return {"w": np.zeros(size, np.float32)}
+
+
+@pytest.fixture(name="publisher")
+def _publisher() -> Iterator[Publisher]:
+    with Publisher(settings=Settings(ping=0.1, lost_after=0.5)) as publisher:
+        yield publisher
+
+
+def standing(worker: str, verdict: Verdict, lag: int = 0, rate: float = 0.0) -> Standing:
+    return Standing(
+        "m", worker, verdict, 1, 1, 1, lag, None, "", rate, 0, "", "", "", "", 0, "", "", 0
+    )
+
+
+def test_everybody_up_to_date_is_zero(publisher: Publisher) -> None:
+    with Subscriber(publisher.address, {"m": arrays()}, name="w") as subscriber:
+        subscriber.start()
+        publisher.wait_for_workers(1, SECONDS)
+        receipt = publisher.publish("m", arrays())
+        done = run("status", publisher.address, "--expect", 1, "--json")
+        found = result_of(done)
+        assert (done.exit_code, found["achieved"], found["text"]) == (0, True, "")
+        assert [w["version"] for w in found["workers"]] == [receipt.version]
+        short = run("status", publisher.address, "--expect", 2, "--json")
+        assert short.exit_code == 1
+        assert result_of(short)["text"] == "1 of 2 workers are there"
+
+
+def test_somebody_who_cannot_is_one_and_why_is_said(publisher: Publisher) -> None:
+    with Subscriber(publisher.address, {"m": arrays(3)}, name="narrow") as subscriber:
+        subscriber.start()
+        publisher.wait_for_workers(1, SECONDS)
+        with pytest.raises(PublishError):
+            publisher.publish("m", arrays())
+        done = run("status", publisher.address)
+        assert done.exit_code == 1
+        assert "layout-mismatch: w: shape [10] published, [3] here" in done.stdout
+        rows = result_of(run("top", publisher.address, "--once", "--json"))["workers"]
+        assert [(row["worker"], row["verdict"]) for row in rows] == [("narrow", "failed")]
+
+
+def test_nobody_there_is_two() -> None:
+    with Publisher() as publisher:
+        address = publisher.address
+    done = run("status", address, "--timeout", 0.3, "--json")
+    found = result_of(done)
+    assert (done.exit_code, found["reachable"]) == (2, False)
+    assert f"no publisher answered at {address} within 0.3 s" in found["text"]
+    assert run("top", address, "--once", "--timeout", 0.3).exit_code == 1
+    assert run("status", "nowhere").exit_code == 2
+
+
+def test_a_roster_that_cannot_be_read_in_time_is_not_said_to_be_of_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("weightbus.bus.publisher.observing.observers.ROWS", Rate(0, 0))
+    with Publisher() as publisher:
+        publisher.publish("m", arrays(), settings=Settings(wait="none"))
+        done = run("status", publisher.address, "--timeout", 0.5, "--json")
+        found = result_of(done)
+        assert (done.exit_code, found["achieved"], found["reachable"]) == (2, False, True)
+        assert "could not be read within 0.5 s" in found["text"]
+        once = run("top", publisher.address, "--once", "--timeout", 0.5)
+        assert once.exit_code == 1
+        assert "could not be read within 0.5 s" in once.stderr
+
+
+def test_what_is_wrong_is_said_first(publisher: Publisher) -> None:
+    """Before any row, in words and in units that fit."""
+    with (
+        Subscriber(publisher.address, {"m": arrays(3)}, name="narrow") as narrow,
+        Subscriber(publisher.address, {"m": arrays()}, name="good") as good,
+    ):
+        narrow.start()
+        good.start()
+        publisher.wait_for_workers(2, SECONDS)
+        publisher.publish("m", arrays(), require=1)
+
+        def failed() -> list[str]:
+            lines = run("top", publisher.address, "--once").stdout.splitlines()
+            return lines if "narrow failed" in lines[0] else []
+
+        lines = wait_for(failed, "it has failed", SECONDS)
+        assert lines[0] == "narrow failed m: layout-mismatch: w: shape [10] published, [3] here"
+        assert lines[1].startswith("2 workers: 1 failed, 1 current")
+        (row,) = [line for line in lines[2:] if line.startswith("good")]
+        assert re.search(r"applied in [\d.]+ (µs|ms|s)", row)
+        assert "0.0 s" not in "".join(lines)
+        told = result_of(run("top", publisher.address, "--once", "--json"))["troubles"]
+        assert [(t["verdict"], t["model"], t["state"]) for t in told] == [
+            ("failed", "m", "problem")
+        ]
+        first = run("status", publisher.address).stdout.splitlines()[0]
+        assert first == "narrow failed m"
+
+
+def test_the_live_picture_says_first_what_is_wrong(publisher: Publisher) -> None:
+    with Subscriber(publisher.address, {"m": arrays(3)}, name="narrow") as narrow:
+        narrow.start()
+        publisher.wait_for_workers(1, SECONDS)
+        with pytest.raises(PublishError):
+            publisher.publish("m", arrays())
+        with Observer(publisher.address) as observer:
+            assert observer.look(SECONDS)
+            out = io.StringIO()
+            console = Console(file=out, width=60, height=20)
+            console.print(_picture(observer, publisher.address, Choice(), 14))
+    lines = out.getvalue().splitlines()
+    (wrong,) = [n for n, line in enumerate(lines) if line.startswith("narrow failed m: ")]
+    assert wrong <= 2, "below the summary"
+    assert lines[wrong].endswith("…"), "and on one line, however narrow the terminal"
+
+
+def test_of_many_rows_those_in_trouble_are_shown_and_the_rest_are_counted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    many = [standing("bad", "lost"), *(standing(f"w{n}", "current") for n in range(1000))]
+    show(Screen(as_json=False), many)
+    text = capsys.readouterr().out
+    assert "bad" in text
+    assert f"{len(many) - ROWS_SHOWN} more rows" in text
+    assert len(text.splitlines()) < ROWS_SHOWN + 5
+
+
+def test_an_unknown_order_is_refused(publisher: Publisher) -> None:
+    done = run("top", publisher.address, "--once", "--sort", "beauty")
+    assert done.exit_code == 2
+    assert "trouble" in done.stderr
+
+
+def test_the_worst_comes_first_and_keys_choose() -> None:
+    some = [standing(v, v, lag=n, rate=9 - n) for n, v in enumerate(reversed(VERDICTS))]
+    choice = Choice()
+    assert [s.worker for s in choice.of(some)] == [*VERDICTS]
+    seen = set[tuple[str, ...]]()
+    for _ in SORTS:
+        choice.press("s")
+        seen.add(tuple(s.worker for s in choice.of(some)))
+    assert choice.sort == "trouble"
+    assert len(seen) >= 3
+    for key in "/LOSx\x7f\r":
+        choice.press(key)
+    assert [s.worker for s in choice.of(some)] == ["lost"]
+    assert not choice.typing
+    choice.press("\x1b")
+    assert len(choice.of(some)) == len(some)
+    assert not choice.over
+    choice.press("q")
+    assert choice.over
+
+
+def test_words_of_others_are_neither_markup_nor_orders_to_the_terminal() -> None:
+    assert plain("[red]x[/]\x1b[2J").plain == r"[red]x[/]\x1b[2J"
+    assert visible("a\x07\nb\x1b]0;t\x07") == "a\\x07\nb\\x1b]0;t\\x07"
+
+
+class Terminal:
+    """A command that has a terminal of its own."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.master, slave = pty.openpty()
+        words = [sys.executable, "-m", "weightbus", *arguments]
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200", "LINES": "30"}
+        self.process = subprocess.Popen(  # noqa: S603
+            words, stdin=slave, stdout=slave, stderr=slave, env=environment
+        )
+        os.close(slave)
+        self.seen = ""
+
+    def shows(self, text: str) -> bool:
+        """Take what it has drawn since, and return whether this is in what it drew."""
+        while select.select([self.master], [], [], 0)[0]:
+            try:
+                self.seen += os.read(self.master, 2**16).decode(errors="replace")
+            except OSError:  # it has ended
+                break
+        return text in self.seen
+
+    def press(self, keys: str) -> None:
+        self.seen = ""
+        os.write(self.master, keys.encode())
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(SECONDS)
+        os.close(self.master)
+
+
+def test_top_follows_in_a_terminal_until_a_key_ends_it(publisher: Publisher) -> None:
+    target = {"w": np.zeros(10, np.float32)}
+    with Subscriber(publisher.address, {"m": target}, name="worker-x") as subscriber:
+        subscriber.start()
+        publisher.wait_for_workers(1, SECONDS)
+        terminal = Terminal("top", publisher.address)
+        try:
+            wait_for(lambda: terminal.shows("worker-x"), "the worker", SECONDS)
+            publisher.publish("m", arrays())
+            wait_for(lambda: terminal.shows("1 current"), "the version", SECONDS)
+            terminal.press("s")
+            wait_for(lambda: terminal.shows("sorted by worker"), "the order", SECONDS)
+            terminal.press("q")
+            assert terminal.process.wait(SECONDS) == 0
+        finally:
+            terminal.close()
+
+
+def test_the_stream_for_programs_is_a_line_for_each_look(publisher: Publisher) -> None:
+    words = [sys.executable, "-m", "weightbus", "top", publisher.address, "--json"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:  # noqa: S603
+        assert process.stdout is not None
+        begun = time.monotonic()
+        lines = [json.loads(process.stdout.readline()) for _ in range(2)]
+        process.terminate()
+        assert process.wait(SECONDS) == 143
+    assert [line["kind"] for line in lines] == ["top", "top"]
+    assert time.monotonic() - begun > 0.5

@@ -1,0 +1,1033 @@
+"""Publishers and subscribers over real sockets: every kind of weights, every way to publish."""
+
+import asyncio
+import errno
+import inspect
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from tensordict import TensorDict
+from torch import nn
+
+import weightbus
+from weightbus import (
+    AddressError,
+    ApplyError,
+    ClosedError,
+    Publisher,
+    PublishError,
+    Settings,
+    StateError,
+    Subscriber,
+    UnknownWorkerError,
+    WorkersMissingError,
+)
+from weightbus.bus.limits import Timing
+from weightbus.bus.memory import staging
+from weightbus.bus.net import copier
+from weightbus.bus.net.copier import AT_ONCE_BYTES
+from weightbus.bus.net.worker_loop import WorkerLoop
+from weightbus.bus.publisher import offers
+from weightbus.bus.staged import Copying
+from weightbus.bus.worker.events import Happening, Report
+from weightbus.codecs import native
+from weightbus.python_client.options import PublishOptions
+from weightbus.python_client.subscriber import COPY_SECONDS
+from weightbus.tests.client.settling import settled
+from weightbus.tests.compose.waiting import wait_for
+from weightbus.tests.net.ports import lasting_address
+from weightbus.types import Update
+
+SECONDS = 60.0  # far more than anything here takes
+LARGE = AT_ONCE_BYTES // 4 + 1  # numbers of a model that is not copied at once
+
+
+class Bus:
+    """Makes publishers and subscribers, and closes them."""
+
+    def __init__(self, *, shared_memory: bool) -> None:
+        self.made: list[Publisher | Subscriber] = []
+        self.shared_memory = shared_memory
+
+    def publisher(self, **options: Any) -> Publisher:
+        options.setdefault("shared_memory", self.shared_memory)
+        self.made.append(made := Publisher(**settled(options)))
+        return made
+
+    def subscriber(self, publisher: Publisher | str, target: object, **options: Any) -> Subscriber:
+        """Return a subscriber that has joined, if its publisher is there."""
+        address = publisher if isinstance(publisher, str) else publisher.address
+        models = options.pop("models", {"m": target})
+        self.made.append(made := Subscriber(address, models, **settled(options)))
+        if isinstance(publisher, Publisher):
+            assert made.wait_joined(SECONDS)
+        return made
+
+    def close(self) -> None:
+        for one in reversed(self.made):  # so that every goodbye is heard
+            one.close()
+
+
+def both(
+    publisher: Publisher, subscriber: Subscriber, weights: object, **options: Any
+) -> tuple[Any, Update]:
+    """Publish, and apply in this thread; return what either side says."""
+    future: Future[Any] = publisher.publish_async("m", weights, **settled(options))
+    update = subscriber.receive(SECONDS)
+    assert update is not None
+    return future.result(SECONDS), update
+
+
+def arrays(value: float, size: int = 1000) -> dict[str, np.ndarray[Any, Any]]:
+    return {"w": np.full(size, value, np.float32)}
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 3))
+
+
+# What may be given.
+
+WAYS = (
+    Publisher.publish,
+    Publisher.publish_async,
+    Publisher.publish_awaitable,
+    Publisher.rollback,
+)
+
+
+def keywords(call: Callable[..., object]) -> dict[str, object]:
+    """Return the keywords of a call, with their defaults."""
+    parameters = inspect.signature(call).parameters.values()
+    assert not [p for p in parameters if p.kind is p.VAR_KEYWORD], "keywords that nobody can see"
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def test_every_way_to_publish_takes_the_same_keywords() -> None:
+    first, *others = map(keywords, WAYS)
+    assert all(other == first for other in others)
+    assert first.keys() == PublishOptions.__optional_keys__, "others pass on what it takes"
+
+
+def test_there_are_few_keywords_and_each_has_a_default() -> None:
+    for call, most in ((Publisher.publish, 7), (Publisher.__init__, 8), (Subscriber.__init__, 6)):
+        assert len(keywords(call)) <= most
+        assert inspect.Parameter.empty not in keywords(call).values()
+    everything = len(inspect.signature(Publisher).parameters)
+    assert (everything, len(inspect.signature(Subscriber).parameters)) <= (9, 8)
+
+
+def test_a_keyword_that_there_is_not_is_refused() -> None:
+    with Publisher() as publisher, pytest.raises(TypeError, match="tiemout"):
+        publisher.publish("m", arrays(1), tiemout=1)  # type: ignore[call-arg]  # pyright: ignore
+
+
+def test_settings_are_refused_where_they_say_nothing(bus: Bus) -> None:
+    publisher = bus.publisher()
+    for call, kind in (
+        (lambda few: Publisher(settings=few), "Publisher"),
+        (lambda few: publisher.publish("m", arrays(1), settings=few), "publish"),
+    ):
+        with pytest.raises(ValueError, match=rf"resident=True is a setting of .* not of a {kind}"):
+            call(Settings(resident=True))
+    with pytest.raises(ValueError, match=r"wait='none' is a setting of a publish or a Publisher"):
+        Subscriber(publisher.address, {"m": arrays(0)}, settings=Settings(wait="none"))
+
+
+def test_settings_of_a_publisher_hold_for_each_publish(bus: Bus) -> None:
+    publisher, target = bus.publisher(dtype="bf16"), arrays(0)
+    bus.subscriber(publisher, target, name="w", cast=True).start()
+    publisher.wait_for_workers(1, SECONDS)
+    publisher.publish("m", arrays(1.001))
+    assert target["w"][0] == 1.0, "rounded"
+    publisher.publish("m", arrays(1.001), settings=Settings())
+    assert target["w"][0] == np.float32(1.001), "its own take their place"
+
+
+def test_old_keywords_are_taken_with_a_warning_that_says_where_they_are(bus: Bus) -> None:
+    target: Any = arrays(0)
+    old: Any = Publisher
+    with pytest.warns(DeprecationWarning, match=r"Settings\(chunk_bytes=\.\.\.\)"):
+        publisher = old(chunk_bytes=2**16)
+    bus.made.append(publisher)
+    worker: Any = Subscriber
+    timing, seen = Timing(ping=0.1, lost_after=9.0), list[object]()
+    with pytest.warns(DeprecationWarning, match=r"Settings\(lost_after=\.\.\., on_commit.*ping="):
+        joined = worker(publisher.address, {"m": target}, timing=timing, on_commit=seen.append)
+    bus.made.append(joined.start())
+    publisher.wait_for_workers(1, SECONDS)
+    with pytest.warns(DeprecationWarning, match=r"settings=weightbus.Settings\(verify=") as told:
+        receipt = publisher.publish("m", arrays(1), verify=True)
+    assert told[0].filename == __file__
+    assert seen == [joined.update("m")]
+    assert joined.update("m").digest == receipt.digest
+    with pytest.warns(DeprecationWarning, match="dtype=..., verify=..."):
+        asyncio.run(publisher.publish_awaitable("m", arrays(2), verify=True, dtype="f32"))
+    with pytest.warns(DeprecationWarning, match=r"in weightbus\.Settings\(ping="):
+        assert weightbus.Timing is Timing
+    with pytest.raises(ValueError, match="timing='soon'"):
+        old(timing="soon")
+
+
+# Kinds of weights.
+
+
+def test_a_module_is_overwritten_in_place(bus: Bus) -> None:
+    torch.manual_seed(0)
+    source, target = network(), network()
+    target[0].weight.requires_grad_(False)  # type: ignore[index] # pyright: ignore
+    before = {k: (p.data_ptr(), p.requires_grad) for k, p in target.named_parameters()}
+    publisher = bus.publisher()
+    receipt, update = both(publisher, bus.subscriber(publisher, target, name="w"), source)
+    assert receipt.in_state("applied") == ["w"]
+    assert (update.version, update.epoch) == (receipt.version, receipt.epoch)
+    assert update.digest in ("", receipt.digest)  # read from shared memory, it is not hashed
+    for name, tensor in source.state_dict().items():
+        assert torch.equal(tensor, target.state_dict()[name]), name
+    after = {k: (p.data_ptr(), p.requires_grad) for k, p in target.named_parameters()}
+    assert after == before
+
+
+def test_a_tensordict(bus: Bus) -> None:
+    source = TensorDict({"a": {"w": torch.arange(6.0).reshape(2, 3)}, "b": torch.ones(2)})
+    target = source.clone().zero_()
+    publisher = bus.publisher()
+    both(publisher, bus.subscriber(publisher, target), source)
+    assert (target == source).all()
+
+
+def test_a_mapping_of_tensors(bus: Bus) -> None:
+    source = {"w": torch.arange(6.0), "nested": {"b": torch.ones(2)}}
+    target = {"w": torch.zeros(6), "nested": {"b": torch.zeros(2)}}
+    publisher = bus.publisher()
+    both(publisher, bus.subscriber(publisher, target), source)
+    assert torch.equal(target["w"], source["w"])  # type: ignore[arg-type] # pyright: ignore
+
+
+def test_from_numpy_to_torch_and_to_a_file(bus: Bus, tmp_path: Path) -> None:
+    source = {"w": np.arange(6.0, dtype=np.float32), "empty": np.zeros((0, 3), np.float32)}
+    target = {"w": torch.zeros(6), "empty": torch.zeros(0, 3)}
+    publisher = bus.publisher()
+    one = bus.subscriber(publisher, target, name="tensors")
+    other = bus.subscriber(publisher, tmp_path / "m.safetensors", name="file").start()
+    receipt, _ = both(publisher, one, source)
+    assert receipt.in_state("applied") == ["file", "tensors"]
+    assert target["w"].tolist() == source["w"].tolist()
+    saved = load_file(tmp_path / "m.safetensors")
+    assert np.array_equal(saved["w"], source["w"])
+    assert saved["empty"].shape == (0, 3)
+    assert other.version("m") == receipt.version
+    assert [path.name for path in tmp_path.iterdir()] == ["m.safetensors"]
+
+
+def test_a_file_can_be_read_by_whom_the_umask_lets(bus: Bus, tmp_path: Path) -> None:
+    publisher, path = bus.publisher(), tmp_path / "m.safetensors"
+    both(publisher, bus.subscriber(publisher, path), arrays(1))
+    (tmp_path / "other").touch()
+    assert path.stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        np.float64,
+        np.int64,
+        np.bool_,
+        np.uint8,
+        ml_dtypes.bfloat16,
+        ml_dtypes.float8_e4m3fn,
+        ml_dtypes.float8_e5m2,
+    ],
+    ids=lambda d: np.dtype(d).name,
+)
+def test_every_bit_of_a_dtype(bus: Bus, dtype: Any) -> None:
+    size = np.dtype(dtype).itemsize
+    bits = np.random.default_rng(0).integers(0, 256, 512 * size, np.uint8)
+    source = {"w": (bits & 1 if dtype is np.bool_ else bits).view(dtype)}
+    target = {"w": np.zeros(512, dtype)}
+    publisher = bus.publisher()
+    both(publisher, bus.subscriber(publisher, target), source)
+    assert target["w"].tobytes() == source["w"].tobytes()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.bool, torch.int64])
+def test_every_bit_of_a_torch_dtype(bus: Bus, dtype: torch.dtype) -> None:
+    raw = torch.randint(0, 2 if dtype is torch.bool else 256, (512,), dtype=torch.uint8)
+    source, target = {"w": raw.view(dtype)}, {"w": torch.zeros(512, dtype=torch.uint8).view(dtype)}
+    if dtype is torch.int64:
+        target = {"w": torch.zeros(64, dtype=dtype)}
+    publisher = bus.publisher()
+    both(publisher, bus.subscriber(publisher, target), source)
+    assert torch.equal(target["w"].view(torch.uint8), source["w"].view(torch.uint8))
+
+
+def test_nan_payloads_arrive_unharmed(bus: Bus) -> None:
+    source = {"w": np.array([0x7FC00001, 0xFFC12345, 0x7F800001], np.uint32).view(np.float32)}
+    target = arrays(0.0, 3)
+    publisher = bus.publisher()
+    both(publisher, bus.subscriber(publisher, target), source)
+    assert target["w"].tobytes() == source["w"].tobytes()
+
+
+def test_tied_weights_travel_once_and_stay_tied(bus: Bus) -> None:
+    def tied() -> nn.Module:
+        module = nn.ModuleDict({"embed": nn.Embedding(50, 8), "head": nn.Linear(8, 50, bias=False)})
+        module["head"].weight = module["embed"].weight  # pyright: ignore
+        return module
+
+    source, target = tied(), tied()
+    publisher = bus.publisher()
+    receipt, _ = both(publisher, bus.subscriber(publisher, target), source)
+    assert receipt.nbytes == 50 * 8 * 4
+    state = target.state_dict()
+    assert torch.equal(state["head.weight"], source.state_dict()["embed.weight"])
+    assert state["head.weight"].data_ptr() == state["embed.weight"].data_ptr()
+
+
+def test_many_chunks_and_a_ragged_last_one(bus: Bus) -> None:
+    source = {"w": np.random.default_rng(1).integers(0, 256, 300_001, np.uint8)}
+    target = {"w": np.zeros(300_001, np.uint8)}
+    publisher = bus.publisher(chunk_bytes=1000)
+    both(publisher, bus.subscriber(publisher, target), source)
+    assert np.array_equal(target["w"], source["w"])
+
+
+# Ways to publish.
+
+
+def test_versions_count_up_and_each_is_applied(bus: Bus) -> None:
+    publisher, target = bus.publisher(), arrays(0)
+    subscriber = bus.subscriber(publisher, target, name="w")
+    for version in range(1, 6):
+        receipt, update = both(publisher, subscriber, arrays(version))
+        assert (receipt.version, update.version) == (version, version)
+        assert target["w"].min() == target["w"].max() == version
+    assert publisher.workers()["w"].running == {"m": (publisher.epoch, 5)}
+
+
+def test_a_targeted_publish_changes_its_workers_only(bus: Bus) -> None:
+    publisher, one, two = bus.publisher(), arrays(0), arrays(0)
+    first = bus.subscriber(publisher, one, name="one")
+    second = bus.subscriber(publisher, two, name="two")
+    receipt, _ = both(publisher, first, arrays(7), workers=["one"])
+    assert list(receipt.workers) == ["one"]
+    assert second.receive(0) is None
+    assert (one["w"][0], two["w"][0]) == (7, 0)
+    with pytest.raises(UnknownWorkerError, match="no worker named three has joined"):
+        publisher.publish("m", arrays(8), workers=["one", "three"])
+
+
+def test_together_waits_for_all_and_commits_all(bus: Bus) -> None:
+    publisher, one, two = bus.publisher(), arrays(0), arrays(0)
+    first = bus.subscriber(publisher, one)
+    second = bus.subscriber(publisher, two).start()
+    receipt, _ = both(publisher, first, arrays(3), commit="together")
+    assert receipt.in_state("applied") == sorted([first.name, second.name])
+    assert (one["w"][0], two["w"][0]) == (3, 3)
+
+
+def test_together_aborts_everywhere_if_one_cannot(bus: Bus) -> None:
+    publisher, one, two = bus.publisher(), arrays(0), arrays(0, 5)
+    bus.subscriber(publisher, one, name="fits").start()
+    bus.subscriber(publisher, two, name="other-shape").start()
+    with pytest.raises(PublishError, match="shape") as caught:
+        publisher.publish("m", arrays(3), commit="together", timeout=SECONDS)
+    assert caught.value.receipt.in_state("failed") == ["other-shape"]
+    assert one["w"][0] == 0
+    receipt = publisher.publish("m", arrays(4), commit="together", require=1, timeout=SECONDS)
+    assert receipt.in_state("failed") + receipt.in_state("behind") == ["other-shape"]
+    assert one["w"][0] == 4
+
+
+def test_a_quorum_is_enough(bus: Bus) -> None:
+    publisher, target = bus.publisher(), arrays(0)
+    idle = bus.subscriber(publisher, arrays(0), name="idle")
+    bus.subscriber(publisher, target, name="quick").start()
+    receipt = publisher.publish("m", arrays(1), require=1, timeout=SECONDS)
+    assert receipt.in_state("applied") == ["quick"]
+    assert receipt.in_state("behind", "staged") == [idle.name]
+    assert idle.version("m") == 0
+
+
+def test_staged_is_enough_if_asked_for(bus: Bus) -> None:
+    publisher, target = bus.publisher(), arrays(0)
+    subscriber = bus.subscriber(publisher, target, name="w")
+    receipt = publisher.publish("m", arrays(1), settings=Settings(wait="staged"), timeout=SECONDS)
+    assert receipt.in_state("staged") == ["w"]
+    assert target["w"][0] == 0
+    assert subscriber.receive(SECONDS) is not None
+    assert target["w"][0] == 1
+
+
+def test_waiting_for_nothing_returns_at_once(bus: Bus) -> None:
+    publisher, target = bus.publisher(), arrays(0)
+    subscriber = bus.subscriber(publisher, target, name="w")
+    assert publisher.publish("m", arrays(1), settings=Settings(wait="none")).in_state("behind") == [
+        "w"
+    ]
+    assert subscriber.receive(SECONDS) is not None
+
+
+def test_the_snapshot_is_what_arrives_though_training_goes_on(bus: Bus) -> None:
+    publisher, target = bus.publisher(chunk_bytes=4096), arrays(0, 1_000_000)
+    subscriber = bus.subscriber(publisher, target)
+    source = arrays(1, 1_000_000)
+    future = publisher.publish_async("m", source)
+    source["w"][:] = 2
+    assert subscriber.receive(SECONDS) is not None
+    assert target["w"].min() == target["w"].max() == 1
+    assert future.result(SECONDS).version == 1
+
+
+def test_the_latest_overtakes_what_is_on_its_way(bus: Bus) -> None:
+    publisher, target = bus.publisher(), arrays(0)
+    bus.subscriber(publisher, target).start()
+    futures = [publisher.publish_async("m", arrays(value)) for value in range(1, 30)]
+    receipts = [future.result(SECONDS) for future in futures]
+    assert receipts[-1].in_state("applied")
+    assert target["w"][0] == 29
+
+
+def test_many_models_on_one_bus(bus: Bus) -> None:
+    publisher = bus.publisher()
+    targets = {name: arrays(0) for name in ("actor", "critic", "x.y-z_0")}
+    all_, some = dict(targets), {"critic": arrays(0)}
+    bus.subscriber(publisher, None, models=all_, name="all").start()
+    bus.subscriber(publisher, None, models=some, name="some").start()
+    for value, name in enumerate(targets, 1):
+        receipt = publisher.publish(name, arrays(value), timeout=SECONDS)
+        assert sorted(receipt.workers) == (["all", "some"] if name == "critic" else ["all"])
+    assert [t["w"][0] for t in targets.values()] == [1, 2, 3]
+    assert some["critic"]["w"][0] == 2
+
+
+def test_whoever_joins_late_gets_the_latest(bus: Bus) -> None:
+    publisher, target = bus.publisher(), arrays(0)
+    assert publisher.publish("m", arrays(1)).workers == {}
+    publisher.publish("m", arrays(2))
+    update = bus.subscriber(publisher, target).receive(SECONDS)
+    assert update is not None
+    assert update.version == 2
+    assert target["w"][0] == 2
+
+
+def test_a_subscriber_may_come_first(bus: Bus) -> None:
+    address, target = lasting_address(), arrays(0)
+    subscriber = bus.subscriber(address, target)
+    assert subscriber.receive(0) is None
+    publisher = bus.publisher(address=address)
+    publisher.wait_for_workers(1, SECONDS)
+    both(publisher, subscriber, arrays(5))
+    assert target["w"][0] == 5
+
+
+def test_waiting_for_a_version_of_the_publisher_that_took_over(bus: Bus) -> None:
+    old, target = bus.publisher(address=lasting_address()), arrays(0)
+    subscriber = bus.subscriber(old, target).start()
+    for value in (1, 2):
+        old.publish("m", arrays(value), timeout=SECONDS)
+    old.close()
+    new = bus.publisher(address=old.address)
+    assert subscriber.wait_for_version("m", 1, timeout=0) is not None, "version 2 of the old one"
+    assert subscriber.wait_for_version("m", 1, epoch=new.epoch, timeout=0) is None
+    new.wait_for_workers(1, SECONDS)
+    receipt = new.publish("m", arrays(3), timeout=SECONDS)
+    update = subscriber.wait_for_version("m", 1, epoch=receipt.epoch, timeout=SECONDS)
+    assert update is not None
+    assert (update.epoch, update.version) == (receipt.epoch, 1)
+    assert subscriber.wait_for_version("m", 2, epoch=receipt.epoch, timeout=0) is None
+
+
+def test_fifty_subscribers_in_one_process(bus: Bus) -> None:
+    publisher = bus.publisher()
+    targets = [arrays(0) for _ in range(50)]
+    for number, target in enumerate(targets):
+        options: dict[str, Any] = {"name": f"w{number}"}
+        bus.made.append(Subscriber(publisher.address, {"m": target}, **settled(options)).start())
+    publisher.wait_for_workers(50, SECONDS, "m")
+    for value in (1, 2):
+        receipt = publisher.publish("m", arrays(value), timeout=SECONDS)
+        assert len(receipt.in_state("applied")) == 50
+        assert {float(t["w"][-1]) for t in targets} == {value}
+
+
+def test_two_publishers_in_one_process(bus: Bus) -> None:
+    publishers, targets = [bus.publisher(), bus.publisher()], [arrays(0), arrays(0)]
+    assert publishers[0].address != publishers[1].address
+    for publisher, target in zip(publishers, targets, strict=True):
+        bus.subscriber(publisher, target).start()
+    for value, publisher in enumerate(publishers, 1):
+        publisher.publish("m", arrays(value), timeout=SECONDS)
+    assert [t["w"][0] for t in targets] == [1, 2]
+
+
+def test_a_hook_runs_before_first_use_and_may_read(bus: Bus) -> None:
+    publisher, target, seen = bus.publisher(), arrays(0), list[tuple[int, float]]()
+
+    def hook(update: Update) -> None:
+        assert subscriber.version("m") == update.version - 1, "not in use yet"
+        with subscriber.reading(timeout=0):
+            seen.append((update.version, float(target["w"][0])))
+
+    subscriber = bus.subscriber(publisher, target, on_commit=hook)
+    both(publisher, subscriber, arrays(1))
+    both(publisher, subscriber, arrays(2))
+    assert seen == [(1, 1.0), (2, 2.0)]
+
+
+def test_a_hook_that_exits_does_not_end_the_background(bus: Bus) -> None:
+    publisher, target = bus.publisher(), arrays(0)
+
+    def hook(_update: Update) -> None:
+        sys.exit("enough")
+
+    subscriber = bus.subscriber(publisher, target, on_commit=hook).start()
+    for value in (1, 2):
+        with pytest.raises(PublishError, match="apply: SystemExit: enough"):
+            publisher.publish("m", arrays(value), timeout=SECONDS)
+        assert target["w"][0] == value, "it was copied, then the hook exited"
+    assert "SystemExit('enough')" in str(subscriber.error)
+
+
+def test_a_shortfall_says_what_was_waited_for(bus: Bus) -> None:
+    publisher = bus.publisher()
+    for name, size in (("good", 1000), ("bad", 3)):
+        bus.subscriber(publisher, arrays(0, size), name=name)
+    with pytest.raises(PublishError, match=r"is staged by 1 of 2 workers after .*s; bad failed"):
+        publisher.publish("m", arrays(1), settings=Settings(wait="staged"), timeout=SECONDS)
+
+
+def test_a_full_disk_is_tried_again(
+    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Applied as soon as there is room, and nothing is left of the attempts before."""
+    fsync = os.fsync
+    lacking = [errno.ENOSPC, errno.EMFILE]
+
+    def written(file: int) -> None:
+        if lacking:
+            error = lacking.pop(0)
+            raise OSError(error, os.strerror(error))
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", written)
+    timing = Settings(ping=0.1, lost_after=SECONDS)
+    publisher = bus.publisher(settings=timing)
+    worker = bus.subscriber(publisher, tmp_path / "file", settings=timing).start()
+    with pytest.raises(PublishError, match=r"no-memory: .*No space left"):
+        publisher.publish("m", arrays(1), timeout=SECONDS)
+    assert worker.wait_for_version("m", timeout=SECONDS)
+    assert load_file(tmp_path / "file")["w"][0] == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_file_that_cannot_be_written_is_named_to_the_publisher(bus: Bus, tmp_path: Path) -> None:
+    publisher = bus.publisher()
+    (home := tmp_path / "home").mkdir()
+    worker = bus.subscriber(publisher, home / "file").start()
+    home.rmdir()
+    where = rf"apply: FileNotFoundError: \[Errno 2\] .*{home} .*'{home}/file'"
+    with pytest.raises(PublishError, match=where):
+        publisher.publish("m", arrays(1), timeout=SECONDS)
+    home.mkdir()
+    publisher.publish("m", arrays(2), timeout=SECONDS)
+    assert load_file(home / "file")["w"][0] == 2
+    assert worker.version("m") == 2
+
+
+def test_a_slow_disk_delays_nothing_but_its_file(
+    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not pings, nor what is applied to other models, large or small, in memory or on other disks.
+
+    Nor readers of what is in memory.
+    """
+    fsync, slow, go_on = os.fsync, threading.Event(), threading.Event()
+
+    def slowly(handle: int) -> None:
+        if "/.slow." in os.readlink(f"/proc/self/fd/{handle}"):
+            slow.set()
+            assert go_on.wait(SECONDS)
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", slowly)
+    timing = Settings(ping=0.1, lost_after=SECONDS)
+    publisher, large = bus.publisher(settings=timing), 2**20  # more than is applied at once
+    small, big = arrays(0), arrays(0, large)
+    models = {"m": tmp_path / "slow", "file": tmp_path / "fast", "small": small, "large": big}
+    worker = bus.subscriber(publisher, None, models=models, name="w", settings=timing).start()
+    for model in ("small", "file", "large"):  # what is new takes longer
+        publisher.publish(model, arrays(1, large if model == "large" else 1000), timeout=SECONDS)
+    pending = publisher.publish_async("m", arrays(1), timeout=SECONDS)
+    try:
+        assert slow.wait(SECONDS)
+        for version in range(2, 5):
+            for model in ("small", "large", "file"):
+                weights = arrays(version, large if model == "large" else 1000)
+                publisher.publish(model, weights, timeout=SECONDS / 4)
+        with worker.reading(SECONDS / 4):
+            assert (small["w"] == 4).all()
+            assert (big["w"] == 4).all()
+        deadline = time.monotonic() + SECONDS / 4
+        while "applying" not in publisher.workers()["w"].phase.get("m", ""):  # which a ping tells
+            assert time.monotonic() < deadline
+        assert not pending.done()
+    finally:
+        go_on.set()
+    pending.result(SECONDS)
+    assert load_file(tmp_path / "slow")["w"][0] == 1
+
+
+def test_hooks_of_files_and_models_are_called_one_at_a_time(bus: Bus, tmp_path: Path) -> None:
+    inside, changed, met = list[None](), threading.Condition(), list[bool]()
+
+    def hook(_: object) -> None:
+        with changed:
+            inside.append(None)
+            changed.notify_all()
+            met.append(changed.wait_for(lambda: len(inside) > 1, 0.02))
+            inside.pop()
+
+    publisher = bus.publisher()
+    models = {"m": tmp_path / "file", "n": arrays(0)}
+    bus.subscriber(publisher, None, models=models, before_apply=hook, on_commit=hook).start()
+    for version in range(5):
+        calls = [publisher.publish_async(m, arrays(version), timeout=SECONDS) for m in models]
+        for call in calls:
+            call.result(SECONDS)
+    assert met == [False] * 20
+
+
+def test_close_does_not_wait_for_a_hook_that_hangs(bus: Bus) -> None:
+    publisher, entered, leave = bus.publisher(), threading.Event(), threading.Event()
+
+    def hook(_update: Update) -> None:
+        entered.set()
+        leave.wait(SECONDS)
+
+    subscriber = bus.subscriber(publisher, arrays(0), on_commit=hook).start()
+    publisher.publish("m", arrays(1), settings=Settings(wait="none"))
+    assert entered.wait(SECONDS)
+    before = time.monotonic()
+    subscriber.close()
+    assert time.monotonic() - before < COPY_SECONDS / 2
+    leave.set()
+
+
+def test_what_the_publisher_is_told_can_be_seen_here_before(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell, seen = WorkerLoop.tell, list[int]()
+
+    def told(loop: WorkerLoop, event: Happening) -> None:
+        if isinstance(event, Report) and event.what == "applied":
+            seen.append(subscriber.version("m"))
+        tell(loop, event)
+
+    monkeypatch.setattr(WorkerLoop, "tell", told)
+    publisher = bus.publisher()
+    subscriber = bus.subscriber(publisher, arrays(0))
+    both(publisher, subscriber, arrays(1))
+    assert seen == [1]
+
+
+@pytest.fixture(name="slowly")
+def _slowly(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Copying from shared memory, held up until it may go on, or nobody wants it."""
+    copying, begun, go_on = staging.copying, threading.Event(), threading.Event()
+
+    def slow(copy: Copying) -> Generator[None, None, Any]:
+        begun.set()
+        while not go_on.is_set() and copy.live:
+            yield
+        return (yield from copying(copy))
+
+    monkeypatch.setattr(copier, "copying", slow)
+    return begun, go_on
+
+
+def test_a_worker_that_copies_a_large_version_does_everything_else_meanwhile(
+    slowly: tuple[threading.Event, threading.Event],
+) -> None:
+    """Pings, above all: else it would be lost, and another model is as good a question."""
+    (begun, go_on), bus = slowly, Bus(shared_memory=True)
+    target, publisher = arrays(0, LARGE), bus.publisher()
+    models = {"m": target, "other": arrays(0)}
+    bus.subscriber(publisher, None, name="w", models=models).start()
+    future = publisher.publish_async("m", arrays(1, LARGE), commit="together", timeout=SECONDS)
+    assert begun.wait(SECONDS)
+    publisher.publish("other", arrays(1), timeout=SECONDS)
+    assert not future.done()
+    go_on.set()
+    assert future.result(SECONDS).workers["w"].state == "applied"
+    assert target["w"][0] == 1
+    bus.close()
+
+
+def test_a_copy_that_is_aborted_is_no_version_and_the_next_one_is_applied(
+    slowly: tuple[threading.Event, threading.Event],
+) -> None:
+    bus = Bus(shared_memory=True)
+    target, publisher = arrays(0, LARGE), bus.publisher()
+    bus.subscriber(publisher, target).start()
+    future = publisher.publish_async("m", arrays(1, LARGE), commit="together", timeout=0.2)
+    assert slowly[0].wait(SECONDS)
+    assert isinstance(future.exception(SECONDS), PublishError)
+    publisher.publish("m", arrays(2, LARGE), timeout=SECONDS)
+    assert target["w"][0] == 2
+    bus.close()
+
+
+# Reading.
+
+
+def test_nothing_changes_inside_reading(bus: Bus) -> None:
+    publisher, target = bus.publisher(), arrays(0, 100_000)
+    subscriber = bus.subscriber(publisher, target).start()
+    done = threading.Event()
+
+    def forward() -> int:
+        torn = 0
+        while not done.is_set():
+            with subscriber.reading():
+                torn += len({float(target["w"][0]), float(target["w"][-1])}) - 1
+        return torn
+
+    results: list[int] = []
+    threads = [threading.Thread(target=lambda: results.append(forward())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for value in range(1, 21):
+            publisher.publish("m", arrays(value, 100_000), timeout=SECONDS)
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join(SECONDS)
+    assert results == [0, 0]
+
+
+def test_a_version_waits_for_a_slow_reader(bus: Bus) -> None:
+    publisher, target = bus.publisher(), arrays(0)
+    subscriber = bus.subscriber(publisher, target)
+    reading, leave = threading.Event(), threading.Event()
+
+    def forward() -> None:
+        with subscriber.reading():
+            reading.set()
+            leave.wait(SECONDS)
+
+    thread = threading.Thread(target=forward)
+    thread.start()
+    assert reading.wait(SECONDS)
+    publisher.publish("m", arrays(1), settings=Settings(wait="staged"), timeout=SECONDS)
+    for _ in range(3):
+        assert subscriber.receive(0) is None, "it is in use"
+    assert target["w"][0] == 0
+    leave.set()
+    thread.join(SECONDS)
+    assert subscriber.receive(SECONDS) is not None, "and was not lost"
+    assert target["w"][0] == 1
+
+
+def test_receive_inside_reading(bus: Bus) -> None:
+    publisher, target = bus.publisher(), arrays(0)
+    subscriber = bus.subscriber(publisher, target)
+    publisher.publish("m", arrays(1), settings=Settings(wait="staged"), timeout=SECONDS)
+    with subscriber.reading(), pytest.raises(RuntimeError, match="leave the reading block"):
+        subscriber.receive(SECONDS)
+    assert subscriber.receive(SECONDS) is not None, "nothing was lost"
+
+
+# Weights that do not fit.
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "says"),
+    [
+        ({"w": np.zeros(3)}, {"v": np.zeros(3)}, "w: published as F64"),
+        ({"w": np.zeros(3)}, {"w": np.zeros(4)}, "shape [3] published, [4] here"),
+        ({"w": np.zeros(3)}, {"w": np.zeros(3, np.float32)}, "dtype F64 published, F32 here"),
+        (
+            {"w": np.zeros(3, ml_dtypes.bfloat16)},
+            {"w": np.zeros(3, np.float32)},
+            "dtype BF16 published, F32 here",
+        ),
+    ],
+    ids=["name", "shape", "dtype", "bf16"],
+)
+def test_what_does_not_fit_is_named_on_both_sides(
+    bus: Bus, source: dict[str, Any], target: dict[str, Any], says: str
+) -> None:
+    publisher = bus.publisher()
+    subscriber = bus.subscriber(publisher, target, name="w")
+    with pytest.raises(PublishError) as caught:
+        publisher.publish("m", source, timeout=SECONDS)
+    assert says in str(caught.value)
+    assert "layout-mismatch" in caught.value.receipt.workers["w"].detail
+    with pytest.raises(ApplyError) as refused:
+        subscriber.receive(SECONDS)
+    assert says in str(refused.value)
+    assert (refused.value.model, refused.value.version) == ("m", 1)
+
+
+def test_a_cast_is_made_if_allowed(bus: Bus) -> None:
+    publisher, target = bus.publisher(), arrays(0, 3)
+    source = {"w": np.array([1, 2, 3], ml_dtypes.bfloat16)}
+    both(publisher, bus.subscriber(publisher, target, cast=True), source)
+    assert target["w"].tolist() == [1, 2, 3]
+
+
+def test_names_that_the_target_lacks_are_passed_over_if_not_strict(bus: Bus) -> None:
+    publisher, target = bus.publisher(), arrays(0, 3)
+    subscriber = bus.subscriber(publisher, target, strict=False)
+    both(publisher, subscriber, arrays(1, 3) | {"yours": np.ones(2)})
+    assert target["w"].tolist() == [1, 1, 1]
+    publisher.publish("m", {"yours": np.ones(2)}, require=0, settings=Settings(wait="none"))
+    with pytest.raises(ApplyError, match=r"w: F32 \[3\] in the target, not published"):
+        subscriber.receive(SECONDS)
+
+
+def test_an_apply_that_fails_leaves_the_old_weights_bit_for_bit(bus: Bus) -> None:
+    publisher, target = bus.publisher(), arrays(0)
+    subscriber = bus.subscriber(publisher, target, name="w")
+    both(publisher, subscriber, arrays(1))
+    publisher.publish("m", arrays(2), settings=Settings(wait="staged"), timeout=SECONDS)
+    old = target["w"]
+    target["w"] = np.zeros(3, np.float32)  # the user's doing, after the layout was accepted
+    with pytest.raises(ApplyError, match="could not be applied"):
+        subscriber.receive(SECONDS)
+    assert old.min() == old.max() == 1
+    assert subscriber.version("m") == 1
+    target["w"] = old
+    both(publisher, subscriber, arrays(3))
+    assert old[0] == 3
+
+
+def test_too_large_a_model_is_refused(bus: Bus) -> None:
+    publisher = bus.publisher()
+    bus.subscriber(publisher, arrays(0), name="w", bytes_max=3999)
+    with pytest.raises(PublishError, match=r"too-large: 4000 bytes; .* at most 3999"):
+        publisher.publish("m", arrays(1), timeout=SECONDS)
+
+
+def test_what_cannot_travel_publishes_nothing(bus: Bus) -> None:
+    publisher = bus.publisher()
+    with pytest.raises(StateError):
+        publisher.publish("m", {"w": np.array(["text"])})
+    assert publisher.publish("m", arrays(1)).version == 1
+
+
+# Addresses.
+
+
+def test_an_address_in_use_says_so(bus: Bus) -> None:
+    publisher = bus.publisher()
+    with pytest.raises(AddressError, match=r"in use by a publisher of this process: close\(\)"):
+        bus.publisher(address=publisher.address)
+    with pytest.raises(AddressError, match=r"pass another data="):
+        bus.publisher(data=publisher.data_address)
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_any_port_means_any_port_for_data_too(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch, *, listens: bool
+) -> None:
+    """The port beside a free one need not be free, and nobody waits until it is."""
+    from weightbus.bus.net import endpoints, listening
+
+    monkeypatch.setattr(listening, "time", SimpleNamespace(monotonic=time.monotonic))
+    taken = bus.publisher().address
+    with socket.create_connection(endpoints.host_and_port(taken)) as connection:
+        if not listens:
+            taken = f"tcp://127.0.0.1:{connection.getsockname()[1]}"
+        beside: Callable[[str], str] = endpoints.beside
+        monkeypatch.setattr(
+            endpoints, "beside", lambda own: beside(own) if own.endswith(":0") else taken
+        )
+        publisher, target = bus.publisher(address="tcp://127.0.0.1:0"), arrays(0)
+    both(publisher, bus.subscriber(publisher, target), arrays(1))
+    assert target["w"][0] == 1
+
+
+def test_ipc(bus: Bus, tmp_path: Path) -> None:
+    publisher, target = bus.publisher(address=f"ipc://{tmp_path}/bus"), arrays(0)
+    assert publisher.data_address == f"ipc://{tmp_path}/bus.data"
+    both(publisher, bus.subscriber(publisher, target), arrays(1))
+    assert target["w"][0] == 1
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not _has_ipv6(), reason="this host has no IPv6")
+def test_ipv6(bus: Bus) -> None:
+    publisher, target = bus.publisher(address="tcp://[::1]:0"), arrays(0)
+    both(publisher, bus.subscriber(publisher, target), arrays(1))
+    assert target["w"][0] == 1
+
+
+@pytest.mark.skipif(not _has_ipv6(), reason="this host has no IPv6")
+def test_both_families_by_one_address(bus: Bus) -> None:
+    publisher, targets = (
+        bus.publisher(address="tcp://[::]:0", insecure=True),
+        [arrays(0), arrays(0)],
+    )
+    for host, target in zip(("127.0.0.1", "[::1]"), targets, strict=True):
+        bus.subscriber(publisher.address.replace("[::]", host), target).start()
+    publisher.publish("m", arrays(1), expect=2, timeout=SECONDS)
+    assert [target["w"][0] for target in targets] == [1, 1]
+
+
+def test_every_interface(bus: Bus) -> None:
+    publisher, target = bus.publisher(address="tcp://*:0", insecure=True), arrays(0)
+    address = publisher.address.replace("0.0.0.0", "127.0.0.1")  # noqa: S104 - it is replaced
+    subscriber = bus.subscriber(address, target)
+    publisher.wait_for_workers(1, SECONDS)
+    both(publisher, subscriber, arrays(1))
+    assert target["w"][0] == 1
+
+
+# Coroutines.
+
+
+def test_coroutines(bus: Bus) -> None:
+    publisher, target = bus.publisher(), arrays(0)
+    subscriber = bus.subscriber(publisher, target, name="w")
+
+    async def exchange() -> None:
+        receipt, update = await asyncio.gather(
+            publisher.publish_awaitable("m", arrays(1)), subscriber.receive_awaitable(SECONDS)
+        )
+        assert receipt.in_state("applied") == ["w"]
+        assert update is not None
+        with pytest.raises(PublishError):
+            await publisher.publish_awaitable("m", arrays(2), timeout=0.1)
+
+    asyncio.run(exchange())
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"require": -1}, "whole number from 0 to"),
+        ({"require": True}, "whole number from 0 to"),
+        ({"require": "most"}, "whole number from 0 to"),
+        ({"timeout": 0}, "seconds above 0 to"),
+        ({"model": "no/slashes"}, "a name is 1 to 128"),
+        ({"workers": [], "require": 1}, "for 0 workers only"),
+    ],
+)
+def test_mistakes_in_a_publish_are_explained(
+    bus: Bus, arguments: dict[str, Any], says: str
+) -> None:
+    told: dict[str, Any] = {"model": "m"} | arguments
+    with pytest.raises(ValueError, match=says):
+        bus.publisher().publish(told.pop("model"), arrays(1), **settled(told))
+
+
+def test_missing_workers_are_counted_and_named(bus: Bus) -> None:
+    publisher = bus.publisher()
+    bus.subscriber(publisher, arrays(0), name="only")
+    with pytest.raises(WorkersMissingError, match=r"1 of 2 workers joined within 0.1 s \(only\)"):
+        publisher.wait_for_workers(2, 0.1)
+    with pytest.raises(WorkersMissingError, match="0 of 1 workers that want 'other'"):
+        publisher.wait_for_workers(1, 0.1, "other")
+
+
+def test_no_workers_is_no_failure(bus: Bus) -> None:
+    receipt = bus.publisher().publish("m", arrays(1))
+    assert receipt.workers == {}
+
+
+def test_a_subscriber_that_applies_in_the_background_is_not_received_from(bus: Bus) -> None:
+    subscriber = bus.subscriber(bus.publisher(), arrays(0)).start()
+    with pytest.raises(ClosedError, match=r"in the background since start\(\)"):
+        subscriber.receive(0)
+
+
+def test_prepare_publishes_nothing_and_takes_the_memory(bus: Bus) -> None:
+    model, target = {"w": torch.rand(1000)}, {"w": torch.zeros(1000)}
+    publisher = bus.publisher()
+    publisher.prepare("m", model)
+    with pytest.raises(StateError):
+        publisher.prepare("other", {"w": torch.rand(3, device="meta")})
+    subscriber = bus.subscriber(publisher, target)
+    assert subscriber.receive(0) is None
+    receipt, update = both(publisher, subscriber, model)
+    assert (receipt.version, update.version) == (1, 1)
+    assert torch.equal(target["w"], model["w"])
+
+
+def test_small_versions_in_a_row_are_applied_in_order_in_the_background(bus: Bus) -> None:
+    """Those that find the weights in use are left to another thread, which must not go back."""
+    target = {"w": torch.zeros(100)}
+    publisher = bus.publisher()
+    worker = bus.subscriber(publisher, target).start()
+    seen: list[int] = []
+    for version in range(1, 101):
+        with worker.reading():
+            seen.append(worker.version("m"))
+            publisher.publish(
+                "m", {"w": torch.full((100,), float(version))}, settings=Settings(wait="none")
+            )
+    receipt = publisher.publish("m", {"w": torch.full((100,), 101.0)}, timeout=SECONDS)
+    assert receipt.in_state("applied") == [worker.name]
+    assert seen == sorted(seen)
+    assert target["w"].tolist() == [101.0] * 100
+
+
+def test_each_byte_is_hashed_once_and_on_the_shared_road_none(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it is copied, for workers known beforehand; when it is sent, for one that comes."""
+    gathered, hashed = list[int](), list[int]()
+    gather, crc32c = native.gather, native.crc32c
+
+    def counted(to: Any, *rest: Any) -> Any:
+        gathered.append(to.nbytes)
+        return gather(to, *rest)
+
+    def later(data: Any) -> int:
+        hashed.append(len(data))
+        return crc32c(data)
+
+    monkeypatch.setattr(native, "gather", counted)
+    monkeypatch.setattr(offers, "crc32c", later)
+    publisher = bus.publisher(chunk_bytes=1000)
+    weights = {"w": np.arange(2_500, dtype=np.float32)}
+    first = bus.subscriber(publisher, {"w": np.zeros(2_500, np.float32)})
+    machine = publisher._machine  # noqa: SLF001 # pyright: ignore
+    wait_for(lambda: machine.sends("m", None, shared=False), "a ping", SECONDS)
+    receipt, _ = both(publisher, first, weights)
+    assert gathered == ([] if bus.shared_memory else [10_000])
+    assert not hashed
+    target = {"w": np.zeros(2_500, np.float32)}
+    update = bus.subscriber(publisher, target, shared_memory=False).receive(SECONDS)
+    assert update is not None
+    assert update.digest
+    assert receipt.digest in ("", update.digest)
+    assert hashed == ([1000] * 10 if bus.shared_memory else [])
+    assert np.array_equal(target["w"], weights["w"])

@@ -1,0 +1,222 @@
+"""Every code block of the README and the guides runs as it stands.
+
+Python blocks of one page run in order in one process; of a `diff`, what remains when it is applied.
+Shell blocks are checked for commands that
+exist: `make` targets against the Makefile, `weightbus` lines against the command line's own parser.
+"""
+
+import ast
+import inspect
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import weightbus
+
+ROOT = Path(__file__).resolve().parents[2]
+GUIDES = ROOT / "docs" / "guides"
+PAGES = [ROOT / "README.md", *sorted(GUIDES.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES.remove(
+    ROOT / "docs" / "PROTOCOL.md"
+)  # tests/protocol/test_protocol_document.py has its blocks
+# Run by `make training`, since they take long.
+TRAINING = [GUIDES / f"{name}.md" for name in ("training-loops", "pytorch-loop", "ray")]
+# Compiled and run by `make examples`.
+COMPILED = GUIDES / "publishing-elsewhere.md", {"rust", "c", "cpp", "js"}
+START = GUIDES / "quick-start.md"  # two programs
+COMPOSE = ROOT / "docker-compose.yml"
+BLOCK = re.compile(r"^```(?P<language>[\w{}-]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+README_LINES_MAX = 12  # of code, and commands, from nothing to a first publish
+README_COMMANDS_MAX = 4
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    found = BLOCK.finditer(page.read_text())
+    return [match["code"] for match in found if match["language"] in languages]
+
+
+def python_of(page: Path) -> str:
+    """Return the code of a page, with the new side of its differences."""
+    return "\n".join(side(block, "-") for block in blocks(page, "python", "py", "diff"))
+
+
+def side(block: str, without: str) -> str:
+    """Return a block as it is; of a difference, the side that has not the lines so marked."""
+    lines = block.splitlines()
+    if any(line[:1] not in ("+", "-", " ", "") for line in lines):
+        return block
+    return "\n".join(line[1:] for line in lines if line[:1] != without)
+
+
+def shell_lines() -> list[str]:
+    code = [block for page in PAGES for block in blocks(page, "sh", "bash", "console")]
+    lines = [line.removeprefix("$ ") for block in code for line in block.splitlines()]
+    return [line for line in lines if line.strip() and not line.startswith("#")]
+
+
+def runs_here(page: Path) -> bool:
+    return page not in (*TRAINING, START) and bool(python_of(page))
+
+
+@pytest.mark.timeout(400)  # Ray and TorchRL start many processes, and a busy machine has no hurry
+@pytest.mark.parametrize("page", [p for p in PAGES if runs_here(p)], ids=lambda p: p.name)
+def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
+    run_python_of(page, tmp_path)
+
+
+def test_the_two_programs_of_the_quick_start_find_each_other(tmp_path: Path) -> None:
+    running: list[subprocess.Popen[str]] = []
+    for block in blocks(START, "python"):
+        assert len([line for line in block.splitlines() if line]) <= 10, "ten lines a side"
+        code = block.replace("tcp://127.0.0.1:5555", f"ipc://{tmp_path}/bus")
+        command = [sys.executable, "-c", code]
+        running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))  # noqa: S603
+    try:
+        trainer, worker = (process.communicate(timeout=60)[0] for process in running)
+    finally:
+        for process in running:
+            process.kill()
+    assert trainer.count("applied") == 3
+    assert worker == "[12. 12.]\n"
+
+
+def test_a_first_publish_takes_few_lines() -> None:
+    section = (ROOT / "README.md").read_text().split("## In your code")[1].split("\n## ")[0]
+    (code,) = (match["code"] for match in BLOCK.finditer(section) if match["language"] == "python")
+    (shell,) = (match["code"] for match in BLOCK.finditer(section) if match["language"] == "sh")
+    assert len([line for line in code.splitlines() if line]) <= README_LINES_MAX
+    assert len([line for line in shell.splitlines() if line]) <= README_COMMANDS_MAX
+
+
+def run_python_of(page: Path, tmp_path: Path) -> None:
+    code = python_of(page)
+    (tmp_path / "page.py").write_text(code)
+    # Not as a script, which processes that the page spawns would run again.
+    run = "exec(compile(open('page.py').read(), 'page.py', 'exec'))"
+    done = subprocess.run(  # noqa: S603 - our own pages
+        [sys.executable, "-c", run], capture_output=True, text=True, timeout=360, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_makefile_sets_every_variable_that_it_uses() -> None:
+    text = (ROOT / "Makefile").read_text()
+    used = set(re.findall(r"(?<!\$)\$\((\w+)\)", text))
+    without = {"MAKE", "AGAINST"}  # which make sets, and which is asked about before its use
+    assert used - set(re.findall(r"^(\w+) *[?:]?=", text, re.MULTILINE)) == without
+
+
+@pytest.mark.parametrize("line", shell_lines())
+def test_shell_lines_name_what_exists(line: str) -> None:
+    words = shlex.split(line, comments=True)
+    match words[0]:
+        case "make":
+            folder, target = (words[2], words[3]) if words[1] == "-C" else (".", words[1])
+            makefile = (ROOT / folder / "Makefile").read_text()
+            assert target in re.findall(r"^([a-z-]+):", makefile, re.MULTILINE)
+        case "weightbus":
+            command = [word for word in words[1:2] if not word.startswith("-")]
+            asked = [sys.executable, "-m", "weightbus", *command, "--help"]
+            done = subprocess.run(asked, capture_output=True, text=True, timeout=60)  # noqa: S603
+            assert done.returncode == 0, done.stderr
+            options = [word.split("=")[0] for word in words if word.startswith("--")]
+            assert [option for option in options if option not in done.stdout] == []
+        case "docker" | "docker-compose":
+            file = COMPOSE.read_text()
+            match words[2:]:
+                case ["--profile", profile, "up", *_]:
+                    assert f"profiles: [{profile}]" in file
+                case ["exec" | "pause" | "unpause", service, *_]:
+                    assert service in re.findall(r"^  ([\w-]+):$", file, re.MULTILINE)
+                case does:
+                    assert does[:1] in (["ps"], ["run"], ["up"])
+        case "python" | "python3" | ".venv/bin/python":
+            assert words[1] == "-m" or (ROOT / words[1]).exists()
+        case "pip" | "env/bin/pip":
+            extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+            asked = re.findall(r"\[(\w+)\]", line)
+            assert set(asked) <= extras["optional-dependencies"].keys()
+        case "umask":
+            pass  # the shell's own
+        case "env/bin/python":
+            assert words[1:] == ["mine.py"], "the reader's own"
+        case other:
+            pytest.fail(f"nothing here checks {other!r}: {line}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_old_sides_of_differences_are_python(page: Path) -> None:
+    for block in blocks(page, "diff"):
+        ast.parse(side(block, "+"))
+
+
+def test_every_block_is_checked() -> None:
+    known = {"python", "py", "diff", "sh", "bash", "console", "", "{toctree}", "{eval-rst}"}
+    for page in PAGES:
+        for match in BLOCK.finditer(page.read_text()):
+            also: set[str] = COMPILED[1] if page == COMPILED[0] else set()
+            assert match["language"] in known | also, f"{page.name}: a block of {match['language']}"
+
+
+# The reference.
+
+# By name, in which module it is public.
+PUBLIC = {
+    name: face for face in (weightbus, weightbus.torchrl, weightbus.types) for name in face.__all__
+}
+
+
+def public() -> Iterator[tuple[str, object, str]]:
+    """Yield what users may call: its name, itself, its docstring (of a class: the arguments)."""
+    for name, face in PUBLIC.items():
+        value = getattr(face, name)
+        if not inspect.isclass(value):
+            if inspect.isfunction(value):
+                yield name, value, inspect.getdoc(value) or ""
+            continue
+        own = inspect.getdoc(value) or ""
+        if "__init__" in vars(value) and not getattr(value, "_is_protocol", False):
+            yield name, value.__init__, f"{own}\n{value.__init__.__doc__ or ''}"
+        for key, member in vars(value).items():
+            function = getattr(member, "__func__", member)
+            if not key.startswith("_") and inspect.isfunction(function):
+                yield f"{name}.{key}", function, inspect.getdoc(function) or ""
+
+
+def test_every_parameter_is_described() -> None:
+    """By name, below `Args:` or in a sentence; or the docstring says whose arguments they are."""
+    missing: list[str] = []
+    for name, value, text in public():
+        assert callable(value)
+        words = set(re.findall(r"\w+", text))
+        told = {"self", "cls", "_"} | words
+        parameters = inspect.signature(value).parameters
+        if not words or "Arguments" not in words:
+            missing += [f"{name}({p})" for p in parameters if p not in told]
+    assert not missing, "their docstrings do not say what these are"
+
+
+def test_the_reference_has_every_public_name() -> None:
+    page = (ROOT / "docs" / "API.md").read_text()
+    documented = re.findall(r"^\.\. auto\w+:: ([\w.]+)\.(\w+)$", page, re.MULTILINE)
+    assert sorted(documented) == sorted((face.__name__, name) for name, face in PUBLIC.items())
+
+
+def test_every_page_is_on_the_site() -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+    there = {
+        path
+        for block in BLOCK.finditer(index)
+        if block["language"] == "{toctree}"
+        for path in block["code"].split()
+    }
+    for page in PAGES:
+        path = page.relative_to(ROOT / "docs") if "docs" in page.parts else page.relative_to(ROOT)
+        name = path.with_suffix("").as_posix()
+        assert {name, f"/{name}"} & there or name == "index", f"docs/index.md lacks {name}"

@@ -1,0 +1,514 @@
+"""Memory is used again, never while somebody holds it, and what the machine needs stays there."""
+
+import gc
+import random
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from weightbus.bus.limits import SNAPSHOTS_MAX
+from weightbus.bus.memory.segment import View
+from weightbus.bus.memory.snapshots import Pool, Snapshot, nobody
+from weightbus.bus.publisher.effects import Effect, Lend, Release
+from weightbus.bus.publisher.store import DIGESTS_KEPT, Store
+from weightbus.bus.publisher.version import Version
+from weightbus.codecs.checksum import digest_of
+from weightbus.codecs.errors import WeightBusError
+from weightbus.codecs.layout import Layout
+from weightbus.tests.simulation.virtual_shell import hash_all
+
+CHUNK = 8
+SECONDS = 60.0  # far more than anything here takes
+
+
+class Bench:
+    """Memory and versions, used as a publisher uses them, all in one thread."""
+
+    def __init__(self, *, share: bool = False, patience: float = 0.01) -> None:
+        self.pool, self.store = Pool("a", patience, share=share), Store(1)
+        self.versions, self.taken = self.store["a"], 0
+
+    def take(self, nbytes: int = 20, *, replaces_latest: bool = True) -> Version:
+        snapshot = self.pool.take(nbytes, self.make_room, replaces_latest=replaces_latest)
+        self.taken += 1
+        snapshot.data[:] = self.taken % 256
+        layout = Layout.plan([("w", "U8", (nbytes,))])
+        return Version("a", layout, CHUNK, snapshot, snapshot.shared)
+
+    def publish(self, nbytes: int = 20, *receivers: str, together: bool = False) -> Version:
+        version = self.take(nbytes, replaces_latest=not together)
+        self.versions.number(version, 1)
+        version.snapshot.stamp("a", *version.key)
+        version.receivers = set(receivers)
+        if together:
+            self.versions.await_commit(version)
+        else:
+            self.versions.settle(version, None)
+        self.free()
+        return version
+
+    def free(self) -> list[Effect]:
+        freed = self.store.freed()
+        for effect in freed:
+            if isinstance(effect, Lend):
+                effect.version.snapshot.lend()
+            elif isinstance(effect, Release):
+                effect.version.snapshot.release()
+        return freed
+
+    def make_room(self, among: Collection[Snapshot], replaces_latest: bool, _left: float) -> bool:
+        self.versions.give_up(among, replaces_latest=replaces_latest)
+        return bool(self.free())
+
+
+def data_of(version: Version, index: int = 0) -> bytes:
+    return bytes(version.snapshot.bytes(*version.plan.span(index)))
+
+
+def chunk(version: Version) -> memoryview | bytes:
+    payload = version.snapshot.chunk(0, CHUNK)
+    assert isinstance(payload, memoryview | bytes)
+    return payload
+
+
+def test_a_steady_state_needs_one_block() -> None:
+    bench = Bench()
+    first = bench.publish()
+    others = [bench.publish() for _ in range(5)]
+    assert len(bench.pool) == 1
+    assert [version.snapshot.there for version in (first, *others)] == [False] * 5 + [True]
+
+
+def test_a_version_that_is_kept_keeps_its_memory_and_nobody_waits_for_that() -> None:
+    bench = Bench(patience=60.0)  # whoever waited for it would wait so long
+    kept = bench.publish()
+    data = kept.snapshot.keep()
+    assert data is not None
+    bench.take().snapshot.release()
+    assert bench.versions.find(1) is kept, "other memory was taken"
+    for _ in range(3):
+        bench.publish()
+    assert len(bench.pool) == 2
+    for slow in "xyz":
+        bench.publish(20, slow)
+    assert len(bench.pool) == SNAPSHOTS_MAX + 1, "it does not count"
+    assert bytes(data) == b"\1" * 20
+    kept.snapshot.let_go()
+    del data
+    assert kept.snapshot.keep() is None, "it is superseded"
+    for _ in range(5):
+        bench.publish()
+    assert len(bench.pool) == SNAPSHOTS_MAX + 1
+
+
+def test_what_was_kept_is_given_up_like_others_once_it_is_let_go() -> None:
+    bench = Bench()
+    kept = [bench.publish(20, "slow") for _ in range(2)]
+    assert all(version.snapshot.keep() is not None for version in kept)
+    for _ in range(SNAPSHOTS_MAX):
+        bench.publish(20, "slow")
+    assert len(bench.pool) == SNAPSHOTS_MAX + 2
+    for version in kept:
+        version.snapshot.let_go()
+    bench.publish(30)
+    assert len(bench.pool) == SNAPSHOTS_MAX, "of another size: none of them could be used again"
+
+
+def test_any_number_may_keep_a_version() -> None:
+    bench = Bench()
+    kept = bench.publish()
+    assert kept.snapshot.keep() is kept.snapshot.keep()
+    kept.snapshot.let_go()
+    bench.publish()
+    assert bench.versions.latest is not None
+    assert len(bench.pool) == 2, "somebody keeps it"
+    kept.snapshot.let_go()
+    for _ in range(3):
+        bench.publish()
+    assert len(bench.pool) == 2
+
+
+def test_a_version_that_is_being_received_keeps_its_memory() -> None:
+    bench = Bench()
+    old = bench.publish(20, "slow")
+    new = bench.publish()
+    assert old.role == "old"
+    assert (data_of(old), new.snapshot.there) == (b"\1" * CHUNK, True)
+    bench.versions.left("slow", older_than=2)
+    assert bench.free() == [Release(old)]
+    bench.publish()
+    assert len(bench.pool) == 2, "and then it is used again"
+
+
+def test_what_is_received_is_given_up_last_but_is_given_up() -> None:
+    bench = Bench()
+    held = [bench.publish(20, "slow") for _ in range(SNAPSHOTS_MAX)]
+    assert not any(version.gone for version in held)
+    latest = bench.publish(20, "slow")
+    assert len(bench.pool) == SNAPSHOTS_MAX
+    assert [version.gone for version in held].count(True) == 1
+    assert bench.versions.latest is latest
+
+
+def test_bytes_in_somebodys_hands_are_not_overwritten() -> None:
+    """A memoryview is what ZeroMQ holds while it sends."""
+    bench = Bench()
+    first = bench.publish(20, "w")
+    sending = chunk(first)
+    bench.versions.left("w", older_than=2)
+    bench.free()
+    bench.publish()
+    assert not first.snapshot.there
+    assert bytes(sending) == b"\1" * CHUNK
+    assert len(bench.pool) == 2
+    del sending
+    gc.collect()
+    bench.publish()
+    assert len(bench.pool) == 2, "let go, the memory is used again"
+
+
+def test_what_waits_in_a_socket_does_not_outlive_a_version() -> None:
+    """A queue refers to a chunk weakly, and the snapshot keeps that for as long as it lives."""
+    bench = Bench()
+    version = bench.publish(20, "w")
+    waiting = weakref.ref(chunk(version))
+    assert waiting() is chunk(version)
+    bench.versions.left("w", older_than=2)
+    bench.free()
+    assert waiting() is not None, "it may still be sent, until somebody needs the memory"
+    bench.publish()
+    assert waiting() is None
+    assert len(bench.pool) == 1
+
+
+def test_what_is_lent_is_nobodys_to_read() -> None:
+    bench = Bench()
+    version = bench.publish()
+    with pytest.raises(AssertionError, match="that is lent"):
+        data_of(version)
+    assert bench.versions.get(1) is version
+    assert data_of(version) == b"\1" * CHUNK
+    bench.free()
+    taken = bench.take()
+    assert bench.versions.find(1) is None
+    assert bench.versions.get(1) is None
+    assert version.gone
+    assert taken.snapshot.there
+
+
+def test_a_version_that_is_taken_back_is_not_written_over() -> None:
+    bench = Bench()
+    version = bench.publish()
+    assert bench.versions.hold(version)
+    other = bench.take()
+    assert len(bench.pool) == 2
+    assert data_of(version) == b"\1" * CHUNK
+    assert other.snapshot.there
+
+
+def test_memory_that_a_worker_copies_from_is_used_again_when_it_is_done() -> None:
+    bench = Bench(share=True)
+    first = bench.publish()
+    assert first.shared is not None
+    view = View(first.shared, 20)
+    with view.reading("a", 1, 1):
+        others = [bench.publish() for _ in range(3)]
+        assert len(bench.pool) == 2
+        assert first.shared not in [version.shared for version in others]
+    assert bench.publish().shared == first.shared
+    assert len(bench.pool) == 2
+
+
+def test_who_copies_for_ever_keeps_the_memory_when_all_others_are_in_use() -> None:
+    bench = Bench(share=True)
+    first = bench.publish()
+    assert first.shared is not None
+    with View(first.shared, 20).reading("a", 1, 1):
+        for _ in range(SNAPSHOTS_MAX - 1):
+            bench.publish(20, "slow")
+        kept = [bench.publish(20, "slow") for _ in range(3)]
+        assert len(bench.pool) == SNAPSHOTS_MAX
+        assert first.shared not in [version.shared for version in kept]
+
+
+def test_a_worker_that_copies_by_an_old_number_is_left_alone_by_a_new_one() -> None:
+    bench = Bench(share=True)
+    version = bench.publish(20, "w")
+    assert version.shared is not None
+    with View(version.shared, 20).reading("a", 1, 1):
+        assert not version.snapshot.stamp("a", 2, 1)
+    assert version.snapshot.stamp("a", 2, 1)
+    with View(version.shared, 20).reading("a", 2, 1):
+        pass
+
+
+def test_the_last_block_can_always_be_taken_back() -> None:
+    bench = Bench()
+    sending = [chunk(bench.publish(20, "slow")) for _ in range(SNAPSHOTS_MAX)]
+    for _ in range(3):
+        bench.publish(20, "slow")
+    assert [bytes(each[:1]) for each in sending] == [b"\1", b"\2", b"\3"], "none was torn"
+    assert len(bench.pool) == SNAPSHOTS_MAX
+
+
+def test_neither_the_latest_nor_an_open_commit_is_given_up() -> None:
+    bench = Bench()
+    latest, pending = bench.publish(), bench.publish(together=True)
+    taken = bench.take(replaces_latest=False)  # not published yet
+    with pytest.raises(WeightBusError, match="all 3 copies of 'a' are in use"):
+        bench.take(replaces_latest=False)
+    assert [v.snapshot.there for v in (latest, pending, taken)] == [True] * 3
+
+
+def test_a_trainer_that_is_faster_than_the_machine_waits_for_it() -> None:
+    """Versions that were handed over but not taken in yet cannot be given up; soon they can."""
+    bench = Bench(patience=SECONDS)
+    given = [bench.take() for _ in range(SNAPSHOTS_MAX)]
+    asked = threading.Event()
+
+    def too_early(_among: object, _replaces_latest: bool, _left: float) -> bool:
+        asked.set()
+        return False
+
+    with ThreadPoolExecutor() as pool:
+        taking = pool.submit(bench.pool.take, 20, too_early, replaces_latest=True)
+        assert asked.wait(SECONDS)
+        for version in given:
+            bench.versions.number(version, 1)
+            bench.versions.settle(version, None)
+        bench.free()
+        assert taking.result(SECONDS).there
+
+
+def test_another_size_takes_the_place_of_memory_that_is_free() -> None:
+    bench = Bench()
+    for nbytes in (20, 40, 60):
+        bench.publish(nbytes)
+    assert len(bench.pool) <= 2
+    assert bench.versions.latest is not None
+    assert bench.versions.latest.layout.nbytes == 60
+
+
+def test_nothing_is_written_to_memory_that_is_retired() -> None:
+    bench = Bench()
+    bench.publish(20, "slow")
+    bench.publish()
+    blocks = list(vars(bench.pool)["_blocks"])
+    bench.pool.retire()
+    before = [bytes(block.data) for block in blocks]
+    for _ in range(4):
+        bench.publish()
+    assert [bytes(block.data) for block in blocks] == before
+    assert len(bench.pool) == 2, "of what was there, only what is still being received"
+
+
+def test_a_snapshot_that_is_over_holds_no_memory() -> None:
+    """Whoever waits for the receipt of a version still has that."""
+    pool = Pool("a")
+    snapshot = pool.take(20, replaces_latest=True)
+    memory = weakref.ref(snapshot.data)
+    snapshot.release()
+    del pool
+    assert memory() is None
+
+
+def test_copied_chunks_hold_nothing() -> None:
+    pool = Pool("a")
+    *_, snapshot = [pool.take(CHUNK, nobody, replaces_latest=False) for _ in range(SNAPSHOTS_MAX)]
+    snapshot.data[:] = 0
+    data, payload = snapshot.data, snapshot.chunk(0, CHUNK)
+    assert isinstance(payload, bytes), "a view would end while it waits in a queue"
+    snapshot.release()
+    assert not snapshot.draining
+    data[:] = 9
+    assert bytes(payload) == bytes(CHUNK)
+
+
+# Threads.
+
+
+class Machine(threading.Thread):
+    """A machine with workers that take a while, or say that they are there long after."""
+
+    def __init__(self, pools: dict[str, Pool], seed: int) -> None:
+        super().__init__(daemon=True)
+        self.pools, self.rng, self.store = pools, random.Random(seed), Store(1)
+        self.work: deque[tuple[Version, str]] = deque()  # and what it hashed to when it was copied
+        self.rooms: deque[tuple[str, Collection[Snapshot], bool, list[bool], threading.Event]]
+        self.rooms = deque()
+        self.expected: dict[Version, str] = {}
+        self.sending: list[tuple[bytes, memoryview | bytes]] = []  # in the hands of sockets
+        self.checked = self.missed = 0
+        self.ended, self.error = False, ""
+
+    def make_room(self, model: str, among: Collection[Snapshot], replaces: bool) -> bool:
+        answer, done = list[bool](), threading.Event()
+        self.rooms.append((model, among, replaces, answer, done))
+        return done.wait(SECONDS) and answer[0]
+
+    def run(self) -> None:
+        try:
+            while not self.ended:
+                self.turn()
+        except BaseException as error:
+            self.error = repr(error)
+            raise
+
+    def turn(self) -> None:
+        while self.work:
+            version, digest = self.work.popleft()
+            self.expected[version] = digest
+            versions = self.store[version.model]
+            versions.number(version, 1)
+            version.receivers = {"w"} if self.rng.random() < 0.5 else set()
+            versions.settle(version, None)
+            self.free()
+        while self.rooms:
+            model, among, replaces, answer, done = self.rooms.popleft()
+            self.store[model].give_up(among, replaces_latest=replaces)
+            answer.append(self.free())
+            done.set()
+        for versions in self.store:
+            self.use(versions.latest)
+            for version in list(versions):
+                if self.rng.random() < 0.3:
+                    self.use(version)
+                    versions.left("w", older_than=version.version + 1)
+        self.free()
+
+    def use(self, version: Version | None) -> None:
+        """Give a version out, if it can be had: it is whole, whatever trainers do meanwhile."""
+        if version is None or not self.store.hold(version):
+            self.missed += version is not None
+            return
+        assert hash_all(version) == self.expected[version], "torn"
+        sent = version.snapshot.chunk(0, CHUNK)
+        assert isinstance(sent, memoryview | bytes)
+        self.sending = [(bytes(sent), sent), *self.sending[:2]]
+        assert all(bytes(view) == was for was, view in self.sending), "overwritten on its way"
+        version = Version(version.model, version.layout, CHUNK, version.snapshot)
+        assert hash_all(version), "its bytes are there to be hashed again"
+        self.checked += 1
+
+    def free(self) -> bool:
+        freed = self.store.freed()
+        for effect in freed:
+            match effect:
+                case Lend(version):
+                    version.snapshot.lend()
+                case Release(version):
+                    version.snapshot.release()
+                    del self.expected[version]
+                case _:
+                    pass
+        return any(isinstance(effect, Release) for effect in freed)
+
+
+@pytest.fixture(name="restless")
+def _restless() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("restless")
+@pytest.mark.parametrize("share", [False, True], ids=["private", "shared"])
+def test_trainers_and_the_machine_never_meet_in_memory(share: bool) -> None:
+    """Trainers publish as fast as they can, each its own model; the machine checks every digest."""
+    pools = {model: Pool(model, share=share) for model in "abc"}
+    machine = Machine(pools, seed=1)
+    machine.start()
+
+    def train(model: str) -> int:
+        layout = Layout.plan([("w", "U8", (64,))])
+        most = 0
+        for number in range(1000):
+            snapshot = pools[model].take(
+                64,
+                lambda among, replaces, _left: machine.make_room(model, among, replaces),
+                replaces_latest=number % 5 > 0,
+            )
+            for begin in range(0, 64, CHUNK):  # so slowly that others look
+                snapshot.data[begin : begin + CHUNK] = number % 251
+            version = Version(model, layout, CHUNK, snapshot)
+            machine.work.append((version, digest_of(layout.id, snapshot.data, CHUNK)))
+            most = max(most, len(pools[model]))
+        return most
+
+    with ThreadPoolExecutor() as trainers:
+        most = list(trainers.map(train, pools))
+    machine.ended = True
+    machine.join(SECONDS)
+    assert machine.error == ""
+    assert max(most) <= SNAPSHOTS_MAX
+    assert machine.checked > 1000
+    assert machine.missed > 0, "some were taken before they could be taken back"
+
+
+# What is kept.
+
+
+def test_targeted_versions_are_for_their_workers_and_end_with_a_newer_one_for_all() -> None:
+    bench = Bench()
+    everybody = bench.publish()
+    mine = bench.take(replaces_latest=False)
+    bench.versions.number(mine, 1)
+    bench.versions.settle(mine, frozenset({"w0"}))
+    bench.free()
+    assert mine.role == "targeted"
+    assert bench.versions.latest_for("w0") is mine
+    assert bench.versions.latest_for("w1") is everybody
+    newer = bench.publish()
+    assert bench.versions.latest_for("w0") is newer
+    assert mine.gone
+
+
+def test_an_older_commit_does_not_replace_a_newer_latest() -> None:
+    bench = Bench()
+    old = bench.publish(together=True)
+    new = bench.publish()
+    bench.versions.settle(old, None)
+    assert bench.versions.latest is new
+
+
+def test_a_dropped_version_is_forgotten() -> None:
+    bench = Bench()
+    version = bench.publish(together=True)
+    version.receivers.add("w0")
+    bench.versions.drop(version)
+    assert bench.versions.pending is None
+    assert bench.free() == [Release(version)]
+    assert bench.versions.get(1) is None
+
+
+def test_digests_of_versions_that_are_gone_are_kept_for_a_while() -> None:
+    bench = Bench()
+    told = list[str]()
+    for number in (1, 2):
+        bench.publish(20, "w")
+        version = bench.versions.get(number)
+        assert version is not None
+        told.append(hash_all(version))
+        bench.versions.left("w", older_than=number + 1)
+        bench.free()
+    assert bench.versions.known_digest(1) == told[0]
+    assert bench.versions.known_digest(2) == told[1]
+    assert bench.versions.known_digest(3) is None
+    assert bench.versions.known_digest(0) is None
+    for _ in range(DIGESTS_KEPT + 1):
+        bench.publish()
+    assert bench.versions.known_digest(1) == "", "too long ago to say"
+
+
+def test_nobody_can_have_a_version_whose_digest_was_never_told() -> None:
+    bench = Bench()
+    bench.publish()
+    bench.publish()
+    assert bench.versions.known_digest(1) is None

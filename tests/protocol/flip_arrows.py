@@ -1,0 +1,169 @@
+"""Flip each arrow of the tables of phases in turn: every flip must fail a test.
+
+    python tests/protocol/flip_arrows.py [--client node|go]
+
+An arrow is taken away, and led astray: to an end where it went on, and the other way round. The
+tests are those of behaviour (the sequences of the golden vectors, the slot's and the worker's own
+tests, seeds of the simulation), not those that compare tables. Prints what caught each flip; the
+exit status is 1 if one was missed. Of another client it is what its driver makes of the vectors,
+and then tests of its own, both told by `WEIGHTBUS_FLIP`.
+"""
+
+import argparse
+import contextlib
+import io
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weightbus.bus.worker import phases
+from weightbus.tests.conformance.languages import Language, chosen
+from weightbus.tests.conformance.python_sequences import play
+from weightbus.tests.conformance.python_vectors import blob
+from weightbus.tests.conformance.sequences import fault_of_sequence
+from weightbus.tests.conformance.vectors import faults, judge, tables
+from weightbus.tests.simulation import simulate
+
+TABLES: dict[str, dict[str, dict[str, str]]] = {
+    "version": phases.ARROWS,  # type: ignore[dict-item]
+    "model": phases.MODES,  # type: ignore[dict-item]
+    "worker": phases.SESSIONS,  # type: ignore[dict-item]
+}
+ROOT = Path(__file__).parents[2]
+VECTORS = ROOT / "tests" / "vectors"
+SEQUENCES = ("sequences.json", "applying.json", "renaming.json")
+TESTS = (
+    *("worker/test_slot.py", "worker/test_worker_machine.py"),
+    "protocol/test_machines.py",
+)
+SEEDS = 150
+OWN_TESTS = {  # of a client, run in its folder
+    "node": "node --test dist/tests/machine.test.js",
+    "go": "go test -count 1 -timeout 60s -run Simulation|Nothing|Whoever|Road ./internal/wbp",
+}
+OF_THREADS = {("applying", "put-back"), ("applying", "failed"), ("applying", "newer")}
+UNUSED = {  # along these no version of a client goes: no road, no room asked for, no other thread
+    "node": OF_THREADS | {("announced", "mapped"), ("applying", "stale")},
+    "go": OF_THREADS,
+}
+SAME = {("ready", "newer", "announced"), ("running", "newer", "announced")}  # dropped at once
+Flip = tuple[str, str, str, str]  # table, state, event, and where it leads; "": nowhere
+
+
+def flips() -> Iterator[Flip]:
+    """Yield every flip."""
+    for of, table in TABLES.items():
+        for state, arrows in table.items():
+            for event, right in arrows.items():
+                others = [other for other in table if other != right]
+                ended = not table[right]
+                astray = next((o for o in others if bool(table[o]) == ended), others[0])
+                yield from ((of, state, event, wrong) for wrong in ("", astray))
+
+
+def caught(flip: Flip) -> tuple[Flip, str]:
+    """Return what fails once an arrow is flipped; nothing if all passes."""
+    of, state, event, wrong = flip
+    arrows = TABLES[of][state]
+    right = arrows[event]
+    if wrong:
+        arrows[event] = wrong
+    else:
+        del arrows[event]
+    try:
+        return flip, next((found for look in (sequence, test, seed) if (found := look())), "")
+    finally:
+        arrows[event] = right
+
+
+def caught_by(key: str, flip: Flip) -> tuple[Flip, str]:
+    """Return what fails in another client; nothing if all passes."""
+    (language,) = chosen(key)
+    os.environ["WEIGHTBUS_FLIP"] = " ".join(flip).strip()
+    return flip, vector(language) or own_test(language)
+
+
+def vector(language: Language) -> str:
+    """Return the first case that a driver does not answer as it must."""
+    counts = judge(language.command, language.unsupported)
+    del counts["phases.json"]  # it compares tables
+    return next(iter(faults(counts)), "").split(": step")[0]
+
+
+def own_test(language: Language) -> str:
+    """Return that tests of a client fail, if they do."""
+    done = subprocess.run(  # noqa: S603 - of the client
+        OWN_TESTS[language.key].split(), cwd=ROOT / language.folder, capture_output=True, text=True
+    )
+    return OWN_TESTS[language.key] if done.returncode else ""
+
+
+def sequence() -> str:
+    """Return the first sequence that is not played as it must be."""
+    for file in SEQUENCES:
+        for name, case in tables()[file].items():
+            if "steps" in case:
+                with contextlib.suppress(Exception):
+                    steps = play(case, lambda value: blob(value, VECTORS))
+                    if not fault_of_sequence(case, {"steps": steps}):
+                        continue
+                return f"{file}: {name}"
+    return ""
+
+
+class _First:
+    """Remembers the first test that fails."""
+
+    name = ""
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Look at a test's outcome."""
+        if report.failed and not self.name:
+            self.name = report.nodeid
+
+
+def test() -> str:
+    """Return the first test that fails."""
+    first = _First()
+    files = [str(ROOT / "tests" / name) for name in TESTS]
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *files], [first])
+    return first.name
+
+
+def seed() -> str:
+    """Return the first seed that fails."""
+    return next((text.splitlines()[0] for n in range(SEEDS) if (text := simulate.check(n))), "")
+
+
+def main() -> int:
+    """Flip them all, on all processors."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--client", choices=OWN_TESTS, help="another client than Python's")
+    client = parser.parse_args().client
+    if client:
+        chosen(client)[0].build()
+    look: Callable[[Flip], tuple[Flip, str]] = partial(caught_by, client) if client else caught
+    missed = 0
+    every = [
+        f for f in flips() if not client or (f[1:3] not in UNUSED[client] and f[1:] not in SAME)
+    ]
+    with multiprocessing.get_context("spawn").Pool(maxtasksperchild=20) as pool:
+        for (of, state, event, wrong), found in pool.imap(look, every):
+            missed += not found
+            print(
+                f"{of}: {state} --{event}--> {wrong or '(none)'}: {found or 'MISSED'}", flush=True
+            )
+    print(f"{len(every)} flips, {missed} missed")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,181 @@
+"""The publisher's thread: what it pushes when."""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from typing import cast
+
+import pytest
+
+from weightbus.bus.limits import PUSH_CHUNKS
+from weightbus.bus.messages import Buffer, Fetch, Hello, Ping, data_topic, encode
+from weightbus.bus.net import publisher_loop
+from weightbus.bus.net.control import Activity, PublisherSockets
+from weightbus.bus.net.publisher_loop import PublisherLoop
+from weightbus.bus.publisher import offers, roster
+from weightbus.bus.publisher.machine import PublisherMachine
+from weightbus.bus.publisher.publication import Publication
+from weightbus.bus.publisher.version import Version
+from weightbus.codecs.layout import Layout
+from weightbus.tests.simulation.virtual_shell import PlainSnapshot
+
+SECONDS = 30.0  # far more than anything here takes
+CHUNK = 2**20  # bytes: a burst, so that one chunk goes at a time
+MODEL = "a"
+
+
+class Road:
+    """Sockets that are none; a test says whether there is room, and knows when the thread waits."""
+
+    key = ""  # nobody has one
+
+    def __init__(self) -> None:
+        self.data = self
+        self.room = True
+        self.sent: list[bytes] = []  # topics
+        self.answers: list[bytes] = []  # headers, to single workers
+        self.waits = threading.Semaphore(0)  # released whenever the thread would sleep
+        self.control: deque[tuple[bytes, list[bytes]]] = deque()  # what workers have said
+        self._bell = threading.Event()
+
+    def poll(self, seconds: float) -> Activity:
+        if seconds > 0 and not self._bell.is_set():
+            self.waits.release()
+            self._bell.wait(seconds)
+        self._bell.clear()
+        return Activity(control=bool(self.control), data=False)
+
+    def receive(self) -> tuple[bytes, list[bytes]] | None:
+        return self.control.popleft() if self.control else None
+
+    def any_closed(self, _now: float) -> bool:
+        return False
+
+    def follow(self, _pid: int) -> None:
+        pass
+
+    def send(self, _identity: bytes, frames: Sequence[Buffer]) -> bool:
+        self.answers.append(bytes(frames[0]))
+        return True
+
+    def keep_up(self, topic: bytes) -> bool:
+        return self.room and topic == data_topic(MODEL)
+
+    def broadcast(self, frames: Sequence[Buffer]) -> None:
+        self.sent.append(bytes(frames[0]))
+
+    def withdraw(self, topics: Collection[bytes]) -> None:
+        pass
+
+    def turned_away(self, _now: float) -> str:
+        return ""
+
+    def wake(self) -> None:
+        self._bell.set()
+
+    def close(self) -> None:
+        pass
+
+    def asleep(self) -> None:
+        """Wait until the thread has done all that it could."""
+        assert self.waits.acquire(timeout=SECONDS)
+
+
+@pytest.fixture
+def road(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Road, PublisherLoop]]:
+    monkeypatch.setattr(publisher_loop, "TICK", 1e6)  # ticks once, at the beginning
+    machine, road = PublisherMachine(7, "tcp://d:1"), Road()
+    hello = Hello(name="w", instance="0" * 32, models={MODEL: None, "b": None})
+    for message in (hello, Ping(subscribed=True)):
+        machine.receive(b"w", [encode(message)], time.monotonic())
+    loop = PublisherLoop(machine, cast("PublisherSockets", road))
+    loop.start()
+    road.asleep()
+    yield road, loop
+    loop.close()
+
+
+def publication(chunks: int, model: str = MODEL, id_: int = 1) -> Publication:
+    layout = Layout.plan([("w", "U8", (chunks * CHUNK,))])
+    version = Version(model, layout, CHUNK, PlainSnapshot(bytes(chunks * CHUNK)))
+    now = time.monotonic()
+    return Publication(id_, version, None, None, "applied", "auto", now, now + SECONDS)
+
+
+def test_nothing_is_hashed_before_somebody_has_room_for_it(
+    road: tuple[Road, PublisherLoop],
+) -> None:
+    (sockets, loop), chunks = road, PUSH_CHUNKS // 2
+    sockets.room = False
+    loop.submit(publication(chunks))
+    sockets.asleep()
+    assert data_topic(MODEL) not in sockets.sent
+    assert len(sockets.sent) == 1, "it is announced"
+    sockets.room = True
+    sockets.wake()
+    sockets.asleep()
+    assert sockets.sent.count(data_topic(MODEL)) == chunks
+
+
+def test_what_has_no_room_is_not_pushed_along_with_what_has(
+    road: tuple[Road, PublisherLoop],
+) -> None:
+    (sockets, loop), other = road, "b"
+    for model, id_ in ((other, 1), (MODEL, 2)):  # there is room for MODEL alone
+        loop.submit(publication(4, model, id_))
+        sockets.asleep()
+    assert sockets.sent.count(data_topic(MODEL)) == 4
+    assert data_topic(other) not in sockets.sent
+
+
+def test_a_version_is_hashed_between_other_work(
+    road: tuple[Road, PublisherLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody asks for the whole of a large version: others are answered meanwhile."""
+    (sockets, loop), chunks = road, 20
+    monkeypatch.setattr(offers, "SLICE_BYTES", CHUNK)
+    sockets.room = False
+    made = publication(chunks)
+    loop.submit(made)
+    sockets.asleep()
+    hashed: list[int] = []  # chunks that were hashed when a worker was answered
+
+    def ping() -> None:
+        hashed.append(chunks - len(list(made.version.unhashed())))
+        sockets.control.append((b"w", [encode(Ping(subscribed=True))]))
+
+    take = made.version.snapshot.bytes
+
+    def taken(begin: int, end: int) -> Buffer:
+        ping()
+        return take(begin, end)
+
+    monkeypatch.setattr(made.version.snapshot, "bytes", taken)
+    version = made.version.version
+    sockets.control.append((b"w", [encode(Fetch(model=MODEL, epoch=7, version=version))]))
+    sockets.wake()
+    sockets.asleep()
+    assert hashed == list(range(chunks))
+    kinds = [next(k for k in (b"announce", b"pong", b"end") if k in a) for a in sockets.answers]
+    assert kinds.index(b"end") - kinds.index(b"announce") > chunks // 2
+    assert made.version.digest.encode() in sockets.answers[kinds.index(b"end")]
+
+
+def test_any_number_of_names_that_find_no_room_is_a_line_in_the_log(
+    road: tuple[Road, PublisherLoop],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sockets, _ = road
+    monkeypatch.setattr(roster, "WORKERS_MAX", 1)
+    with caplog.at_level(logging.WARNING):
+        for number in range(50):
+            hello = Hello(name=f"w{number}", instance="0" * 32, models={MODEL: None})
+            sockets.control.append((b"%d" % number, [encode(hello)]))
+        sockets.wake()
+        sockets.asleep()
+    assert len([a for a in sockets.answers if b'"limit"' in a]) == 50
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line.startswith("worker w0 is refused (limit): the roster is full")

@@ -1,0 +1,1631 @@
+"""What a publisher believes of what workers say, and how it answers."""
+
+import itertools
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from weightbus.bus.effects import Notice, Send
+from weightbus.bus.errors import UnknownWorkerError
+from weightbus.bus.limits import ABSENT_MAX, PUSH_CHUNKS, WHOLE_BYTES_MAX, Timing
+from weightbus.bus.memory.snapshots import Pool, Snapshot
+from weightbus.bus.messages import (
+    MAPPING,
+    RENAMING,
+    UPSTREAM,
+    Abort,
+    Announce,
+    Applied,
+    Beacon,
+    Bye,
+    Chunk,
+    Commit,
+    End,
+    Failed,
+    Fetch,
+    Hello,
+    Message,
+    Ping,
+    Pong,
+    Prepare,
+    Progress,
+    Refuse,
+    Rename,
+    Running,
+    Shared,
+    Staged,
+    Welcome,
+    Whole,
+    data_topic,
+    encode,
+)
+from weightbus.bus.publisher import roster
+from weightbus.bus.publisher.effects import (
+    Broadcast,
+    Effect,
+    Hash,
+    Lend,
+    Release,
+    Resolve,
+    Settled,
+)
+from weightbus.bus.publisher.machine import PublisherMachine
+from weightbus.bus.publisher.publication import Publication
+from weightbus.bus.publisher.version import Version
+from weightbus.codecs.checksum import digest_of
+from weightbus.codecs.layout import Layout
+from weightbus.codecs.native import crc32c
+from weightbus.tests.simulation.virtual_shell import PlainSnapshot, hash_all, perform
+
+EPOCH, CHUNK = 7, 16
+ids = itertools.count()
+
+
+class Bench:
+    """A publisher with some workers that have said hello."""
+
+    def __init__(self, *names: str, listening: bool = True) -> None:
+        self.now = 0.0
+        self.machine = PublisherMachine(EPOCH, "tcp://d:1", Timing(), age=lambda: self.now)
+        self.pool, self.chunk_bytes, self.model = Pool("a"), CHUNK, "a"
+        self.where: Shared | None = None  # where workers on its host find versions
+        for name in names:
+            self.say(name, hello(name))
+            if listening:
+                self.say(name, Ping(subscribed=True))
+
+    def say(self, name: str, message: Message) -> list[Effect]:
+        effects = self.machine.receive(name.encode(), [encode(message)], self.now)
+        return perform(self.machine, effects, self.now)
+
+    def publish(
+        self,
+        nbytes: int = 40,
+        *,
+        workers: tuple[str, ...] | None = None,
+        require: int | None = None,
+        wait: Literal["applied", "staged", "none"] = "applied",
+        commit: Literal["auto", "together"] = "auto",
+        seconds: float = 10.0,
+        grace: float = 0.0,
+        grace_of_gone: float = 0.0,
+        expect: int = 0,
+        alive: bool = False,
+    ) -> tuple[Version, list[Effect]]:
+        layout = Layout.plan([("w", "U8", (nbytes,))])
+        fresh = workers is None and commit == "auto"
+        version = self.version(layout, replaces_latest=fresh)
+        publication = Publication(
+            id=next(ids),
+            version=version,
+            workers=workers,
+            require=require,
+            wait=wait,
+            commit=commit,
+            started=self.now,
+            deadline=self.now + seconds,
+            grace=grace,
+            grace_of_gone=grace_of_gone,
+            expect=expect,
+            alive=alive,
+        )
+        effects = self.machine.publish(publication, self.now)
+        return version, perform(self.machine, effects, self.now)
+
+    def version(self, layout: Layout, *, replaces_latest: bool) -> Version:
+        """Take memory for a version and fill it."""
+        nbytes = layout.nbytes
+        snapshot = self.pool.take(nbytes, self.make_room, replaces_latest=replaces_latest)
+        snapshot.data[:] = np.arange(nbytes, dtype=np.uint8)
+        return Version(self.model, layout, self.chunk_bytes, snapshot, self.where)
+
+    def make_room(self, among: Collection[Snapshot], replaces_latest: bool, _left: float) -> bool:
+        effects = self.machine.make_room("a", among, replaces_latest=replaces_latest)
+        perform(self.machine, effects, self.now)
+        return bool(effects)
+
+    def push(self) -> list[Effect]:
+        return perform(self.machine, self.machine.push(self.now), self.now)
+
+    def pass_time(self, seconds: float) -> list[Effect]:
+        self.now += seconds
+        return perform(self.machine, self.machine.tick(self.now), self.now)
+
+
+def hello(name: str, instance: str = "0" * 32, **fields: Any) -> Hello:
+    told: dict[str, Any] = {"name": name, "instance": instance, "models": {"a": None}}
+    return Hello(**told | fields)
+
+
+def digest(version: Version) -> str:
+    """Return what the bytes of a version hash to, which are the same in all of one size."""
+    data = np.arange(version.layout.nbytes, dtype=np.uint8)
+    return digest_of(version.layout.id, data, version.plan.chunk_bytes)
+
+
+def report(kind: Callable[..., Message], version: Version, /, **fields: Any) -> Message:
+    told: dict[str, Any] = {"model": "a", "epoch": version.epoch, "version": version.version}
+    if kind in (Staged, Applied) and "digest" not in fields:
+        told["digest"] = digest(version)
+    return kind(**told | fields)
+
+
+def sent(effects: list[Effect], kind: type[Message], to: str | None = None) -> list[Message]:
+    """Return the messages of one type, sent to one worker or (None) to anybody."""
+    return [
+        e.message
+        for e in effects
+        if isinstance(e, Send | Broadcast) and isinstance(e.message, kind)
+        if to is None or (isinstance(e, Send) and e.to == to.encode())
+    ]
+
+
+def notices(effects: list[Effect], kind: str) -> list[Notice]:
+    return [e for e in effects if isinstance(e, Notice) and e.kind == kind]
+
+
+def resolved(effects: list[Effect]) -> Resolve | None:
+    return next((e for e in effects if isinstance(e, Resolve)), None)
+
+
+def test_workers_hear_of_memory_that_is_prepared_until_something_lies_in_it() -> None:
+    bench, where = Bench("w0"), Shared("/proc/1/fd/3", "a" * 32)
+    for name, model, features in (
+        ("here", "a", [MAPPING]),
+        ("other", "b", [MAPPING]),
+        ("simple", "a", []),
+        ("far", "a", [MAPPING]),
+    ):
+        bench.say(name, hello(name, models={model: None}, features=features))
+        bench.say(name, Ping(shared=name != "far"))
+    told = Prepare(model="a", epoch=EPOCH, nbytes=40, shared=where)
+    assert bench.machine.prepare("a", where, 40) == [Send(told, to=b"here")]
+    late = hello("late", "1" * 32, features=[MAPPING])
+    assert sent(bench.say("late", late), Prepare, "late") == [told]
+    bench.publish()
+    late = hello("latest", "2" * 32, features=[MAPPING])
+    assert sent(bench.say("latest", late), Prepare) == []
+
+
+# What an earlier publisher has left.
+
+
+def offered(*names: tuple[int, int]) -> tuple[Bench, Version]:
+    """Return a publisher that offers a version which had these names before."""
+    bench = Bench()
+    version = bench.version(Layout.plan([("w", "U8", (40,))]), replaces_latest=True)
+    version.restored(digest(version), frozenset(names))
+    perform(bench.machine, bench.machine.offer(version), bench.now)
+    return bench, version
+
+
+OLD = (EPOCH - 2, 40)
+
+
+@pytest.mark.parametrize(
+    ("running", "features", "told"),
+    [
+        (Running(*OLD, "right"), [RENAMING], True),
+        (Running(EPOCH - 1, 3, "right"), [RENAMING], True),
+        (Running(*OLD, ""), [RENAMING], True),
+        (Running(EPOCH - 2, 39, ""), [RENAMING], False),
+        (Running(*OLD, "0" * 64), [RENAMING], False),
+        (Running(*OLD, "right"), [], False),
+        (None, [RENAMING], False),
+    ],
+)
+def test_who_runs_the_bytes_is_told_their_name(
+    running: Running | None, features: list[str], told: bool
+) -> None:
+    bench, version = offered(OLD)
+    if running is not None and running.digest == "right":
+        running = Running(running.epoch, running.version, digest(version))
+    said = hello("w0", models={"a": running}, features=features)
+    effects = bench.say("w0", said)
+    assert next(type(e.message) for e in effects if isinstance(e, Send)) is Welcome
+    renames = sent(effects, Rename, "w0")
+    if not told or running is None:
+        assert renames == []
+        return
+    assert renames == [Rename(model="a", epoch=EPOCH, version=1, was=running)]
+    bench.say("w0", report(Applied, version, digest=running.digest))
+    assert bench.machine.status(0.0)[0].running == {"a": version.key}
+    again = hello("w0", models={"a": Running(*version.key, running.digest)}, features=features)
+    assert sent(bench.say("w0", again), Rename) == [], "it has the name already"
+
+
+def test_the_bytes_have_a_name_only_until_others_are_published() -> None:
+    bench, version = offered(OLD)
+    bench.publish()
+    said = hello("w0", models={"a": Running(*OLD, digest(version))}, features=[RENAMING])
+    assert sent(bench.say("w0", said), Rename) == []
+
+
+def test_what_is_settled_for_all_is_told_once() -> None:
+    bench = Bench("w0", "w1")
+    version, effects = bench.publish()
+    assert [e.version for e in effects if isinstance(e, Settled)] == [version]
+    _, effects = bench.publish(workers=("w0",))
+    assert not any(isinstance(e, Settled) for e in effects)
+    together, effects = bench.publish(commit="together")
+    assert not any(isinstance(e, Settled) for e in effects)
+    effects = bench.say("w0", report(Staged, together))
+    effects += bench.say("w1", report(Staged, together))
+    assert [e.version for e in effects if isinstance(e, Settled)] == [together]
+
+
+# Which of two publishers is the later one.
+
+
+def stale(name: str = "old", *, age: float, epoch: int = 50) -> Hello:
+    """Return the hello of a worker that runs weights of a publisher of that age, in seconds."""
+    running = Running(epoch, 3, "e" * 64)
+    return hello(name, models={"a": running}, epoch=epoch, age_ms=round(age * 1000))
+
+
+def test_the_later_of_two_publishers_takes_a_later_epoch() -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish(seconds=60)
+    bench.now = 2.0
+    effects = bench.say("old", stale(age=30.0))
+    assert bench.machine.epoch == 50 + 30_000 - 2_002, "where the first one's clock would have it"
+    [warning] = notices(effects, "renewed")
+    assert warning.warning
+    [welcome] = sent(effects, Welcome, "old")
+    assert isinstance(welcome, Welcome)
+    assert (welcome.epoch, welcome.models) == (bench.machine.epoch, {"a": version.version})
+    assert version.key == (bench.machine.epoch, 1)
+    told = Pong(epoch=bench.machine.epoch)
+    assert sent(effects, Pong, "w0") == [told], "whoever is inside says hello again"
+
+
+def test_an_older_publisher_takes_no_epoch_whether_it_has_published_or_not() -> None:
+    for published_before in (True, False):
+        bench = Bench("w0")
+        if published_before:
+            bench.publish()
+        bench.now = 30.0
+        effects = bench.say("old", stale(age=30.0))
+        assert bench.machine.epoch == EPOCH
+        [refuse] = sent(effects, Refuse, "old")
+        assert isinstance(refuse, Refuse)
+        assert refuse.code == "stale-epoch"
+        assert {"old", "w0"} > {p.name for p in bench.machine.roster}
+
+
+def test_without_an_age_nothing_is_proven() -> None:
+    bench = Bench()
+    assert sent(bench.say("old", stale(age=0.0)), Refuse)
+    assert bench.machine.epoch == EPOCH
+
+
+def test_an_epoch_that_was_chosen_is_final_and_no_age_is_told() -> None:
+    machine = PublisherMachine(EPOCH, "tcp://d:1", Timing())
+    effects = machine.receive(b"old", [encode(stale(age=30.0))], 0.0)
+    assert sent(effects, Refuse)
+    [welcome] = sent(machine.receive(b"w0", [encode(hello("w0"))], 9.0), Welcome)
+    assert isinstance(welcome, Welcome)
+    assert welcome.age_ms == 0
+
+
+def test_an_epoch_out_of_bounds_is_not_taken() -> None:
+    bench = Bench()
+    assert sent(bench.say("old", stale(age=30.0, epoch=2**53 - 1)), Refuse)
+    assert bench.machine.epoch == EPOCH
+
+
+def test_a_version_of_our_epoch_that_never_was_is_another_publishers() -> None:
+    bench = Bench()
+    bench.publish()
+    bench.now = 2.0
+    assert sent(bench.say("old", stale(age=1.0, epoch=EPOCH)), Refuse)
+    assert sent(bench.say("old", stale(age=9.0, epoch=EPOCH)), Welcome)
+    assert bench.machine.epoch > EPOCH
+
+
+def test_workers_start_anew_only_so_often_whatever_is_said() -> None:
+    bench = Bench("w0")
+    bench.say("old", stale(age=30.0))
+    epoch = bench.machine.epoch
+    bench.now = 1.0
+    assert not bench.say("older", stale("older", age=30.0, epoch=epoch + 9))
+    assert bench.machine.epoch == epoch
+    bench.now = 6.0
+    assert sent(bench.say("older", stale("older", age=30.0, epoch=epoch + 9)), Welcome)
+
+
+def test_a_refusal_is_told_once_and_says_who_why_and_what_to_do() -> None:
+    bench = Bench()
+    bench.publish()
+    bench.now = 60.0
+    [notice] = notices(bench.say("old", stale(age=30.0)), "refused")
+    assert notice.warning
+    assert notice.worker == "old"
+    assert "old runs weights of epoch 50" in notice.text
+    assert "restart this one" in notice.text
+    bench.now = 61.0
+    effects = bench.say("old", stale(age=31.0))
+    assert sent(effects, Refuse, "old")
+    assert not notices(effects, "refused"), "once is enough, for a while"
+    bench.now = 130.0
+    assert notices(bench.say("old", stale(age=31.0)), "refused")
+
+
+def test_any_number_of_refused_names_is_a_bounded_number_of_warnings() -> None:
+    bench = Bench()
+    bench.now = 60.0
+    told = [e for i in range(200) for e in bench.say(f"{i}", stale(f"w{i}", age=1.0))]
+    assert len(notices(told, "refused")) == ABSENT_MAX
+
+
+def test_open_calls_settle_in_the_new_epoch() -> None:
+    bench = Bench("w0", "w1")
+    version, _ = bench.publish(seconds=60)
+    before = report(Applied, version)
+    bench.say("w0", before)
+    bench.say("old", stale(age=30.0))
+    assert not bench.say("w1", before), "what runs is of the epoch before"
+    for name in ("w0", "w1"):
+        assert resolved(bench.say(name, hello(name))) is None
+    assert resolved(bench.say("w1", report(Applied, version))) is None, "w0 had it, by no such name"
+    answer = resolved(bench.say("w0", report(Applied, version)))
+    assert answer is not None
+    assert answer.achieved
+    assert answer.receipt.epoch == bench.machine.epoch
+    assert answer.receipt.in_state("applied") == ["w0", "w1"]
+
+
+def test_a_call_that_is_overtaken_is_skipped_across_epochs() -> None:
+    bench = Bench("w0")
+    bench.publish(seconds=60)
+    newer, _ = bench.publish(seconds=60)
+    bench.say("old", stale(age=30.0))
+    claim = Running(EPOCH, 1, "f" * 64)
+    assert resolved(bench.say("w0", hello("w0", models={"a": claim}))) is None, "of other bytes"
+    effects = bench.say("w0", report(Applied, newer))
+    answers = [e.receipt for e in effects if isinstance(e, Resolve)]
+    assert [(r.epoch, r.workers["w0"].state) for r in answers] == [
+        (EPOCH, "skipped"),
+        (bench.machine.epoch, "applied"),
+    ]
+
+
+def test_an_undecided_version_is_aborted_before_the_epoch_changes() -> None:
+    bench = Bench("w0", "w1")
+    version, _ = bench.publish(commit="together", seconds=60)
+    bench.say("w0", report(Staged, version))
+    effects = bench.say("old", stale(age=30.0))
+    [abort] = sent(effects, Abort, "w0")
+    assert isinstance(abort, Abort)
+    assert (abort.epoch, abort.version) == (EPOCH, 1)
+    answer = resolved(effects)
+    assert answer is not None
+    assert not answer.achieved
+    assert not sent(bench.say("w1", report(Staged, version)), Commit)
+
+
+def test_memory_that_is_prepared_is_told_of_in_the_new_epoch() -> None:
+    bench, where = Bench(), Shared("/proc/1/fd/3", "a" * 32)
+    bench.machine.prepare("a", where, 40)
+    bench.say("old", stale(age=30.0))
+    late = hello("late", "1" * 32, features=[MAPPING])
+    [told] = sent(bench.say("late", late), Prepare)
+    assert isinstance(told, Prepare)
+    assert told.epoch == bench.machine.epoch
+
+
+def test_what_was_gone_before_the_epoch_changed_never_was_of_it() -> None:
+    bench = Bench("w0")
+    for _ in range(2):
+        bench.say("w0", report(Applied, bench.publish()[0]))
+    latest, _ = bench.publish()
+    bench.say("w0", report(Applied, latest))
+    bench.say("old", stale(age=30.0))
+    claim = report(Applied, latest, version=1, digest="f" * 64)
+    assert notices(bench.say("w0", claim), "wrong-digest")
+
+
+# Who is there.
+
+
+def test_who_becomes_lost_may_return_for_a_while() -> None:
+    bench = Bench("w0", "w1")
+    version, _ = bench.publish(seconds=60, grace=3.0)
+    bench.say("w1", report(Applied, version))
+    assert resolved(bench.pass_time(5.0)) is None
+    assert resolved(bench.pass_time(2.9)) is None
+    bench.say("w0", Ping())
+    answer = resolved(bench.say("w0", report(Applied, version)))
+    assert answer is not None
+    assert answer.achieved
+
+
+@pytest.mark.parametrize("grace", [0.0, 3.0])
+def test_who_stays_lost_is_waited_for_no_longer(grace: float) -> None:
+    bench = Bench("w0")
+    bench.publish(seconds=60, grace=grace)
+    answer = resolved(bench.pass_time(5.0))
+    if grace:
+        assert answer is None
+        assert resolved(bench.pass_time(grace - 0.01)) is None
+        answer = resolved(bench.pass_time(0.01))
+    assert answer is not None
+    assert not answer.achieved
+    assert answer.receipt.in_state("lost") == ["w0"]
+
+
+def test_who_was_lost_before_is_not_waited_for() -> None:
+    bench = Bench("w0")
+    bench.pass_time(5.0)
+    _, effects = bench.publish(workers=("w0",), grace=3.0)
+    answer = resolved(effects)
+    assert answer is not None
+    assert not answer.achieved
+
+
+def test_who_returns_hears_of_what_is_undecided() -> None:
+    bench = Bench("w0", "w1")
+    version, _ = bench.publish(commit="together", seconds=60, grace=9.0)
+    bench.say("w1", report(Staged, version))
+    bench.pass_time(5.0)
+    [announced] = sent(bench.say("w0", hello("w0")), Announce, "w0")
+    assert isinstance(announced, Announce)
+    assert (announced.version, announced.commit) == (1, "together")
+    bench.say("w1", report(Staged, version))
+    effects = bench.say("w0", report(Staged, version))
+    assert all(sent(effects, Commit, name) for name in ("w0", "w1"))
+
+
+def test_who_says_goodbye_is_no_longer_one_of_all() -> None:
+    bench = Bench("w0", "w1")
+    version, _ = bench.publish()
+    assert resolved(bench.say("w0", report(Applied, version))) is None
+    effects = bench.say("w1", Bye())
+    assert notices(effects, "left")
+    assert not notices(effects, "lost")
+    answer = resolved(effects)
+    assert answer is not None
+    assert answer.achieved
+    assert answer.receipt.in_state("left") == ["w1"]
+
+
+def test_who_comes_again_is_one_of_all_again() -> None:
+    bench = Bench("w0", "w1")
+    version, _ = bench.publish()
+    bench.say("w1", Bye())
+    bench.say("w1", hello("w1", "1" * 32))
+    assert resolved(bench.say("w0", report(Applied, version))) is None
+    answer = resolved(bench.say("w1", report(Applied, version)))
+    assert answer is not None
+    assert answer.receipt.in_state("applied") == ["w0", "w1"]
+
+
+def test_a_quorum_that_has_left_is_none() -> None:
+    bench = Bench("w0", "w1")
+    version, _ = bench.publish(require=2)
+    bench.say("w0", report(Applied, version))
+    answer = resolved(bench.say("w1", Bye()))
+    assert answer is not None
+    assert not answer.achieved
+
+
+def test_a_connection_that_takes_another_name_has_left_under_the_first() -> None:
+    bench = Bench("w0")
+    bench.publish()
+    effects = bench.say("w0", hello("w9"))
+    assert notices(effects, "left")
+    answer = resolved(effects)
+    assert answer is not None
+    assert answer.receipt.in_state("left") == ["w0"]
+
+
+def test_those_that_are_expected_become_targets_when_they_join() -> None:
+    bench = Bench("w0")
+    version, effects = bench.publish(expect=2, seconds=60)
+    assert resolved(effects) is None
+    assert resolved(bench.say("w0", report(Applied, version))) is None
+    bench.say("b", hello("b", models={"b": None}))
+    bench.say("w1", hello("w1"))
+    bench.say("w2", hello("w2"))
+    answer = resolved(bench.say("w1", report(Applied, version)))
+    assert answer is not None
+    assert answer.achieved
+    assert sorted(answer.receipt.workers) == ["w0", "w1"], "w2 was not needed any more"
+
+
+def test_those_that_are_expected_stage_together() -> None:
+    bench = Bench("w0")
+    version, effects = bench.publish(expect=2, seconds=60, commit="together")
+    assert not sent(effects, Abort)
+    bench.say("w0", report(Staged, version))
+    assert sent(bench.say("w1", hello("w1")), Announce, "w1")
+    effects = bench.say("w1", report(Staged, version))
+    assert all(sent(effects, Commit, name) for name in ("w0", "w1"))
+
+
+def test_a_shortfall_says_who_is_missing() -> None:
+    bench = Bench("w0", "w1", "w2")
+    bench.say("w1", Bye())
+    bench.pass_time(5.0)
+    bench.say("old", stale(age=1.0))
+    bench.publish(expect=3, seconds=1)
+    answer = resolved(bench.pass_time(1.0))
+    assert answer is not None
+    assert not answer.achieved
+    assert "a version 1 is applied by 0 of 3 workers after 1.0 s" in answer.shortfall
+    assert "3 of 3 workers are missing (" in answer.shortfall, "nobody says that they never came"
+    lost = ("w0 is lost: silent for 5.0 s", "w2 is lost: silent for 5.0 s")
+    for part in (*lost, "w1 has left", "old is refused (stale-epoch)"):
+        assert part in answer.shortfall
+
+
+def test_a_shortfall_counts_who_is_required_and_who_never_came() -> None:
+    bench = Bench("w0", "w1")
+    version, effects = bench.publish(require=3)
+    answer = resolved(effects)
+    assert answer is not None
+    assert "by 0 of 2 workers (3 are required) after" in answer.shortfall
+    version, _ = bench.publish(expect=3, seconds=1)
+    for name in ("w0", "w1"):
+        bench.say(name, report(Applied, version))
+    answer = resolved(bench.pass_time(1.0))
+    assert answer is not None
+    assert "by 2 of 3 workers after 1.0 s; 1 of 3 workers never came" in answer.shortfall
+
+
+def test_a_shortfall_says_what_has_ended_it() -> None:
+    bench = Bench("w0")
+    bench.publish(commit="together")
+    answer = resolved(bench.publish()[1])
+    assert answer is not None
+    assert answer.shortfall.endswith("superseded by a newer publish")
+
+
+def gone(bench: Bench, name: str, ended: str = "") -> list[Effect]:
+    effects = bench.machine.unreachable(name.encode(), bench.now, ended)
+    return perform(bench.machine, effects, bench.now)
+
+
+ENDED = "its process, 42, has ended"
+
+
+def test_whose_process_has_ended_is_lost_at_once_and_not_waited_for() -> None:
+    bench = Bench("w0", "w1")
+    version, _ = bench.publish(seconds=60, grace=5.0)
+    bench.say("w0", report(Applied, version))
+    effects = gone(bench, "w1", ENDED)
+    [notice] = notices(effects, "lost")
+    assert notice.warning
+    assert notice.text == f"worker w1 is lost: {ENDED}"
+    answer = resolved(effects)
+    assert answer is not None
+    assert not answer.achieved
+    assert answer.receipt.workers["w1"].detail == ENDED
+    assert not gone(bench, "w1", ENDED), "it is known"
+
+
+def test_who_was_silent_before_its_process_ended_is_waited_for_no_longer() -> None:
+    bench = Bench("w0")
+    bench.publish(seconds=60, grace=5.0)
+    assert notices(effects := bench.pass_time(5.0), "lost")
+    assert resolved(effects) is None, "it is waited for"
+    effects = gone(bench, "w0", ENDED)
+    assert not notices(effects, "lost"), "it is known to be"
+    assert resolved(effects) is not None
+
+
+def test_whose_connection_is_closed_may_dial_again() -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish(seconds=60, grace=5.0)
+    assert not gone(bench, "w0")
+    assert bench.machine.status(bench.now)[0].state == "live"
+    bench.now += bench.machine.timing.gone_after - 0.01
+    assert not notices(bench.pass_time(0.0), "lost")
+    again = bench.machine.receive(b"other", [encode(hello("w0"))], bench.now)
+    assert not notices(again, "lost")
+    assert sent(again, Welcome, "other")
+    assert not notices(bench.pass_time(bench.machine.timing.gone_after), "lost")
+    bench.machine.receive(b"other", [encode(report(Applied, version))], bench.now)
+    assert bench.machine.status(bench.now)[0].running == {"a": version.key}
+
+
+def test_whose_connection_is_closed_and_makes_no_other_is_lost_and_may_return() -> None:
+    bench = Bench("w0")
+    bench.publish(seconds=60, grace=5.0)
+    gone(bench, "w0")
+    effects = bench.pass_time(bench.machine.timing.gone_after)
+    [notice] = notices(effects, "lost")
+    assert "its connection is closed, and it made no other in 2 s" in notice.text
+    assert resolved(effects) is not None, "it was waited for"
+    assert notices(bench.say("w0", Ping(subscribed=True)), "back")
+
+
+def test_what_is_heard_of_a_closed_connection_keeps_nobody_from_being_lost_of_silence() -> None:
+    bench = Bench("w0")
+    gone(bench, "w0")
+    bench.say("w0", Ping())
+    assert not notices(bench.pass_time(bench.machine.timing.gone_after), "lost")
+    assert notices(bench.pass_time(bench.machine.timing.lost_after), "lost")
+
+
+def test_what_the_dead_have_said_on_their_data_connection_is_no_sign_of_life() -> None:
+    bench = Bench()
+    bench.machine = PublisherMachine(EPOCH, "tcp://d:1", Timing(), secret=lambda: "5" * 32)
+    bench.say("w0", hello("w0", features=[UPSTREAM]))
+    version, _ = bench.publish(seconds=60)
+    gone(bench, "w0")
+    word = b"5" * 32 + encode(report(Applied, version))
+    assert bench.machine.receive_word(word, bench.now)
+    assert notices(bench.pass_time(bench.machine.timing.gone_after), "lost")
+
+
+def test_a_rival_is_let_in_at_once_if_the_connection_of_the_first_is_closed() -> None:
+    bench = Bench("w0")
+    gone(bench, "w0")
+    effects = bench.machine.receive(b"rival", [encode(hello("w0", "1" * 32))], bench.now)
+    assert [n.kind for n in effects if isinstance(n, Notice)] == ["lost", "joined"]
+    assert sent(effects, Welcome, "rival")
+
+
+def test_a_caller_may_have_the_dead_waited_for() -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish(seconds=60, grace_of_gone=5.0)
+    assert resolved(gone(bench, "w0", ENDED)) is None
+    bench.say("w0", hello("w0", "1" * 32))
+    answer = resolved(bench.say("w0", report(Applied, version)))
+    assert answer is not None
+    assert answer.achieved
+
+
+@pytest.mark.parametrize("commit", ["auto", "together"])
+def test_where_the_living_are_required_the_dead_are_told_of(
+    commit: Literal["auto", "together"],
+) -> None:
+    bench = Bench("w0", "w1")
+    version, _ = bench.publish(seconds=60, alive=True, commit=commit)
+    bench.say("w0", report(Staged, version))
+    effects = gone(bench, "w1", ENDED)
+    if commit == "auto":
+        assert resolved(effects) is None, "one that lives is behind"
+    else:
+        assert sent(effects, Commit, "w0")
+    answer = resolved(bench.say("w0", report(Applied, version)))
+    assert answer is not None
+    assert answer.achieved
+    assert answer.receipt.in_state("lost") == ["w1"]
+
+
+def test_where_the_living_are_required_one_that_fails_is_an_error() -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish(seconds=60, alive=True)
+    answer = resolved(bench.say("w0", report(Failed, version, code="apply", text="does not fit")))
+    assert answer is not None
+    assert not answer.achieved
+
+
+def test_where_the_living_are_required_the_silent_are_waited_for_first() -> None:
+    bench = Bench("w0")
+    bench.publish(seconds=60, grace=1.0, alive=True)
+    assert resolved(bench.pass_time(5.0)) is None
+    answer = resolved(effects := bench.pass_time(1.0))
+    assert answer is not None
+    assert answer.achieved
+    assert notices(effects, "nobody")
+
+
+def test_a_publish_to_nobody_is_a_warning_once() -> None:
+    bench = Bench()
+    [notice] = notices(bench.publish()[1], "nobody")
+    assert notice.warning
+    assert "no worker has joined" in notice.text
+    assert not notices(bench.publish()[1], "nobody")
+    bench.say("w0", hello("w0"))
+    bench.say("w1", hello("w1"))
+    version, _ = bench.publish()
+    bench.say("w1", Bye())
+    effects = bench.say("w0", Bye())
+    [notice] = notices(effects, "nobody")
+    assert notice.warning
+    assert "w0 has left" in notice.text
+    assert "w1 has left" in notice.text
+    assert version.version == 3
+    assert not notices(bench.publish()[1], "nobody")
+    bench.say("w0", hello("w0", "1" * 32))
+    bench.pass_time(5.0)
+    [notice] = notices(bench.publish()[1], "nobody")
+    assert "w0 is lost" in notice.text
+
+
+def test_what_listeners_hear_is_how_things_stand() -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish(seconds=60)
+    bench.say("w0", report(Progress, version, chunks=1))
+    for _ in range(4):
+        assert not notices(bench.pass_time(1.0), "stuck")
+        bench.say("w0", Ping())
+    [stuck] = notices(bench.pass_time(1.0), "stuck")
+    bench.say("w0", Ping())
+    assert "no progress for 5.0 s" in stuck.text
+    bench.say("w0", report(Progress, version, chunks=2))
+    assert notices(bench.pass_time(0.1), "back")
+    assert notices(bench.pass_time(5.0), "lost")
+    assert [n.kind for n in bench.say("w0", Ping()) if isinstance(n, Notice)] == ["back"]
+    bench.pass_time(5.0)
+    said = [n.kind for n in bench.say("w0", Bye()) if isinstance(n, Notice)]
+    assert said == ["left"], "it was lost, and is not back in between"
+
+
+# What workers claim.
+
+
+def test_an_applied_report_resolves_the_call() -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish()
+    answer = resolved(bench.say("w0", report(Applied, version)))
+    assert answer is not None
+    assert answer.achieved
+    assert answer.receipt.in_state("applied") == ["w0"]
+    assert answer.receipt.digest == digest(version)
+
+
+@pytest.mark.parametrize("kind", [Applied, Staged])
+@pytest.mark.parametrize("known", [True, False], ids=["digest known", "digest not needed yet"])
+def test_a_report_of_other_bytes_counts_for_nothing(
+    kind: Callable[..., Message], known: bool
+) -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish(wait="staged")
+    if known:
+        hash_all(version)
+    effects = bench.say("w0", report(kind, version, digest="f" * 64))
+    assert resolved(effects) is None
+    assert [e.kind for e in effects if isinstance(e, Notice)] == ["wrong-digest"]
+    answer = resolved(bench.pass_time(10.0))
+    assert answer is not None
+    assert not answer.achieved
+    assert not answer.receipt.in_state("applied", "staged")
+
+
+def test_what_came_over_the_network_must_have_been_hashed() -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish()
+    effects = bench.say("w0", report(Applied, version, digest=""))
+    assert resolved(effects) is None
+    assert [e.kind for e in effects if isinstance(e, Notice)] == ["wrong-digest"]
+
+
+def test_a_hello_that_claims_other_bytes_counts_for_nothing() -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish()
+    claim = Running(version.epoch, version.version, "f" * 64)
+    effects = bench.say("w0", hello("w0", models={"a": claim}))
+    assert resolved(effects) is None
+    [status] = bench.machine.status(bench.now)
+    assert status.running == {}
+
+
+def test_a_report_of_a_version_that_never_was_counts_for_nothing() -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish()
+    effects = bench.say("w0", report(Applied, version, version=2))
+    effects += bench.say("w0", report(Applied, version, epoch=EPOCH + 1))
+    effects += bench.say("w0", report(Applied, version, model="b"))
+    assert all(isinstance(effect, Notice) for effect in effects)
+    assert bench.machine.status(bench.now)[0].running == {}
+
+
+def test_a_worker_of_an_older_epoch_is_believed_what_it_runs() -> None:
+    bench = Bench()
+    old = Running(EPOCH - 1, 99, "e" * 64)
+    [welcome] = sent(bench.say("w0", hello("w0", models={"a": old}, epoch=EPOCH - 1)), Welcome)
+    assert isinstance(welcome, Welcome)
+    assert bench.machine.status(0.0)[0].running == {"a": (EPOCH - 1, 99)}
+
+
+@pytest.mark.parametrize("kind", [Staged, Failed])
+def test_a_report_of_another_epoch_says_nothing_of_this_one(kind: Callable[..., Message]) -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish(wait="staged")
+    more = {"code": "apply", "text": "no room"} if kind is Failed else {}
+    effects = bench.say("w0", report(kind, version, epoch=EPOCH - 1, **more))
+    assert resolved(effects) is None
+    answer = resolved(bench.say("w0", report(Applied, version)))
+    assert answer is not None
+    assert answer.achieved
+
+
+def test_a_late_report_does_not_take_the_roster_back() -> None:
+    bench = Bench("w0")
+    old, _ = bench.publish()
+    report_of_old = report(Applied, old)
+    new, _ = bench.publish()
+    bench.say("w0", report(Applied, new))
+    bench.say("w0", report_of_old)
+    assert bench.machine.status(bench.now)[0].running == {"a": new.key}
+
+
+def test_memory_is_not_kept_for_the_lost() -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish()
+    assert version.receivers == {"w0"}
+    bench.pass_time(5.0)
+    assert version.receivers == set()
+
+
+def test_memory_is_not_kept_for_who_is_told_of_versions_and_says_nothing() -> None:
+    """It may have been stopped. Until it is lost it is waited for, but holds no memory."""
+    bench = Bench("w0", "mute")
+    bench.pass_time(1.0)
+    for name in ("w0", "mute"):
+        bench.say(name, Ping(subscribed=True))
+    for _ in range(20):
+        bench.pass_time(0.05)
+        version, _ = bench.publish()
+        bench.say("w0", report(Applied, version))
+    version, _ = bench.publish()
+    assert version.receivers == {"w0"}
+    bench.say("w0", report(Applied, version))
+    blocks = len(bench.pool)
+    for _ in range(10):
+        bench.pass_time(0.2)
+        version, effects = bench.publish(require=2)
+        answer = resolved(bench.say("w0", report(Applied, version)))
+        assert (resolved(effects), answer) == (None, None), "it is waited for"
+        assert len(bench.pool) == blocks
+    bench.say("mute", Ping(subscribed=True))
+    version, _ = bench.publish()
+    assert version.receivers == {"w0", "mute"}
+    bench.pass_time(1.0)
+    bench.say("mute", hello("mute"))
+    version, _ = bench.publish()
+    assert version.receivers == {"mute"}
+
+
+def test_memory_is_kept_for_who_was_heard_to_receive() -> None:
+    bench = Bench("w0", "slow")
+    version, _ = bench.publish()
+    bench.pass_time(0.2)
+    bench.say("slow", report(Progress, version, chunks=1))
+    newer, _ = bench.publish()
+    bench.pass_time(1.0)
+    assert version.receivers == {"slow"}
+    assert not version.gone
+    assert newer.receivers == set()
+    bench.say("slow", report(Progress, newer, chunks=1))
+    assert (version.receivers, newer.receivers) == (set(), {"slow"})
+    bench.say("slow", report(Applied, newer))
+    bench.say("slow", report(Progress, newer, chunks=1))
+    assert newer.receivers == set(), "it says nothing new"
+
+
+def test_a_small_version_does_not_go_whole_to_those_who_say_nothing() -> None:
+    """It would wait at their connections. As a chunk it is pushed where there is room."""
+    bench = Bench("mute")
+    small = min(CHUNK, WHOLE_BYTES_MAX)
+    bench.publish(small)
+    _, whole = bench.publish(small)
+    assert [m.whole is None for m in sent(whole, Announce) if isinstance(m, Announce)] == [False]
+    bench.pass_time(0.5)
+    version, effects = bench.publish(small)
+    assert [m.whole is None for m in sent(effects, Announce) if isinstance(m, Announce)] == [True]
+    assert bench.machine.pushing == [data_topic("a")]
+    assert sent(bench.push(), Chunk)
+    answer = resolved(bench.say("mute", report(Applied, version)))
+    assert answer is not None
+    assert answer.achieved
+
+
+def test_the_latest_is_told_of_at_every_ping() -> None:
+    bench = Bench("w0")
+    bench.publish()
+    bench.publish()
+    for _ in range(3):
+        assert sent(bench.pass_time(1.0), Beacon) == [Beacon(model="a", epoch=EPOCH, version=2)]
+        assert not sent(bench.pass_time(0.1), Beacon)
+
+
+def test_a_failure_names_the_worker_and_why() -> None:
+    bench = Bench("w0", "w1")
+    version, _ = bench.publish()
+    assert resolved(bench.say("w0", report(Failed, version, code="apply", text="no room"))) is None
+    answer = resolved(bench.say("w1", report(Applied, version)))
+    assert answer is not None
+    assert not answer.achieved
+    assert answer.receipt.workers["w0"].state == "failed"
+    assert answer.receipt.workers["w0"].detail == "apply: no room"
+
+
+def test_whoever_goes_straight_to_a_newer_version_skips_the_older() -> None:
+    bench = Bench("w0")
+    bench.publish()
+    newer, _ = bench.publish()
+    effects = bench.say("w0", report(Applied, newer))
+    answers = [e.receipt for e in effects if isinstance(e, Resolve)]
+    assert [r.workers["w0"].state for r in answers] == ["skipped", "applied"]
+
+
+def test_silence_is_loss_and_a_word_undoes_it() -> None:
+    bench = Bench("w0", "w1")
+    bench.now = 3.0
+    bench.say("w1", Ping())
+    version, _ = bench.publish()
+    bench.pass_time(2.0)
+    assert {s.name: s.state for s in bench.machine.status(bench.now)} == {
+        "w0": "lost",
+        "w1": "live",
+    }
+    bench.say("w0", Ping())
+    assert resolved(bench.say("w1", report(Applied, version))) is None, "w0 is behind again"
+    answer = resolved(bench.say("w0", report(Applied, version)))
+    assert answer is not None
+    assert answer.achieved
+
+
+def test_silence_is_judged_from_the_last_word() -> None:
+    bench = Bench("w0")
+    bench.now = 4.9
+    assert not bench.machine.roster.silent(bench.now)
+    bench.now = 5.0
+    assert [p.name for p in bench.machine.roster.silent(bench.now)] == ["w0"]
+
+
+def test_life_without_progress_is_stuck_and_says_where() -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish()
+    bench.say("w0", report(Progress, version, chunks=2))
+    for _ in range(5):
+        bench.pass_time(1.0)
+        bench.say("w0", report(Progress, version, chunks=2))
+    [status] = bench.machine.status(bench.now)
+    assert status.state == "stuck"
+    assert status.phase["a"] == "receiving version 1, 2 of 3 chunks here, no progress for 5.0 s"
+    bench.say("w0", report(Progress, version, chunks=3))
+    assert bench.machine.status(bench.now)[0].state == "live"
+
+
+def test_the_deadline_answers_with_what_is_known() -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish(seconds=2.0)
+    bench.say("w0", report(Progress, version, chunks=1))
+    assert resolved(bench.pass_time(1.99)) is None
+    answer = resolved(bench.pass_time(0.01))
+    assert answer is not None
+    assert not answer.achieved
+    worker = answer.receipt.workers["w0"]
+    assert (worker.state, worker.seconds) == ("behind", None)
+    assert "receiving version 1, 1 of 3 chunks here" in worker.detail
+
+
+# Fetching.
+
+
+def test_a_fetch_without_count_describes_the_latest() -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish()
+    effects = bench.say("w0", Fetch(model="a", epoch=EPOCH, version=0, layout=True))
+    [announce] = [e for e in effects if isinstance(e, Send) and isinstance(e.message, Announce)]
+    assert announce.payload == version.layout.header
+    assert [m.digest for m in sent(effects, End) if isinstance(m, End)] == [digest(version)]
+
+
+def test_a_fetch_gets_exactly_these_chunks() -> None:
+    bench = Bench("w0")
+    bench.publish(100)
+    effects = bench.say("w0", Fetch(model="a", epoch=EPOCH, version=1, first=2, count=3))
+    assert [m.index for m in sent(effects, Chunk, "w0") if isinstance(m, Chunk)] == [2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("first", "count", "code"),
+    [(6, 1, None), (6, 2, "range"), (7, 1, "range"), (2**20 - 1, 64, "range")],
+)
+def test_a_fetch_beyond_the_end_is_refused(first: int, count: int, code: str | None) -> None:
+    bench = Bench("w0")
+    bench.publish(100)  # 7 chunks
+    effects = bench.say("w0", Fetch(model="a", epoch=EPOCH, version=1, first=first, count=count))
+    refusals = [m.code for m in sent(effects, Refuse) if isinstance(m, Refuse)]
+    assert refusals == ([] if code is None else [code])
+
+
+@pytest.mark.parametrize(
+    "fetch",
+    [
+        Fetch(model="b", epoch=EPOCH, version=1, count=1),
+        Fetch(model="a", epoch=EPOCH, version=2, count=1),
+        Fetch(model="a", epoch=EPOCH - 1, version=1, count=1),
+        Fetch(model="a", epoch=EPOCH - 1, version=0),
+    ],
+    ids=["model", "version", "epoch", "latest of an older epoch"],
+)
+def test_what_is_not_there_is_gone(fetch: Fetch) -> None:
+    bench = Bench("w0")
+    bench.publish()
+    effects = bench.say("w0", fetch)
+    assert [m.code for m in sent(effects, Refuse) if isinstance(m, Refuse)] == ["gone"]
+    assert "b" not in [versions.model for versions in bench.machine.store], "nothing is remembered"
+
+
+# Publishing.
+
+
+def test_listeners_are_pushed_to_and_others_told_alone() -> None:
+    bench = Bench("w0")
+    bench.say("w1", hello("w1"))
+    _, effects = bench.publish()
+    assert len([e for e in effects if isinstance(e, Broadcast)]) == 1
+    assert sent(effects, Announce, "w1")
+    assert not sent(effects, Announce, "w0")
+    assert bench.machine.pushing
+
+
+def test_nobody_listening_means_nothing_is_pushed() -> None:
+    bench = Bench("w0", listening=False)
+    bench.publish()
+    assert not bench.machine.pushing
+
+
+def test_whether_a_version_will_be_sent_is_known_before_it_is_copied() -> None:
+    bench = Bench("w0", "w1", listening=False)
+    machine = bench.machine
+    assert not machine.sends("a", None, shared=False), "nobody is known to hear of it: they fetch"
+    bench.say("w0", Ping(subscribed=True, shared=True))
+    assert machine.sends("a", None, shared=False)
+    assert not machine.sends("a", None, shared=True), "it is read where it lies"
+    bench.say("w1", Ping(subscribed=True))
+    assert machine.sends("a", None, shared=True)
+    assert machine.sends("a", ("w1",), shared=True)
+    assert not machine.sends("a", ("w0",), shared=True), "it is for another worker alone"
+    assert not machine.sends("b", None, shared=True)
+    bench.say("w1", Bye())
+    assert not machine.sends("a", None, shared=True)
+
+
+def test_nothing_is_kept_of_a_failure_with_models_that_a_worker_never_named() -> None:
+    bench = Bench("w0")
+    for model in ("a", "x", "y"):
+        bench.say(
+            "w0",
+            Failed(model=model, epoch=EPOCH, version=1, code="apply", text="", intact=False),
+        )
+    [peer] = bench.machine.roster.everybody()
+    assert peer.torn == {"a"}
+
+
+def test_the_layout_travels_when_it_changes() -> None:
+    bench = Bench("w0")
+
+    def header() -> object:
+        return next(e.payload for e in bench.publish(size)[1] if isinstance(e, Broadcast))
+
+    size = 40
+    assert header() is not None
+    assert header() is None
+    size = 41
+    assert header() is not None
+
+
+def test_a_push_runs_a_window_ahead_of_the_fastest() -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish(CHUNK * 100)
+
+    def pushed() -> list[int]:
+        effects: list[Effect] = []
+        while bench.machine.pushing:
+            effects += bench.push()
+        return [m.index for m in sent(effects, Chunk) if isinstance(m, Chunk)]
+
+    assert pushed() == list(range(PUSH_CHUNKS))
+    bench.say("w0", report(Progress, version, chunks=10))
+    assert pushed() == list(range(PUSH_CHUNKS, PUSH_CHUNKS + 10))
+    assert pushed() == []
+    ended = sent(bench.pass_time(0.25) + bench.push(), End)
+    assert ended, "a push that nobody follows ends, so that workers fetch the rest"
+    assert not bench.machine.pushing
+
+
+def test_a_targeted_publish_reaches_its_workers_alone() -> None:
+    bench = Bench("w0", "w1")
+    version, effects = bench.publish(workers=("w1",))
+    assert sent(effects, Announce, "w1")
+    assert not sent(effects, Announce, "w0")
+    assert not [e for e in effects if isinstance(e, Broadcast)]
+    [mine] = sent(bench.say("w1", Fetch(model="a", epoch=EPOCH, version=0)), Announce)
+    assert isinstance(mine, Announce)
+    assert mine.version == version.version
+    assert sent(bench.say("w0", Fetch(model="a", epoch=EPOCH, version=0)), Refuse)
+
+
+def test_an_unknown_name_publishes_nothing() -> None:
+    bench = Bench("w0")
+    with pytest.raises(UnknownWorkerError, match="no worker named w1 has joined; known are w0"):
+        bench.publish(workers=("w0", "w1"))
+    assert not list(bench.machine.store)
+
+
+# Committing together.
+
+
+def test_all_must_stage_before_any_commits() -> None:
+    bench = Bench("w0", "w1")
+    version, _ = bench.publish(commit="together")
+    assert not sent(bench.say("w0", report(Staged, version)), Commit)
+    effects = bench.say("w1", report(Staged, version))
+    assert sent(effects, Commit, "w0")
+    assert sent(effects, Commit, "w1")
+    assert not sent(effects, Abort)
+
+
+def test_a_quorum_commits_and_whoever_stages_later_follows() -> None:
+    bench = Bench("w0", "w1", "w2")
+    version, _ = bench.publish(commit="together", require=2)
+    bench.say("w0", report(Staged, version))
+    effects = bench.say("w1", report(Staged, version))
+    assert sent(effects, Commit, "w0")
+    assert sent(effects, Commit, "w1")
+    assert not sent(effects, Commit, "w2"), "it has nothing to commit yet"
+    assert sent(bench.say("w2", report(Staged, version)), Commit, "w2")
+
+
+def test_too_few_abort_and_nobody_gets_it_later() -> None:
+    bench = Bench("w0", "w1")
+    version, _ = bench.publish(commit="together", seconds=2.0)
+    bench.say("w0", report(Staged, version))
+    effects = bench.pass_time(2.0)
+    assert sent(effects, Abort, "w0")
+    assert sent(effects, Abort, "w1")
+    answer = resolved(effects)
+    assert answer is not None
+    assert not answer.achieved
+    assert sent(bench.say("w1", report(Staged, version, digest="0" * 64)), Abort, "w1")
+    assert sent(bench.say("w0", Fetch(model="a", epoch=EPOCH, version=0)), Refuse)
+
+
+def test_a_newer_publish_aborts_an_open_commit() -> None:
+    bench = Bench("w0")
+    bench.publish(commit="together")
+    _, effects = bench.publish()
+    [abort] = sent(effects, Abort, "w0")
+    assert isinstance(abort, Abort)
+    assert abort.text == "superseded by a newer publish"
+
+
+def test_an_open_commit_is_announced_as_such_until_it_is_committed() -> None:
+    bench = Bench("w0", "w1")
+    version, _ = bench.publish(commit="together", require=1)
+    ask = Fetch(model="a", epoch=EPOCH, version=1)
+    [before] = sent(bench.say("w1", ask), Announce)
+    bench.say("w0", report(Staged, version))
+    [after] = sent(bench.say("w1", ask), Announce)
+    assert isinstance(before, Announce)
+    assert isinstance(after, Announce)
+    assert (before.commit, after.commit) == ("together", "auto")
+
+
+def test_closing_resolves_every_call() -> None:
+    bench = Bench("w0")
+    bench.publish(workers=("w0",))
+    bench.publish(commit="together")
+    effects = bench.machine.close(bench.now)
+    assert [e.achieved for e in effects if isinstance(e, Resolve)] == [False, False]
+    assert sent(effects, Abort, "w0")
+
+
+# Joining.
+
+
+def test_a_full_roster_refuses_until_somebody_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roster, "WORKERS_MAX", 2)
+    bench = Bench("w0", "w1")
+    [refuse] = sent(bench.say("w2", hello("w2")), Refuse)
+    assert isinstance(refuse, Refuse)
+    assert refuse.code == "limit"
+    bench.now = 4.0
+    bench.say("w1", Ping())
+    bench.pass_time(1.0)
+    assert sent(bench.say("w2", hello("w2")), Welcome)
+    assert {p.name for p in bench.machine.roster} == {"w1", "w2"}
+
+
+def test_strangers_are_asked_to_say_hello() -> None:
+    bench = Bench()
+    [refuse] = sent(bench.say("w0", Ping()), Refuse)
+    assert isinstance(refuse, Refuse)
+    assert refuse.code == "unknown-worker"
+
+
+def published(effects: list[Effect]) -> Broadcast:
+    [broadcast] = [e for e in effects if isinstance(e, Broadcast)]
+    return broadcast
+
+
+def test_a_small_version_goes_out_whole_once_its_layout_is_known() -> None:
+    bench = Bench("w")
+    _, effects = bench.publish(CHUNK)
+    first = published(effects)
+    assert isinstance(first.message, Announce)
+    assert first.message.whole is None, "its payload is the layout"
+    bench.push()
+    version, effects = bench.publish(CHUNK)
+    second = published(effects)
+    assert isinstance(second.message, Announce)
+    assert second.payload == bytes(range(CHUNK))
+    assert second.message.whole == Whole(crc32c(bytes(range(CHUNK))), digest(version))
+    assert not bench.machine.pushing, "it is out"
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "listening"),
+    [(CHUNK + 1, True), (0, True), (CHUNK, False)],
+    ids=["two chunks", "no bytes", "nobody listens"],
+)
+def test_other_versions_do_not_go_out_whole(nbytes: int, listening: bool) -> None:
+    bench = Bench("w", listening=listening)
+    bench.publish(nbytes)
+    _, effects = bench.publish(nbytes)
+    message = published(effects).message
+    assert isinstance(message, Announce)
+    assert message.whole is None
+
+
+def test_a_version_of_one_large_chunk_does_not_go_out_whole() -> None:
+    bench = Bench("w")
+    bench.chunk_bytes = 2 * WHOLE_BYTES_MAX
+    whole: list[bool] = []
+    for nbytes in (WHOLE_BYTES_MAX, WHOLE_BYTES_MAX + 1):
+        bench.publish(nbytes)
+        _, effects = bench.publish(nbytes)
+        message = published(effects).message
+        assert isinstance(message, Announce)
+        whole.append(message.whole is not None)
+    assert whole == [True, False]
+
+
+# Memory.
+
+
+def lent(*, thief: bool) -> tuple[Bench, Version]:
+    """Return a publisher whose latest version nobody is receiving, and its version."""
+    bench, layout = Bench("w0"), Layout.plan([("w", "U8", (40,))])
+    data = np.arange(40, dtype=np.uint8)
+    version = Version("a", layout, CHUNK, PlainSnapshot(data, thief=thief))
+    now = bench.now
+    made = Publication(next(ids), version, None, None, "applied", "auto", now, now + 10)
+    perform(bench.machine, bench.machine.publish(made, now), now)
+    bench.say("w0", report(Failed, version, code="no", text="not this one"))
+    assert version.lent
+    return bench, version
+
+
+def test_a_version_that_was_lent_is_taken_back_to_be_given_out() -> None:
+    bench, version = lent(thief=False)
+    for fetch in (
+        Fetch(model="a", epoch=EPOCH, version=0),
+        Fetch(model="a", epoch=EPOCH, version=1, count=3),
+    ):
+        told = bench.say("w0", fetch)
+        assert sent(told, End if not fetch.count else Chunk, "w0")
+        assert version.receivers == {"w0"}
+        assert not version.lent
+    bench.say("w0", report(Applied, version))
+    assert version.lent
+    assert version.snapshot.there
+
+
+@pytest.mark.parametrize("hashed", [True, False])
+def test_who_runs_a_version_is_not_at_it_whatever_it_asked_before(*, hashed: bool) -> None:
+    """What it says on its data connection overtakes that. Else the next one took more memory."""
+    bench = Bench("w0")
+    bench.where = None if hashed else Shared("/proc/1/fd/3", "0" * 32)
+    version, _ = bench.publish()
+    bench.say("w0", report(Applied, version) if hashed else report(Applied, version, digest=""))
+    assert (version.lent, bool(version.digest)) == (True, hashed)
+    peer = bench.machine.roster.by_name("w0")
+    assert peer is not None
+    for count in (0, 3):
+        fetch = Fetch(model="a", epoch=EPOCH, version=1 if count else 0, count=count)
+        told = bench.say("w0", fetch)
+        assert sent(told, Chunk if count else End, "w0"), "it is answered all the same"
+        assert (version.receivers, peer.incoming, version.lent) == (set(), {}, True)
+        if hashed and not count:
+            assert Lend(version) not in told, "it was not even held for a moment"
+
+
+def test_a_version_whose_memory_was_taken_is_gone() -> None:
+    bench, version = lent(thief=True)
+    assert sent(bench.pass_time(1.0), Beacon) == []
+    [pong] = sent(bench.say("w0", Ping(subscribed=True)), Pong)
+    assert isinstance(pong, Pong)
+    assert not pong.models
+    [welcome] = sent(bench.say("w1", hello("w1")), Welcome)
+    assert isinstance(welcome, Welcome)
+    assert not welcome.models
+    for number in (1, 0):
+        [refuse] = sent(bench.say("w1", Fetch(model="a", epoch=EPOCH, version=number)), Refuse)
+        assert isinstance(refuse, Refuse)
+        assert refuse.code == "gone"
+    assert sent(bench.say("w0", report(Staged, version)), Abort)
+    claim = report(Applied, version, digest="f" * 64)
+    assert notices(bench.say("w0", claim), "wrong-digest"), "nobody was told what it hashes to"
+    assert bench.say("w0", report(Progress, version, chunks=1)) == []
+    assert list(bench.machine.store["a"]) == []
+    assert bench.publish()[0].key == (EPOCH, 2)
+
+
+def restarting(bench: Bench, *, fails: bool) -> Iterator[None]:
+    """Start a publisher again, whose trainer publishes at once, or fails to; yield at each step."""
+    layout = Layout.plan([("w", "U8", (40,))])
+    yield
+    version = bench.version(layout, replaces_latest=True)
+    version.restored(digest(version), frozenset({OLD}))
+    perform(bench.machine, bench.machine.offer(version), bench.now)
+    yield
+    for _ in range(2):
+        version = bench.version(layout, replaces_latest=True)  # the trainer's thread copies there
+        yield
+        if fails:
+            version.snapshot.release()
+            yield
+            continue
+        call = Publication(
+            next(ids), version, None, None, "none", "auto", bench.now, bench.now + 10
+        )
+        perform(bench.machine, bench.machine.publish(call, bench.now), bench.now)
+        yield
+        bench.say("w0", report(Applied, version))
+        yield
+
+
+@pytest.mark.parametrize(
+    ("how", "fails"),
+    [("new", False), ("new", True), ("returned", False), ("returned", True), ("mute", False)],
+)
+def test_what_a_welcome_names_can_be_had_at_every_step_of_a_restart(
+    how: Literal["new", "returned", "mute"], *, fails: bool
+) -> None:
+    """It is asked for as soon as it is heard of, while the next version is being copied."""
+    promised, steps = 0, sum(1 for _ in restarting(Bench("w0"), fails=fails))
+    for joins, asks in itertools.combinations_with_replacement(range(steps), 2):
+        if how == "mute" and joins < 3:
+            continue  # it was told of nothing yet
+        bench = Bench("w0") if how == "new" else Bench("w0", "w1")
+        named: dict[str, int] = {}
+        for step, _ in enumerate(restarting(bench, fails=fails)):
+            if step == joins and how == "new":
+                [welcome] = sent(bench.say("w1", hello("w1")), Welcome)
+                assert isinstance(welcome, Welcome)
+                named = welcome.models
+            elif step == joins:
+                bench.pass_time(6.0 if how == "returned" else 1.0)
+                [pong] = sent(bench.say("w1", Ping(subscribed=True)), Pong)
+                assert isinstance(pong, Pong)
+                named = pong.models
+            if step == asks and named:
+                promised += 1
+                told = bench.say("w1", Fetch(model="a", epoch=EPOCH, version=0))
+                assert not sent(told, Refuse), f"joined at step {joins}, asked at step {asks}"
+                [announce] = sent(told, Announce, "w1")
+                assert isinstance(announce, Announce)
+                assert announce.version >= named["a"]
+    assert promised >= (5 if fails else 10)
+
+
+def test_a_version_whose_memory_was_taken_has_no_name_in_another_epoch() -> None:
+    bench, version = lent(thief=True)
+    bench.say("old", stale(age=30.0))
+    assert bench.machine.epoch > EPOCH
+    assert version.key == (EPOCH, 1)
+    newer, _ = bench.publish()
+    assert newer.key == (bench.machine.epoch, 2)
+
+
+def test_memory_is_let_go_before_whoever_waits_is_answered() -> None:
+    """A trainer that publishes again at once finds it."""
+    bench = Bench("w0")
+    version, _ = bench.publish()
+    frames = [encode(report(Applied, version))]
+    effects = bench.machine.receive(b"w0", frames, bench.now)
+    assert [type(e) for e in effects[-2:]] == [Hash]  # nothing was sent: it is hashed first
+    hash_all(version)
+    *_, lend, answer = bench.machine.hashed(version, bench.now)
+    assert (type(lend), type(answer)) == (Lend, Resolve)
+
+
+def test_no_step_hashes_a_whole_version_and_what_needs_its_digest_comes_later() -> None:
+    bench = Bench("w0", listening=False)
+    version, _ = bench.publish(CHUNK * 100)
+    receive, now = bench.machine.receive, bench.now
+    effects = receive(b"w0", [encode(Fetch(model="a", epoch=EPOCH, version=0))], now)
+    assert sent(effects, Announce, "w0")
+    assert not sent(effects, End), "it is asked for"
+    [wanted] = [e for e in effects if isinstance(e, Hash)]
+    assert wanted.version is version
+    again = receive(b"w0", [encode(Fetch(model="a", epoch=EPOCH, version=0))], now)
+    assert not any(isinstance(e, Hash) for e in again), "it is under way"
+    applied = [encode(report(Applied, version))]
+    assert receive(b"w0", applied, now) == receive(b"w0", applied, now) == []
+    hash_all(version)
+    effects = bench.machine.hashed(version, now)
+    [end] = sent(effects, End, "w0")
+    assert isinstance(end, End)
+    assert end.digest == digest(version)
+    answer = resolved(effects)
+    assert answer is not None
+    assert answer.achieved
+    assert version.lent
+
+
+def test_a_version_that_workers_must_hash_is_lent_when_its_digest_is_known() -> None:
+    bench, layout = Bench(), Layout.plan([("w", "U8", (40,))])
+    version = bench.version(layout, replaces_latest=True)
+    made = Publication(next(ids), version, None, None, "none", "auto", 0.0, 10.0, hash=True)
+    effects = bench.machine.publish(made, bench.now)
+    assert Hash(version) in effects
+    assert not version.lent
+    hash_all(version)
+    assert bench.machine.hashed(version, bench.now) == [Lend(version)]
+
+
+def test_a_digest_of_shared_memory_that_is_gone_unhashed_is_believed() -> None:
+    bench = Bench("w0")
+    bench.where = Shared("/proc/1/fd/3", "0" * 32)
+    bench.say("w0", Ping(subscribed=True, shared=True))
+    version, _ = bench.publish()
+    bench.publish()
+    assert version.gone
+    assert not version.digest
+    running = report(Applied, version, digest="f" * 64)
+    assert not notices(bench.say("w0", running), "wrong-digest"), "it hashed what it copied"
+    peer = bench.machine.roster.by_name("w0")
+    assert peer is not None
+    assert peer.runs("a") == version.key
+
+
+def test_who_is_lost_is_owed_nothing_when_a_digest_is_known() -> None:
+    bench = Bench("w0", "w1", listening=False)
+    version, _ = bench.publish(CHUNK * 100)
+    for name in ("w0", "w1"):
+        said = [encode(Fetch(model="a", epoch=EPOCH, version=0)), encode(report(Applied, version))]
+        for frame in said:
+            bench.machine.receive(name.encode(), [frame], bench.now)
+    bench.say("w0", Bye())
+    hash_all(version)
+    effects = bench.machine.hashed(version, bench.now)
+    assert {e.to for e in effects if isinstance(e, Send)} == {b"w1"}
+    assert (version.ends, version.claims) == (set(), {})
+
+
+def test_a_version_that_was_lent_is_given_up_while_it_is_being_pushed() -> None:
+    """The trainer publishes again, and has all memory but this one's in use."""
+    bench = Bench("w0")
+    version, _ = bench.publish(CHUNK * 100)
+    bench.say("w0", report(Failed, version, code="no", text="not this one"))
+    assert version.lent
+    effects = bench.machine.make_room("a", [version.snapshot], replaces_latest=True)
+    assert effects == [Release(version)]
+    perform(bench.machine, effects, bench.now)
+    assert bench.push() == []
+    newer, _ = bench.publish(CHUNK * 100)
+    assert list(bench.machine.store["a"]) == [newer]
+
+
+def test_one_version_is_given_up_for_the_next_the_least_needed_first() -> None:
+    bench = Bench("w0", "slow")
+    versions = [bench.publish()[0]]
+    bench.say("slow", report(Progress, versions[0], chunks=1))
+    versions.append(bench.publish(workers=("w0",))[0])
+    versions.append(bench.publish(commit="together")[0])
+    among = [version.snapshot for version in versions]
+    roles = [version.role for version in versions]
+    assert roles == ["latest", "targeted", "pending"]
+
+    def given_up(*, replaces_latest: bool) -> list[Version]:
+        effects = bench.machine.make_room("a", among, replaces_latest=replaces_latest)
+        return [e.version for e in effects if isinstance(e, Release)]
+
+    assert given_up(replaces_latest=False) == [versions[1]]
+    assert given_up(replaces_latest=False) == []
+    assert given_up(replaces_latest=True) == [versions[0]]
+    assert given_up(replaces_latest=True) == [], "an undecided version is kept"
+    assert bench.machine.make_room("b", among, replaces_latest=True) == []
+
+
+@pytest.mark.parametrize(("second", "kept"), [(True, False), (False, True)])
+def test_memory_that_is_read_in_place_is_free_once_there_is_a_newer_version(
+    second: bool, kept: bool
+) -> None:
+    """Else a trainer that waits for nobody has to ask for it; who copies from it holds a lock."""
+    bench = Bench("w0", "w1")
+    bench.where = Shared("/proc/1/fd/3", "0" * 32)
+    bench.say("w0", Ping(subscribed=True, shared=True))
+    bench.say("w1", Ping(subscribed=True, shared=second))
+    first, _ = bench.publish(wait="none")
+    some, _ = bench.publish(workers=("w0",), wait="none")
+    assert not first.gone, "what is for some does not replace it"
+    bench.publish(wait="none")
+    assert (first.gone, some.gone) == (not kept, True)
+
+
+def test_a_model_that_workers_misspell_is_named_to_both_sides_once() -> None:
+    bench = Bench("w0")  # which wants a, as what is published first
+    bench.publish()
+    bench.model = "policy"
+    bench.say("right", hello("right", models={"policy": None}))
+    bench.publish()
+    bench.say("typo", hello("typo", models={"polcy": None}))
+    for name, models in (
+        ("other", {"critic": None}),  # it may yet be published
+        ("second", {"policy-2": None}),  # so may another of many
+        ("both", {"policies": None, "policy": None}),  # who wants both knows them apart
+    ):
+        bench.say(name, hello(name, models=models))
+
+    def told(seconds: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for _ in range(round(seconds / 0.25)):
+            for name in ("w0", "right", "typo", "other", "second", "both"):
+                bench.say(name, Ping())
+            effects += bench.pass_time(0.25)
+        return effects
+
+    assert not notices(told(2.5), "misspelt"), "it may come"
+    effects = told(2.0)
+    [notice] = notices(effects, "misspelt")
+    text = "worker typo wants 'polcy', of which nothing is published: is 'policy' meant?"
+    assert (notice.text, notice.warning) == (text, True)
+    [refuse] = sent(effects, Refuse)
+    assert sent(effects, Refuse, to="typo") == [refuse]
+    assert refuse == Refuse(code="no-model", text=text, model="polcy")
+    again = told(20.0)
+    assert not notices(again, "misspelt") + sent(again, Refuse), "it is told once"
+
+
+def test_a_publish_of_a_model_that_is_misspelt_says_what_is_wanted() -> None:
+    bench = Bench()
+    bench.say("w0", hello("w0", models={"policy": None}))
+    bench.model = "polcy"
+    [notice] = notices(bench.publish()[1], "nobody")
+    assert "no worker wants 'polcy', and those that are there want 'policy'" in notice.text
+    assert "(is 'policy' meant?)" in notice.text
+    effects: list[Effect] = []
+    for _ in range(20):
+        bench.say("w0", Ping())
+        effects += bench.pass_time(0.25)
+    assert not notices(effects, "misspelt"), "it was told"
+    assert sent(effects, Refuse, to="w0"), "but not to the worker"
+
+
+@pytest.mark.parametrize("commit", ["auto", "together"])
+def test_a_version_that_nobody_ever_applies_is_named_once(
+    commit: Literal["auto", "together"],
+) -> None:
+    bench, told = Bench("w0", "w1", "w2"), list[Effect]()
+    version, _ = bench.publish(commit=commit, expect=4, seconds=60)
+    for _ in range(10):  # seconds, with a new version every one
+        if commit == "auto":
+            version, _ = bench.publish(expect=4, seconds=60)
+        bench.say("w2", report(Applied, version))
+        for _ in range(10):
+            for name in ("w0", "w1"):
+                bench.say(name, report(Progress, version, chunks=0, phase="staged"))
+            bench.say("w2", Ping())
+            told += bench.pass_time(0.1)
+            assert bench.now > 3.0 or not notices(told, "untaken"), "it may be about to"
+    if commit == "together":
+        assert not notices(told, "untaken"), "they wait for its commit"
+        return
+    [notice] = notices(told, "untaken")
+    assert notice.warning
+    assert notice.text.startswith("2 workers (w0, w1) have version 5 of a, and nothing there")
+
+
+def test_a_receipt_says_what_a_staged_version_waits_for() -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish(seconds=2.0)
+    bench.say("w0", report(Progress, version, chunks=0, phase="staged"))
+    answer = resolved(bench.pass_time(2.0))
+    assert answer is not None
+    detail = answer.receipt.workers["w0"].detail
+    assert "staged version 1" in detail
+    assert "waits for start() or receive() there" in detail

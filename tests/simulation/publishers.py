@@ -1,0 +1,416 @@
+"""A publisher process and its trainer, on a simulated network."""
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+from unittest.mock import patch
+
+import numpy as np
+
+from weightbus.bus.effects import (
+    Notice,
+    Send,
+)
+from weightbus.bus.errors import ProtocolError, UnknownWorkerError
+from weightbus.bus.limits import SNAPSHOTS_MAX
+from weightbus.bus.memory import snapshots
+from weightbus.bus.memory.snapshots import MakeRoom, Pool, Snapshot, nobody
+from weightbus.bus.messages import (
+    TOKEN_BYTES,
+    Announce,
+    Applied,
+    Commit,
+    Failed,
+    Hello,
+    Progress,
+    Refuse,
+    Staged,
+    Welcome,
+    from_worker,
+)
+from weightbus.bus.publisher.effects import (
+    Broadcast,
+    HangUp,
+    Hash,
+    Release,
+    Resolve,
+    Settled,
+)
+from weightbus.bus.publisher.effects import Effect as PublisherEffect
+from weightbus.bus.publisher.machine import PublisherMachine
+from weightbus.bus.publisher.publication import Publication
+from weightbus.bus.publisher.version import Version
+from weightbus.codecs.errors import WeightBusError
+from weightbus.codecs.layout import Layout
+from weightbus.python_client.models import Bases
+from weightbus.python_client.settings import BASES, Encoding
+from weightbus.tests.simulation.conditions import CHUNK, TICK, Frames
+from weightbus.tests.simulation.invariants import Key
+from weightbus.tests.simulation.virtual_memory import VirtualSegment
+from weightbus.tests.simulation.virtual_shell import hash_all, perform
+from weightbus.tests.simulation.workers import Worker, lives
+
+if TYPE_CHECKING:
+    from weightbus.tests.simulation.network import Simulation
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A version on disk."""
+
+    model: str
+    layout: Layout
+    data: bytes
+    digest: str
+    names: set[tuple[int, int]]  # under which it was published or offered
+
+
+class Publisher:
+    """One publisher process and its trainer."""
+
+    machine: PublisherMachine
+    open: dict[int, Publication]
+
+    def __init__(self, sim: "Simulation", name: str) -> None:
+        self.sim, self.name, self.incarnation = sim, name, 0
+        self.endpoint = f"tcp://{name}"
+        self.alive = False
+        self.epochs: set[int] = set()
+        self.disk = sim.disk if name == "p0" else None  # nobody else has this folder
+
+    def stop(self) -> None:
+        """Close as a user does: every open call is answered."""
+        self.perform(self.machine.close(self.sim.now))
+        assert not self.open, f"{len(self.open)} publishes are open after close()"
+        self.alive = False
+
+    def start(self) -> None:
+        self.incarnation += 1
+        self.alive = True
+        sim = self.sim
+        self.started = started = sim.now
+        epoch = 100_000 + int((started + sim.rng.uniform(-1, 1) * sim.faults.skew) * 1000)
+        if self.disk is not None:
+            epoch = max(epoch, *self.epochs, 0) + 1
+        while epoch in sim.invariants.started:
+            epoch += 1
+        sim.invariants.on_epoch(epoch, started)
+        probe = self.segment(0).shared
+        drift = sim.rng.uniform(0.9999, 1.0001)
+        self.sealer = sealer = sim.sealer()
+        self.machine = PublisherMachine(
+            epoch,
+            self.endpoint,
+            sim.timing,
+            probe,
+            age=lambda: (sim.now - started) * drift,
+            secret=lambda: sim.rng.randbytes(TOKEN_BYTES // 2).hex(),
+            keys=None if sealer is None else lambda _: sealer.keys,
+            recorded=None if self.disk is None else lambda _: sim.changes.random() < 0.5,
+        )
+        self.listened: dict[str, str] = {}  # what a listener knows of workers
+        self.pools: dict[str, Pool] = {}
+        self.bases: dict[str, Bases] = {}  # by model
+        self.before: dict[str, bytes] = {}  # by model, what its trainer published last
+        self.copying: set[str] = set()  # models of which the trainer makes a snapshot
+        self.open = {}
+        self.peers: dict[bytes, tuple[Worker, int]] = {}
+        for stored in (self.disk or {}).values():
+            self.offer_again(stored)
+        self.promised: dict[tuple[bytes, str], Key] = {}  # by worker and model, in its welcome
+        self.unheard: dict[bytes, float] = {}  # since when those who were told say nothing
+        if self.disk and sim.chaotic:  # its trainer goes on at once, while workers come back
+            pause = sim.changes.choice([0.0, 0.05, 0.3, 2.0])
+            sim.later(pause, self.go_on, self.incarnation)
+        sim.every_tick(self.incarnation, self, self.tick)
+
+    def go_on(self, incarnation: int) -> None:
+        if self.alive and self.incarnation == incarnation:
+            self.publish()
+
+    def offer_again(self, stored: Stored) -> None:
+        """Offer what a publisher before has left on disk."""
+        snapshot = self.take(stored.model, stored.layout.nbytes, replaces_latest=True)
+        snapshot.data[:] = np.frombuffer(stored.data, np.uint8)
+        version = self.version(stored.model, stored.layout, snapshot)
+        version.restored(stored.digest, frozenset(stored.names))
+        self.perform(self.machine.offer(version))
+        stored.names.add(version.key)
+        now, ids = self.sim.now, self.sim.ids
+        self.sim.invariants.on_publish(
+            Publication(next(ids), version, None, 0, "none", "auto", now, now), stored.data
+        )
+
+    def segment(self, nbytes: int, _check: Callable[[], None] | None = None) -> VirtualSegment:
+        """Make a segment: how `snapshots` takes memory."""
+        segment = VirtualSegment(len(self.sim.segments), nbytes, lives(self))
+        self.sim.segments[segment.shared.token] = segment
+        return segment
+
+    def take(
+        self, model: str, nbytes: int, make_room: MakeRoom = nobody, *, replaces_latest: bool
+    ) -> Snapshot:
+        """Take memory for a version, and begin to fill it."""
+        pool = self.pools.setdefault(model, Pool(model, patience=0.0, share=True))
+        with patch.object(snapshots, "Segment", self.segment):
+            snapshot = pool.take(nbytes, make_room, replaces_latest=replaces_latest)
+        assert len(pool) <= SNAPSHOTS_MAX + (BASES if self.sim.patched else 0)
+        snapshot.data[: nbytes // 2] = 255
+        return snapshot
+
+    def version(self, model: str, layout: Layout, snapshot: Snapshot) -> Version:
+        """Return a version whose bytes workers of this host may read, mostly."""
+        where = snapshot.shared if self.sim.rng.random() < 0.9 else None
+        return Version(model, layout, CHUNK, snapshot, where)
+
+    def identity(self, worker: Worker) -> bytes:
+        return f"{worker.process}#{worker.incarnation}".encode()
+
+    def tick(self) -> None:
+        self.forget_promises_to_the_silent()
+        self.perform(self.machine.tick(self.sim.now))
+        for publication in self.open.values():
+            late = self.sim.now - publication.deadline
+            assert late < 2 * TICK, f"publish {publication.id} is open {late:.1f} s past its time"
+        self.pump()
+        self.sim.invariants.on_roster(self.machine, self.listened, self.sim.now)
+
+    def receive(self, identity: bytes, frames: Frames) -> None:
+        epoch = self.machine.epoch
+        self.heard(identity, frames)
+        effects = self.machine.receive(identity, frames, self.sim.now)
+        if self.machine.epoch != epoch:
+            for version in (v for versions in self.machine.store for v in versions):
+                self.sim.invariants.on_renewal(version)
+            hello = from_worker(frames)[0]
+            assert isinstance(hello, Hello)
+            self.sim.invariants.on_outbid(hello.epoch, self.machine.epoch, self.started)
+        self.perform(effects)
+        self.pump()
+
+    def heard(self, identity: bytes, frames: Frames) -> None:
+        """A worker that has a version, or wants none, need not find it here any more."""
+        self.unheard.pop(identity, None)
+        with suppress(ProtocolError):
+            message = from_worker(frames)[0]
+            if isinstance(message, Progress) and message.phase == "receiving":
+                return
+            if isinstance(message, Progress | Staged | Applied | Failed):
+                self.promised.pop((identity, message.model), None)
+
+    def told(self, send: Send) -> None:
+        """What a welcome names can be had until there is another, or a worker is lost."""  # P9
+        match send.message:
+            case Welcome(epoch=epoch, models=models):
+                for model, version in models.items():
+                    self.promised[send.to, model] = (model, epoch, version)
+            case Refuse(code="gone", version=0, model=model, epoch=epoch):
+                promised = self.promised.get((send.to, model or ""), ("", 0, 0))
+                kept = promised[1] == epoch == self.machine.epoch  # else it has another name
+                assert not kept, f"{send.to!r} was welcomed with {promised}: it is gone"
+            case Announce(model=model):
+                self.unheard.setdefault(send.to, self.sim.now)
+                if model in self.copying and (send.to, model) in self.promised:
+                    self.sim.met.add("kept though the next one is copied")
+            case Commit(model=model):  # another is the latest from now on
+                self.discharge(model)
+            case _:
+                pass
+
+    def forget_promises_to_the_silent(self) -> None:
+        """Keep nothing for whoever was told of a version and says nothing: it may be stopped."""
+        quiet = self.machine.timing.quiet
+        silent = {each for each, since in self.unheard.items() if self.sim.now - since >= quiet}
+        self.promised = {key: said for key, said in self.promised.items() if key[0] not in silent}
+
+    def discharge(self, model: str) -> None:
+        """Another version is there for all or some, or the memory is needed for one."""
+        self.promised = {key: said for key, said in self.promised.items() if key[1] != model}
+
+    def hashed(self, version: Version, incarnation: int) -> None:
+        """All of a version is hashed, a while after it was asked for."""
+        if self.alive and self.incarnation == incarnation and not version.gone:
+            hash_all(version)
+            self.perform(self.machine.hashed(version, self.sim.now))
+            self.pump()
+
+    def pump(self) -> None:
+        while self.machine.pushing:
+            self.perform(self.machine.push(self.sim.now))
+
+    def perform(self, effects: Sequence[PublisherEffect]) -> None:
+        self.epochs.add(self.machine.epoch)  # it may have risen: recorded before it is told
+        rng, now = self.sim.rng, self.sim.now
+        for effect in effects:
+            match effect:
+                case Hash(version):
+                    pause = rng.choice([0.0, 0.001, 0.3])
+                    self.sim.later(pause, self.hashed, version, self.incarnation)
+                    continue
+                case _:
+                    pass
+            for each in perform(self.machine, [effect], now, self.sealer):
+                self.do(each)
+
+    def do(self, effect: PublisherEffect) -> None:
+        match effect:
+            case Send():
+                self.told(effect)
+                self.sim.to_worker(self, effect)
+            case Broadcast():
+                if isinstance(effect.message, Announce):
+                    for identity, _ in self.promised:
+                        self.unheard.setdefault(identity, self.sim.now)
+                self.sim.broadcast(self, effect)
+            case HangUp():
+                raise AssertionError("a worker was taken for a flood")
+            case Notice():
+                self.listen(effect)
+            case Resolve():
+                publication = self.open.pop(effect.publication)
+                invariants = self.sim.invariants
+                invariants.on_receipt(publication, effect.receipt, effect.achieved)
+            case Settled(version) if self.disk is not None:
+                if self.sim.rng.random() < 0.8:  # else the disk is slow, or the end comes first
+                    published = self.sim.invariants.published[version.model, *version.key]
+                    self.disk[version.model] = Stored(
+                        version.model,
+                        version.layout,
+                        published.data,
+                        published.digest,
+                        {version.key, *version.names},
+                    )
+            case _:
+                pass
+
+    def rekey(self) -> None:
+        """Have another group key."""
+        if self.sealer is not None:
+            self.sealer.rekey(self.sim.now)
+            self.sim.met.add("rekeyed")
+            self.perform(self.machine.rekeyed())
+
+    def listen(self, notice: Notice) -> None:
+        """Do as a user who is told what becomes of workers."""
+        if notice.kind in ("joined", "back"):
+            self.listened[notice.worker] = "live"
+        elif notice.kind in ("lost", "stuck"):
+            self.listened[notice.worker] = notice.kind
+            peer = self.machine.roster.by_name(notice.worker)
+            lost = peer.identity if peer is not None and peer.lost else b""
+            self.promised = {k: said for k, said in self.promised.items() if k[0] != lost}
+        elif notice.kind == "left":
+            del self.listened[notice.worker]
+
+    def publish(self) -> bool:
+        """Publish in one way or another; return whether there was memory for it."""
+        rng, sim = self.sim.rng, self.sim
+        model = rng.choice("aaab")
+        size = rng.choice(sim.faults.sizes)
+        together = rng.random() < 0.3
+        names = [p.name for p in self.machine.roster]
+        workers = tuple(rng.sample(names, rng.randint(1, len(names)))) if names else None
+        if rng.random() < 0.6 or not sim.chaotic:
+            workers = None
+        elif rng.random() < 0.1:
+            workers = ("nobody",)
+        layout = Layout.plan([("w", "U8", (size,))])
+        if sim.patched:
+            layout = Layout.plan([("w", "BF16", (size // 2,))])
+        if model in self.copying:
+            return False
+        everybody = workers is None and not together
+        try:
+            make_room = partial(self.make_room, model)
+            snapshot = self.take(model, size, make_room, replaces_latest=everybody)
+        except WeightBusError:
+            return False
+        version = self.version(model, layout, snapshot)
+        require = rng.choice([None, None, 0, 1, 2])
+        expected = workers is None and require is None and rng.random() < 0.2
+        publication = Publication(
+            id=next(sim.ids),
+            version=version,
+            workers=workers,
+            require=require,
+            expect=rng.choice([1, 2, 5]) if expected else 0,
+            grace=rng.choice([0.0, 0.3, sim.timing.lost_after]),
+            grace_of_gone=sim.ends.choice([0.0, 0.3]),
+            alive=require is None and sim.ends.random() < 0.3,
+            wait=rng.choice(["applied", "applied", "staged", "none"]),
+            commit="together" if together else "auto",
+            hash=rng.random() < 0.2,
+            started=sim.now,
+            deadline=sim.now + rng.choice([0.5, 3.0, 10.0]),
+        )
+        self.copying.add(model)
+        pause = rng.choice([0.0, 0.0, 0.01, 0.5]) if sim.chaotic else 0.0
+        if pause:  # meanwhile the machine may find out that its latest version is gone
+            sim.later(pause, self.submit, publication, snapshot, self.incarnation)
+        else:
+            self.submit(publication, snapshot, self.incarnation)
+        return True
+
+    def trained(self, model: str, data: bytes) -> bytes:
+        """Return what is published: random bytes; or, where there are patches, few other ones."""
+        before, rng = self.before.get(model, b""), self.sim.changes
+        if self.sim.patched and len(before) == len(data) and rng.random() < 0.9:
+            changed = bytearray(before)
+            for _ in range(rng.choice([0, 3, 30])):
+                changed[rng.randrange(len(changed))] ^= rng.choice([1, 3, 255])
+            data = bytes(changed)
+        self.before[model] = data
+        return data
+
+    def offer_patches(self, publication: Publication) -> None:
+        """Make patches, as the publisher does in the thread that copies."""
+        version = publication.version
+        if not self.sim.patched:
+            return
+        shared = version.shared is not None
+        takers = self.machine.roster.takers(version.model, publication.workers, shared=shared)
+        encoding: Encoding = "delta" if self.sim.changes.random() < 0.9 else "raw"
+        bases = self.bases.setdefault(version.model, Bases(version.model))
+        bases.offer(version, encoding, takers)
+        self.sim.met |= {f"{len(version.patches)} patches"}
+
+    def withdraw_patches(self) -> None:
+        """Have no patches any more, of whatever is given out."""
+        for version in (v for versions in self.machine.store for v in versions):
+            version.patches = ()
+
+    def make_room(
+        self, model: str, among: Collection[Snapshot], replaces_latest: bool, _left: float
+    ) -> bool:
+        effects = self.machine.make_room(model, among, replaces_latest=replaces_latest)
+        self.discharge(model)
+        self.perform(effects)
+        return any(isinstance(effect, Release) for effect in effects)
+
+    def submit(self, publication: Publication, snapshot: Snapshot, incarnation: int) -> None:
+        """The trainer has copied its weights."""
+        if not self.alive or incarnation != self.incarnation:
+            return
+        model = publication.version.model
+        self.copying.discard(model)
+        data = self.trained(model, self.sim.rng.randbytes(snapshot.data.nbytes))
+        snapshot.data[:] = np.frombuffer(data, np.uint8)
+        if self.sim.chaotic and self.sim.rng.random() < 0.05:  # it fails half-way
+            snapshot.release()
+            return
+        self.offer_patches(publication)
+        self.discharge(model)
+        self.open[publication.id] = publication
+        try:
+            effects = self.machine.publish(publication, self.sim.now)
+        except UnknownWorkerError:
+            there = {p.name for p in self.machine.roster}
+            assert not set(publication.workers or ()) <= there
+            del self.open[publication.id]
+            snapshot.release()
+            return
+        self.sim.invariants.on_publish(publication, data)
+        self.perform(effects)
+        self.pump()

@@ -1,0 +1,315 @@
+"""A worker process and its user, on a simulated network."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weightbus.bus.effects import (
+    Connect,
+    Copy,
+    Decode,
+    Effect,
+    Notice,
+    Ready,
+    Refused,
+    Rejected,
+    Renamed,
+    Send,
+    Subscribe,
+)
+from weightbus.bus.limits import APPLIES_MAX, STAGING_BYTES_MAX
+from weightbus.bus.memory.staging import copying, patching
+from weightbus.bus.messages import (
+    DELTA,
+    RENAMING,
+    UPSTREAM,
+    Hello,
+    Shared,
+)
+from weightbus.bus.staged import Copying, OverwrittenError, Patching, StagedVersion, StaleError
+from weightbus.bus.worker.events import Copied, Decoded, Outcome, Report, Wanted
+from weightbus.bus.worker.keyring import Keyring
+from weightbus.bus.worker.machine import WorkerMachine
+from weightbus.bus.worker.reports import Identity
+from weightbus.codecs.checksum import digest_of
+from weightbus.codecs.layout import Layout
+from weightbus.tests.simulation.conditions import SIZES, Steps, T
+from weightbus.tests.simulation.invariants import Key
+from weightbus.tests.simulation.performing import done
+from weightbus.tests.simulation.virtual_memory import Lives, VirtualView
+
+if TYPE_CHECKING:
+    from weightbus.tests.simulation.network import Simulation
+    from weightbus.tests.simulation.publishers import Publisher
+
+
+class Worker:
+    """One worker process: the machine, and a user who applies when it pleases.
+
+    Some users refuse models of one byte, some have room for small models only.
+    """
+
+    machine: WorkerMachine
+
+    def __init__(self, sim: "Simulation", name: str, process: str) -> None:
+        self.sim, self.name, self.process = sim, name, process
+        self.incarnation = 0
+        self.alive = False
+        self.at = sim.publishers[0]  # where its address leads to
+        self.rate = sim.rng.choice(sim.faults.rates)
+        self.local = sim.rng.random() < 0.5  # on the publisher's host
+        self.local &= not sim.patched or sim.changes.random() < 0.3
+        self.picky = sim.rng.random() < 0.15
+        self.bytes_max = sim.rng.choice([STAGING_BYTES_MAX] * 6 + [SIZES[-1] - 1])
+
+    def start(self) -> None:
+        self.incarnation += 1
+        self.alive, self.cut_until = True, 0.0
+        instance = f"{self.sim.rng.getrandbits(128):032x}"
+        features: tuple[str, ...] = (RENAMING, UPSTREAM) if self.name != "w1" else ()
+        features += (DELTA,) if self.sim.patched and self.name != "w2" else ()
+        identity = Identity(self.name, instance, features=features)
+        models = ["a", "b"] if self.name == "w0" else ["a"]
+        keyring = Keyring() if self.sim.sealed else None
+        self.machine = WorkerMachine(
+            identity, models, self.objection, self.bytes_max, self.sim.timing, keyring=keyring
+        )
+        self.topics: set[bytes] = set()
+        self.views: dict[str, VirtualView] = {}  # by token, what it has opened
+        self.connected, self.lent = "", False
+        self.refusal = ""
+        self.contents: dict[str, bytes] = {}  # of its models, what lies in their memory
+        self.names: dict[str, Key] = {}  # of its models, what it calls what lies there
+        self.written = 0  # the greatest epoch of which anything was written there
+        self.ready: dict[str, StagedVersion] = {}
+        self.only: dict[str, tuple[int, int]] = {}  # of a model, what its user wants and no other
+        self.applying: set[str] = set()
+        self.sim.every_tick(self.incarnation, self, self.tick)
+
+    def open(self, shared: Shared, nbytes: int) -> VirtualView | None:
+        segment = self.sim.segments.get(shared.token) if self.local else None
+        if segment is None or segment.data.nbytes != nbytes:
+            return None
+        if shared.token not in self.views:
+            if not segment.lives():  # nobody can open it any more
+                return None
+            self.views[shared.token] = segment.open(lives(self))
+        return self.views[shared.token]
+
+    def objection(self, _model: str, layout: Layout) -> str:
+        return "one byte is no model" if self.picky and layout.nbytes == 1 else ""
+
+    def takes(self, layout: Layout) -> bool:
+        return layout.nbytes <= self.bytes_max and not self.objection("", layout)
+
+    def copy(self, staged: StagedVersion, before: tuple[int, int]) -> Steps[list[Effect]]:
+        """Copy a version into the model, in two steps: somebody may want its memory meanwhile."""
+        half, digest = staged.data.nbytes // 2, staged.digest
+        try:
+            with staged.reading():
+                whole = staged.data[:half].tobytes()
+                yield
+                whole += staged.data[half:].tobytes()
+                if staged.hash_chunks:
+                    digest = digest_of(staged.layout.id, staged.data, staged.hash_chunks)
+        except OverwrittenError:
+            raise AssertionError(f"{staged.key} was overwritten under a lock") from None
+        except StaleError:
+            self.sim.met.add("stale")
+            return self.report(staged, "stale")
+        self.sim.invariants.on_apply(self.name, before, staged, whole)
+        self.contents[staged.model] = whole
+        self.names[staged.model] = (staged.model, *staged.key)
+        self.written = max(self.written, staged.epoch)
+        process = f"{self.process}#{self.incarnation} of {staged.model}"
+        self.sim.invariants.on_follow(process, before[0], staged.epoch)
+        return self.report(staged, "applied", digest)
+
+    def go_on(self, steps: Steps[T], then: Callable[[T], None], incarnation: int) -> None:
+        """Do a step of what takes long, then others: a thread may be stopped at any time."""
+        if incarnation != self.incarnation or not self.alive:
+            return
+        try:
+            next(steps)
+        except StopIteration as end:
+            then(end.value)
+            return
+        pause = self.sim.rng.choice([0.0, 0.0, 0.01, 0.3]) if self.sim.chaotic else 0.0
+        stopped = self.sim.chaotic and self.sim.rng.random() < self.sim.faults.stops
+        self.sim.later(4.0 if stopped else pause, self.go_on, steps, then, incarnation)
+
+    def copied(self, copy: Copying, crcs: NDArray[np.uint32] | None) -> None:
+        """A copy from shared memory into staging has ended."""
+        self.sim.met.add("overtaken" if not copy.live else "late" if crcs is None else "copied")
+        self.sim.invariants.on_copy(self.name, copy, crcs)
+        self.perform(self.machine.happened(Copied(copy, crcs), self.sim.now))
+        if self.sim.faults.damage == 0:
+            self.sim.invariants.on_arriving(self.name, self.machine.slots.values())
+
+    def decoded(self, job: Patching, fault: str) -> None:
+        """A patch was decoded, or is of no use."""
+        self.sim.met.add("overtaken patch" if not job.live else "bad patch" if fault else "patched")
+        self.perform(self.machine.happened(Decoded(job, fault, 0.25), self.sim.now))
+
+    def report(
+        self, staged: StagedVersion, what: Outcome, digest: str = "", *, still: bool = False
+    ) -> list[Effect]:
+        kept = staged.own if what == "applied" else None
+        report = Report(staged.model, staged.key, what, "no", digest, still, kept)
+        return self.machine.happened(report, self.sim.now)
+
+    def fail(self, staged: StagedVersion, *, still: bool) -> list[Effect]:
+        """Fail to apply: before a byte has changed, or half-way; `still`: there is no time left."""
+        torn = self.sim.rng.random() < 0.5
+        if torn:
+            self.contents[staged.model] = b"torn" + staged.data.tobytes()
+            self.written = max(self.written, staged.epoch)
+        effects = self.report(staged, "torn" if torn else "declined", still=still)
+        if not torn or self.machine.slots[staged.model].applying.torn >= APPLIES_MAX:
+            self.sim.spoiled.add((self.process, staged.model, *staged.key))
+        return effects
+
+    def leave(self) -> None:
+        """Close as a user does, with a goodbye."""
+        self.perform(self.machine.close())
+        self.alive = False
+
+    def tick(self) -> None:
+        self.perform(self.machine.tick(self.sim.now))
+        self.perform(self.machine.connected(self.sim.now))
+        self.sim.invariants.on_slots(self.process, self.machine.slots.values())
+        self.sim.invariants.on_contents(self.process, self.machine.slots.values(), self.contents)
+        self.sim.invariants.on_bases(self.process, self.machine.slots.values())
+
+    def perform(self, effects: Sequence[Effect]) -> None:
+        for effect in done(self.machine, list(effects), self.sim.now, self.open):
+            match effect:
+                case Copy(copy):
+                    then = partial(self.copied, copy)
+                    self.sim.later(0.0, self.go_on, copying(copy), then, self.incarnation)
+                case Decode(job):
+                    ended = partial(self.decoded, job)
+                    self.sim.later(0.0, self.go_on, patching(job), ended, self.incarnation)
+                case Notice("unpatched"):
+                    self.sim.met.add("unpatched")
+                case Send():
+                    self.sim.invariants.on_report(self.name, effect.message)
+                    self.sim.invariants.on_claim(self.name, effect.message, self.contents)
+                    if isinstance(effect.message, Hello):
+                        assert effect.message.epoch == self.written, "it forgot whom it followed"
+                    token = self.machine.upstream if effect.upstream else ""
+                    if not (token and self.sim.word_to_publisher(self, token, effect.message)):
+                        self.sim.to_publisher(self, effect.message)
+                case Rejected(model, epoch, version, "gone"):
+                    self.sim.met.add("gone")
+                    self.want_latest(model, (epoch, version), self.incarnation)
+                case Refused():
+                    self.refusal = effect.code
+                case Connect():
+                    self.connected = effect.endpoint
+                case Subscribe():
+                    known = effect.topic in self.topics
+                    (self.topics.add if effect.on else self.topics.discard)(effect.topic)
+                    if effect.on and not known:
+                        self.sim.subscribed(self, effect.topic)
+                case Ready():
+                    self.hand_over(effect.staged)
+                case Renamed(model, epoch, version):
+                    key = (model, epoch, version)
+                    self.sim.invariants.on_rename(self.name, key, self.names[model], self.contents)
+                    self.names[model] = key
+                    self.written = max(self.written, epoch)
+                case _:
+                    pass
+
+    def want(self) -> None:
+        """The user wants one version and no other, for a while: a new one or an old one."""
+        model = self.sim.rng.choice([*self.machine.slots])
+        heard = self.machine.slots[model].asking.heard
+        if model not in self.only and heard[1]:
+            key = (heard[0], max(1, heard[1] + self.sim.rng.choice([-2, -1, 0, 0, 1, 1])))
+            self.only[model] = key
+            self.sim.met.add("wanted")
+            self.perform(self.machine.happened(Wanted(model, key), self.sim.now))
+            pause = self.sim.rng.choice([0.5, 3.0])
+            self.sim.later(pause, self.want_latest, model, key, self.incarnation)
+
+    def want_latest(self, model: str, key: tuple[int, int], incarnation: int) -> None:
+        """What was wanted is there, or is not to be had, or was wanted for long enough."""
+        if incarnation == self.incarnation and self.alive and self.only.get(model) == key:
+            del self.only[model]
+            self.perform(self.machine.happened(Wanted(model, None), self.sim.now))
+            if model in self.ready and model not in self.applying:
+                self.apply_later(model)
+
+    def hand_over(self, staged: StagedVersion) -> None:
+        only = self.only.get(staged.model, staged.key)
+        decided = staged.say_staged and staged.key < only  # all apply it together, or none (W14)
+        assert decided or staged.key == only, f"{self.name} wants {only} alone, not {staged.key}"
+        older = self.ready.pop(staged.model, None)
+        assert older is None or older.key != only or older.key == staged.key, "it was pinned"
+        self.ready[staged.model] = staged
+        if older is not None:
+            self.perform(self.report(older, "newer"))
+        if staged.model not in self.applying:
+            self.apply_later(staged.model)
+
+    def apply_later(self, model: str) -> None:
+        """The user comes by after a while and takes what is ready then."""
+        self.applying.add(model)
+        pause = self.sim.rng.choice([0.0, 0.0, 0.05, 1.0]) if self.sim.chaotic else 0.0
+        self.sim.later(pause, self.take, model, self.incarnation)
+
+    def take(self, model: str, incarnation: int) -> None:
+        if incarnation != self.incarnation or not self.alive:
+            return
+        if self.ready[model].key != self.only.get(model, self.ready[model].key):
+            self.applying.discard(model)
+            return
+        staged = self.ready.pop(model)
+        self.perform(self.report(staged, "taken"))
+        pause = self.sim.rng.choice([0.0, 0.02, 0.3]) if self.sim.chaotic else 0.0
+        self.sim.later(pause, self.apply, staged, incarnation)
+
+    def apply(self, staged: StagedVersion, incarnation: int) -> None:
+        if incarnation != self.incarnation or not self.alive:
+            return
+        if self.sim.chaotic and self.sim.rng.random() < self.sim.faults.apply:
+            late = self.sim.rng.random() < 0.3
+            effects = self.fail(staged, still=late)
+            if late:
+                self.sim.met.add("hung")
+                self.perform(effects)
+                self.sim.later(self.sim.rng.choice([0.1, 3.0]), self.returned, staged, incarnation)
+            else:
+                self.done_with(staged, effects)
+            return
+        running = self.machine.slots[staged.model].running
+        before = (running.epoch, running.version) if running else (0, 0)
+        self.go_on(self.copy(staged, before), partial(self.done_with, staged), incarnation)
+
+    def returned(self, staged: StagedVersion, incarnation: int) -> None:
+        """The user is back, too late: what that says does not matter."""
+        if incarnation == self.incarnation and self.alive:
+            self.done_with(staged, self.report(staged, self.sim.rng.choice(["applied", "torn"])))
+
+    def done_with(self, staged: StagedVersion, effects: Sequence[Effect]) -> None:
+        """The user has applied a version, or has not."""
+        self.applying.discard(staged.model)
+        self.perform(effects)
+        if self.only.get(staged.model) == staged.key:
+            running = self.machine.slots[staged.model].running
+            if running is not None and (running.epoch, running.version) == staged.key:
+                self.sim.met.add("exact")
+                self.want_latest(staged.model, staged.key, self.incarnation)
+        if staged.model in self.ready and staged.model not in self.applying:
+            self.apply_later(staged.model)
+
+
+def lives(process: "Worker | Publisher") -> Lives:
+    """Return what says whether a process is still the one that it is now."""
+    incarnation = process.incarnation
+    return lambda: process.alive and process.incarnation == incarnation

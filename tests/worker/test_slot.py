@@ -1,0 +1,925 @@
+"""The latest version wins, nothing torn is given out, and two buffers are enough."""
+
+import itertools
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from weightbus.bus.effects import Effect, Ready, Rejected, Send, Subscribe
+from weightbus.bus.limits import CHUNKS_MAX, TEXT_MAX, Timing
+from weightbus.bus.messages import (
+    Abort,
+    Announce,
+    Applied,
+    Chunk,
+    Commit,
+    End,
+    Failed,
+    Fetch,
+    Message,
+    Progress,
+    Rename,
+    Shared,
+    Staged,
+    encode,
+    from_worker,
+)
+from weightbus.bus.publisher.version import Version
+from weightbus.bus.staged import Copying, OverwrittenError, SharedMemory, StagedVersion, StaleError
+from weightbus.bus.worker.events import Outcome, Report
+from weightbus.bus.worker.holdings import Held
+from weightbus.bus.worker.layouts import LAYOUTS_KEPT
+from weightbus.bus.worker.phases import Event, Phase
+from weightbus.bus.worker.slot import RESTARTS_MAX, Slot
+from weightbus.bus.worker.transfer import Transfer
+from weightbus.codecs.layout import Layout
+from weightbus.tests.simulation.performing import Takes, copied, copies, done, empty
+from weightbus.tests.simulation.virtual_shell import chunk as chunk_of
+from weightbus.tests.simulation.virtual_shell import version_of
+
+CHUNK = 8
+EPOCH = 3
+
+
+class Bench:
+    """A slot, and a publisher's versions to feed it with."""
+
+    def __init__(self, bytes_max: int = 1000, objection: str = "") -> None:
+        self.objection = objection
+        self.asked: list[str] = []  # layouts that the user was asked about
+        self.memory: SharedMemory | None = None  # what any segment turns out to be
+        self.takes: Takes = empty  # memory
+        self.slot = Slot("a", self.accepts, bytes_max, Timing())
+        self.now = 0.0
+        self.effects: list[Effect] = []
+
+    def accepts(self, _model: str, layout: Layout) -> str:
+        self.asked.append(layout.id)
+        return self.objection
+
+    def done(self, effects: list[Effect]) -> list[Effect]:
+        return done(self.slot, effects, self.now, lambda _shared, _size: self.memory, self.takes)
+
+    def announce(self, v: Version, *, header: bool = True, **fields: Any) -> list[Effect]:
+        layout = v.layout.header if header else None
+        return self.done(self.slot.announced(announcement(v, **fields), layout, self.now))
+
+    def report(self, key: tuple[int, int], what: Outcome, text: str = "") -> list[Effect]:
+        return self.done(self.slot.happened(Report("a", key, what, text), self.now))
+
+    def abort(self, v: Version) -> list[Effect]:
+        return self.done(self.slot.aborted(abort(v), self.now))
+
+    def feed(self, v: Version, *indices: int, pushed: bool = True) -> list[Effect]:
+        effects: list[Effect] = []
+        for index in indices or range(v.plan.count):
+            crc, payload = chunk_of(v, index)
+            chunk = Chunk(model="a", epoch=v.epoch, version=v.version, index=index, crc=crc)
+            effects += self.slot.chunk(chunk, payload, self.now, pushed=pushed)
+        return effects
+
+    def end(self, v: Version, digest: str | None = None) -> list[Effect]:
+        end = End(
+            model="a",
+            epoch=v.epoch,
+            version=v.version,
+            digest=v.digest if digest is None else digest,
+        )
+        return self.slot.end(end, self.now)
+
+    def deliver(self, v: Version, **fields: Any) -> list[Effect]:
+        return self.announce(v, **fields) + self.feed(v) + self.end(v)
+
+    def apply(self, v: Version) -> list[Effect]:
+        return self.report(v.key, "taken") + self.report(v.key, "applied")
+
+    def fail(self, v: Version, text: str = "no", *, intact: bool = True) -> list[Effect]:
+        what: Outcome = "declined" if intact else "torn"
+        return self.report(v.key, "taken") + self.report(v.key, what, text)
+
+
+def version(number: int, nbytes: int = 20, epoch: int = EPOCH) -> Version:
+    data = np.full(nbytes, number, np.uint8)
+    return version_of(number, data, CHUNK, epoch)
+
+
+def announcement(v: Version, **fields: Any) -> Announce:
+    told: dict[str, Any] = {
+        "model": "a",
+        "epoch": v.epoch,
+        "version": v.version,
+        "layout": v.layout.id,
+        "layout_bytes": len(v.layout.header),
+        "nbytes": v.layout.nbytes,
+        "chunk_bytes": CHUNK,
+        "commit": "auto",
+        "acknowledge": "applied",
+        "encoding": "raw",
+    }
+    return Announce(**told | fields)
+
+
+def commit(v: Version, **fields: Any) -> Commit:
+    told: dict[str, Any] = {"epoch": v.epoch, "version": v.version, "digest": v.digest}
+    return Commit(model="a", **told | fields)
+
+
+def abort(v: Version) -> Abort:
+    return Abort(model="a", epoch=v.epoch, version=v.version)
+
+
+def ready(effects: list[Effect]) -> list[StagedVersion]:
+    return [e.staged for e in effects if isinstance(e, Ready)]
+
+
+def sent(effects: list[Effect], *kinds: type[Message]) -> list[Any]:
+    return [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, kinds)]
+
+
+def arriving(bench: Bench) -> Held:
+    held = bench.slot.holds.at("arriving")
+    assert held is not None
+    return held
+
+
+def transfer(bench: Bench) -> Transfer:
+    found = arriving(bench).transfer
+    assert found is not None
+    return found
+
+
+# Arriving.
+
+
+def test_a_version_is_given_out_whole_and_once() -> None:
+    bench, v = Bench(), version(1)
+    assert not ready(bench.announce(v) + bench.feed(v))
+    [staged] = ready(bench.end(v))
+    assert staged.data.tobytes() == b"\1" * 20
+    assert staged.digest == v.digest
+    assert not ready(bench.announce(v) + bench.feed(v) + bench.end(v))
+
+
+def test_the_end_may_come_first() -> None:
+    bench, v = Bench(), version(1)
+    bench.announce(v)
+    bench.end(v)
+    assert not ready(bench.feed(v, 0, 1))
+    assert ready(bench.feed(v, 2))
+
+
+def test_an_announcement_without_layout_asks_for_it_and_repeats_that() -> None:
+    bench, v = Bench(), version(1)
+    [fetch] = sent(bench.announce(v, header=False), Fetch)
+    assert (fetch.version, fetch.count, fetch.layout) == (1, 0, True)
+    assert bench.slot.holds.at("arriving") is None, "nothing is allocated yet"
+    for bench.now in (1.0, 15.9):
+        assert not bench.slot.tick(bench.now), "it may be on its way"
+        assert not bench.slot.asking.hear_of(EPOCH, 1, bench.now), "which is no news"
+    bench.now = 16.0
+    assert sent(bench.slot.tick(bench.now), Fetch)
+    bench.now = 16.9
+    bench.slot.asking.answered(16.5)
+    assert not bench.slot.tick(bench.now)
+    bench.now = 17.0
+    assert sent(bench.slot.tick(bench.now), Fetch)
+    assert sent(bench.slot.asking.hear_of(EPOCH, 2, 18.0), Fetch)[0].layout
+
+
+def test_a_layout_is_remembered_and_judged_once() -> None:
+    bench = Bench()
+    one, two = version(1), version(2)
+    bench.deliver(one)
+    bench.apply(one)
+    bench.announce(two, header=False)
+    assert bench.slot.holds.at("arriving") is not None
+    assert bench.asked == [one.layout.id]
+
+
+def test_layouts_are_forgotten_in_the_order_they_came() -> None:
+    bench = Bench()
+    for number in range(1, LAYOUTS_KEPT + 2):
+        v = version(number, nbytes=number)
+        bench.deliver(v)
+        bench.apply(v)
+    again = version(100, nbytes=1)
+    assert sent(bench.announce(again, header=False), Fetch)[0].layout
+    assert not sent(bench.announce(version(101, nbytes=2), header=False), Fetch)
+
+
+def test_a_layout_that_is_not_the_announced_one_is_not_learnt() -> None:
+    bench, v = Bench(), version(1)
+    wrong = version(1, nbytes=21)
+    effects = bench.slot.announced(announcement(v), wrong.layout.header, 0.0)
+    [failed] = sent(effects, Failed)
+    assert failed.code == "layout-invalid"
+    assert bench.slot.holds.at("arriving") is None
+    assert ready(bench.deliver(v)), "damage on the way is no verdict on the version"
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"nbytes": 1001}, "too-large"),
+        ({"nbytes": 21}, "layout-invalid"),
+        ({"encoding": "delta"}, "unsupported"),
+        ({"encryption": "aes-256-gcm"}, "unsupported"),
+    ],
+)
+def test_what_cannot_be_taken_is_refused_before_memory_is(
+    fields: dict[str, Any], code: str
+) -> None:
+    bench, v = Bench(), version(1)
+    bench.takes = lambda _nbytes: pytest.fail("memory was taken")
+    effects = bench.announce(v, **fields)
+    assert [f.code for f in sent(effects, Failed)] == [code]
+    assert [e.code for e in effects if isinstance(e, Rejected)] == [code]
+
+
+def test_the_largest_that_is_allowed_is_taken() -> None:
+    bench, v = Bench(bytes_max=20), version(1)
+    assert ready(bench.deliver(v))
+
+
+def test_too_many_chunks_are_refused() -> None:
+    bench = Bench(bytes_max=10 * CHUNKS_MAX)
+    v = version(1)
+    one_too_many: dict[str, Any] = {"chunk_bytes": 1, "nbytes": CHUNKS_MAX + 1}
+    assert sent(bench.announce(v, **one_too_many), Failed)[0].code == "too-many-chunks"
+
+
+def test_a_target_that_objects_is_quoted_in_so_many_words() -> None:
+    bench, v = Bench(objection="x" * 10_000), version(1)
+    [failed] = sent(bench.announce(v), Failed)
+    assert failed.code == "layout-mismatch"
+    assert len(failed.text) == TEXT_MAX
+    assert not sent(bench.announce(v), Failed), "once; reports repeat it"
+    assert sent(bench.slot.repeat(), Failed)
+
+
+def test_why_a_version_is_not_taken_is_said_whatever_letters_it_has() -> None:
+    bench = Bench(objection="there is no file of the name x\udcff")
+    [failed] = sent(bench.announce(version(1)), Failed)
+    read, _ = from_worker([encode(failed)])
+    assert isinstance(read, Failed)
+    assert read.text == r"there is no file of the name x\udcff"
+
+
+def test_no_memory_is_a_refusal_and_not_the_end() -> None:
+    bench, v = Bench(), version(1)
+    bench.takes = lambda _nbytes: None
+    [failed] = sent(bench.announce(v), Failed)
+    bench.takes = empty
+    assert failed.code == "no-memory"
+    assert bench.slot.holds.at("arriving") is None
+    assert ready(bench.deliver(version(2))), "there may be memory for the next"
+
+
+# Verifying.
+
+
+def test_a_whole_that_does_not_match_is_fetched_anew_a_few_times() -> None:
+    bench, v = Bench(), version(1)
+    bench.announce(v)
+    for _ in range(RESTARTS_MAX - 1):
+        effects = bench.feed(v, pushed=False) + bench.end(v, "0" * 64)
+        assert not ready(effects)
+        assert not sent(effects, Failed)
+    effects = bench.feed(v, pushed=False) + bench.end(v, "0" * 64)
+    [failed] = sent(effects, Failed)
+    assert failed.code == "digest-mismatch"
+    assert bench.slot.holds.at("arriving") is None
+    assert ready(bench.deliver(v)), "and it may come again"
+
+
+# The latest wins.
+
+
+def test_a_newer_version_replaces_the_one_arriving() -> None:
+    bench = Bench()
+    bench.announce(version(1))
+    bench.feed(version(1), 0)
+    effects = bench.announce(version(2))
+    assert arriving(bench).key == (EPOCH, 2)
+    assert [(e.topic, e.on) for e in effects if isinstance(e, Subscribe)] == [(b"a/dat", False)]
+
+
+def test_whoever_was_replaced_once_finishes_the_next() -> None:
+    bench, second, third = Bench(), version(2), version(3)
+    bench.announce(version(1))
+    bench.announce(second)
+    bench.feed(second, 0)
+    assert not bench.announce(third)
+    assert not bench.slot.asking.hear_of(EPOCH, 3, bench.now)
+    effects = bench.feed(second, 1, 2) + bench.end(second)
+    assert [s.version for s in ready(effects)] == [2]
+    assert [(e.topic, e.on) for e in effects if isinstance(e, Subscribe)] == [(b"a/dat", True)]
+    assert sent(effects, Fetch)[0].version == 0, "and looks at what came meanwhile"
+
+
+def test_older_and_equal_versions_are_no_news() -> None:
+    bench, v = Bench(), version(5)
+    bench.deliver(v)
+    for key in ((EPOCH, 5), (EPOCH, 4), (EPOCH - 1, 9), (EPOCH, 0)):
+        assert not bench.slot.asking.hear_of(*key, bench.now), key
+    assert not bench.announce(version(4))
+    assert not bench.announce(version(9, epoch=EPOCH - 1))
+    assert sent(bench.slot.asking.hear_of(EPOCH, 6, bench.now), Fetch)
+
+
+def test_news_are_asked_for_once_in_a_while() -> None:
+    bench = Bench()
+    assert bench.slot.asking.hear_of(EPOCH, 1, 0.0)
+    assert not bench.slot.asking.hear_of(EPOCH, 1, 0.24)
+    assert bench.slot.asking.hear_of(EPOCH, 1, 0.25)
+
+
+def test_a_later_epoch_is_newer_whatever_its_version() -> None:
+    bench = Bench()
+    bench.deliver(version(9))
+    bench.apply(version(9))
+    later = version(1, epoch=EPOCH + 1)
+    assert [s.key for s in ready(bench.deliver(later))] == [(EPOCH + 1, 1)]
+
+
+def test_what_was_rejected_does_not_hide_an_older_version_that_was_missed() -> None:
+    bench, missed = Bench(), version(2)
+    bench.slot.announced(announcement(version(3), nbytes=2000), None, 0.0)
+    assert not bench.slot.asking.hear_of(EPOCH, 3, 1.0), "it was rejected"
+    assert sent(bench.slot.asking.hear_of(EPOCH, 2, 1.0), Fetch)
+    assert ready(bench.deliver(missed))
+
+
+# Two buffers.
+
+
+def test_a_third_version_waits_for_a_buffer() -> None:
+    bench = Bench()
+    bench.deliver(version(1))
+    bench.deliver(version(2))
+    bench.announce(version(3))
+    assert bench.slot.holds.at("arriving") is None
+    bench.apply(version(1))
+    assert arriving(bench).key == (EPOCH, 3)
+
+
+def test_what_waits_for_a_buffer_is_the_newest() -> None:
+    bench = Bench()
+    bench.deliver(version(1))
+    bench.deliver(version(2))
+    bench.announce(version(3))
+    bench.announce(version(4))
+    bench.report((EPOCH, 1), "newer")
+    assert arriving(bench).key == (EPOCH, 4)
+
+
+def test_buffers_are_used_again() -> None:
+    bench, taken = Bench(), list[int]()
+
+    def take(nbytes: int) -> NDArray[np.uint8]:
+        taken.append(nbytes)
+        return np.empty(nbytes, np.uint8)
+
+    bench.takes = take
+    for number in range(1, 6):
+        bench.deliver(version(number))
+        bench.apply(version(number))
+    assert taken == [20]
+    bench.deliver(version(6, nbytes=21))
+    bench.apply(version(6, nbytes=21))
+    bench.deliver(version(7))
+    assert taken == [20, 21, 20], "of another size there is nothing to keep"
+
+
+# Together.
+
+
+def test_nothing_is_given_out_before_the_commit() -> None:
+    bench, v = Bench(), version(1)
+    effects = bench.deliver(v, commit="together")
+    assert not ready(effects)
+    assert sent(effects, Staged)[0].digest == v.digest
+    assert [s.key for s in ready(bench.slot.committed(commit(v)))] == [v.key]
+    assert not ready(bench.slot.committed(commit(v))), "once"
+
+
+@pytest.mark.parametrize(
+    "fields", [{"version": 2}, {"epoch": EPOCH + 1}, {"digest": "0" * 64}], ids=str
+)
+def test_a_commit_of_something_else_commits_nothing(fields: dict[str, Any]) -> None:
+    bench, v = Bench(), version(1)
+    bench.deliver(v, commit="together")
+    assert not bench.slot.committed(commit(v, **fields))
+    assert bench.slot.holds.at("staged") is not None
+
+
+def test_a_commit_that_comes_as_an_announcement_counts() -> None:
+    bench, v = Bench(), version(1)
+    bench.deliver(v, commit="together")
+    assert ready(bench.announce(v))
+
+
+def test_an_abort_drops_what_is_staged_and_what_arrives() -> None:
+    bench, v = Bench(), version(1)
+    bench.deliver(v, commit="together")
+    bench.abort(v)
+    assert bench.slot.holds.at("staged") is None
+    assert not ready(bench.slot.committed(commit(v)))
+    bench.announce(version(2), commit="together")
+    bench.abort(version(1))
+    assert bench.slot.holds.at("arriving") is not None, "another version's abort"
+    bench.abort(version(2))
+    assert bench.slot.holds.at("arriving") is None
+    assert ready(bench.deliver(version(3)))
+    assert ready(bench.deliver(version(4))), "both buffers are back"
+
+
+def test_an_abort_makes_room_for_what_waits_for_a_buffer() -> None:
+    bench = Bench()
+    one, two, three = version(1), version(2), version(3)
+    bench.deliver(one)
+    bench.deliver(two, commit="together")
+    bench.announce(three)
+    assert bench.slot.holds.at("arriving") is None
+    bench.abort(two)
+    assert bench.slot.holds.at("arriving") is not None
+    assert ready(bench.feed(three) + bench.end(three))
+
+
+def test_an_abort_does_not_reach_what_was_committed() -> None:
+    bench, v = Bench(), version(1)
+    bench.deliver(v, commit="together")
+    bench.slot.committed(commit(v))
+    bench.abort(v)
+    assert sent(bench.apply(v), Applied)
+
+
+def test_staged_is_said_when_it_is_asked_for() -> None:
+    bench = Bench()
+    assert sent(bench.deliver(version(1), acknowledge="staged"), Staged)
+    bench.apply(version(1))
+    assert not sent(bench.deliver(version(2)), Staged)
+
+
+def test_a_newer_whole_version_takes_the_place_of_an_undecided_one() -> None:
+    bench = Bench()
+    bench.deliver(version(1), commit="together")
+    bench.deliver(version(2), commit="together")
+    assert not ready(bench.slot.committed(commit(version(1))))
+    assert ready(bench.slot.committed(commit(version(2))))
+
+
+# Reports.
+
+
+def test_reports_are_repeated_until_they_are_out_of_date() -> None:
+    bench, v = Bench(), version(1, nbytes=100)
+    bench.announce(v)
+    bench.feed(v, 0, 1)
+    [progress] = sent(bench.slot.repeat(), Progress)
+    assert (progress.chunks, progress.phase) == (2, "receiving")
+    bench.feed(v, *range(2, 13))
+    bench.end(v)
+    assert sent(bench.slot.repeat(), Progress)[0].phase == "staged"
+    bench.report(v.key, "taken")
+    assert sent(bench.slot.repeat(), Progress)[0].phase == "applying"
+    assert sent(bench.apply(v), Applied)
+    [repeated] = bench.slot.repeat()
+    assert sent([repeated], Applied)[0].digest == v.digest
+
+
+def test_progress_is_reported_every_few_pushed_chunks() -> None:
+    bench, v = Bench(), version(1, nbytes=300)
+    bench.announce(v)
+    assert [p.chunks for p in sent(bench.feed(v), Progress)] == [16, 32]
+
+
+def test_a_failure_leaves_what_runs_and_is_repeated() -> None:
+    bench = Bench()
+    bench.deliver(version(1))
+    bench.apply(version(1))
+    bench.deliver(version(2))
+    [failed] = sent(bench.fail(version(2), "no room"), Failed)
+    assert (failed.code, failed.text) == ("apply", "no room")
+    assert bench.slot.running is not None
+    assert bench.slot.running.version == 1
+    assert sent(bench.slot.repeat(), Failed)
+    bench.announce(version(3))
+    assert not sent(bench.slot.repeat(), Failed), "another version is begun"
+
+
+def _no_room(bench: Bench) -> list[Effect]:
+    bench.deliver(version(1))
+    bench.report((EPOCH, 1), "taken")
+    return bench.report((EPOCH, 1), "failed", "full")
+
+
+def _no_memory(bench: Bench) -> list[Effect]:
+    bench.takes = lambda _nbytes: None
+    effects = bench.announce(version(1))
+    bench.takes = empty
+    return effects
+
+
+def _no_match(bench: Bench) -> list[Effect]:
+    v = version(1)
+    bench.announce(v)
+    return [e for _ in range(RESTARTS_MAX) for e in bench.feed(v) + bench.end(v, "0" * 64)]
+
+
+def _no_fit(bench: Bench) -> list[Effect]:
+    v = version(1)
+    bench.announce(v, header=False)
+    return bench.done(bench.slot.announced(announcement(v), b"{}", bench.now))
+
+
+def _unknown(bench: Bench) -> list[Effect]:
+    return bench.announce(version(1), encoding="another")
+
+
+FAILS: dict[str, Callable[[Bench], list[Effect]]] = {
+    "no room": _no_room,
+    "no-memory": _no_memory,
+    "digest-mismatch": _no_match,
+    "layout-invalid": _no_fit,
+    "unsupported": _unknown,
+}
+
+
+@pytest.mark.parametrize("fails", FAILS)
+def test_what_fails_is_tried_again_after_ever_longer_pauses(fails: str) -> None:
+    bench, tried = Bench(), list[float]()
+    while bench.now < 10 * bench.slot.timing.patience_max:
+        bench.now += bench.slot.timing.quiet
+        assert not sent(bench.slot.tick(bench.now), Fetch)
+        if sent(bench.slot.asking.hear_of(EPOCH, 1, bench.now), Fetch):
+            tried.append(bench.now)
+            [failed] = sent(FAILS[fails](bench), Failed)
+            assert failed.code == ("no-memory" if fails == "no room" else fails)
+    pauses = [after - before for before, after in itertools.pairwise(tried)]
+    patience, most = bench.slot.timing.patience, bench.slot.timing.patience_max
+    assert pauses[:4] == [patience, 2 * patience, 4 * patience, 8 * patience]
+    assert set(pauses[4:]) == {most}
+    bench.deliver(version(2))
+    assert sent(bench.apply(version(2)), Applied), "another one is not put off"
+    bench.announce(version(3), encoding="another")
+    bench.now += patience
+    assert sent(bench.slot.asking.hear_of(EPOCH, 3, bench.now), Fetch), "it begins with patience"
+
+
+@pytest.mark.parametrize("word", ["gone", "aborted"])
+def test_what_is_before_a_version_that_is_put_off_waits_until_that_is_not_to_be_had(
+    word: str,
+) -> None:
+    bench, v = Bench(), version(2)
+    bench.announce(v, encoding="another")
+    assert not sent(bench.slot.asking.hear_of(EPOCH, 1, bench.now), Fetch), "it would come again"
+    assert not sent(bench.slot.asking.hear_of(EPOCH, 2, bench.now), Fetch)
+    assert not sent(bench.slot.gone(EPOCH, 1, bench.now), Fetch), "that is another"
+    assert not sent(bench.slot.asking.hear_of(EPOCH, 1, bench.now), Fetch)
+    if word == "gone":
+        bench.slot.gone(EPOCH, 2, bench.now)
+    else:
+        bench.abort(v)
+    assert sent(bench.slot.asking.hear_of(EPOCH, 1, bench.now), Fetch)
+
+
+def test_after_an_apply_that_failed_half_way_every_report_says_that_nothing_runs() -> None:
+    bench = Bench()
+    bench.deliver(version(1))
+    bench.apply(version(1))
+    bench.deliver(version(2))
+    [failed] = sent(bench.fail(version(2), intact=False), Failed)
+    assert not failed.intact
+    assert (bench.slot.running, bench.slot.applying.epoch) == (None, EPOCH)
+    bench.objection = "does not fit"
+    [declined] = sent(bench.announce(version(3, nbytes=3)), Failed)
+    assert not declined.intact
+    bench.objection = ""
+    bench.announce(version(4))
+    assert [f.intact for f in sent(bench.slot.repeat(), Failed)] == [False]
+    assert not sent(bench.slot.repeat(), Applied)
+    bench.feed(version(4))
+    bench.end(version(4))
+    [applied] = sent(bench.apply(version(4)), Applied)
+    assert sent(bench.slot.repeat(), Applied) == [applied]
+
+
+def test_what_was_not_ready_cannot_have_been_applied() -> None:
+    bench = Bench()
+    for what in ("applied", "declined", "failed", "torn", "stale", "newer"):
+        assert not bench.report((EPOCH, 1), what)
+    assert bench.slot.running is None
+
+
+# Coming back.
+
+
+def test_what_is_gone_is_given_up_and_the_latest_asked_for() -> None:
+    bench = Bench()
+    bench.announce(version(1))
+    effects = bench.slot.gone(EPOCH, 1, bench.now)
+    assert bench.slot.holds.at("arriving") is None
+    assert sent(effects, Fetch)[0].version == 0
+
+
+def test_another_epoch_drops_what_its_publisher_never_had() -> None:
+    bench = Bench()
+    bench.deliver(version(1), commit="together")
+    bench.announce(version(2))
+    bench.slot.reconnected(EPOCH + 1, 0, bench.now)
+    assert bench.slot.holds.at("staged") is None
+    assert bench.slot.holds.at("arriving") is None
+    assert ready(bench.deliver(version(1, epoch=EPOCH + 1)))
+
+
+def test_the_same_epoch_goes_on_where_it_was() -> None:
+    bench, v = Bench(), version(1)
+    bench.announce(v)
+    bench.end(v)
+    bench.feed(v, 0)
+    bench.slot.reconnected(EPOCH, 1, bench.now)
+    assert transfer(bench).here == 1
+    [fetch] = sent(bench.slot.tick(bench.now), Fetch)
+    assert (fetch.first, fetch.count) == (1, 2)
+
+
+def test_what_is_staged_is_said_again_to_the_same_epoch() -> None:
+    bench, v = Bench(), version(1)
+    bench.deliver(v, commit="together")
+    assert sent(bench.slot.reconnected(EPOCH, 0, bench.now), Staged)
+
+
+def test_what_is_staged_is_repeated_until_it_is_decided() -> None:
+    bench, v = Bench(), version(1)
+    bench.deliver(v, commit="together")
+    assert sent(bench.slot.repeat(), Staged)[0].digest == v.digest
+    bench.abort(v)
+    assert not sent(bench.slot.repeat(), Staged)
+
+
+@pytest.mark.parametrize("end", ["newer", "abort"])
+def test_memory_that_is_lent_is_taken_back_with_the_version_it_was_for(end: str) -> None:
+    """Its buffer may serve another version at once; nobody may go on writing into it."""
+    bench, v = Bench(), version(1)
+    bench.announce(v)
+    crc, payload = chunk_of(v, 0)
+    chunk = Chunk(model="a", epoch=v.epoch, version=v.version, index=0, crc=crc)
+    lease = bench.slot.place(chunk, len(payload))
+    assert lease is not None
+    if end == "newer":
+        bench.announce(version(2))
+    else:
+        bench.abort(v)
+    assert not lease.live
+    assert bench.slot.place(chunk, len(payload)) is None
+
+
+# Copying from shared memory.
+
+SHARED = Shared(path="/proc/1/fd/1", token="0" * 32)
+
+
+class Memory:
+    """A segment that can be opened."""
+
+    def __init__(self, stale: type[StaleError] | None = None) -> None:
+        self.data, self.note = np.full(20, 1, np.uint8), b""
+        self.stale = stale  # how it turns out, if it does
+
+    @contextmanager
+    def reading(self, model: str, epoch: int, version: int, **_: bool) -> Generator[None]:
+        assert (model, epoch, version) == ("a", EPOCH, 1)
+        if self.stale is StaleError:
+            raise StaleError
+        yield
+        if self.stale is OverwrittenError:
+            raise OverwrittenError
+
+
+def begun(bench: Bench, v: Version, memory: Memory | None = None) -> Copying:
+    """Announce a version that has to be staged, from shared memory."""
+    bench.slot.shared, bench.memory = True, memory or Memory()
+    effects = bench.announce(v, commit="together", shared=SHARED)
+    assert [(f.version, f.count) for f in sent(effects, Fetch)] == [(1, 0)], "the `end` alone"
+    [copy] = copies(effects)
+    return copy
+
+
+def end_copy(bench: Bench, copy: Copying) -> list[Effect]:
+    return bench.done(bench.slot.happened(copied(copy), bench.now))
+
+
+@pytest.mark.parametrize("end_first", [False, True])
+def test_what_is_copied_is_staged_with_the_digest_of_the_copy(end_first: bool) -> None:
+    bench, v = Bench(), version(1)
+    copy = begun(bench, v)
+    effects = bench.end(v) if end_first else []
+    assert not effects
+    assert not sent(bench.slot.tick(bench.now + 5.0), Fetch) or not end_first
+    effects = end_copy(bench, copy)
+    effects += [] if end_first else bench.end(v)
+    assert sent(effects, Staged)[0].digest == v.digest
+    [staged] = ready(bench.slot.committed(commit(v)))
+    assert staged.data.tobytes() == b"\1" * 20
+
+
+@pytest.mark.parametrize("how", [StaleError, OverwrittenError])
+def test_what_is_stale_or_was_overwritten_is_fetched(how: type[StaleError]) -> None:
+    bench, v = Bench(), version(1)
+    copy = begun(bench, v, Memory(how))
+    bench.end(v)
+    effects = end_copy(bench, copy)
+    assert not sent(effects, Staged)
+    assert [(f.version, f.first, f.count) for f in sent(effects, Fetch)] == [(1, 0, 3)]
+    assert sent(bench.feed(v, pushed=False), Staged)
+
+
+def test_nothing_is_asked_for_or_lent_while_it_is_copied_and_progress_tells_of_it() -> None:
+    bench, v = Bench(), version(1)
+    copy = begun(bench, v)
+    bench.end(v)
+    crc, payload = chunk_of(v, 0)
+    chunk = Chunk(model="a", epoch=v.epoch, version=v.version, index=0, crc=crc)
+    assert bench.slot.place(chunk, len(payload)) is None
+    assert not bench.feed(v, 0)
+    for _ in range(40):
+        bench.now += 0.5
+        assert not bench.slot.tick(bench.now)
+    copy.count = 2
+    [said] = sent(bench.slot.repeat(), Progress)
+    assert (said.chunks, said.phase) == (2, "receiving")
+
+
+@pytest.mark.parametrize("how", ["aborted", "newer", "fenced"])
+def test_a_copy_that_is_overtaken_keeps_its_buffer_until_it_has_ended(how: str) -> None:
+    """Whoever copies is still writing there: no other version may have that memory."""
+    bench, v = Bench(), version(1)
+    taken: list[NDArray[np.uint8]] = []
+
+    def take(nbytes: int) -> NDArray[np.uint8]:
+        taken.append(np.zeros(nbytes, np.uint8))
+        return taken[-1]
+
+    bench.takes = take
+    copy = begun(bench, v)
+    bench.slot.shared, bench.memory = False, None
+    if how == "aborted":
+        bench.abort(v)
+    elif how == "fenced":
+        bench.slot.reconnected(EPOCH + 1, 0, bench.now)
+    epoch = EPOCH + (how == "fenced")
+    bench.announce(version(2, epoch=epoch))
+    assert not copy.live
+    assert arriving(bench).buffer is not copy.buffer
+    bench.feed(version(2, epoch=epoch))
+    bench.end(version(2, epoch=epoch))
+    bench.announce(version(3, epoch=epoch))
+    assert bench.slot.holds.at("arriving") is None, "both buffers are in use"
+    effects = end_copy(bench, copy)
+    assert not sent(effects, Staged)
+    assert arriving(bench).key == (epoch, 3)
+    assert arriving(bench).buffer is copy.buffer, "now it is free"
+    assert len(taken) == 2
+
+
+def test_a_copy_that_was_done_when_it_was_overtaken_is_of_no_use() -> None:
+    bench, v = Bench(), version(1)
+    copy = begun(bench, v)
+    late = copied(copy)
+    bench.abort(v)
+    effects = bench.slot.happened(late, bench.now) + bench.end(v)
+    assert not sent(effects, Staged)
+    assert not ready(bench.slot.committed(commit(v)))
+
+
+# Each arrow of the table, by what makes it happen.
+
+
+def come_to(bench: Bench, v: Version, phase: Phase) -> None:
+    """Bring a version to a phase."""
+    if phase == "announced":
+        bench.announce(v, header=False)
+    elif phase == "arriving":
+        bench.announce(v)
+    elif phase == "staged":
+        bench.deliver(v, commit="together", acknowledge="staged")
+    else:
+        bench.deliver(v)
+        if phase in ("applying", "running"):
+            bench.report(v.key, "taken")
+        if phase == "running":
+            bench.report(v.key, "applied")
+    assert phase_of(bench, v.key) == phase
+
+
+def happen(bench: Bench, v: Version, event: Event) -> tuple[int, int]:
+    """Make something happen to a version; return its name afterwards."""
+    slot, now, phase = bench.slot, bench.now, phase_of(bench, v.key)
+    match event, phase:
+        case "begun", _:
+            bench.announce(v)
+        case "mapped", _:
+            bench.memory = Memory()
+            bench.announce(v, shared=SHARED)
+        case "whole", _:
+            bench.feed(v)
+            bench.end(v)
+        case "committed", _:
+            slot.committed(commit(v))
+        case "declined", "announced":
+            bench.objection = "does not fit"
+            bench.announce(v)
+        case "failed", "announced":
+            bench.announce(v, encoding="zip")
+        case "failed", "arriving":
+            for _ in range(RESTARTS_MAX):
+                bench.feed(v, pushed=False)
+                bench.end(v, "0" * 64)
+        case "newer", "announced":
+            bench.announce(version(2), header=False)
+        case "newer", "arriving":
+            bench.announce(version(2))
+        case "newer", "staged":
+            bench.deliver(version(2), commit="together", acknowledge="staged")
+        case "newer", "running":
+            bench.deliver(version(2))
+            bench.apply(version(2))
+        case "torn", "running":
+            bench.deliver(version(2))
+            bench.fail(version(2), intact=False)
+        case "renamed", _:
+            was = slot.running
+            assert was is not None
+            slot.renamed(Rename(model="a", epoch=EPOCH, version=9, was=was), now)
+            return EPOCH, 9
+        case "gone", _:
+            slot.gone(EPOCH, 1, now)
+        case "aborted", _:
+            bench.abort(v)
+        case "fenced", _:
+            slot.reconnected(EPOCH + 1, 0, now)
+        case _:
+            bench.report(v.key, event)  # pyright: ignore[reportArgumentType]
+    return v.key
+
+
+def phase_of(bench: Bench, key: tuple[int, int]) -> Phase:
+    """Return the phase of a version."""
+    live: list[Phase] = ["announced", "arriving", "staged", "ready", "applying", "running"]
+    found: list[Phase] = [held.phase for held in bench.slot.holds.all(*live) if held.key == key]
+    assert len(found) <= 1
+    if found:
+        return found[0]
+    return "rejected" if key in bench.slot.holds.rejected else "dropped"
+
+
+@pytest.mark.parametrize(
+    ("before", "event", "after"),
+    [
+        ("announced", "begun", "arriving"),
+        ("announced", "mapped", "ready"),
+        ("announced", "declined", "rejected"),
+        ("announced", "failed", "dropped"),
+        ("announced", "newer", "dropped"),
+        ("announced", "gone", "dropped"),
+        ("announced", "aborted", "dropped"),
+        ("announced", "fenced", "dropped"),
+        ("arriving", "whole", "ready"),  # by way of staged, since it is to be applied at once
+        ("arriving", "failed", "dropped"),
+        ("arriving", "newer", "dropped"),
+        ("arriving", "gone", "dropped"),
+        ("arriving", "aborted", "dropped"),
+        ("arriving", "fenced", "dropped"),
+        ("staged", "committed", "ready"),
+        ("staged", "newer", "dropped"),
+        ("staged", "aborted", "dropped"),
+        ("staged", "fenced", "dropped"),
+        ("ready", "taken", "applying"),
+        ("ready", "newer", "dropped"),
+        ("applying", "applied", "running"),
+        ("applying", "put-back", "ready"),
+        ("applying", "declined", "rejected"),
+        ("applying", "failed", "dropped"),
+        ("applying", "torn", "dropped"),
+        ("applying", "stale", "dropped"),
+        ("applying", "newer", "dropped"),
+        ("running", "renamed", "running"),
+        ("running", "newer", "dropped"),
+        ("running", "torn", "dropped"),
+    ],
+)
+def test_what_happens_moves_a_version_along_its_arrow(
+    before: Phase, event: Event, after: Phase
+) -> None:
+    bench, v = Bench(), version(1)
+    come_to(bench, v, before)
+    key = happen(bench, v, event)
+    assert phase_of(bench, key) == after
+    if after in ("dropped", "rejected"):
+        later = bench.slot.tick(bench.now + bench.slot.timing.patience)
+        assert (EPOCH, 1) not in [(f.epoch, f.version) for f in sent(later, Fetch)]

@@ -1,0 +1,610 @@
+"""How a worker joins, whom it follows, and when it starts over."""
+
+import subprocess
+import sys
+from contextlib import AbstractContextManager
+
+import msgspec
+import numpy as np
+import pytest
+from msgspec import structs
+
+from weightbus.bus.effects import (
+    Connect,
+    Effect,
+    Joined,
+    Notice,
+    Ready,
+    Redial,
+    Refused,
+    Send,
+    Subscribe,
+    Warm,
+)
+from weightbus.bus.limits import Timing
+from weightbus.bus.messages import (
+    Announce,
+    Applied,
+    Beacon,
+    Bye,
+    Chunk,
+    Commit,
+    End,
+    Fetch,
+    Hello,
+    Message,
+    Ping,
+    Pong,
+    Prepare,
+    Progress,
+    Refuse,
+    Running,
+    Shared,
+    Welcome,
+    Whole,
+    encode,
+)
+from weightbus.bus.worker.events import Outcome, Report
+from weightbus.bus.worker.machine import WorkerMachine
+from weightbus.bus.worker.phases import Event
+from weightbus.bus.worker.reports import Identity
+from weightbus.bus.worker.slot import Slot
+from weightbus.codecs.checksum import digest
+from weightbus.codecs.layout import Layout
+from weightbus.codecs.native import crc32c
+from weightbus.tests.simulation.performing import Opens, another_host, done
+
+EPOCH = 7
+SILENT = Notice(
+    "lost",
+    "the publisher is silent: the weights stay in use, and this worker joins it again",
+    warning=True,
+)
+LAYOUT = Layout.plan([("w", "U8", (4,))])
+
+
+class Bench:
+    """A worker of two models, and what it is told."""
+
+    def __init__(self, *, inside: bool = True, opens: Opens = another_host) -> None:
+        self.machine = WorkerMachine(
+            Identity("w", "a" * 32, "client", "host", 5),
+            ["a", "b"],
+            lambda _m, _l: "",
+            100,
+            Timing(),
+        )
+        self.opens, self.now = opens, 100.0
+        if inside:
+            self.machine.connected(self.now)
+            self.tell(welcome())
+
+    def done(self, effects: list[Effect]) -> list[Effect]:
+        return done(self.machine, effects, self.now, self.opens)
+
+    def report(self, key: tuple[int, int], what: Outcome) -> list[Effect]:
+        return self.done(self.machine.happened(Report("a", key, what), self.now))
+
+    def tell(self, message: Message) -> list[Effect]:
+        return self.done(self.machine.receive([encode(message)], self.now))
+
+    def publish(self, message: Message, *payload: bytes, topic: bytes = b"a/ctl") -> list[Effect]:
+        frames = [topic, encode(message), *payload]
+        return self.done(self.machine.receive_published(frames, self.now))
+
+
+def welcome(epoch: int = EPOCH, data: str = "tcp://d:1", version: int = 0) -> Welcome:
+    models = {"a": version} if version else {}
+    return Welcome(epoch=epoch, data=data, ping_ms=1000, lost_ms=5000, models=models)
+
+
+def announce(epoch: int = EPOCH, model: str = "a") -> Announce:
+    return Announce(
+        model=model,
+        epoch=epoch,
+        version=1,
+        layout=LAYOUT.id,
+        layout_bytes=len(LAYOUT.header),
+        nbytes=4,
+        chunk_bytes=4,
+        commit="auto",
+        acknowledge="applied",
+        encoding="raw",
+    )
+
+
+def sent(effects: list[Effect], kind: type[Message]) -> list[Message]:
+    return [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, kind)]
+
+
+def run(slot: Slot, running: Running) -> None:
+    """Have a version run that came some time ago."""
+    told = {"epoch": running.epoch, "version": running.version, "layout": "0" * 64}
+    sizes = {"layout_bytes": 10, "nbytes": 0, "chunk_bytes": 1}
+    words = {"commit": "auto", "acknowledge": "applied", "encoding": "raw"}
+    announced = msgspec.convert({"model": slot.model, **told, **sizes, **words}, Announce)
+    held = slot.holds.expect(announced, pushed=False, payload=None)
+    events: list[Event] = ["begun", "whole", "committed", "taken", "applied"]
+    assert all(slot.holds.move(held, event) for event in events)
+    slot.applying.runs(held, running)
+
+
+def test_hello_says_who_and_what_it_runs() -> None:
+    bench = Bench(inside=False)
+    running = Running(3, 9, "f" * 64)
+    run(bench.machine.slots["b"], running)
+    [hello] = sent(bench.machine.connected(bench.now), Hello)
+    assert hello == Hello(
+        name="w",
+        instance="a" * 32,
+        models={"a": None, "b": running},
+        epoch=3,
+        client="client",
+        host="host",
+        pid=5,
+    )
+
+
+def test_hello_is_said_again_but_not_all_the_time() -> None:
+    bench = Bench(inside=False)
+    assert bench.machine.connected(100.0)
+    assert not bench.machine.connected(100.24)
+    assert bench.machine.connected(100.25)
+    bench.tell(welcome())
+    assert not bench.machine.connected(200.0), "it is inside"
+
+
+def test_a_welcome_connects_subscribes_and_asks_for_what_is_missing() -> None:
+    bench = Bench(inside=False)
+    effects = bench.tell(welcome(version=4))
+    assert Joined(EPOCH) in effects
+    assert Connect("tcp://d:1") in effects
+    topics = {e.topic for e in effects if isinstance(e, Subscribe) and e.on}
+    assert topics == {b"a/ctl", b"a/dat", b"b/ctl", b"b/dat"}
+    assert sent(effects, Fetch) == [Fetch(model="a", epoch=EPOCH, version=0)]
+
+
+def test_the_same_data_address_is_not_connected_to_twice() -> None:
+    bench = Bench()
+    assert not [e for e in bench.tell(welcome(EPOCH + 1)) if isinstance(e, Connect)]
+    again = bench.tell(welcome(EPOCH + 2, "tcp://d:2"))
+    assert Connect("tcp://d:2") in again
+
+
+def test_a_second_welcome_of_one_session_only_tells_the_news() -> None:
+    bench = Bench()
+    effects = bench.tell(welcome(version=4))
+    assert effects == [Send(Fetch(model="a", epoch=EPOCH, version=0))]
+
+
+def test_the_first_published_message_proves_the_subscription() -> None:
+    bench = Bench()
+    for epoch in (EPOCH, EPOCH + 1):
+        bench.tell(welcome(epoch))
+        beacon = Beacon(model="a", epoch=epoch, version=0)
+        assert sent(bench.publish(beacon), Ping) == [Ping(token=100_000, subscribed=True)], (
+            "of every session"
+        )
+        assert not sent(bench.publish(beacon), Ping)
+
+
+def test_a_welcome_is_not_taken_from_the_data_channel() -> None:
+    bench = Bench()
+    bench.publish(welcome(EPOCH + 5))
+    assert bench.machine.epoch == EPOCH
+
+
+@pytest.mark.parametrize("epoch", [EPOCH - 1, EPOCH + 1])
+def test_another_epoch_is_answered_with_hello_and_nothing_else(epoch: int) -> None:
+    bench = Bench()
+    bench.now += 1.0
+    for message in (
+        announce(epoch),
+        Beacon(model="a", epoch=epoch, version=3),
+        Commit(model="a", epoch=epoch, version=1, digest="0" * 64),
+        Pong(epoch=epoch, models={"a": 3}),
+    ):
+        bench.now += 1.0
+        assert [type(e.message) for e in bench.tell(message) if isinstance(e, Send)] == [Hello]
+    assert bench.machine.slots["a"].holds.at("arriving") is None
+    assert bench.machine.epoch == EPOCH, "only a welcome settles it"
+
+
+def test_a_publisher_of_an_earlier_epoch_than_what_runs_is_not_followed() -> None:
+    bench = Bench(inside=False)
+    run(bench.machine.slots["a"], Running(EPOCH + 1, 1, "f" * 64))
+    [refused] = bench.tell(welcome(EPOCH))
+    assert isinstance(refused, Refused)
+    assert refused.code == "stale-epoch"
+    assert not bench.machine.inside
+    assert Joined(EPOCH + 1) in bench.tell(welcome(EPOCH + 1)), "the same epoch is fine"
+
+
+def test_what_was_applied_late_of_a_later_publisher_is_told_until_that_is_settled() -> None:
+    bench = Bench()
+    run(bench.machine.slots["a"], Running(EPOCH + 2, 1, "f" * 64))  # somebody was applying it
+    for _ in range(3):  # the first may be lost
+        bench.now += bench.machine.timing.hello_retry
+        (hello,) = sent(bench.done(bench.machine.tick(bench.now)), Hello)
+        assert isinstance(hello, Hello)
+        assert hello.epoch == EPOCH + 2
+    bench.tell(welcome(EPOCH + 3))
+    bench.now += bench.machine.timing.hello_retry
+    assert not sent(bench.done(bench.machine.tick(bench.now)), Hello)
+
+
+@pytest.mark.parametrize("code", ["name-taken", "stale-epoch", "limit", "protocol-version"])
+def test_a_refusal_ends_the_session_and_is_told(code: str) -> None:
+    bench = Bench()
+    assert Refused(code, "why") in bench.tell(Refuse(code=code, text="why"))
+    assert not bench.machine.inside
+    bench.now += 1.0
+    assert sent(bench.machine.connected(bench.now), Hello), "it goes on asking"
+
+
+def test_a_publisher_that_forgot_us_is_greeted_at_once() -> None:
+    bench = Bench()
+    bench.now += 1.0
+    assert sent(bench.tell(Refuse(code="unknown-worker", text="")), Hello)
+    assert not bench.machine.inside
+
+
+def test_a_refusal_that_is_not_known_is_for_the_operator() -> None:
+    bench = Bench()
+    assert bench.tell(Refuse(code="of-the-future", text="why")) == [
+        Notice("of-the-future", "why", warning=True)
+    ]
+    assert bench.machine.inside
+
+
+def test_silence_is_loss() -> None:
+    bench = Bench()
+    bench.machine.tick(104.9)
+    assert bench.machine.inside
+    assert bench.machine.tick(105.0) == [SILENT, Redial()]
+    assert not bench.machine.inside
+
+
+def test_whoever_gets_no_answer_calls_again_on_new_connections() -> None:
+    bench = Bench(inside=False)
+    assert not bench.machine.tick(200.0), "nobody was there to say hello to"
+    bench.machine.connected(200.0)
+    assert not bench.machine.tick(204.9)
+    assert bench.machine.tick(205.0) == [Redial()]
+    assert not bench.machine.tick(211.0), "the new connection is not there yet"
+    bench.machine.connected(212.0)
+    bench.tell(Refuse(code="name-taken", text="why"))
+    assert not bench.machine.tick(217.0), "it is refused, which is an answer"
+
+
+def test_a_connection_that_was_given_up_is_made_anew_though_no_hello_could_be_said() -> None:
+    bench = Bench(inside=False)
+    machine = bench.machine
+    assert not machine.tick(200.0), "a name is being looked up"
+    machine.changed(200.0)
+    machine.changed(203.0)
+    assert not machine.tick(207.9), "ZeroMQ is trying"
+    assert machine.tick(208.0) == [Redial()]
+    assert not machine.tick(300.0), "the new connection has not been tried yet"
+    machine.changed(300.0)
+    assert machine.tick(305.0) == [Redial()]
+
+
+def test_a_control_connection_that_broke_ends_the_session_if_nothing_comes_of_it() -> None:
+    bench = Bench()
+    bench.machine.changed(bench.now)
+    bench.now += 1.0
+    bench.tell(Pong(epoch=EPOCH))
+    bench.machine.changed(bench.now)
+    for _ in range(5):
+        assert Redial() not in bench.machine.tick(bench.now)
+        bench.now += 1.0
+        bench.publish(Beacon(model="a", epoch=EPOCH, version=0))
+    assert bench.machine.tick(bench.now) == [SILENT, Redial()]
+    assert not bench.machine.inside
+
+
+def test_published_messages_alone_keep_a_session_only_so_long() -> None:
+    bench = Bench()
+    for _ in range(30):
+        assert Redial() not in bench.machine.tick(bench.now)
+        bench.now += 1.0
+        bench.publish(Beacon(model="a", epoch=EPOCH, version=0))
+    assert bench.machine.tick(bench.now) == [SILENT, Redial()]
+
+
+def unheard(effects: list[Effect]) -> int:
+    return len([e for e in effects if isinstance(e, Notice) and e.kind == "unheard" and e.warning])
+
+
+def test_whoever_hears_nothing_published_is_told_once_in_a_session() -> None:
+    bench = Bench()
+
+    def live(seconds: int) -> int:
+        """Return how often the user is told while the control channel works."""
+        told = 0
+        for _ in range(seconds):
+            bench.now += 1.0
+            bench.tell(Pong(epoch=EPOCH))
+            told += unheard(bench.machine.tick(bench.now))
+        return told
+
+    assert [live(4), live(1), live(20)] == [0, 1, 0]
+    bench.tell(Refuse(code="unknown-worker", text="why"))
+    bench.tell(welcome(data="tcp://d:2"))
+    assert [live(4), live(1)] == [0, 1], "another session"
+    bench.tell(Refuse(code="unknown-worker", text="why"))
+    bench.tell(welcome())
+    bench.publish(Beacon(model="a", epoch=EPOCH, version=0))
+    assert live(10) == 0
+
+
+def test_any_word_of_the_publisher_is_a_sign_of_life() -> None:
+    bench = Bench()
+    bench.now = 104.0
+    bench.tell(Pong(epoch=EPOCH))
+    bench.machine.tick(108.9)
+    assert bench.machine.inside
+
+
+def test_pings_go_out_and_reports_with_them() -> None:
+    bench = Bench()
+    run(bench.machine.slots["a"], Running(EPOCH, 1, "f" * 64))
+    first = bench.machine.tick(100.0)
+    assert sent(first, Ping) == [Ping(token=100_000)]
+    assert sent(first, Applied)
+    assert not bench.machine.tick(100.9)
+    assert sent(bench.machine.tick(101.0), Ping)
+
+
+def test_a_ping_is_answered_wherever_one_is() -> None:
+    for inside in (True, False):
+        assert Bench(inside=inside).tell(Ping(token=3)) == [Send(Pong(token=3))]
+
+
+def test_models_that_are_not_wanted_are_passed_over() -> None:
+    bench = Bench()
+    assert not bench.tell(announce(model="c"))
+    assert not bench.tell(Beacon(model="c", epoch=EPOCH, version=3))
+    assert not bench.tell(Pong(epoch=EPOCH, models={"c": 3}))
+
+
+def test_outside_nothing_is_begun() -> None:
+    bench = Bench(inside=False)
+    assert not bench.tell(announce(epoch=0))
+    assert not bench.publish(announce(epoch=0))
+    assert not bench.machine.tick(bench.now)
+
+
+def test_goodbye_is_said_even_before_the_welcome() -> None:
+    """The hello may have been heard: the publisher would wait for a worker that is gone."""
+    bench = Bench(inside=False)
+    bench.machine.connected(bench.now)
+    assert bench.machine.close() == [Send(Bye())]
+
+
+DATA = b"\1\2\3\4"
+WHOLE = Whole(crc=crc32c(DATA), digest=digest(LAYOUT.id, 4, [crc32c(DATA)]))
+
+
+def whole(version: int, said: Whole = WHOLE) -> Announce:
+    return structs.replace(announce(), version=version, whole=said)
+
+
+def applied(bench: Bench, effects: list[Effect]) -> list[Message]:
+    """Apply what is ready; return the acknowledgements."""
+    reports: list[Message] = []
+    for effect in effects:
+        if isinstance(effect, Ready):
+            key = effect.staged.key
+            bench.report(key, "taken")
+            reports += sent(bench.report(key, "applied"), Applied)
+    return reports
+
+
+def test_a_version_that_comes_whole_is_ready_at_once() -> None:
+    bench = Bench()
+    bench.publish(announce(), LAYOUT.header)
+    applied(bench, bench.publish(whole(1), DATA))
+    effects = bench.publish(whole(2), DATA)
+    assert applied(bench, effects) == [
+        Applied(model="a", epoch=EPOCH, version=2, digest=WHOLE.digest)
+    ]
+    assert not sent(effects, Fetch)
+    assert not bench.publish(whole(2), DATA), "it is known"
+
+
+@pytest.mark.parametrize(
+    ("said", "data"),
+    [(Whole(crc=7, digest=WHOLE.digest), DATA), (WHOLE, DATA[:3]), (WHOLE, b"\1\2\3\5")],
+    ids=["another checksum", "too short", "damaged"],
+)
+def test_a_damaged_whole_version_is_fetched(said: Whole, data: bytes) -> None:
+    bench = Bench()
+    bench.publish(announce(), LAYOUT.header)
+    effects = bench.publish(whole(2, said), data)
+    assert not applied(bench, effects)
+    assert sent(effects, Fetch) == [Fetch(model="a", epoch=EPOCH, version=2, first=0, count=1)]
+
+
+class Memory:
+    """A segment that nobody may copy from yet."""
+
+    data = np.zeros(4, np.uint8)
+    note = b""
+
+    def reading(
+        self, model: str, epoch: int, version: int, **_: bool
+    ) -> AbstractContextManager[None]:
+        raise AssertionError(f"{model} {epoch}.{version} was not announced")
+
+
+def test_memory_that_is_prepared_is_mapped_ahead_if_it_is_of_use() -> None:
+    bench = Bench(inside=False, opens=lambda shared, _nbytes: PROBES.get(shared.path))
+
+    def prepare(model: str, nbytes: int = 4, epoch: int = EPOCH) -> Prepare:
+        return Prepare(model=model, epoch=epoch, nbytes=nbytes, shared=Shared(model, "0" * 32))
+
+    bench.machine.connected(bench.now)
+    bench.tell(welcome())
+    assert not bench.tell(prepare("a")), "this worker is on another host"
+    bench.tell(structs.replace(welcome(EPOCH + 1), shared=Shared("probe", "0" * 32)))
+    for told in (
+        prepare("a"),  # by another publisher
+        prepare("a", 101, EPOCH + 1),  # larger than this worker takes
+        prepare("other", epoch=EPOCH + 1),  # which nobody wants here
+    ):
+        assert not [e for e in bench.tell(told) if isinstance(e, Warm)]
+    assert bench.tell(prepare("a", epoch=EPOCH + 1)) == [Warm(Shared("a", "0" * 32), 4)]
+
+
+PROBES = {"probe": Memory()}
+
+
+def test_what_comes_whole_is_not_fetched_on_the_shared_road_either() -> None:
+    bench = Bench()
+    bench.publish(announce(), LAYOUT.header)
+    applied(bench, bench.publish(whole(1), DATA))
+    bench.machine.slots["a"].shared = True
+    effects = bench.publish(whole(2), DATA)
+    assert applied(bench, effects)
+    assert not sent(effects, Fetch)
+
+
+def test_a_whole_version_of_unknown_layout_is_asked_for() -> None:
+    bench = Bench()
+    effects = bench.publish(whole(2), DATA)
+    assert sent(effects, Fetch) == [Fetch(model="a", epoch=EPOCH, version=2, layout=True)]
+
+
+def test_the_data_of_a_whole_version_has_a_place_if_its_length_is_right() -> None:
+    bench = Bench()
+    header = encode(whole(2))
+    assert bench.machine.place([b"a/ctl", header], len(DATA)) is not None
+    assert bench.machine.place([b"a/ctl", header], len(LAYOUT.header)) is None
+
+
+@pytest.mark.parametrize(
+    ("pause", "reports"), [(0.001, [16, 32]), (0.06, [2, 4, 6, 8]), (0.11, [1, 2, 3, 4])]
+)
+def test_progress_is_told_every_so_many_chunks_and_sooner_where_they_are_slow(
+    pause: float, reports: list[int]
+) -> None:
+    bench = Bench()
+    layout = Layout.plan([("w", "U8", (40,))])
+    long = structs.replace(
+        announce(), layout=layout.id, layout_bytes=len(layout.header), nbytes=40, chunk_bytes=1
+    )
+    bench.publish(long, layout.header)
+    told: list[int] = []
+    for index in range(40):
+        bench.now += pause
+        chunk = Chunk(model="a", epoch=EPOCH, version=1, index=index, crc=crc32c(b"x"))
+        effects = bench.publish(chunk, b"x", topic=b"a/dat")
+        told += [m.chunks for m in sent(effects, Progress) if isinstance(m, Progress)]
+    assert told[: len(reports)] == reports
+    assert len(told) == 2 or pause > 0.001
+
+
+@pytest.mark.parametrize("end", ["outside", "cut off"])
+def test_a_chunk_that_is_dropped_once_it_is_in_its_place_is_fetched(end: str) -> None:
+    bench = Bench()
+    bench.publish(announce(), LAYOUT.header)
+    header = encode(Chunk(model="a", epoch=EPOCH, version=1, index=0, crc=crc32c(DATA)))
+    lease = bench.machine.place([b"a/dat", header], len(DATA))
+    assert lease is not None
+    lease.room()[:] = DATA
+    lease.received(len(DATA))
+    if end == "outside":
+        bench.machine.session = "outside"
+        bench.machine.receive_published(lease, bench.now)
+        bench.machine.session = "inside"
+    else:
+        lease.cancel()
+    assert not lease.live
+    effects = bench.machine.tick(bench.now + Timing().quiet)
+    assert Fetch(model="a", epoch=EPOCH, version=1, first=0, count=1) in sent(effects, Fetch)
+
+
+def test_a_chunk_that_lies_in_its_place_enters_once() -> None:
+    bench = Bench()
+    bench.publish(announce(), LAYOUT.header)
+    header = encode(Chunk(model="a", epoch=EPOCH, version=1, index=0, crc=crc32c(DATA)))
+    lease = bench.machine.place([b"a/dat", header], len(DATA))
+    assert lease is not None
+    assert bench.machine.place([b"a/dat", header], len(DATA)) is None, "it is on its way"
+    lease.room()[:] = DATA
+    lease.received(len(DATA))
+    effects = bench.machine.receive_published(lease, bench.now)
+    bench.tell(End(model="a", epoch=EPOCH, version=1, digest=WHOLE.digest))
+    assert bench.machine.slots["a"].holds.at("ready") is not None
+    assert not sent(effects, Fetch)
+    assert bench.machine.receive_published(lease, bench.now) == [], "twice is once"
+
+
+ALONE = """
+import sys
+import numpy as np
+from weightbus.bus.effects import Copy, Open, Ready, Reserve, Send
+from weightbus.bus.messages import Announce, Chunk, Commit, End, Shared, Welcome, encode
+from weightbus.bus.worker.events import Copied, Granted, Opened, Report
+from weightbus.bus.worker.machine import WorkerMachine
+from weightbus.bus.worker.reports import Identity
+from weightbus.codecs.checksum import digest
+from weightbus.codecs.layout import Layout
+from weightbus.codecs.native import crc32c
+
+layout, data = Layout.plan([("w", "U8", (4,))]), b"1234"
+whole = digest(layout.id, 4, [crc32c(data)])
+shared = Shared("/proc/1/fd/1", "0" * 32)
+of = {"model": "m", "epoch": 1}
+machine = WorkerMachine(Identity("w", "0" * 32), ["m"], lambda model, layout: "", 100)
+
+
+def tell(message, *payload):
+    return machine.receive([encode(message), *payload], 0.0)
+
+
+def announce(version, **fields):
+    fields |= {"layout": layout.id, "layout_bytes": len(layout.header), "nbytes": 4}
+    fields |= {"chunk_bytes": 4, "encoding": "raw", "acknowledge": "applied"}
+    return tell(Announce(version=version, **of, **fields), layout.header)
+
+
+machine.connected(0.0)
+[probe] = tell(Welcome(epoch=1, data="d", ping_ms=9, lost_ms=99, models={}, shared=shared))
+assert isinstance(probe, Open)
+machine.happened(Opened(probe.model, probe.key, None), 0.0)
+[reserve] = announce(1, commit="auto")
+assert reserve == Reserve("m", (1, 1), 4)
+machine.happened(Granted("m", (1, 1), np.zeros(4, np.uint8)), 0.0)
+tell(Chunk(version=1, index=0, crc=crc32c(data), **of), data)
+[ready] = [e for e in tell(End(version=1, digest=whole, **of)) if isinstance(e, Ready)]
+assert ready.staged.data.tobytes() == data
+machine.happened(Report("m", (1, 1), "taken"), 0.0)
+[applied] = machine.happened(Report("m", (1, 1), "applied"), 0.0)
+assert applied.message.digest == whole
+
+
+class Memory:
+    data = np.zeros(4, np.uint8)
+
+
+[open_] = announce(2, commit="together", shared=shared)
+effects = machine.happened(Opened("m", (1, 2), Memory()), 0.0)
+[copy] = [effect.copying for effect in effects if isinstance(effect, Copy)]
+copy.buffer[:] = np.frombuffer(data, np.uint8)
+machine.happened(Copied(copy, np.array([crc32c(data)], np.uint32)), 0.0)
+[staged] = tell(End(version=2, digest=whole, **of))
+assert staged.message.digest == whole
+assert [type(e) for e in tell(Commit(version=2, digest=whole, **of))] == [Ready]
+others = ("weightbus.bus.net", "weightbus.bus.memory", "zmq")
+print([module for module in sys.modules if module.startswith(others)])
+"""
+
+
+def test_a_worker_decides_without_memory_and_net() -> None:
+    """Plain values and pure fakes are all that it takes: nothing else was even imported."""
+    command = [sys.executable, "-c", ALONE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+    assert (done.stdout, done.stderr) == ("[]\n", "")
