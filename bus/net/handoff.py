@@ -25,7 +25,7 @@ class Handoff:
         self._refusal: RefusedError | AddressError | None = None
         self._closed: BaseException | None = None
         self.joined_epoch = 0
-        self._asked = False  # whether anybody ever came to take a version
+        self.asked = False  # whether anybody ever came to take a version
         self._awaited: set[tuple[str, int, int]] = set()  # versions that are wanted, and no others
 
     # For the worker's thread.
@@ -71,7 +71,7 @@ class Handoff:
     @property
     def unasked(self) -> StagedVersion | None:
         """A version that is ready, where nobody ever came to take any."""
-        return None if self._asked else next(iter(self._ready.values()), None)
+        return None if self.asked else next(iter(self._ready.values()), None)
 
     def unknown(self, text: str) -> None:
         """Leave word that the publisher's host is not known; empty: it is, or may yet be."""
@@ -124,7 +124,7 @@ class Handoff:
             ClosedError: Nothing will come any more.
         """
         with self._lock:
-            self._asked = True
+            self.asked = True
             self._left.wait_for(lambda: self._news(models) or stop(), timeout)
             if stop():
                 return None
@@ -182,7 +182,7 @@ class Handoff:
             return done() or ended or any(ready) or any(told) or stop()
 
         with self._lock:
-            self._asked = True
+            self.asked = True
             self.changed.wait_for(news, timeout)
             if stop():
                 return None

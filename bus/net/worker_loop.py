@@ -218,7 +218,6 @@ class WorkerLoop:
                 case Joined():
                     self._join(effect.epoch)
                 case Rejected(model, epoch, version, code, text):
-                    log.warning("%s version %d: %s: %s", model, version, code, text)
                     error = ApplyError(
                         f"{model} version {version} cannot be applied here ({code}): {text}",
                         model=model,
@@ -226,6 +225,8 @@ class WorkerLoop:
                         version=version,
                         code=code,
                     )
+                    if not self._handoff.asked:  # whoever asks is told by whom it asks
+                        log.warning("%s", error)
                     self._handoff.reject(error)
                 case Refused(code, text):
                     self._refuse(code, text)

@@ -12,6 +12,7 @@ EVENTS_SECONDS = 60.0  # for which a refusal is news
 WORKERS_TOLD = 20  # of a kind one by one: as many as a person reads
 TROUBLES_TOLD = 8  # before one looks at workers at all
 NAMED = 3  # workers of one trouble, by name
+START_ONE = "start one: a Subscriber in a program of yours, or weightbus subscribe"
 BEHIND_SECONDS = 5.0  # for which to be behind is nothing but being at it
 
 BY_CODE = {
@@ -40,7 +41,7 @@ def diagnose(view: View, now: float, ahead: float | None) -> Iterator[Finding]:
     yield from _clock(ahead)
     count = len(view.workers)
     if not count:
-        text, advice = "no worker is there", "start one: weightbus subscribe, or a Subscriber"
+        text, advice = "no worker is there", START_ONE
         yield Finding("workers", "note", text, advice)
     bad = [s for s in view.standings(now) if s.verdict != "current"]
     yield from (_of_worker(standing) for standing in bad[:WORKERS_TOLD])
@@ -84,7 +85,7 @@ def troubles(view: View, standings: Sequence[Standing], now: float) -> list[Trou
     refused = {e.text for e, at in view.events if e.kind == "refused" and now - at < EVENTS_SECONDS}
     found += (Trouble("problem", text, "its own log says the same") for text in sorted(refused))
     if not standings:
-        found.append(Trouble("note", "no worker is there", "start one: weightbus subscribe"))
+        found.append(Trouble("note", "no worker is there", START_ONE))
     else:
         taken = {s.model for s in standings}
         found += (

@@ -100,7 +100,7 @@ def _unreachable(address: str, error: Exception, timeout: float) -> Finding:
         advice = (
             "nobody listens there: is the publisher running, on that port, and on that address "
         )
-        advice += "(127.0.0.1 is reached from its own host alone, and 0.0.0.0 is this one)?"
+        advice += "(127.0.0.1 can be reached from its own host only; 0.0.0.0 is for the publisher alone)?"
     elif number == errno.ENOENT:
         advice = "there is no such socket: the publisher does not run, or in another container"
     elif number == errno.EACCES:

@@ -1,6 +1,6 @@
 """Coverage-guided fuzzing of all that takes bytes of others (`fuzzing.py`).
 
-    python tests/fuzzing/fuzz.py --runs 1000000              all targets, on all cores, so many in all
+    python tests/fuzzing/fuzz.py --runs 1000000              all targets, on all cores
     python tests/fuzzing/fuzz.py --target zmtp --runs 1000   one of them
     python tests/fuzzing/fuzz.py --target zmtp --case FILE   a case that was found
 
