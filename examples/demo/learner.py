@@ -90,7 +90,7 @@ class Learner:
         miss = nn.functional.smooth_l1_loss(self._critic(seen).squeeze(1), returns)
         self._optimizer.zero_grad()
         loss = 0.1 * miss - gain - ENTROPY_BONUS * entropy
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         nn.utils.clip_grad_norm_(self._parameters, GRADIENT_NORM_MAX)
         self._optimizer.step()
 

@@ -99,8 +99,8 @@ def _unreachable(address: str, error: Exception, timeout: float) -> Finding:
     elif number == errno.ECONNREFUSED:
         advice = (
             "nobody listens there: is the publisher running, on that port, and on that address "
+            "(127.0.0.1 can be reached from its own host only; 0.0.0.0 is for the publisher alone)?"
         )
-        advice += "(127.0.0.1 can be reached from its own host only; 0.0.0.0 is for the publisher alone)?"
     elif number == errno.ENOENT:
         advice = "there is no such socket: the publisher does not run, or in another container"
     elif number == errno.EACCES:

@@ -5,6 +5,7 @@ import multiprocessing
 import pytest
 
 from weightbus.tests.simulation import simulate
+from weightbus.tests.simulation.network import Simulation
 
 SEEDS = 300
 RENAMING = range(1, 200, 2)  # of these, in some a worker takes a new name
@@ -21,7 +22,7 @@ def test_seeds() -> None:
 
 
 def test_a_seed_is_one_run() -> None:
-    one, other = simulate.Simulation(17).run(), simulate.Simulation(17).run()
+    one, other = Simulation(17).run(), Simulation(17).run()
     assert (one.events, one.now) == (other.events, other.now)
     assert one.invariants.applied == other.invariants.applied
     assert [r for _, r, _ in one.invariants.receipts] == [
@@ -30,18 +31,18 @@ def test_a_seed_is_one_run() -> None:
 
 
 def test_what_a_publisher_keeps_is_taken_by_its_new_name() -> None:
-    assert any(simulate.Simulation(seed).run().invariants.renamed for seed in RENAMING)
+    assert any(Simulation(seed).run().invariants.renamed for seed in RENAMING)
 
 
 def test_what_welcomes_name_is_asked_for_while_the_next_version_is_copied() -> None:
     kept = "kept though the next one is copied"
-    assert any(kept in simulate.Simulation(seed).run().met for seed in RENAMING)
+    assert any(kept in Simulation(seed).run().met for seed in RENAMING)
 
 
 def test_the_shared_road_is_walked_and_some_come_too_late_or_hang() -> None:
     met = set[str]()
     for seed in ROAD:
-        met |= simulate.Simulation(seed).run().met
+        met |= Simulation(seed).run().met
         if met >= {"copied", "overtaken", "late", "stale", "hung", "wanted", "exact", "gone"}:
             return
     pytest.fail(f"only {met} happened")
@@ -50,7 +51,7 @@ def test_the_shared_road_is_walked_and_some_come_too_late_or_hang() -> None:
 def test_connections_are_found_closed_with_their_processes_and_without() -> None:
     met = set[str]()
     for seed in range(SEEDS):
-        met |= simulate.Simulation(seed).run().met
+        met |= Simulation(seed).run().met
         if met >= {"ended", "closed"}:
             return
     pytest.fail(f"only {met} happened")
@@ -59,14 +60,14 @@ def test_connections_are_found_closed_with_their_processes_and_without() -> None
 def test_patches_arrive_are_overtaken_and_given_up() -> None:
     met = set[str]()
     for seed in PATCHED:
-        met |= simulate.Simulation(seed).run().met
+        met |= Simulation(seed).run().met
         if met >= {"patched", "overtaken patch", "unpatched", "1 patches", "2 patches"}:
             return
     pytest.fail(f"only {met} happened")
 
 
 def test_seeds_differ() -> None:
-    assert simulate.Simulation(17).run().events != simulate.Simulation(18).run().events
+    assert Simulation(17).run().events != Simulation(18).run().events
 
 
 def test_a_failing_seed_says_how_to_replay_it() -> None:

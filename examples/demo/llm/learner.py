@@ -133,6 +133,6 @@ class LanguageLearner:
 
     def _step(self, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         nn.utils.clip_grad_norm_(self.policy.parameters(), GRADIENT_NORM_MAX)
         optimizer.step()
