@@ -36,7 +36,8 @@ from weightbus.bus.publisher.version import Version
 from weightbus.bus.sealer import Sealer
 from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.codecs.sealing import KEY_BYTES
-from weightbus.tests.simulation.conditions import (
+
+from .conditions import (
     APART,
     CHAOS,
     EVENTS_MAX,
@@ -49,11 +50,11 @@ from weightbus.tests.simulation.conditions import (
     Frames,
     Link,
 )
-from weightbus.tests.simulation.invariants import Invariants
-from weightbus.tests.simulation.publishers import Publisher, Stored
-from weightbus.tests.simulation.virtual_memory import VirtualSegment
-from weightbus.tests.simulation.virtual_shell import perform
-from weightbus.tests.simulation.workers import Worker
+from .invariants import Invariants
+from .publishers import Publisher, Stored
+from .virtual_memory import VirtualSegment
+from .virtual_shell import perform
+from .workers import Worker
 
 
 class Simulation:

@@ -46,14 +46,15 @@ from weightbus.codecs.errors import WeightBusError
 from weightbus.codecs.layout import Layout
 from weightbus.python_client.models import Bases
 from weightbus.python_client.settings import BASES, Encoding
-from weightbus.tests.simulation.conditions import CHUNK, TICK, Frames
-from weightbus.tests.simulation.invariants import Key
-from weightbus.tests.simulation.virtual_memory import VirtualSegment
-from weightbus.tests.simulation.virtual_shell import hash_all, perform
-from weightbus.tests.simulation.workers import Worker, lives
+
+from .conditions import CHUNK, TICK, Frames
+from .invariants import Key
+from .virtual_memory import VirtualSegment
+from .virtual_shell import hash_all, perform
+from .workers import Worker, lives
 
 if TYPE_CHECKING:
-    from weightbus.tests.simulation.network import Simulation
+    from .network import Simulation
 
 
 @dataclass(frozen=True)

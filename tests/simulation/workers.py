@@ -36,14 +36,15 @@ from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.bus.worker.reports import Identity
 from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.layout import Layout
-from weightbus.tests.simulation.conditions import SIZES, Steps, T
-from weightbus.tests.simulation.invariants import Key
-from weightbus.tests.simulation.performing import done
-from weightbus.tests.simulation.virtual_memory import Lives, VirtualView
+
+from .conditions import SIZES, Steps, T
+from .invariants import Key
+from .performing import done
+from .virtual_memory import Lives, VirtualView
 
 if TYPE_CHECKING:
-    from weightbus.tests.simulation.network import Simulation
-    from weightbus.tests.simulation.publishers import Publisher
+    from .network import Simulation
+    from .publishers import Publisher
 
 
 class Worker:
