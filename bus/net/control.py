@@ -26,13 +26,13 @@ from ..trust.grants import Grants
 from ..trust.keys import WorkerKeys
 from . import endpoints
 from .accepted import Accepted, unguessable_identities
-from .bell import Bell
 from .descriptors import Crowd, check_left
 from .inheritance import abandon_in_children, close_libzmqs, descriptors_of_libzmq, keep_in_children
 from .listening import Listener, belongs, bound
 from .names import AGAIN_SECONDS, Lookup, is_name
 from .pub import Distribution
 from .sub import Subscription
+from .threads import Bell
 from .zmtp import FRAME_HEAD_MAX, FRAMES_MAX, WORD, Arrived, Place
 
 LINGER_MS = 200  # what is on its way when a side closes (a goodbye, an acknowledgement) gets this

@@ -21,7 +21,6 @@ from ..effects import Notice, Send
 from ..errors import ClosedError, PublishError
 from ..messages import encode, topics_of
 from ..observed import Observe, Roster
-from ..owner import Owner
 from ..publisher.effects import (
     Broadcast,
     Compare,
@@ -48,6 +47,7 @@ from ..sealer import Sealer
 from .control import PublisherSockets
 from .listeners import CLOSE_SECONDS, EVENT_KINDS, EventKind, Listener, WorkerEvent
 from .promise import Promise
+from .threads import Owner
 
 log = logging.getLogger("weightbus.publisher")
 

@@ -40,13 +40,13 @@ from ..memory.segment import Views
 from ..memory.staging import memory_ahead, memory_of
 from ..messages import encode
 from ..observed import Check
-from ..owner import Owner
 from ..staged import StagedVersion
 from ..worker.events import Granted, Happening, Opened, Report
 from ..worker.machine import WorkerMachine
 from .control import WorkerSockets
 from .copier import AT_ONCE_BYTES, Copier, copied
 from .handoff import Handoff
+from .threads import Owner
 
 log = logging.getLogger("weightbus.worker")
 

@@ -1,0 +1,66 @@
+"""The thread of either side, which owns its sockets, and the bell by which others wake it.
+
+Once it runs, nobody else closes what it owns. Whoever starts it may be interrupted as it begins to
+run (by Ctrl-C, say), and has to clean up without knowing whether it will. So the first to come has
+all of it: the thread, or whoever gives it up before.
+"""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+
+
+class Owner(threading.Thread):
+    """Such a thread; it does not keep the process alive.
+
+    Args:
+        work: What it does; in the end it closes what it owns.
+        name: What it is called.
+    """
+
+    def __init__(self, work: Callable[[], None], name: str) -> None:
+        super().__init__(target=work, name=name, daemon=True)
+        self._taken = threading.Lock()  # by whoever came first, for good
+
+    def run(self) -> None:
+        """Work, unless it was given up before."""
+        if self._taken.acquire(blocking=False):
+            super().run()
+
+    def give_up(self, timeout: float) -> bool:
+        """Wait for its end; return True, at once, if it has not run and now never will."""
+        if self._taken.acquire(blocking=False):
+            return True
+        if self.is_alive():
+            self.join(timeout)
+        return False
+
+
+class Bell:
+    """What the thread's selector watches: anybody may ring it, and ringing twice is ringing once."""
+
+    def __init__(self) -> None:
+        self._bell, self._rope = socket.socketpair()
+        self._bell.setblocking(False)
+        self._rope.setblocking(False)
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable once it was rung."""
+        return self._bell.fileno()
+
+    def ring(self) -> None:
+        """Wake whoever waits, from any thread."""
+        with contextlib.suppress(OSError):  # it was rung before, or nobody is left to wake
+            self._rope.send(b"!")
+
+    def silence(self) -> None:
+        """Have it rest until it is rung again."""
+        with contextlib.suppress(BlockingIOError):
+            while self._bell.recv(4096):
+                pass
+
+    def close(self) -> None:
+        """Close both ends."""
+        self._bell.close()
+        self._rope.close()
