@@ -46,7 +46,6 @@ from ..receipt import Receipt
 from ..sealer import Sealer
 from .control import PublisherSockets
 from .listeners import CLOSE_SECONDS, EVENT_KINDS, EventKind, Listener, WorkerEvent
-from .promise import Promise
 from .threads import Owner
 
 log = logging.getLogger("weightbus.publisher")
@@ -459,3 +458,40 @@ class PublisherLoop:
                 # Whoever waited may give up this very moment; a cancelled future takes no result.
                 if future.set_running_or_notify_cancel():
                     future.set_result(None)
+
+
+class Promise(Future[Receipt]):
+    """What `publish_async` returns: a receipt to come, which says so once if nobody asks of it.
+
+    Whoever publishes and goes on may drop it. That a publish has failed would then be known to
+    nobody, so it is a warning in the log, of which there is one from time to time.
+
+    Args:
+        complaints: Where it is said that nobody has asked for one that failed.
+    """
+
+    def __init__(self, complaints: Complaints) -> None:
+        super().__init__()
+        self._complaints, self._asked = complaints, False
+
+    def result(self, timeout: float | None = None) -> Receipt:
+        """Wait for the receipt; see `Future`."""
+        self._asked = True
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for what it failed with, if it did; see `Future`."""
+        self._asked = True
+        return super().exception(timeout)
+
+    def add_done_callback(self, fn: Callable[[Future[Receipt]], Any]) -> None:
+        """Call this once it is done; see `Future`."""
+        self._asked = True
+        super().add_done_callback(fn)
+
+    def __del__(self) -> None:
+        if self._asked or not self.done() or self.cancelled():
+            return
+        error = super().exception()
+        if isinstance(error, PublishError):
+            self._complaints.warn(error, time.monotonic())

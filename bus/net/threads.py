@@ -38,7 +38,7 @@ class Owner(threading.Thread):
 
 
 class Bell:
-    """What the thread's selector watches: anybody may ring it, and ringing twice is ringing once."""
+    """What its selector watches; anybody may ring it, and ringing twice is ringing once."""
 
     def __init__(self) -> None:
         self._bell, self._rope = socket.socketpair()

@@ -13,7 +13,7 @@ import pytest
 
 from weightbus import Publisher, PublishError
 from weightbus.bus.complaints import Complaints
-from weightbus.bus.net.promise import Promise
+from weightbus.bus.net.publisher_loop import Promise
 from weightbus.bus.receipt import Receipt
 
 SECONDS = 30.0  # far more than anything here takes
