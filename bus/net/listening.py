@@ -20,7 +20,7 @@ from typing import Protocol, TypeVar
 
 from ..errors import AddressError
 from . import endpoints
-from .holders import PROC, Holder, given_out, holder_of
+from .processes import PROC, Holder, given_out, holder_of
 
 BACKLOG = 128  # connections that the kernel keeps until they are accepted
 LOCK_SECONDS = 1.0  # for the lock on a folder, which others hold for less than a millisecond

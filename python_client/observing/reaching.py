@@ -8,7 +8,7 @@ from ...bus.errors import AddressError
 from ...bus.limits import DESCRIPTORS_RESERVED
 from ...bus.net import endpoints
 from ...bus.net.descriptors import RAISE, used_by
-from ...bus.net.holders import holder_of
+from ...bus.net.processes import holder_of
 from ...codecs.words import printable
 from .findings import Finding
 

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from weightbus import AddressError, Publisher
-from weightbus.bus.net import holders, listening
+from weightbus.bus.net import listening, processes
 from weightbus.tests.client.settling import settled
 from weightbus.tests.net.ports import lasting_address, lasting_ports
 
-pytestmark = pytest.mark.skipif(not holders.PROC.exists(), reason="needs Linux")
+pytestmark = pytest.mark.skipif(not processes.PROC.exists(), reason="needs Linux")
 
 
 @contextlib.contextmanager
@@ -63,11 +63,11 @@ WHICH = pytest.mark.parametrize("at", PORTS, ids=["control", "data beside", "dat
 def test_a_port_that_a_connection_has_for_the_moment_is_waited_for(
     at: Callable[[int], dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = list[holders.Holder | None]()
+    looks = list[processes.Holder | None]()
     with a_connection() as (connection, port):
 
-        def look(endpoint: str) -> holders.Holder | None:
-            looks.append(holders.holder_of(endpoint))
+        def look(endpoint: str) -> processes.Holder | None:
+            looks.append(processes.holder_of(endpoint))
             connection.close()
             return looks[-1]
 
@@ -102,7 +102,7 @@ def test_a_connection_that_is_over_is_called_so() -> None:
         other.close()
         connection.recv(1)
         connection.close()
-        holder = holders.holder_of(f"tcp://127.0.0.1:{port}")
+        holder = processes.holder_of(f"tcp://127.0.0.1:{port}")
     assert holder is not None
     assert "is over, whose port the kernel keeps" in str(holder)
 
@@ -146,8 +146,8 @@ def _six() -> Iterator[socket.socket]:
 
 def test_whoever_listens_at_another_host_is_not_in_the_way(six: socket.socket) -> None:
     port = six.getsockname()[1]
-    assert holders.holder_of(f"tcp://127.0.0.1:{port}") is None
-    found = holders.holder_of(f"tcp://[::1]:{port}")
+    assert processes.holder_of(f"tcp://127.0.0.1:{port}") is None
+    found = processes.holder_of(f"tcp://[::1]:{port}")
     assert found is not None
     assert found.listens
     assert found.pid == os.getpid()
