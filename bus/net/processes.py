@@ -93,13 +93,18 @@ def inode_of(connection: socket.socket) -> int | None:
 
 def process_with(pid: int, inode: int) -> Process | None:
     """Return a process, if it has the socket of an inode, and that can be seen."""
+    return process_of(pid) if _has_socket(pid, inode, FILES_MAX) else None
+
+
+def _has_socket(pid: int, inode: int, most: int | None = None) -> bool:
+    """Return whether a process has a socket, as far as can be seen, among so many of its files."""
     wanted = f"socket:[{inode}]"
     with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as files:
-        for file in islice(files, FILES_MAX):
+        for file in islice(files, most):
             with contextlib.suppress(OSError):  # it is closed by now
                 if os.readlink(file.path) == wanted:
-                    return process_of(pid)
-    return None
+                    return True
+    return False
 
 
 def _stat(pid: int) -> list[str] | None:
@@ -200,14 +205,8 @@ def _overlap(host: str, bound: ipaddress.IPv4Address | ipaddress.IPv6Address) ->
 
 def _process_of(inode: int) -> int:
     """Return the process that has a socket; 0 if it cannot be seen."""
-    wanted = f"socket:[{inode}]"
-    for process in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):  # it is another user's, or has just ended
-            for number in os.listdir(f"/proc/{process}/fd"):
-                with contextlib.suppress(OSError):
-                    if os.readlink(f"/proc/{process}/fd/{number}") == wanted:
-                        return int(process)
-    return 0
+    pids = map(int, filter(str.isdigit, os.listdir("/proc")))
+    return next((pid for pid in pids if _has_socket(pid, inode)), 0)
 
 
 def _name_of(pid: int) -> str:
