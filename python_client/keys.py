@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..bus.errors import AddressError, KeysError
 from ..bus.limits import Timing
-from ..bus.memory.sealed import SealedMemory
+from ..bus.memory.snapshots import SealedMemory
 from ..bus.net import endpoints
 from ..bus.net.publisher_loop import PublisherLoop
 from ..bus.publisher.effects import Effect, Screen

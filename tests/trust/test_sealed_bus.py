@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from weightbus import Publisher, Settings, Subscriber
-from weightbus.bus.memory.sealed import SealedMemory
+from weightbus.bus.memory.snapshots import SealedMemory
 from weightbus.bus.trust.keys import WorkerKeys
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.trust.sealed_bus import keys_in
