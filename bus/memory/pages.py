@@ -1,4 +1,4 @@
-"""Private memory of whole pages, which can change places with other memory without being copied.
+"""Private memory of whole pages: taken, touched ahead, and exchanged without being copied.
 
 Theory of operation: Linux moves pages from one place of a process to another by `mremap`, which
 costs what writing their table costs: with whole tables (2 MiB) 0.6 ms for a GiB. Three moves, by
@@ -11,6 +11,7 @@ may be one for a moment: it is filled at once, or, if another thread was quicker
 import mmap
 import os
 import threading
+from collections.abc import Callable, Generator
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,11 @@ from numpy.typing import NDArray
 
 from ...codecs import native
 
+Check = Callable[[], None]  # called between steps; what it raises ends them
+
 TABLE_BYTES = 2**21  # of pages that one table names: moved together if it begins at a multiple
+POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14
+STEP_BYTES = 2**26  # of memory that is taken at a time: a fraction of a tenth of a second
 
 
 class Pages(mmap.mmap):
@@ -114,3 +119,56 @@ def exchange(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> None:
     whole = -(-one.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
     with _EXCHANGING:
         native.exchange(address_of(one), address_of(other), whole)
+
+
+def populate(memory: mmap.mmap, check: Check) -> None:
+    """Have the kernel give all pages of a fresh mapping now, cheaper than one by one."""
+    for begin in range(0, len(memory), STEP_BYTES):
+        length = min(STEP_BYTES, len(memory) - begin)
+        try:
+            memory.madvise(POPULATE_WRITE, begin, length)
+        except OSError:  # another kernel
+            np.frombuffer(memory, np.uint8)[begin : begin + length : mmap.PAGESIZE] = 0
+        check()
+
+
+def memory_of(
+    nbytes: int, *, touched: bool = False, check: Check = lambda: None
+) -> NDArray[np.uint8]:
+    """Return memory in pages of its own; with `touched`, the kernel gives all of it now.
+
+    `check` is called between the steps of that, and may raise.
+
+    Not by numpy, which asks for huge pages: where memory is fragmented, the kernel takes half a
+    second to make those for 200 MiB, and copies between them are no faster.
+
+    Raises:
+        MemoryError: There is none.
+    """
+    memory = memory_of_pages(nbytes)
+    pages = pages_of(memory)
+    if touched and pages is not None:
+        populate(pages, check)
+    return memory
+
+
+def memory_ahead(nbytes: int) -> tuple[NDArray[np.uint8], Generator[None]]:
+    """Return memory of this size, and what has the kernel give its pages before they are needed.
+
+    Raises:
+        MemoryError: There is none.
+    """
+    memory = memory_of_pages(nbytes)
+    return memory, _touching(pages_of(memory))
+
+
+def _touching(pages: Pages | None) -> Generator[None]:
+    """Have the kernel give all pages. They may be written to meanwhile, which loses nothing."""
+    if pages is None:  # of no bytes
+        return
+    for begin in range(0, len(pages), STEP_BYTES):
+        try:
+            pages.madvise(POPULATE_WRITE, begin, min(STEP_BYTES, len(pages) - begin))
+        except OSError:  # another kernel: pages come as they are needed
+            return
+        yield

@@ -44,7 +44,7 @@ from numpy.typing import NDArray
 
 from ..messages import Shared
 from ..staged import OverwrittenError, StaleError
-from .staging import STEP_BYTES, Check, populate
+from .pages import STEP_BYTES, Check, populate
 
 MAGIC = b"WBPSHM1\0"
 HEADER_BYTES = 4096  # one page, so that the data section begins on one

@@ -36,8 +36,8 @@ from ..deadline import Deadline
 from ..errors import DeadlineError
 from ..limits import SNAPSHOTS_MAX
 from ..messages import Buffer, Shared
+from .pages import Check, memory_of
 from .segment import Segment
-from .staging import Check, memory_of
 
 if TYPE_CHECKING:
     from ...codecs.device_copies import Arriving

@@ -1,7 +1,8 @@
 """A worker's second thread, for what takes long: the first must answer pings meanwhile.
 
 It copies versions from shared memory and decodes patches, one after another, and touches memory
-ahead of its first use when there is nothing else to do. It starts with the first thing to do.
+ahead of its first use when there is nothing else to do. It starts with the first thing to do. What
+takes long is a generator, which does a little at each step: so it can be stopped.
 """
 
 import logging
@@ -11,9 +12,14 @@ from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import closing
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ...codecs.delta.patch import Patch
+from ...codecs.errors import PatchError
+from ...codecs.native import copy_crc32c
 from ..limits import MODELS_MAX
-from ..memory.staging import copying, patching
-from ..staged import Copying, Patching
+from ..staged import Copying, Patching, StaleError
 from ..worker.events import Copied, Decoded
 
 log = logging.getLogger("weightbus.worker")
@@ -112,3 +118,42 @@ def copied(copy: Copying, stopped: Callable[[], bool] = lambda: False) -> Copied
         except Exception:  # it can still be fetched
             log.exception("%s version %d cannot be copied", copy.model, copy.key[1])
     return Copied(copy, crcs)
+
+
+def patching(job: Patching) -> Generator[None, None, str]:
+    """Decode a patch, step by step; return why it is of no use, nothing if it is. (D5)"""
+    unwanted = "nobody wants it any more"
+    if not job.live:
+        return unwanted
+    try:
+        patch = Patch(job.base.layout, job.patch.data)
+        if patch.header.target != job.digest:
+            return f"it leads to {patch.header.target[:12]}; announced is {job.digest[:12]}"
+        for _ in patch.steps(job.base.data, job.buffer):
+            yield
+            if not job.live:
+                return unwanted
+    except (PatchError, MemoryError) as error:
+        return str(error) or "there is no memory to decode it"
+    return ""
+
+
+def copying(copy: Copying) -> Generator[None, None, NDArray[np.uint32] | None]:
+    """Copy a version from shared memory, chunk by chunk; return the checksum of each. (S5)
+
+    None: it is of no use, since the memory is locked or holds another version, before or only after
+    the copy, or since nobody wants it any more.
+    """
+    crcs = np.zeros(copy.plan.count, np.uint32)
+    try:
+        with copy.memory.reading(copy.model, *copy.key):
+            for index in range(copy.plan.count):
+                begin, end = copy.plan.span(index)
+                crcs[index] = copy_crc32c(copy.buffer[begin:end], copy.memory.data[begin:end])
+                copy.count = index + 1
+                yield
+                if not copy.live:
+                    return None
+    except StaleError:
+        return None
+    return crcs

@@ -36,8 +36,8 @@ from ..effects import (
     Warm,
 )
 from ..errors import AddressError, ApplyError, ClosedError, RefusedError
+from ..memory.pages import memory_ahead, memory_of
 from ..memory.segment import Views
-from ..memory.staging import memory_ahead, memory_of
 from ..messages import encode
 from ..observed import Check
 from ..staged import StagedVersion

@@ -36,7 +36,6 @@ from weightbus import (
     WorkersMissingError,
 )
 from weightbus.bus.limits import Timing
-from weightbus.bus.memory import staging
 from weightbus.bus.net import copier
 from weightbus.bus.net.copier import AT_ONCE_BYTES
 from weightbus.bus.net.worker_loop import WorkerLoop
@@ -647,7 +646,7 @@ def test_what_the_publisher_is_told_can_be_seen_here_before(
 @pytest.fixture(name="slowly")
 def _slowly(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
     """Copying from shared memory, held up until it may go on, or nobody wants it."""
-    copying, begun, go_on = staging.copying, threading.Event(), threading.Event()
+    copying, begun, go_on = copier.copying, threading.Event(), threading.Event()
 
     def slow(copy: Copying) -> Generator[None, None, Any]:
         begun.set()

@@ -11,7 +11,6 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any, TextIO, cast
 
 from weightbus.bus.effects import Effect
-from weightbus.bus.memory import staging
 from weightbus.bus.messages import Commit
 from weightbus.bus.net import copier
 from weightbus.bus.staged import Patching
@@ -208,8 +207,10 @@ def old() -> None:
 def credulous() -> None:
     """Be a client that takes whatever a patch leads to."""
 
+    patching = copier.patching
+
     def trusting(job: Patching) -> Generator[None, None, str]:
-        yield from staging.patching(job)
+        yield from patching(job)
         return ""
 
     copier.__dict__["patching"] = trusting

@@ -11,7 +11,7 @@ import torch
 
 from weightbus import DeadlineError, Publisher, Settings
 from weightbus.bus import deadline
-from weightbus.bus.memory import segment, staging
+from weightbus.bus.memory import pages, segment
 from weightbus.codecs import copies
 from weightbus.codecs.state import Writer
 
@@ -34,7 +34,7 @@ class Clock:
 def _clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(deadline, "time", clock)
-    for module in (segment, staging, copies):
+    for module in (segment, pages, copies):
         monkeypatch.setattr(module, "STEP_BYTES", BIG // 8)
     return clock
 

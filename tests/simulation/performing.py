@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weightbus.bus.effects import Copy, Effect, Open, Reserve
-from weightbus.bus.memory.staging import copying
 from weightbus.bus.messages import Shared
+from weightbus.bus.net.copier import copying
 from weightbus.bus.staged import Copying, SharedMemory
 from weightbus.bus.worker.events import Copied, Granted, OfSlot, Opened
 

@@ -1,6 +1,6 @@
 """Shared memory without a kernel: segments of processes that live and die, and their locks.
 
-How they are read is the package's own code (`segment.Guarded`, `staging.copying`), and so is how
+How they are read is the package's own code (`segment.Guarded`, `copier.copying`), and so is how
 they are taken and stamped (`snapshots`); here are only the memory, its stamp, and who locks it.
 """
 

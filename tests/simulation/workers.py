@@ -21,7 +21,6 @@ from weightbus.bus.effects import (
     Subscribe,
 )
 from weightbus.bus.limits import APPLIES_MAX, STAGING_BYTES_MAX
-from weightbus.bus.memory.staging import copying, patching
 from weightbus.bus.messages import (
     DELTA,
     RENAMING,
@@ -29,6 +28,7 @@ from weightbus.bus.messages import (
     Hello,
     Shared,
 )
+from weightbus.bus.net.copier import copying, patching
 from weightbus.bus.staged import Copying, OverwrittenError, Patching, StagedVersion, StaleError
 from weightbus.bus.worker.events import Copied, Decoded, Outcome, Report, Wanted
 from weightbus.bus.worker.keyring import Keyring

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from weightbus.bus.effects import Decode, Effect, Notice, Ready, Send, Subscribe
 from weightbus.bus.limits import BUFFERS_MAX, TRIES_MAX, Timing
-from weightbus.bus.memory.staging import patching
 from weightbus.bus.messages import (
     DELTA,
     Announce,
@@ -23,7 +22,7 @@ from weightbus.bus.messages import (
     Refuse,
     Running,
 )
-from weightbus.bus.net.copier import decoded
+from weightbus.bus.net.copier import decoded, patching
 from weightbus.bus.publisher.offers import announcement, chunk_of, end_of
 from weightbus.bus.publisher.version import Chunked, Version, VersionPatch
 from weightbus.bus.staged import Patching

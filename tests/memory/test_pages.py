@@ -1,9 +1,9 @@
-"""Staging memory: there when it is wanted, touched ahead without harm, and filled by a copy."""
+"""Memory of whole pages: there when it is wanted, and touched ahead without harm."""
 
 import numpy as np
 import pytest
 
-from weightbus.bus.memory.staging import memory_ahead, memory_of
+from weightbus.bus.memory.pages import memory_ahead, memory_of
 
 
 def test_no_bytes_need_no_memory() -> None:
