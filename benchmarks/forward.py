@@ -37,7 +37,7 @@ def measure(kind: str, rounds: int, width: int = WIDTH) -> dict[str, Any]:
     ordinary, moved = (_model(width) for _ in range(2))
     layout = state_of(moved).layout()
     residence = resident.residence_of(moved, layout)
-    staged = pages.memory_of_pages(layout.nbytes)
+    staged = pages.memory_of(layout.nbytes)
     inputs, models = torch.randn(BATCH, width), {"ordinary": ordinary, "resident": moved}
     seconds: dict[str, list[float]] = {name: [] for name in models}
     for number in range(-WARM_UP, rounds):
@@ -83,7 +83,7 @@ def _lie(multiple: int, *, huge: bool) -> None:
         return whole[begin : begin + nbytes]
 
     for module in (pages, resident):
-        setattr(module, "memory_of_pages", memory_of)  # noqa: B010 - it is not for others to change
+        setattr(module, "memory_of", memory_of)  # noqa: B010 - it is not for others to change
 
 
 if __name__ == "__main__":

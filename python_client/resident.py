@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from ..bus.memory.pages import Pages, address_of, exchange, memory_of_pages, pages_of, within
+from ..bus.memory.pages import Pages, address_of, exchange, memory_of, pages_of, within
 from ..bus.staged import StagedVersion
 from ..bus.worker.layouts import Expected
 from ..codecs.errors import StateError
@@ -127,7 +127,7 @@ def residence_of(model: object, layout: Layout) -> Residence:
     tied = _tied(model, layout)
     memory = _inhabited(tied, layout)
     if memory is None:
-        memory = memory_of_pages(layout.nbytes)
+        memory = memory_of(layout.nbytes)
         _move_in(tied, memory)
         if _storage_of(model) is not None:
             delattr(model, CONSOLIDATED)

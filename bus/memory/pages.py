@@ -43,8 +43,15 @@ class Pages(mmap.mmap):
         return pages
 
 
-def memory_of_pages(nbytes: int) -> NDArray[np.uint8]:
-    """Return zeros in pages that nothing else is in.
+def memory_of(
+    nbytes: int, *, touched: bool = False, check: Check = lambda: None
+) -> NDArray[np.uint8]:
+    """Return zeros in pages that nothing else is in; with `touched`, the kernel gives all now.
+
+    `check` is called between the steps of that, and may raise.
+
+    Not by numpy, which asks for huge pages: where memory is fragmented, the kernel takes half a
+    second to make those for 200 MiB, and copies between them are no faster.
 
     Raises:
         MemoryError: There is no memory for them.
@@ -52,9 +59,12 @@ def memory_of_pages(nbytes: int) -> NDArray[np.uint8]:
     if not nbytes:
         return np.empty(0, np.uint8)
     try:
-        whole = np.frombuffer(Pages(nbytes), np.uint8)
+        pages = Pages(nbytes)
     except (OSError, ValueError, OverflowError) as error:
         raise MemoryError(f"no memory for {nbytes} bytes: {error}") from None
+    if touched:
+        populate(pages, check)
+    whole = np.frombuffer(pages, np.uint8)
     begin = -address_of(whole) % TABLE_BYTES if nbytes >= TABLE_BYTES else 0
     return whole[begin : begin + nbytes]
 
@@ -114,7 +124,7 @@ def exchange(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> None:
     if one.nbytes != other.nbytes or not own:
         raise ValueError(
             f"{one.nbytes} and {other.nbytes} bytes cannot be exchanged: give two arrays of one "
-            "size from memory_of_pages"
+            "size from memory_of"
         )
     whole = -(-one.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
     with _EXCHANGING:
@@ -132,33 +142,13 @@ def populate(memory: mmap.mmap, check: Check) -> None:
         check()
 
 
-def memory_of(
-    nbytes: int, *, touched: bool = False, check: Check = lambda: None
-) -> NDArray[np.uint8]:
-    """Return memory in pages of its own; with `touched`, the kernel gives all of it now.
-
-    `check` is called between the steps of that, and may raise.
-
-    Not by numpy, which asks for huge pages: where memory is fragmented, the kernel takes half a
-    second to make those for 200 MiB, and copies between them are no faster.
-
-    Raises:
-        MemoryError: There is none.
-    """
-    memory = memory_of_pages(nbytes)
-    pages = pages_of(memory)
-    if touched and pages is not None:
-        populate(pages, check)
-    return memory
-
-
 def memory_ahead(nbytes: int) -> tuple[NDArray[np.uint8], Generator[None]]:
     """Return memory of this size, and what has the kernel give its pages before they are needed.
 
     Raises:
         MemoryError: There is none.
     """
-    memory = memory_of_pages(nbytes)
+    memory = memory_of(nbytes)
     return memory, _touching(pages_of(memory))
 
 

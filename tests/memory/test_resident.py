@@ -62,7 +62,7 @@ def layout_of(model: object) -> Layout:
 
 def bytes_of(model: object) -> NDArray[np.uint8]:
     layout = layout_of(model)
-    data = pages.memory_of_pages(layout.nbytes)
+    data = pages.memory_of(layout.nbytes)
     write_into(state_of(model), layout, data)
     return data
 
@@ -85,7 +85,7 @@ def pointers(model: nn.Module) -> list[int]:
 @needs_exchange
 @pytest.mark.parametrize("nbytes", [0, 1, 4096, 10_000, 2**21 - 1, 2**21, 5 * 2**20 + 17])
 def test_pages_are_exchanged_and_stay_where_they_are(nbytes: int) -> None:
-    one, other = pages.memory_of_pages(nbytes), pages.memory_of_pages(nbytes)
+    one, other = pages.memory_of(nbytes), pages.memory_of(nbytes)
     one[:], other[:] = 1, 2
     places = pages.address_of(one), pages.address_of(other)
     pages.exchange(one, other)
@@ -98,14 +98,14 @@ def test_pages_are_exchanged_and_stay_where_they_are(nbytes: int) -> None:
     "other",
     [
         np.zeros(4096, np.uint8),
-        pages.memory_of_pages(4095),
-        pages.memory_of_pages(8192)[4000:8096],
-        pages.memory_of_pages(8192)[4096:],
+        pages.memory_of(4095),
+        pages.memory_of(8192)[4000:8096],
+        pages.memory_of(8192)[4096:],
     ],
     ids=["of numpy", "another size", "in the middle of a page", "a part of something else's"],
 )
 def test_what_has_no_pages_of_its_own_is_not_exchanged(other: NDArray[np.uint8]) -> None:
-    one = pages.memory_of_pages(4096)
+    one = pages.memory_of(4096)
     with pytest.raises(
         ValueError, match=r"4096 and \d+ bytes cannot be exchanged: give two arrays"
     ):
@@ -137,7 +137,7 @@ def test_a_model_is_exchanged_wherever_its_pages_begin(places: tuple[int, int], 
 
 @needs_exchange
 def test_a_fork_in_between_sees_one_version_or_the_other() -> None:
-    memory = [pages.memory_of_pages(2**21) for _ in range(2)]
+    memory = [pages.memory_of(2**21) for _ in range(2)]
     memory[0][:], memory[1][:] = 1, 2
     for _ in range(20):
         read, write = os.pipe()
@@ -158,7 +158,7 @@ def test_where_room_is_short_nothing_changes_and_later_pages_are_exchanged_again
     script = """
 import resource
 from weightbus.bus.memory import pages
-one, other = (pages.memory_of_pages(2**22) for _ in range(2))
+one, other = (pages.memory_of(2**22) for _ in range(2))
 one[:], other[:] = 1, 2
 pages.exchange(one, other)
 usual = resource.getrlimit(resource.RLIMIT_AS)
@@ -192,7 +192,7 @@ def attempt(one, other):
 for case in [(move, taken) for move in (1, 2, 3) for taken in (0, 1)]:
     child = os.fork()
     if not child:
-        one, other = (pages.memory_of_pages(2**22 + 1) for _ in range(2))
+        one, other = (pages.memory_of(2**22 + 1) for _ in range(2))
         one[:], other[:] = 1, 2
         shim.refuse(*case)
         swapped = attempt(one, other)
@@ -427,7 +427,7 @@ def test_every_version_is_applied_in_place() -> None:
     target.apply(staged(model))
     target.settle()
     places = pointers(model)
-    buffers = [pages.memory_of_pages(layout_of(model).nbytes) for _ in range(2)]
+    buffers = [pages.memory_of(layout_of(model).nbytes) for _ in range(2)]
     for number, source in enumerate(versions(6)):
         layout, data = layout_of(source), buffers[number % 2]
         write_into(state_of(source), layout, data)
