@@ -15,7 +15,7 @@ from ..units import span
 from .version import Chunked, Version
 
 if TYPE_CHECKING:
-    from .observing.checks import Comparison
+    from .verifying import Comparison
 
 
 @dataclass(frozen=True, slots=True)

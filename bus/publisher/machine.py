@@ -46,8 +46,7 @@ from ..trust.grants import Grant, Grants
 from .absent import Absent
 from .effects import Broadcast, BroadcastWhole, Effect, HangUp, Resolve, Settled, Withdraw
 from .giving import Giving
-from .observing.checks import Comparison
-from .observing.observers import Observers
+from .observers import Observers
 from .offers import announcement
 from .oversights import Oversights
 from .patience import DEAR, Patience, cost_of
@@ -59,6 +58,7 @@ from .roster import Peer, Roster
 from .sessions import REVOKED, Introduction, Sessions
 from .status import WorkerStatus, status_of
 from .store import Store
+from .verifying import Comparison
 from .version import Snapshot, Version, VersionPatch
 
 

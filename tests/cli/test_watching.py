@@ -90,7 +90,7 @@ def test_nobody_there_is_two() -> None:
 def test_a_roster_that_cannot_be_read_in_time_is_not_said_to_be_of_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("weightbus.bus.publisher.observing.observers.ROWS", Rate(0, 0))
+    monkeypatch.setattr("weightbus.bus.publisher.observers.ROWS", Rate(0, 0))
     with Publisher() as publisher:
         publisher.publish("m", arrays(), settings=Settings(wait="none"))
         done = run("status", publisher.address, "--timeout", 0.5, "--json")

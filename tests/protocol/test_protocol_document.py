@@ -385,7 +385,7 @@ def test_the_codes_of_refuse_are_those_of_the_code() -> None:
 
 
 def checked_codes() -> set[str]:
-    checks = ROOT / "bus" / "publisher" / "observing" / "checks.py"
+    checks = ROOT / "bus" / "publisher" / "verifying.py"
     checking = ROOT / "python_client" / "observing" / "checking.py"
     found = constants([c.args[2] for c in calls("_unverified")])
     found |= constants([c.args[1] for c in calls("unchecked")])

@@ -457,7 +457,7 @@ def test_an_address_that_is_none_is_refused() -> None:
 def test_one_observer_too_many_is_told(
     publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weightbus.bus.publisher.observing.observers.OBSERVERS_MAX", 1)
+    monkeypatch.setattr("weightbus.bus.publisher.observers.OBSERVERS_MAX", 1)
     with Observer(publisher.address) as first, Observer(publisher.address) as second:
         assert first.look(SECONDS)
         with pytest.raises(RefusedError, match="1 observers look on already"):

@@ -11,11 +11,11 @@ from itertools import islice
 
 import msgspec
 
-from ....codecs.layout import TensorSpec
-from ....codecs.native import crc32c
-from ...effects import Send
-from ...limits import DIFFERENCES_TOLD, OBSERVERS_MAX, Timing
-from ...observed import (
+from ...codecs.layout import TensorSpec
+from ...codecs.native import crc32c
+from ..effects import Send
+from ..limits import DIFFERENCES_TOLD, OBSERVERS_MAX, Timing
+from ..observed import (
     CHECKING,
     PAGE_BYTES,
     Check,
@@ -24,11 +24,11 @@ from ...observed import (
     Verified,
     Verify,
 )
-from ..effects import Compare, Effect
-from ..offers import SLICE_BYTES
-from ..roster import Peer, Roster
-from ..store import Store
-from ..version import Version
+from .effects import Compare, Effect
+from .offers import SLICE_BYTES
+from .roster import Peer, Roster
+from .store import Store
+from .version import Version
 
 
 @dataclass(slots=True)

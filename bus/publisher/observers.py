@@ -16,9 +16,9 @@ from typing import cast
 import msgspec
 from msgspec.structs import replace
 
-from ...allowance import Allowance
-from ...effects import Notice, Send
-from ...limits import (
+from ..allowance import Allowance
+from ..effects import Notice, Send
+from ..limits import (
     ERROR_MAX,
     EVENTS_TOLD,
     OBSERVER_SECONDS,
@@ -30,8 +30,8 @@ from ...limits import (
     VERSIONS_TOLD,
     Timing,
 )
-from ...messages import Applied, Failed, Message, Ping, Progress, Refuse, Staged
-from ...observed import (
+from ..messages import Applied, Failed, Message, Ping, Progress, Refuse, Staged
+from ..observed import (
     PAGE_BYTES,
     Doing,
     Happened,
@@ -44,14 +44,14 @@ from ...observed import (
     Verify,
     WorkerRow,
 )
-from ...trust.grants import Grant
-from .. import roster as rosters
-from ..effects import Effect
-from ..roster import Peer
-from ..status import chunks_of, is_stuck, road_of
-from ..store import Store, Versions
-from ..version import Version
-from .checks import Checks
+from ..trust.grants import Grant
+from . import roster as rosters
+from .effects import Effect
+from .roster import Peer
+from .status import chunks_of, is_stuck, road_of
+from .store import Store, Versions
+from .verifying import Checks
+from .version import Version
 
 NO_OBSERVER = (
     "only an observer's key looks on here: `weightbus keygen DIR --observer NAME` makes one"
