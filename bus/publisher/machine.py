@@ -43,12 +43,11 @@ from ..messages import (
 )
 from ..observed import Checked, Observe, Verify, to_publisher
 from ..trust.grants import Grant, Grants
-from .absent import Absent
+from .absent import Absent, Oversights
 from .effects import Broadcast, BroadcastWhole, Effect, HangUp, Resolve, Settled, Withdraw
 from .giving import Giving
 from .observers import Observers
 from .offers import announcement
-from .oversights import Oversights
 from .patience import DEAR, Patience, cost_of
 from .publication import Publication
 from .publications import Publications

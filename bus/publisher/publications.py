@@ -10,10 +10,9 @@ from ..effects import Notice, Send
 from ..limits import Timing
 from ..messages import Applied, Failed, Staged
 from ..units import span
-from .absent import Absent
+from .absent import Absent, why_nobody
 from .effects import Effect, Resolve, Settled
 from .offers import abort_of, commit_of
-from .oversights import why_nobody
 from .publication import Publication
 from .roster import Peer, Roster
 from .status import phase_of

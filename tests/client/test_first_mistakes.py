@@ -18,7 +18,7 @@ import pytest
 
 from weightbus import Publisher, Settings, Subscriber
 from weightbus.bus.limits import Timing
-from weightbus.bus.publisher.oversights import LOOKS, meant_by
+from weightbus.bus.publisher.absent import LOOKS, meant_by
 from weightbus.bus.trust.keys import generate
 from weightbus.python_client.observing.silence import REACH
 from weightbus.tests.client.settling import settled
