@@ -10,10 +10,9 @@ from ...bus.errors import AddressError, KeysError, RefusedError
 from ...bus.net import endpoints
 from ...bus.trust.keys import WorkerKeys
 from ..keys import worker_keys
-from ..observing import diagnosis, host
-from ..observing.findings import Finding, State
+from ..observing import diagnosis
 from ..observing.observer import Observer
-from ..observing.reaching import reach
+from ..observing.obstacles import Finding, State, examine, reach, room_for
 from .outcome import DONE, NOT_ACHIEVED, UsageError
 from .screen import BAD, DIM, GOOD, Screen, counted, plain, table
 from .status import UNREACHABLE, unread
@@ -36,7 +35,7 @@ def doctor(screen: Screen, address: str | None, timeout: float, keys: Path | Non
             endpoints.check(address)
         except AddressError as error:
             raise UsageError(str(error)) from None
-    found, reached = host.examine(), True
+    found, reached = examine(), True
     if address is not None:
         there, reached = _look(address, timeout, keys)
         found += there
@@ -79,7 +78,7 @@ def _look(address: str, timeout: float, path: Path | None) -> tuple[list[Finding
         text = f"epoch {view.epoch}, {counted(len(view.workers), 'worker')}, "
         text += counted(len(models), "model")
         found.append(Finding("publisher", "well", text))
-        room = [host.room_for(row.name, row.nbytes) for row in models]
+        room = [room_for(row.name, row.nbytes) for row in models]
         found += [each for each in room if each is not None and each.state != "well"]
         return [*found, *diagnosis.diagnose(view, now, observer.ahead)], True
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ...bus.units import span
-from .findings import Finding, State
+from .obstacles import Finding, State
 from .view import Standing, View
 
 CLOCK_SECONDS = 2.0  # by which clocks may differ: epochs order publishers that start later

@@ -10,7 +10,7 @@ from ...bus.net.handoff import Handoff
 from ...bus.units import span
 from ...bus.worker.machine import WorkerMachine
 from ...codecs.words import printable
-from .reaching import reach
+from .obstacles import reach
 
 log = logging.getLogger("weightbus.worker")
 
