@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Generator
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +21,7 @@ from ..bus.messages import DELTA, Running, Shared
 from ..bus.publisher.offers import hash_chunk
 from ..bus.publisher.roster import Taker
 from ..bus.publisher.version import Version, VersionPatch
+from ..bus.receipt import Receipt
 from ..codecs.checksum import CHUNK_BYTES_DEFAULT, digest_of
 from ..codecs.delta.encoding import encode
 from ..codecs.delta.kernels import Bytes
@@ -445,3 +447,50 @@ def _check_chunks(nbytes: int, chunk_bytes: int) -> None:
             f"{nbytes} bytes in chunks of {chunk_bytes} are more than {CHUNKS_MAX} chunks; give "
             f"the Publisher Settings(chunk_bytes=) of at least {-(-nbytes // CHUNKS_MAX)}"
         )
+
+
+def after(
+    arriving: "Arriving",
+    version: Version,
+    hashed: Callable[[], bool],
+    submit: Callable[[], None],
+    future: "Future[Receipt]",
+    deadline: Deadline,
+    held: contextlib.AbstractContextManager[object],
+) -> None:
+    """Go on with a publish once its weights are there, in a thread of its own.
+
+    A device may be busy for any time, and nothing stops a copy that it has begun: if the deadline
+    comes first, the publish has failed, and its memory serves nothing else until the copy is over.
+
+    Args:
+        arriving: What is waited for.
+        version: Of what.
+        hashed: Whether to hash it then.
+        submit: Publishes it.
+        future: Fails if that is not to be.
+        deadline: When it must be there.
+        held: What the model is held by meanwhile.
+    """
+
+    def wait() -> None:
+        with held:
+            try:
+                arriving.wait(deadline.check)
+                for index in version.unhashed() if hashed() else ():
+                    hash_chunk(version, index)
+                    deadline.check()
+                submit()
+            except BaseException as error:
+                with contextlib.suppress(Exception):  # it is cancelled
+                    future.set_exception(error)
+                with contextlib.suppress(Exception):  # of a failed device, nothing arrives
+                    arriving.wait()
+                version.snapshot.release()
+
+    # Not waited for at the end of the process: a device that hangs would hang that, too.
+    thread = threading.Thread(target=wait, name="weightbus-arrival", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # no more threads are to be had
+        wait()

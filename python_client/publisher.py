@@ -32,7 +32,6 @@ from ..bus.receipt import Receipt
 from ..bus.trust.grants import Grants
 from ..bus.trust.keys import PublisherKeys
 from . import checks
-from .arrivals import after
 from .awaiting import in_thread
 from .checks import check_name
 from .dropped import end_with
@@ -45,7 +44,7 @@ from .keys import (
     retire,
     watch_keys,
 )
-from .models import PublishedModel, restore
+from .models import PublishedModel, after, restore
 from .observing.access import Http
 from .observing.shown import Shown
 from .observing.traces import settle
