@@ -12,7 +12,6 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import NoReturn
 
 from ..bus.complaints import Complaints
@@ -34,7 +33,7 @@ from ..bus.trust.keys import PublisherKeys
 from . import checks
 from .awaiting import in_thread
 from .checks import check_name
-from .dropped import end_with
+from .closing import AsyncClosable, end_with
 from .keeper import Keeper
 from .keys import (
     check_exposure,
@@ -62,7 +61,7 @@ _LATE = (
 )
 
 
-class Publisher:
+class Publisher(AsyncClosable):
     """Publishes versions of models to every worker that connects.
 
     Args:
@@ -513,28 +512,6 @@ class Publisher:
             timeout: As of `close`.
         """
         await in_thread(partial(self.close, timeout), "weightbus-close")
-
-    async def __aenter__(self) -> "Publisher":
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close_awaitable()
-
-    def __enter__(self) -> "Publisher":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _model(self, name: str) -> PublishedModel:
         check_name(name, "model")

@@ -20,7 +20,6 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..bus.units import span
@@ -146,12 +145,7 @@ class Reading(Holder, Generic[T]):
             self.loop.call_soon(self._awaited.append, None)  # comes to it only if there is an await
         return self._running()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.let_go()
         self.lock.leave(self)
         if self._awaited:
@@ -164,12 +158,7 @@ class Reading(Holder, Generic[T]):
         self.hold()
         return self._running()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self.let_go()
         self.lock.leave(self)
 

@@ -39,6 +39,7 @@ from ..codecs.numpy_tensors import Bytes
 from . import checks
 from .checkpoints.checkpoint import open_checkpoint
 from .checkpoints.shards import SUFFIX, CheckpointError
+from .closing import Closable
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -211,7 +212,7 @@ def look_into(path: Path) -> Shelf:
         ) from None
 
 
-class StateFolder(Shelf):
+class StateFolder(Shelf, Closable):
     """A folder, locked for one publisher until `close`. One thread at a time may write to it.
 
     Args:
@@ -390,12 +391,6 @@ class StateFolder(Shelf):
             os.fsync(folder)
         finally:
             os.close(folder)
-
-    def __enter__(self) -> "StateFolder":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Let others have the folder. Calling it twice is fine."""

@@ -14,7 +14,6 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import NoReturn, TypeVar
 from weakref import WeakValueDictionary
 
@@ -38,7 +37,7 @@ from .awaiting import Cut, in_thread
 from .background import Background
 from .calls import Calls
 from .checks import check_name
-from .dropped import end_with
+from .closing import AsyncClosable, end_with
 from .keys import worker_keys
 from .observing.checking import Checker
 from .observing.silence import Silence
@@ -60,7 +59,7 @@ COPY_SECONDS = 10.0  # and for a copy into the model, which should not change an
 _here: "WeakValueDictionary[tuple[str, str], Subscriber]" = WeakValueDictionary()
 
 
-class Subscriber:
+class Subscriber(AsyncClosable):
     """Receives the versions of some models and applies them.
 
     Args:
@@ -486,28 +485,6 @@ class Subscriber:
     async def close_awaitable(self) -> None:
         """Close from a coroutine; a thread does the work, so the event loop goes on."""
         await in_thread(self.close, "weightbus-close")
-
-    async def __aenter__(self) -> "Subscriber":
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close_awaitable()
-
-    def __enter__(self) -> "Subscriber":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:

@@ -5,7 +5,6 @@ It asks, and puts the answers together (`view.py`). It is no worker: no version 
 
 import time
 from collections.abc import Iterator
-from types import TracebackType
 
 from msgspec.structs import replace
 
@@ -16,6 +15,7 @@ from ...bus.messages import Refuse, encode
 from ...bus.net.control import Activity, WorkerSockets
 from ...bus.observed import Observe, Roster, Verified, Verify, to_observer
 from ...bus.trust.keys import WorkerKeys
+from ..closing import Closable
 from .view import View
 
 ASKS = Rate(12, 6)  # below what a publisher puts up with (TALK, at the price of a stranger)
@@ -27,7 +27,7 @@ TRIES = 5  # to verify a worker that goes from version to version meanwhile
 REDIAL_SECONDS = 5.0  # without an answer, after which the connection is made anew
 
 
-class Observer:
+class Observer(Closable):
     """An observer of one publisher. It belongs to one thread.
 
     Args:
@@ -50,17 +50,6 @@ class Observer:
         self._sockets = WorkerSockets(address, lambda _frames, _size: None, keys)
         self._tried_at = time.monotonic()  # to connect, or heard
         self._allowance = Allowance(ASKS, self._tried_at)
-
-    def __enter__(self) -> "Observer":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the connection."""

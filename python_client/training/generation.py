@@ -6,15 +6,15 @@ version. Any model with a `generate` method will do, such as those of Hugging Fa
 
 from collections.abc import Callable
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 from ..applying import Update
+from ..closing import Closable
 from ..settings import Settings
 from ..subscriber import Subscriber
 
 
-class GenerationWorker:
+class GenerationWorker(Closable):
     """A model whose weights are brought up to date before each generation.
 
     Args:
@@ -73,14 +73,3 @@ class GenerationWorker:
     def close(self) -> None:
         """Leave the publisher."""
         self._subscriber.close()
-
-    def __enter__(self) -> "GenerationWorker":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
