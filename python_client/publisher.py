@@ -21,8 +21,8 @@ from ..bus.limits import WORKERS_MAX
 from ..bus.memory.segment import probe
 from ..bus.messages import TOKEN_BYTES
 from ..bus.net import endpoints
+from ..bus.net.callbacks import EventCallback, WorkerEvent
 from ..bus.net.control import PublisherSockets
-from ..bus.net.listeners import Listener, WorkerEvent
 from ..bus.net.publisher_loop import PublisherLoop
 from ..bus.publisher.machine import PublisherMachine
 from ..bus.publisher.publication import CommitMode
@@ -481,7 +481,7 @@ class Publisher(AsyncClosable):
         """
         self._check_usable()
         checks.hook(callback, "callback")
-        listener = Listener(callback)
+        listener = EventCallback(callback)
         try:
             result_of(self._loop.listen(listener), ANSWER_SECONDS)
         except BaseException:

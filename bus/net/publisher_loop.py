@@ -44,8 +44,8 @@ from ..publisher.status import WorkerStatus
 from ..publisher.version import Snapshot, Version
 from ..receipt import Receipt
 from ..sealer import Sealer
+from .callbacks import CLOSE_SECONDS, EVENT_KINDS, EventCallback, EventKind, WorkerEvent
 from .control import PublisherSockets
-from .listeners import CLOSE_SECONDS, EVENT_KINDS, EventKind, Listener, WorkerEvent
 from .threads import Owner
 
 log = logging.getLogger("weightbus.publisher")
@@ -87,7 +87,7 @@ class PublisherLoop:
         self._full, self._told = Complaints(log, "%s"), Told(log)
         self._unasked = Complaints(log, "a publish failed, and nobody asked for its result: %s")
         self._watchers: list[tuple[Condition, Future[None]]] = []
-        self._listeners: list[Listener] = []
+        self._listeners: list[EventCallback] = []
         self._stopping = False
         self._ended: BaseException | None = None
         self.over = threading.Event()
@@ -191,7 +191,7 @@ class PublisherLoop:
         self._hand_over(lambda _now: self._watchers.append((condition, future)), future)
         return future
 
-    def listen(self, listener: Listener) -> "Future[None]":
+    def listen(self, listener: EventCallback) -> "Future[None]":
         """Tell a listener what becomes of workers, and first of those that are there already."""
 
         def work(now: float) -> None:
@@ -207,7 +207,7 @@ class PublisherLoop:
         self._hand_over(work, future)
         return future
 
-    def unlisten(self, listener: Listener) -> None:
+    def unlisten(self, listener: EventCallback) -> None:
         """Tell a listener nothing more."""
 
         def work(_now: float) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...bus.errors import AddressError, ClosedError, PublishError, WorkersMissingError
 from ...bus.net import endpoints
-from ...bus.net.listeners import EVENT_KINDS, WorkerEvent
+from ...bus.net.callbacks import EVENT_KINDS, WorkerEvent
 from ...bus.publisher.status import WorkerStatus
 from ...bus.receipt import Receipt
 from ...bus.units import span

@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from ...bus.errors import PublishError
-from ...bus.net.listeners import EVENT_KINDS, WorkerEvent
+from ...bus.net.callbacks import EVENT_KINDS, WorkerEvent
 from ...bus.receipt import Receipt
 from .view import VERDICTS, Standing, View
 

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from ...bus.deadline import ANSWER_SECONDS, result_of
-from ...bus.net.listeners import Listener
+from ...bus.net.callbacks import EventCallback
 from ...bus.net.publisher_loop import PublisherLoop
 from ...bus.publisher.machine import PublisherMachine
 from ...bus.receipt import Receipt
@@ -32,7 +32,7 @@ class Shown:
         self.dashboard = self.metrics = ""
         self._loop, self._machine = loop, machine
         self._servers: list[HttpServer] = []
-        self._listener: Listener | None = None
+        self._listener: EventCallback | None = None
         self._counts: list[Callable[[Future[Receipt]], None]] = []
         weakref.finalize(owner, self._stop).atexit = False
 
@@ -110,7 +110,7 @@ class Shown:
             return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
         address = self._serve(http, {"/metrics": page})
-        self._listener = Listener(metrics.event)
+        self._listener = EventCallback(metrics.event)
         self._counts.append(metrics.count)
         self._loop.listen(self._listener)
         return address + "metrics"

@@ -1,6 +1,6 @@
 """What calls return, and what hooks are given: nobody makes one, but annotations name them."""
 
-from weightbus.bus.net.listeners import WorkerEvent
+from weightbus.bus.net.callbacks import WorkerEvent
 from weightbus.bus.publisher.status import WorkerStatus
 from weightbus.bus.receipt import Receipt, WorkerReceipt
 from weightbus.python_client.applying import Offer, Running, Update

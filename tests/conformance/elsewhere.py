@@ -17,7 +17,7 @@ from typing import IO, Any, Protocol
 
 from weightbus import PublishError, Settings, WeightBusError
 from weightbus.bus.limits import Timing
-from weightbus.bus.net.listeners import EVENT_KINDS, WorkerEvent
+from weightbus.bus.net.callbacks import EVENT_KINDS, WorkerEvent
 from weightbus.bus.publisher.status import WorkerStatus
 from weightbus.bus.receipt import WorkerReceipt
 from weightbus.codecs.state import state_of

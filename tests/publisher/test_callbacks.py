@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from weightbus import ClosedError, Publisher, Settings, Subscriber
-from weightbus.bus.net import listeners
-from weightbus.bus.net.listeners import Listener
+from weightbus.bus.net import callbacks
+from weightbus.bus.net.callbacks import EventCallback
 from weightbus.types import WorkerEvent
 
 SECONDS = 60.0  # far more than anything here takes
@@ -53,7 +53,7 @@ def test_what_happens_after_the_end_is_not_told() -> None:
         busy.set()
         go_on.wait(SECONDS)
 
-    listener = Listener(slow)
+    listener = EventCallback(slow)
     listener.tell(event(1))
     assert busy.wait(SECONDS)
     listener.tell(event(2))
@@ -133,7 +133,7 @@ def test_a_callback_may_ask_the_publisher() -> None:
 
 
 def test_a_callback_that_is_too_slow_misses_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listeners, "EVENTS_MAX", 3)
+    monkeypatch.setattr(callbacks, "EVENTS_MAX", 3)
     entered, release, heard = threading.Event(), threading.Event(), Heard()
 
     def slow(told: WorkerEvent) -> None:
@@ -141,7 +141,7 @@ def test_a_callback_that_is_too_slow_misses_the_oldest(monkeypatch: pytest.Monke
         entered.set()
         release.wait(SECONDS)
 
-    listener = Listener(slow)
+    listener = EventCallback(slow)
     listener.tell(event(0))
     assert entered.wait(SECONDS)
     for number in range(1, 8):

@@ -48,7 +48,7 @@ class WorkerEvent:
 Callback = Callable[[WorkerEvent], object]
 
 
-class Listener:
+class EventCallback:
     """One callback, and what it has not been told yet."""
 
     def __init__(self, callback: Callback) -> None:
