@@ -124,7 +124,7 @@ Events = Annotated[list[Happened], msgspec.Meta(max_length=EVENTS_TOLD)]
 Row = ModelRow | WorkerRow | Happened
 
 
-class Roster(Message, tag="roster", frozen=True, kw_only=True):
+class RosterPage(Message, tag="roster", frozen=True, kw_only=True):
     """What has changed since the revision that the observer named."""
 
     epoch: Count
@@ -204,8 +204,8 @@ ToPublisher = WorkerMessage | Checked | Observe | Verify
 ToWorker = PublisherMessage | Check
 _TO_PUBLISHER: msgspec.json.Decoder[ToPublisher] = msgspec.json.Decoder(ToPublisher)
 _TO_WORKER: msgspec.json.Decoder[ToWorker] = msgspec.json.Decoder(ToWorker)
-_TO_OBSERVER: msgspec.json.Decoder[Roster | Verified | Refuse] = msgspec.json.Decoder(
-    Roster | Verified | Refuse
+_TO_OBSERVER: msgspec.json.Decoder[RosterPage | Verified | Refuse] = msgspec.json.Decoder(
+    RosterPage | Verified | Refuse
 )
 
 
@@ -227,7 +227,7 @@ def to_worker(frames: Sequence[Buffer]) -> tuple[ToWorker, Sequence[Buffer]]:
     return decode(_TO_WORKER, frames)
 
 
-def to_observer(frames: Sequence[Buffer]) -> Roster | Verified | Refuse:
+def to_observer(frames: Sequence[Buffer]) -> RosterPage | Verified | Refuse:
     """Decode what a publisher sent to an observer.
 
     Raises:

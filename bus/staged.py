@@ -22,7 +22,7 @@ class OverwrittenError(StaleError):
 
 
 class SharedMemory(Protocol):
-    """A segment of the publisher's, on this host (`segment.View`)."""
+    """A segment of the publisher's, on this host (`segment.MappedSegment`)."""
 
     @property
     def data(self) -> NDArray[np.uint8]:

@@ -14,7 +14,7 @@ from ..bus.limits import Timing
 from ..bus.memory.snapshots import SealedMemory
 from ..bus.net import endpoints
 from ..bus.net.publisher_loop import PublisherLoop
-from ..bus.publisher.effects import Effect, Screen
+from ..bus.publisher.effects import DropRevoked, Effect
 from ..bus.publisher.machine import PublisherMachine
 from ..bus.publisher.roster import Peer
 from ..bus.sealer import Sealer
@@ -157,7 +157,7 @@ def _grant(
     now: float,
 ) -> list[Effect]:
     effects = machine.grant(by_key, now)
-    if any(isinstance(effect, Screen) for effect in effects):
+    if any(isinstance(effect, DropRevoked) for effect in effects):
         revoked()
     return effects
 

@@ -32,7 +32,7 @@ class UnchangedError(WeightBusError):
     """
 
 
-class UnreadableError(WeightBusError):
+class UnreadableTargetError(WeightBusError):
     """What a target holds cannot be read back."""
 
 
@@ -121,10 +121,10 @@ class FunctionTarget:
         """Nobody but the function knows where they went.
 
         Raises:
-            UnreadableError: Always.
+            UnreadableTargetError: Always.
         """
         del layout, names, sums
-        raise UnreadableError(
+        raise UnreadableTargetError(
             "the target is a function, so the weights that it has loaded cannot be read back"
         )
 

@@ -25,7 +25,7 @@ from ..bus.receipt import Receipt
 from ..codecs.checksum import CHUNK_BYTES_DEFAULT, digest_of
 from ..codecs.delta.encoding import encode
 from ..codecs.delta.kernels import Bytes
-from ..codecs.delta.patch import Patch
+from ..codecs.delta.patch import Delta
 from ..codecs.delta.worth import Way, chosen, estimate, may_pay, sample
 from ..codecs.errors import PatchError, StateError
 from ..codecs.layout import Layout
@@ -223,7 +223,7 @@ class Bases:
                     some, before, after, digests=digests, classes=classes, check=self._check
                 )
                 encoded = time.perf_counter()
-                Patch(some, made).apply(before)
+                Delta(some, made).apply(before)
             except (PatchError, MemoryError):
                 return
             self._encode[classes] = (encoded - begun) / work

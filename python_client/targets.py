@@ -4,7 +4,7 @@ nn.Module, TensorDict, mapping of torch tensors or numpy arrays      copied in p
 a path                                                               written, then renamed
 a function                                                           called to load it (`loading`)
 
-Each of them may have other names than what is published (`Renamed`).
+Each of them may have other names than what is published (`RenamedTarget`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -221,7 +221,7 @@ class MemoryTarget:
         return next(known, None)
 
 
-class Renamed:
+class RenamedTarget:
     """A target that has other names than what is published: it is given versions under its own.
 
     Args:
@@ -375,4 +375,4 @@ def targets_of(
     targets = {model: target_of(model, named) for model, named in models.items()}
     if renaming is None:
         return targets
-    return {model: Renamed(target, renaming) for model, target in targets.items()}
+    return {model: RenamedTarget(target, renaming) for model, target in targets.items()}

@@ -185,7 +185,7 @@ class Guarded(ABC):
         return b""
 
 
-class View(Guarded):
+class MappedSegment(Guarded):
     """Another process's segment, read-only.
 
     Raises:
@@ -260,19 +260,19 @@ class View(Guarded):
             os.close(fd)
 
 
-class Views:
+class MappedSegments:
     """The segments that a worker has opened, so that each is mapped once."""
 
     def __init__(self) -> None:
-        self._views: dict[str, View] = {}
+        self._views: dict[str, MappedSegment] = {}
 
-    def open(self, shared: Shared, nbytes: int) -> View | None:
+    def open(self, shared: Shared, nbytes: int) -> MappedSegment | None:
         """Return a segment of this host; None if it is not to be had."""
         known = self._views.get(shared.token)
         if known is not None and known.data.nbytes == nbytes:
             return known
         try:
-            view = View(shared, nbytes)
+            view = MappedSegment(shared, nbytes)
         except (OSError, ValueError):
             return None
         # What is mapped here would stay in memory, though its owner has made room for this one.

@@ -55,7 +55,7 @@ LOOK = 0.05  # seconds until the machine is asked again where it could give none
 Phase = Literal["held", "lent", "over"]
 
 
-class Block:
+class MemoryBlock:
     """Memory of one size.
 
     Args:
@@ -162,9 +162,10 @@ class Snapshot:
         copied: Give out copies, so that nobody can hold on to the memory.
     """
 
-    def __init__(self, block: Block, let_go: threading.Condition, *, copied: bool) -> None:
+    def __init__(self, block: MemoryBlock, let_go: threading.Condition, *, copied: bool) -> None:
         self.shared = block.shared
-        self._block: Block | None = block  # the pool knows both: neither holds the other for long
+        # The pool knows both: neither holds the other for long.
+        self._block: MemoryBlock | None = block
         self._let_go, self._copied = let_go, copied
         self._phase: Phase = "held"
         self._keepers = 0
@@ -175,7 +176,7 @@ class Snapshot:
 
     # For whoever holds it: a thread that publishes, and from then on the machine's shell.
 
-    def _held(self) -> tuple[Block, NDArray[np.uint8]]:
+    def _held(self) -> tuple[MemoryBlock, NDArray[np.uint8]]:
         if self._phase != "held" or self._block is None or self._view is None:
             raise AssertionError(f"the bytes of a snapshot that is {self._phase} are not ours")
         return self._block, self._view
@@ -332,7 +333,7 @@ class Pool:
         self._model, self._patience = model, patience
         self._share, self._second = share, second
         self._asked = False
-        self._blocks: dict[Block, Snapshot | None] = {}  # and what was written there last
+        self._blocks: dict[MemoryBlock, Snapshot | None] = {}  # and what was written there last
         self._let_go = threading.Condition()  # its lock may be taken again by who has it
 
         self._surplus = False  # some was needed for what is kept no more
@@ -405,8 +406,8 @@ class Pool:
         for block in list(self._blocks):
             block.retired = True
 
-    def _block(self, nbytes: int, check: Check) -> Block:
-        return Block(nbytes, share=self._share, second=self._second, check=check)
+    def _block(self, nbytes: int, check: Check) -> MemoryBlock:
+        return MemoryBlock(nbytes, share=self._share, second=self._second, check=check)
 
     @property
     def late(self) -> bool:
@@ -419,10 +420,10 @@ class Pool:
     def _counted(self) -> int:
         return sum(not (snapshot and snapshot.kept) for snapshot in self._blocks.values())
 
-    def _free(self) -> list[Block]:
+    def _free(self) -> list[MemoryBlock]:
         return [b for b, snapshot in self._blocks.items() if not (snapshot and snapshot.in_use)]
 
-    def _reuse(self, nbytes: int) -> Block | None:
+    def _reuse(self, nbytes: int) -> MemoryBlock | None:
         """Return a block that nobody needs; let go of those that are of no use any more."""
         for block in self._free():
             if block.data.nbytes != nbytes or block.retired:
@@ -439,7 +440,7 @@ class Pool:
                 return True
         return False
 
-    def _another(self, nbytes: int, deadline: Deadline) -> Block:
+    def _another(self, nbytes: int, deadline: Deadline) -> MemoryBlock:
         """Make another block, in place of one that a stopped worker holds on to if need be."""
         if self._counted() >= SNAPSHOTS_MAX:
             del self._blocks[self._free()[0]]

@@ -15,7 +15,7 @@ from contextlib import closing
 import numpy as np
 from numpy.typing import NDArray
 
-from ...codecs.delta.patch import Patch
+from ...codecs.delta.patch import Delta
 from ...codecs.errors import PatchError
 from ...codecs.native import copy_crc32c
 from ..limits import MODELS_MAX
@@ -126,7 +126,7 @@ def patching(job: Patching) -> Generator[None, None, str]:
     if not job.live:
         return unwanted
     try:
-        patch = Patch(job.base.layout, job.patch.data)
+        patch = Delta(job.base.layout, job.patch.data)
         if patch.header.target != job.digest:
             return f"it leads to {patch.header.target[:12]}; announced is {job.digest[:12]}"
         for _ in patch.steps(job.base.data, job.buffer):

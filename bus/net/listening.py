@@ -20,7 +20,7 @@ from typing import Protocol, TypeVar
 
 from ..errors import AddressError
 from . import endpoints
-from .processes import PROC, Holder, given_out, holder_of
+from .processes import PROC, SocketHolder, given_out, holder_of
 
 BACKLOG = 128  # connections that the kernel keeps until they are accepted
 LOCK_SECONDS = 1.0  # for the lock on a folder, which others hold for less than a millisecond
@@ -86,7 +86,7 @@ def bound(
         time.sleep(AGAIN_SECONDS)
 
 
-def _passes(endpoint: str, holder: Holder | None) -> bool:
+def _passes(endpoint: str, holder: SocketHolder | None) -> bool:
     """Return whether an endpoint is taken for the moment only."""
     connected = holder is None or not holder.listens
     return connected and endpoints.ipc_path(endpoint) is None and PROC.exists()
@@ -97,7 +97,9 @@ def _at(endpoint: str) -> list[Leaves]:
     return [here for own, here in list(_here.items()) if endpoints.same_place(endpoint, own)]
 
 
-def _taken(endpoint: str, parameter: str, holder: Holder | None, waited: float) -> AddressError:
+def _taken(
+    endpoint: str, parameter: str, holder: SocketHolder | None, waited: float
+) -> AddressError:
     other = f"pass another {parameter}= (port 0 takes any free one)"
     if holder is None and endpoints.ipc_path(endpoint) is not None:
         return AddressError(

@@ -115,7 +115,7 @@ def _stat(pid: int) -> list[str] | None:
     return None
 
 
-class Holder(NamedTuple):
+class SocketHolder(NamedTuple):
     """Whoever has an address.
 
     Attributes:
@@ -137,7 +137,7 @@ class Holder(NamedTuple):
         return who if self.listens else f"an outgoing connection of {who}"
 
 
-def holder_of(endpoint: str) -> Holder | None:
+def holder_of(endpoint: str) -> SocketHolder | None:
     """Return who has an endpoint, listeners first; None where nobody is seen to."""
     path = endpoints.ipc_path(endpoint)
     found = sorted(_at_port(endpoint) if path is None else _at_path(path), reverse=True)
@@ -145,7 +145,7 @@ def holder_of(endpoint: str) -> Holder | None:
         return None
     listens, ended, inode = found[0]
     pid = _process_of(inode) if inode else 0
-    return Holder(listens, ended, pid, _name_of(pid) if pid else "")
+    return SocketHolder(listens, ended, pid, _name_of(pid) if pid else "")
 
 
 def given_out(endpoint: str) -> str:

@@ -20,10 +20,11 @@ from ..complaints import Complaints, Told
 from ..effects import Notice, Send
 from ..errors import ClosedError, PublishError
 from ..messages import encode, topics_of
-from ..observed import Observe, Roster
+from ..observed import Observe, RosterPage
 from ..publisher.effects import (
     Broadcast,
     Compare,
+    DropRevoked,
     Effect,
     Follow,
     HangUp,
@@ -32,7 +33,6 @@ from ..publisher.effects import (
     Lend,
     Release,
     Resolve,
-    Screen,
     Settled,
     Stamp,
     Withdraw,
@@ -178,9 +178,9 @@ class PublisherLoop:
         self._hand_over(lambda now: future.set_result(self._machine.status(now)), future)
         return future
 
-    def observe(self, asked: Observe) -> "Future[Roster]":
+    def observe(self, asked: Observe) -> "Future[RosterPage]":
         """Ask what an observer is told."""
-        future: Future[Roster] = Future()
+        future: Future[RosterPage] = Future()
         pages = self._machine.observers.pages
         self._hand_over(lambda now: future.set_result(pages(asked, now)[0]), future)
         return future
@@ -375,7 +375,7 @@ class PublisherLoop:
                     self._sockets.hang_up()
                 case Follow(pid):
                     self._sockets.follow(pid)
-                case Screen():
+                case DropRevoked():
                     self._sockets.data.screen()
                     self._rekey(now)
                 case Resolve():

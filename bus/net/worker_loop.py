@@ -37,7 +37,7 @@ from ..effects import (
 )
 from ..errors import AddressError, ApplyError, ClosedError, RefusedError
 from ..memory.pages import memory_ahead, memory_of
-from ..memory.segment import Views
+from ..memory.segment import MappedSegments
 from ..messages import encode
 from ..observed import Check
 from ..staged import StagedVersion
@@ -78,7 +78,7 @@ class WorkerLoop:
     ) -> None:
         self._machine, self._sockets, self._handoff = machine, sockets, handoff
         self._look, self._on_renamed = look, on_renamed
-        self._views = Views() if shared_memory else None
+        self._views = MappedSegments() if shared_memory else None
         self._work: deque[Happening] = deque()
         self._copier = Copier(partial(_hand_in, self._work, sockets))  # `tell` would hold us
         self._stopping, self._refused = False, ""

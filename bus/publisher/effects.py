@@ -76,7 +76,7 @@ class Follow:
 
 
 @dataclass(frozen=True, slots=True)
-class Screen:
+class DropRevoked:
     """Hang up on data connections whose keys may not have any, any more; seal otherwise."""
 
 
@@ -160,14 +160,14 @@ class Release:
     version: Version
 
 
-Worded = (
+LoopEffect = (
     Send
     | Notice
     | Broadcast
     | Withdraw
     | HangUp
     | Follow
-    | Screen
+    | DropRevoked
     | Resolve
     | Settled
     | Stamp
@@ -176,7 +176,8 @@ Worded = (
     | Lend
     | Release
 )  # what a loop does
-Effect = Worded | SendChunk | BroadcastChunk | BroadcastWhole  # and what it makes messages of first
+# And what it makes messages of first.
+Effect = LoopEffect | SendChunk | BroadcastChunk | BroadcastWhole
 
 
 class Keeper(Protocol):

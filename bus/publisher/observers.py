@@ -39,15 +39,14 @@ from ..observed import (
     Observe,
     Phase,
     Published,
-    Roster,
+    RosterPage,
     Row,
     Verify,
     WorkerRow,
 )
 from ..trust.grants import Grant
-from . import roster as rosters
 from .effects import Effect
-from .roster import Peer
+from .roster import Peer, Roster
 from .status import chunks_of, is_stuck, road_of
 from .store import Store, Versions
 from .verifying import Checks
@@ -106,7 +105,7 @@ class Observers:
 
     def __init__(
         self,
-        roster: rosters.Roster,
+        roster: Roster,
         store: Store,
         timing: Timing,
         clock: Callable[[], float] | None = None,
@@ -186,7 +185,9 @@ class Observers:
             return self.checks.verify(identity, message, now)
         return [Send(page, to=identity) for page in self.answer(identity, message, now)]
 
-    def answer(self, identity: bytes, asked: Observe, now: float) -> list[Roster] | list[Refuse]:
+    def answer(
+        self, identity: bytes, asked: Observe, now: float
+    ) -> list[RosterPage] | list[Refuse]:
         """Answer an observer, unless there are too many."""
         self._asked = {who: at for who, at in self._asked.items() if now - at < OBSERVER_SECONDS}
         if identity not in self._asked and len(self._asked) >= OBSERVERS_MAX:
@@ -195,7 +196,7 @@ class Observers:
         self._asked[identity] = now
         return self.pages(asked, now)
 
-    def pages(self, asked: Observe, now: float) -> list[Roster]:
+    def pages(self, asked: Observe, now: float) -> list[RosterPage]:
         """Return what has changed since a revision, the longest ago first, as far as it fits."""
         for versions in self._store:
             self._look(versions)
@@ -217,7 +218,7 @@ class Observers:
             pages[-1].revision = latest
         last = pages[-1]
         return [
-            Roster(
+            RosterPage(
                 epoch=self._store.epoch,
                 since=page.since,
                 revision=page.revision,

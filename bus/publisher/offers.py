@@ -27,9 +27,9 @@ from .effects import (
     BroadcastWhole,
     Effect,
     Lend,
+    LoopEffect,
     Release,
     SendChunk,
-    Worded,
 )
 from .publication import Publication
 from .version import Chunked, Version
@@ -189,7 +189,7 @@ def for_all(effect: BroadcastChunk | BroadcastWhole, sealer: Sealer | None = Non
 
 def _message_of(
     effect: SendChunk | BroadcastChunk | BroadcastWhole, sealer: Sealer | None
-) -> Worded:
+) -> LoopEffect:
     """Return the message that an effect asks for.
 
     Where there is no memory to seal its bytes they do not go out, as if they were lost on the way:
@@ -210,12 +210,12 @@ def _message_of(
     return Notice("full", text, warning=True)
 
 
-def worded(effects: Iterable[Effect], sealer: Sealer | None) -> Iterator[Worded]:
+def worded(effects: Iterable[Effect], sealer: Sealer | None) -> Iterator[LoopEffect]:
     """Yield effects, with messages in place of what asks for them; sealed where that is done."""
     for effect in effects:
         match effect:
             case SendChunk() | BroadcastChunk() | BroadcastWhole():
-                said: Worded = _message_of(effect, sealer)
+                said: LoopEffect = _message_of(effect, sealer)
             case _:
                 said = effect
         if sealer is not None and isinstance(said, Send):

@@ -45,7 +45,7 @@ _UNFINISHED: frozenset[State] = frozenset({"behind", "staged"})
 
 
 @dataclass(slots=True)
-class Target:
+class Recipient:
     """One worker as a publish sees it."""
 
     name: str
@@ -92,7 +92,7 @@ class Publication:
     decision: Decision = "open"
     resolved: bool = False
     ended: str = ""
-    targets: dict[str, Target] = field(init=False)
+    targets: dict[str, Recipient] = field(init=False)
     done: frozenset[State] = field(init=False)  # the states that count as there
     _open: frozenset[State] = field(init=False)  # those that may still become one of them
     _for_all: bool = field(init=False)  # it is over when all are there, and not before
@@ -107,7 +107,7 @@ class Publication:
 
     def aim(self, names: Iterable[str]) -> None:
         """Say which workers it is for."""
-        self.targets = {name: Target(name) for name in names}
+        self.targets = {name: Recipient(name) for name in names}
         self._counts = dict.fromkeys(ARROWS, 0)
         self._counts["behind"] = len(self.targets)
         self._away = {}
@@ -115,7 +115,7 @@ class Publication:
     def welcome(self, name: str) -> None:
         """A worker has joined: it is one of all that are expected, if too few are there."""
         if self.missing and name not in self.targets:
-            self.targets[name] = Target(name)
+            self.targets[name] = Recipient(name)
             self._counts["behind"] += 1
 
     def renew(self) -> None:

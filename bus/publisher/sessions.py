@@ -27,7 +27,7 @@ from ..messages import (
 )
 from ..trust.grants import Grants
 from ..units import span
-from .effects import Effect, Follow, Screen, Settled, Withdraw
+from .effects import DropRevoked, Effect, Follow, Settled, Withdraw
 from .giving import Giving
 from .publications import Publications
 from .push import Pushes
@@ -455,7 +455,7 @@ class Sessions:
             if grant is None or not grant.fits(peer.name) or grant.role != "worker":
                 effects.append(Send(Refuse(code="revoked", text=REVOKED), to=peer.identity))
                 effects += self.leave(peer, "its key was revoked", now)
-        return [*effects, Screen()]
+        return [*effects, DropRevoked()]
 
 
 def _name_taken(peer: Peer) -> str:

@@ -63,7 +63,7 @@ def positions(gaps: Values, most: int) -> Values:
     return at
 
 
-class Reader:
+class BitReader:
     """Reads a string of bits from its first to its last."""
 
     def __init__(self, data: NDArray[np.uint8]) -> None:

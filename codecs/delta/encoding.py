@@ -32,7 +32,7 @@ from .format import (
     pack_table,
 )
 from .kernels import Bytes, Found
-from .patch import Patch
+from .patch import Delta
 
 
 def _nothing() -> None:
@@ -78,7 +78,7 @@ def encode(
         step()
     patch = b"".join(parts)
     if check:
-        Patch(layout, patch).compare(old, new, step)
+        Delta(layout, patch).compare(old, new, step)
     return patch
 
 

@@ -113,7 +113,7 @@ def read_overwrite(body: Bytes, width: int, elements: int) -> tuple[Positions, N
             f"{count} elements of {width} bytes with parameter {k} in a body of {body.size} bytes, "
             f"for a block of {elements}"
         )
-    reader = bits.Reader(body[_OVERWRITE_HEAD : _OVERWRITE_HEAD + codes])
+    reader = bits.BitReader(body[_OVERWRITE_HEAD : _OVERWRITE_HEAD + codes])
     at = bits.positions(reader.rice(count, k), elements)
     reader.end()
     return at.astype(np.uint32), body[_OVERWRITE_HEAD + codes :].reshape(count, width)

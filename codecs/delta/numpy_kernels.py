@@ -157,7 +157,7 @@ def write(
 
 def read(body: Bytes, table: Table, base: Bytes, kind: int) -> tuple[Counts, Elements]:
     old = base.view("<u2")
-    reader = bits.Reader(body)
+    reader = bits.BitReader(body)
     rows = [(number, row) for number, row in enumerate(table.tolist()) if row[0]]
     counts = [(reader.number(row[0]), _large_count(reader, row[2])) for _, row in rows]
     if sum(count for count, _ in counts) > len(old):
@@ -178,12 +178,12 @@ def read(body: Bytes, table: Table, base: Bytes, kind: int) -> tuple[Counts, Ele
     return where.astype(np.uint32), elements_of(placed.astype(np.int32))
 
 
-def _large_count(reader: bits.Reader, large: int) -> int:
+def _large_count(reader: bits.BitReader, large: int) -> int:
     return reader.number(large) if large != EVERY else 0
 
 
 def _read_class(
-    reader: bits.Reader, row: Sequence[int], count: int, large_count: int, elements: int
+    reader: bits.BitReader, row: Sequence[int], count: int, large_count: int, elements: int
 ) -> tuple[bits.Values, bits.Values]:
     """Return the ranks of the changed elements among those of their class, and their steps."""
     _, gap, large, large_gap, size = row

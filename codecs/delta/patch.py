@@ -1,6 +1,6 @@
 """A patch that came: checked, then applied to its base, all of it or nothing.
 
-All that can be wrong with it is found before a byte is written: `Patch` checks whatever can be
+All that can be wrong with it is found before a byte is written: `Delta` checks whatever can be
 checked without the base, and `apply` decodes every block against it first. What was decoded is
 kept for the writing as long as that is little; the rest is decoded again.
 """
@@ -38,7 +38,7 @@ Change = tuple[kernels.Positions | None, Elements]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BlockPatch:
     """What a patch says of one block."""
 
     block: Block
@@ -73,7 +73,7 @@ class Part:
             block.view(unit)[at] = elements.view(unit).ravel()
 
 
-class Patch:
+class Delta:
     """A patch for a layout.
 
     Attributes:
@@ -93,7 +93,7 @@ class Patch:
                 f"bytes; here is {layout!r}"
             )
         self._layout = layout
-        self.parts: list[Part] = []
+        self.parts: list[BlockPatch] = []
         at = HEADER.size
         for blocks in groups(layout):
             at = self._parse_group(blocks, view, at)
@@ -114,7 +114,7 @@ class Patch:
                 raise PatchError(f"the patch ends in the body of the block at byte {block.begin}")
             if mode != UNCHANGED:
                 body = np.frombuffer(view[at : at + nbytes], np.uint8)
-                self.parts.append(Part(block, mode, body, table))
+                self.parts.append(BlockPatch(block, mode, body, table))
             at += nbytes
         return at
 

@@ -16,11 +16,11 @@ from .doctor import doctor as run_doctor
 from .inspect import inspect as run_inspect
 from .keygen import keygen as run_keygen
 from .outcome import conclude
-from .publish import Order, Pages
+from .publish import Order, PageOptions
 from .publish import publish as run_publish
 from .screen import Screen
 from .status import status as run_status
-from .subscribe import Request
+from .subscribe import SubscribeOptions
 from .subscribe import subscribe as run_subscribe
 from .top import SORTS, Choice
 from .top import top as run_top
@@ -248,7 +248,7 @@ def publish(
 ) -> None:
     """Publish a checkpoint, and show what every worker did with it."""
     screen = Screen(as_json)
-    pages = Pages(dashboard, metrics, token, insecure_http)
+    pages = PageOptions(dashboard, metrics, token, insecure_http)
     how = (dtype or (), keys, insecure, pages, encoding, metadata or ())
     order = Order(path, model, bind, expect, watch, timeout, state, grace, *how)
     raise typer.Exit(conclude(screen, partial(run_publish, screen, order)))
@@ -287,7 +287,7 @@ def subscribe(
 ) -> None:
     """Write a model's versions into a file as they are published."""
     screen = Screen(as_json)
-    request = Request(address, model, out, once, timeout, name, keys, untied)
+    request = SubscribeOptions(address, model, out, once, timeout, name, keys, untied)
     raise typer.Exit(conclude(screen, partial(run_subscribe, screen, request)))
 
 

@@ -12,12 +12,12 @@ from ...bus.trust.keys import WorkerKeys
 from ..keys import worker_keys
 from ..observing import diagnosis
 from ..observing.observer import Observer
-from ..observing.obstacles import Finding, State, examine, reach, room_for
+from ..observing.obstacles import Finding, Severity, examine, reach, room_for
 from .outcome import DONE, NOT_ACHIEVED, UsageError
 from .screen import BAD, DIM, GOOD, Screen, counted, plain, table
 from .status import UNREACHABLE, unread
 
-STYLES: dict[State, str] = {"well": GOOD, "note": "yellow", "problem": BAD}
+STYLES: dict[Severity, str] = {"well": GOOD, "note": "yellow", "problem": BAD}
 BY_REFUSAL = {
     "keys": "an observer's key is needed: weightbus keygen DIR --observer NAME",
     "not-allowed": "an observer's key is needed: weightbus keygen DIR --observer NAME",
@@ -39,7 +39,7 @@ def doctor(screen: Screen, address: str | None, timeout: float, keys: Path | Non
     if address is not None:
         there, reached = _look(address, timeout, keys)
         found += there
-    order: list[State] = ["problem", "note", "well"]
+    order: list[Severity] = ["problem", "note", "well"]
     found.sort(key=lambda finding: order.index(finding.state))
     screen.show(_rows(found))
     counts = {state: sum(f.state == state for f in found) for state in order}

@@ -31,7 +31,7 @@ GRACE_SECONDS = 10.0  # beyond its deadline, what a publish gets before its thre
 
 
 @dataclass(frozen=True)
-class Pages:
+class PageOptions:
     """What is to be shown over HTTP, and to whom."""
 
     dashboard: str | None = None
@@ -66,7 +66,7 @@ class Order:
     dtypes: Sequence[str] = ()
     keys: Path | None = None
     insecure: bool = False
-    pages: Pages = Pages()
+    pages: PageOptions = PageOptions()
     encoding: Encoding = "raw"
     metadata: Sequence[str] = ()
 

@@ -24,7 +24,7 @@ class NothingCameError(WeightBusError, TimeoutError):
 
 
 @dataclass(frozen=True)
-class Request:
+class SubscribeOptions:
     """What the command line asks for."""
 
     address: str
@@ -60,7 +60,7 @@ class Request:
         return ONCE_SECONDS if self.once and self.timeout is None else self.timeout
 
 
-def subscribe(screen: Screen, request: Request) -> int:
+def subscribe(screen: Screen, request: SubscribeOptions) -> int:
     """Write one version, or every version until stopped."""
     targets = {request.model: request.target()}
     with Subscriber(request.address, targets, name=request.name, keys=request.keys) as subscriber:
@@ -72,7 +72,7 @@ def subscribe(screen: Screen, request: Request) -> int:
     return DONE
 
 
-def _receive_all(screen: Screen, request: Request, subscriber: Subscriber) -> None:
+def _receive_all(screen: Screen, request: SubscribeOptions, subscriber: Subscriber) -> None:
     written = 0
     try:
         while True:
@@ -88,7 +88,7 @@ def _receive_all(screen: Screen, request: Request, subscriber: Subscriber) -> No
         screen.emit("stopped", signal=stopped.signal.name, written=written)
 
 
-def _receive(screen: Screen, request: Request, subscriber: Subscriber) -> Update:
+def _receive(screen: Screen, request: SubscribeOptions, subscriber: Subscriber) -> Update:
     """Wait for a version and write it.
 
     Raises:
@@ -128,7 +128,7 @@ def _receive(screen: Screen, request: Request, subscriber: Subscriber) -> Update
     )
 
 
-def _show(screen: Screen, request: Request, update: Update) -> None:
+def _show(screen: Screen, request: SubscribeOptions, update: Update) -> None:
     screen.say(
         f"{time.strftime('%H:%M:%S')}  {update.model} version {update.version}  "
         f"{size(update.nbytes)}  written in {span(update.seconds)} to {request.out}"

@@ -13,7 +13,7 @@ from ...bus.observed import Check, Checked, unchecked
 from ...bus.worker.events import Examined
 from ...codecs.errors import WeightBusError
 from ..applying import Applier
-from ..loading import UnreadableError
+from ..loading import UnreadableTargetError
 from ..targets import Target
 from .aside import Aside
 
@@ -54,7 +54,7 @@ class Checker:
             return self._look(check)
         except TimeoutError as error:
             return unchecked(check, "busy", str(error))
-        except UnreadableError as error:
+        except UnreadableTargetError as error:
             return unchecked(check, "unsupported", str(error))
         except (WeightBusError, OSError) as error:  # no version runs, or the file is no longer one
             return unchecked(check, "unreadable", str(error))

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ...bus.units import span
-from .obstacles import Finding, State
+from .obstacles import Finding, Severity
 from .view import Standing, View
 
 CLOCK_SECONDS = 2.0  # by which clocks may differ: epochs order publishers that start later
@@ -66,7 +66,7 @@ class Trouble:
         verdict, model: Which rows show it; empty: all, or none.
     """
 
-    state: State
+    state: Severity
     text: str
     advice: str = ""
     verdict: str = ""
@@ -135,7 +135,7 @@ def _trouble(group: Sequence[Standing]) -> Trouble:
         case verdict:
             doing = first.phase.partition(",")[0].rpartition(" ")[0]
             text = f"{who} {are} {verdict} with {first.model}" + (f", {doing}" if doing else "")
-            state: State = "problem" if verdict == "stuck" else "note"
+            state: Severity = "problem" if verdict == "stuck" else "note"
             return Trouble(state, text, advice, verdict, first.model)
 
 
@@ -179,5 +179,5 @@ def _of_worker(s: Standing) -> Finding:
             )
         case _:
             advice = "it is at it; `weightbus top` shows whether that moves"
-    state: State = "problem" if s.verdict == "stuck" else "note"
+    state: Severity = "problem" if s.verdict == "stuck" else "note"
     return Finding("worker", state, f"{who}: {runs}" + (f", {s.phase}" if s.phase else ""), advice)

@@ -13,7 +13,7 @@ from ...bus.errors import ProtocolError, RefusedError
 from ...bus.limits import DIFFERENCES_TOLD, PAGES_MAX
 from ...bus.messages import Refuse, encode
 from ...bus.net.control import Activity, WorkerSockets
-from ...bus.observed import Observe, Roster, Verified, Verify, to_observer
+from ...bus.observed import Observe, RosterPage, Verified, Verify, to_observer
 from ...bus.trust.keys import WorkerKeys
 from ..closing import Closable
 from .view import View
@@ -137,13 +137,13 @@ class Observer(Closable):
         """Take an answer; return whether one came to what was asked last."""
         while time.monotonic() < until:
             for answer in self._answers(until):
-                if not isinstance(answer, Roster):
+                if not isinstance(answer, RosterPage):
                     continue
                 if self.view.take(answer, time.monotonic()) and not answer.follows:
                     return True
         return False
 
-    def _answers(self, until: float) -> Iterator[Roster | Verified]:
+    def _answers(self, until: float) -> Iterator[RosterPage | Verified]:
         """Wait for what the publisher says, and yield it.
 
         Raises:
@@ -158,7 +158,7 @@ class Observer(Closable):
             if isinstance(answer, Refuse):
                 raise RefusedError(f"observing is refused: {answer.text}", answer.code)
             self.heard_at = self._tried_at = time.monotonic()
-            if isinstance(answer, Roster) and answer.time_ms:
+            if isinstance(answer, RosterPage) and answer.time_ms:
                 self.ahead = answer.time_ms / 1000 - time.time()
             yield answer
 

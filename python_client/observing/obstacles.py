@@ -42,7 +42,7 @@ OTHERS = {
     b"\x15\x03": "a server that speaks TLS",
 }
 
-State = Literal["well", "note", "problem"]
+Severity = Literal["well", "note", "problem"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Finding:
     """
 
     about: str
-    state: State
+    state: Severity
     text: str
     advice: str = ""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from ...bus.limits import EVENTS_TOLD
-from ...bus.observed import Doing, Happened, ModelRow, Observe, Roster, WorkerRow
+from ...bus.observed import Doing, Happened, ModelRow, Observe, RosterPage, WorkerRow
 
 Verdict = Literal["lost", "failed", "stuck", "behind", "current"]  # the worst first
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -98,7 +98,7 @@ class View:
         """Return what to ask next."""
         return Observe(epoch=self._arriving.epoch, since=self._since)
 
-    def take(self, page: Roster, now: float) -> bool:
+    def take(self, page: RosterPage, now: float) -> bool:
         """Take an answer; one that is late or doubled changes nothing, and False is returned."""
         if page.since == 0:  # from the beginning: the old one is shown until the new one is told
             self._arriving, self._goal = _Known(page.epoch), page.latest
@@ -119,7 +119,7 @@ class View:
         """Return whether all is shown that there was at a revision."""
         return self._shown is self._arriving and self._since >= revision
 
-    def _put(self, page: Roster, now: float) -> None:
+    def _put(self, page: RosterPage, now: float) -> None:
         known = self._arriving
         for event in page.events:
             self.events.append((event, now - event.age_ms / 1000))

@@ -18,7 +18,7 @@ from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.delta import format as form
 from weightbus.codecs.delta import kernels, numpy_kernels
 from weightbus.codecs.delta.encoding import encode
-from weightbus.codecs.delta.patch import Patch
+from weightbus.codecs.delta.patch import Delta
 from weightbus.codecs.dtypes import DTYPES
 from weightbus.codecs.errors import PatchError
 from weightbus.codecs.layout import Layout
@@ -100,9 +100,9 @@ def test_a_patch_leads_from_the_base_to_the_target(
     base = changed(rng, weights(rng, layout.nbytes), start, 0.3)
     target = changed(rng, base, way, density)
     patch = encode(layout, base, target, classes=classes)
-    assert np.array_equal(Patch(layout, patch).apply(base), target)
+    assert np.array_equal(Delta(layout, patch).apply(base), target)
     in_place = base.copy()
-    assert Patch(layout, patch).apply(in_place, in_place) is in_place
+    assert Delta(layout, patch).apply(in_place, in_place) is in_place
     assert np.array_equal(in_place, target)
 
 
@@ -113,14 +113,14 @@ def test_blocks_of_full_size_in_more_than_one_group() -> None:
     base = weights(rng, layout.nbytes)
     target = changed(rng, base, "units", 0.01)
     target[-1] ^= 1
-    patch = Patch(layout, encode(layout, base, target))
+    patch = Delta(layout, encode(layout, base, target))
     assert [part.mode for part in patch.parts] == [form.STEPS] * form.GROUP_BLOCKS + [form.RAW]
     assert np.array_equal(patch.apply(base), target)
 
 
 def modes_of(base: Bytes, target: Bytes, dtype: str = "BF16", **how: Any) -> list[str]:
     layout = Layout.plan([("w", dtype, (base.size * 8 // DTYPES[dtype].bits,))])
-    patch = Patch(layout, encode(layout, base, target, **how))
+    patch = Delta(layout, encode(layout, base, target, **how))
     names = {form.OVERWRITE: "overwrite", form.RAW: "raw"}
     return [
         names.get(part.mode)
@@ -199,7 +199,7 @@ def _small_patch(_blocks: int) -> tuple[Layout, Bytes, Bytes, bytes]:
 
 def refused(layout: Layout, patch: bytes, base: Bytes) -> PatchError:
     with pytest.raises(PatchError) as caught:
-        Patch(layout, patch).apply(base)
+        Delta(layout, patch).apply(base)
     return caught.value
 
 
@@ -209,7 +209,7 @@ def test_a_patch_that_ends_early_changes_nothing() -> None:
     out = np.full(base.size, 7, np.uint8)
     for end in range(len(patch)):
         with pytest.raises(PatchError):
-            Patch(layout, patch[:end]).apply(base, out)
+            Delta(layout, patch[:end]).apply(base, out)
     assert set(out) == {7}
 
 
@@ -221,7 +221,7 @@ def test_no_bit_of_a_patch_can_be_flipped() -> None:
         damaged = bytearray(patch)
         damaged[bit // 8] ^= 1 << bit % 8
         with pytest.raises(PatchError):
-            Patch(layout, damaged).apply(base, base_digest=digest)
+            Delta(layout, damaged).apply(base, base_digest=digest)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -253,7 +253,7 @@ def test_a_base_that_is_not_what_it_is_said_to_be_is_found_out() -> None:
     for seed in range(20):
         other = weights(np.random.default_rng(seed + 100), base.size)
         with pytest.raises(PatchError):
-            Patch(layout, patch).apply(other, base_digest=digest)
+            Delta(layout, patch).apply(other, base_digest=digest)
 
 
 @pytest.mark.parametrize("helper", [True, False] if kernels.BUILT else [False])
@@ -372,7 +372,7 @@ def test_without_the_helper_the_patch_is_the_same(monkeypatch: pytest.MonkeyPatc
     layout, base, target, patch = small_patch()
     monkeypatch.setattr(kernels, "BUILT", False)
     assert encode(layout, base, target) == patch
-    assert np.array_equal(Patch(layout, patch).apply(base), target)
+    assert np.array_equal(Delta(layout, patch).apply(base), target)
 
 
 def test_no_more_steps_are_large_than_there_are() -> None:

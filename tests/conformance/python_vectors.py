@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from weightbus.bus.chunks import ChunkPlan
 from weightbus.bus.errors import ProtocolError
-from weightbus.bus.memory.segment import Views
+from weightbus.bus.memory.segment import MappedSegments
 from weightbus.bus.messages import (
     WBP,
     Message,
@@ -28,7 +28,7 @@ from weightbus.bus.worker.keyring import Keyring
 from weightbus.bus.worker.phases import ARROWS, MODES, SESSIONS
 from weightbus.codecs.apply import copy_into
 from weightbus.codecs.checksum import digest, digest_of
-from weightbus.codecs.delta.patch import Patch
+from weightbus.codecs.delta.patch import Delta
 from weightbus.codecs.dtypes import numpy_dtype
 from weightbus.codecs.errors import LayoutError, PatchError
 from weightbus.codecs.layout import Layout
@@ -151,7 +151,7 @@ def _memory(data: bytes) -> Generator[str]:
 def segment(case: Case, folder: Path) -> Result:
     """Return what a worker finds in a segment."""
     with _memory((folder / case["file"]).read_bytes()) as path:
-        view = Views().open(Shared(path, case["token"]), case["nbytes"])
+        view = MappedSegments().open(Shared(path, case["token"]), case["nbytes"])
         if view is None:
             return {"error": "segment"}
         try:
@@ -169,7 +169,7 @@ def base_of(case: Case) -> NDArray[np.uint8]:
 def _delta(case: Case, folder: Path) -> Result:
     layout = Layout.parse(blob(case["layout"], folder))
     try:
-        made = Patch(layout, blob(case["patch"], folder)).apply(base_of(case))
+        made = Delta(layout, blob(case["patch"], folder)).apply(base_of(case))
     except PatchError:
         return {"error": "patch"}
     return {"ok": {"digest": digest_of(layout.id, made, 2**12)}}

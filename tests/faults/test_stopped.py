@@ -8,7 +8,7 @@ import pytest
 
 from weightbus import Publisher, Settings, Subscriber
 from weightbus.bus.memory import snapshots
-from weightbus.bus.memory.snapshots import Block
+from weightbus.bus.memory.snapshots import MemoryBlock
 from weightbus.bus.net.endpoints import host_and_port
 from weightbus.bus.net.zmtp import GREETING
 from weightbus.tests.faults.bus_process import model
@@ -23,13 +23,13 @@ def test_a_connection_that_is_never_read_takes_no_memory(
     nbytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is on its way to it is let go soon, so that one block serves all versions."""
-    made: list[Block] = []
+    made: list[MemoryBlock] = []
 
-    def make(nbytes: int, **how: Any) -> Block:
-        made.append(Block(nbytes, **how))
+    def make(nbytes: int, **how: Any) -> MemoryBlock:
+        made.append(MemoryBlock(nbytes, **how))
         return made[-1]
 
-    monkeypatch.setattr(snapshots, "Block", make)
+    monkeypatch.setattr(snapshots, "MemoryBlock", make)
     monkeypatch.setattr(snapshots, "REUSE_PATIENCE", SECONDS)  # with less, it would take another
     weights, published = model(nbytes, 0), model(nbytes, 0)
     with (

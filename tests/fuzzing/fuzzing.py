@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from weightbus.bus.effects import Decode, Effect, Ready
 from weightbus.bus.errors import ProtocolError
 from weightbus.bus.limits import STAGING_BYTES_MAX
-from weightbus.bus.memory.segment import HEADER_BYTES, Views
+from weightbus.bus.memory.segment import HEADER_BYTES, MappedSegments
 from weightbus.bus.messages import (
     DELTA,
     Announce,
@@ -50,7 +50,7 @@ from weightbus.bus.worker.events import Report
 from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.bus.worker.reports import Identity
 from weightbus.codecs.delta.encoding import encode as encode_patch
-from weightbus.codecs.delta.patch import Patch
+from weightbus.codecs.delta.patch import Delta
 from weightbus.codecs.errors import LayoutError, PatchError
 from weightbus.codecs.layout import Layout
 from weightbus.python_client.checkpoints.checkpoint import open_checkpoint
@@ -127,7 +127,7 @@ def patches(case: Case) -> None:
         layout = Layout.parse(header)
         if layout.nbytes <= NBYTES_MAX:
             base = np.zeros(layout.nbytes, np.uint8)
-            Patch(layout, body).apply(base, base.copy())
+            Delta(layout, body).apply(base, base.copy())
 
 
 @contextmanager
@@ -180,7 +180,7 @@ def segments(case: Case) -> None:
     try:
         os.write(memory, case)
         fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-        view = Views().open(
+        view = MappedSegments().open(
             Shared(f"/proc/{os.getpid()}/fd/{memory}", TOKEN), len(case) - HEADER_BYTES
         )
         with suppress(StaleError):

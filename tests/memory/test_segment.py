@@ -17,7 +17,7 @@ import pytest
 import weightbus
 from weightbus import ApplyError, PublishError, Settings
 from weightbus.bus.limits import SNAPSHOTS_MAX
-from weightbus.bus.memory.segment import HEADER_BYTES, Segment, View, Views
+from weightbus.bus.memory.segment import HEADER_BYTES, MappedSegment, MappedSegments, Segment
 from weightbus.bus.memory.snapshots import Pool
 from weightbus.bus.messages import Shared
 from weightbus.bus.staged import StaleError
@@ -35,14 +35,14 @@ def filled(value: int, version: int = 1) -> Segment:
 
 def test_a_view_shows_what_was_filled_in() -> None:
     segment = filled(3)
-    view = View(segment.shared, NBYTES)
+    view = MappedSegment(segment.shared, NBYTES)
     with view.reading("policy", 7, 1):
         assert (view.data == 3).all()
     with pytest.raises(ValueError, match="read-only"):
         view.data[0] = 1
 
 
-def pages_mapped(view: View) -> int:
+def pages_mapped(view: MappedSegment) -> int:
     """Return how many bytes of a view are in this process's page tables."""
     begin = view.data.__array_interface__["data"][0] - HEADER_BYTES
     lines = iter(Path("/proc/self/smaps").read_text().splitlines())
@@ -55,7 +55,7 @@ def pages_mapped(view: View) -> int:
 def test_a_view_can_be_mapped_ahead() -> None:
     nbytes = 64 * NBYTES  # more than the kernel maps around a page that is touched
     segment = Segment(nbytes)
-    view = View(segment.shared, nbytes)
+    view = MappedSegment(segment.shared, nbytes)
     assert pages_mapped(view) < nbytes
     for _ in view.touching():
         assert view.touched
@@ -65,13 +65,13 @@ def test_a_view_can_be_mapped_ahead() -> None:
 @pytest.mark.parametrize("stamp", [("policy", 7, 2), ("policy", 8, 1), ("other", 7, 1)])
 def test_another_version_is_stale(stamp: tuple[str, int, int]) -> None:
     segment = filled(3)
-    with pytest.raises(StaleError), View(segment.shared, NBYTES).reading(*stamp):
+    with pytest.raises(StaleError), MappedSegment(segment.shared, NBYTES).reading(*stamp):
         pytest.fail("it was given out")
 
 
 def test_a_view_that_is_held_twice_is_held_until_both_let_go() -> None:
     segment = filled(3)
-    view = View(segment.shared, NBYTES)
+    view = MappedSegment(segment.shared, NBYTES)
     with view.reading("policy", 7, 1):
         with view.reading("policy", 7, 1):
             pass
@@ -83,7 +83,7 @@ def test_a_view_that_is_held_twice_is_held_until_both_let_go() -> None:
 
 def test_a_segment_that_is_being_filled_is_stale_and_one_that_is_read_is_not_overwritten() -> None:
     segment = filled(3)
-    view = View(segment.shared, NBYTES)
+    view = MappedSegment(segment.shared, NBYTES)
     with view.reading("policy", 7, 1):
         assert not segment.claim()
         assert (view.data == 3).all()
@@ -100,22 +100,22 @@ def test_a_segment_that_is_being_filled_is_stale_and_one_that_is_read_is_not_ove
     ["/etc/passwd", "/proc/self/fd/0", "/proc/1/fd/../../etc/passwd", "/proc/99999999/fd/3", ""],
 )
 def test_other_paths_are_not_opened(path: str) -> None:
-    assert Views().open(Shared(path, "0" * 32), NBYTES) is None
+    assert MappedSegments().open(Shared(path, "0" * 32), NBYTES) is None
 
 
 def test_another_token_or_size_is_not_ours() -> None:
     segment = filled(3)
     shared = segment.shared
-    assert Views().open(Shared(shared.path, "0" * 32), NBYTES) is None
-    assert Views().open(shared, NBYTES + 1) is None
-    assert Views().open(shared, NBYTES) is not None
+    assert MappedSegments().open(Shared(shared.path, "0" * 32), NBYTES) is None
+    assert MappedSegments().open(shared, NBYTES + 1) is None
+    assert MappedSegments().open(shared, NBYTES) is not None
 
 
 def test_a_pipe_is_not_opened_and_does_not_block() -> None:
     reading, writing = os.pipe()
     try:
         path = f"/proc/{os.getpid()}/fd/{reading}"
-        assert Views().open(Shared(path, "0" * 32), NBYTES) is None
+        assert MappedSegments().open(Shared(path, "0" * 32), NBYTES) is None
     finally:
         os.close(reading)
         os.close(writing)
@@ -135,8 +135,8 @@ def reader(shared: Shared) -> Generator["subprocess.Popen[str]"]:
     code = (
         "import sys\n"
         "from weightbus.bus.messages import Shared\n"
-        "from weightbus.bus.memory.segment import View\n"
-        f"view = View(Shared({shared.path!r}, {shared.token!r}), {NBYTES})\n"
+        "from weightbus.bus.memory.segment import MappedSegment\n"
+        f"view = MappedSegment(Shared({shared.path!r}, {shared.token!r}), {NBYTES})\n"
         "with view.reading('policy', 7, 1):\n"
         "    print('holding', flush=True)\n"
         "    sys.stdin.readline()\n"

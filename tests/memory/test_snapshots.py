@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from weightbus.bus.limits import SNAPSHOTS_MAX
-from weightbus.bus.memory.segment import View
+from weightbus.bus.memory.segment import MappedSegment
 from weightbus.bus.memory.snapshots import Pool, Snapshot, nobody
 from weightbus.bus.publisher.effects import Effect, Lend, Release
 from weightbus.bus.publisher.store import DIGESTS_KEPT, Store
@@ -215,7 +215,7 @@ def test_memory_that_a_worker_copies_from_is_used_again_when_it_is_done() -> Non
     bench = Bench(share=True)
     first = bench.publish()
     assert first.shared is not None
-    view = View(first.shared, 20)
+    view = MappedSegment(first.shared, 20)
     with view.reading("a", 1, 1):
         others = [bench.publish() for _ in range(3)]
         assert len(bench.pool) == 2
@@ -228,7 +228,7 @@ def test_who_copies_for_ever_keeps_the_memory_when_all_others_are_in_use() -> No
     bench = Bench(share=True)
     first = bench.publish()
     assert first.shared is not None
-    with View(first.shared, 20).reading("a", 1, 1):
+    with MappedSegment(first.shared, 20).reading("a", 1, 1):
         for _ in range(SNAPSHOTS_MAX - 1):
             bench.publish(20, "slow")
         kept = [bench.publish(20, "slow") for _ in range(3)]
@@ -240,10 +240,10 @@ def test_a_worker_that_copies_by_an_old_number_is_left_alone_by_a_new_one() -> N
     bench = Bench(share=True)
     version = bench.publish(20, "w")
     assert version.shared is not None
-    with View(version.shared, 20).reading("a", 1, 1):
+    with MappedSegment(version.shared, 20).reading("a", 1, 1):
         assert not version.snapshot.stamp("a", 2, 1)
     assert version.snapshot.stamp("a", 2, 1)
-    with View(version.shared, 20).reading("a", 2, 1):
+    with MappedSegment(version.shared, 20).reading("a", 2, 1):
         pass
 
 

@@ -63,10 +63,10 @@ WHICH = pytest.mark.parametrize("at", PORTS, ids=["control", "data beside", "dat
 def test_a_port_that_a_connection_has_for_the_moment_is_waited_for(
     at: Callable[[int], dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = list[processes.Holder | None]()
+    looks = list[processes.SocketHolder | None]()
     with a_connection() as (connection, port):
 
-        def look(endpoint: str) -> processes.Holder | None:
+        def look(endpoint: str) -> processes.SocketHolder | None:
             looks.append(processes.holder_of(endpoint))
             connection.close()
             return looks[-1]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from weightbus import Publisher, PublishError, Settings, Subscriber
-from weightbus.bus.observed import Doing, ModelRow, Roster, WorkerRow
+from weightbus.bus.observed import Doing, ModelRow, RosterPage, WorkerRow
 from weightbus.python_client.observing.view import View
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.types import Receipt
@@ -132,7 +132,7 @@ def test_names_follow_the_conventions() -> None:
 def view_of(models: int, workers: int) -> View:
     """Return a view of so many models, and of so many workers of the first."""
     view = View()
-    page = Roster(
+    page = RosterPage(
         epoch=1,
         since=0,
         revision=9,

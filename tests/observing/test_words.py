@@ -20,7 +20,7 @@ from weightbus.bus.errors import ApplyError, ProtocolError, PublishError
 from weightbus.bus.limits import ERROR_MAX, LABEL_MAX, TEXT_MAX
 from weightbus.bus.messages import Abort, Failed, Message, Refuse, Worded, from_publisher
 from weightbus.bus.observed import (
-    Roster,
+    RosterPage,
     ToPublisher,
     ToWorker,
     Verified,
@@ -102,7 +102,7 @@ KINDS: dict[type[Any], Any] = {
     for union, decode in (
         (ToPublisher, to_publisher),
         (ToWorker, lambda frames: to_worker(frames)[0]),
-        (Roster | Verified | Refuse, to_observer),
+        (RosterPage | Verified | Refuse, to_observer),
     )
     for kind in get_args(union)
     if issubclass(kind, Worded)
@@ -115,7 +115,7 @@ FILLED = {
 
 def test_all_that_has_words_is_known_here() -> None:
     """A message with a text of any kind is one whose texts are made printable."""
-    unions = (*get_args(ToPublisher), *get_args(ToWorker), Roster, Verified)
+    unions = (*get_args(ToPublisher), *get_args(ToWorker), RosterPage, Verified)
     plain = {"shared", "data"}  # a path and an address, which programs read
     for kind in unions:
         for name, text in bounded(kind):

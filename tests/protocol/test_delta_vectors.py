@@ -9,7 +9,7 @@ import pytest
 
 from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.delta import kernels
-from weightbus.codecs.delta.patch import Patch
+from weightbus.codecs.delta.patch import Delta
 from weightbus.codecs.errors import PatchError
 from weightbus.codecs.layout import Layout
 from weightbus.tests.conformance.python_vectors import base_of, blob
@@ -32,11 +32,11 @@ def test_deltas(case: dict[str, Any]) -> None:
     if "error" in case["expect"]:
         out = np.full(base.size, 7, np.uint8)
         with pytest.raises(PatchError):
-            Patch(layout, patch).apply(base, out)
+            Delta(layout, patch).apply(base, out)
         if case["name"] != "another target":
             assert (out == 7).all()
         return
-    made = Patch(layout, patch).apply(base)
+    made = Delta(layout, patch).apply(base)
     wanted = case["expect"]["ok"]
     assert digest_of(layout.id, made, 2**12) == wanted["digest"]
     assert made.tobytes().hex() == case.get("target", made.tobytes().hex())
@@ -50,5 +50,5 @@ def test_a_patch_that_ends_early_changes_nothing(case: dict[str, Any]) -> None:
     out = np.full(base.size, 7, np.uint8)
     for end in range(len(patch)):
         with pytest.raises(PatchError):
-            Patch(layout, patch[:end]).apply(base, out)
+            Delta(layout, patch[:end]).apply(base, out)
     assert (out == 7).all()

@@ -49,7 +49,7 @@ OBSERVED = (
 )
 OBSERVERS: dict[type[Message], str] = {
     observed.Observe: "observer",
-    observed.Roster: "publisher",
+    observed.RosterPage: "publisher",
     observed.Check: "publisher",
     observed.Checked: "worker",
     observed.Verify: "observer",

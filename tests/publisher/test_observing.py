@@ -39,7 +39,7 @@ from weightbus.bus.observed import (
     Doing,
     ModelRow,
     Observe,
-    Roster,
+    RosterPage,
     Verified,
     WorkerRow,
     to_observer,
@@ -75,7 +75,7 @@ class Watched(Bench):
         self.note(effects)
         return effects
 
-    def ask(self, view: View, who: str = "observer") -> Roster | Refuse:
+    def ask(self, view: View, who: str = "observer") -> RosterPage | Refuse:
         """Ask as an observer does, over the wire."""
         frames = [encode(view.question())]
         (sent,) = self.machine.receive(who.encode(), frames, self.now)
@@ -90,7 +90,7 @@ class Watched(Bench):
         for _ in range(1000):
             self.now += 0.2
             answer = self.ask(view)
-            assert isinstance(answer, Roster)
+            assert isinstance(answer, RosterPage)
             view.take(answer, self.now)
             if view.whole:
                 return
@@ -140,12 +140,12 @@ def step(bench: Watched, rng: random.Random) -> None:
 def test_what_an_observer_is_told_is_what_is(seed: int) -> None:
     """Answers get lost, are doubled and late; in the end the view is the roster."""
     rng, bench, view = random.Random(seed), Watched(), View()
-    late: list[Roster] = []
+    late: list[RosterPage] = []
     for _ in range(rng.randrange(40, 400)):
         step(bench, rng)
         if rng.random() < 0.3:
             answer = bench.ask(view)
-            if isinstance(answer, Roster):
+            if isinstance(answer, RosterPage):
                 late.append(answer)
         while late and rng.random() < 0.6:
             view.take(rng.choice(late), bench.now)
@@ -164,11 +164,11 @@ def test_nothing_is_told_twice_that_has_not_changed() -> None:
     bench.say("a", applied)
     bench.say("a", Ping(subscribed=True))
     answer = bench.ask(view)
-    assert isinstance(answer, Roster)
+    assert isinstance(answer, RosterPage)
     assert (answer.rows, answer.models, answer.events) == ([], [], [])
     bench.say("b", applied)
     answer = bench.ask(view)
-    assert isinstance(answer, Roster)
+    assert isinstance(answer, RosterPage)
     assert [row.name for row in answer.rows] == ["b"]
 
 
@@ -180,7 +180,7 @@ def test_many_workers_are_told_in_pages_that_fit_and_at_a_bounded_rate() -> None
     begun, rows = bench.now, 0
     while not view.whole:
         answer = bench.ask(view)
-        assert isinstance(answer, Roster)
+        assert isinstance(answer, RosterPage)
         assert len(encode(answer)) <= HEADER_BYTES_MAX
         rows += len(answer.rows) + len(answer.events) + len(answer.models)
         assert rows <= ROWS.burst + (bench.now - begun) * ROWS.per_second
@@ -197,7 +197,7 @@ def test_one_question_is_answered_by_several_pages_that_follow_one_another() -> 
     asked = Observe(pages=PAGES_MAX + 1)
     sent = bench.machine.receive(b"o", [encode(asked)], bench.now)
     pages = [to_observer([encode(each.message)]) for each in sent if isinstance(each, Send)]
-    told = [page for page in pages if isinstance(page, Roster)]
+    told = [page for page in pages if isinstance(page, RosterPage)]
     assert [page.follows for page in told] == [True] * (PAGES_MAX - 1) + [False]
     assert all(page.more and len(encode(page)) <= HEADER_BYTES_MAX for page in told)
     assert all(view.take(page, bench.now) for page in told)
@@ -215,7 +215,7 @@ def test_a_busy_roster_is_complete_though_there_is_always_more() -> None:
     bench.publish(4096)
     while not view.complete:
         answer = bench.ask(view)
-        assert isinstance(answer, Roster)
+        assert isinstance(answer, RosterPage)
         assert view.take(answer, bench.now)
         assert not view.take(answer, bench.now) or not answer.since, "it is doubled"
         pages += 1
@@ -236,11 +236,11 @@ def test_a_busy_roster_is_complete_though_there_is_always_more() -> None:
 
 def test_a_view_is_complete_once_it_has_what_there_was_at_the_first_answer() -> None:
     view, row = View(), WorkerRow("w", "live", "pushed", 0, {"m": Doing()})
-    page = Roster(epoch=7, since=0, revision=5, latest=9, workers=1, more=True, rows=[row])
+    page = RosterPage(epoch=7, since=0, revision=5, latest=9, workers=1, more=True, rows=[row])
     view.take(page, 0.0)
     assert not view.complete, "models are not told yet"
     model = ModelRow("m", 1, 10, "raw")
-    page = Roster(epoch=7, since=5, revision=9, latest=12, workers=1, more=True, models=[model])
+    page = RosterPage(epoch=7, since=5, revision=9, latest=12, workers=1, more=True, models=[model])
     view.take(page, 0.0)
     assert view.complete
     assert (view.has(9), view.has(12)) == (True, False)
@@ -283,7 +283,7 @@ def test_who_leaves_is_gone_without_telling_everything_again() -> None:
     bench.look(view)
     bench.say("a", Bye())
     answer = bench.ask(view)
-    assert isinstance(answer, Roster)
+    assert isinstance(answer, RosterPage)
     view.take(answer, bench.now)
     assert (set(view.workers), view.whole, answer.since > 0) == ({"b"}, True, True)
 
@@ -295,7 +295,7 @@ def test_who_left_too_long_ago_to_be_told_is_found_out() -> None:
     for name in names[1:]:
         bench.say(name, Bye())
     answer = bench.ask(view)
-    assert isinstance(answer, Roster)
+    assert isinstance(answer, RosterPage)
     view.take(answer, bench.now)
     assert not view.whole
     bench.look(view)
@@ -368,13 +368,13 @@ def test_the_rate_is_that_from_publishing_to_applied_or_of_what_arrives() -> Non
 def test_observers_are_bounded_and_forgotten() -> None:
     bench = Watched()
     for number in range(OBSERVERS_MAX):
-        assert isinstance(bench.ask(View(), f"o{number}"), Roster)
+        assert isinstance(bench.ask(View(), f"o{number}"), RosterPage)
     refused = bench.ask(View(), "one more")
     assert isinstance(refused, Refuse)
     assert refused.code == "limit"
-    assert isinstance(bench.ask(View(), "o0"), Roster)
+    assert isinstance(bench.ask(View(), "o0"), RosterPage)
     bench.now += OBSERVER_SECONDS
-    assert isinstance(bench.ask(View(), "one more"), Roster)
+    assert isinstance(bench.ask(View(), "one more"), RosterPage)
 
 
 def test_an_observer_that_asks_too_often_is_hung_up_on() -> None:

@@ -40,7 +40,7 @@ from weightbus.bus.publisher.roster import AT_MOST, LINK_BYTES, Link, Taker
 from weightbus.bus.publisher.version import Version, VersionPatch
 from weightbus.bus.sealer import Sealer
 from weightbus.codecs.delta.encoding import encode as encode_patch
-from weightbus.codecs.delta.patch import Patch
+from weightbus.codecs.delta.patch import Delta
 from weightbus.codecs.delta.worth import (
     CHANGED,
     WORTH,
@@ -546,7 +546,7 @@ def test_a_check_of_a_patch_can_be_ended_between_two_blocks() -> None:
 
     digests = "0" * 64, "1" * 64
     data = encode_patch(layout, old, new, digests=digests, check=False)
-    Patch(layout, data).compare(old, new, step)
+    Delta(layout, data).compare(old, new, step)
     assert steps == [2]
 
 

@@ -42,9 +42,8 @@ from weightbus.bus.net.control import PublisherSockets, WorkerSockets
 from weightbus.bus.net.endpoints import host_and_port, is_local
 from weightbus.bus.net.pub import Distribution
 from weightbus.bus.net.zmtp import GREETING, ON, TICKET
-from weightbus.bus.observed import Observe, Verified, Verify
-from weightbus.bus.observed import Roster as RosterOf
-from weightbus.bus.publisher.effects import Effect, HangUp, Screen
+from weightbus.bus.observed import Observe, RosterPage, Verified, Verify
+from weightbus.bus.publisher.effects import DropRevoked, Effect, HangUp
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.trust import curve
 from weightbus.bus.trust.grants import Grant, Grants
@@ -53,7 +52,7 @@ from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.bus.worker.reports import Identity
 from weightbus.python_client.cli.keygen import keygen
 from weightbus.python_client.cli.outcome import UsageError
-from weightbus.python_client.cli.screen import Screen as Terminal
+from weightbus.python_client.cli.screen import Screen
 from weightbus.python_client.keys import KEYS, publisher_keys, worker_keys
 from weightbus.python_client.observing.observer import Observer
 from weightbus.tests.client.settling import settled
@@ -286,12 +285,12 @@ def test_keygen_says_what_it_made_and_takes_no_name_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "keys"
-    assert keygen(Terminal(as_json=True), folder, ["w"], ["eye"]) == 0
+    assert keygen(Screen(as_json=True), folder, ["w"], ["eye"]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     made = sorted(str(path) for path in folder.rglob("*.json"))
     assert (told["kind"], sorted(told["files"])) == ("keys", made)
     with pytest.raises(UsageError, match="give each one name"):
-        keygen(Terminal(as_json=True), folder, ["x"], ["x"])
+        keygen(Screen(as_json=True), folder, ["x"], ["x"])
 
 
 @pytest.mark.parametrize("name", ["", "a" * 129, "a/b", "..*/", "*-*", "a\n", "ä"])
@@ -402,7 +401,7 @@ def test_an_observer_reads_how_things_stand_and_gets_nothing_else() -> None:
     keyed = Keyed()
     assert isinstance(keyed.hello("a", "w"), Welcome)
     [roster] = sent(keyed.say("c", Observe()))
-    assert isinstance(roster, RosterOf)
+    assert isinstance(roster, RosterPage)
     assert code_of(sent(keyed.say("a", Observe()))[0]) == "not-allowed"
     assert code_of(sent(keyed.say("stranger", Observe()))[0]) == "revoked"
     verify = Verify(worker="w", model="m")
@@ -424,7 +423,7 @@ def test_what_a_key_may_not_do_any_more_has_no_effect(now_b: Grant | None) -> No
     ticket = ticket_of(keyed.hello("b", "gpu-0"))
     effects = keyed.grant(b=now_b)
     assert [code_of(message) for message in sent(effects)] == ["revoked"]
-    assert isinstance(effects[-1], Screen)
+    assert isinstance(effects[-1], DropRevoked)
     assert keyed.names == ["w"]
     assert keyed.machine.redeem(ticket, 0.0) is None
     if now_b is None:
