@@ -37,7 +37,7 @@ from .messages import (
 )
 
 
-class Bytes(Protocol):
+class ByteSource(Protocol):
     """The bytes of a version, which the sealer reads."""
 
     def bytes(self, begin: int, end: int) -> Buffer:
@@ -67,7 +67,7 @@ class Sealable(Protocol):
         ...
 
     @property
-    def snapshot(self) -> Bytes:
+    def snapshot(self) -> ByteSource:
         """Its bytes."""
         ...
 

@@ -24,11 +24,11 @@ from ..bus.publisher.version import Version, VersionPatch
 from ..bus.receipt import Receipt
 from ..codecs.checksum import CHUNK_BYTES_DEFAULT, digest_of
 from ..codecs.delta.encoding import encode
-from ..codecs.delta.kernels import Bytes
 from ..codecs.delta.patch import Delta
 from ..codecs.delta.worth import Way, chosen, estimate, may_pay, sample
 from ..codecs.errors import PatchError, StateError
 from ..codecs.layout import Layout
+from ..codecs.numpy_tensors import Bytes
 from ..codecs.precision import Precision, precision_of
 from ..codecs.renaming import Rename, Renaming, renaming_of
 from ..codecs.state import Form, State, state_of

@@ -19,24 +19,20 @@ from ...codecs.checksum import digest
 from ...codecs.layout import Layout
 from ..chunks import ChunkPlan
 from ..messages import Applied, Buffer, Patch, PatchId, Running, Shared, Staged
-from ..sealer import SealedVersion
+from ..sealer import ByteSource, SealedVersion
 
 Role = Literal["latest", "targeted", "pending", "old"]
 
 
-class Bytes(Protocol):
-    """Bytes that are given out."""
+class ChunkSource(ByteSource, Protocol):
+    """Bytes that are given out, and may be looked at here and now."""
 
     def chunk(self, begin: int, end: int) -> Buffer:
         """Return some of them, to be sent."""
         ...
 
-    def bytes(self, begin: int, end: int) -> Buffer:
-        """Return some of them, to be looked at here and now."""
-        ...
 
-
-class Snapshot(Bytes, Protocol):
+class Snapshot(ChunkSource, Protocol):
     """The bytes of a version (`memory/snapshots.py`).
 
     The machine asks `there` and `take_back` alone, which are answered at once; its shell does the
@@ -97,7 +93,7 @@ class Chunked:
         raise NotImplementedError
 
     @property
-    def snapshot(self) -> "Bytes":
+    def snapshot(self) -> ChunkSource:
         """Its bytes."""
         raise NotImplementedError
 

@@ -13,7 +13,7 @@ import numpy as np
 from ..checksum import CHUNK_BYTES_DEFAULT, digest_of
 from ..errors import PatchError
 from ..layout import Layout
-from ..numpy_tensors import Memory
+from ..numpy_tensors import Bytes, Memory
 from . import kernels
 from .format import (
     BF16,
@@ -31,7 +31,7 @@ from .format import (
     pack_entry,
     pack_table,
 )
-from .kernels import Bytes, Found
+from .kernels import Found
 from .patch import Delta
 
 

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from .. import native
 from ..errors import PatchError
+from ..numpy_tensors import Bytes
 from . import bits, numpy_kernels
 from .format import BF16, CLASSES, F16, RICE_MAX, Table
 
-Bytes = NDArray[np.uint8]
 Positions = NDArray[np.uint32]
 Steps = NDArray[np.int32]
 Found = tuple[Positions, Positions, Steps]  # counts, gaps and steps

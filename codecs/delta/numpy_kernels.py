@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PatchError
+from ..numpy_tensors import Bytes
 from . import bits
 from .format import BF16, CLASSES, EVERY, F16, STEP_MAX, Table
 
-Bytes = NDArray[np.uint8]
 Elements = NDArray[np.uint16]
 Counts = NDArray[np.uint32]
 

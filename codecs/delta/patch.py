@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ..checksum import CHUNK_BYTES_DEFAULT, crcs_of, digest
 from ..errors import PatchError
 from ..layout import Layout
-from ..numpy_tensors import Memory
+from ..numpy_tensors import Bytes, Memory
 from . import kernels
 from .format import (
     HEADER,
@@ -29,7 +29,6 @@ from .format import (
     parse_entry,
     parse_table,
 )
-from .kernels import Bytes
 
 KEPT: Final = 8  # changes are kept up to so small a part of the data section
 

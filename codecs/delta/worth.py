@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from ..dtypes import DTYPES
 from ..layout import Layout
+from ..numpy_tensors import Bytes
 from .format import HEADER, PLAIN, groups
-from .kernels import Bytes
 
 SAMPLES: Final = 64  # places that are looked at, at least if there are as many blocks
 SAMPLE_BYTES: Final = 2**18  # at all of them
