@@ -21,19 +21,13 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import BinaryIO
 
 from ..bus.staged import StagedVersion
-from ..bus.worker.layouts import Expected
 from ..codecs.apply import STEP_BYTES
 from ..codecs.layout import HEADER_BYTES_MAX, PREFIX_BYTES, Layout
 from ..codecs.native import crc32c
-
-if TYPE_CHECKING:
-    import torch
+from .loading import OutsideTarget
 
 FORMAT = {"format": "pt"}  # what save_pretrained says: tensors named and laid out as PyTorch's are
 ACCESS_LIST = "system.posix_acl_access"  # the attribute with what goes beyond the mode, on Linux
@@ -46,7 +40,7 @@ KINDS = {
 }
 
 
-class FileTarget:
+class FileTarget(OutsideTarget):
     """A file that is replaced by each version.
 
     Args:
@@ -62,7 +56,6 @@ class FileTarget:
 
     asks_user = False
     on_disk = True
-    devices: "frozenset[torch.device]" = frozenset()  # it knows of none
 
     def __init__(self, path: str | Path, *, untied: bool = False) -> None:
         self._path, self._untied = Path(path), untied
@@ -81,15 +74,6 @@ class FileTarget:
             trial.unlink(missing_ok=True)  # another one may just have cleared it away
         except OSError as error:
             raise self._explained(error) from error
-
-    def fault(self, layout: Layout) -> str:
-        """Any layout can be written."""
-        del layout
-        return ""
-
-    def expected(self) -> Expected:
-        """Nobody knows."""
-        return Expected()
 
     def summing(
         self, layout: Layout, names: Iterable[str], sums: list[int | None]
@@ -115,14 +99,6 @@ class FileTarget:
                         total = crc32c(piece, total)
                         yield count
                 sums.append(total)
-
-    def from_second(self, staged: StagedVersion) -> bool:
-        """Return False: a file is on no device, whatever is `staged`."""
-        del staged
-        return False
-
-    def ahead(self, staged: StagedVersion) -> None:
-        """Files have readers of their own. Arguments are those of `Target.ahead`."""
 
     def apply(self, staged: StagedVersion) -> None:
         """Write the version beside the file, then rename it over the file.
@@ -164,10 +140,6 @@ class FileTarget:
         if self._before is not None:
             self._before.close()
         self._before, self._kept, self._replaced = None, None, None
-
-    def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
-        """They lie where they were copied from. Arguments are those of `Target.lies_in`."""
-        return staged.data if staged.shared is None else None
 
     def _write(self, file: BinaryIO, staged: StagedVersion) -> None:
         layout = staged.layout

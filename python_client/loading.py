@@ -90,7 +90,34 @@ class Pairs:
         return self._kept() is not None
 
 
-class FunctionTarget:
+class OutsideTarget:
+    """A target that is no memory of ours, so that nothing is known of it beforehand."""
+
+    devices: "frozenset[torch.device]" = frozenset()  # it knows of none
+
+    def fault(self, layout: Layout) -> str:
+        """Whatever the `layout` is, only an apply can tell."""
+        del layout
+        return ""
+
+    def expected(self) -> Expected:
+        """Nobody knows."""
+        return Expected()
+
+    def from_second(self, staged: StagedVersion) -> bool:
+        """Return False: it is on no device, whatever is `staged`."""
+        del staged
+        return False
+
+    def ahead(self, staged: StagedVersion) -> None:
+        """Nothing can be done before `staged` is applied."""
+
+    def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
+        """They lie where they were `staged`."""
+        return staged.own
+
+
+class FunctionTarget(OutsideTarget):
     """A function that loads versions.
 
     Args:
@@ -99,21 +126,11 @@ class FunctionTarget:
 
     asks_user = True
     on_disk = False
-    devices: "frozenset[torch.device]" = frozenset()  # it knows of none
 
     def __init__(self, load: Callable[[Pairs], object]) -> None:
         self._load = load
         self._unchanged = False  # by the last apply
         self._warned = False
-
-    def fault(self, layout: Layout) -> str:
-        """Whatever it is, the function has to say so itself."""
-        del layout
-        return ""
-
-    def expected(self) -> Expected:
-        """Nobody knows."""
-        return Expected()
 
     def summing(
         self, layout: Layout, names: Iterable[str], sums: list[int | None]
@@ -127,14 +144,6 @@ class FunctionTarget:
         raise UnreadableTargetError(
             "the target is a function, so the weights that it has loaded cannot be read back"
         )
-
-    def from_second(self, staged: StagedVersion) -> bool:
-        """Return False: it is on no device, whatever is `staged`."""
-        del staged
-        return False
-
-    def ahead(self, staged: StagedVersion) -> None:
-        """The function has it all."""
 
     def apply(self, staged: StagedVersion) -> None:
         """Have the function load a version."""
@@ -160,10 +169,6 @@ class FunctionTarget:
 
     def settle(self) -> None:
         """Nothing is kept."""
-
-    def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
-        """They lie where the function has read them."""
-        return staged.data if staged.shared is None else None
 
 
 def _check_done(returned: object) -> None:
