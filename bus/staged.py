@@ -122,50 +122,45 @@ class Base:
     users: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class Patching:
     """A version on its way from a patch that is here into a buffer of ours.
 
-    Args:
+    Attributes:
         model, key: Its name, and its epoch and number.
         base: What the patch builds on. Nobody writes there before this has ended.
         patch: The patch.
         buffer: Where to. It serves nothing else until this has ended, one way or another.
         digest: What the version hashes to.
+        live: Until nobody wants it any more: then end it soon.
     """
 
-    def __init__(
-        self,
-        model: str,
-        key: tuple[int, int],
-        base: Base,
-        patch: NDArray[np.uint8],
-        buffer: NDArray[np.uint8],
-        digest: str,
-    ) -> None:
-        self.model, self.key, self.base = model, key, base
-        self.patch, self.buffer, self.digest = patch, buffer, digest
-        self.live = True  # until nobody wants it any more: then end it soon
+    model: str
+    key: tuple[int, int]
+    base: Base
+    patch: NDArray[np.uint8]
+    buffer: NDArray[np.uint8]
+    digest: str
+    live: bool = True
 
 
+@dataclass(slots=True, eq=False)
 class Copying:
     """A version on its way from shared memory into a buffer of ours.
 
-    Args:
+    Attributes:
         model, key: Its name, and its epoch and number.
         memory: Where it lies.
         buffer: Where to. It serves nothing else until the copy has ended, one way or another.
         plan: Its chunks.
+        live: Until nobody wants it any more: then end it soon.
+        count: Chunks that are here.
     """
 
-    def __init__(
-        self,
-        model: str,
-        key: tuple[int, int],
-        memory: SharedMemory,
-        buffer: NDArray[np.uint8],
-        plan: ChunkPlan,
-    ) -> None:
-        self.model, self.key, self.memory = model, key, memory
-        self.buffer, self.plan = buffer, plan
-        self.live = True  # until nobody wants it any more: then end it soon
-        self.count = 0  # chunks that are here
+    model: str
+    key: tuple[int, int]
+    memory: SharedMemory
+    buffer: NDArray[np.uint8]
+    plan: ChunkPlan
+    live: bool = True
+    count: int = 0

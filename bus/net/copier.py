@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import closing
+from typing import TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,8 @@ from ..staged import Copying, Patching, StaleError
 from ..worker.events import Copied, Decoded
 
 log = logging.getLogger("weightbus.worker")
+
+T = TypeVar("T")
 
 AT_ONCE_BYTES = 2**20  # copied sooner than the other thread would be awake
 CLOSE_SECONDS = 5.0  # for the step that it is at, which takes some milliseconds
@@ -93,31 +96,34 @@ class Copier:
 
 def decoded(job: Patching, stopped: Callable[[], bool] = lambda: False) -> Decoded:
     """Decode a patch, unless told to stop in the middle; return how that has ended."""
-    fault, begun = "it was stopped in the middle", time.perf_counter()
-    with closing(patching(job)) as steps:
-        try:
-            while not stopped():
-                next(steps)
-        except StopIteration as end:
-            fault = end.value
-        except Exception as error:  # all of the version can still be fetched
-            log.exception("the patch to %s version %d cannot be decoded", job.model, job.key[1])
-            fault = f"it cannot be decoded: {error!r}"
+    begun = time.perf_counter()
+    try:
+        fault = _result(patching(job), stopped)
+    except Exception as error:  # all of the version can still be fetched
+        log.exception("the patch to %s version %d cannot be decoded", job.model, job.key[1])
+        fault = f"it cannot be decoded: {error!r}"
+    fault = "it was stopped in the middle" if fault is None else fault
     return Decoded(job, fault, time.perf_counter() - begun)
 
 
 def copied(copy: Copying, stopped: Callable[[], bool] = lambda: False) -> Copied:
     """Copy a version, unless told to stop in the middle; return how that has ended."""
-    crcs = None
-    with closing(copying(copy)) as steps:
+    try:
+        return Copied(copy, _result(copying(copy), stopped))
+    except Exception:  # it can still be fetched
+        log.exception("%s version %d cannot be copied", copy.model, copy.key[1])
+    return Copied(copy, None)
+
+
+def _result(steps: Generator[None, None, T], stopped: Callable[[], bool]) -> T | None:
+    """Take steps, and return what comes of them; None: stopped in the middle."""
+    with closing(steps):
         try:
             while not stopped():
                 next(steps)
         except StopIteration as end:
-            crcs = end.value
-        except Exception:  # it can still be fetched
-            log.exception("%s version %d cannot be copied", copy.model, copy.key[1])
-    return Copied(copy, crcs)
+            return cast("T", end.value)
+    return None
 
 
 def patching(job: Patching) -> Generator[None, None, str]:
