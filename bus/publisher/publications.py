@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from ..effects import Notice, Send
 from ..limits import Timing
 from ..messages import Applied, Failed, Staged
+from ..receipt import State
 from ..units import span
 from .absent import Absent, why_nobody
 from .effects import Effect, Resolve, Settled
@@ -118,20 +119,14 @@ class Publications:
             effects += self.settle(publication, now)
         return effects
 
-    def left(self, peer: Peer, now: float) -> list[Effect]:
-        """A worker has said goodbye."""
+    def move(
+        self, peer: Peer, state: State, now: float, version: Version | None = None
+    ) -> list[Effect]:
+        """A worker has staged a version; or has left, whatever the version is."""
         effects: list[Effect] = []
         for publication in self:
-            publication.move(peer.name, "left", now)
-            effects += self.settle(publication, now)
-        return effects
-
-    def staged(self, peer: Peer, version: Version, now: float) -> list[Effect]:
-        """A worker has staged a version."""
-        effects: list[Effect] = []
-        for publication in self:
-            if publication.version is version:
-                publication.move(peer.name, "staged", now)
+            if version is None or publication.version is version:
+                publication.move(peer.name, state, now)
                 effects += self.settle(publication, now)
         return effects
 

@@ -61,7 +61,7 @@ class Reports:
             peer.note(message.model, message.version, "staged", None, now)
         versions.left(peer.name, older_than=message.version + 1)
         self._publications.carried(peer, message, version, now)
-        effects = self._publications.staged(peer, version, now)
+        effects = self._publications.move(peer, "staged", now, version)
         if version is not versions.pending and not version.gone:
             effects.append(Send(commit_of(version), to=peer.identity))
         return effects

@@ -438,7 +438,7 @@ class Sessions:
         self._roster.remove(peer)
         text = f"worker {peer.name} has left: {why}"
         self._absent.note(peer.name, peer.hello.models, "left", text, now)
-        return [Notice("left", text, peer.name), *self._publications.left(peer, now)]
+        return [Notice("left", text, peer.name), *self._publications.move(peer, "left", now)]
 
     # Keys.
 
