@@ -3,17 +3,15 @@
 Trainer(model=model, args=args, callbacks=[PublishWeights("tcp://127.0.0.1:5555", every=100)])
 """
 
-from typing import Any, Unpack
+from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
-from ..options import PublishOptions
-from ..publisher import Publisher
-from .publishing import StepPublisher, refuse_shards
+from .publishing import StepCallback, refuse_shards
 
 
-class PublishWeights(TrainerCallback):
+class PublishWeights(StepCallback, TrainerCallback):
     """Publishes the trained model at every Nth step of the optimizer, from the first process.
 
     Sharded models (FSDP, DeepSpeed's ZeRO 3) are refused when training begins, with a `StateError`:
@@ -26,21 +24,6 @@ class PublishWeights(TrainerCallback):
         every: Steps of the optimizer between two versions.
         **options: Keywords of `Publisher.publish`, such as `timeout` in seconds.
     """
-
-    def __init__(
-        self,
-        publisher: Publisher | str,
-        model: str = "policy",
-        *,
-        every: int = 1,
-        **options: Unpack[PublishOptions],
-    ) -> None:
-        self._steps = StepPublisher(publisher, model, every=every, **options)
-
-    @property
-    def publisher(self) -> Publisher | None:
-        """The publisher, once the training has begun."""
-        return self._steps.publisher
 
     def on_train_begin(
         self,

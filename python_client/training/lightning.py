@@ -11,14 +11,14 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelP
 
 from ..options import PublishOptions
 from ..publisher import Publisher
-from .publishing import StepPublisher, refuse_shards
+from .publishing import StepCallback, refuse_shards
 
 
 def _whole(module: Any) -> Any:
     return module
 
 
-class PublishWeights(Callback):
+class PublishWeights(StepCallback, Callback):
     """Publishes a module at every Nth step of the optimizers, from the first process.
 
     Sharded models (FSDP, model parallelism, DeepSpeed's ZeRO 3) are refused when training begins,
@@ -42,13 +42,8 @@ class PublishWeights(Callback):
         part: Callable[[Any], object] = _whole,
         **options: Unpack[PublishOptions],
     ) -> None:
-        self._steps = StepPublisher(publisher, model, every=every, **options)
+        super().__init__(publisher, model, every=every, **options)
         self._part = part
-
-    @property
-    def publisher(self) -> Publisher | None:
-        """The publisher, once the training has begun."""
-        return self._steps.publisher
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Publish what training starts from."""

@@ -99,6 +99,26 @@ class StepPublisher:
             self._last.add_done_callback(_tell(step))
 
 
+class StepCallback:
+    """What the callbacks of all loops have: a `StepPublisher`, with its arguments."""
+
+    def __init__(
+        self,
+        publisher: Publisher | str,
+        model: str = "policy",
+        *,
+        every: int = 1,
+        **options: Unpack[PublishOptions],
+    ) -> None:
+        super().__init__()
+        self._steps = StepPublisher(publisher, model, every=every, **options)
+
+    @property
+    def publisher(self) -> Publisher | None:
+        """The publisher, once the training has begun."""
+        return self._steps.publisher
+
+
 def refuse_shards(how: str) -> NoReturn:
     """Refuse a model of which no process has all: to ask one for it would wait for the others.
 

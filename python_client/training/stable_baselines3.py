@@ -3,16 +3,12 @@
 PPO("MlpPolicy", "CartPole-v1").learn(100_000, callback=PublishWeights("tcp://127.0.0.1:5555"))
 """
 
-from typing import Unpack
-
 from stable_baselines3.common.callbacks import BaseCallback
 
-from ..options import PublishOptions
-from ..publisher import Publisher
-from .publishing import StepPublisher
+from .publishing import StepCallback
 
 
-class PublishWeights(BaseCallback):
+class PublishWeights(StepCallback, BaseCallback):
     """Publishes the policy before every Nth rollout, so after the gradient steps before that.
 
     Args:
@@ -23,22 +19,7 @@ class PublishWeights(BaseCallback):
         **options: Keywords of `Publisher.publish`, such as `timeout` in seconds.
     """
 
-    def __init__(
-        self,
-        publisher: Publisher | str,
-        model: str = "policy",
-        *,
-        every: int = 1,
-        **options: Unpack[PublishOptions],
-    ) -> None:
-        super().__init__()
-        self._steps = StepPublisher(publisher, model, every=every, **options)
-        self._rollouts = 0
-
-    @property
-    def publisher(self) -> Publisher | None:
-        """The publisher, once the training has begun."""
-        return self._steps.publisher
+    _rollouts = 0  # that are done
 
     def _on_training_start(self) -> None:
         self._steps.begin(self._rollouts, self.model.policy)
