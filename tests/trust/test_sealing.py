@@ -31,7 +31,7 @@ from weightbus.bus.messages import (
     encode,
     from_publisher,
 )
-from weightbus.bus.net.outlet import QueuedMessage
+from weightbus.bus.net.pub import QueuedMessage
 from weightbus.bus.publisher.effects import (
     Broadcast,
     BroadcastChunk,
