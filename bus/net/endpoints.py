@@ -84,12 +84,22 @@ def is_local(endpoint: str) -> bool:
         AddressError: It is none.
     """
     match = _TCP.match(check(endpoint))
-    if match is None or match["host"] in ("localhost", "lo"):  # libzmq takes names of interfaces
-        return True
+    # libzmq takes names of interfaces.
+    return match is None or match["host"] == "lo" or is_loopback(match["host"].strip("[]"))
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether nobody but this host can reach a host."""
+    address = ip_address(host)
+    return host == "localhost" or (address is not None and address.is_loopback)
+
+
+def ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the address that a host is given as, without brackets; None: it is a name."""
     try:
-        return ipaddress.ip_address(match["host"].strip("[]")).is_loopback
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
+        return None
 
 
 def same_place(one: str, other: str) -> bool:

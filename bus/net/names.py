@@ -4,7 +4,6 @@ libzmq would look a name up in its own thread, again for each attempt to connect
 socket then waits for the name server. So it is given addresses that are numbers.
 """
 
-import ipaddress
 import logging
 import socket
 import threading
@@ -24,11 +23,7 @@ def is_name(endpoint: str) -> bool:
     if endpoints.ipc_path(endpoint) is not None:
         return False
     host, _ = endpoints.host_and_port(endpoint)
-    try:
-        ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return True
-    return False
+    return endpoints.ip_address(host.partition("%")[0]) is None
 
 
 class Lookup:

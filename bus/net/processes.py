@@ -196,11 +196,8 @@ def _overlap(host: str, bound: ipaddress.IPv4Address | ipaddress.IPv6Address) ->
     """Return whether a host and a bound address are in each other's way, as far as is known."""
     if bound.is_unspecified:
         return True
-    try:
-        wanted = ipaddress.ip_address(host)
-    except ValueError:  # a name, or `*`
-        return True
-    return wanted.is_unspecified or wanted == bound
+    wanted = endpoints.ip_address(host)  # None: a name, or `*`
+    return wanted is None or wanted.is_unspecified or wanted == bound
 
 
 def _process_of(inode: int) -> int:

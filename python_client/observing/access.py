@@ -5,11 +5,11 @@ somebody else's in a browser here could be made to ask in its name. From other h
 token, or the user's word that none is needed.
 """
 
-import ipaddress
 import socket
 from dataclasses import dataclass
 
 from ...bus.errors import AddressError
+from ...bus.net.endpoints import ip_address, is_loopback
 
 
 @dataclass(frozen=True)
@@ -63,17 +63,4 @@ class Http:
         """Return whether somebody who asks for this `host` has come by a name of this one."""
         name = host.rpartition("]")[0][1:] if host.startswith("[") else host.partition(":")[0]
         own = ("localhost", self.host, socket.gethostname(), *self.hosts)
-        return name.lower() in {each.lower() for each in own} or _address(name) is not None
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether nobody but this host can reach an address."""
-    address = _address(host)
-    return host == "localhost" or (address is not None and address.is_loopback)
-
-
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(host)
-    except ValueError:
-        return None
+        return name.lower() in {each.lower() for each in own} or ip_address(name) is not None

@@ -19,8 +19,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from weightbus import AddressError, Http, Publisher, PublishError, Settings, Subscriber
+from weightbus.bus.net.endpoints import is_loopback
 from weightbus.python_client.observing import dashboard
-from weightbus.python_client.observing.access import is_loopback
 from weightbus.python_client.observing.web import STOP_SECONDS
 from weightbus.tests.cli.test_cli import SMALL, Command, run
 from weightbus.tests.compose.waiting import wait_for
