@@ -24,7 +24,7 @@ AT_MOST = 3.0  # times as fast as versions were there is what a link is taken fo
 
 
 @dataclass(slots=True)
-class Incoming:
+class Delivery:
     """A version on its way to a worker."""
 
     version: int
@@ -106,7 +106,7 @@ class Peer:
     hello: Hello
     heard_at: float
     running: dict[str, Running]
-    incoming: dict[str, Incoming] = field(default_factory=dict[str, Incoming])
+    incoming: dict[str, Delivery] = field(default_factory=dict[str, Delivery])
     subscribed: bool = False  # published messages are known to reach it
     shared: bool = False  # it reads shared memory of this host
     lost: bool = False
@@ -155,7 +155,7 @@ class Peer:
         """Remember what it is doing, and since when it has not moved."""
         old = self.incoming.get(model)
         if old is None or (old.version, old.phase) != (version, phase):
-            self.incoming[model] = Incoming(version, phase, chunks or 0, now)
+            self.incoming[model] = Delivery(version, phase, chunks or 0, now)
         elif chunks is not None and chunks != old.chunks:
             old.chunks, old.since = chunks, now
 

@@ -6,7 +6,7 @@ from typing import Literal
 from ..limits import Timing
 from ..observed import Road
 from ..units import span
-from .roster import Incoming, Peer
+from .roster import Delivery, Peer
 from .store import Store
 
 
@@ -72,7 +72,7 @@ def status_of(peer: Peer, store: Store, timing: Timing, now: float) -> WorkerSta
     )
 
 
-def phase_of(model: str, incoming: Incoming, store: Store, timing: Timing, now: float) -> str:
+def phase_of(model: str, incoming: Delivery, store: Store, timing: Timing, now: float) -> str:
     """Say what a worker is doing with a version, and since when it has not moved."""
     text = f"{incoming.phase} version {incoming.version}"
     if incoming.phase == "receiving":
@@ -83,7 +83,7 @@ def phase_of(model: str, incoming: Incoming, store: Store, timing: Timing, now: 
     return text + (f", no progress for {span(idle)}" if idle >= timing.quiet else "")
 
 
-def chunks_of(model: str, incoming: Incoming, store: Store) -> int:
+def chunks_of(model: str, incoming: Delivery, store: Store) -> int:
     """Return how many chunks the version has; what is here, if it is gone by now."""
     versions = store.get(model)
     version = versions.find(incoming.version) if versions is not None else None
