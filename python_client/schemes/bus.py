@@ -1,5 +1,12 @@
 """The schemes over the bus: the same publisher and subscribers, with other settings.
 
+    init_on_sender()           a publisher binds the address, and tells it to pipes
+    connect() of a sender      publishes the first weights, which wait for whoever joins
+    send()                     publishes to the workers that are there, and waits for their answers
+    connect() of a receiver    a subscriber joins; in the background it applies what comes
+    receive()                  waits for that, or else applies it here and now
+    shutdown()                 closes either
+
 A worker is called by its number. Where the number of workers is known, a send is for all of them:
 it waits, for most of its time, until they have joined once, and then goes to those that are there;
 the others are named. Where it is not known, a send is for those that have joined.
@@ -8,42 +15,36 @@ Some collectors number their workers from 0 on the sender and from 1 on the rece
 has joined under the number of workers itself, receivers are taken to count from 1.
 """
 
+import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from ...bus.errors import ClosedError
+from ...bus.errors import ClosedError, PublishError
 from ...bus.limits import APPLY_SECONDS, APPLY_SECONDS_MAX
 from ...bus.receipt import Receipt, WorkerReceipt
 from ...bus.trust.keys import WorkerKeys
+from ...codecs.apply import Reader, summing
 from ...codecs.errors import WeightBusError
+from ...codecs.layout import Layout
 from ..applying import Update
 from ..keys import handed_out
 from ..publisher import Publisher
 from ..reading import READING_SECONDS
 from ..settings import Settings
 from ..subscriber import Subscriber
-from .carrier import (
-    TIMEOUT,
-    Carrier,
-    Prepared,
-    Receiver,
-    Weights,
-    WorkerIds,
-    bus_name,
-    receipt_of,
-)
-from .model import POLICY, is_torchrl
-from .receiver import BusTarget, Destination
-from .scheme import WeightSyncScheme
-from .sender import check_sources
+from ..targets import MemoryTarget, Names, Sums
+from .carrier import TIMEOUT, Carrier, Prepared, Receiver, Weights
+from .model import is_torchrl
+from .receiver import Destination
+from .sender import WorkerTransport
 from .strategy import Format
-from .vintage import WorkerTransport, read, tell
+from .vintage import WeightSyncScheme, read, tell
 
 LOOPBACK = "tcp://127.0.0.1:0"
 LOOK_SECONDS = 0.02  # between two looks at who has joined meanwhile
@@ -72,7 +73,6 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
         background: Receivers apply in the background; else where `receive()` is called.
     """
 
-    sync = True  # whether `send` waits until the workers have applied the weights
     _one_host = False  # whether it must be given, as TorchRL's, how many workers there are
 
     def __init__(
@@ -97,9 +97,16 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
         self.keyed, self.insecure = keyed, insecure
         self._keys: WorkerKeys | None = None  # what receivers join with
 
-    def _check_sources(self, model_id: str | None, context: Any, kwargs: Mapping[str, Any]) -> None:
+    def init_on_sender(
+        self, model_id: str | None = None, context: Any = None, **kwargs: Any
+    ) -> None:
+        """Become the sender, and bind the address. Arguments are those of the base.
+
+        Those of TorchRL's schemes of one host are checked for what may be given together.
+        """
         if self._one_host:
-            check_sources(model_id, context, kwargs, self.num_workers)
+            _check_sources(model_id, context, kwargs, self.num_workers)
+        super().init_on_sender(model_id, context, **kwargs)
 
     def _make_carrier(
         self, *, num_workers: int | None = None, pipes: Any = None, context: Any = None, **_: Any
@@ -146,7 +153,7 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
         shared = self.shared_memory
         return Settings(ping=times.ping, lost_after=times.lost_after, shared_memory=shared)
 
-    def _carrier_to(self, pipe_or_context: Any) -> Carrier:
+    def carrier_to(self, pipe_or_context: Any) -> Carrier:
         if pipe_or_context is None:
             raise ValueError("pipe must be provided: the end of a pipe to the worker")
         if not hasattr(pipe_or_context, "send_bytes"):
@@ -155,21 +162,8 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
                 "the worker, or let workers join at the scheme's address (init_on_sender)"
             )
         carrier = self._make_carrier(num_workers=1, pipes=[pipe_or_context])
-        self._closers.append(carrier.close)
+        self._open.callback(carrier.close)
         return carrier
-
-    def send(
-        self, weights: Any = None, worker_ids: WorkerIds = None, *, timeout: float | None = None
-    ) -> None:
-        """Send weights, or `send_async` if not `sync`. Arguments are those of the base."""
-        if self.sync:
-            super().send(weights, worker_ids, timeout=timeout)
-            return
-        sending, limit = self._connected(), self.timeout if timeout is None else timeout
-        with self._nothing_is_fine(weights), sending.turn(self.model_id or POLICY, limit) as left:
-            if sending.pending:
-                self.wait_async()
-            self.send_async(weights, worker_ids, timeout=left)
 
 
 class DistributedWeightSyncScheme(ZMQWeightSyncScheme):
@@ -218,8 +212,8 @@ class MPTransport(WorkerTransport):
                 f"an MPTransport of a {type(pipe).__name__} leads nowhere: write MPTransport(pipe) "
                 "or take those of an initialised scheme, sender_transports"
             )
-        self._scheme = MultiProcessWeightSyncScheme(timeout=timeout)  # ends with the transport
-        super().__init__(*self._scheme.way_to(pipe))
+        scheme = MultiProcessWeightSyncScheme(timeout=timeout)  # it ends with the transport
+        super().__init__(scheme, scheme.carrier_to(pipe))
 
 
 class SharedMemWeightSyncScheme(ZMQWeightSyncScheme):
@@ -267,13 +261,13 @@ class SharedMemWeightSyncScheme(ZMQWeightSyncScheme):
             raise RuntimeError("Re-registering weights is not supported.")
         self.policy_weights[model_id] = weights
 
-    def _own_weights(self, model_id: str, context: Any) -> Any:
-        """Return the registered weights of a model, else what the base knows."""
-        if model_id in self.policy_weights:
+    def _source(self, weights: Any, model_id: str, context: Any) -> Any:
+        """Return the registered weights of a model if none are given, else what the base knows."""
+        if weights is None and model_id in self.policy_weights:
             return self.policy_weights[model_id]
-        if not self.auto_register:
+        if weights is None and not self.auto_register:
             raise KeyError(f"model {model_id!r} is not registered; register_shared_weights() first")
-        return super()._own_weights(model_id, context)
+        return super()._source(weights, model_id, context)
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"policy_weights": {}}  # a worker has no use for them
@@ -282,7 +276,40 @@ class SharedMemWeightSyncScheme(ZMQWeightSyncScheme):
 # On the sender.
 
 
-class _BusSender:
+def _check_sources(
+    model_id: str | None, context: Any, kwargs: Mapping[str, Any], count: int | None
+) -> None:
+    """Check what may be given together, as callers of TorchRL's schemes of one host know it."""
+    given = {name for name, value in kwargs.items() if value is not None}
+    given |= {"model_id"} if model_id is not None else set()
+    if "params_map" in given:
+        if not isinstance(kwargs["params_map"], dict):
+            raise ValueError("params_map must be a dict[int, TensorDictBase]")
+        if given & {"weights", "model"}:
+            raise ValueError(
+                "model_id, weights, and model cannot be provided if params_map is provided"
+            )
+        other, excluded = "params_map", ["devices", "device_map_fn", "num_workers"]
+        if context is not None:
+            raise ValueError("context cannot be provided if params_map is provided")
+    elif context is not None:
+        if model_id is None:
+            raise ValueError("model_id must be provided if context is provided")
+        other = "context"
+        excluded = ["devices", "model", "weights", "device_map_fn", "num_workers"]
+    else:
+        if not given & {"model", "weights", "devices", "num_workers", "pipes"} and count is None:
+            raise ValueError(
+                "Either params_map, model_id + context or model/weights + devices must be provided."
+                " (In the older vintage: pipes must be provided via context or kwargs)"
+            )
+        return
+    for name in excluded:
+        if name in given:
+            raise ValueError(f"{name} cannot be provided if {other} is provided")
+
+
+class _BusSender(Carrier):
     """Sends over a publisher of its own; without a number of workers, to however many join."""
 
     def __init__(self, publisher: Publisher, num_workers: int | None = None) -> None:
@@ -305,7 +332,7 @@ class _BusSender:
         self, weights: Weights, workers: Sequence[int] | None, *, timeout: float
     ) -> "Future[Receipt]":
         deadline = time.monotonic() + timeout
-        self._model = model = bus_name(weights.model_id)
+        self._model = model = _bus_name(weights.model_id)
         ids = [*self.workers()] if workers is None else [*workers]
         there = self._await_joined(ids, deadline - timeout * MARGIN)
         names = self._names(ids)
@@ -326,7 +353,7 @@ class _BusSender:
 
         def is_published(done: "Future[Receipt]") -> None:
             try:
-                answer.set_result(self._renamed(receipt_of(done), weights.model_id, names))
+                answer.set_result(self._renamed(_receipt_of(done), weights.model_id, names))
             except BaseException as error:
                 answer.set_exception(error)
 
@@ -367,7 +394,7 @@ class _BusSender:
 
     def greet(self, weights: Prepared | None, *, timeout: float) -> None:
         if isinstance(weights, Weights):
-            self._model = bus_name(weights.model_id)
+            self._model = _bus_name(weights.model_id)
             self._publisher.publish_async(
                 self._model,
                 weights.tensors,
@@ -390,7 +417,7 @@ class _BusSender:
                     own = self._firsts.pop(worker, None) if name in there else None
                     if own is None:
                         continue
-                    self._model = model = bus_name(own.model_id)
+                    self._model = model = _bus_name(own.model_id)
                     begun = self._publisher.publish_async(
                         model, own.tensors, workers=[name], timeout=share
                     )
@@ -417,7 +444,24 @@ class _BusSender:
 # On a receiver.
 
 
-class _BusReceiver:
+class _BusTarget(MemoryTarget):
+    """A destination as a subscriber sees it."""
+
+    def __init__(self, destination: Destination) -> None:
+        super().__init__(destination, strict=True, cast=True)  # the destination has its own mind
+        self._destination = destination
+
+    def fault(self, layout: Layout) -> str:
+        return self._destination.fault(layout)
+
+    def summing(self, layout: Layout, names: Names, sums: Sums) -> Iterator[int]:
+        return summing(layout, self._destination.model(), names, sums)
+
+    def _copy(self, reader: Reader) -> None:
+        self._destination.write(reader)
+
+
+class _BusReceiver(Receiver):
     """Receives by a subscriber, which `join` makes when it connects."""
 
     def __init__(
@@ -437,7 +481,7 @@ class _BusReceiver:
             raise ValueError("worker_idx must be provided via context or kwargs")
         destination = self._destination
         self._joined = self._join(
-            {bus_name(destination.subject.model_id or ""): BusTarget(destination)},
+            {_bus_name(destination.subject.model_id or ""): _BusTarget(destination)},
             name=str(worker_idx),
             settings=replace(
                 self._settings,
@@ -467,3 +511,16 @@ class _BusReceiver:
         if self._joined is None:
             raise ClosedError("this receiver has not joined the bus; connect() it first")
         return self._joined
+
+
+def _bus_name(model_id: str) -> str:
+    """Return a model id as the bus allows it: "env.transform[0]" is one of ours, not of the bus."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", model_id)[:128] or "model"
+
+
+def _receipt_of(done: "Future[Receipt]") -> Receipt:
+    """Return the receipt of a publish that is done, if it has one."""
+    try:
+        return done.result()
+    except PublishError as error:
+        return error.receipt

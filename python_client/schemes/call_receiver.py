@@ -21,6 +21,7 @@ from ...codecs.layout import Layout
 from ...codecs.numpy_tensors import Bytes
 from ..applying import Update
 from ..reading import READING_SECONDS, ReadingLock
+from .carrier import Receiver
 from .model import POLICY, Answer, Outcome, hand_over, model_in, weights_of
 from .passes import ForwardPasses
 from .receiver import Destination
@@ -64,7 +65,7 @@ class Incoming:
         return self.call.epoch, self.call.version
 
 
-class CallReceiver:
+class CallReceiver(Receiver):
     """A receiver that is called: a version is applied in the thread of the call, or at a poll.
 
     A copy of the sender's scheme has its key. A scheme that was made here (not `copied`) takes any

@@ -3,114 +3,89 @@
 One call per worker brings a version there; what it returns is the acknowledgement. Peers
 (torch_rpc.py, ray.py) know how to make a call, and what it means that one raises.
 
-A `Publication` counts the answers. The receipt is there when all have answered, or when the time is
-over: a worker that has not answered by then is `behind`, whether it is stopped, cut off or busy.
-Nothing here waits: answers come in by callback, and the deadline by a timer.
+`Answers` are counted. The receipt is there when all have answered, or when the time is over: a
+worker that has not answered by then is `behind`, whether it is stopped, cut off or busy. Nothing
+here waits: answers come in by callback, and the deadline by a timer.
 """
 
 import itertools
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
 from ...bus.errors import PublishError
-from ...bus.memory.snapshots import Pool
-from ...bus.publisher.publication import Publication
-from ...bus.publisher.version import Version
-from ...bus.receipt import Receipt
-from ...codecs.checksum import CHUNK_BYTES_DEFAULT
+from ...bus.receipt import Receipt, WorkerReceipt
 from ...codecs.layout import Layout
 from ...codecs.state import State
 from .call_receiver import MARGIN, Call, CallReceiver
-from .carrier import Prepared, Weights, merged
+from .carrier import Carrier, Prepared, Weights, merged
 from .model import Answer
 from .receiver import Destination
 
 
 class Answers:
-    """What some workers answer to one version, made into a receipt by a deadline.
+    """What workers answer to the calls that bring them a version, made into a receipt in time.
 
-    Its `receipt` is a future that never raises: what became of each worker stands in it. `explain`
-    says what it means that a call raised: that the worker is lost, say. `ended` is told when the
-    last call is over, even if that is late, and whether none raised.
+    The `receipt` is a future that never raises: what became of each worker stands in it. `begun` is
+    the receipt of a call that nobody has answered yet. `explain` says what it means that a call
+    raised: that the worker is lost, say. `ended` is told when the last call is over, even if that
+    is late, and whether none raised.
     """
 
     def __init__(
         self,
-        model: str,
-        number: tuple[int, int],
-        layout: Layout,
-        workers: Iterable[str],
+        begun: Receipt,
+        calls: "Mapping[str, Future[Answer]]",
         *,
         started: float,
         timeout: float,
         explain: Callable[[str, BaseException], Answer],
         ended: Callable[[bool], None] | None = None,
     ) -> None:
-        nothing = Pool(model).take(0, replaces_latest=False)  # calls have brought the bytes
-        version = Version(model, layout, CHUNK_BYTES_DEFAULT, nothing)
-        version.epoch, version.version = number
-        self._publication = Publication(
-            id=0,
-            version=version,
-            workers=None,
-            require=None,
-            wait="staged",  # a worker that has put the version aside has answered, too
-            commit="auto",
-            started=started,
-            deadline=started + timeout,
-        )
-        self._publication.aim(workers)
-        self._silent = f"no answer within {timeout:.3g} s; it is stopped, busy or cut off"
-        self._explain, self._ended = explain, ended
-        self._open, self._clean = set(self._publication.targets), True
+        silent = f"no answer within {timeout:.3g} s; it is stopped, busy or cut off"
+        self._rows = {name: WorkerReceipt(name, "behind", None, silent) for name in calls}
+        self._open, self._clean, self._over = set(calls), True, False
+        self._begun, self._started, self._explain, self._ended = begun, started, explain, ended
         self._lock = threading.Lock()
         self.receipt: Future[Receipt] = Future()
         self.receipt.set_running_or_notify_cancel()  # so that nobody can cancel it
-        self._timer = threading.Timer(max(0.0, started + timeout - time.monotonic()), self._expire)
+        self._timer = threading.Timer(max(0.0, started + timeout - time.monotonic()), self._settle)
         self._timer.daemon = True
         self._timer.start()
-        self._settle()
+        for name, call in calls.items():
+            call.add_done_callback(partial(self._answered, name))
+        if not calls:
+            self._settle()
 
-    def await_call(self, worker: str, call: "Future[Answer]") -> None:
-        """Take what a call returns for the worker's answer."""
-        call.add_done_callback(partial(self._answered, worker))
-
-    def _answered(self, worker: str, call: "Future[Answer]") -> None:
-        error = call.exception()
-        answer = call.result() if error is None else self._explain(worker, error)
+    def _answered(self, name: str, call: "Future[Answer]") -> None:
+        error, seconds = call.exception(), time.monotonic() - self._started
+        answer = call.result() if error is None else self._explain(name, error)
+        behind = answer.state == "behind"
         with self._lock:
-            if answer.state == "behind":  # which it is already; these words say why
-                self._publication.targets[worker].detail = answer.detail
-            self._publication.move(worker, answer.state, time.monotonic(), answer.detail)
-            self._open.discard(worker)
+            row = WorkerReceipt(name, answer.state, None if behind else seconds, answer.detail)
+            self._rows[name] = row
+            self._open.discard(name)
             self._clean = self._clean and error is None
             over = not self._open
         if over and self._ended is not None:
             self._ended(self._clean)
-        self._settle()
-
-    def _expire(self) -> None:
-        self._publication.ended = "the time is over"
-        self._settle()
+        if over:
+            self._settle()
 
     def _settle(self) -> None:
-        """Resolve the receipt once all have answered, or the time is over."""
+        """Resolve the receipt, once: all have answered, or the time is over."""
         with self._lock:
-            now = time.monotonic()
-            if self._publication.resolved or self._publication.verdict(now) is None:
+            if self._over:
                 return
-            self._publication.resolved = True
-            for target in self._publication.targets.values():
-                if target.state == "behind":
-                    target.detail = target.detail or self._silent
-            receipt = self._publication.receipt(now, "")
+            self._over, rows = True, dict(self._rows)
         self._timer.cancel()
-        self.receipt.set_result(receipt)
+        seconds = time.monotonic() - self._started
+        self.receipt.set_result(replace(self._begun, seconds=seconds, workers=rows))
 
 
 class Payload(Protocol):
@@ -147,10 +122,9 @@ class Channel:
         self._epoch = 0
         self._count = itertools.count(1)
 
-    def carrier(self, peers: Peers, strategy: str) -> "CallSender":
-        """Return what sends to some workers; all of a scheme's share one count of versions."""
+    def begin(self) -> None:
+        """Be a sender's, from now on: all carriers of a scheme share one count of versions."""
         self._epoch = self._epoch or time.time_ns() // 1_000_000
-        return CallSender(self, peers, strategy)
 
     def receiver(
         self, destination: Destination, *, worker_idx: int | None, background: bool, **_: Any
@@ -167,10 +141,11 @@ class Channel:
         return {"key": self.key, "_copied": True, "_epoch": 0, "_count": itertools.count(1)}
 
 
-class CallSender:
-    """Sends versions by calls (see `carrier.Carrier`)."""
+class CallSender(Carrier):
+    """Sends versions by calls."""
 
     def __init__(self, channel: Channel, peers: Peers, strategy: str) -> None:
+        channel.begin()
         self._channel, self._peers, self._strategy = channel, peers, strategy
         # By worker, the newest version that it has spoken of, and whether it runs that.
         self._newest: dict[int, tuple[tuple[int, int], bool]] = {}
@@ -211,33 +186,26 @@ class CallSender:
                 receipt,
             )
 
-    def close(self) -> None:
-        """There is nothing to let go of."""
-
     def _send(
         self, weights: Weights, workers: Sequence[int] | None, timeout: float, *, greeting: bool
     ) -> "Future[Receipt]":
         started, number = time.monotonic(), self._channel.number()
         payload = self._peers.pack(weights.state())
-        chosen = list(dict.fromkeys(self.workers() if workers is None else workers))
-        answers = Answers(
-            weights.model_id,
-            number,
-            payload.layout,
-            map(str, chosen),
+        calls: dict[str, Future[Answer]] = {}
+        for worker in dict.fromkeys(self.workers() if workers is None else workers):
+            left = max(0.001, started + timeout - time.monotonic())
+            address = self._channel.key, weights.model_id, worker
+            what = Call(*address, *number, left * MARGIN, greeting, self._strategy)
+            calls[str(worker)] = call = self._call(worker, payload, what, left)
+            call.add_done_callback(partial(self._note, worker, number))
+        return Answers(
+            Receipt(weights.model_id, *number, payload.layout.nbytes, 0.0, "", {}),
+            calls,
             started=started,
             timeout=timeout,
             explain=lambda worker, error: self._peers.explain(int(worker), error),
             ended=payload.done,
-        )
-        for worker in chosen:
-            left = max(0.001, started + timeout - time.monotonic())
-            address = self._channel.key, weights.model_id, worker
-            what = Call(*address, *number, left * MARGIN, greeting, self._strategy)
-            call = self._call(worker, payload, what, left)
-            call.add_done_callback(partial(self._note, worker, number))
-            answers.await_call(str(worker), call)
-        return answers.receipt
+        ).receipt
 
     def _call(self, worker: int, payload: Payload, what: Call, left: float) -> "Future[Answer]":
         try:

@@ -10,17 +10,15 @@ A carrier brings `Weights` to workers and reports. What arrives at a receiver is
 `Destination` (receiver.py), which validates, applies and announces it.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
-from ...bus.errors import PublishError
 from ...bus.receipt import Receipt
 from ...codecs.apply import as_arrays, as_tensors
 from ...codecs.outline import Leaf
@@ -64,12 +62,14 @@ WorkerIds: TypeAlias = int | list[int] | None  # None: all of them
 Prepared: TypeAlias = Weights | Mapping[int, Weights]  # the same for all, or each worker its own
 
 
-class Carrier(Protocol):
+class Carrier:
     """What carries weights to the workers: the sender's side."""
+
+    anybody = False  # whether it takes any number for a worker's
 
     def workers(self) -> Sequence[int]:
         """Return the ids that exist now; where their number is known, 0 to n-1, joined or not."""
-        ...
+        raise NotImplementedError
 
     def send(
         self, weights: Weights, workers: Sequence[int] | None, *, timeout: float
@@ -88,20 +88,20 @@ class Carrier(Protocol):
         Raises:
             StateError: The weights cannot travel; nothing was sent.
         """
-        ...
+        raise NotImplementedError
 
     def greet(self, weights: Prepared | None, *, timeout: float) -> None:
         """At `connect()`, have the first weights reach who asks for them; wait for nobody."""
 
     def versions(self) -> Mapping[int, int]:
         """Return the version that each worker is known to run; workers without one are left out."""
-        ...
+        return {}
 
     def close(self) -> None:
         """Let go of everything. Never raises; calling it twice is fine."""
 
 
-class Receiver(Protocol):
+class Receiver:
     """What takes weights in: the receiver's side."""
 
     def connect(self, worker_idx: int | None, timeout: float) -> None:
@@ -115,7 +115,8 @@ class Receiver(Protocol):
 
     def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[object]:
         """Return a context in which no version is applied."""
-        ...
+        del timeout
+        return nullcontext()
 
     def close(self) -> None:
         """Let go of everything. Never raises; calling it twice is fine."""
@@ -182,16 +183,3 @@ def scheme_class(backend: str) -> type:
     module, name = home.split(":")
     found: type = getattr(import_module(f".{module}", __package__), name)
     return found
-
-
-def bus_name(model_id: str) -> str:
-    """Return a model id as the bus allows it: "env.transform[0]" is one of ours, not of the bus."""
-    return re.sub(r"[^A-Za-z0-9._-]", "-", model_id)[:128] or "model"
-
-
-def receipt_of(done: "Future[Receipt]") -> Receipt:
-    """Return the receipt of a publish that is done, if it has one."""
-    try:
-        return done.result()
-    except PublishError as error:
-        return error.receipt

@@ -1,23 +1,20 @@
 """The scheme that synchronises nothing, and says so."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ...bus.receipt import Receipt
-from ..reading import READING_SECONDS
 from .carrier import Carrier, Prepared, Receiver, Weights, WorkerIds
 from .model import POLICY, log
 from .receiver import Destination
-from .scheme import WeightSyncScheme
-from .sender import Sending
-from .strategy import Format
-from .vintage import TransportBackend
+from .vintage import TransportBackend, WeightSyncScheme
 
 
-class _Nothing:
+class _Nothing(Carrier, Receiver):
     """What carries nothing, on either side: a carrier, a receiver and a transport."""
+
+    anybody = True
 
     def workers(self) -> Sequence[int]:
         return ()
@@ -30,37 +27,12 @@ class _Nothing:
         done.set_result(Receipt(weights.model_id, 0, 0, 0, 0.0, "", {}))
         return done
 
-    def greet(self, weights: Prepared | None, *, timeout: float) -> None: ...
-
-    def versions(self) -> Mapping[int, int]:
-        return {}
-
-    def connect(self, worker_idx: int | None, timeout: float) -> None: ...
-
-    def receive(self, timeout: float) -> None: ...
-
-    def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[object]:
-        del timeout
-        return nullcontext()
-
-    def close(self) -> None: ...
-
     def send_weights(self, *weights: Any) -> None: ...
 
     def receive_weights(self, timeout: float | None = None, **_: Any) -> None: ...
 
     def check_connection(self) -> bool:
         return True  # nothing that could be lost
-
-
-class _NothingSent(Sending):
-    """A send of nothing: it goes to any worker, and is over when it is waited for."""
-
-    def _check_known(self, workers: Sequence[int] | None) -> None:
-        """Take any worker for known."""
-
-    def __reduce__(self) -> Any:
-        return type(self), (self.carrier,)
 
 
 class NoWeightSyncScheme(WeightSyncScheme):
@@ -70,10 +42,6 @@ class NoWeightSyncScheme(WeightSyncScheme):
         strategy: The naming that weights would have.
         **settings: Those of every scheme; they have no effect.
     """
-
-    def __init__(self, strategy: Format = "tensordict", **settings: Any) -> None:
-        super().__init__(strategy, **settings)
-        self._nothing = _NothingSent(_Nothing())
 
     def _make_carrier(self, **_: Any) -> Carrier:
         return _Nothing()
@@ -108,7 +76,7 @@ class NoWeightSyncScheme(WeightSyncScheme):
     ) -> None:
         """Send nothing. Arguments are those of the base."""
         del worker_ids, timeout
-        self._prepared(weights)
+        self.prepared(weights)
 
     send_async = send
 
@@ -118,12 +86,9 @@ class NoWeightSyncScheme(WeightSyncScheme):
     def receive(self, timeout: float | None = None) -> None:
         """Receive nothing: None, at once. Arguments are those of the base."""
 
-    def own_sending(self) -> Sending:
-        """Return what senders of the older API send: nothing, in the order of any send."""
-        return self._nothing
-
-    def _prepared(self, weights: Any) -> Prepared:
-        del weights
+    def prepared(self, weights: Any, model_id: str | None = None) -> Prepared:
+        """Return no weights, whatever was given. Arguments are those of the base."""
+        del weights, model_id
         log.debug("%r: NoWeightSyncScheme sends nothing", self.model_id)
         return Weights(self.model_id or POLICY, {})
 

@@ -22,10 +22,10 @@ from .call_receiver import Call, Incoming, deliver
 from .call_sender import CallSender, Channel
 from .carrier import Carrier, Prepared, Receiver
 from .model import Answer, Outcome, arguments, hand_over, keep, references, weights_of
-from .receiver import Destination
-from .scheme import WeightSyncScheme
+from .receiver import Destination, WeightReceiver
+from .sender import WeightSender, WorkerTransport
 from .strategy import Format
-from .vintage import TransportBackend, WeightReceiver, WeightSender, WorkerTransport
+from .vintage import TransportBackend, WeightSyncScheme
 
 HOOK = "_init_weight_sync_scheme"  # by which TorchRL's ModuleTransform takes a receiver
 
@@ -57,19 +57,13 @@ class RayWeightSyncScheme(WeightSyncScheme):
         actors = _actors_in(self.context, kwargs, ("remote_collectors", "actors", "actor_refs"))
         if not actors:
             raise ValueError("remote_collectors (or actors) must be provided via context or kwargs")
-        return self._carrier_over(actors)
+        return CallSender(self._channel, _Actors(actors), self.strategy_str)
 
     def _make_receiver(self, destination: Destination, **kwargs: Any) -> Receiver:
         return self._channel.receiver(destination, **kwargs)
 
-    def _carrier_to(self, pipe_or_context: Any) -> Carrier:
-        return self._carrier_over([pipe_or_context])
-
-    def _carrier_over(self, actors: list[Any]) -> CallSender:
-        return self._channel.carrier(_Actors(actors), self.strategy_str)
-
-    def _peer_in(self, pipe_or_context: Any, kwargs: Mapping[str, Any]) -> Any:
-        return kwargs.get("remote_actor") if pipe_or_context is None else pipe_or_context
+    def carrier_to(self, pipe_or_context: Any) -> Carrier:
+        return CallSender(self._channel, _Actors([pipe_or_context]), self.strategy_str)
 
     def _transport_of(self, peer: Any) -> TransportBackend:
         return RayTransport(peer, scheme=self)
@@ -94,7 +88,8 @@ class RayTransport(WorkerTransport):
         del tensor_transport
         if remote_collector is None:
             raise ValueError("a RayTransport needs an actor, remote_collector")
-        super().__init__(*(scheme or RayWeightSyncScheme()).way_to(remote_collector))
+        scheme = scheme or RayWeightSyncScheme()
+        super().__init__(scheme, scheme.carrier_to(remote_collector))
 
 
 # Modules in actors.
@@ -134,7 +129,7 @@ class RayModuleTransformScheme(RayWeightSyncScheme):
             actors = [transform]
         if not actors:
             raise ValueError("actor_refs (or actors) must be provided via context or kwargs")
-        return _ModuleSender(self, self._carrier_over(actors), actors)
+        return _ModuleSender(self, self._channel, actors)
 
     def _make_receiver(self, destination: Destination, **kwargs: Any) -> Receiver:
         context = kwargs["context"]
@@ -180,14 +175,13 @@ class RayActorTransport(RayTransport):
         super().__init__(actor_ref, scheme=scheme or RayModuleTransformScheme(update_method))
 
 
-class _ModuleSender:
+class _ModuleSender(CallSender):
     """Makes receivers of actors that offer to become one, and then sends to them."""
 
-    def __init__(self, scheme: RayModuleTransformScheme, sender: CallSender, actors: list[Any]):
+    def __init__(self, scheme: RayModuleTransformScheme, channel: Channel, actors: list[Any]):
+        super().__init__(channel, _Actors(actors), scheme.strategy_str)
         self._scheme: Callable[[], RayModuleTransformScheme | None] = weakref.ref(scheme)
         self._actors = [actor for actor in map(actor_of, actors) if hasattr(actor, HOOK)]
-        self.workers, self.send, self.versions = sender.workers, sender.send, sender.versions
-        self._sender, self.close = sender, sender.close
 
     def greet(self, weights: Prepared | None, *, timeout: float) -> None:
         """Make the receivers, then bring them their first weights."""
@@ -204,7 +198,7 @@ class _ModuleSender:
                 raise WorkersMissingError(
                     f"{actor!r} has not become a receiver within {timeout} s; it is stopped or busy"
                 ) from None
-        self._sender.greet(weights, timeout=timeout)
+        super().greet(weights, timeout=timeout)
 
 
 # Actors, and calls to them.

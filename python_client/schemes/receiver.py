@@ -7,23 +7,25 @@ calls `fault()`, then `write()`, then `commit()`, and keeps readers away itself.
 
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...bus.errors import ApplyError, TornError, not_applied
-from ...codecs.apply import Reader, summing
+from ...codecs.apply import Reader
 from ...codecs.layout import Layout, trimmed
 from ...codecs.numpy_tensors import Memory
 from ...codecs.state import is_module
 from ..applying import Update
 from ..reading import READING_SECONDS, ReadingLock
-from ..targets import MemoryTarget, Names, Sums
 from .carrier import Receiver
 from .model import POLICY, Subject, log
 from .passes import ForwardPasses
 from .strategy import DestinationError, WeightStrategy
+
+if TYPE_CHECKING:
+    from .scheme import Scheme
+    from .vintage import WeightSyncScheme
 
 LOOK_SECONDS = 0.05  # between two looks at whether the first weights have come
 
@@ -286,18 +288,62 @@ class ReceiverSide:
         self.destination.arrivals.close()
 
 
-class BusTarget(MemoryTarget):
-    """A destination as a subscriber sees it."""
+# By the older vintage, and as a transport.
 
-    def __init__(self, destination: Destination) -> None:
-        super().__init__(destination, strict=True, cast=True)  # the destination has its own mind
-        self._destination = destination
 
-    def fault(self, layout: Layout) -> str:
-        return self._destination.fault(layout)
+class WeightReceiver:
+    """Receives the weights of a `scheme`. Its `get_receiver()` or `create_receiver()` makes one."""
 
-    def summing(self, layout: Layout, names: Names, sums: Sums) -> Iterator[int]:
-        return summing(layout, self._destination.model(), names, sums)
+    def __init__(self, scheme: "WeightSyncScheme") -> None:
+        self._scheme = scheme
 
-    def _copy(self, reader: Reader) -> None:
-        self._destination.write(reader)
+    def receive(self, timeout: float = 0.001) -> bool:
+        """Apply the newest weights that come within `timeout` seconds; return whether any came.
+
+        Raises:
+            ApplyError: They do not fit; the model is unchanged, and the sender is informed.
+        """
+        scheme = self._scheme
+        return scheme.initialized_on_receiver and scheme.receive(timeout) is not None
+
+    def apply_weights(self, weights: Any, inplace: bool = True) -> None:
+        """Apply weights that came by another transport.
+
+        Args:
+            weights: A TensorDict, a dict of tensors, or a module.
+            inplace: Write into the model's own tensors; otherwise give it new ones.
+
+        Raises:
+            ValueError: There is no model.
+            DestinationError: They do not fit; the model is unchanged.
+        """
+        if not self._scheme.initialized_on_receiver:
+            raise ValueError("No model registered")
+        self._scheme.apply_weights(weights, inplace)
+
+
+class ReceiverTransport:
+    """The way from the sender; if `named`, what is received is `(model_id, weights)`, as before."""
+
+    def __init__(self, scheme: "Scheme", *, named: bool = False) -> None:
+        self._scheme, self._named = scheme, named
+
+    def send_weights(self, *weights: Any) -> None:
+        """Nothing can be sent from a receiver: RuntimeError."""
+        del weights
+        raise RuntimeError("send_weights() called on a receiver side.")
+
+    def receive_weights(self, timeout: float | None = None, **_: Any) -> Any | None:
+        """Return what was applied since the last call; None if nothing came in time."""
+        received = self._scheme.receive(timeout)
+        if not self._named or received is None:
+            return received
+        return self._scheme.model_id, received
+
+    def send_ack(self, message: str = "updated") -> None:
+        """Nothing is left to do: a version is acknowledged when it is applied."""
+        del message
+
+    def check_connection(self) -> bool:
+        """Tell whether the receiver is there."""
+        return True

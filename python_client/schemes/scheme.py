@@ -5,62 +5,77 @@ A scheme has one side and takes two steps on it:
     new ── init_on_sender() ───> sender ──── connect() ──> connected: send(), send_async()
      └──── init_on_receiver() ─> receiver ── connect() ──> connected: receive(), reading()
 
-Its side is an object (sender.py, receiver.py), and so is what it is about (model.py). The older
-vintage of the API (`init_on_worker`, `get_sender`, `create_transport`, ...) is a view of the same
-(vintage.py): its senders and receivers connect when they are made.
+Its side is an object (sender.py, receiver.py), and so is what it is about (model.py). This is the
+newer vintage of TorchRL's API; the door from the older one is vintage.py, and leads here.
 
 To carry weights by another means, derive from `WeightSyncScheme` and override:
 
     _make_carrier(**kwargs)                the sender's side (carrier.Carrier)
     _make_receiver(destination, **kwargs)  the receiver's side (carrier.Receiver)
-    _carrier_to(pipe_or_context)           a carrier to one worker, 0, for `create_transport`
+    carrier_to(pipe_or_context)            a carrier to one worker, 0, for `create_transport`
     _waits_for_first                       False: a receiver's connect() must not wait for weights
 
 `kwargs` are those of `init_on_sender` and `init_on_receiver` that the base does not use itself,
 with `num_workers` on the sender, and `worker_idx` and `background` on the receiver: take those you
-know and ignore the others, since collectors pass more than any needs. Whatever is stored on the
-scheme is pickled with it, so it must be plain; sockets belong into what carries.
+know and ignore the others, since collectors pass more than any needs.
+
+Everything that belongs to one process is in `_side` and `_subject`, and stays there. What is
+pickled is the configuration, so that a scheme that is sent to a worker, or forked into one, starts
+anew there and can become a receiver. So whatever a subclass stores must be plain; sockets belong
+into what carries.
 """
 
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
-from typing import Any, cast
+import multiprocessing
+import os
+import sys
+import weakref
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
+from typing import TYPE_CHECKING, Any
 
+from ...bus.receipt import Receipt
 from .. import checks
-from . import carrier
-from .carrier import Carrier, Prepared, Receiver, Weights, WorkerIds
-from .model import POLICY, is_torchrl, log, model_in, own_weights
-from .receiver import Destination, ReceiverSide
-from .roles import Roles
-from .sender import NothingToSendError, SenderSide, Sending, Sources, is_per_worker
-from .strategy import WeightStrategy, check_weights, has_names
-from .vintage import (
-    Prepare,
-    ReceiverTransport,
-    TransportBackend,
-    WeightReceiver,
-    WeightSender,
-    WorkerTransport,
-)
+from .carrier import TIMEOUT, Carrier, Prepared, Receiver, Weights, WorkerIds
+from .model import POLICY, Subject, is_torchrl, log, model_in, own_weights
+from .receiver import Destination, ReceiverSide, ReceiverTransport
+from .sender import NothingToSendError, Sending, Sources, WorkerTransport, is_per_worker
+from .strategy import Format, WeightStrategy, check_weights, has_names, strategy_named
+
+if TYPE_CHECKING:
+    from .vintage import TransportBackend
+
+# Of one process, so that it is not pickled.
+OWN = {"_side", "_subject", "_pid", "_open", "_close", "_made_sender", "_made_receiver"}
 
 
-class WeightSyncScheme(Roles):
-    """One model on a sender and its workers.
+class Scheme:
+    """A scheme, by the newer vintage of the API. Its arguments are those of `WeightSyncScheme`."""
 
-    Construct a subclass; `from_backend` finds the one for a transport. Arguments are those of
-    `Roles`.
-    """
-
+    sync = True  # whether `send` waits until the workers have applied the weights
     _waits_for_first = True
 
-    @classmethod
-    def from_backend(cls, backend: str, **kwargs: Any) -> "WeightSyncScheme":
-        """Return a scheme, with these `kwargs`, of a `backend`: none, shared, process, rpc, zmq ...
+    def __init__(
+        self,
+        strategy: Format = "tensordict",
+        *,
+        timeout: float = TIMEOUT,
+        strict: bool = True,
+        cast: bool = True,
+        background: bool = True,
+    ) -> None:
+        timeout = checks.seconds(timeout, "timeout", positive=True)
+        self.strategy_str: Format = strategy
+        self._strategy = strategy_named(strategy)
+        self.timeout, self.strict, self.cast, self.background = timeout, strict, cast, background
+        self._pickled_in: int | None = None
+        self._start_anew()
 
-        Raises:
-            ValueError: There is no such backend; the text lists all.
-        """
-        return cast("type[WeightSyncScheme]", carrier.scheme_class(backend))(**kwargs)
+    def __repr__(self) -> str:
+        side, now = self._side, "not initialised"
+        if side is not None:
+            now = "sender" if isinstance(side, Sending) else "receiver"
+            now += ", connected" if side.connected else ""
+        return f"<{type(self).__name__} of {self.model_id!r}: {now}>"
 
     def _make_carrier(self, **kwargs: Any) -> Carrier:
         """Return what carries weights to the workers. Called by `init_on_sender`."""
@@ -70,14 +85,11 @@ class WeightSyncScheme(Roles):
         """Return what takes weights in. Called by `init_on_receiver`."""
         raise NotImplementedError
 
-    def _carrier_to(self, pipe_or_context: Any) -> Carrier:
+    def carrier_to(self, pipe_or_context: Any) -> Carrier:
         """Return a carrier to one worker, 0: the one that `pipe_or_context` leads to."""
         raise NotImplementedError
 
     # The sender.
-
-    def _check_sources(self, model_id: str | None, context: Any, kwargs: Mapping[str, Any]) -> None:
-        """Check what `init_on_sender` is given; a scheme may be more particular."""
 
     def init_on_sender(
         self, model_id: str | None = None, context: Any = None, **kwargs: Any
@@ -94,7 +106,6 @@ class WeightSyncScheme(Roles):
         Raises:
             TypeError: The argument for weights has none.
         """
-        self._check_sources(model_id, context, kwargs)
         sources = Sources.taken(kwargs, context)
         given = sources.weights
         for weights in given.values() if is_per_worker(given) else [given]:
@@ -107,7 +118,7 @@ class WeightSyncScheme(Roles):
         except BaseException:
             self.shutdown()
             raise
-        self._take(SenderSide(Sending(made)))
+        self._take(Sending(made))
 
     def send(
         self, weights: Any = None, worker_ids: WorkerIds = None, *, timeout: float | None = None
@@ -130,14 +141,23 @@ class WeightSyncScheme(Roles):
             TypeError: The argument has no weights; nothing was sent.
             StateError: The weights cannot travel; nothing was sent.
         """
-        with self._nothing_is_fine(weights):
-            self.send_over(self._connected(), weights, worker_ids, timeout)
+        sending = self._connected()
+        try:
+            if self.sync:
+                sending.send(self, weights, worker_ids, timeout)
+            else:
+                sending.send_async(self, weights, worker_ids, timeout, after=True)
+        except NothingToSendError as error:
+            # TorchRL's own schemes send nothing for a collector that has no policy here.
+            if weights is not None or not is_torchrl(self.context):
+                raise
+            log.warning("nothing was sent: %s", error)
 
     def send_async(
         self, weights: Any = None, worker_ids: WorkerIds = None, *, timeout: float | None = None
     ) -> None:
         """Start a `send`, and return once the weights may be changed. Arguments are the same."""
-        self.start_over(self._connected(), weights, worker_ids, timeout)
+        self._connected().send_async(self, weights, worker_ids, timeout)
 
     def wait_async(self, timeout: float | None = None) -> None:
         """Wait until what `send_async` sent is applied; errors are those of `send`.
@@ -148,58 +168,53 @@ class WeightSyncScheme(Roles):
         """
         self._connected().wait(timeout)
 
-    @contextmanager
-    def _nothing_is_fine(self, weights: Any) -> Generator[None]:
-        """Send nothing for a collector that has no policy here, as TorchRL's own schemes do."""
-        try:
-            yield
-        except NothingToSendError as error:
-            if weights is not None or not is_torchrl(self.context):
-                raise
-            log.warning("nothing was sent: %s", error)
-
-    def send_over(
-        self, sending: Sending, weights: Any, worker_ids: WorkerIds, timeout: float | None
-    ) -> None:
-        """Prepare weights, send them, and wait. Arguments are those of `send`."""
-        limit = self.timeout if timeout is None else timeout
-        model = self.model_id or POLICY
-        sending.send(model, lambda: self._prepared(weights), worker_ids, limit)
-
-    def start_over(
-        self, sending: Sending, weights: Any, worker_ids: WorkerIds, timeout: float | None
-    ) -> None:
-        """Prepare weights and start to send them. Arguments are those of `send`."""
-        limit = self.timeout if timeout is None else timeout
-        with sending.turn(self.model_id or POLICY, limit) as left:
-            sending.check_idle("send_async")
-            sending.start(self._prepared(weights), worker_ids, left)
-
-    def own_sending(self) -> Sending:
-        """Return what this scheme sends; connect it first if necessary."""
-        if (side := self._as_sender) is not None:
-            side.connected = True  # senders of the older vintage send nothing by themselves
-        return self._connected()
-
     def _connected(self) -> Sending:
         side = self._as_sender
         if side is None:
             raise RuntimeError("Must be initialized on sender before sending weights")
         if not side.connected:
             raise RuntimeError("Must be synchronized on sender before sending weights")
-        return side.sending
+        return side
 
-    def _prepared(self, weights: Any) -> Prepared:
-        """Prepare whatever a user gave for all workers, or for each."""
+    @property
+    def receipt(self) -> Receipt | None:
+        """What every worker did with the last send; None before the first."""
+        side = self._as_sender
+        return None if side is None else side.receipt
+
+    def versions(self) -> Mapping[int, int]:
+        """Return the version that each worker is known to run, as it was acknowledged."""
+        side = self._as_sender
+        return {} if side is None else dict(side.carrier.versions())
+
+    @property
+    def sender_transports(self) -> "Mapping[int, TransportBackend]":
+        """The transport of each worker, on the sender; empty before it is initialised."""
+        if (side := self._as_sender) is None:
+            return {}
+        carrier = side.carrier
+        return {worker: WorkerTransport(self, carrier, worker) for worker in carrier.workers()}
+
+    # What a send carries.
+
+    def prepared(self, weights: Any, model_id: str | None = None) -> Prepared:
+        """Prepare whatever a user gave, for all workers or for each. Every send calls this.
+
+        Args:
+            weights: As of `send`.
+            model_id: What they are of; None: the scheme's own model.
+
+        Raises:
+            NothingToSendError: Nobody said what to send.
+        """
         given = self._subject.weights if weights is None else weights
         if is_per_worker(given):
-            return {worker: self._weights_of(own) for worker, own in given.items()}
-        return self._weights_of(weights)
+            return {worker: self._weights_of(own, model_id) for worker, own in given.items()}
+        return self._weights_of(weights, model_id)
 
-    def _weights_of(self, weights: Any, model_id: str | None = None) -> Weights:
-        """Prepare whatever a user gave; LookupError: there is nothing to send."""
+    def _weights_of(self, weights: Any, model_id: str | None) -> Weights:
         name, context = model_id or self.model_id or POLICY, self.context
-        if type(self).prepare_weights is WeightSyncScheme.prepare_weights:
+        if type(self).prepare_weights is Scheme.prepare_weights:
             source = self._source(weights, name, context)
         else:  # a user's own
             source = self.prepare_weights(weights, name, self._strategy, context)
@@ -231,7 +246,7 @@ class WeightSyncScheme(Roles):
     def _source(self, weights: Any, model_id: str, context: Any) -> Any:
         """Return what weights are taken out of, which a send does once."""
         if weights is None:
-            return self._own_weights(model_id, context)
+            return own_weights(self._subject, model_id, context)
         if not isinstance(weights, str):
             # A collector's own random policy has none, and is no mistake.
             if weights is not getattr(context, model_id, self._subject.given):
@@ -240,10 +255,6 @@ class WeightSyncScheme(Roles):
         if context is None:
             raise ValueError(f"Cannot resolve string reference '{weights}' without context")
         return model_in(context, weights)
-
-    def _own_weights(self, model_id: str, context: Any) -> Any:
-        """Return the model that this scheme is about, or the weights that stand for it."""
-        return own_weights(self._subject, model_id, context)
 
     # The receiver.
 
@@ -260,13 +271,13 @@ class WeightSyncScheme(Roles):
         if context is None and self._here() is None:
             context = self.context  # servers set it first
         self._begin(model_id, context, kwargs.pop("model", None))
-        self._subject.worker_idx = kwargs.get("worker_idx")
+        self._subject.worker_idx = kwargs.setdefault("worker_idx", None)
         if kwargs.get("background") is None:
             kwargs["background"] = self.background
-        kwargs.setdefault("worker_idx", None)
         destination = Destination(self._subject, self._strategy, strict=self.strict, cast=self.cast)
         try:
-            if context is not None and self._is_child_of_sender:
+            parent = multiprocessing.parent_process()
+            if context is not None and parent is not None and parent.pid == self._pickled_in:
                 destination.part_from_sender()
             receiver = self._make_receiver(destination, context=context, **kwargs)
         except BaseException:
@@ -317,6 +328,24 @@ class WeightSyncScheme(Roles):
             raise RuntimeError("apply_weights() called before init_on_receiver has been called.")
         side.apply(weights, inplace, strict=self.strict, timeout=self.timeout)
 
+    def reading(self, timeout: float | None = None) -> AbstractContextManager[object]:
+        """Return a context in which the receiver's weights do not change, for a forward pass.
+
+        Raises:
+            TimeoutError: An apply took longer than `timeout` seconds.
+            RuntimeError: This is no connected receiver.
+        """
+        side = self._as_receiver
+        if side is None or not side.connected:
+            raise RuntimeError("reading() needs a receiver: init_on_receiver() and connect() first")
+        timeout = self.timeout if timeout is None else checks.seconds(timeout, "timeout")
+        return side.receiver.reading(timeout)
+
+    @property
+    def receiver_transport(self) -> "TransportBackend | None":
+        """The transport that weights come by, on a receiver; None elsewhere."""
+        return ReceiverTransport(self) if self.initialized_on_receiver else None
+
     # Both.
 
     def connect(
@@ -339,12 +368,16 @@ class WeightSyncScheme(Roles):
             raise RuntimeError("Neither init_on_sender nor init_on_receiver have been called.")
         if side.connected:
             raise RuntimeError("Cannot synchronize weights on sender twice.")
-        if isinstance(side, SenderSide):
+        if isinstance(side, Sending):
             if worker_idx is not None:
                 raise RuntimeError(
                     "Cannot specify worker_idx on sender side during synchronization."
                 )
-            side.connect(self._first_weights(weights), limit)
+            try:
+                first = self.prepared(weights)
+            except NothingToSendError:
+                first = None  # the first send brings them
+            side.connect(first, limit)
             return
         if weights is not None:
             raise RuntimeError("Cannot specify weights on receiver side during synchronization.")
@@ -352,123 +385,186 @@ class WeightSyncScheme(Roles):
             self._subject.worker_idx = worker_idx
         side.connect(limit, fill=self._waits_for_first)
 
-    def _first_weights(self, weights: Any) -> Prepared | None:
-        try:
-            return self._prepared(weights)
-        except NothingToSendError:
-            return None  # the first send brings them
-
-    # The older vintage: senders and receivers as objects of their own, and transports. By these
-    # names its programs look at what is made and what is not.
+    def shutdown(self) -> None:
+        """End the session and release everything. Calling it twice is fine."""
+        self._here()
+        self._close()
+        self._subject.weights = self._subject.worker_idx = None
+        self._renew()
 
     @property
-    def _sender(self) -> WeightSender | None:
-        return self.get_sender() if self.initialized_on_sender else None
+    def shared_transport(self) -> "TransportBackend | None":
+        """None: each worker has a transport of its own, in `sender_transports`."""
+        return None
+
+    @shared_transport.setter
+    def shared_transport(self, shared_transport: "TransportBackend | None") -> None:
+        if shared_transport is not None:
+            side = "Receiver transport" if self.initialized_on_receiver else "Sender transports"
+            raise RuntimeError(f"{side} and shared transport cannot be used together")
+
+    # Which side, and how far.
 
     @property
-    def _receiver(self) -> WeightReceiver | None:
-        return self.get_receiver() if self.initialized_on_receiver else None
+    def _as_sender(self) -> Sending | None:
+        side = self._here()
+        return side if isinstance(side, Sending) else None
 
     @property
-    def _initialized_on_sender(self) -> bool:
-        return self.initialized_on_sender
+    def _as_receiver(self) -> ReceiverSide | None:
+        side = self._here()
+        return side if isinstance(side, ReceiverSide) else None
 
     @property
-    def _initialized_on_worker(self) -> bool:
-        return self.initialized_on_receiver
+    def initialized_on_sender(self) -> bool:
+        """Whether `init_on_sender()` was called."""
+        return self._as_sender is not None
 
-    def init_on_worker(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
-        """Become a receiver and connect; versions are applied where `receive()` is called.
+    @property
+    def initialized_on_receiver(self) -> bool:
+        """Whether `init_on_receiver()` was called."""
+        return self._as_receiver is not None
 
-        Arguments are those of `init_on_receiver`; `pipe` is the worker's end of the sender's pipe.
-        """
-        if kwargs.get("pipe") is None:
-            kwargs["pipe"] = getattr(context, "pipe", None)
-        kwargs.setdefault("background", False)
-        self.init_on_receiver(model_id=model_id, context=context, **kwargs)
-        try:
-            if (side := self._as_receiver) is not None:
-                side.connect(self.timeout, fill=False)
-        except BaseException:
-            self.shutdown()
-            raise
-
-    def get_sender(self) -> WeightSender:
-        """Return the sender; the same one each time.
-
-        Raises:
-            RuntimeError: `init_on_sender` was not called.
-        """
-        if not self.initialized_on_sender:
-            raise RuntimeError(
-                f"Must call init_on_sender() before get_sender() on {type(self).__name__}"
-            )
-        if self._made_sender is None:
-            self._made_sender = self.create_sender()
-        return self._made_sender
-
-    def get_receiver(self) -> WeightReceiver:
-        """Return the receiver; the same one each time.
-
-        Raises:
-            RuntimeError: `init_on_worker` was not called.
-        """
-        if not self.initialized_on_receiver:
-            raise RuntimeError(
-                f"Must call init_on_worker() before get_receiver() on {type(self).__name__}"
-            )
-        if self._made_receiver is None:
-            self._made_receiver = self.create_receiver()
-        return self._made_receiver
-
-    def create_sender(self) -> WeightSender:
-        """Return a new sender of this scheme."""
-        return WeightSender(self)
-
-    def create_receiver(self) -> WeightReceiver:
-        """Return a new receiver of this scheme."""
-        return WeightReceiver(self)
-
-    def create_transport(self, pipe_or_context: Any = None, **kwargs: Any) -> TransportBackend:
-        """Return the transport of one worker: the one at the end of `pipe_or_context`.
-
-        This is a pipe; over RPC `(collector_info, collector_rref, collector_class)`, a tuple or
-        `kwargs`; over Ray an actor, also as `remote_actor`. Without it, `worker_idx` names a worker
-        of the initialised sender; on a receiver, it returns the receiver's own transport.
-        """
-        if self.initialized_on_receiver:
-            return ReceiverTransport(self, named=pipe_or_context is not None)
-        peer = self._peer_in(pipe_or_context, kwargs)
-        if peer is None and self.initialized_on_sender:
-            return self._transport_to(kwargs.get("worker_idx", 0))
-        return self._transport_of(peer)
-
-    def _peer_in(self, pipe_or_context: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Return what leads to a worker, of what `create_transport` is given."""
-        del kwargs
-        return pipe_or_context
-
-    def _transport_of(self, peer: Any) -> TransportBackend:
-        return WorkerTransport(*self.way_to(peer))
-
-    def way_to(self, peer: Any) -> tuple[Carrier, int, Prepare, float]:
-        """Return the parts of a transport to one worker, `peer`."""
-        return self._carrier_to(peer), 0, self._weights_of, self.timeout
-
-    def _transport_to(self, worker: int) -> WorkerTransport:
+    @property
+    def synchronized_on_sender(self) -> bool:
+        """Whether `connect()` was called on the sender."""
         side = self._as_sender
-        if side is None or worker not in side.sending.carrier.workers():
-            raise ValueError(f"Worker {worker} not registered")
-        return WorkerTransport(side.sending.carrier, worker, self._weights_of, self.timeout)
+        return side is not None and side.connected
+
+    @synchronized_on_sender.setter
+    def synchronized_on_sender(self, value: bool) -> None:
+        if (side := self._as_sender) is not None:
+            side.connected = value
 
     @property
-    def sender_transports(self) -> Mapping[int, TransportBackend]:
-        """The transport of each worker, on the sender; empty before it is initialised."""
-        side = self._as_sender
-        ids = () if side is None else side.sending.carrier.workers()
-        return {worker: self._transport_to(worker) for worker in ids}
+    def synchronized_on_receiver(self) -> bool:
+        """Whether `connect()` was called on the receiver."""
+        side = self._as_receiver
+        return side is not None and side.connected
+
+    @synchronized_on_receiver.setter
+    def synchronized_on_receiver(self, value: bool) -> None:
+        if (side := self._as_receiver) is not None:
+            side.connected = value
+
+    # What it is about.
 
     @property
-    def receiver_transport(self) -> TransportBackend | None:
-        """The transport that weights come by, on a receiver; None elsewhere."""
-        return ReceiverTransport(self) if self.initialized_on_receiver else None
+    def strategy(self) -> WeightStrategy:
+        """How weights are taken out of models and put into them."""
+        return self._strategy
+
+    @strategy.setter
+    def strategy(self, value: WeightStrategy | Format) -> None:
+        self._strategy = value if isinstance(value, WeightStrategy) else strategy_named(value)
+        self.strategy_str = self._strategy.extract_as
+        if (side := self._as_receiver) is not None:
+            side.destination.strategy = self._strategy
+
+    @property
+    def context(self) -> Any | None:
+        """The context object (a collector, for example); None if there is none any more."""
+        return self._subject.context
+
+    @context.setter
+    def context(self, context: Any | None) -> None:
+        self._subject.context = context
+        self._look_again()
+
+    @property
+    def model_id(self) -> str | None:
+        """The id of the model; None before it is known."""
+        return self._subject.model_id
+
+    @model_id.setter
+    def model_id(self, model_id: str) -> None:
+        self._subject.model_id = model_id
+
+    @property
+    def model(self) -> Any | None:
+        """The model; None if neither it nor a context was given."""
+        return self._subject.model()
+
+    @model.setter
+    def model(self, model: Any | None) -> None:
+        self._subject.given = model
+        self._look_again()
+
+    def _look_again(self) -> None:
+        if (side := self._as_receiver) is not None:
+            side.destination.look_again()
+
+    @property
+    def weights(self) -> Any | None:
+        """The present weights: those that were given, else the model's; None without a model."""
+        if self._subject.weights is not None:
+            return self._subject.weights
+        model = self.model
+        return None if model is None else self._strategy.extract_weights(model)
+
+    @weights.setter
+    def weights(self, value: Any) -> None:
+        self._subject.weights = value
+
+    @property
+    def worker_idx(self) -> int | None:
+        """Which worker this is; None on the sender, and before it is known."""
+        return self._subject.worker_idx
+
+    @worker_idx.setter
+    def worker_idx(self, worker_idx: int | None) -> None:
+        if self.initialized_on_sender and worker_idx is not None:
+            raise RuntimeError("Worker index cannot be set after initialization on sender")
+        self._subject.worker_idx = worker_idx
+
+    # One process's part, and how it ends.
+
+    def _start_anew(self, model_id: str | None = None) -> None:
+        self._pid = os.getpid()
+        self._subject = Subject(model_id)
+        self._renew()
+        _accept(type(self))
+
+    def _renew(self) -> None:
+        """Be on no side. What will be, is closed with the scheme or at the interpreter's exit."""
+        self._side: Sending | ReceiverSide | None = None
+        self._open = ExitStack()
+        self._close = weakref.finalize(self, self._open.close)
+
+    def _take(self, side: Sending | ReceiverSide) -> None:
+        self._side = side
+        self._open.callback(side.close)
+
+    def _here(self) -> Sending | ReceiverSide | None:
+        """Return the side in this process: a forked copy of a scheme starts anew."""
+        if self._pid != os.getpid():
+            self._close.detach()
+            self._start_anew(self.model_id)
+        return self._side
+
+    def _begin(self, model_id: str | None, context: Any, model: Any) -> None:
+        _accept(type(self))
+        self.shutdown()
+        self._subject.model_id = model_id or self.model_id or POLICY
+        self._subject.context, self._subject.given = context, model
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {k: v for k, v in vars(self).items() if k not in OWN}
+        return kept | {"model_id": self.model_id, "_pickled_in": os.getpid()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        model_id = state.pop("model_id")
+        vars(self).update(state)
+        self._start_anew(model_id)
+
+
+def _accept(scheme: type) -> None:
+    """Have TorchRL, if it is imported, take a class of schemes for its own.
+
+    Its collectors ask `isinstance(scheme, torchrl.weight_update.WeightSyncScheme)`. Ours do not
+    derive from that class, since they must work without TorchRL; they are registered with it.
+    """
+    module: Any = sys.modules.get("torchrl.weight_update.weight_sync_schemes")
+    base = getattr(module, "WeightSyncScheme", None)  # None while it is still being imported
+    if base is not None and not issubclass(scheme, base):
+        base.register(scheme)

@@ -3,27 +3,33 @@
 idle ── start() ──> on its way ── finish() ──> idle
 
 Threads that send at the same time take turns: each waits for its own within its deadline.
+
+A scheme sends to all of its workers. So does a `WeightSender`, of the older vintage, unless it was
+given workers by transports; a `WorkerTransport` sends to one worker.
 """
 
 import math
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence, Sized
+from collections.abc import Generator, Mapping, Sequence, Sized
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any, Literal, TypeGuard, cast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, cast
 
 from ...bus.errors import PublishError
 from ...bus.receipt import Receipt, WorkerReceipt
 from ...codecs.errors import WeightBusError
 from .. import checks
-from .carrier import Carrier, Prepared, Weights, merged
+from .carrier import Carrier, Prepared, Weights, WorkerIds, merged
+from .model import POLICY
+
+if TYPE_CHECKING:
+    from .scheme import Scheme
+    from .vintage import WeightSyncScheme
 
 # What a carrier's thread may answer beyond its deadline: a part of the time, and seconds.
 LATE_PART, LATE_SECONDS = 0.1, 0.25
-
-SendCall = Literal["send", "send_async"]
 
 
 class NothingToSendError(WeightBusError, LookupError):
@@ -31,10 +37,13 @@ class NothingToSendError(WeightBusError, LookupError):
 
 
 class Sending:
-    """What is on its way over a carrier, and what became of the last send."""
+    """What is on its way over a carrier, and what became of the last send.
+
+    One of them is the side of a scheme that is a sender, from `init_on_sender` to its shutdown.
+    """
 
     def __init__(self, carrier: Carrier) -> None:
-        self.carrier = carrier
+        self.carrier, self.connected = carrier, False
         self.receipt: Receipt | None = None
         self._future: Future[Receipt] | None = None
         self._deadline = self._timeout = 0.0
@@ -42,23 +51,40 @@ class Sending:
         self._turn = threading.RLock()
         self._awaited = False  # what is on its way is waited for by who has started it
 
+    def connect(self, first: Prepared | None, timeout: float) -> None:
+        """Have the first weights reach every worker that has joined or joins later."""
+        self.connected = True
+        try:
+            self.carrier.greet(first, timeout=timeout)
+        except PublishError:
+            raise  # some worker was not reached; the others can be sent to
+        except BaseException:
+            self.connected = False
+            raise
+
+    def close(self) -> None:
+        """Let go of everything."""
+        with suppress(Exception):
+            self.carrier.close()
+
     @property
     def pending(self) -> bool:
         """Whether a send is on its way that nobody waits for."""
         return self._future is not None and not self._awaited
 
     @contextmanager
-    def turn(self, model: str, timeout: float) -> Generator[float]:
+    def turn(self, scheme: "Scheme", timeout: float | None) -> Generator[float]:
         """Keep other threads from sending; yield the seconds that are left of `timeout`.
 
         Raises:
             PublishError: Other threads were sending for as long as that; nothing was sent.
         """
+        timeout = scheme.timeout if timeout is None else timeout
         timeout = checks.seconds(timeout, "timeout", positive=True)
         deadline = time.monotonic() + timeout
         if not self._turn.acquire(timeout=timeout):
             told = f"not sent to: another thread was sending for all of {timeout:.3g} s"
-            check(_unanswered(model, self.carrier.workers(), timeout, told))
+            check(_unanswered(scheme.model_id or POLICY, self.carrier.workers(), timeout, told))
             raise TimeoutError(told)  # there are no workers
         try:
             yield max(0.001, deadline - time.monotonic())
@@ -67,31 +93,48 @@ class Sending:
 
     def send(
         self,
-        model: str,
-        prepare: Callable[[], Prepared],
-        worker_ids: int | Sequence[int] | None,
-        timeout: float,
-    ) -> Receipt:
+        scheme: "Scheme",
+        weights: Any,
+        worker_ids: WorkerIds,
+        timeout: float | None = None,
+        model_id: str | None = None,
+    ) -> None:
         """Send in turn with other threads, and wait until the send is over.
 
         Args:
-            model: What the weights are of.
-            prepare: Returns what is sent, as it is when the turn has come.
-            worker_ids, timeout: As of `start`.
+            scheme: Its strategy prepares the weights, once the turn has come.
+            weights, worker_ids, timeout: As of its own `send`.
+            model_id: What the weights are of; None: the scheme's model.
 
         Raises:
             RuntimeError: A `send_async` was not waited for.
             Exception: As `start` and `finish`.
         """
-        with self.turn(model, timeout) as left:
-            self.check_idle("send")
-            prepared = prepare()
+        with self.turn(scheme, timeout) as left:
+            self._check_idle("send")
+            prepared = scheme.prepared(weights, model_id)
             self._awaited = True
             try:
                 self.start(prepared, worker_ids, left)
-                return self.finish()
+                self.finish()
             finally:
                 self._awaited = False
+
+    def send_async(
+        self,
+        scheme: "Scheme",
+        weights: Any,
+        worker_ids: WorkerIds,
+        timeout: float | None = None,
+        *,
+        after: bool = False,
+    ) -> None:
+        """Start to send, in turn; with `after`, what is on its way is waited for first."""
+        with self.turn(scheme, timeout) as left:
+            if after and self.pending:
+                self.finish()
+            self._check_idle("send_async")
+            self.start(scheme.prepared(weights), worker_ids, left)
 
     def wait(self, timeout: float | None = None) -> Receipt:
         """Wait for what `send_async` has started; RuntimeError if nothing is on its way."""
@@ -99,7 +142,7 @@ class Sending:
             raise RuntimeError("No async send is pending. Call send_async() first.")
         return self.finish(timeout)
 
-    def check_idle(self, call: SendCall) -> None:
+    def _check_idle(self, call: Literal["send", "send_async"]) -> None:
         """Raise RuntimeError if a send is on its way that nobody has waited for."""
         if self.pending:
             again = {"send": "while an async send", "send_async": "again while a previous send"}
@@ -107,9 +150,7 @@ class Sending:
                 f"Cannot call {call}() {again[call]} is pending. Call wait_async() first."
             )
 
-    def start(
-        self, weights: Prepared, worker_ids: int | Sequence[int] | None, timeout: float
-    ) -> None:
+    def start(self, weights: Prepared, worker_ids: WorkerIds, timeout: float) -> None:
         """Send; return as soon as the trainer may change its weights.
 
         Raises:
@@ -161,6 +202,8 @@ class Sending:
             self._future = None
 
     def _check_known(self, workers: Sequence[int] | None) -> None:
+        if self.carrier.anybody:
+            return
         known = self.carrier.workers()
         if workers is None and not known:
             raise RuntimeError(
@@ -244,28 +287,160 @@ def _unanswered(
     return Receipt(model, 0, 0, 0, timeout, "", rows)
 
 
-@dataclass(eq=False)
-class SenderSide:
-    """A scheme between `init_on_sender` and its shutdown."""
+# By the older vintage, and to single workers.
 
-    sending: Sending
-    connected: bool = False
 
-    def connect(self, first: Prepared | None, timeout: float) -> None:
-        """Have the first weights reach every worker that has joined or joins later."""
-        self.connected = True
-        try:
-            self.sending.carrier.greet(first, timeout=timeout)
-        except PublishError:
-            raise  # some worker was not reached; the others can be sent to
-        except BaseException:
-            self.connected = False
-            raise
+class WeightSender:
+    """Sends weights of one model to workers. `scheme.get_sender()` or `create_sender()` makes one.
 
-    def close(self) -> None:
-        """Let go of everything."""
-        with suppress(Exception):
-            self.sending.carrier.close()
+    It sends to the workers of its `scheme`. If the scheme is not initialised, it sends to the
+    workers whose transports were registered with it.
+    """
+
+    def __init__(self, scheme: "WeightSyncScheme") -> None:
+        self._scheme = scheme
+        self._transports: dict[int, WorkerTransport] = {}
+        self._registered = Sending(_Registered(self._transports))
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """What every worker did with the last send; None before the first."""
+        return self._sending().receipt
+
+    def register_worker(self, worker_idx: int, pipe_or_context: Any) -> None:
+        """Add worker `worker_idx`, by the `pipe_or_context` that `create_transport` takes."""
+        transport = self._scheme.create_transport(pipe_or_context)
+        self._transports[worker_idx] = cast("WorkerTransport", transport)
+
+    def send(
+        self, weights: Any = None, worker_ids: WorkerIds = None, *, timeout: float | None = None
+    ) -> None:
+        """Send weights and wait until the workers have applied them.
+
+        Arguments are those of `WeightSyncScheme.send`.
+
+        Raises:
+            RuntimeError: A `send_async` was not waited for.
+        """
+        self._sending().send(self._scheme, weights, worker_ids, timeout)
+
+    def send_async(
+        self, weights: Any = None, worker_ids: WorkerIds = None, *, timeout: float | None = None
+    ) -> None:
+        """Send weights and return as soon as you may change them. `wait_async` must follow.
+
+        Arguments are those of `WeightSyncScheme.send`.
+
+        Raises:
+            RuntimeError: A `send_async` was not waited for.
+        """
+        self._sending().send_async(self._scheme, weights, worker_ids, timeout)
+
+    def wait_async(self, timeout: float | None = None) -> None:
+        """Wait until the workers have applied what `send_async` sent.
+
+        Raises:
+            RuntimeError: Nothing is on its way.
+            PublishError: Some workers do not have the weights; it names them.
+            TimeoutError: It is still on its way after `timeout` seconds; wait again.
+        """
+        self._sending().wait(timeout)
+
+    def update_weights(self, weights: Any = None) -> None:
+        """Send weights to all workers (the oldest name of `send`)."""
+        self.send(weights)
+
+    def _sending(self) -> Sending:
+        return self._registered if self._transports else self._scheme.own_sending()
+
+
+class WorkerTransport:
+    """The way to one worker of a carrier, for whatever weights a scheme can prepare."""
+
+    def __init__(self, scheme: "Scheme", carrier: Carrier, worker: int = 0) -> None:
+        self.worker = worker
+        self._scheme, self._sending = scheme, Sending(carrier)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} to worker {self.worker}>"
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """What became of the last send."""
+        return self._sending.receipt
+
+    def send_weights(self, *weights: Any) -> None:
+        """Send `(weights)` or `(model_id, weights)`; PublishError says why they are not applied."""
+        *model_id, given = weights
+        self._sending.send(self._scheme, given, self.worker, None, *model_id)
+
+    def send_weights_async(self, *weights: Any) -> None:
+        """Send, and return as soon as the trainer may change its weights."""
+        *model_id, given = weights
+        prepared = self._scheme.prepared(given, *model_id)
+        self._sending.start(prepared, self.worker, self._scheme.timeout)
+
+    def wait_ack(self, timeout: float | None = None) -> None:
+        """Wait until what was sent last is applied.
+
+        Raises:
+            RuntimeError: Nothing was sent.
+            PublishError: It was not applied; it says why.
+        """
+        if not self._sending.pending:
+            raise RuntimeError("No pending future. Did you call send_weights_async?")
+        self._sending.finish(timeout)
+
+    def post(self, weights: Weights, timeout: float) -> "Future[Receipt]":
+        """Send what is prepared; for a sender that this is registered with."""
+        return self._sending.carrier.send(weights, [self.worker], timeout=timeout)
+
+    def receive_weights(self, timeout: float | None = None, **_: Any) -> Any | None:
+        """Nothing arrives at a sender: None."""
+        del timeout
+        return None
+
+    def check_connection(self) -> bool:
+        """Tell whether the worker exists."""
+        return self.worker in self._sending.carrier.workers()
+
+    def setup_connection_and_weights_on_sender(self) -> None:
+        """Nothing is left to do: `connect()` of the scheme has done it."""
+
+
+class _Registered(Carrier):
+    """Transports that were made one by one (`scheme.create_transport`), as one carrier."""
+
+    def __init__(self, transports: Mapping[int, WorkerTransport]) -> None:
+        self._transports = transports
+
+    def workers(self) -> Sequence[int]:
+        return sorted(self._transports)
+
+    def send(
+        self, weights: Weights, workers: Sequence[int] | None, *, timeout: float
+    ) -> "Future[Receipt]":
+        chosen = self.workers() if workers is None else workers
+        futures = [self._transports[worker].post(weights, timeout) for worker in chosen]
+        whole: Future[Receipt] = Future()
+        left = iter(reversed(range(len(futures))))
+
+        def one_is_done(_done: "Future[Receipt]") -> None:
+            if next(left) == 0:
+                try:
+                    own = zip(futures, chosen, strict=True)
+                    whole.set_result(merged([self._renamed(f.result(), w) for f, w in own]))
+                except Exception as error:
+                    whole.set_exception(error)
+
+        for future in futures:
+            future.add_done_callback(one_is_done)
+        return whole
+
+    def _renamed(self, receipt: Receipt, worker: int) -> Receipt:
+        """Return a transport's receipt, with its worker under the id that it has here."""
+        row = receipt.workers[str(self._transports[worker].worker)]
+        return replace(receipt, workers={str(worker): replace(row, name=str(worker))})
 
 
 # What a sender is given at its initialisation.
@@ -304,36 +479,3 @@ def is_per_worker(weights: Any) -> TypeGuard[Mapping[int, Any]]:
     # By `keys()`, since a TensorDict is a mapping that iterates over its batch.
     keys = [*cast("Mapping[object, Any]", weights).keys()]
     return bool(keys) and all(type(key) is int for key in keys)
-
-
-def check_sources(
-    model_id: str | None, context: Any, kwargs: Mapping[str, Any], count: int | None
-) -> None:
-    """Check what may be given together, as callers of TorchRL's schemes of one host know it."""
-    given = {name for name, value in kwargs.items() if value is not None}
-    given |= {"model_id"} if model_id is not None else set()
-    if "params_map" in given:
-        if not isinstance(kwargs["params_map"], dict):
-            raise ValueError("params_map must be a dict[int, TensorDictBase]")
-        if given & {"weights", "model"}:
-            raise ValueError(
-                "model_id, weights, and model cannot be provided if params_map is provided"
-            )
-        other, excluded = "params_map", ["devices", "device_map_fn", "num_workers"]
-        if context is not None:
-            raise ValueError("context cannot be provided if params_map is provided")
-    elif context is not None:
-        if model_id is None:
-            raise ValueError("model_id must be provided if context is provided")
-        other = "context"
-        excluded = ["devices", "model", "weights", "device_map_fn", "num_workers"]
-    else:
-        if not given & {"model", "weights", "devices", "num_workers", "pipes"} and count is None:
-            raise ValueError(
-                "Either params_map, model_id + context or model/weights + devices must be provided."
-                " (In the older vintage: pipes must be provided via context or kwargs)"
-            )
-        return
-    for name in excluded:
-        if name in given:
-            raise ValueError(f"{name} cannot be provided if {other} is provided")

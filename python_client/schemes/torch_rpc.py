@@ -7,7 +7,6 @@ pieces of a few MiB are reused instead.
 """
 
 import threading
-from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, cast
@@ -20,13 +19,13 @@ from ...codecs.layout import Layout
 from ...codecs.numpy_tensors import Bytes
 from ...codecs.state import State, Writer
 from .call_receiver import Call, Incoming, deliver
-from .call_sender import Channel
+from .call_sender import CallSender, Channel
 from .carrier import Carrier, Receiver
 from .model import Answer, Outcome
 from .receiver import Destination
-from .scheme import WeightSyncScheme
+from .sender import WorkerTransport
 from .strategy import Format
-from .vintage import TransportBackend, WorkerTransport
+from .vintage import TransportBackend, WeightSyncScheme
 
 PIECE_BYTES = 2 * 2**20  # of 1, 2, 4 and 8 MiB the fastest, if not by much
 KEPT_MAX = 2  # buffers kept for reuse: one for the next version while one is on its way
@@ -67,19 +66,13 @@ class RPCWeightSyncScheme(WeightSyncScheme):
             )
         rrefs = given("collector_rrefs") or [None] * len(infos)
         peers = _Peers(list(zip(infos, rrefs, strict=True)))
-        return self._channel.carrier(peers, self.strategy_str)
+        return CallSender(self._channel, peers, self.strategy_str)
 
     def _make_receiver(self, destination: Destination, **kwargs: Any) -> Receiver:
         return self._channel.receiver(destination, **kwargs)
 
-    def _carrier_to(self, pipe_or_context: Any) -> Carrier:
-        return self._channel.carrier(_Peers([_peer(pipe_or_context)]), self.strategy_str)
-
-    def _peer_in(self, pipe_or_context: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Return `(info, rref, class)` of a worker, or the worker, as a tuple or keywords."""
-        if pipe_or_context is None and "collector_info" in kwargs:
-            return kwargs["collector_info"], kwargs.get("collector_rref"), None
-        return pipe_or_context
+    def carrier_to(self, pipe_or_context: Any) -> Carrier:
+        return CallSender(self._channel, _Peers([_peer(pipe_or_context)]), self.strategy_str)
 
     def _transport_of(self, peer: Any) -> TransportBackend:
         return RPCTransport(*_peer(peer), scheme=self)
@@ -106,8 +99,8 @@ class RPCTransport(WorkerTransport):
         del collector_class, worker_rank
         if collector_info is None:
             raise ValueError("an RPCTransport needs a worker: its RPC name, id or WorkerInfo")
-        peer = collector_info, collector_rref
-        super().__init__(*(scheme or RPCWeightSyncScheme()).way_to(peer))
+        scheme = scheme or RPCWeightSyncScheme()
+        super().__init__(scheme, scheme.carrier_to((collector_info, collector_rref)))
 
 
 def _peer(given: Any) -> tuple[Any, Any]:

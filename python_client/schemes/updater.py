@@ -21,7 +21,6 @@ import numpy as np
 
 from ...bus.errors import PublishError
 from ...bus.receipt import Receipt
-from ...codecs.layout import Layout
 from ...codecs.state import is_module, is_tensor, state_of
 from .. import checks
 from .call_receiver import MARGIN
@@ -235,7 +234,7 @@ class RayWeightUpdater(WeightUpdaterBase):
         self._store = Store()
         self._calls: dict[str, Future[Answer]] = {}
         self._shared: tuple[Any, Any] | None = None  # what a push gives workers, and where it is
-        self._layout = Layout.plan(())  # of what was stored last
+        self._nbytes = 0  # of what was stored last
 
     def versions(self) -> dict[int, int]:
         """Return, by worker id, the number of the last push that this worker acknowledged."""
@@ -296,7 +295,7 @@ class RayWeightUpdater(WeightUpdaterBase):
             is_tensor(value) or isinstance(value, np.ndarray) for value in weights.values()
         )
         stored = self._store.put(state_of(weights), partial(AsWeights, nested=not flat))
-        self._layout = stored.layout
+        self._nbytes = stored.layout.nbytes
         return stored.ref
 
     def _maybe_map_weights(self, policy_or_weights: Any) -> Any:
@@ -316,13 +315,11 @@ class RayWeightUpdater(WeightUpdaterBase):
 
     def _acknowledge(self, started: float) -> None:
         calls, self._calls, self._shared = self._calls, {}, None
-        layout, self._layout = self._layout, Layout.plan(())
-        number, timeout = (self._epoch, self._version), self.timeout
+        nbytes, self._nbytes = self._nbytes, 0
+        begun = Receipt("policy", self._epoch, self._version, nbytes, 0.0, "", {})
         answers = Answers(
-            "policy", number, layout, calls, started=started, timeout=timeout, explain=self._explain
+            begun, calls, started=started, timeout=self.timeout, explain=self._explain
         )
-        for name, answer in calls.items():
-            answers.await_call(name, answer)
         self.receipt = answers.receipt.result()
         for name in self.receipt.in_state("applied"):
             self._versions[int(name)] = self._version

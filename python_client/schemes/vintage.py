@@ -1,122 +1,158 @@
-"""The older vintage of the API: senders, receivers and transports as objects of their own.
+"""The door from the older vintage of TorchRL's API to the newer, and what only the older has.
 
-All of them are views: a `WeightSender` sends what its scheme sends, a `WeightReceiver` is its
-scheme's receiving side, and a transport is one worker of a carrier. They hold nothing of their own.
+An older program talks to a scheme's parts, a newer one to the scheme. All parts are views:
+
+    init_on_worker()      init_on_receiver() and connect(), applied where `receive()` is called
+    get_sender()          a `WeightSender` (sender.py): sends as the scheme does, connected or not
+    get_receiver()        a `WeightReceiver` (receiver.py): receives what the scheme receives
+    create_transport(x)   a `WorkerTransport` (sender.py): sends to the worker that x leads to
+
+Transports are in both vintages; the older gives their methods, and gets from them, a model id too.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn, Protocol, cast
 
-from ...bus.receipt import Receipt
-from .carrier import Carrier, Prepared, Weights, WorkerIds, merged
-from .sender import Sending
-
-if TYPE_CHECKING:
-    from .scheme import WeightSyncScheme
-
-Prepare = Callable[[Any, str | None], Weights]
+from .carrier import scheme_class
+from .receiver import ReceiverTransport, WeightReceiver
+from .scheme import Scheme
+from .sender import Sending, WeightSender, WorkerTransport
 
 
-class WeightSender:
-    """Sends weights of one model to workers. `scheme.get_sender()` or `create_sender()` makes one.
+class WeightSyncScheme(Scheme):
+    """One model on a sender and its workers.
 
-    It sends to the workers of its `scheme`. If the scheme is not initialised, it sends to the
-    workers whose transports were registered with it.
+    Construct a subclass; `from_backend` finds the one for a transport.
+
+    Args:
+        strategy: The naming of the weights: "tensordict" or "state_dict".
+        timeout: Default seconds that a call waits.
+        strict: Whether both sides must have the same names.
+        cast: Whether values may be converted to the receiving model's dtypes.
+        background: Receivers apply what arrives in the background; else where `receive()` is
+            called.
+
+    Raises:
+        ValueError: There is no such strategy, or the timeout is not above zero.
     """
 
-    def __init__(self, scheme: "WeightSyncScheme") -> None:
-        self._scheme = scheme
-        self._transports: dict[int, WorkerTransport] = {}
-        self._registered = Sending(_TransportsCarrier(self._transports))
+    @classmethod
+    def from_backend(cls, backend: str, **kwargs: Any) -> "WeightSyncScheme":
+        """Return a scheme, with these `kwargs`, of a `backend`: none, shared, process, rpc, zmq ...
+
+        Raises:
+            ValueError: There is no such backend; the text lists all.
+        """
+        return cast("type[WeightSyncScheme]", scheme_class(backend))(**kwargs)
+
+    def init_on_worker(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
+        """Become a receiver and connect; versions are applied where `receive()` is called.
+
+        Arguments are those of `init_on_receiver`; `pipe` is the worker's end of the sender's pipe.
+        """
+        if kwargs.get("pipe") is None:
+            kwargs["pipe"] = getattr(context, "pipe", None)
+        kwargs.setdefault("background", False)
+        self.init_on_receiver(model_id=model_id, context=context, **kwargs)
+        try:
+            if (side := self._as_receiver) is not None:
+                side.connect(self.timeout, fill=False)
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def get_sender(self) -> WeightSender:
+        """Return the sender; the same one each time.
+
+        Raises:
+            RuntimeError: `init_on_sender` was not called.
+        """
+        if not self.initialized_on_sender:
+            raise RuntimeError(
+                f"Must call init_on_sender() before get_sender() on {type(self).__name__}"
+            )
+        if self._made_sender is None:
+            self._made_sender = self.create_sender()
+        return self._made_sender
+
+    def get_receiver(self) -> WeightReceiver:
+        """Return the receiver; the same one each time.
+
+        Raises:
+            RuntimeError: `init_on_worker` was not called.
+        """
+        if not self.initialized_on_receiver:
+            raise RuntimeError(
+                f"Must call init_on_worker() before get_receiver() on {type(self).__name__}"
+            )
+        if self._made_receiver is None:
+            self._made_receiver = self.create_receiver()
+        return self._made_receiver
+
+    def create_sender(self) -> WeightSender:
+        """Return a new sender of this scheme."""
+        return WeightSender(self)
+
+    def create_receiver(self) -> WeightReceiver:
+        """Return a new receiver of this scheme."""
+        return WeightReceiver(self)
+
+    def own_sending(self) -> Sending:
+        """Return what this scheme's senders send by: its own, which they connect if need be."""
+        if (side := self._as_sender) is not None:
+            side.connected = True  # without first weights
+        return self._connected()
+
+    def create_transport(self, pipe_or_context: Any = None, **kwargs: Any) -> "TransportBackend":
+        """Return the transport of one worker: the one at the end of `pipe_or_context`.
+
+        This is a pipe; over RPC `(collector_info, collector_rref, collector_class)`, a tuple or
+        `kwargs`; over Ray an actor, also as `remote_actor`. Without it, `worker_idx` names a worker
+        of the initialised sender; on a receiver, it returns the receiver's own transport.
+        """
+        if self.initialized_on_receiver:
+            return ReceiverTransport(self, named=pipe_or_context is not None)
+        peer = _peer_in(kwargs) if pipe_or_context is None else pipe_or_context
+        if peer is not None or not self.initialized_on_sender:
+            return self._transport_of(peer)
+        worker, transports = kwargs.get("worker_idx", 0), self.sender_transports
+        if worker not in transports:
+            raise ValueError(f"Worker {worker} not registered")
+        return transports[worker]
+
+    def _transport_of(self, peer: Any) -> "TransportBackend":
+        return WorkerTransport(self, self.carrier_to(peer))
+
+    # By these names older programs look at what is made and what is not.
 
     @property
-    def receipt(self) -> Receipt | None:
-        """What every worker did with the last send; None before the first."""
-        return self._sending().receipt
+    def _sender(self) -> WeightSender | None:
+        return self.get_sender() if self.initialized_on_sender else None
 
-    def register_worker(self, worker_idx: int, pipe_or_context: Any) -> None:
-        """Add worker `worker_idx`, by the `pipe_or_context` that `create_transport` takes."""
-        transport = self._scheme.create_transport(pipe_or_context)
-        self._transports[worker_idx] = cast("WorkerTransport", transport)
+    @property
+    def _receiver(self) -> WeightReceiver | None:
+        return self.get_receiver() if self.initialized_on_receiver else None
 
-    def send(
-        self, weights: Any = None, worker_ids: WorkerIds = None, *, timeout: float | None = None
-    ) -> None:
-        """Send weights and wait until the workers have applied them.
+    @property
+    def _initialized_on_sender(self) -> bool:
+        return self.initialized_on_sender
 
-        Arguments are those of `WeightSyncScheme.send`.
+    @property
+    def _initialized_on_worker(self) -> bool:
+        return self.initialized_on_receiver
 
-        Raises:
-            RuntimeError: A `send_async` was not waited for.
-        """
-        self._scheme.send_over(self._sending(), weights, worker_ids, timeout)
-
-    def send_async(
-        self, weights: Any = None, worker_ids: WorkerIds = None, *, timeout: float | None = None
-    ) -> None:
-        """Send weights and return as soon as you may change them. `wait_async` must follow.
-
-        Arguments are those of `WeightSyncScheme.send`.
-
-        Raises:
-            RuntimeError: A `send_async` was not waited for.
-        """
-        self._scheme.start_over(self._sending(), weights, worker_ids, timeout)
-
-    def wait_async(self, timeout: float | None = None) -> None:
-        """Wait until the workers have applied what `send_async` sent.
-
-        Raises:
-            RuntimeError: Nothing is on its way.
-            PublishError: Some workers do not have the weights; it names them.
-            TimeoutError: It is still on its way after `timeout` seconds; wait again.
-        """
-        self._sending().wait(timeout)
-
-    def update_weights(self, weights: Any = None) -> None:
-        """Send weights to all workers (the oldest name of `send`)."""
-        self.send(weights)
-
-    def _sending(self) -> Sending:
-        return self._registered if self._transports else self._scheme.own_sending()
+    def _start_anew(self, model_id: str | None = None) -> None:
+        super()._start_anew(model_id)
+        self._made_sender: WeightSender | None = None
+        self._made_receiver: WeightReceiver | None = None
 
 
-class WeightReceiver:
-    """Receives the weights of a `scheme`. Its `get_receiver()` or `create_receiver()` makes one."""
-
-    def __init__(self, scheme: "WeightSyncScheme") -> None:
-        self._scheme = scheme
-
-    def receive(self, timeout: float = 0.001) -> bool:
-        """Apply the newest weights that come within `timeout` seconds; return whether any came.
-
-        Raises:
-            ApplyError: They do not fit; the model is unchanged, and the sender is informed.
-        """
-        scheme = self._scheme
-        return scheme.initialized_on_receiver and scheme.receive(timeout) is not None
-
-    def apply_weights(self, weights: Any, inplace: bool = True) -> None:
-        """Apply weights that came by another transport.
-
-        Args:
-            weights: A TensorDict, a dict of tensors, or a module.
-            inplace: Write into the model's own tensors; otherwise give it new ones.
-
-        Raises:
-            ValueError: There is no model.
-            DestinationError: They do not fit; the model is unchanged.
-        """
-        if not self._scheme.initialized_on_receiver:
-            raise ValueError("No model registered")
-        self._scheme.apply_weights(weights, inplace)
-
-
-# Transports.
+def _peer_in(kwargs: Mapping[str, Any]) -> Any:
+    """Return what leads to a worker, of the keywords of `create_transport`; None: nothing."""
+    if (info := kwargs.get("collector_info")) is not None:
+        return info, kwargs.get("collector_rref")
+    return kwargs.get("remote_actor")
 
 
 class TransportBackend(Protocol):
@@ -139,69 +175,6 @@ class TransportBackend(Protocol):
             timeout: Seconds; None: the transport's own timeout.
             weights, model, strategy: Arguments of TorchRL's transports; not needed here.
         """
-
-
-class WorkerTransport:
-    """The way to one worker of a carrier; `prepare` makes `Weights` of what a user gives."""
-
-    def __init__(self, carrier: Carrier, worker: int, prepare: Prepare, timeout: float) -> None:
-        self.worker = worker
-        self._prepare, self._timeout = prepare, timeout
-        self._sending = Sending(carrier)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} to worker {self.worker}>"
-
-    @property
-    def receipt(self) -> Receipt | None:
-        """What became of the last send."""
-        return self._sending.receipt
-
-    def send_weights(self, *weights: Any) -> None:
-        """Send `(weights)` or `(model_id, weights)`; PublishError says why they are not applied."""
-        model = weights[0] if len(weights) > 1 else "weights"
-        prepare = partial(self._prepared, *weights)
-        self._sending.send(str(model), prepare, [self.worker], self._timeout)
-
-    def send_weights_async(self, *weights: Any) -> None:
-        """Send, and return as soon as the trainer may change its weights."""
-        self._sending.start(self._prepared(*weights), [self.worker], self._timeout)
-
-    def _prepared(self, *weights: Any) -> Weights:
-        *model_id, given = weights
-        return self._prepare(given, model_id[0] if model_id else None)
-
-    def wait_ack(self, timeout: float | None = None) -> None:
-        """Wait until what was sent last is applied.
-
-        Raises:
-            RuntimeError: Nothing was sent.
-            PublishError: It was not applied; it says why.
-        """
-        if not self._sending.pending:
-            raise RuntimeError("No pending future. Did you call send_weights_async?")
-        self._sending.finish(timeout)
-
-    def post(self, weights: Weights, timeout: float) -> "Future[Receipt]":
-        """Send what is prepared; for a carrier over transports."""
-        return self._sending.carrier.send(weights, [self.worker], timeout=timeout)
-
-    def receive_weights(self, timeout: float | None = None, **_: Any) -> Any | None:
-        """Nothing arrives at a sender: None."""
-        del timeout
-        return None
-
-    def check_connection(self) -> bool:
-        """Tell whether the worker exists."""
-        return self.worker in self._sending.carrier.workers()
-
-    def setup_connection_and_weights_on_sender(self) -> None:
-        """Nothing is left to do: `connect()` of the scheme has done it."""
-
-    def versions(self) -> Mapping[int, int]:
-        """Return the version that the worker is known to run, under its id."""
-        known = self._sending.carrier.versions()
-        return {self.worker: known[self.worker]} if self.worker in known else {}
 
 
 class InitialSyncTransport(Protocol):
@@ -245,99 +218,17 @@ class DistributedTransport:
         )
 
 
-class ReceiverTransport:
-    """The way from the sender; if `named`, what is received is `(model_id, weights)`, as before."""
-
-    def __init__(self, scheme: "WeightSyncScheme", *, named: bool = False) -> None:
-        self._scheme, self._named = scheme, named
-
-    def send_weights(self, *weights: Any) -> None:
-        """Nothing can be sent from a receiver: RuntimeError."""
-        del weights
-        raise RuntimeError("send_weights() called on a receiver side.")
-
-    def receive_weights(self, timeout: float | None = None, **_: Any) -> Any | None:
-        """Return what was applied since the last call; None if nothing came in time."""
-        received = self._scheme.receive(timeout)
-        if not self._named or received is None:
-            return received
-        return self._scheme.model_id, received
-
-    def send_ack(self, message: str = "updated") -> None:
-        """Nothing is left to do: a version is acknowledged when it is applied."""
-        del message
-
-    def check_connection(self) -> bool:
-        """Tell whether the receiver is there."""
-        return True
-
-
-class _TransportsCarrier:
-    """A carrier over transports that were made one by one (`scheme.create_transport`)."""
-
-    def __init__(self, transports: Mapping[int, WorkerTransport]) -> None:
-        self._transports = transports
-
-    def workers(self) -> Sequence[int]:
-        return sorted(self._transports)
-
-    def send(
-        self, weights: Weights, workers: Sequence[int] | None, *, timeout: float
-    ) -> "Future[Receipt]":
-        chosen = self.workers() if workers is None else workers
-        futures = [self._transports[worker].post(weights, timeout) for worker in chosen]
-        whole: Future[Receipt] = Future()
-        left = iter(reversed(range(len(futures))))
-
-        def one_is_done(_done: "Future[Receipt]") -> None:
-            if next(left) == 0:
-                try:
-                    own = zip(futures, chosen, strict=True)
-                    whole.set_result(merged([self._renamed(f.result(), w) for f, w in own]))
-                except Exception as error:
-                    whole.set_exception(error)
-
-        for future in futures:
-            future.add_done_callback(one_is_done)
-        return whole
-
-    def _renamed(self, receipt: Receipt, worker: int) -> Receipt:
-        """Return a transport's receipt, with its worker under the id that it has here."""
-        row = receipt.workers[str(self._transports[worker].worker)]
-        return replace(receipt, workers={str(worker): replace(row, name=str(worker))})
-
-    def greet(self, weights: Prepared | None, *, timeout: float) -> None:
-        """Nothing is left to do: transports are connected when they are made."""
-
-    def versions(self) -> Mapping[int, int]:
-        known = {worker: each.versions().values() for worker, each in self._transports.items()}
-        return {worker: version for worker, versions in known.items() for version in versions}
-
-    def close(self) -> None:
-        """Transports belong to whoever made them."""
-
-
 # Pipes, by which workers learn where the sender is.
 
 
-class Pipe(Protocol):
-    """A worker's pipe, as `multiprocessing.Pipe()` makes them."""
-
-    def send_bytes(self, buf: bytes, /) -> None: ...
-
-    def recv_bytes(self) -> bytes: ...
-
-    def poll(self, timeout: float, /) -> bool: ...
-
-
-def tell(pipes: Iterable[Pipe], address: str, keys: Mapping[str, str] | None) -> None:
+def tell(pipes: Iterable[Any], address: str, keys: Mapping[str, str] | None) -> None:
     """Write where the sender is, which worker is meant, and its keys into each pipe."""
     for worker, pipe in enumerate(pipes):
         told = {"weightbus": address, "worker": worker, "keys": keys}
         pipe.send_bytes(json.dumps(told).encode())
 
 
-def read(pipe: Pipe, timeout: float) -> dict[str, Any]:
+def read(pipe: Any, timeout: float) -> dict[str, Any]:
     """Read where the sender is, which worker this is, and its keys, if it has any."""
     if not pipe.poll(timeout):
         raise TimeoutError(

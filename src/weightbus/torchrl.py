@@ -28,7 +28,8 @@ if TYPE_CHECKING:
         RayTransport,
         RayWeightSyncScheme,
     )
-    from weightbus.python_client.schemes.scheme import WeightSyncScheme
+    from weightbus.python_client.schemes.receiver import WeightReceiver
+    from weightbus.python_client.schemes.sender import WeightSender
     from weightbus.python_client.schemes.strategy import WeightStrategy
     from weightbus.python_client.schemes.torch_rpc import RPCTransport, RPCWeightSyncScheme
     from weightbus.python_client.schemes.updater import RayWeightUpdater, WeightUpdaterBase
@@ -37,8 +38,7 @@ if TYPE_CHECKING:
         InitialSyncTransport,
         SharedMemTransport,
         TransportBackend,
-        WeightReceiver,
-        WeightSender,
+        WeightSyncScheme,
     )
 
 __all__ = [
@@ -90,11 +90,11 @@ _HOMES = {
     "SharedMemTransport": "python_client.schemes.vintage",
     "SharedMemWeightSyncScheme": "python_client.schemes.bus",
     "TransportBackend": "python_client.schemes.vintage",
-    "WeightReceiver": "python_client.schemes.vintage",
-    "WeightSender": "python_client.schemes.vintage",
+    "WeightReceiver": "python_client.schemes.receiver",
+    "WeightSender": "python_client.schemes.sender",
     "WeightStrategy": "python_client.schemes.strategy",
     "WeightSyncBackend": "python_client.schemes.carrier",
-    "WeightSyncScheme": "python_client.schemes.scheme",
+    "WeightSyncScheme": "python_client.schemes.vintage",
     "WeightUpdaterBase": "python_client.schemes.updater",
     "ZMQWeightSyncScheme": "python_client.schemes.bus",
     "register_weight_sync_backend": "python_client.schemes.carrier",

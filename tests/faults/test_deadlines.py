@@ -113,10 +113,6 @@ OF_SENDER: dict[str, Callable[[Any], object]] = {
     "send": lambda s: raising(lambda: s.send(timeout=DEADLINE), PublishError),
     "send_async": sent_later,
     "wait_async": sent_later,
-    "send_over": lambda s: raising(
-        lambda: s.send_over(s.own_sending(), None, None, DEADLINE), PublishError
-    ),
-    "start_over": sent_later,
 }
 OF_RECEIVER: dict[str, Callable[[Any], object]] = {
     "connect": lambda r: raising(lambda: r.connect(timeout=DEADLINE), TimeoutError),

@@ -206,6 +206,14 @@ def test_imports_run_one_way(path: Path) -> None:
             )
 
 
+def test_schemes_take_only_words_of_the_bus_and_none_of_its_machines() -> None:
+    for path in (ROOT / "python_client" / "schemes").glob("*.py"):
+        for imported in imports(path):
+            first, *rest = imported.split(".")
+            rooms = {"bus", "bus/trust", "codecs", "python_client"}
+            assert first != "weightbus" or room(rest) in rooms, f"{name(path)} imports {imported}"
+
+
 @pytest.mark.parametrize("path", SHIPPED, ids=name)
 def test_restricted_imports(path: Path) -> None:
     for imported in imports(path):

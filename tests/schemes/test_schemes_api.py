@@ -23,9 +23,9 @@ from weightbus.bus.errors import TornError
 from weightbus.codecs.state import state_of, write_into
 from weightbus.python_client.schemes import carrier
 from weightbus.python_client.schemes.model import Subject
-from weightbus.python_client.schemes.receiver import Destination
+from weightbus.python_client.schemes.receiver import Destination, ReceiverTransport
+from weightbus.python_client.schemes.scheme import Scheme
 from weightbus.python_client.schemes.sender import Sources, is_per_worker
-from weightbus.python_client.schemes.vintage import ReceiverTransport
 from weightbus.tests.schemes.documented_api import (
     BOTH_VINTAGES,
     DOCUMENTED,
@@ -109,6 +109,14 @@ def test_what_no_original_has_is_on_every_scheme(name: str) -> None:
         assert hasattr(kind, member)
     assert inspect.getattr_static(kind, "initialized_on_sender").fset is None
     assert inspect.getattr_static(kind, "synchronized_on_sender").fset is not None
+
+
+def test_the_older_vintage_is_in_one_place_of_which_the_newer_knows_nothing() -> None:
+    newer = {member.name for member in DOCUMENTED if member.of == "NoWeightSyncScheme"}
+    older = {member.name for member in BOTH_VINTAGES} - newer
+    assert older >= {"init_on_worker", "get_sender", "get_receiver", "create_sender"}
+    assert older <= vars(WeightSyncScheme).keys()
+    assert not older & set(dir(Scheme))
 
 
 # Construction.

@@ -419,7 +419,7 @@ def test_a_turn_that_does_not_come_within_the_deadline_names_who_goes_without() 
         sending, begun, go = sender.own_sending(), threading.Event(), threading.Event()
 
         def hold() -> None:
-            with sending.turn("policy", 60.0):
+            with sending.turn(sender, 60.0):
                 begun.set()
                 assert go.wait(60.0)
 

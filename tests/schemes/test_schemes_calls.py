@@ -11,8 +11,8 @@ import torch
 from weightbus.bus.errors import PublishError
 from weightbus.codecs.state import State
 from weightbus.python_client.schemes.call_receiver import Call
-from weightbus.python_client.schemes.call_sender import Channel
-from weightbus.python_client.schemes.carrier import Weights
+from weightbus.python_client.schemes.call_sender import CallSender, Channel
+from weightbus.python_client.schemes.carrier import Carrier, Weights
 from weightbus.python_client.schemes.model import Answer
 from weightbus.python_client.schemes.sender import Sending
 
@@ -56,7 +56,7 @@ class Peers:
 @pytest.mark.parametrize("late_first", [False, True])
 def test_a_worker_that_runs_no_version_is_left_out_until_it_runs_a_newer(late_first: bool) -> None:
     peers = Peers(1)
-    sender = Channel().carrier(peers, "tensordict")
+    sender = CallSender(Channel(), peers, "tensordict")
     sent = [sender.send(WEIGHTS, None, timeout=10.0) for _ in range(4)]
     first, second, torn, fourth = (future for _, _, future in peers.calls)
     first.set_result(Answer("applied"))
@@ -73,7 +73,7 @@ def test_a_worker_that_runs_no_version_is_left_out_until_it_runs_a_newer(late_fi
 
 def test_a_version_that_was_refused_whole_leaves_the_one_before_running() -> None:
     peers = Peers(1)
-    sender = Channel().carrier(peers, "tensordict")
+    sender = CallSender(Channel(), peers, "tensordict")
     for _ in range(2):
         sender.send(WEIGHTS, None, timeout=10.0)
     peers.calls[0][2].set_result(Answer("applied"))
@@ -83,7 +83,7 @@ def test_a_version_that_was_refused_whole_leaves_the_one_before_running() -> Non
 
 def test_a_receipt_is_there_as_soon_as_all_have_answered_in_whatever_way() -> None:
     peers = Peers(4)
-    future = Channel().carrier(peers, "tensordict").send(WEIGHTS, None, timeout=600.0)
+    future = CallSender(Channel(), peers, "tensordict").send(WEIGHTS, None, timeout=600.0)
     answers = [Answer("applied"), Answer("skipped", "newer"), Answer("staged", "aside")]
     for (_, _, call), answer in zip(peers.calls, answers, strict=False):
         assert not future.done()
@@ -103,7 +103,7 @@ def test_a_receipt_is_there_as_soon_as_all_have_answered_in_whatever_way() -> No
 
 def test_who_has_not_answered_by_the_deadline_is_behind() -> None:
     peers = Peers(3)
-    sender = Channel().carrier(peers, "tensordict")
+    sender = CallSender(Channel(), peers, "tensordict")
     started = time.monotonic()
     future = sender.send(WEIGHTS, None, timeout=0.2)
     peers.calls[0][2].set_result(Answer("applied"))
@@ -120,13 +120,13 @@ def test_who_has_not_answered_by_the_deadline_is_behind() -> None:
 
 
 def test_a_send_to_nobody_is_over_at_once() -> None:
-    future = Channel().carrier(Peers(0), "tensordict").send(WEIGHTS, None, timeout=600.0)
+    future = CallSender(Channel(), Peers(0), "tensordict").send(WEIGHTS, None, timeout=600.0)
     assert future.result(1.0).workers == {}
 
 
 def test_answers_from_many_threads_make_one_receipt() -> None:
     peers = Peers(32)
-    future = Channel().carrier(peers, "tensordict").send(WEIGHTS, None, timeout=600.0)
+    future = CallSender(Channel(), peers, "tensordict").send(WEIGHTS, None, timeout=600.0)
     threads = [
         threading.Thread(target=call.set_result, args=(Answer("applied"),))
         for _, _, call in peers.calls
@@ -139,7 +139,7 @@ def test_answers_from_many_threads_make_one_receipt() -> None:
     assert peers.snapshots[0].ends == [True]
 
 
-class Silent:
+class Silent(Carrier):
     """A carrier that never answers, because its thread is stuck, say."""
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ class Silent:
 
 @pytest.mark.parametrize("weights", [WEIGHTS, {0: WEIGHTS, 1: WEIGHTS}], ids=["all", "each"])
 def test_a_carrier_that_does_not_answer_costs_no_more_than_the_deadline(weights: Any) -> None:
-    carrier: Any = Silent()
+    carrier = Silent()
     sending = Sending(carrier)
     started = time.monotonic()
     sending.start(weights, None, 0.5)
