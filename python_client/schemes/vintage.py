@@ -37,6 +37,9 @@ class WeightSyncScheme(Scheme):
         ValueError: There is no such strategy, or the timeout is not above zero.
     """
 
+    _made_sender: WeightSender | None
+    _made_receiver: WeightReceiver | None
+
     @classmethod
     def from_backend(cls, backend: str, **kwargs: Any) -> "WeightSyncScheme":
         """Return a scheme, with these `kwargs`, of a `backend`: none, shared, process, rpc, zmq ...
@@ -144,8 +147,7 @@ class WeightSyncScheme(Scheme):
 
     def _start_anew(self, model_id: str | None = None) -> None:
         super()._start_anew(model_id)
-        self._made_sender: WeightSender | None = None
-        self._made_receiver: WeightReceiver | None = None
+        self._made_sender, self._made_receiver = None, None
 
 
 def _peer_in(kwargs: Mapping[str, Any]) -> Any:
