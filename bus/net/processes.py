@@ -138,12 +138,12 @@ class SocketHolder(NamedTuple):
 
 
 def holder_of(endpoint: str) -> SocketHolder | None:
-    """Return who has an endpoint, listeners first; None where nobody is seen to."""
+    """Return who has an endpoint: who has it for longest, if several; None: nobody is seen to."""
     path = endpoints.ipc_path(endpoint)
-    found = sorted(_at_port(endpoint) if path is None else _at_path(path), reverse=True)
+    found = list(_at_port(endpoint) if path is None else _at_path(path))
     if not found:
         return None
-    listens, ended, inode = found[0]
+    listens, ended, inode = min(found, key=lambda one: (not one[0], one[1]))
     pid = _process_of(inode) if inode else 0
     return SocketHolder(listens, ended, pid, _name_of(pid) if pid else "")
 

@@ -92,6 +92,22 @@ def test_a_port_that_stays_taken_is_said_with_who_has_it(
     assert "the kernel gives ports of " in text
 
 
+def test_of_several_at_a_port_the_one_that_has_it_for_longest_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows = {"over": "06", "living": "01", "listening": "0A"}
+
+    def held_by(*kinds: str) -> str:
+        lines = [f"0: 0100007F:1388 0200007F:0001 {rows[kind]} 0 0 0 0 0 0" for kind in kinds]
+        (tmp_path / "tcp").write_text("\n".join(["head", *lines]))
+        return str(processes.holder_of("tcp://127.0.0.1:5000"))
+
+    monkeypatch.setattr(processes, "PROC", tmp_path)
+    assert "is over" in held_by("over")
+    assert held_by("over", "living") == held_by("living", "over") == held_by("living")
+    assert held_by("over", "living", "listening") == held_by("listening") == "another process"
+
+
 def test_a_connection_that_is_over_is_called_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         connection = socket.create_connection(server.getsockname())
