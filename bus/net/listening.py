@@ -51,21 +51,20 @@ def belongs(endpoint: str, publisher: Leaves) -> None:
     _here[endpoint] = publisher
 
 
-def bound(
-    bind: Callable[[], T], endpoint: str, parameter: str, patience: float = BIND_SECONDS
-) -> T:
+def bound(bind: Callable[[], T], endpoint: str, parameter: str, patience: float | None = None) -> T:
     """Bind an endpoint; where the port is taken for the moment, wait for it.
 
     Args:
         bind: Binds it. It raises an `OSError`.
         endpoint: What that is.
         parameter: What the user calls it.
-        patience: Seconds to wait.
+        patience: Seconds to wait; None: `BIND_SECONDS`.
 
     Raises:
         AddressError: It makes no sense; somebody listens there; or it stayed taken.
     """
     started, looked = time.monotonic(), False
+    patience = BIND_SECONDS if patience is None else patience
     while True:
         leaving = any(publisher.leaving for publisher in _at(endpoint))
         try:

@@ -37,7 +37,7 @@ from ..limits import (
 from ..messages import TOKEN_BYTES, Buffer
 from ..trust.grants import Grants
 from .descriptors import Crowd, spent
-from .listening import BIND_SECONDS, Listener, bound
+from .listening import Listener, bound
 from .zmtp import (
     FRAME_HEAD_MAX,
     OFF,
@@ -298,7 +298,7 @@ class Distribution:
         self._ping_at = self._hold_at = 0.0
         self._accept_at = 0.0
 
-    def bind(self, endpoint: str, parameter: str, patience: float = BIND_SECONDS) -> str:
+    def bind(self, endpoint: str, parameter: str, patience: float | None = None) -> str:
         """Listen at an endpoint; return it with the port that was taken.
 
         Args:
