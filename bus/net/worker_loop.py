@@ -225,7 +225,7 @@ class WorkerLoop:
                         version=version,
                         code=code,
                     )
-                    if not self._handoff.asked:  # whoever asks is told by whom it asks
+                    if not self._handoff.asked:  # else it is raised where versions are applied
                         log.warning("%s", error)
                     self._handoff.reject(error)
                 case Refused(code, text):

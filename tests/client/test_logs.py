@@ -12,6 +12,7 @@ from weightbus import Publisher, PublishError, RefusedError, Settings, Subscribe
 from weightbus.bus.complaints import TOLD, Told
 from weightbus.bus.effects import Notice
 from weightbus.bus.errors import FRAMES_TOLD, told_of
+from weightbus.tests.compose.waiting import wait_for
 
 SECONDS = 30.0  # far more than anything here takes
 log = logging.getLogger("weightbus.test")
@@ -23,6 +24,25 @@ def arrays() -> dict[str, np.ndarray[Any, Any]]:
 
 def break_something(_update: object) -> None:
     raise KeyError("the caches of the user")
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_a_version_that_does_not_fit_is_in_the_workers_log_once(
+    caplog: pytest.LogCaptureFixture, *, started: bool
+) -> None:
+    def told() -> list[str]:
+        own = [r for r in caplog.records if r.name != "weightbus.publisher"]
+        return [r.name for r in own if "layout-mismatch" in r.getMessage()]
+
+    with Publisher() as publisher, Subscriber(publisher.address, {"m": arrays()}) as subscriber:
+        publisher.wait_for_workers(1, SECONDS)
+        if started:
+            subscriber.start()
+            publisher.publish("m", arrays(), timeout=SECONDS)  # so that somebody applies there
+        with pytest.raises(PublishError, match="layout-mismatch"):
+            publisher.publish("m", {"w": np.zeros(3, np.float32)}, timeout=SECONDS)
+        wait_for(told, "it is told", SECONDS)
+    assert told() == ["weightbus.subscriber" if started else "weightbus.worker"]
 
 
 def test_an_error_in_user_code_reaches_both_sides_with_its_traceback(
