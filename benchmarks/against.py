@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .cases import plan
@@ -91,6 +91,7 @@ def measure(
     rounds: int | None,
     say: Callable[[str], None],
     shape: Shape | None = None,
+    pause: float = 0.0,
 ) -> Iterator[Held]:
     """Yield what the rows came to; the other side's processes have this environment.
 
@@ -100,7 +101,7 @@ def measure(
     for row in rows:
         model, names, counts = ROWS[row]
         for count in (n for n in counts if n in workers):
-            planned = plan(shape or Shape.parse(model), count, rounds)
+            planned = replace(plan(shape or Shape.parse(model), count, rounds), pause=pause)
             for name in names:
                 with ExitStack() as stack:
                     hosts = {

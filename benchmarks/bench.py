@@ -8,7 +8,7 @@ to read the result.
 import argparse
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from weightbus.benchmarks.model import Shape
 from weightbus.benchmarks.process import Process, ProcessError
 
 COSTS_SECONDS = 300.0
+PAUSE_MAX = 60.0  # seconds: after more, each publish is a first one
 WIDTH = 130  # characters
 
 
@@ -32,13 +33,18 @@ def plans(arguments: argparse.Namespace) -> list[tuple[Plan, list[str]]]:
     peers = [name for name in chosen if contender.kind(name) == "peer"]
     if arguments.quick:
         few = [name for name in peers if name in cases.QUICK_PEERS]
-        return [(each, few) for each in cases.quick(rounds)]
+        return [(replace(each, pause=arguments.pause), few) for each in cases.quick(rounds)]
     sizes = arguments.sizes or [Shape.parse(s) for s in cases.SIZES]
     sizes += [Shape.parse(s) for s in cases.FULL * arguments.full]
     planned = [(cases.plan(s, w, rounds), peers) for s in sizes for w in arguments.workers]
     if arguments.sizes is None or arguments.counts:
         few = [name for name in peers if name in cases.COUNT_PEERS]
         planned += [(each, few) for each in cases.counts(rounds)]
+    if arguments.pause:
+        return [(replace(each, pause=arguments.pause), with_it) for each, with_it in planned]
+    if arguments.sizes is None:
+        cold = [each for each in cases.cold(rounds) if each.workers in arguments.workers]
+        planned += [(each, peers) for each in cold]
     return planned
 
 
@@ -51,6 +57,9 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--counts", action="store_true", help="10 MiB in 1 to 10,000 tensors")
     parser.add_argument("--workers", type=_integers, default=list(cases.WORKERS), help="as 1,2,4")
     parser.add_argument("--rounds", type=int, help="rounds of each comparison")
+    parser.add_argument(
+        "--pause", type=_pause, default=0.0, help="seconds of computing before each publish"
+    )
     parser.add_argument(
         "--contenders", type=_names, default=contender.names(), help="such as ray_put,gloo_flat"
     )
@@ -71,6 +80,12 @@ def _shapes(text: str) -> list[Shape]:
 
 def _integers(text: str) -> list[int]:
     return [int(word) for word in text.split(",")]
+
+
+def _pause(text: str) -> float:
+    if not 0 <= (seconds := float(text)) <= PAUSE_MAX:
+        raise argparse.ArgumentTypeError(f"{text} is not 0 to {PAUSE_MAX:g} seconds")
+    return seconds
 
 
 def _rows(text: str) -> list[str]:
@@ -123,7 +138,8 @@ def hold(arguments: argparse.Namespace, console: Console) -> int:
     with against.imported_from(arguments.against) as environment, console.status("") as status:
         for shape in arguments.sizes or [None]:
             chosen = arguments.rows, arguments.workers, arguments.rounds
-            for held in against.measure(environment, *chosen, status.update, shape):
+            measuring = status.update, shape, arguments.pause
+            for held in against.measure(environment, *chosen, *measuring):
                 report.print_held(held, arguments.bound, console)
                 lines.append(held)
     if arguments.json:

@@ -18,6 +18,10 @@ COUNT_ROUNDS = 7
 # TorchRL's schemes hold an open file for each tensor: more than most systems allow by far.
 COUNT_PEERS = ("gloo_flat", "gloo_tensors", "zmq_pickle", "ray_put")
 
+# As trainers publish: after computing. Small models, as those pay most for what is in no cache.
+COLD, COLD_WORKERS, COLD_SECONDS = "256KiB/20", (1, 4), 0.03
+COLD_ROUNDS, COLD_BURST = 30, 2
+
 # By size up to so many bytes: rounds, and publishes in a row in each. Small ones vary more.
 EFFORT = ((2**20, 30, 5), (2**26, 15, 2), (2**40, 9, 1))
 
@@ -38,3 +42,9 @@ def quick(rounds: int | None) -> list[Plan]:
 def counts(rounds: int | None) -> list[Plan]:
     """Return a model in ever more tensors, to one worker."""
     return [plan(Shape.parse(text), 1, rounds or COUNT_ROUNDS) for text in COUNTS]
+
+
+def cold(rounds: int | None) -> list[Plan]:
+    """Return a small model, each of whose versions comes after some computing."""
+    shape, rounds = Shape.parse(COLD), rounds or COLD_ROUNDS
+    return [Plan(shape, workers, rounds, COLD_BURST, COLD_SECONDS) for workers in COLD_WORKERS]

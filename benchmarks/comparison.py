@@ -19,6 +19,7 @@ from .contender import LIMITS, RESIDENT, RIVALS
 from .fleet import START_SECONDS
 from .model import Shape
 from .process import Process
+from .trainer import COMPUTED_BYTES
 
 WARM_UP = 2  # rounds that are not counted: first versions touch fresh memory on both sides
 PUBLISH_SECONDS = 120.0
@@ -34,17 +35,20 @@ class Plan:
         shape, workers: What is published, and to how many.
         rounds: Turns that each contender gets and that count.
         burst: Publishes in one turn.
+        pause: Seconds for which a trainer computes before each; 0: one comes right after another.
     """
 
     shape: Shape
     workers: int
     rounds: int
     burst: int
+    pause: float = 0.0
 
     def bytes_needed(self, contenders: int) -> int:
         """Return about how much memory it takes."""
         each = COPIES * self.shape.nbytes + PROCESS_BYTES
-        return round(contenders * (1 + self.workers) * each)
+        computed = COMPUTED_BYTES if self.pause else 0
+        return round(contenders * ((1 + self.workers) * each + computed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,11 @@ class Result:
         return over(self.rounds, other.rounds)
 
 
+def after(pause: float) -> str:
+    """Say in tables what comes before a publish, unless that is another one."""
+    return f", after {pause * 1e3:g} ms" if pause else ""
+
+
 def over(some: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -> Spread:
     """Return the spread of the ratios of medians, round by round."""
     return Spread.of(
@@ -137,6 +146,7 @@ class Comparison:
             "bytes": plan.shape.nbytes,
             "tensors": plan.shape.tensors,
             "workers": plan.workers,
+            "pause": plan.pause,
             "peer": self.peer,
             "left_out": self.left_out,
             "without": self.without,
@@ -200,7 +210,9 @@ def compare(
 
 def host(name: str, plan: Plan, environment: dict[str, str] | None = None) -> Process:
     """Start the publisher process of a contender, which starts the workers."""
-    arguments = (name, plan.shape.text, str(plan.workers))
+    arguments = [name, plan.shape.text, str(plan.workers)]
+    if plan.pause:  # else a checkout that knows no pause can be held against this one, too
+        arguments.append(str(plan.pause))
     return Process(f"{name} publisher", "host", *arguments, environment=environment)
 
 
@@ -222,7 +234,8 @@ def played(
             f"round {number + 1} of {plan.rounds}"
         )
         for name in _turns(names, number):
-            answer = hosts[name].ask(f"publish {plan.burst}", PUBLISH_SECONDS * plan.burst)
+            seconds = (PUBLISH_SECONDS + plan.pause) * plan.burst
+            answer = hosts[name].ask(f"publish {plan.burst}", seconds)
             if number >= 0:
                 results[name].rounds.append(answer["seconds"])
                 results[name].cpu.append(answer["cpu"])

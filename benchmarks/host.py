@@ -1,4 +1,4 @@
-"""The publisher process of a contender: `python -m weightbus.benchmarks.host NAME SHAPE WORKERS`.
+"""A contender's publisher: `python -m weightbus.benchmarks.host NAME SHAPE WORKERS [PAUSE]`.
 
 It sleeps until it is asked to publish, so that contenders which are alive together take turns and
 do not disturb each other.
@@ -11,15 +11,17 @@ import time
 from .contender import Contender, load
 from .model import Model, Shape
 from .process import Answer, Answers
+from .trainer import Trainer
 
 BURSTS = (1, 2, 5, 10)  # how many publishes one question may ask for
 
 
-def publish(contender: Contender, model: Model, times: int) -> Answer:
+def publish(contender: Contender, model: Model, trainer: Trainer, times: int) -> Answer:
     """Publish so many versions, one after the other, then compare every worker's bytes."""
     seconds: list[float] = []
     cpu: list[float] = []
     for _ in range(times):
+        trainer.compute()
         model.advance()
         before = time.process_time()
         seconds.append(contender.publish_once())
@@ -38,11 +40,12 @@ def stray(contender: Contender, model: Model) -> Answer:
     return {}
 
 
-def main(name: str, shape: str, workers: str) -> None:
+def main(name: str, shape: str, workers: str, pause: str = "0") -> None:
     """Serve until the parent closes our standard input."""
     model = Model(Shape.parse(shape), zeros=False)
     contender = load(name).create()
-    questions = {f"publish {n}": functools.partial(publish, contender, model, n) for n in BURSTS}
+    publishing = functools.partial(publish, contender, model, Trainer(float(pause)))
+    questions = {f"publish {n}": functools.partial(publishing, n) for n in BURSTS}
     answers = Answers({**questions, "stray": functools.partial(stray, contender, model)})
     try:
         contender.start(int(workers), model)

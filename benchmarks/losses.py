@@ -13,8 +13,9 @@ from .contender import RESIDENT, load
 
 FILE = Path(__file__).with_name("peers.txt")
 
+CASE = ("shape", "workers", "peer", "pause")
 Against = Literal["over_weightbus", "over_resident"]
-Case = tuple[str, int, str]  # the shape, workers, and the peer
+Case = tuple[str, int, str, float]  # the shape, workers, the peer, and the pause
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Losses:
 def listed(against: Against = "over_weightbus") -> list[Case]:
     """Return the list; with resident workers, of the road that they make a difference on."""
     lines = (line.split() for line in FILE.read_text().splitlines())
-    cases = [(shape, int(workers), peer) for shape, workers, peer in lines]
+    cases = [(shape, int(workers), peer, 0.0) for shape, workers, peer in lines]
     return [c for c in cases if against == "over_weightbus" or load(c[2]).LIMIT in RESIDENT]
 
 
@@ -60,6 +61,6 @@ def losses(comparisons: Iterable[dict[str, Any]], against: Against = "over_weigh
     for comparison in comparisons:
         for result in comparison["results"]:
             if result["name"] == comparison["peer"] and result[against] is not None:
-                case = comparison["shape"], comparison["workers"], comparison["peer"]
-                ratios[case] = result[against]
+                shape, workers, peer, pause = (comparison[each] for each in CASE)
+                ratios[shape, workers, peer, pause] = result[against]
     return Losses(ratios, listed(against))

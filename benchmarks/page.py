@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from weightbus.benchmarks.cases import COUNTED
+from weightbus.benchmarks.comparison import after
 from weightbus.benchmarks.losses import losses
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "PERFORMANCE.md"
@@ -56,7 +57,7 @@ def limits(bench: Results, _targets: Results) -> str:
     for c in (c for c in _there(bench) if not c["peer"] and c["bytes"] != COUNTED):
         rows += [
             [
-                c["shape"],
+                c["shape"] + after(c["pause"]),
                 str(c["workers"]),
                 r["title"],
                 _spread(r["seconds"], 1e3),
@@ -66,7 +67,8 @@ def limits(bench: Results, _targets: Results) -> str:
             for r in c["results"]
         ]
         if c["without"]:
-            notes.append(f"{c['shape']} to {c['workers']}: {', '.join(c['without'])}")
+            case = f"{c['shape']} to {c['workers']}{after(c['pause'])}"
+            notes.append(f"{case}: {', '.join(c['without'])}")
     shown = table(("model", "workers", "contender", "ms", "GB/s", "x its limit"), rows)
     return shown + ("\n\nLeft out for lack of memory: " + "; ".join(notes) + "." if notes else "")
 
@@ -74,15 +76,15 @@ def limits(bench: Results, _targets: Results) -> str:
 def peers(bench: Results, _targets: Results) -> str:
     """Show each peer's time over weightbus's; in parentheses over that of resident workers."""
     sizes = [c for c in _there(bench) if c["bytes"] != COUNTED]
-    cases = dict.fromkeys((c["shape"], c["workers"]) for c in sizes)
-    ratios: dict[str, dict[tuple[str, int], str]] = {}
+    cases = dict.fromkeys((c["shape"], c["workers"], c["pause"]) for c in sizes)
+    ratios: dict[str, dict[tuple[str, int, float], str]] = {}
     for c in sizes:
         for r in (r for r in c["results"] if r["name"] == c["peer"]):
             text = f"{r['over_weightbus']['median']:.2f}"
             if r["over_resident"] is not None:
                 text += f" ({r['over_resident']['median']:.2f})"
-            ratios.setdefault(r["title"], {})[c["shape"], c["workers"]] = text
-    headings = [f"{shape.partition('/')[0]}, {workers}" for shape, workers in cases]
+            ratios.setdefault(r["title"], {})[c["shape"], c["workers"], c["pause"]] = text
+    headings = [f"{shape.partition('/')[0]}, {n}{after(pause)}" for shape, n, pause in cases]
     rows = [[title, *(found.get(c, "") for c in cases)] for title, found in ratios.items()]
     lost, resident = losses(bench["comparisons"]), losses(bench["comparisons"], "over_resident")
     told = (

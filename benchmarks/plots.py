@@ -49,6 +49,7 @@ def draw(comparisons: Iterable[dict[str, Any]], folder: Path) -> list[Path]:
     """Draw what a file of results holds; return the files that were written."""
     folder.mkdir(parents=True, exist_ok=True)
     there = [c for c in comparisons if not c["left_out"]]
+    there = [c for c in there if c["pause"] == there[0]["pause"]]  # a curve is of one kind
     by_count = [c for c in there if c["bytes"] == COUNTED]
     sizes = [c for c in there if c["bytes"] != COUNTED] or there
     workers = min(c["workers"] for c in sizes)

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .against import Held
-from .comparison import Comparison, Plan, Result, Spread
+from .comparison import Comparison, Plan, Result, Spread, after
 from .contender import RESIDENT, RIVALS, load
 from .costs import summary
 from .losses import Losses
@@ -74,14 +74,17 @@ def print_losses(found: Losses, with_what: str, console: Console) -> None:
         table.add_column(heading, no_wrap=True)
     table.add_column("x weightbus", justify="right", no_wrap=True)
     for case in found.lost:
-        shape, workers, peer = case
+        shape, workers, peer, pause = case
         ratio = Spread(**found.ratios[case])
-        table.add_row(shape, str(workers), load(peer).create().title, _spread(ratio, 1.0))
+        table.add_row(
+            shape + after(pause), str(workers), load(peer).create().title, _spread(ratio, 1.0)
+        )
     console.print(table)
 
 
 def _what(plan: Plan) -> str:
-    return f"{plan.shape.label} in {plan.shape.tensors} tensors to {plan.workers} worker(s)"
+    what = f"{plan.shape.label} in {plan.shape.tensors} tensors to {plan.workers} worker(s)"
+    return what + after(plan.pause)
 
 
 def _table(title: str, *headings: str) -> Table:

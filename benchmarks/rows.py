@@ -70,7 +70,8 @@ class Scale:
 
     def known(self, shape: Shape, workers: int) -> list[dict[str, Any]]:
         """Return the comparisons of a case that have been made before."""
-        return [c for c in self.bench if (c["shape"], c["workers"]) == (shape.text, workers)]
+        case = shape.text, workers, 0.0
+        return [c for c in self.bench if (c["shape"], c["workers"], c["pause"]) == case]
 
 
 def compared(rows: set[str], scale: Scale, say: Say) -> Iterator[Line]:

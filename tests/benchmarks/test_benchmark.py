@@ -5,6 +5,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ from rich.console import Console
 from weightbus.benchmarks import (
     against,
     bench,
+    cases,
     contender,
     crowd,
     memory,
@@ -43,6 +45,7 @@ from weightbus.benchmarks.goals import GOALS, Better, Line
 from weightbus.benchmarks.losses import losses
 from weightbus.benchmarks.model import Model, Shape
 from weightbus.benchmarks.process import Process, ProcessError
+from weightbus.benchmarks.trainer import COMPUTED_BYTES, Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = "64KiB/5"
@@ -324,13 +327,15 @@ def test_a_spread_is_the_quartiles() -> None:
     assert Spread.of([7.0]) == Spread(7.0, 7.0, 7.0)
 
 
-def beside(peer: str, shape: str, workers: int, *seconds: float) -> dict[str, Any]:
+def beside(
+    peer: str, shape: str, workers: int, *seconds: float, pause: float = 0.0
+) -> dict[str, Any]:
     """Return a comparison with a peer, as a file of results holds it."""
     ours = Result("weightbus_receive", "us", "weightbus", "raw_tcp", rounds=[[0.2], [0.3]])
     limit = Result("raw_tcp", "limit", "limit", "raw_tcp", rounds=[[0.1], [0.1]])
     theirs = Result(peer, "them", "peer", "raw_tcp", rounds=[[s] for s in seconds])
     results = {"raw_tcp": limit, "weightbus_receive": ours, peer: theirs}
-    return Comparison(Plan(Shape.parse(shape), workers, 2, 1), results, peer).as_json()
+    return Comparison(Plan(Shape.parse(shape), workers, 2, 1, pause), results, peer).as_json()
 
 
 def test_it_says_where_weightbus_loses() -> None:
@@ -354,12 +359,75 @@ def test_it_says_where_weightbus_loses() -> None:
 def test_the_list_of_comparisons_is_what_the_whole_benchmark_makes() -> None:
     words = bench.parse(["--contenders", "raw_tcp"])
     words.contenders = contender.all_names()
-    planned = [(p.shape.text, p.workers, peer) for p, peers in bench.plans(words) for peer in peers]
+    planned = [
+        (p.shape.text, p.workers, peer, p.pause)
+        for p, peers in bench.plans(words)
+        for peer in peers
+    ]
     later = {"torch_rpc_local"}  # came when the list had been agreed on: counted beside it
-    assert sorted(each for each in planned if each[2] not in later) == sorted(losses([]).listed)
+    listed = [case for case in planned if case[2] not in later and not case[3]]
+    assert sorted(listed) == sorted(losses([]).listed)
     assert len(losses([]).listed) == 110
     resident = losses([], "over_resident").listed
-    assert {contender.load(peer).LIMIT for _, _, peer in resident} == {*contender.RESIDENT}
+    assert {contender.load(peer).LIMIT for _, _, peer, _ in resident} == {*contender.RESIDENT}
+
+
+# Pauses.
+
+
+def test_a_trainer_computes_before_each_publish_and_is_not_timed() -> None:
+    pause, times = 0.05, 2
+    with host("raw_tcp", Plan(Shape.parse(TINY), 1, 1, times, pause)) as publisher:
+        introduced("raw_tcp", publisher)
+        before = time.perf_counter()
+        answer = publisher.ask(f"publish {times}", HOST_SECONDS)
+        took = time.perf_counter() - before
+    assert len(answer["seconds"]) == times
+    assert took >= times * pause + sum(answer["seconds"])
+
+
+def test_a_trainer_computes_on_more_memory_than_caches_hold() -> None:
+    trainer = Trainer(0.001)
+    values = trainer._values  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    deadline = time.monotonic() + HOST_SECONDS
+    while values.min() == 1:  # until every value has had its turn
+        assert time.monotonic() < deadline
+        trainer.compute()
+    assert values.nbytes == COMPUTED_BYTES
+    Trainer(0.0).compute()
+
+
+def test_rows_have_the_pause_that_is_asked_for_or_else_some_are_cold() -> None:
+    usual = [plan for plan, _ in bench.plans(bench.parse([]))]
+    cold = [plan for plan in usual if plan.pause]
+    assert {(plan.shape.text, plan.workers) for plan in cold} == {
+        ("256KiB/20", 1),
+        ("256KiB/20", 4),
+    }
+    for words in ([], ["--quick"], ["--sizes", TINY]):
+        asked = [plan for plan, _ in bench.plans(bench.parse([*words, "--pause", "0.5"]))]
+        assert {plan.pause for plan in asked} == {0.5}
+    assert not any(plan.pause for plan, _ in bench.plans(bench.parse(["--sizes", TINY])))
+    with pytest.raises(SystemExit):
+        bench.parse(["--pause", "-1"])
+
+
+def test_cold_rows_stand_beside_the_others_and_are_not_taken_for_them(tmp_path: Path) -> None:
+    warm = beside("zmq_pickle", "256KiB/20", 4, 0.4, 0.6)
+    cold = beside("zmq_pickle", "256KiB/20", 4, 0.1, 0.15, pause=cases.COLD_SECONDS)
+    text = page.peers({"comparisons": [warm, cold]}, {})
+    assert "| peer | 256KiB, 4 | 256KiB, 4, after 30 ms |" in text
+    assert "| TCP: pickle over ZeroMQ | 2.00 | 0.50 |" in text
+    assert "Lost: 0 of 110" in text
+    found = losses([warm, cold])
+    assert (found.count, found.lost) == (0, [("256KiB/20", 4, "zmq_pickle", cases.COLD_SECONDS)])
+    console = Console(width=200)
+    with console.capture() as capture:
+        report.print_losses(found, "copying", console)
+    assert "256KiB/20, after 30 ms" in capture.get()
+    assert rows.Scale(bench=[cold, warm]).known(Shape.parse("256KiB/20"), 4) == [warm]
+    assert plots.draw([warm, cold], tmp_path)
+    assert plots.draw([cold], tmp_path)
 
 
 def test_targets_take_what_a_run_of_the_benchmark_holds() -> None:
