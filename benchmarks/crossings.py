@@ -40,7 +40,7 @@ MODEL, CHUNKS, CHUNK_BYTES = "policy", 4, 2**20
 SIZES = {"4 KiB": 2**12, "four chunks": CHUNKS * CHUNK_BYTES}
 ROADS = ("network", "shared")
 CASES = tuple(f"{size}, {road}" for size in SIZES for road in ROADS)
-VERSIONS, LIMIT_SECONDS = 41, 120.0  # counted of each case, but for no longer
+VERSIONS, LIMIT_SECONDS = 41, 45.0  # counted of each case, but for no longer
 # So much more is no rise. How chunks share wake-ups is chance: hardly two versions are alike.
 SLACK = {case: 1.08 if case == "four chunks, network" else 1.01 for case in CASES}
 WARM_SECONDS = 1.5  # more than a ping: only an answer to one proves that publishing reaches it
