@@ -417,7 +417,7 @@ def test_cold_rows_stand_beside_the_others_and_are_not_taken_for_them(tmp_path: 
     cold = beside("zmq_pickle", "256KiB/20", 4, 0.1, 0.15, pause=cases.COLD_SECONDS)
     text = page.peers({"comparisons": [warm, cold]}, {})
     assert "| peer | 256KiB, 4 | 256KiB, 4, after 30 ms |" in text
-    assert "| TCP: pickle over ZeroMQ | 2.00 | 0.50 |" in text
+    assert "| them | 2.00 | 0.50 |" in text
     assert "Lost: 0 of 110" in text
     found = losses([warm, cold])
     assert (found.count, found.lost) == (0, [("256KiB/20", 4, "zmq_pickle", cases.COLD_SECONDS)])

@@ -62,7 +62,8 @@ def test_the_way_of_a_version_becomes_no_longer(case: str) -> None:
 
 
 def test_a_rise_is_what_is_beyond_the_least_of_all_versions_and_a_slack() -> None:
-    few, many = dict.fromkeys(COUNTS, 100), {**dict.fromkeys(COUNTS, 100), "calls": 102}
+    few: dict[str, int] = dict.fromkeys(COUNTS, 100)
+    many = {**few, "calls": 102}
     case = "4 KiB, network"
     kept: dict[str, Counted] = {case: {TOGETHER: few}}
     assert risen(case, {TOGETHER: many}, kept) == ["calls"]
