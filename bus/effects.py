@@ -4,15 +4,15 @@ What only a publisher wants is in `publisher/effects.py`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from .messages import Buffer, Message, Shared
 from .observed import Check
 from .staged import Copying, Patching, StagedVersion
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(msgspec.Struct, frozen=True):
     """Send a message: to one worker from a publisher, to the publisher from a worker.
 
     `upstream`: on the data connection if that may be; it is said again on the other anyway. (W34)
@@ -24,8 +24,7 @@ class Send:
     upstream: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(msgspec.Struct, frozen=True):
     """Something that an operator may want to know; `warning`: that an operator should know."""
 
     kind: str
@@ -34,8 +33,7 @@ class Notice:
     warning: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Connect:
+class Connect(msgspec.Struct, frozen=True):
     """Take published messages from this endpoint, in place of any before.
 
     With a ticket, each connection there needs one, which is spent with it.
@@ -45,21 +43,18 @@ class Connect:
     ticket: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Redial:
+class Redial(msgspec.Struct, frozen=True):
     """Make both connections anew: those that there are may lead nowhere."""
 
 
-@dataclass(frozen=True, slots=True)
-class Subscribe:
+class Subscribe(msgspec.Struct, frozen=True):
     """Ask for a topic, or no longer."""
 
     topic: bytes
     on: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Reserve:
+class Reserve(msgspec.Struct, frozen=True):
     """Take memory for a version; without a key, for one that will come. `Granted` answers it."""
 
     model: str
@@ -67,8 +62,7 @@ class Reserve:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Open:
+class Open(msgspec.Struct, frozen=True):
     """Open shared memory for a version; of no model: the publisher's probe. `Opened` answers it."""
 
     model: str
@@ -77,47 +71,41 @@ class Open:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(msgspec.Struct, frozen=True):
     """Copy a version from shared memory, which may take long. `Copied` answers it."""
 
     copying: Copying
 
 
-@dataclass(frozen=True, slots=True)
-class Decode:
+class Decode(msgspec.Struct, frozen=True):
     """Decode a patch, which may take long. `Decoded` answers it."""
 
     patching: Patching
 
 
-@dataclass(frozen=True, slots=True)
-class Warm:
+class Warm(msgspec.Struct, frozen=True):
     """Map shared memory ahead of the first version in it. Nobody waits for it."""
 
     shared: Shared
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(msgspec.Struct, frozen=True):
     """A version is staged, verified, and may be applied."""
 
     staged: StagedVersion
 
 
-@dataclass(frozen=True, slots=True)
-class Renamed:
+class Renamed(msgspec.Struct, frozen=True):
     """The version that runs has another name from now on; its bytes are the same."""
 
     model: str
     epoch: int
     version: int
-    metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    metadata: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
+class Rejected(msgspec.Struct, frozen=True):
     """A version cannot be taken; the old one still runs."""
 
     model: str
@@ -127,23 +115,20 @@ class Rejected:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(msgspec.Struct, frozen=True):
     """The publisher refuses this worker; it keeps asking."""
 
     code: str
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Joined:
+class Joined(msgspec.Struct, frozen=True):
     """The publisher has let this worker in."""
 
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Examine:
+class Examine(msgspec.Struct, frozen=True):
     """Look at what the weights are by now, which may take long. `Examined` answers it."""
 
     check: Check

@@ -12,9 +12,10 @@ from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
+
+import msgspec
 
 from ..complaints import Complaints, Told
 from ..effects import Notice, Send
@@ -402,7 +403,7 @@ class PublisherLoop:
                     changed = True
                     if effect.kind == "nobody":
                         text = f"{effect.text}; they connect to {self._sockets.address}"
-                        effect = replace(effect, text=text)
+                        effect = msgspec.structs.replace(effect, text=text)
                     self._told.tell(effect, now)
                     self._tell(effect, now)
                     self._machine.observers.happened(effect, now)

@@ -5,8 +5,9 @@ Others speak of a version's memory, or of work that is too long for one step (`H
 shell answers with `PublisherMachine.hashed`.
 """
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 from ..effects import Notice, Send
 from ..messages import Announce, Buffer, Message
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
     from .verifying import Comparison
 
 
-@dataclass(frozen=True, slots=True)
-class Broadcast:
+class Broadcast(msgspec.Struct, frozen=True):
     """Publish a message to whoever has subscribed to a topic."""
 
     topic: bytes
@@ -27,8 +27,7 @@ class Broadcast:
     payload: Buffer | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SendChunk:
+class SendChunk(msgspec.Struct, frozen=True):
     """Send a chunk of a version, or of a patch, to one worker."""
 
     version: Chunked
@@ -36,36 +35,31 @@ class SendChunk:
     to: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class BroadcastChunk:
+class BroadcastChunk(msgspec.Struct, frozen=True):
     """Publish a chunk of a version, or of a patch, to whoever has subscribed to that."""
 
     version: Chunked
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class BroadcastWhole:
+class BroadcastWhole(msgspec.Struct, frozen=True):
     """Announce a version of one chunk to all, and send that along."""
 
     version: Version
     announce: Announce
 
 
-@dataclass(frozen=True, slots=True)
-class Withdraw:
+class Withdraw(msgspec.Struct, frozen=True):
     """Forget what was published of a model and is not on its way yet: it is out of date."""
 
     model: str
 
 
-@dataclass(frozen=True, slots=True)
-class HangUp:
+class HangUp(msgspec.Struct, frozen=True):
     """Close the connection of the message that was received last: it floods this publisher."""
 
 
-@dataclass(frozen=True, slots=True)
-class Follow:
+class Follow(msgspec.Struct, frozen=True):
     """Whoever sent the message that was received last is let in: say `unreachable` once it is gone.
 
     That is once its connection is closed. If its process, which it says is `pid`, is of this host,
@@ -75,13 +69,11 @@ class Follow:
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class DropRevoked:
+class DropRevoked(msgspec.Struct, frozen=True):
     """Hang up on data connections whose keys may not have any, any more; seal otherwise."""
 
 
-@dataclass(frozen=True, slots=True)
-class Resolve:
+class Resolve(msgspec.Struct, frozen=True):
     """A call of publish is over.
 
     Attributes:
@@ -118,43 +110,37 @@ class Resolve:
         return "; ".join([what, *others, *([self.why] if self.why else [])])
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(msgspec.Struct, frozen=True):
     """A version is the latest for all workers now: what there is to keep of a model."""
 
     version: Version
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(msgspec.Struct, frozen=True):
     """Let workers of this host read a version by its number; if they cannot, say `unshared`."""
 
     version: Version
 
 
-@dataclass(frozen=True, slots=True)
-class Hash:
+class Hash(msgspec.Struct, frozen=True):
     """Hash all of a version, a little at a time, and say `hashed`."""
 
     version: Version
 
 
-@dataclass(frozen=True, slots=True)
-class Compare:
+class Compare(msgspec.Struct, frozen=True):
     """Compare a version with what a worker has, a little at a time, and say `compared`."""
 
     comparison: "Comparison"
 
 
-@dataclass(frozen=True, slots=True)
-class Lend:
+class Lend(msgspec.Struct, frozen=True):
     """Let whoever publishes next write over a version."""
 
     version: Version
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(msgspec.Struct, frozen=True):
     """Nobody needs the memory of a version any more."""
 
     version: Version
