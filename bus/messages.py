@@ -11,7 +11,7 @@ fields are ignored, which is how the protocol grows. `docs/PROTOCOL.md` gives th
 
 import re
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Annotated, Final, Literal, TypeVar, cast
 
 import msgspec
@@ -457,11 +457,13 @@ def _check_number(header: Buffer) -> None:
         )
 
 
+@lru_cache(maxsize=2 * MODELS_MAX)
 def control_topic(model: str) -> bytes:
     """Return the topic of a model's small messages."""
     return f"{model}/ctl".encode()
 
 
+@lru_cache(maxsize=2 * MODELS_MAX)
 def data_topic(model: str) -> bytes:
     """Return the topic of a model's chunks."""
     return f"{model}/dat".encode()
@@ -473,11 +475,13 @@ def token_of(welcome: Welcome, feature: str) -> str:
     return next((token for token in named if _TOKEN.match(token)), "")
 
 
+@lru_cache(maxsize=2 * MODELS_MAX)
 def patch_topic(model: str) -> bytes:
     """Return the topic of the chunks of a model's patches, and of what ends them."""
     return f"{model}/dlt".encode()
 
 
+@lru_cache(maxsize=2 * MODELS_MAX)
 def topics_of(model: str) -> tuple[bytes, ...]:
     """Return all topics of a model."""
     return control_topic(model), data_topic(model), patch_topic(model)

@@ -109,6 +109,11 @@ class Accepted:
     Args:
         counts: Whether the kernel counts what comes on them.
         crowd: Is told of those that there is no descriptor for.
+
+    Attributes:
+        look_at, find_at: When `look` has something to do.
+        gone: Those that are closed, of which nobody was told yet: `take_closed` tells it.
+        ending_at: When it has something to tell besides.
     """
 
     def __init__(self, crowd: Crowd, *, counts: bool) -> None:
@@ -120,11 +125,11 @@ class Accepted:
         self._hosts: dict[str, Allowance] = {}  # where newcomers came from a moment ago
         self._newcomers: dict[int, tuple[Allowance, float]] = {}  # of whose, and until when
         self._followed: dict[int, int] = {}  # whose processes are to be found, by what they say
-        self._finds, self._find_at = Allowance(FINDS, 0.0), math.inf
-        self._closed: list[_Connection] = []  # of which nobody was told yet
+        self._finds, self.find_at = Allowance(FINDS, 0.0), math.inf
+        self.gone: list[_Connection] = []
         self._ending: list[tuple[_Connection, float, str]] = []  # of which, and until when to look
-        self._ending_at = math.inf
-        self._look_at, self._trim_at = 0.0, math.inf
+        self.ending_at = math.inf
+        self.look_at, self._trim_at = 0.0, math.inf
         self._alert_until = 0.0
         self._complaints = Complaints(log, "hung up on a control connection: %s")
         self._scratch = bytearray(SCRATCH_BYTES)
@@ -158,7 +163,7 @@ class Accepted:
         if self._counts:
             self._large[descriptor] = 0.0  # so that it is looked at soon
         self._alert_until = now + NEW_SECONDS
-        self._look_at = min(self._look_at, now + FLOODED_SECONDS)
+        self.look_at = min(self.look_at, now + FLOODED_SECONDS)
         crowded = spent(descriptor)
         if crowded:
             self._crowd.note(descriptor, self._host(descriptor), now)
@@ -184,7 +189,7 @@ class Accepted:
         self._followed.pop(descriptor, None)
         each = self._each.pop(descriptor, None)
         if each is not None and each.identity:
-            self._closed.append(each)
+            self.gone.append(each)
 
     def take_closed(self, now: float) -> list[tuple[bytes, str]]:
         """Return the identities of those that were closed, and whose process has ended, in words.
@@ -192,8 +197,8 @@ class Accepted:
         A process is there a moment longer than its connections: it is named again once it is not.
         """
         told: list[tuple[bytes, str]] = []
-        closed = [(each, now + ENDING_SECONDS, "closed") for each in self._closed]
-        before, self._closed, self._ending = self._ending, [], []
+        closed = [(each, now + ENDING_SECONDS, "closed") for each in self.gone]
+        before, self.gone, self._ending = self._ending, [], []
         for each, until, news in closed + before:
             process = each.process
             if process is not None and process.ended:
@@ -203,12 +208,8 @@ class Accepted:
                 told.append((each.identity, ""))
             if process is not None and now < until:
                 self._ending.append((each, until, ""))
-        self._ending_at = now + AGAIN_SECONDS if self._ending else math.inf
+        self.ending_at = now + AGAIN_SECONDS if self._ending else math.inf
         return told
-
-    def any_closed(self, now: float) -> bool:
-        """Whether `take_closed` may have anything to tell."""
-        return bool(self._closed) or now >= self._ending_at
 
     def follow(self, descriptor: int, pid: int) -> None:
         """Say whose a connection is: a worker's, which says that its process is `pid`."""
@@ -217,7 +218,7 @@ class Accepted:
             return
         if isinstance(self._name, int):
             self._followed[descriptor] = pid
-            self._find_at = 0.0  # at once, before it can end
+            self.find_at = 0.0  # at once, before it can end
             return
         with self._duplicate(descriptor) as connection:
             each.process = connected_by(connection)
@@ -231,7 +232,7 @@ class Accepted:
                 inode = inode_of(connection)
             if inode is not None:
                 self._each[descriptor].process = process_with(pid, inode)
-        self._find_at = now + FIND_SECONDS if self._followed else math.inf
+        self.find_at = now + FIND_SECONDS if self._followed else math.inf
 
     @contextlib.contextmanager
     def _duplicate(self, descriptor: int) -> Generator[socket.socket]:
@@ -287,17 +288,17 @@ class Accepted:
     @property
     def due(self) -> float:
         """When to look next."""
-        look_at = self._look_at if self._each and self._counts else math.inf
-        return min(look_at, self._find_at, self._ending_at)
+        look_at = self.look_at if self._each and self._counts else math.inf
+        return min(look_at, self.find_at, self.ending_at)
 
     def look(self, now: float, *, drained: bool) -> None:
         """Hang up on whoever has too much unseen, and on the largest if all have together.
 
         The latter only where all messages are taken (`drained`): who waits for us is no flood.
         """
-        if now >= self._find_at:
+        if now >= self.find_at:
             self._find(now)
-        if now < self._look_at:
+        if now < self.look_at:
             return
         if self._counts:
             for descriptor in self._next().union(self._large):
@@ -310,7 +311,7 @@ class Accepted:
             self._trim_at = math.inf
             give_memory_back()
         alert = self._large or now < self._alert_until
-        self._look_at = now + (FLOODED_SECONDS if alert else LOOK_SECONDS)
+        self.look_at = now + (FLOODED_SECONDS if alert else LOOK_SECONDS)
 
     def _let_newcomers_be(self, now: float) -> None:
         """Make room for others in the place of those that have shown to be no flood."""

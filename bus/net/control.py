@@ -107,14 +107,17 @@ class _Sockets:
         Returns:
             What is wanted of the control socket and can be done there; and what else was found.
         """
-        control = self._ask() & wanted
-        found = self._selector.select(0.0 if control else max(0.0, seconds))
-        for key, _ in found:
+        control = (self._ready if self._asked else self._ask()) & wanted
+        others: Found = []
+        for each in self._selector.select(0.0 if control else max(0.0, seconds)):
+            key, _ = each
             if key.fileobj is self._bell:
                 self._bell.silence()
             elif key.data is self._control:
                 self._asked = False
-        return self._ask() & wanted, found
+            else:
+                others.append(each)
+        return (self._ready if self._asked else self._ask()) & wanted, others
 
     def _ask(self) -> int:
         """Return what can be done at the control socket.
@@ -173,6 +176,7 @@ class PublisherSockets(_Sockets):
 
     Attributes:
         data: Those who have subscribed.
+        broadcast: Publishes to them: see `Distribution.send`.
         key: Of whoever sent the message that was received last; empty where there are none.
         leaving: Whether they are about to be closed.
 
@@ -194,6 +198,7 @@ class PublisherSockets(_Sockets):
             super().__init__(zmq.ROUTER, CHANGES, asked=grants is not None)
         self._crowd = Crowd()
         self.data = Distribution(queue, self._selector, grants, self._crowd)
+        self.broadcast = self.data.send
         self._gate: curve.Gate | None = None
         self._asks = False  # somebody, whether it may come in
         self.key, self.leaving = "", False
@@ -260,23 +265,25 @@ class PublisherSockets(_Sockets):
 
     def poll(self, seconds: float) -> Activity:
         """Wait for something to arrive, or for `wake`."""
-        wait = (
-            0.0
-            if self.data.pending or self._asks
-            else min(seconds, self._accepted.due - time.monotonic())
-        )
+        data, accepted, gate = self.data, self._accepted, self._gate
+        at_once = bool(data.asking) or self._asks
+        wait = 0.0 if at_once else min(seconds, accepted.due - time.monotonic())
         control, found = self._poll(wait)
         now = time.monotonic()
-        self.data.attend(found, now)
-        if any(key.data is self._changes for key, _ in found):
-            self._take_note_of_changes(now)
-        if self._gate is not None and (
-            self._asks or any(k.fileobj is self._gate for k, _ in found)
-        ):
-            self._asks = self._gate.answer()
-        self._accepted.look(now, drained=not control)
-        self.data.tick(now)
-        return Activity(control=bool(control), data=self.data.pending)
+        if found:
+            data.attend(found, now)
+        for key, _ in found:
+            if key.data is self._changes:
+                self._take_note_of_changes(now)
+            elif gate is not None and key.fileobj is gate:
+                self._asks = True
+        if gate is not None and self._asks:
+            self._asks = gate.answer()
+        if now >= accepted.look_at or now >= accepted.find_at:
+            accepted.look(now, drained=not control)
+        if now >= data.due:
+            data.tick(now)
+        return Activity(control=bool(control), data=bool(data.asking))
 
     def receive(self) -> tuple[bytes, Sequence[Buffer]] | None:
         """Return the identity and the frames of the next control message, if there is one."""
@@ -315,7 +322,8 @@ class PublisherSockets(_Sockets):
 
     def any_closed(self, now: float) -> bool:
         """Whether `take_closed` may have anything to tell."""
-        return self._accepted.any_closed(now)
+        accepted = self._accepted
+        return bool(accepted.gone) or now >= accepted.ending_at
 
     def take_closed(self, now: float) -> list[tuple[bytes, str]]:
         """Return the identities of closed connections, and whose process has ended, in words.
@@ -351,10 +359,6 @@ class PublisherSockets(_Sockets):
                 return False
             raise
         return True
-
-    def broadcast(self, frames: Sequence[Buffer]) -> None:
-        """Publish to everybody who subscribed; whoever is not keeping up loses it."""
-        self.data.send(frames, time.monotonic())
 
     def abandon(self) -> None:
         """Close what a forked child has inherited, see `inheritance`."""

@@ -88,6 +88,9 @@ class Outlet:
         connection: Its socket.
         queue: Messages that wait before more are dropped.
         ticketed: It is served only once it has shown a ticket.
+
+    Attributes:
+        queue: What waits behind the message that is being sent.
     """
 
     def __init__(
@@ -97,7 +100,7 @@ class Outlet:
         # What a subscriber says fits the scratch: no memory is taken for it.
         self._stream = Stream(_nowhere, b"XPUB", SCRATCH_BYTES - FRAME_HEAD_MAX, frames_max=1)
         self._allowance = Allowance(SUBSCRIPTIONS, now)
-        self._queue: deque[QueuedMessage] = deque()
+        self.queue: deque[QueuedMessage] = deque()
         self._sending: Sequence[Buffer] = ()  # what is left of the message that is being sent
         self._left = 0  # bytes of that
         self._sent_topic = b""
@@ -120,16 +123,7 @@ class Outlet:
     @property
     def unsent(self) -> bool:
         """Whether anything waits to be sent."""
-        return bool(self._left or self._queue or self._stream.outgoing)
-
-    def wants(self, topic: bytes) -> bool:
-        """Whether it subscribed to a topic, or to the beginning of it."""
-        return self.admitted and not self.topics.isdisjoint(_beginnings(topic))
-
-    @property
-    def keeps_up(self) -> bool:
-        """Whether no message waits behind the one that is being sent."""
-        return not self._queue
+        return bool(self._left or self.queue or self._stream.outgoing)
 
     def put(self, message: QueuedMessage, now: float) -> None:
         """Send a message if nothing else waits; else keep it, unless too many wait already.
@@ -137,16 +131,16 @@ class Outlet:
         Raises:
             OSError: The connection is gone.
         """
-        if not self.unsent:
+        if not (self._left or self.queue or self._stream.outgoing):
             self._begin(message)
             self.write(now)
-        elif len(self._queue) < self._room:
-            self._queue.append(message)
+        elif len(self.queue) < self._room:
+            self.queue.append(message)
 
     def withdraw(self, topics: Collection[bytes]) -> None:
         """Forget what waits of some topics; what is half sent is copied, to let its memory go."""
-        if self._queue:
-            self._queue = deque(m for m in self._queue if m.topic not in topics)
+        if self.queue:
+            self.queue = deque(m for m in self.queue if m.topic not in topics)
         if self._left and self._sent_topic in topics:
             self._let_go()
 
@@ -172,7 +166,9 @@ class Outlet:
             OSError: The connection is gone.
         """
         turn = TURN_BYTES
-        while turn > 0 and (self._left or self._refill()):
+        while turn > 0 and (
+            self._left or ((self.queue or self._stream.outgoing) and self._refill())
+        ):
             try:
                 sent = self._socket.sendmsg(self._sending)
             except BlockingIOError:
@@ -195,8 +191,8 @@ class Outlet:
             command = bytes(self._stream.outgoing)
             self._stream.outgoing.clear()
             self._sending, self._left, self._sent_topic = (command,), len(command), b""
-        while self._queue and not self._left:
-            self._begin(self._queue.popleft())
+        while self.queue and not self._left:
+            self._begin(self.queue.popleft())
         return self._left > 0
 
     def read(self, now: float) -> bool:
@@ -245,7 +241,7 @@ class Outlet:
 
     def close(self) -> None:
         """Hang up."""
-        self._queue.clear()
+        self.queue.clear()
         self._sending, self._left = (), 0
         self._socket.close()
 
@@ -277,6 +273,10 @@ class Distribution:
         selector: Where its sockets are registered; what that finds goes to `attend`.
         grants: Whose keys may have connections; None: anybody may have one.
         crowd: Is told of those that there is no descriptor for.
+
+    Attributes:
+        asking: Who has subscribed since `receive_heard` was asked, or said a word.
+        due: When `tick` has something to do.
     """
 
     def __init__(
@@ -293,10 +293,10 @@ class Distribution:
         self._not_accepted = Complaints(log, "cannot accept a subscriber, will try again: %s")
         self._listener: Listener | None = None
         self._outlets: dict[int, Outlet] = {}
-        self._asking: dict[Outlet, None] = {}  # who subscribed to something that nobody knows yet
+        self.asking: dict[Outlet, None] = {}
         self._accepts = Allowance(ACCEPTS, 0.0)
-        self._ping_at = self._hold_at = 0.0
-        self._accept_at = 0.0
+        self._ping_at = self._hold_at = self.due = 0.0
+        self._accept_at = 0.0  # 0: it accepts
 
     def bind(self, endpoint: str, parameter: str, patience: float | None = None) -> str:
         """Listen at an endpoint; return it with the port that was taken.
@@ -322,7 +322,7 @@ class Distribution:
             try:
                 # What it said before is to be dealt with first, so that it takes no more memory.
                 if events & selectors.EVENT_READ and not outlet.said and outlet.read(now):
-                    self._asking[outlet] = None
+                    self.asking[outlet] = None
                 if outlet.unsent or events & selectors.EVENT_WRITE:
                     self._write(outlet, now)
             except ZmtpError as error:
@@ -332,7 +332,7 @@ class Distribution:
                 self._hang_up(outlet)
 
     def tick(self, now: float) -> None:
-        """Do what is due, a few times a second."""
+        """Do what is due, a few times a second; `due` says when."""
         if self._listener is not None and self._accept_at and now >= self._accept_at:
             self._accept_at = 0.0
             self._selector.register(self._listener.socket, selectors.EVENT_READ)
@@ -345,18 +345,14 @@ class Distribution:
         if now >= self._ping_at:
             self._ping_at = now + PING_SECONDS
             self._look_after(now)
-
-    @property
-    def pending(self) -> bool:
-        """Whether somebody has subscribed since, or said a word."""
-        return bool(self._asking)
+        self.due = min(self._hold_at, self._ping_at, self._accept_at or self._ping_at)
 
     def receive_heard(self) -> Heard | None:
         """Return who has subscribed since, and to which topics; each once. And what it said."""
-        if not self._asking:
+        if not self.asking:
             return None
-        outlet = next(iter(self._asking))
-        del self._asking[outlet]
+        outlet = next(iter(self.asking))
+        del self.asking[outlet]
         heard = Heard(outlet, outlet.asked, outlet.said, outlet.ticket)
         outlet.asked, outlet.said = {}, []
         return heard
@@ -391,9 +387,8 @@ class Distribution:
         A last frame that is a view must be kept for as long as anybody is to get it.
         """
         message = QueuedMessage(frames)
-        for outlet in list(self._outlets.values()):
-            if outlet.wants(message.topic):
-                self._put(outlet, message, now)
+        for outlet in self.subscribers(message.topic):
+            self._put(outlet, message, now)
 
     def answer(self, outlet: Outlet, frames: Sequence[Buffer], now: float) -> None:
         """Send to one who has subscribed, if it is still there."""
@@ -403,19 +398,27 @@ class Distribution:
     def _put(self, outlet: Outlet, message: QueuedMessage, now: float) -> None:
         try:
             outlet.put(message, now)
-            self._watch(outlet)
+            if outlet.unsent or outlet.watched != selectors.EVENT_READ:
+                self._watch(outlet)
         except OSError:
             self._hang_up(outlet)
 
     def keep_up(self, topic: bytes) -> bool:
         """Return whether some subscriber of a topic keeps up, or there is none."""
-        wanted = False
-        for outlet in self._outlets.values():
-            if outlet.wants(topic):
-                if outlet.keeps_up:
-                    return True
-                wanted = True
-        return not wanted
+        subscribers = self.subscribers(topic)
+        for outlet in subscribers:
+            if not outlet.queue:
+                return True
+        return not subscribers
+
+    def subscribers(self, topic: bytes) -> list[Outlet]:
+        """Return those who subscribed to a topic, or to the beginning of it."""
+        beginnings = _beginnings(topic)
+        return [
+            outlet
+            for outlet in self._outlets.values()
+            if outlet.admitted and not beginnings.isdisjoint(outlet.topics)
+        ]
 
     def withdraw(self, topics: Collection[bytes]) -> None:
         """Forget what is not on its way yet of some topics: something newer takes its place."""
@@ -471,6 +474,7 @@ class Distribution:
     def _pause(self, listener: socket.socket, now: float) -> None:
         """Have the kernel keep who comes next for a while."""
         self._accept_at = now + ACCEPT_SECONDS
+        self.due = min(self.due, self._accept_at)
         self._selector.unregister(listener)
 
     def _write(self, outlet: Outlet, now: float) -> None:
@@ -499,7 +503,7 @@ class Distribution:
                 self._hang_up(outlet)
 
     def _hang_up(self, outlet: Outlet) -> None:
-        self._asking.pop(outlet, None)
+        self.asking.pop(outlet, None)
         del self._outlets[outlet.fileno()]
         self._selector.unregister(outlet)
         outlet.close()

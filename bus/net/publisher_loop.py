@@ -20,10 +20,12 @@ import msgspec
 from ..complaints import Complaints, Told
 from ..effects import Notice, Send
 from ..errors import ClosedError, PublishError
-from ..messages import encode, topics_of
+from ..messages import Buffer, encode, topics_of
 from ..observed import Observe, RosterPage
 from ..publisher.effects import (
     Broadcast,
+    BroadcastChunk,
+    BroadcastWhole,
     Compare,
     DropRevoked,
     Effect,
@@ -34,6 +36,7 @@ from ..publisher.effects import (
     Lend,
     Release,
     Resolve,
+    SendChunk,
     Settled,
     Stamp,
     Withdraw,
@@ -53,6 +56,7 @@ log = logging.getLogger("weightbus.publisher")
 
 TICK = 0.1  # seconds between two looks at the clock when nothing happens
 BATCH = 64  # messages taken from one socket before the other gets a turn
+PUSHES = 4  # bursts of chunks: a millisecond
 
 T = TypeVar("T")
 Condition = Callable[[PublisherMachine, float], bool]  # of the machine at a time
@@ -285,8 +289,10 @@ class PublisherLoop:
 
     def _turn(self, next_tick: float) -> float:
         """Take what there is, push what may be pushed, tick when it is time."""
-        self._do_work(time.monotonic())  # before anything else: somebody waits for it
-        busy = self._work or self._unhurried or self._with_room()
+        if self._work:  # before anything else: somebody waits for it
+            self._do_work(time.monotonic())
+        pushes = self._machine.pushes.each
+        busy = self._work or self._unhurried.waiting or (pushes and self._with_room())
         wait = 0.0 if busy else next_tick - time.monotonic()
         activity = self._sockets.poll(wait)
         now = time.monotonic()
@@ -296,9 +302,9 @@ class PublisherLoop:
             self._take_closed(now)
         if activity.data:
             self._take_heard(now)
-        if topics := self._with_room():
-            self._perform(self._machine.push(now, topics), now)
-        if self._unhurried:
+        if pushes:
+            self._push(now)
+        if self._unhurried.waiting:
             self._perform(self._unhurried.go_on(now), now)
         if now >= next_tick:
             self._perform(self._machine.crowded(self._sockets.turned_away(now), now), now)
@@ -309,21 +315,26 @@ class PublisherLoop:
             return now + TICK
         return next_tick
 
+    def _push(self, now: float) -> None:
+        """Push for as long as there is room, and nobody has waited for long."""
+        for _ in range(PUSHES):
+            topics = self._with_room()
+            if self._work or not topics:
+                break
+            self._perform(self._machine.push(now, topics), now)
+
     def _with_room(self) -> list[bytes]:
         """Return the topics of what is being pushed for which somebody's connection has room."""
-        pushing = self._machine.pushing
-        return (
-            [topic for topic in pushing if self._sockets.data.keep_up(topic)]
-            if pushing
-            else pushing
-        )
+        keep_up = self._sockets.data.keep_up
+        return [topic for topic in self._machine.pushes.ready if keep_up(topic)]
 
     def _do_work(self, now: float) -> None:
         while self._work:
             work, _ = self._work[0]  # if it fails, whoever waits for it is told at the end
             work(now)
             self._work.popleft()
-            self._look(now)
+            if self._watchers:
+                self._look(now)
 
     def _take_messages(self, now: float) -> bool:
         """Take what workers say; return whether that was all there is."""
@@ -363,13 +374,15 @@ class PublisherLoop:
                     self._perform(effects, now)
 
     def _perform(self, effects: list[Effect], now: float) -> None:
-        changed = False
-        for effect in worded(effects, self._sealer):
+        changed, sealer = False, self._sealer
+        for each in effects:
+            asks = isinstance(each, SendChunk | BroadcastChunk | BroadcastWhole)
+            effect = worded(each, sealer) if asks or sealer is not None else each
             match effect:
                 case Send():
                     self._send(effect, now)
                 case Broadcast():
-                    self._broadcast(effect)
+                    self._broadcast(effect, now)
                 case Withdraw(model):
                     self._sockets.data.withdraw(topics_of(model))
                 case HangUp():
@@ -407,7 +420,7 @@ class PublisherLoop:
                     self._told.tell(effect, now)
                     self._tell(effect, now)
                     self._machine.observers.happened(effect, now)
-        if changed:
+        if changed and self._watchers:
             self._look(now)
 
     def _rekey(self, now: float) -> None:
@@ -417,13 +430,15 @@ class PublisherLoop:
             self._perform(self._machine.rekeyed(), now)
 
     def _send(self, send: Send, now: float) -> None:
-        payload = [] if send.payload is None else [send.payload]
-        if not self._sockets.send(send.to, [encode(send.message), *payload]):
+        header, payload = encode(send.message), send.payload
+        if not self._sockets.send(send.to, [header] if payload is None else [header, payload]):
             self._perform(self._machine.unreachable(send.to, now), now)
 
-    def _broadcast(self, broadcast: Broadcast) -> None:
-        payload = [] if broadcast.payload is None else [broadcast.payload]
-        self._sockets.broadcast([broadcast.topic, encode(broadcast.message), *payload])
+    def _broadcast(self, broadcast: Broadcast, now: float) -> None:
+        frames: list[Buffer] = [broadcast.topic, encode(broadcast.message)]
+        if broadcast.payload is not None:
+            frames.append(broadcast.payload)
+        self._sockets.broadcast(frames, now)
 
     def _tell(self, notice: Notice, now: float) -> None:
         """Tell whoever listens what became of a worker."""

@@ -264,8 +264,10 @@ class _Body:
 
 def message_parts(frames: Sequence[Buffer]) -> Sequence[Buffer]:
     """Return a message as the buffers to send one after the other; the last frame is not copied."""
-    heads = b"".join(_head(frame, MORE) + bytes(frame) for frame in frames[:-1])
-    return heads + _head(frames[-1], 0), frames[-1]
+    heads, last = b"", frames[-1]
+    for frame in frames[:-1]:
+        heads += _head(frame, MORE) + frame
+    return heads + _head(last, 0), last
 
 
 def _head(frame: Buffer, flags: int) -> bytes:

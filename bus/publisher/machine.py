@@ -100,7 +100,7 @@ class PublisherMachine:
         self.malformed = 0  # messages dropped because they broke the protocol
         self._patience = Patience(timing)
         self._publications = calls = Publications(roster, store, timing, Absent())
-        self._pushes = pushes = Pushes(store, timing.quiet)
+        self.pushes = pushes = Pushes(store, timing.quiet)
         self._giving = giving = Giving(store, calls)
         self._reports = Reports(roster, store, calls, pushes)
         introduction = Introduction(data_endpoint, shared, age, secret, keys, grants, recorded)
@@ -123,9 +123,10 @@ class PublisherMachine:
         freed = self.store.freed()
         if not freed:
             return effects
-        answers = [e for e in effects if isinstance(e, Resolve)]
-        others = [e for e in effects if not isinstance(e, Resolve)] if answers else effects
-        return [*others, *freed, *answers]
+        others, answers = list[Effect](), list[Effect]()
+        for effect in effects:
+            (answers if isinstance(effect, Resolve) else others).append(effect)
+        return others + freed + answers
 
     # What arrives.
 
@@ -262,25 +263,28 @@ class PublisherMachine:
         version, workers = publication.version, publication.workers
         peers = self.roster.targets(version.model, workers)
         versions = self.store[version.model]
-        why = "superseded by a newer publish"
-        effects = versions.number(version, self.epoch)
-        effects += self._publications.give_up(versions.pending, why, now)
+        effects = versions.number(version, self.store.epoch)
+        if versions.pending is not None:
+            why = "superseded by a newer publish"
+            effects += self._publications.give_up(versions.pending, why, now)
         self._sessions.published(version.model)
         self.observers.published(version, now)
-        publication.aim(p.name for p in peers)
+        publication.aim([p.name for p in peers])
+        mute_since = now - self.timing.quiet
         for peer in peers:
             if peer.lost:
                 publication.move(peer.name, "lost", now, "it was lost before the publish")
-            elif peer.told_at is None:
+                continue
+            if peer.told_at is None:
                 peer.told_at = now
-        quiet = self.timing.quiet
-        version.receivers = {p.name for p in peers if not (p.lost or p.mute(now, quiet))}
+            if peer.told_at > mute_since:
+                version.receivers.add(peer.name)
         if publication.commit == "together":
             versions.await_commit(version)
         else:
             versions.settle(version, None if workers is None else frozenset(workers))
             if workers is None:
-                versions.supersede(version, [p.name for p in peers if p.shared])
+                versions.supersede(version, peers)
                 effects.append(Settled(version))
         effects += self._announce(publication, peers, now)
         if publication.hash and not version.digest:  # P12: it must be known before it is gone
@@ -291,32 +295,32 @@ class PublisherMachine:
     def _announce(self, publication: Publication, peers: list[Peer], now: float) -> list[Effect]:
         """Say that a version is there: to all, or to each that would not hear that."""  # P6
         version, effects = publication.version, list[Effect]()
-        broadcast = publication.workers is None
         announce = announcement(version, publication)
-        alone = [p for p in peers if not (p.lost or (broadcast and p.subscribed))]
-        networked = [p for p in peers if p.subscribed and not (p.shared and version.shared)]  # S9
-        patched = [p for p in networked if version.patches and _patch_for(p, version)]
-        if broadcast:
-            push = len(patched) < len(networked)
+        alone = peers
+        if publication.workers is None:
+            alone = [peer for peer in peers if not peer.subscribed]
+            networked = [p for p in peers if p.subscribed and not (p.shared and version.shared)]
+            patches = [_patch_for(p, version) for p in networked] if version.patches else []  # S9
+            push = sum(patch is not None for patch in patches) < len(networked)
             effects.append(Withdraw(version.model))
             effects.append(self._broadcast(version, announce, now, push=push))
-            if any(_patch_for(p, version) is version.patches[0] for p in patched):  # D6
-                self._pushes.begin(version.patches[0], now)
-        return effects + [Send(announce, to=peer.identity) for peer in alone]
+            if patches and version.patches[0] in patches:  # D6
+                self.pushes.begin(version.patches[0], now)
+        return effects + [Send(announce, to=peer.identity) for peer in alone if not peer.lost]
 
     def _broadcast(
         self, version: Version, announce: Announce, now: float, *, push: bool
     ) -> Broadcast | BroadcastWhole:
         """Announce a version to all; begin to push it, unless it is so small that it goes along."""
         versions = self.store[version.model]
-        self._pushes.end(version.model)
+        self.pushes.end(version.model)
         known = version.layout.id == versions.announced_layout
         versions.announced_layout = version.layout.id
         small = version.plan.count == 1 and version.layout.nbytes <= WHOLE_BYTES_MAX
         if push and known and small and version.receivers:  # P7
             return BroadcastWhole(version, announce)
         if push:
-            self._pushes.begin(version, now)
+            self.pushes.begin(version, now)
         return Broadcast(
             control_topic(version.model), announce, None if known else version.layout.header
         )
@@ -368,11 +372,11 @@ class PublisherMachine:
     @property
     def pushing(self) -> list[bytes]:
         """The topics for which `push` has something to send now."""
-        return self._pushes.ready
+        return self.pushes.ready
 
     def push(self, now: float, topics: Collection[bytes] | None = None) -> list[Effect]:
         """Return the next chunks to publish, of some topics alone if they are given."""
-        return self._freeing(self._pushes.step(now, topics))
+        return self._freeing(self.pushes.step(now, topics))
 
     # Time.
 
@@ -384,7 +388,7 @@ class PublisherMachine:
             self._beacon_at = now + self.timing.ping
             beacons = [self._beacon(versions.model) for versions in self.store]
             effects += [Broadcast(control_topic(b.model), b) for b in beacons if b.version]  # P16
-        effects += self._pushes.step(now) + self.observers.checks.tick(now)
+        effects += self.pushes.step(now) + self.observers.checks.tick(now)
         effects += self._oversights.tick(now)
         return self._freeing(effects + self._publications.settle_all(now))
 

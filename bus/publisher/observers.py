@@ -159,7 +159,10 @@ class Observers:
 
     def published(self, version: Version, now: float) -> None:
         """A version was published."""
-        times = self._models.setdefault(version.model, _Model()).times
+        model = self._models.get(version.model)
+        if model is None:
+            model = self._models[version.model] = _Model()
+        times = model.times
         times[version.version] = now
         while len(times) > VERSIONS_TIMED:
             del times[next(iter(times))]

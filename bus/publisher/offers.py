@@ -1,7 +1,7 @@
 """What a publisher says of a version: the messages that announce, carry, close and commit it."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -140,27 +140,24 @@ class Unhurried:
     """What shells do with the bytes of versions a little at a time, since others wait meanwhile."""
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[Version, Iterator[int], Callable[[float], list[Effect]]]]
-        self._waiting = deque()
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
+        self.waiting: deque[tuple[Version, Iterator[int], Callable[[float], list[Effect]]]]
+        self.waiting = deque()
 
     def add(
         self, version: Version, steps: Iterator[int], done: Callable[[float], list[Effect]]
     ) -> None:
         """Take these steps, each of which yields its bytes; `done` says what follows from it."""
-        self._waiting.append((version, steps, done))
+        self.waiting.append((version, steps, done))
 
     def go_on(self, now: float) -> list[Effect]:
         """Take some of the steps. Those of a version that is gone are left out."""
-        version, steps, done = self._waiting[0]
+        version, steps, done = self.waiting[0]
         nbytes = 0
         while not version.gone and (step := next(steps, None)) is not None:
             nbytes += step
             if nbytes >= SLICE_BYTES:
                 return []
-        self._waiting.popleft()
+        self.waiting.popleft()
         return done(now)
 
 
@@ -176,14 +173,14 @@ def for_all(effect: BroadcastChunk | BroadcastWhole, sealer: Sealer | None = Non
     if isinstance(effect, BroadcastChunk):
         chunk_for = chunk_of if sealer is None else sealer.chunk
         return Broadcast(chunks_topic(effect.version), *chunk_for(effect.version, effect.index))
-    version, announce = effect.version, effect.announce
-    if sealer is None:
-        _, payload = chunk_of(version, 0)
-    else:
+    version, announce, payload = effect.version, effect.announce, None
+    if sealer is not None:
         sealed, payload = sealer.chunk(version, 0)
         announce = sealer.whole(announce, sealed)
     whole = Whole(crc=hash_chunk(version, 0), digest=version.digest)
     announce = msgspec.structs.replace(announce, whole=whole)
+    if payload is None:
+        payload = version.snapshot.chunk(0, version.plan.nbytes)
     return Broadcast(control_topic(version.model), announce, payload)
 
 
@@ -210,19 +207,19 @@ def _message_of(
     return Notice("full", text, warning=True)
 
 
-def worded(effects: Iterable[Effect], sealer: Sealer | None) -> Iterator[LoopEffect]:
-    """Yield effects, with messages in place of what asks for them; sealed where that is done."""
-    for effect in effects:
+def worded(effect: Effect, sealer: Sealer | None) -> LoopEffect:
+    """Return an effect, or the message that it asks for; sealed where that is done."""
+    if isinstance(effect, SendChunk | BroadcastChunk | BroadcastWhole):
+        effect = _message_of(effect, sealer)
+    if sealer is not None:
         match effect:
-            case SendChunk() | BroadcastChunk() | BroadcastWhole():
-                said: LoopEffect = _message_of(effect, sealer)
+            case Send():
+                message, payload = sealer.addressed(effect.message, effect.payload)
+                return Send(message, payload, effect.to)
+            case Broadcast():
+                return Broadcast(effect.topic, *sealer.published(effect.message, effect.payload))
+            case Lend() | Release():
+                effect.version.sealed = None  # its memory serves the next version
             case _:
-                said = effect
-        if sealer is not None and isinstance(said, Send):
-            message, payload = sealer.addressed(said.message, said.payload)
-            said = Send(message, payload, said.to)
-        elif sealer is not None and isinstance(said, Broadcast):
-            said = Broadcast(said.topic, *sealer.published(said.message, said.payload))
-        elif isinstance(said, Lend | Release):
-            said.version.sealed = None  # its memory serves the next version
-        yield said
+                pass
+    return effect

@@ -16,7 +16,7 @@ who starts it again). Who leaves in order is no longer one of all. Where a numbe
 expected, those that join become targets until so many are there.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -103,9 +103,9 @@ class Publication:
         self.done = _FINISHED | _STAGED if self.wait == "staged" else _FINISHED
         self._for_all = self.require is None and self.commit == "auto" and self.wait != "none"
         self._open = _UNFINISHED - self.done
-        self.aim(())
+        self.targets, self._counts, self._away = {}, dict.fromkeys(ARROWS, 0), {}
 
-    def aim(self, names: Iterable[str]) -> None:
+    def aim(self, names: Collection[str]) -> None:
         """Say which workers it is for."""
         self.targets = {name: Recipient(name) for name in names}
         self._counts = dict.fromkeys(ARROWS, 0)
@@ -200,7 +200,10 @@ class Publication:
         """Return whether the publish achieved what it required; None while that is open."""
         if self._counts["behind"] and self._for_all and not self.ended and now < self.deadline:
             return None  # as after every acknowledgement but the last
-        done, open_ = self._count(self.done), self._count(self._open) + self._may_come(now)
+        done = self._count(self.done)
+        if self._for_all and done == len(self.targets) >= self.expect:
+            return True  # as after the last
+        open_ = self._count(self._open) + self._may_come(now)
         over = open_ == 0 or now >= self.deadline or bool(self.ended)
         if self.commit == "together" and self.decision == "abort":
             return False

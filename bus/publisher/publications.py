@@ -251,8 +251,10 @@ class Publications:
         """Say of every target that is not there yet what it is doing."""
         model = publication.version.model
         for target in publication.targets.values():
+            if target.state in publication.done or target.detail:
+                continue
             peer = self._roster.by_name(target.name)
-            if target.state not in publication.done and peer is not None and not target.detail:
+            if peer is not None:
                 incoming = peer.incoming.get(model)
                 doing = (
                     phase_of(model, incoming, self._store, self._timing, now)

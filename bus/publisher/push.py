@@ -5,7 +5,7 @@ ahead of what the fastest worker has reported: that worker loses nothing, worker
 lose nothing either, and slower ones lose chunks (which they fetch) rather than hold up the others.
 When nobody reports anything for a while the push ends early: pulling always works.
 
-A chunk is hashed when it is pushed, and few are pushed at a time, as connections have room for
+A chunk is hashed when it is pushed, and one is pushed at a time, as connections have room for
 them: no hashed byte waits for others to be hashed, and it is still in the cache when it is sent.
 The end says what all of them hash to, so it goes out in the step after the last.
 """
@@ -28,7 +28,7 @@ class Push:
     def __init__(self, version: Chunked, now: float, patience: float) -> None:
         self.version = version
         self.topic = chunks_topic(version)
-        self.next = 0
+        self.next, self._count = 0, version.plan.count
         self.done = False
         self.stalled = False  # nobody follows: it ends as soon as its digest is known
         self._reported = 0
@@ -42,22 +42,15 @@ class Push:
             self._reported, self._moved_at = chunks, now
 
     @property
-    def _ending(self) -> bool:
-        return self.stalled or self.next == self.version.plan.count
-
-    @property
     def ready(self) -> bool:
         """Whether a chunk, or the end, may go out now."""
-        if self._ending:
+        if self.stalled or self.next == self._count:
             return not self.done and bool(self.version.target.digest)
-        return self.next < self._limit()
-
-    def _limit(self) -> int:
-        return min(self.version.plan.count, self._reported + PUSH_CHUNKS)
+        return self.next < self._reported + PUSH_CHUNKS
 
     def step(self, now: float) -> list[Effect]:
         """Push the next chunks, or the end after the last or when nobody follows."""  # P7
-        if not self._ending:
+        if not (self.stalled or self.next == self._count):
             self.stalled = now - self._moved_at >= self._patience
             return self._next(now)
         self.done = bool(self.version.target.digest)
@@ -68,37 +61,42 @@ class Push:
     @property
     def needs_digest(self) -> bool:
         """Whether it ends before all chunks went out, and so were hashed."""
-        hashed = self.next == self.version.plan.count or bool(self.version.target.digest)
+        hashed = self.next == self._count or bool(self.version.target.digest)
         return self.stalled and not hashed
 
     def _next(self, now: float) -> list[Effect]:
-        first, self.next = self.next, min(self.next + self._burst, self._limit())
+        first = self.next
+        self.next = min(first + self._burst, self._count, self._reported + PUSH_CHUNKS)
         if self.next > first:
             self._moved_at = now
         return [BroadcastChunk(self.version, index) for index in range(first, self.next)]
 
 
 class Pushes:
-    """What one publisher is pushing: of each model what was published last, and a patch to that."""
+    """What one publisher is pushing: of each model what was published last, and a patch to that.
+
+    Attributes:
+        each: By topic.
+    """
 
     def __init__(self, store: Store, patience: float) -> None:
         self._store, self._patience = store, patience
-        self._each: dict[bytes, Push] = {}  # by topic
+        self.each: dict[bytes, Push] = {}
 
     def begin(self, version: Chunked, now: float) -> None:
         """Push a version, or a patch."""
         push = Push(version, now, self._patience)
-        self._each[push.topic] = push
+        self.each[push.topic] = push
 
     def end(self, model: str) -> None:
         """Push no more of what was published of a model."""
-        for topic in (data_topic(model), patch_topic(model)):
-            self._each.pop(topic, None)
+        for topic in () if not self.each else (data_topic(model), patch_topic(model)):
+            self.each.pop(topic, None)
 
     def report(self, report: Progress, now: float) -> None:
         """Some worker has so many chunks of a version, or of a patch."""
         topic = (data_topic if report.patch is None else patch_topic)(report.model)
-        push = self._each.get(topic)
+        push = self.each.get(topic)
         if push is None or push.version.patch != report.patch:
             return
         if push.version.target.version == report.version:
@@ -107,18 +105,20 @@ class Pushes:
     @property
     def ready(self) -> list[bytes]:
         """The topics for which `step` has something to send now."""
-        return [push.topic for push in self._each.values() if push.ready] if self._each else []
+        return [push.topic for push in self.each.values() if push.ready]
 
     def step(self, now: float, topics: Collection[bytes] | None = None) -> list[Effect]:
         """Push what comes next, of some topics alone if they are given."""
         effects: list[Effect] = []
-        for push in list(self._each.values()):
+        for push in list(self.each.values()):
             if topics is not None and push.topic not in topics:
                 continue
             version = push.version.target
-            if self._store.hold(version):  # else it was aborted, or is being overwritten
+            here = self._store.hold(version) if version.lent else not version.gone
+            if here:  # else it was aborted, or is being overwritten
                 effects += push.step(now)
-                effects += self._store.hash(version) if push.needs_digest else []
+                if push.stalled and push.needs_digest:
+                    effects += self._store.hash(version)
             if push.done or version.gone:
-                del self._each[push.topic]
+                del self.each[push.topic]
         return effects

@@ -76,8 +76,9 @@ class Reports:
             if unchecked is not None:
                 return self._check_later(peer, unchecked, message)
             return self._wrong_digest(peer, message)
-        if peer.runs(message.model) >= (message.epoch, message.version):  # P19
-            return []
+        runs = peer.running.get(message.model)
+        if runs is not None and (runs.epoch, runs.version) >= (message.epoch, message.version):
+            return []  # P19
         peer.running[message.model] = running
         if message.epoch < self._store.epoch:
             return []
@@ -134,14 +135,14 @@ class Reports:
         versions = self._store.get(model)
         if running.epoch != self._store.epoch or versions is None:
             return running.epoch < self._store.epoch
+        version = versions.find(running.version)
         if not running.digest:
             if self._publications.must_hash(model, running.version):
                 return False
-            version = versions.find(running.version)
             unhashed = version is None or version.shared is not None or bool(version.names)
             return versions.had(running.version) and unhashed
-        if self._unchecked(model, running) is not None:
-            return False  # it says it again
+        if version is not None:  # as long as nobody has hashed it, it is not: it says it again
+            return version.digest == running.digest
         known = versions.known_digest(running.version)
         if known == "":
             return not self._publications.must_hash(model, running.version)

@@ -244,7 +244,7 @@ class Roster:
             UnknownWorkerError: A name was never on the roster.
         """
         if workers is None:
-            return [p for p in self if not p.lost and model in p.hello.models]
+            return [p for p in self._by_name.values() if not p.lost and model in p.hello.models]
         peers = [p for name in workers if (p := self.by_name(name)) is not None]
         if len(peers) < len(workers):
             known = sorted(p.name for p in self)

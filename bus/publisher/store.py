@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from ..limits import EPOCHS_KEPT
 from .effects import Effect, Hash, Lend, Release, Stamp
+from .roster import Peer
 from .version import Snapshot, Version
 
 DIGESTS_KEPT = 1000  # versions that are gone but whose late acknowledgements can still be checked
@@ -42,7 +43,7 @@ class Versions:
         self._count += 1
         version.epoch, version.version = epoch, self._count
         self._versions[version.version] = version
-        return _stamped([version])
+        return _stamped([version]) if version.shared is not None else []
 
     def renew(self, epoch: int) -> list[Effect]:
         """Give what is still needed a number of a later epoch; nobody has anything of that yet."""
@@ -65,7 +66,9 @@ class Versions:
     def find(self, number: int) -> Version | None:
         """Return a version that is there: to speak of it, not to give it out."""
         version = self._versions.get(number)
-        return version if version is not None and _there(version) else None
+        if version is not None and version.lent and not version.snapshot.there:
+            return None
+        return version
 
     def get(self, number: int) -> Version | None:
         """Return a version that can be given out."""
@@ -129,8 +132,9 @@ class Versions:
         if targets is None:
             if self.latest is None or self.latest.key < version.key:
                 self.latest = version
-            newer = {w: v for w, v in self._targeted.items() if v.key > self.latest.key}
-            self._targeted = newer
+            if self._targeted:
+                newer = {w: v for w, v in self._targeted.items() if v.key > self.latest.key}
+                self._targeted = newer
         else:
             for worker in targets:
                 known = self._targeted.get(worker)
@@ -162,15 +166,15 @@ class Versions:
             version.ends.discard(worker)
             version.claims = {key: c for key, c in version.claims.items() if key[0] != worker}
 
-    def supersede(self, latest: Version, workers: Collection[str]) -> None:
+    def supersede(self, latest: Version, peers: Iterable[Peer]) -> None:
         """Workers that read shared memory go on to the latest version, and need none before it.
 
         So its memory is free without being asked for. Who copies from it holds the kernel's lock.
         """
-        for version in self:
+        for version in self._versions.values():
             if version is not latest and version.shared is not None and not version.hashing:
-                version.receivers.difference_update(workers)
-        self.changed = True
+                version.receivers.difference_update([p.name for p in peers if p.shared])
+                self.changed = True
 
     def left_all(self, worker: str, *, but: int) -> None:
         """A worker is at no version, but perhaps at one."""

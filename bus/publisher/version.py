@@ -10,7 +10,7 @@ chunks, hashed, sealed and fetched as it is.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,7 +104,12 @@ class Chunked:
     def hashed(self, index: int, crc: int) -> None:
         """A chunk has this CRC-32C."""
         new, self._crcs[index] = self._crcs[index] is None, crc
-        self._unhashed -= new  # last, since any thread may ask for the digest
+        self._unhashed -= new
+        if not self._unhashed:
+            self._complete()
+
+    def _complete(self) -> None:
+        """All of it is hashed."""
 
 
 class Version(Chunked):
@@ -129,6 +134,7 @@ class Version(Chunked):
         readers: Comparisons with it that are under way; it is not lent meanwhile.
         sums: CRC-32C of each tensor of which that was asked, by where it begins.
         claims: What workers report of it that is to be checked then, the last of each kind.
+        digest: What the whole hashes to; empty: not all of it was hashed.
         keep: Whether patches on it may come: workers that take those keep its bytes.
         unpatched: Names of the workers of which it was told why they take no patch.
         metadata: What its publisher says of it, as text by name.
@@ -158,7 +164,9 @@ class Version(Chunked):
         self.unpatched: set[str] = set()
         self.patches: tuple[VersionPatch, ...] = ()
         self.metadata: Mapping[str, str] = {}
-        self._digest = ""
+        self.digest = ""
+        if not self._unhashed:  # it has no bytes
+            self._complete()
 
     def __repr__(self) -> str:
         return f"<Version {self.key} of {self.model}, {self.role}>"
@@ -180,7 +188,9 @@ class Version(Chunked):
 
     def find(self, patch: PatchId | None) -> Chunked | None:
         """Return one of its patches, if there is that; with None, itself."""
-        return next((each for each in (self, *self.patches) if each.patch == patch), None)
+        if patch is None:
+            return self
+        return next((each for each in self.patches if each.patch == patch), None)
 
     def patch_on(self, running: Running | None) -> "VersionPatch | None":
         """Return the patch for whoever runs a version, if there is one."""
@@ -188,29 +198,27 @@ class Version(Chunked):
 
     def hashed_all(self, crcs: NDArray[np.uint32]) -> None:
         """All chunks have these CRC-32Cs; with none, nobody has hashed them yet."""
-        for index, crc in enumerate(crcs.tolist()):
-            self.hashed(index, crc)
+        if crcs.size:
+            self._crcs, self._unhashed = crcs.tolist(), 0
+            self._complete()
 
     def unhashed(self) -> Iterator[int]:
         """Yield the chunks that nobody has hashed yet."""
         return (index for index, crc in enumerate(self._crcs) if crc is None)
 
-    @property
-    def digest(self) -> str:
-        """What the whole hashes to; empty: not all of it was hashed."""
-        if not self._digest and not self._unhashed:
-            crcs = [crc for crc in self._crcs if crc is not None]
-            self._digest = digest(self.layout.id, self.plan.chunk_bytes, crcs)
-        return self._digest
+    def _complete(self) -> None:
+        if not self.digest:
+            crcs = cast("list[int]", self._crcs)
+            self.digest = digest(self.layout.id, self.plan.chunk_bytes, crcs)
 
     def restored(self, digest: str, names: frozenset[tuple[int, int]]) -> None:
         """The bytes were published before, under these names, and hash to this."""
-        self._digest, self.names = digest, names
+        self.digest, self.names = digest, names
 
     def is_known_as(self, running: Running) -> bool:
         """Return whether a worker runs these very bytes, which were published before."""
         if running.digest and self.names:
-            return running.digest == self._digest
+            return running.digest == self.digest
         return (running.epoch, running.version) in self.names
 
 

@@ -69,8 +69,7 @@ class Bench:
 
     def wanted(self, topic: bytes) -> bool:
         """Whether anybody would get what is published of a topic."""
-        outlets = [key.data for key in self.selector.get_map().values() if key.data is not None]
-        return any(outlet.wants(topic) for outlet in outlets)
+        return bool(self.distribution.subscribers(topic))
 
     def until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + SECONDS

@@ -66,7 +66,7 @@ def test_an_address_that_failed_does_not_hide_the_one_before(
     with pytest.raises(AddressError, match="cannot connect to data"):
         worker.connect_data("ipc:///" + "x" * 200)
     worker.connect_data(publisher.data_address)
-    publisher.broadcast([b"a/ctl", b"again"])
+    publisher.broadcast([b"a/ctl", b"again"], time.monotonic())
     assert published(publisher, worker) == [b"a/ctl", b"again"]
 
 
@@ -130,7 +130,7 @@ def test_a_payload_arrives_in_its_place_and_survives_a_restart_of_the_publisher(
         worker.data.subscribe(b"a/dat", on=True)
         worker.connect_data(publisher.data_address)
         assert heard(publisher, worker) == [b"a/dat"]
-        publisher.broadcast([b"a/dat", b"{}", payload])
+        publisher.broadcast([b"a/dat", b"{}", payload], time.monotonic())
         assert published(publisher, worker) == [b"a/dat", b"{}", payload]
         assert bytes(places[0].view) == payload
         address, data = publisher.address, publisher.data_address
@@ -138,7 +138,7 @@ def test_a_payload_arrives_in_its_place_and_survives_a_restart_of_the_publisher(
         again = PublisherSockets(address, data)
         stack.callback(again.close)
         assert heard(again, worker) == [b"a/dat"], "it has dialled again"
-        again.broadcast([b"a/dat", b"{}", b"short"])
+        again.broadcast([b"a/dat", b"{}", b"short"], time.monotonic())
         assert published(again, worker) == [b"a/dat", b"{}", b"short"]
 
 
@@ -153,7 +153,7 @@ def test_a_connection_that_speaks_now_and_then_stays(
     assert heard(publisher, worker) == [b"a/ctl"]
     for number in range(3):
         clock[0] += 0.7 * SILENCE_SECONDS
-        publisher.broadcast([b"a/ctl", b"%d" % number])
+        publisher.broadcast([b"a/ctl", b"%d" % number], time.monotonic())
         assert published(publisher, worker) == [b"a/ctl", b"%d" % number]
     assert publisher.data.receive_heard() is None, "it has dialled again"
 
@@ -167,7 +167,7 @@ def test_data_comes_over_ipc_too(tmp_path: Path) -> None:
         worker.data.subscribe(b"a/ctl", on=True)
         worker.connect_data(publisher.data_address)
         assert heard(publisher, worker) == [b"a/ctl"]
-        publisher.broadcast([b"a/ctl", b"{}"])
+        publisher.broadcast([b"a/ctl", b"{}"], time.monotonic())
         assert published(publisher, worker) == [b"a/ctl", b"{}"]
 
 
@@ -236,7 +236,7 @@ def test_messages_that_came_together_are_not_waited_for(
     assert heard(publisher, worker) == [b"a/ctl"]
     sent = [[b"a/ctl", b"%d" % number] for number in range(40)]
     for message in sent:
-        publisher.broadcast(message)
+        publisher.broadcast(message, time.monotonic())
     received: list[list[bytes]] = []
     while len(received) < len(sent):
         assert worker.poll(SECONDS).data, "what is here already rings no bell"

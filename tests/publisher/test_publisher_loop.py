@@ -63,7 +63,7 @@ class Road:
     def keep_up(self, topic: bytes) -> bool:
         return self.room and topic == data_topic(MODEL)
 
-    def broadcast(self, frames: Sequence[Buffer]) -> None:
+    def broadcast(self, frames: Sequence[Buffer], _now: float) -> None:
         self.sent.append(bytes(frames[0]))
 
     def withdraw(self, topics: Collection[bytes]) -> None:

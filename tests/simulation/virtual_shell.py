@@ -27,8 +27,8 @@ def perform(
 ) -> list[Effect]:
     """Do what concerns memory; return the rest, with the bytes that chunks consist of."""
     rest: list[Effect] = []
-    for effect in worded(effects, sealer):
-        match effect:
+    for each in effects:
+        match effect := worded(each, sealer):
             case Stamp(version):
                 if not version.snapshot.stamp(version.model, *version.key):
                     machine.unshared(version)

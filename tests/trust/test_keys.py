@@ -557,8 +557,11 @@ def test_with_keys_versions_come_as_ever(folder: Path, tmp_path: Path, *, ipc: b
             receipt = publisher.publish("m", ONES, timeout=SECONDS)
             assert {w.state for w in receipt.workers.values()} == {"applied"}
         data = publisher._loop._sockets.data  # noqa: SLF001 # pyright: ignore
-        subscribed = lambda: sum(o.wants(b"m/dat") for o in data._outlets.values()) == 2  # noqa: E731, SLF001 # pyright: ignore
-        wait_for(subscribed, "both to have shown their tickets", SECONDS)
+        wait_for(
+            lambda: len(data.subscribers(b"m/dat")) == 2,
+            "both to have shown their tickets",
+            SECONDS,
+        )
 
 
 def test_a_key_that_is_not_allowed_is_named_and_let_in_once_it_is(folder: Path) -> None:

@@ -36,7 +36,6 @@ from weightbus.bus.publisher.effects import (
     Broadcast,
     BroadcastChunk,
     BroadcastWhole,
-    Effect,
     Release,
     SendChunk,
 )
@@ -195,8 +194,8 @@ def test_pushed_and_fetched_and_whole_are_the_same_bytes_sealed_once(
 
     monkeypatch.setattr("weightbus.bus.sealer.seal", counting)
     announce = announcement(version, None)
-    effects: list[Effect] = [BroadcastChunk(version, 0), BroadcastWhole(version, announce)]
-    chunk, whole = worded(effects, by)
+    chunk = worded(BroadcastChunk(version, 0), by)
+    whole = worded(BroadcastWhole(version, announce), by)
     assert isinstance(chunk, Broadcast)
     assert isinstance(whole, Broadcast)
     assert chunk.payload is whole.payload
@@ -204,8 +203,7 @@ def test_pushed_and_fetched_and_whole_are_the_same_bytes_sealed_once(
     assert (again, payload) == (chunk.message, chunk.payload)
     assert nonces.count(nonce_of(CHUNK, 0)) == 1
     assert bytes(chunk.payload or b"") != bytes(version.snapshot.bytes(0, 40))
-    layout = [worded([Broadcast(b"", announce, b"layout")], by) for _ in range(2)]
-    first, second = (next(each) for each in layout)
+    first, second = (worded(Broadcast(b"", announce, b"layout"), by) for _ in range(2))
     assert isinstance(first, Broadcast)
     assert isinstance(second, Broadcast)
     assert first.payload == second.payload != b"layout"
@@ -217,7 +215,7 @@ def test_memory_is_let_go_with_the_version() -> None:
     version, by = version_of(1, np.arange(40, dtype=np.uint8), 16, 7), sealer()
     by.chunk(version, 1)
     assert version.sealed is not None
-    assert [*worded([Release(version)], by)] == [Release(version)]
+    assert worded(Release(version), by) == Release(version)
     assert version.sealed is None
 
 
@@ -230,10 +228,10 @@ def test_what_there_is_no_memory_to_seal_does_not_go_out_and_ends_nothing() -> N
         version_of(1, np.arange(40, dtype=np.uint8), 64, 7),
     )
     announce = announcement(version, None)
-    said = [*worded([SendChunk(version, 0, b"w"), BroadcastChunk(version, 0)], by)]
-    assert [type(each) for each in said] == [Notice, Notice]
+    for effect in (SendChunk(version, 0, b"w"), BroadcastChunk(version, 0)):
+        assert isinstance(worded(effect, by), Notice)
     assert version.digest, "for its end, after which workers ask for what they miss"
-    [whole] = worded([BroadcastWhole(version, announce)], by)
+    whole = worded(BroadcastWhole(version, announce), by)
     assert isinstance(whole, Broadcast)
     assert whole.payload is None
     assert isinstance(whole.message, SealedMessage)
@@ -475,7 +473,7 @@ def test_an_announcement_counts_once_whether_there_is_a_place_for_its_payload_or
     worker = joined(by, keyring)
     version = version_of(1, np.arange(40, dtype=np.uint8), 64, 7)
     for fits in (True, False):
-        [said] = worded([BroadcastWhole(version, announcement(version, None))], by)
+        said = worded(BroadcastWhole(version, announcement(version, None)), by)
         assert isinstance(said, Broadcast)
         frames, size = [said.topic, encode(said.message)], 40 if fits else 41
         lease = worker.place(frames, size)
