@@ -298,15 +298,22 @@ class PublisherMachine:
         announce = announcement(version, publication)
         alone = peers
         if publication.workers is None:
-            alone = [peer for peer in peers if not peer.subscribed]
-            networked = [p for p in peers if p.subscribed and not (p.shared and version.shared)]
-            patches = [_patch_for(p, version) for p in networked] if version.patches else []  # S9
-            push = sum(patch is not None for patch in patches) < len(networked)
+            alone, push, patch = list[Peer](), False, False
+            for peer in peers:
+                if not peer.subscribed:
+                    alone.append(peer)
+                elif not (peer.shared and version.shared):  # S9
+                    taken = _patch_for(peer, version) if version.patches else None
+                    push = push or taken is None
+                    patch = patch or (taken is not None and taken is version.patches[0])
             effects.append(Withdraw(version.model))
             effects.append(self._broadcast(version, announce, now, push=push))
-            if patches and version.patches[0] in patches:  # D6
+            if patch:  # D6
                 self.pushes.begin(version.patches[0], now)
-        return effects + [Send(announce, to=peer.identity) for peer in alone if not peer.lost]
+        for peer in alone:
+            if not peer.lost:
+                effects.append(Send(announce, to=peer.identity))
+        return effects
 
     def _broadcast(
         self, version: Version, announce: Announce, now: float, *, push: bool

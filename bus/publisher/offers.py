@@ -55,7 +55,7 @@ def announcement(version: Version, publication: Publication | None) -> Announce:
         shared=version.shared,
         hash=publication is not None and publication.hash,
         keep=version.keep,
-        patches=[patch.offered for patch in version.patches],
+        patches=[patch.offered for patch in version.patches] if version.patches else [],
         metadata=dict(version.metadata),
     )
 

@@ -164,7 +164,9 @@ class Publication:
     @property
     def nobody(self) -> bool:
         """Whether it is for all, and all are none."""
-        return self.require is None and len(self.targets) == self._gone
+        if self.require is not None or self._counts["applied"]:
+            return False
+        return len(self.targets) == self._gone
 
     @property
     def _gone(self) -> int:

@@ -151,13 +151,13 @@ class Publications:
     def arrived(self, peer: Peer, model: str, now: float) -> list[Effect]:
         """A worker runs a version: move every publish of that version and of older ones."""
         runs, effects = peer.runs(model), list[Effect]()
-        for publication in self:
-            version = publication.version
-            if version.model != model or version.key > runs:
+        for publication in [*self._open.values()]:
+            key = publication.version.key
+            if publication.version.model != model or key > runs:
                 continue
-            if version.key == runs:
+            if key == runs:
                 publication.move(peer.name, "applied", now)
-            elif version.key < runs:
+            else:
                 publication.move(peer.name, "skipped", now, f"it runs version {runs[1]}")
             effects += self.settle(publication, now)
         return effects
