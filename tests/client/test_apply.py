@@ -210,16 +210,6 @@ def test_a_file_that_cannot_be_put_back(bus: Bus, tmp_path: Path) -> None:
     assert (subscriber.version("m"), runs(publisher)) == (0, None)
 
 
-def test_a_late_joiner_and_a_restart_know_nothing_of_a_torn_version(bus: Bus) -> None:
-    """The worker names no version in its hello, but still the epoch that it followed."""
-    publisher, hook = bus.publisher(epoch=5), Hook(failures=1)
-    subscriber = bus.subscriber(publisher, arrays(0), name="w", on_commit=hook)
-    refused(publisher, subscriber, 1)
-    machine = subscriber._loop._machine  # noqa: SLF001 # pyright: ignore
-    assert machine.applied_epoch == 5
-    assert machine.slots["m"].running is None
-
-
 def test_a_copy_that_was_overwritten_is_torn() -> None:
     """Somebody has written into the segment while it was locked: no version runs, and a new one
     comes over the network."""

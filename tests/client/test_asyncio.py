@@ -10,6 +10,7 @@ import pytest
 
 from weightbus import ApplyError, ClosedError, Publisher, Settings, Subscriber, WorkersMissingError
 from weightbus.tests.client.test_bus import SECONDS, Bus, arrays
+from weightbus.tests.client.test_reading import may_read
 from weightbus.types import Update
 
 
@@ -92,13 +93,6 @@ def test_one_that_waits_for_readers_is_cancelled_and_the_version_is_kept(bus: Bu
     publisher, target = bus.publisher(), arrays(0)
     worker = bus.subscriber(publisher, target, name="w")
 
-    def may_read() -> bool:
-        try:
-            with worker.reading(0):
-                return True
-        except TimeoutError:
-            return False
-
     async def main() -> None:
         publishing = asyncio.create_task(
             publisher.publish_awaitable("m", arrays(1), timeout=SECONDS)
@@ -109,7 +103,7 @@ def test_one_that_waits_for_readers_is_cancelled_and_the_version_is_kept(bus: Bu
         task = asyncio.create_task(worker.receive_awaitable(SECONDS))
         await until_refused()
         await cancelled(task)
-        assert await asyncio.to_thread(may_read), "nobody waits to write any more"
+        assert await asyncio.to_thread(may_read, worker), "nobody waits to write any more"
         leave.set()
         await inside
         assert target["w"][0] == 0
@@ -118,7 +112,7 @@ def test_one_that_waits_for_readers_is_cancelled_and_the_version_is_kept(bus: Bu
 
     async def until_refused() -> None:
         deadline = time.monotonic() + SECONDS
-        while await asyncio.to_thread(may_read):
+        while await asyncio.to_thread(may_read, worker):
             assert time.monotonic() < deadline
 
     async def read(leave: asyncio.Event) -> None:

@@ -56,26 +56,27 @@ MAKES: list[Callable[..., object]] = [Publisher, subscriber]
 
 
 @pytest.mark.parametrize("make", MAKES)
-def test_one_with_a_bad_argument_leaves_nothing_behind(make: Callable[..., object]) -> None:
-    before = descriptors()
-    with pytest.raises((AttributeError, TypeError, ValueError)):
-        make(settings="soon")
-    gc.collect()  # hung, once
-    until_gone(before)
-
-
-@pytest.mark.parametrize("make", MAKES)
-def test_one_whose_thread_cannot_start_leaves_nothing_behind(
-    make: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("broken", ["argument", "thread", "socketpair", "selector"])
+def test_one_that_cannot_be_made_leaves_nothing_behind(
+    make: Callable[..., object], broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def start(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+    def none_left(*_: object) -> None:
+        raise OSError("too many")
 
+    lacks: dict[str, tuple[Any, str]] = {
+        "thread": (threading.Thread, "start"),
+        "socketpair": (socket, "socketpair"),
+        "selector": (selectors, "DefaultSelector"),
+    }
     before = descriptors()
-    monkeypatch.setattr(threading.Thread, "start", start)
-    with pytest.raises(RuntimeError, match="can't start"):
-        make()
-    gc.collect()
+    if broken == "argument":
+        with pytest.raises((AttributeError, TypeError, ValueError)):
+            make(settings="soon")
+    else:
+        monkeypatch.setattr(*lacks[broken], none_left)
+        with pytest.raises(OSError, match="too many"):
+            make()
+    gc.collect()  # hung, once
     until_gone(before)
 
 
@@ -120,22 +121,6 @@ def test_an_interrupt_as_its_thread_starts_closes_no_socket_under_it(
     thread.join(SECONDS)
     assert closed_by == [thread if runs else threading.current_thread()]
     assert not caplog.records
-    gc.collect()
-    until_gone(before)
-
-
-@pytest.mark.parametrize("make", MAKES)
-@pytest.mark.parametrize("broken", ["socketpair", "DefaultSelector"])
-def test_one_for_which_no_descriptor_is_left_leaves_nothing_behind(
-    make: Callable[..., object], broken: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def none_left() -> None:
-        raise OSError("too many open files")
-
-    before = descriptors()
-    monkeypatch.setattr(socket if broken == "socketpair" else selectors, broken, none_left)
-    with pytest.raises(OSError, match="too many"):
-        make()
     gc.collect()
     until_gone(before)
 

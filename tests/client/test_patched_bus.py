@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from weightbus import Publisher, Settings, Subscriber
+from weightbus import Publisher, Subscriber
 from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.bus.worker.slot import Slot
 from weightbus.python_client import subscriber as subscribers
@@ -51,18 +51,45 @@ def came(receipt: Receipt, name: str = "w") -> str:
     return worker.encoding
 
 
+def patch(publisher: Publisher, model: object, **options: Any) -> Receipt:
+    """Publish a version as a patch, where there can be one."""
+    told = settled({"encoding": "delta", "timeout": SECONDS, **options})
+    return publisher.publish("m", model, **told)
+
+
 def slot_of(worker: Subscriber) -> Slot:
     machine: WorkerMachine = worker._loop._machine  # noqa: SLF001 # pyright: ignore
     return machine.slots["m"]
 
 
 @contextmanager
-def bus(folder: Path | None = None, **options: Any) -> Generator[tuple[Publisher, dict[str, Any]]]:
-    """Run a publisher that is on another host, as it were; yield how to connect to it."""
+def bus(
+    folder: Path | None = None, few: dict[str, Any] | None = None, **targets: object
+) -> Generator[tuple[Any, ...]]:
+    """Run a publisher that is on another host, as it were, and workers, by name; yield them all.
+
+    Args:
+        folder: For keys, if there are to be any.
+        few: Further options of the publisher.
+        targets: By name of a worker, what it applies to.
+    """
     keys, own = (None, None) if folder is None else keys_in(folder)
-    told: dict[str, Any] = {"shared_memory": False, "keys": keys} | options
-    with Publisher(**settled({"settings": Settings(chunk_bytes=2**16), **told})) as publisher:
-        yield publisher, {"shared_memory": False, "keys": own}
+    told = {"shared_memory": False, "chunk_bytes": 2**16, "keys": keys, **(few or {})}
+    with ExitStack() as ends:
+        publisher = ends.enter_context(Publisher(**settled(told)))
+        workers = [
+            join(ends, publisher, target, name, keys=own) for name, target in targets.items()
+        ]
+        publisher.wait_for_workers(len(workers), SECONDS)
+        yield publisher, *workers
+
+
+def join(
+    ends: ExitStack, publisher: Publisher, target: object, name: str, **options: Any
+) -> Subscriber:
+    told = settled({"shared_memory": False, **options})
+    worker = Subscriber(publisher.address, {"m": target}, name=name, **told)
+    return ends.enter_context(worker).start()
 
 
 @pytest.mark.parametrize("sealed", [False, True])
@@ -70,23 +97,11 @@ def test_what_changed_is_sent_and_what_is_applied_was_published(
     sealed: bool, tmp_path: Path
 ) -> None:
     here, model = weights(), weights(1)
-    with (
-        bus(tmp_path if sealed else None) as (publisher, told),
-        Subscriber(publisher.address, {"m": here}, name="w", **settled(told)) as worker,
-    ):
-        worker.start()
-        publisher.wait_for_workers(1, SECONDS)
-        assert (
-            came(
-                publisher.publish("m", model, settings=Settings(encoding="delta"), timeout=SECONDS)
-            )
-            == "raw"
-        )
+    with bus(tmp_path if sealed else None, w=here) as (publisher, worker):
+        assert came(patch(publisher, model)) == "raw"
         for step in range(3):  # fetched at first, then pushed
             model = trained(model, step)
-            receipt = publisher.publish(
-                "m", model, settings=Settings(encoding="delta"), timeout=SECONDS
-            )
+            receipt = patch(publisher, model)
             check(here, model)
             assert came(receipt) == "delta-1"
             assert receipt.workers["w"].nbytes < receipt.nbytes / 40
@@ -100,85 +115,53 @@ def test_workers_with_and_without_patches_share_one_publish(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     new, old, model = weights(), weights(), weights(1)
-    with (
-        bus() as (publisher, told),
-        Subscriber(publisher.address, {"m": new}, name="new", **settled(told)) as one,
-        monkeypatch.context() as patched,
-    ):
-        patched.setattr(subscribers, "DELTA", "another")  # as in another language
-        with Subscriber(publisher.address, {"m": old}, name="old", **settled(told)) as other:
-            one.start()
-            other.start()
-            publisher.wait_for_workers(2, SECONDS)
-            for step in range(4):
-                receipt = publisher.publish(
-                    "m", model, settings=Settings(encoding="delta"), timeout=SECONDS
-                )
-                check(new, model)
-                check(old, model)
-                assert came(receipt, "old") == "raw"
-                assert came(receipt, "new") == ("delta-1" if step else "raw")
-                model = trained(model, step)
-            assert slot_of(other).holds.base is None
+    with bus(new=new) as (publisher, _), ExitStack() as ends:
+        with monkeypatch.context() as patched:
+            patched.setattr(subscribers, "DELTA", "another")  # as in another language
+            other = join(ends, publisher, old, "old")
+        publisher.wait_for_workers(2, SECONDS)
+        for step in range(4):
+            receipt = patch(publisher, model)
+            check(new, model)
+            check(old, model)
+            assert came(receipt, "old") == "raw"
+            assert came(receipt, "new") == ("delta-1" if step else "raw")
+            model = trained(model, step)
+        assert slot_of(other).holds.base is None
 
 
 def test_a_worker_that_missed_a_version_gets_one_patch_from_what_it_runs() -> None:
     models = [weights(1)]
     for step in range(4):
         models.append(trained(models[-1], step))
-    quick, slow = weights(), weights()
-    with (
-        bus() as (publisher, told),
-        Subscriber(publisher.address, {"m": quick}, name="quick", **settled(told)) as one,
-        Subscriber(publisher.address, {"m": slow}, name="slow", **settled(told)) as other,
-    ):
-        one.start()
-        other.start()
-        publisher.wait_for_workers(2, SECONDS)
-        publisher.publish("m", models[0], settings=Settings(encoding="delta"), timeout=SECONDS)
-        publisher.publish(
-            "m", models[1], settings=Settings(encoding="delta"), workers=["quick"], timeout=SECONDS
-        )
-        receipt = publisher.publish(
-            "m", models[2], settings=Settings(encoding="delta"), timeout=SECONDS
-        )
+    slow = weights()
+    with bus(quick=weights(), slow=slow) as (publisher, _, _):
+        patch(publisher, models[0])
+        patch(publisher, models[1], workers=["quick"])
+        receipt = patch(publisher, models[2])
         assert {came(receipt, "quick"), came(receipt, "slow")} == {"delta-1"}
         check(slow, models[2])
         assert receipt.workers["slow"].nbytes > receipt.workers["quick"].nbytes
-        for number in (3, 4):
-            model = models[number]
-            publisher.publish(
-                "m", model, settings=Settings(encoding="delta"), workers=["quick"], timeout=SECONDS
-            )
-        receipt = publisher.publish(
-            "m", models[0], settings=Settings(encoding="delta"), timeout=SECONDS
-        )
+        for model in models[3:]:
+            patch(publisher, model, workers=["quick"])
+        receipt = patch(publisher, models[0])
         assert came(receipt, "quick") == "delta-1"
         assert came(receipt, "slow") == "raw", "what it runs is no longer kept"
         check(slow, models[0])
-        kept = publisher._models["m"]  # noqa: SLF001 # pyright: ignore
-        assert len(kept.pool) <= 1 + BASES
+        assert len(publisher._models["m"].pool) <= 1 + BASES  # noqa: SLF001
 
 
 def test_late_joiners_get_all_of_it_and_patches_from_then_on() -> None:
-    here, late, model = weights(), weights(), weights(1)
-    with (
-        bus() as (publisher, told),
-        Subscriber(publisher.address, {"m": here}, name="w", **settled(told)) as worker,
-    ):
-        worker.start()
-        publisher.wait_for_workers(1, SECONDS)
+    late, model = weights(), weights(1)
+    with bus(w=weights()) as (publisher, _), ExitStack() as ends:
         for step in range(2):
-            publisher.publish("m", model, settings=Settings(encoding="delta"), timeout=SECONDS)
+            patch(publisher, model)
             model = trained(model, step)
-        with Subscriber(publisher.address, {"m": late}, name="late", **settled(told)) as joined:
-            joined.start()
-            assert joined.wait_for_version("m", 2, timeout=SECONDS)
-            receipt = publisher.publish(
-                "m", model, settings=Settings(encoding="delta"), timeout=SECONDS
-            )
-            assert {came(receipt), came(receipt, "late")} == {"delta-1"}
-            check(late, model)
+        joined = join(ends, publisher, late, "late")
+        assert joined.wait_for_version("m", 2, timeout=SECONDS)
+        receipt = patch(publisher, model)
+        assert {came(receipt), came(receipt, "late")} == {"delta-1"}
+        check(late, model)
 
 
 def test_bytes_that_somebody_changed_are_found_out_and_mended(
@@ -186,52 +169,27 @@ def test_bytes_that_somebody_changed_are_found_out_and_mended(
 ) -> None:
     here, model = weights(), weights(1)
     caplog.set_level(logging.INFO)
-    with (
-        bus() as (publisher, told),
-        Subscriber(publisher.address, {"m": here}, name="w", **settled(told)) as worker,
-    ):
-        worker.start()
-        publisher.wait_for_workers(1, SECONDS)
-        publisher.publish("m", model, settings=Settings(encoding="delta"), timeout=SECONDS)
+    with bus(w=here) as (publisher, worker):
+        patch(publisher, model)
         base = slot_of(worker).holds.base
         assert base is not None
         base.data[1000] ^= 1
         model = trained(model, 0)
-        assert (
-            came(
-                publisher.publish("m", model, settings=Settings(encoding="delta"), timeout=SECONDS)
-            )
-            == "raw"
-        )
+        assert came(patch(publisher, model)) == "raw"
         check(here, model)
         wait_for(lambda: "all of version 2" in caplog.text, "the reason at the publisher", SECONDS)
         assert "is fetched as a whole" in caplog.text
         model = trained(model, 1)
-        assert (
-            came(
-                publisher.publish("m", model, settings=Settings(encoding="delta"), timeout=SECONDS)
-            )
-            == "delta-1"
-        )
+        assert came(patch(publisher, model)) == "delta-1"
 
 
 @pytest.mark.parametrize("options", [{"commit": "together"}, {"wait": "staged"}])
 def test_patched_versions_are_staged_like_others(options: dict[str, Any]) -> None:
     here, model = weights(), weights(1)
-    with (
-        bus() as (publisher, told),
-        Subscriber(publisher.address, {"m": here}, name="w", **settled(told)) as worker,
-    ):
-        worker.start()
-        publisher.wait_for_workers(1, SECONDS)
-        publisher.publish("m", model, settings=Settings(encoding="delta"), timeout=SECONDS)
+    with bus(w=here) as (publisher, worker):
+        patch(publisher, model)
         model = trained(model, 0)
-        receipt = publisher.publish(
-            "m",
-            model,
-            timeout=SECONDS,
-            **settled({"encoding": "delta", **options}),
-        )
+        receipt = patch(publisher, model, **options)
         assert receipt.workers["w"].encoding == "delta-1"
         assert worker.wait_for_version("m", 2, timeout=SECONDS)
         check(here, model)
@@ -244,18 +202,9 @@ def test_files_and_functions_are_patched_like_models(tmp_path: Path) -> None:
     def load(pairs: Any) -> None:
         loaded.update((name, tensor.numpy().tobytes()) for name, tensor in pairs)
 
-    with (
-        bus() as (publisher, told),
-        Subscriber(publisher.address, {"m": path}, name="file", **settled(told)) as one,
-        Subscriber(publisher.address, {"m": load}, name="function", **settled(told)) as other,
-    ):
-        one.start()
-        other.start()
-        publisher.wait_for_workers(2, SECONDS)
+    with bus(file=path, function=load) as (publisher, *_):
         for step in range(3):
-            receipt = publisher.publish(
-                "m", model, settings=Settings(encoding="delta"), timeout=SECONDS
-            )
+            receipt = patch(publisher, model)
             assert path.read_bytes().endswith(model["w"].tobytes())
             assert loaded["w"] == model["w"].tobytes()
             for name in ("file", "function"):
@@ -265,65 +214,42 @@ def test_files_and_functions_are_patched_like_models(tmp_path: Path) -> None:
 
 def test_a_resident_model_is_what_patches_build_on_unless_somebody_has_changed_it() -> None:
     model, here = torch.nn.Linear(512, 512).half(), torch.nn.Linear(512, 512).half()
-    with (
-        bus() as (publisher, told),
-        Subscriber(
-            publisher.address,
-            {"m": here},
-            name="w",
-            **settled({"resident": True, **told}),
-        ) as worker,
-    ):
-        worker.start()
+    with bus() as (publisher,), ExitStack() as ends:
+        worker = join(ends, publisher, here, "w", resident=True)
         publisher.wait_for_workers(1, SECONDS)
-        publisher.publish("m", model, settings=Settings(encoding="delta"), timeout=SECONDS)
+        patch(publisher, model)
         for encoding in ("delta-1", "raw", "delta-1"):
             with torch.no_grad():
                 model.weight[0, :50] += 1
                 if encoding == "raw":
                     here.weight[3, 3] += 1
-            receipt = publisher.publish(
-                "m", model, settings=Settings(encoding="delta"), timeout=SECONDS
-            )
-            assert came(receipt) == encoding
+            assert came(patch(publisher, model)) == encoding
             assert torch.equal(here.weight, model.weight)
-            base = slot_of(worker).holds.base
-            assert base is not None
+            assert slot_of(worker).holds.base is not None
 
 
 def test_nothing_is_patched_on_the_shared_road() -> None:
     here, model = weights(), weights(1)
-    with (
-        Publisher() as publisher,
-        Subscriber(publisher.address, {"m": here}, name="w") as worker,
-    ):
-        worker.start()
+    with bus(few={"shared_memory": True}) as (publisher,), ExitStack() as ends:
+        join(ends, publisher, here, "w", shared_memory=True)
         publisher.wait_for_workers(1, SECONDS)
-        wait_for(lambda: publisher._machine.roster.by_name("w").shared, "the road", SECONDS)  # type: ignore[union-attr]  # noqa: SLF001 # pyright: ignore
+        wait_for(lambda: publisher._machine.roster.by_name("w").shared, "the road", SECONDS)  # noqa: SLF001
         for step in range(3):
-            receipt = publisher.publish(
-                "m", model, settings=Settings(encoding="delta"), timeout=SECONDS
-            )
+            receipt = patch(publisher, model)
             assert (came(receipt), receipt.workers["w"].nbytes) == ("", 0)
             check(here, model)
             model = trained(model, step)
-        kept = publisher._models["m"]  # noqa: SLF001 # pyright: ignore
-        assert len(kept.pool) == 1
+        assert len(publisher._models["m"].pool) == 1  # noqa: SLF001
 
 
 def test_after_a_restart_patches_build_on_what_runs_by_its_new_name(tmp_path: Path) -> None:
     here, model = weights(), weights(1)
-    address = lasting_address()
-    with (
-        bus(address=address, state=tmp_path) as (publisher, told),
-        Subscriber(address, {"m": here}, name="w", **settled(told)) as worker,
-    ):
-        worker.start()
-        publisher.wait_for_workers(1, SECONDS)
-        publisher.publish("m", model, settings=Settings(encoding="delta"), timeout=SECONDS)
+    few = {"address": lasting_address(), "state": tmp_path}
+    with bus(few=few, w=here) as (publisher, worker):
+        patch(publisher, model)
         old = publisher.epoch
         publisher.close()
-        with Publisher(address, settings=Settings(shared_memory=False), state=tmp_path) as again:
+        with bus(few=few) as (again,):
             assert worker.wait_for_version("m", 1, epoch=old + 1, timeout=SECONDS)
             base = slot_of(worker).holds.base
             assert base is not None
@@ -331,30 +257,15 @@ def test_after_a_restart_patches_build_on_what_runs_by_its_new_name(tmp_path: Pa
             ways: list[str] = []
             for step in range(3):
                 model = trained(model, step)
-                receipt = again.publish(
-                    "m", model, settings=Settings(encoding="delta"), timeout=SECONDS
-                )
+                ways.append(came(patch(again, model)))
                 check(here, model)
-                ways.append(came(receipt))
             assert ways[-1] == "delta-1", "the first has nothing to build on at the publisher"
 
 
 def test_small_versions_go_with_their_announcements() -> None:
     here = {"w": np.zeros(1000, np.float16)}
-    with (
-        bus() as (publisher, told),
-        Subscriber(publisher.address, {"m": here}, name="w", **settled(told)) as worker,
-    ):
-        worker.start()
-        publisher.wait_for_workers(1, SECONDS)
+    with bus(w=here) as (publisher, _):
         for value in range(3):
             model = {"w": np.full(1000, value, np.float16)}
-            assert (
-                came(
-                    publisher.publish(
-                        "m", model, settings=Settings(encoding="delta"), timeout=SECONDS
-                    )
-                )
-                == "raw"
-            )
+            assert came(patch(publisher, model)) == "raw"
             check(here, model)

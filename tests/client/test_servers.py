@@ -20,6 +20,7 @@ import pytest
 from weightbus import Publisher, PublishError, Settings, Subscriber, TornError
 from weightbus.bus.limits import Timing
 from weightbus.tests.client.test_bus import SECONDS, Bus, arrays, both
+from weightbus.tests.client.test_reading import may_read
 
 VERSIONS = 30  # while the example answers
 
@@ -82,51 +83,35 @@ def test_long_readers_that_take_turns_do_not_keep_new_weights_out() -> None:
         asyncio.run(main())
 
 
-def test_who_is_in_the_way_is_said(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
-    publisher, target = bus.publisher(), arrays(0)
-    worker = bus.subscriber(publisher, target, name="w").start()
-
-    async def generate(leave: asyncio.Event) -> None:
-        async with worker.reading():
-            await leave.wait()
-
-    async def main() -> None:
-        leave = asyncio.Event()
-        task = asyncio.create_task(generate(leave), name="request 7")
-        await asyncio.sleep(0)
-        publish = asyncio.create_task(publisher.publish_awaitable("m", arrays(1), timeout=SECONDS))
-        deadline = time.monotonic() + SECONDS
-        while not caplog.records and time.monotonic() < deadline:
-            await asyncio.sleep(0.01)
-        leave.set()
-        await asyncio.gather(task, publish)
-
-    with caplog.at_level(logging.WARNING, "weightbus"):
-        asyncio.run(main())
-    (record,) = caplog.records
-    text = record.getMessage()
-    assert "m version 1 has waited 1." in text
-    assert "reading (`reading()`) in task request 7 (" in text
-    assert "generate) of thread MainThread for 1." in text
-
-
-def test_a_receipt_says_who_is_in_the_way(bus: Bus) -> None:
-    quick = Timing(ping=0.1)
-    publisher, target = bus.publisher(timing=quick), arrays(0)
-    worker = bus.subscriber(publisher, target, name="w", timing=quick).start()
+def test_a_receipt_says_who_is_in_the_way(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
+    """And so does the worker's log, once readers have been in the way for a second."""
+    quick, told = Timing(ping=0.1), list[str]()
+    publisher = bus.publisher(timing=quick)
+    worker = bus.subscriber(publisher, arrays(0), name="w", timing=quick).start()
 
     async def generate() -> None:
         async with worker.reading():
             with pytest.raises(PublishError) as caught:
                 await publisher.publish_awaitable("m", arrays(1), timeout=1.5)
             told.append(caught.value.receipt.workers["w"].detail)
-            doing.append(publisher.workers()["w"].phase["m"])
+            told.append(publisher.workers()["w"].phase["m"])
+            deadline = time.monotonic() + SECONDS
+            while not caplog.records and time.monotonic() < deadline:
+                await asyncio.sleep(0.01)
 
-    told, doing = list[str](), list[str]()
-    asyncio.run(generate())
-    for text in (told[0], doing[0]):
+    async def main() -> None:
+        await asyncio.create_task(generate(), name="request 7")
+
+    with caplog.at_level(logging.WARNING, "weightbus"):
+        asyncio.run(main())
+    (record,) = caplog.records
+    assert "m version 1 has waited 1." in record.getMessage()
+    for text in told:
         assert "staged version 1, which waits for who uses the old weights: reading" in text
-        assert re.search(r"in task Task-\d+ \(.*generate\) of thread MainThread for \d\.\d s", text)
+    for text in (*told, record.getMessage()):
+        assert re.search(
+            r"in task request 7 \(.*generate\) of thread MainThread for \d\.\d s", text
+        )
     assert worker.wait_for_version("m", 1, timeout=SECONDS)
     assert publisher.publish("m", arrays(2), timeout=SECONDS).in_state("applied") == ["w"]
 
@@ -147,14 +132,6 @@ def test_closing_does_not_wait_for_who_waits_for_readers(
     assert time.monotonic() - before < 1.0
     assert not caplog.records
     assert target["w"][0] == 0
-
-
-def may_read(worker: Subscriber) -> bool:
-    try:
-        with worker.reading(0):
-            return True
-    except TimeoutError:
-        return False
 
 
 # What is read.

@@ -201,24 +201,15 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("make", "number", "words"), KINDS)
-def test_what_is_no_file_is_refused_at_the_start(
-    tmp_path: Path, make: Callable[[Path], None], number: int, words: str
-) -> None:
-    make(path := tmp_path / "file")
-    before = sorted((each.name, each.lstat().st_mode) for each in tmp_path.iterdir())
-    with pytest.raises(OSError, match=f"Errno {number}].*{words}.*{path}") as refused:
-        FileTarget(path)
-    assert refused.value.errno == number
-    assert before == sorted((each.name, each.lstat().st_mode) for each in tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(("make", "number", "words"), KINDS)
-def test_what_is_no_file_any_more_is_neither_replaced_nor_waited_for(
+def test_what_is_no_file_is_refused_and_what_is_none_any_more_neither_replaced_nor_waited_for(
     tmp_path: Path, make: Callable[[Path], None], number: int, words: str
 ) -> None:
     target, errors = FileTarget(path := tmp_path / "file"), list[BaseException]()
     make(path)
     before = sorted((each.name, each.lstat().st_mode) for each in tmp_path.iterdir())
+    with pytest.raises(OSError, match=f"Errno {number}].*{words}.*{path}") as refused:
+        FileTarget(path)
+    assert refused.value.errno == number
 
     def apply() -> None:
         try:
