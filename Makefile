@@ -31,9 +31,10 @@ recording: $(STAMP)
 test: $(STAMP)
 	$(BIN)/pytest --numprocesses 4 --dist worksteal
 
-# The tests of what touches bytes once more, without the helper in C.
+# The tests of what copies, encodes and compares bytes once more, without the helper in C; and of all of it together.
 twins: $(STAMP)
-	$(BIN)/python tests/repository/twins.py
+	WEIGHTBUS_NATIVE=0 $(BIN)/pytest --numprocesses 4 --dist worksteal tests/codecs tests/memory tests/client/test_bus.py \
+	    tests/client/test_targets.py tests/protocol/test_delta_vectors.py tests/protocol/test_vectors.py
 
 # What is in C, under AddressSanitizer and UndefinedBehaviorSanitizer.
 sanitize: $(STAMP)

@@ -5,7 +5,9 @@ same files.
 
     make wheel
 
-An editable install hides what a wheel lacks: packages are listed by hand in pyproject.toml.
+An editable install hides what a wheel lacks: packages are listed by hand in pyproject.toml. Of what
+is installed here the environment has what the wheel's extras ask for, and nothing else: installing
+it anew would take minutes, and be the same by constraints.txt.
 """
 
 import shutil
@@ -14,13 +16,17 @@ import sys
 import tempfile
 import venv
 from collections.abc import Iterator
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
 from zipfile import ZipFile
+
+from packaging.requirements import Requirement
 
 from weightbus.tests.repository.cloning import ROOT, clone
 
 SHELVES = ("bus", "codecs", "python_client")
 DEMO_SECONDS = 8
+EXTRAS = frozenset({"demo", "keys", "metrics", "ray", "torchrl", "training"})
 PATIENCE = 600  # seconds for one step
 
 
@@ -45,6 +51,32 @@ def zipped(tree: Path, archive: Path) -> Path:
             elif path.is_file():
                 made.write(path, name)
     return archive
+
+
+def needed(of: Distribution, extras: frozenset[str]) -> set[str]:
+    """Return the names of the distributions that this one with some extras needs."""
+    found, todo = {of.name: extras}, [of.name]
+    while todo:
+        name = todo.pop()
+        for requirement in map(
+            Requirement, (of if name == of.name else distribution(name)).requires or ()
+        ):
+            chosen = [{"extra": extra} for extra in found[name] | {""}]
+            if requirement.marker is None or any(map(requirement.marker.evaluate, chosen)):
+                before = found.get(requirement.name)
+                found[requirement.name] = (before or frozenset()) | requirement.extras
+                if found[requirement.name] != before:
+                    todo.append(requirement.name)
+    return set(found) - {of.name}
+
+
+def linked(name: str, site: Path) -> None:
+    """Link the files of a distribution of this environment into another's packages."""
+    for file in distribution(name).files or ():
+        link = site / file
+        if ".." not in file.parts and not link.exists():
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(file.locate())
 
 
 def run(*command: str | Path, cwd: Path) -> None:
@@ -73,11 +105,14 @@ def main() -> None:
         run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", zips, archive, cwd=clean)
         (other,) = zips.glob("*.whl")
         assert set(ZipFile(other).namelist()) == held, "of a zip the wheel is another"
-        venv.create(clean / "env", with_pip=True)
+        venv.create(clean / "env")
         python = clean / "env" / "bin" / "python"
-        wanted = f"weightbus[demo,keys,metrics,ray,torchrl,training] @ {wheel.as_uri()}"
-        constraints = ROOT / "constraints.txt"
-        run(python, "-m", "pip", "install", "-q", "-c", constraints, wanted, cwd=clean)
+        pip = (sys.executable, "-m", "pip", "--python", python)
+        run(*pip, "install", "-q", "--no-deps", "--no-index", wheel, cwd=clean)
+        (site,) = (clean / "env" / "lib").glob("python*/site-packages")
+        (installed,) = Distribution.discover(name="weightbus", path=[str(site)])
+        for name in needed(installed, EXTRAS):
+            linked(name, site)
         names = sorted(n[:-3].replace("/", ".") for n in held if n.endswith(".py"))
         names = [n.removesuffix(".__init__") for n in names if not n.endswith("__main__")]
         imports = f"import importlib; [importlib.import_module(n) for n in {names}]"
