@@ -9,11 +9,11 @@ PUBLISHER ?= python
 SMALL ?= 200000
 LARGE ?= 2000
 VERSIONS ?= 2000
-CLIENTS := c_client cpp_client go_client java_client node_client rust_client
+CLIENTS := rust_client go_client c_client cpp_client java_client node_client
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: demo demo-llm recording test twins sanitize aarch64 training operators pictures examples check site version release packages wheel bench targets must performance floods sim fuzz explore chaos soak finetune build $(CLIENTS) clients conformance compose-test bench-clients clean
+.PHONY: demo demo-llm recording test twins sanitize aarch64 training operators pictures examples check site version release packages wheel bench targets must performance floods sim fuzz explore chaos soak finetune build $(CLIENTS) clients $(CLIENTS:=-tested) conformance compose-test bench-clients clean
 
 demo: $(STAMP)
 	$(BIN)/weightbus demo --seconds 30 --plot demo.png
@@ -84,7 +84,9 @@ release: $(STAMP)
 	$(BIN)/pip install --quiet -c constraints.txt 'build>=1' 'twine>=6'
 	$(BIN)/python .ci/release.py
 
-# Each of these packages in a clean folder, with nothing of this checkout, where its README's example runs.
+# Each of these packages in a clean folder, with nothing of this checkout, where its README's example runs. What cargo
+# has packed is built there, once.
+packages: export VERIFY := --no-verify
 packages: release
 	$(BIN)/python tests/repository/packages.py
 
@@ -140,9 +142,12 @@ build: $(STAMP) $(CLIENTS)
 $(CLIENTS):
 	$(MAKE) -C $@ driver
 
-# The checks and tests of every client in another language, and a short fuzz.
-clients: $(STAMP)
-	set -e; for client in $(CLIENTS); do $(MAKE) -C $$client check test; $(MAKE) -C $$client fuzz SECONDS=5; done
+# The checks and tests of every client in another language, and a short fuzz; side by side: make -j2 --output-sync clients
+clients: $(CLIENTS:=-tested)
+
+$(CLIENTS:=-tested): $(STAMP)
+	$(MAKE) -j1 -C $(@:-tested=) check test
+	$(MAKE) -j1 -C $(@:-tested=) fuzz SECONDS=5
 
 # Every client in every language: golden vectors, and live scenarios. Writes docs/CONFORMANCE.md.
 conformance: $(STAMP)

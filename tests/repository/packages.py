@@ -201,7 +201,8 @@ def node(bench: Bench) -> None:
 def rust(bench: Bench) -> None:
     """The crate."""
     crate = unpacked(only("weightbus-*.crate"), bench.folder)
-    manifest = '[package]\nname = "example"\nversion = "0.0.0"\nedition = "2021"\n[dependencies]\n'
+    manifest = '[package]\nname = "example"\nversion = "0.0.0"\nedition = "2021"\n'
+    manifest += "[profile.dev]\ndebug = 0\n[dependencies]\n"
     bench.write("example/Cargo.toml", f'{manifest}weightbus = {{ path = "../{crate.name}" }}\n')
     bench.write("example/src/main.rs", block(readme("rust_client"), "rust"))
     source = ("--config", ROOT / "rust_client" / "debian.toml") if DEBIAN else ()
