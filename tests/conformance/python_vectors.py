@@ -79,10 +79,11 @@ def _message(case: Case, folder: Path) -> Result:
         message, payloads = to_worker([blob(frame, folder) for frame in case["frames"]])
     except ProtocolError as error:
         return {"error": error.code}
-    return {"ok": _plain(message), "payloads": len(payloads)}
+    return {"ok": plain(message), "payloads": len(payloads)}
 
 
-def _plain(message: Message) -> Case:
+def plain(message: Message) -> Case:
+    """Return a message as the vectors write it: its type, and every field but `wbp`."""
     fields = {f: getattr(message, f) for f in message.__struct_fields__ if f != "wbp"}
     fields = {
         f: value for f, value in fields.items() if f not in OF_FEATURES or value != OF_FEATURES[f]
@@ -219,7 +220,7 @@ def _counted(case: Case, _folder: Path) -> Result:
         payload = [b""] if '"announce"' in said["header"] else []
         message, _ = from_publisher([said["header"].encode(), *payload])
         found = keyring.published(message, [])
-        counts.append(None if found is None else _plain(found))
+        counts.append(None if found is None else plain(found))
     return {"counts": counts}
 
 

@@ -60,14 +60,17 @@ def judge(
         command: The driver.
         unsupported: By table, why the driver prints nothing for it.
     """
-    wanted = tables()
     try:
-        lines = vectors(command, FOLDER)
+        return judged(vectors(command, FOLDER), unsupported)
     except Fault as fault:
-        return {name: Count(faults=[str(fault)]) for name in wanted}
+        return {name: Count(faults=[str(fault)]) for name in tables()}
+
+
+def judged(lines: list[Case], unsupported: Mapping[str, str]) -> dict[str, Count]:
+    """Return what came of each table by what a driver has said of all of them."""
     return {
         name: _judge_table(name, cases, lines, unsupported.get(name, ""))
-        for name, cases in wanted.items()
+        for name, cases in tables().items()
     }
 
 
