@@ -106,7 +106,7 @@ NEAR_INFOS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     st.dictionaries(
         st.sampled_from(["a", "b", "c", "__metadata__", "é", ""]),

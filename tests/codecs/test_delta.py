@@ -92,7 +92,7 @@ DENSITIES = st.sampled_from([0.0, 0.003, 0.01, 0.1, 0.5, 1.0])
     st.booleans(),
     st.integers(0, 2**32),
 )
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_a_patch_leads_from_the_base_to_the_target(
     layout: Layout, start: str, way: str, density: float, classes: bool, seed: int
 ) -> None:
@@ -226,7 +226,7 @@ def test_no_bit_of_a_patch_can_be_flipped() -> None:
 
 @pytest.mark.usefixtures("small_blocks")
 @given(st.binary(max_size=200), st.integers(120, 400), st.integers(0, 60))
-@settings(max_examples=300)
+@settings(max_examples=150)
 @example(b"\xff" * 200, 120, 200)
 @example(b"", 223, 1)
 def test_any_bytes_are_a_patch_or_refused(noise: bytes, at: int, cut: int) -> None:
@@ -339,7 +339,7 @@ def test_the_helper_finds_and_writes_what_numpy_does() -> None:
 @pytest.mark.usefixtures("level")
 def test_the_helper_refuses_what_numpy_does() -> None:
     @CHANGES
-    @settings(max_examples=200)
+    @settings(max_examples=100)
     def same(n: int, kind: int, way: str, density: float, table_too: bool, seed: int) -> None:
         rng = np.random.default_rng(seed)
         base = weights(rng, 2 * n)

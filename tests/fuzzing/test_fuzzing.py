@@ -7,7 +7,7 @@ import pytest
 from weightbus.tests.fuzzing import fuzz
 from weightbus.tests.fuzzing.fuzzing import TARGETS, seeds
 
-CASES = 300
+CASES = 150
 
 
 def test_every_target_is_fuzzed() -> None:

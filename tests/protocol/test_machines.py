@@ -295,7 +295,7 @@ publisher_events = st.lists(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(publisher_events)
 def test_a_publisher_takes_anything(events: list[tuple[Any, ...]]) -> None:
     trainer = Trainer()
@@ -411,7 +411,7 @@ worker_events = st.lists(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(st.booleans(), worker_events)
 def test_a_worker_takes_anything(inside: bool, events: list[tuple[Any, ...]]) -> None:
     student = Student()

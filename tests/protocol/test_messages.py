@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from weightbus.bus import messages
@@ -115,7 +115,6 @@ JSON = st.recursive(
 
 
 @BOTH
-@settings(max_examples=150)
 @given(data=st.data())
 def test_a_message_with_other_values_is_read_or_refused(
     decode: Decoder, types: Sequence[type[Message]], data: st.DataObject
@@ -128,7 +127,6 @@ def test_a_message_with_other_values_is_read_or_refused(
 
 
 @BOTH
-@settings(max_examples=150)
 @given(data=st.data())
 def test_a_damaged_message_is_read_or_refused(
     decode: Decoder, types: Sequence[type[Message]], data: st.DataObject
@@ -142,7 +140,6 @@ def test_a_damaged_message_is_read_or_refused(
 
 
 @BOTH
-@settings(max_examples=150)
 @given(data=st.data())
 def test_every_message_survives(
     decode: Decoder, types: Sequence[type[Message]], data: st.DataObject

@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
@@ -340,16 +341,16 @@ def test_the_worked_example_is_the_vector_example() -> None:
 # Codes.
 
 
-def calls(name: str) -> Iterator[ast.Call]:
-    """Yield every call of a function or method of this name in the protocol's code."""
-    for path in sorted((ROOT / "bus").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call):
-                called = node.func
-                found = called.attr if isinstance(called, ast.Attribute) else None
-                found = called.id if isinstance(called, ast.Name) else found
-                if found == name:
-                    yield node
+@cache
+def calls(name: str) -> list[ast.Call]:
+    """Return every call of a function or method of this name in the protocol's code."""
+    return [
+        node
+        for path in (ROOT / "bus").rglob("*.py")
+        if f"{name}(" in (text := path.read_text())
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == name
+    ]
 
 
 def constants(nodes: list[ast.expr]) -> set[str]:
