@@ -124,16 +124,22 @@ def test_rollouts_in_eigen_get_better(tmp_path: Path) -> None:
     assert steps[-1] >= 475
 
 
-def test_plain_rust_infers_with_each_version() -> None:
+def cargo(folder: Path, program: str) -> Path:
+    """Build a program in Rust where the C library has built the crates, and as it has."""
     need("cargo")
-    folder = EXAMPLES / "rust_inference"
+    target, same = ROOT / "rust_client" / "target", ("--config", "profile.release.debug=1")
     debian = [*Path("/usr/share/cargo/registry").glob("zmq-*")]
     source = ("--config", ROOT / "rust_client" / "debian.toml") if debian else ()
-    target = ROOT / "rust_client" / "target"  # where the crates are built already
-    build("cargo", "build", "--quiet", "--release", "--target-dir", target, *source, cwd=folder)
+    options = ("--quiet", "--release", "--target-dir", target, *same, *source)
+    build("cargo", "build", *options, cwd=folder)
+    return target / "release" / program
+
+
+def test_plain_rust_infers_with_each_version() -> None:
+    made = cargo(EXAMPLES / "rust_inference", "rust_inference")
     with (
         weightbus.Publisher("tcp://127.0.0.1:0") as publisher,
-        running(target / "release" / "rust_inference", publisher.address) as program,
+        running(made, publisher.address) as program,
     ):
         publisher.wait_for_workers(1, timeout=SECONDS)
         assert program.stdin is not None

@@ -12,7 +12,15 @@ import numpy as np
 import pytest
 
 import weightbus
-from weightbus.tests.languages.test_examples import ROOT, SECONDS, build, lines, need, running
+from weightbus.tests.languages.test_examples import (
+    ROOT,
+    SECONDS,
+    build,
+    cargo,
+    lines,
+    need,
+    running,
+)
 
 PAGE = (ROOT / "docs" / "guides" / "publishing-elsewhere.md").read_text()
 SLOPE = [0.5, 1.0, 2.0]
@@ -40,17 +48,12 @@ def publishes(program: Path, folder: Path) -> None:
 
 
 def test_rust(tmp_path: Path) -> None:
-    need("cargo")
     (tmp_path / "main.rs").write_text(block("rust"))
     manifest = ['[package]\nname = "publish"\nversion = "0.0.0"\nedition = "2021"']
     manifest += [f'[dependencies]\nweightbus = {{ path = "{ROOT / "rust_client"}" }}']
     manifest += ['[[bin]]\nname = "publish"\npath = "main.rs"\n']
     (tmp_path / "Cargo.toml").write_text("\n".join(manifest))
-    debian = [*Path("/usr/share/cargo/registry").glob("zmq-*")]
-    source = ("--config", ROOT / "rust_client" / "debian.toml") if debian else ()
-    target = ROOT / "rust_client" / "target"  # where the crates are built already
-    build("cargo", "build", "--quiet", "--release", "--target-dir", target, *source, cwd=tmp_path)
-    publishes(target / "release" / "publish", tmp_path)
+    publishes(cargo(tmp_path, "publish"), tmp_path)
 
 
 def test_c_and_cpp(tmp_path: Path) -> None:
