@@ -204,16 +204,6 @@ def refused(layout: Layout, patch: bytes, base: Bytes) -> PatchError:
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_a_patch_that_ends_early_changes_nothing() -> None:
-    layout, base, _, patch = small_patch()
-    out = np.full(base.size, 7, np.uint8)
-    for end in range(len(patch)):
-        with pytest.raises(PatchError):
-            Delta(layout, patch[:end]).apply(base, out)
-    assert set(out) == {7}
-
-
-@pytest.mark.usefixtures("small_blocks")
 def test_no_bit_of_a_patch_can_be_flipped() -> None:
     layout, base, _, patch = small_patch()
     digest = digest_of(layout.id, base, 2**20)
@@ -366,13 +356,6 @@ def outcome(read: Any, *args: Any) -> Any:
     except PatchError:
         return "refused"
     return sorted(zip(at.tolist(), values.tolist(), strict=True))
-
-
-def test_without_the_helper_the_patch_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    layout, base, target, patch = small_patch()
-    monkeypatch.setattr(kernels, "BUILT", False)
-    assert encode(layout, base, target) == patch
-    assert np.array_equal(Delta(layout, patch).apply(base), target)
 
 
 def test_no_more_steps_are_large_than_there_are() -> None:

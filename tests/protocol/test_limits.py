@@ -56,6 +56,8 @@ LARGEST: list[Message] = [
         models={n: Running(INTEGER_MAX, INTEGER_MAX, "f" * 64) for n in NAMES},
         epoch=INTEGER_MAX,
         features=NAMES,
+        client=WORST[:256],
+        host=WORST[:256],
         pid=INTEGER_MAX,
     ),
     Welcome(
@@ -64,6 +66,7 @@ LARGEST: list[Message] = [
         ping_ms=3_600_000,
         lost_ms=36_000_000,
         models=dict.fromkeys(NAMES, INTEGER_MAX),
+        features=NAMES,
     ),
     Pong(token=INTEGER_MAX, epoch=INTEGER_MAX, models=dict.fromkeys(NAMES, INTEGER_MAX)),
     Failed(model=NAMES[0], epoch=INTEGER_MAX, version=INTEGER_MAX, code=NAMES[0], text=WORST),

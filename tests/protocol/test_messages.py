@@ -154,37 +154,6 @@ def test_every_message_survives(
     assert header.startswith(b'{"wbp":1,"type":"')
 
 
-def test_the_largest_messages_fit_a_header() -> None:
-    names = [f"{number:0128}" for number in range(64)]
-    running = messages.Running(2**53 - 1, 2**53 - 1, "f" * 64)
-    hello = messages.Hello(
-        name="n" * 128,
-        instance="0" * 32,
-        models=dict.fromkeys(names, running),
-        epoch=2**53 - 1,
-        features=names,
-        client="\U0001f69a" * 256,
-        host="\U0001f69a" * 256,
-        pid=2**53 - 1,
-    )
-    welcome = messages.Welcome(
-        epoch=2**53 - 1,
-        data="\U0001f69a" * 4096,
-        ping_ms=1,
-        lost_ms=2,
-        models=dict.fromkeys(names, 2**53 - 1),
-        shared=messages.Shared("\U0001f69a" * 4096, "f" * 32),
-        features=names,
-    )
-    pong = messages.Pong(token=2**53 - 1, epoch=2**53 - 1, models=dict.fromkeys(names, 2**53 - 1))
-    failed = messages.Failed(
-        model=names[0], epoch=1, version=1, code=names[1], text="\U0001f69a" * 4096
-    )
-    assert from_worker([encode(hello)])[0] == msgspec.structs.replace(hello, wbp=1)
-    for message in (hello, welcome, pong, failed):
-        assert len(encode(message)) <= HEADER_BYTES_MAX
-
-
 @pytest.mark.parametrize("size", [HEADER_BYTES_MAX, HEADER_BYTES_MAX + 1])
 def test_a_header_is_at_most_64_kib(size: int) -> None:
     header = encode(Ping())
