@@ -11,6 +11,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from ...bus.limits import Timing
 from ...codecs import native
 from .. import checks
+from ..observing.diagnosis import BEHIND_SECONDS
 from ..settings import Encoding
 from .doctor import doctor as run_doctor
 from .inspect import inspect as run_inspect
@@ -324,13 +325,18 @@ def status(
     expect: Annotated[
         int, typer.Option(min=0, metavar="N", help="Workers that must be there.")
     ] = 0,
+    within: Annotated[
+        float,
+        typer.Option(min=0.0, metavar="SECONDS", help="How long a worker may be behind; 0: never."),
+    ] = BEHIND_SECONDS,
     timeout: Patience = 5.0,
     keys: Keys = None,
     as_json: Json = False,
 ) -> None:
     """Say whether all workers run the newest versions: 0 yes, 1 no, 2 no answer."""
     screen = Screen(as_json)
-    raise typer.Exit(conclude(screen, partial(run_status, screen, address, expect, timeout, keys)))
+    ask = partial(run_status, screen, address, expect, timeout, keys, within)
+    raise typer.Exit(conclude(screen, ask))
 
 
 @app.command(cls=_Command)

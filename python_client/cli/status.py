@@ -1,7 +1,7 @@
 """`weightbus status`: whether everybody runs the newest versions, for scripts.
 
-0     everybody does
-1     somebody is behind, lost, stuck or has failed it; or fewer are there than expected
+0     everybody does, or has had a newer one for no longer than it may take to apply it
+1     somebody is behind for longer, lost, stuck or has failed it; or fewer are there than expected
 2     no publisher answers, or it lets nobody look on, or has too much to tell for the time
 """
 
@@ -15,6 +15,7 @@ from rich.text import Text
 from ...bus.errors import AddressError, RefusedError
 from ...bus.units import span
 from ..keys import worker_keys
+from ..observing.diagnosis import BEHIND_SECONDS
 from ..observing.observer import Observer
 from ..observing.view import Standing, View
 from .outcome import DONE, NOT_ACHIEVED, UsageError
@@ -26,7 +27,12 @@ STYLES = {"current": GOOD, "behind": "yellow", "stuck": BAD, "failed": BAD, "los
 
 
 def status(
-    screen: Screen, address: str, expect: int, timeout: float, keys: Path | None = None
+    screen: Screen,
+    address: str,
+    expect: int,
+    timeout: float,
+    keys: Path | None = None,
+    within: float = BEHIND_SECONDS,
 ) -> int:
     """Show whether everybody runs the newest versions, and return that."""
     with observer_of(address, keys) as observer:
@@ -41,9 +47,8 @@ def status(
             return UNREACHABLE
         view, now = observer.view, time.monotonic()
     standings = view.standings(now)
-    text = shortfall(view, standings, expect)
-    workers = counted(len(view.workers), "worker")
-    screen.say(text or f"everybody is up to date: {workers}", BAD if text else GOOD)
+    text = shortfall(view, standings, expect, within)
+    screen.say(text or _well(view, standings), BAD if text else GOOD)
     show(screen, standings)
     models = show_models(screen, view, now)
     rows = [fields(standing) for standing in standings]
@@ -78,19 +83,37 @@ def unread(observer: Observer, address: str, timeout: float) -> str:
     )
 
 
-def shortfall(view: View, standings: list[Standing], expect: int) -> str:
-    """Say why not everybody is up to date; empty: everybody is."""
+def _well(view: View, standings: list[Standing]) -> str:
+    workers = counted(len(view.workers), "worker")
+    late = len({s.worker for s in standings if s.verdict == "behind"})
+    return f"everybody is up to date: {workers}" + (f", {late} of them applying" if late else "")
+
+
+def shortfall(
+    view: View, standings: list[Standing], expect: int, within: float = BEHIND_SECONDS
+) -> str:
+    """Say why not everybody is up to date, or will be within so many seconds; empty: it is so.
+
+    Between a publish and its last apply somebody always is behind: whoever asks by chance then
+    wants no alarm. How long somebody is behind counts from the first version that it lacks, so
+    that one which never applies is overdue, however often something is published.
+    """
     bad = [
         f"{s.worker} failed {s.model}"
         if s.verdict == "failed"
         else f"{s.worker} is {s.verdict} with {s.model}"
         for s in standings
-        if s.verdict != "current"
+        if s.verdict != "current" and not _in_time(s, within)
     ]
     live = sum(row.state != "lost" for row in view.workers.values())
     if live < expect:
         bad.insert(0, f"{live} of {counted(expect, 'worker')} are there")
     return "; ".join(bad[:10]) + (f"; and {len(bad) - 10} more" if len(bad) > 10 else "")
+
+
+def _in_time(standing: Standing, within: float) -> bool:
+    late = standing.lag_s  # None: nobody knows since when
+    return standing.verdict == "behind" and late is not None and late < within
 
 
 def show(screen: Screen, standings: list[Standing]) -> None:

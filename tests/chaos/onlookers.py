@@ -91,7 +91,7 @@ def _roster(cast: Cast) -> Runs:
 def _status(cast: Cast) -> Runs:
     address = cast.publisher.those("ready")[0]["address"]
     words = [sys.executable, "-m", "weightbus", "status", address, "--json", "--expect"]
-    words += [str(len(cast.workers))]
+    words += [str(len(cast.workers)), "--within", "0"]
     if cast.keys is not None:
         words += ["--keys", str(cast.keys / "workers" / f"{OBSERVER}.json")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)  # noqa: S603

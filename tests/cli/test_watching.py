@@ -63,6 +63,31 @@ def test_everybody_up_to_date_is_zero(publisher: Publisher) -> None:
         assert result_of(short)["text"] == "1 of 2 workers are there"
 
 
+def test_who_is_still_applying_is_no_alarm_until_it_is_overdue() -> None:
+    """A script that asks by chance between a publish and the last apply wants no alarm."""
+    with (
+        Publisher(settings=Settings(ping=0.1, lost_after=10 * SECONDS)) as publisher,  # nor stuck
+        Subscriber(publisher.address, {"m": arrays()}, name="w"),  # which never applies
+    ):
+        publisher.wait_for_workers(1, SECONDS)
+        publisher.publish("m", arrays(), settings=Settings(wait="none"))
+        in_time = run("status", publisher.address, "--within", 3600, "--json")
+        found = result_of(in_time)
+        assert (in_time.exit_code, found["achieved"]) == (0, True), found
+        assert [row["verdict"] for row in found["workers"]] == ["behind"], "the rows say it"
+        assert "1 of them applying" in run("status", publisher.address, "--within", 3600).stdout
+        now = run("status", publisher.address, "--within", 0, "--json")
+        assert (now.exit_code, result_of(now)["text"]) == (1, "w is behind with m")
+        publisher.publish(
+            "m", arrays(), settings=Settings(wait="none")
+        )  # which makes it no younger
+
+        def overdue() -> bool:
+            return run("status", publisher.address, "--within", 0.2).exit_code == 1
+
+        wait_for(overdue, "it is overdue", SECONDS)
+
+
 def test_somebody_who_cannot_is_one_and_why_is_said(publisher: Publisher) -> None:
     with Subscriber(publisher.address, {"m": arrays(3)}, name="narrow") as subscriber:
         subscriber.start()
