@@ -45,6 +45,8 @@ class ProtocolError(WeightBusError):
         code: The stable machine code that a `refuse` carries.
     """
 
+    __module__ = "weightbus"
+
     def __init__(self, text: str, code: str = "malformed") -> None:
         super().__init__(text)
         self.code = code
@@ -53,21 +55,31 @@ class ProtocolError(WeightBusError):
 class AddressError(WeightBusError, OSError):
     """An endpoint cannot be bound or connected to."""
 
+    __module__ = "weightbus"
+
 
 class KeysError(WeightBusError, ValueError):
     """Keys cannot be read or made, or cannot be used here."""
+
+    __module__ = "weightbus"
 
 
 class UnknownWorkerError(WeightBusError, LookupError):
     """A publish names workers that have never joined this publisher."""
 
+    __module__ = "weightbus"
+
 
 class WorkersMissingError(WeightBusError, TimeoutError):
     """Not enough workers joined in time."""
 
+    __module__ = "weightbus"
+
 
 class DeadlineError(WeightBusError, TimeoutError):
     """The weights of a publish were not copied within its timeout; nothing was published."""
+
+    __module__ = "weightbus"
 
 
 class PublishError(WeightBusError):
@@ -79,6 +91,8 @@ class PublishError(WeightBusError):
     Attributes:
         receipt: What every worker did, and when.
     """
+
+    __module__ = "weightbus"
 
     def __init__(self, text: str, receipt: Receipt) -> None:
         super().__init__(text)
@@ -94,6 +108,8 @@ class RefusedError(WeightBusError):
     Attributes:
         code: The publisher's machine code, such as `name-taken`.
     """
+
+    __module__ = "weightbus"
 
     def __init__(self, text: str, code: str) -> None:
         super().__init__(text)
@@ -111,6 +127,8 @@ class ApplyError(WeightBusError):
         code: The machine code that the worker reported to the publisher.
     """
 
+    __module__ = "weightbus"
+
     def __init__(self, text: str, *, model: str, epoch: int, version: int, code: str) -> None:
         super().__init__(text)
         self.model, self.epoch, self.version, self.code = model, epoch, version, code
@@ -121,6 +139,8 @@ class TornError(ApplyError):
 
     The next apply that succeeds repairs it; the worker tries this version a few times more.
     """
+
+    __module__ = "weightbus"
 
 
 def not_applied(
@@ -156,6 +176,8 @@ def told_of(error: BaseException) -> str:
 
 class ClosedError(WeightBusError):
     """The publisher or subscriber was closed, or one of its threads has ended: see the cause."""
+
+    __module__ = "weightbus"
 
     @classmethod
     def of(cls, what: str, cause: BaseException | None) -> ClosedError:

@@ -26,6 +26,8 @@ class WorkerReceipt:
         nbytes: Bytes of the version or patch, without headers and without resent bytes.
     """
 
+    __module__ = "weightbus.types"
+
     name: str
     state: State
     seconds: float | None
@@ -53,10 +55,13 @@ class Receipt:
         model, epoch, version: What was published.
         nbytes: Bytes of the version's tensors (each tied tensor once).
         seconds: From the call of publish to this receipt.
-        digest: The digest that the workers' bytes must have; empty if none was needed.
+        digest: A hash of the weights (layout and checksums of all chunks, not the metadata) that
+            the workers' bytes must have; empty if none was needed, as on this host.
         workers: By name, every worker that the publish was for.
         metadata: The version's metadata, as text by name.
     """
+
+    __module__ = "weightbus.types"
 
     model: str
     epoch: int

@@ -19,6 +19,8 @@ class WeightBusError(Exception):
     except its line breaks is escaped.
     """
 
+    __module__ = "weightbus"
+
     def __str__(self) -> str:
         text = str(self.args[0]) if self.args else ""
         return "\n".join(map(printable, text.split("\n")))
@@ -26,6 +28,8 @@ class WeightBusError(Exception):
 
 class LayoutError(WeightBusError, ValueError):
     """A layout that is malformed, over a limit, or cannot be made from the given tensors."""
+
+    __module__ = "weightbus"
 
 
 class LimitError(LayoutError):
@@ -44,3 +48,5 @@ class StateError(WeightBusError, ValueError):
     """Weights that cannot be published, or a target that cannot take them; names the tensor and the
     reason.
     """
+
+    __module__ = "weightbus"

@@ -4,6 +4,7 @@ The pages are the files as they lie in the repository, which is why its root is 
 from: links that work on a forge work on the site, and nothing is written twice.
 """
 
+import inspect
 import sys
 import tomllib
 from pathlib import Path
@@ -51,6 +52,15 @@ html_theme_options = {
 }
 
 
+def _send_home(value: object) -> None:
+    """Have a public class be where it is written, which is where Sphinx reads in which order."""
+    members = vars(value).values() if inspect.isclass(value) else ()
+    homes = {m.__module__ for m in members if inspect.isfunction(m)}
+    inner = [home for home in homes if home and home.startswith("weightbus.")]
+    if inner:
+        value.__module__ = inner[0]
+
+
 def setup(app: Sphinx) -> None:
     """Have what is documented read from this checkout, whatever is installed beside it."""
     import weightbus
@@ -58,5 +68,8 @@ def setup(app: Sphinx) -> None:
     read = Path(weightbus.__file__).resolve().parent
     if read != ROOT / "src" / "weightbus":
         sys.exit(f"weightbus is imported from {read}: install this checkout (make site does)")
+    for face in (weightbus, weightbus.types):
+        for public in face.__all__:
+            _send_home(getattr(face, public))
     app.connect("autodoc-process-docstring", docstrings.on_docstring)
     app.connect("autodoc-process-signature", docstrings.on_signature)

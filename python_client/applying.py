@@ -46,6 +46,8 @@ class Update:
         metadata: The publisher's metadata, as text by name.
     """
 
+    __module__ = "weightbus.types"
+
     model: str
     epoch: int
     version: int
@@ -62,6 +64,8 @@ class Running:
         model: The model id; None if there are several and none was named.
         update: Its `Update`; None if no version runs yet.
     """
+
+    __module__ = "weightbus.types"
 
     __slots__ = ("model", "update")
 
@@ -103,6 +107,8 @@ class Offer:
         digest: The digest of its bytes; empty if it is read from shared memory.
         metadata: The publisher's metadata, as text by name.
     """
+
+    __module__ = "weightbus.types"
 
     def __init__(self, staged: StagedVersion) -> None:
         self.model, self.epoch, self.version = staged.model, staged.epoch, staged.version

@@ -54,6 +54,8 @@ class FileTarget(OutsideTarget):
             says which, with the errno.
     """
 
+    __module__ = "weightbus"
+
     asks_user = False
     on_disk = True
 

@@ -31,6 +31,8 @@ class UnchangedError(WeightBusError):
     the function knows what it has changed.
     """
 
+    __module__ = "weightbus"
+
 
 class UnreadableTargetError(WeightBusError):
     """What a target holds cannot be read back."""
@@ -50,6 +52,8 @@ class Pairs:
         digest: The digest of its bytes; empty if it is read from shared memory.
         metadata: The publisher's metadata, as text by name.
     """
+
+    __module__ = "weightbus.types"
 
     def __init__(self, staged: StagedVersion) -> None:
         self.model, self.epoch, self.version = staged.model, staged.epoch, staged.version

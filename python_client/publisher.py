@@ -90,6 +90,8 @@ class Publisher(AsyncClosable):
     it collects it, with a `ResourceWarning`. In a forked process, make a new Publisher.
     """
 
+    __module__ = "weightbus"
+
     @had_more_keywords("Publisher")
     def __init__(
         self,
@@ -104,6 +106,7 @@ class Publisher(AsyncClosable):
         metrics: str | Http | None = None,
         settings: Settings | None = None,
     ) -> None:
+        """Bind the sockets and start. `help(weightbus.Publisher)` describes the parameters."""
         few = self._settings = settings_of("Publisher", settings)
         keys = publisher_keys(keys)
         check_exposure(keys, insecure, address, few.data)

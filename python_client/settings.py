@@ -137,6 +137,8 @@ class Settings:
         StateError: `rename` gives two tensors the same name, or an invalid name.
     """
 
+    __module__ = "weightbus"
+
     ping: float = 1.0
     lost_after: float = 5.0
     shared_memory: bool = True

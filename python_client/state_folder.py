@@ -62,6 +62,8 @@ Key = tuple[int, int]  # epoch, version
 class StateFolderError(WeightBusError, OSError):
     """A state folder is in use, cannot be written, or does not hold what is wanted of it."""
 
+    __module__ = "weightbus"
+
 
 class StoredVersion(msgspec.Struct, frozen=True):
     """A version on disk.
@@ -73,6 +75,8 @@ class StoredVersion(msgspec.Struct, frozen=True):
         names: Every (epoch, version) under which these bytes were offered, the newest first.
         metadata: Its metadata, as text by name.
     """
+
+    __module__ = "weightbus.types"
 
     model: Name
     epoch: Positive

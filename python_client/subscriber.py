@@ -103,6 +103,8 @@ class Subscriber(AsyncClosable):
     place, so you may run a notebook cell again.
     """
 
+    __module__ = "weightbus"
+
     @had_more_keywords("Subscriber")
     def __init__(
         self,
@@ -116,6 +118,7 @@ class Subscriber(AsyncClosable):
         rename: Rename = None,
         settings: Settings | None = None,
     ) -> None:
+        """Start to receive. `help(weightbus.Subscriber)` describes the parameters."""
         few = settings_of("Subscriber", settings)
         keys = worker_keys(keys, name)
         self.name = check_name(_default_name(keys) if name is None else name, "worker")

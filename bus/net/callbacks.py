@@ -38,6 +38,8 @@ class WorkerEvent:
             `workers()` has the current state.
     """
 
+    __module__ = "weightbus.types"
+
     kind: EventKind
     worker: str
     text: str

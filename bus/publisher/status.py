@@ -28,6 +28,8 @@ class WorkerStatus:
         client, host, pid: Its client, host and process id, as it reports them.
     """
 
+    __module__ = "weightbus.types"
+
     name: str
     state: Literal["live", "stuck", "lost"]
     road: Road

@@ -78,6 +78,8 @@ class PublisherKeys:
         known: The contents of each file there when it was last read.
     """
 
+    __module__ = "weightbus"
+
     secret: str = field(repr=False)
     grants: Mapping[str, Grant]
     folder: Path | None = None
@@ -123,6 +125,8 @@ class WorkerKeys:
         public, secret: Its pair, 40 characters of Z85 each.
         publisher: The public key of the only publisher that it connects to.
     """
+
+    __module__ = "weightbus"
 
     name: str
     public: str

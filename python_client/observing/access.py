@@ -28,6 +28,8 @@ class Http:
         AddressError: The address is invalid, or would give everyone access.
     """
 
+    __module__ = "weightbus"
+
     address: str
     token: str | None = None
     insecure: bool = False

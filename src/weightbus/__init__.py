@@ -2,6 +2,7 @@
 
 This is the face: users import from here, and everything else may move. Each name is loaded when it
 is first used, so that importing the package costs nothing and needs neither torch nor ZeroMQ.
+Public classes say in their body that they are of here, which `help()` and tracebacks then show.
 `weightbus.types` names what calls return, `weightbus.torchrl` what TorchRL's users import.
 """
 

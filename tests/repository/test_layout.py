@@ -1,12 +1,17 @@
 """The architecture holds: who may import whom, what the root contains, what nobody may use."""
 
 import ast
+import inspect
+import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, reduce
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -357,6 +362,23 @@ def test_every_public_name_resolves() -> None:
     for public in FACE:
         value = getattr(weightbus, public)
         assert vars(weightbus)[public] is value, f"{public} is found anew each time"
+
+
+def test_help_and_tracebacks_name_what_users_import() -> None:
+    for public in [*FACE, *(f"types.{name}" for name in FACES["types"])]:
+        value: Any = reduce(getattr, public.split("."), weightbus)
+        if inspect.isclass(value):
+            assert f"{value.__module__}.{value.__qualname__}" == f"weightbus.{public}"
+            assert pickle.loads(pickle.dumps(value)) is value  # noqa: S301 - our own
+
+
+def test_help_shows_each_parameter_with_its_default_and_no_inner_name() -> None:
+    for public in ("Publisher", "Subscriber"):
+        made = getattr(weightbus, public)
+        assert f"help(weightbus.{public})" in made.__init__.__doc__
+        named = [p for p in signature(made).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        assert all(p.default is not p.empty for p in named)
+        assert not re.findall(r"weightbus\.(?:bus|codecs|python_client)\.", str(signature(made)))
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
