@@ -12,14 +12,16 @@ VERSIONS ?= 2000
 CLIENTS := rust_client go_client c_client cpp_client java_client node_client
 BIN := .venv/bin
 STAMP := .venv/installed
+DEMO := .venv/demo-installed
+INSTALLED := pyproject.toml setup.py constraints.txt codecs/_native.c codecs/_crc32c.h codecs/_delta.c codecs/_delta_scan.h
 
 .PHONY: demo demo-llm recording test twins sanitize aarch64 training operators pictures examples check site version release packages wheel bench targets must performance floods sim fuzz explore chaos soak finetune build $(CLIENTS) clients $(CLIENTS:=-tested) conformance compose-test bench-clients clean
 
-demo: $(STAMP)
+demo: $(DEMO)
 	$(BIN)/weightbus demo --seconds 30 --plot demo.png
 
 # A tiny language model learns by reinforcement; one of its three workers is in TypeScript.
-demo-llm: $(STAMP)
+demo-llm: $(DEMO)
 	$(MAKE) -C node_client worker
 	$(BIN)/weightbus demo --model llm --seconds 150 --plot demo-llm.png
 
@@ -168,7 +170,16 @@ bench-clients: $(STAMP)
 clean:
 	rm -rf .venv build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage demo.png demo-llm.png
 
-$(STAMP): pyproject.toml setup.py constraints.txt codecs/_native.c codecs/_crc32c.h codecs/_delta.c codecs/_delta_scan.h
+# pip shows what it does: the first time it takes minutes.
+$(STAMP): $(INSTALLED)
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
-	touch $(STAMP)
+	@echo "Installing weightbus and all that its tests and checks need into .venv: the first time this takes minutes."
+	$(BIN)/pip install -c constraints.txt -e '.[dev]'
+	touch $(DEMO) $(STAMP)
+
+# The demo needs less: torch, gymnasium, matplotlib.
+$(DEMO): $(INSTALLED)
+	$(PYTHON) -m venv .venv
+	@echo "Installing weightbus and what the demo needs (torch, gymnasium, matplotlib) into .venv."
+	$(BIN)/pip install -c constraints.txt -e '.[demo]'
+	touch $(DEMO)
