@@ -8,14 +8,13 @@ ROUNDS ?= 100
 PUBLISHER ?= python
 SMALL ?= 200000
 LARGE ?= 2000
-VERSIONS ?= 2000
 CLIENTS := rust_client go_client c_client cpp_client java_client node_client
 BIN := .venv/bin
 STAMP := .venv/installed
 DEMO := .venv/demo-installed
 INSTALLED := pyproject.toml setup.py constraints.txt codecs/_native.c codecs/_crc32c.h codecs/_delta.c codecs/_delta_scan.h
 
-.PHONY: demo demo-llm recording test twins sanitize aarch64 training operators pictures examples check site version release packages wheel bench targets must performance floods sim fuzz explore chaos soak finetune build $(CLIENTS) clients $(CLIENTS:=-tested) conformance compose-test bench-clients clean
+.PHONY: demo demo-llm recording test twins sanitize aarch64 training operators pictures examples check site version release packages wheel bench targets must performance floods sim fuzz explore chaos soak build $(CLIENTS) clients $(CLIENTS:=-tested) conformance compose-test bench-clients clean
 
 demo: $(DEMO)
 	$(BIN)/weightbus demo --seconds 30 --plot demo.png
@@ -133,10 +132,6 @@ chaos: $(STAMP)
 # A publisher with keys that publishes again and again, while workers come and go: half an hour.
 soak: $(STAMP)
 	$(BIN)/python tests/chaos/soak.py --small $(SMALL) --large $(LARGE)
-
-# A real run of fine-tuning, published as patches to workers of all languages that come and go.
-finetune: $(STAMP)
-	$(BIN)/python tests/benchmarks/finetune.py --versions $(VERSIONS)
 
 # What other targets build when they need it, side by side: make -j2 build
 build: $(STAMP) $(CLIENTS)
