@@ -125,10 +125,6 @@ class Promising(Updatable):
     def references(self, weights: Any) -> list[Any]:
         return [self.other.update_policy_weights_.remote(weights)]
 
-    def never(self, weights: Any) -> "Future[None]":
-        del weights
-        return Future()
-
 
 class Async(Updatable):
     """An actor with an event loop."""
@@ -143,7 +139,6 @@ class Receiver(Rollout):
 
     def __init__(self, features: int = 4) -> None:
         super().__init__(features)
-        self.second = model()
         self.schemes: dict[str, Any] = {}
 
     def reset(self) -> None:
@@ -162,11 +157,8 @@ class Receiver(Rollout):
     def connect(self, model_id: str = "policy") -> None:
         self.schemes[model_id].connect()
 
-    def values_of(self, model_id: str) -> set[float]:
-        return values(self._models()[model_id])
-
     def _models(self) -> dict[str, nn.Module]:
-        return {"policy": self.policy, "nets.actor": self.policy, "nets.critic[0]": self.second}
+        return {"policy": self.policy}
 
     def poll(self) -> bool:
         return self.schemes["policy"].receive(timeout=0.0) is not None
@@ -175,10 +167,6 @@ class Receiver(Rollout):
         """Become a receiver in the older way."""
         scheme.init_on_worker("policy", model=self.policy)
         self.schemes["policy"] = scheme
-
-    def hollow(self) -> None:
-        """Put the policy on the meta device."""
-        self.policy = model().to("meta")
 
     def train(self) -> None:
         """Overwrite the policy in place."""

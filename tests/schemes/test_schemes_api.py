@@ -9,7 +9,6 @@ import logging
 import pickle
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, get_args
 
 import numpy as np
@@ -23,9 +22,9 @@ from weightbus.bus.errors import TornError
 from weightbus.codecs.state import state_of, write_into
 from weightbus.python_client.schemes import carrier
 from weightbus.python_client.schemes.model import Subject
-from weightbus.python_client.schemes.receiver import Destination, ReceiverTransport
+from weightbus.python_client.schemes.receiver import Destination
 from weightbus.python_client.schemes.scheme import Scheme
-from weightbus.python_client.schemes.sender import Sources, is_per_worker
+from weightbus.python_client.schemes.sender import Sources
 from weightbus.tests.schemes.documented_api import (
     BOTH_VINTAGES,
     DOCUMENTED,
@@ -291,25 +290,12 @@ def test_the_number_of_workers_follows_from_what_is_given(kind: type[Any]) -> No
         scheme.shutdown()
 
 
-def test_weights_for_each_worker_are_told_by_their_keys() -> None:
-    assert is_per_worker({0: 1.0, 1: 2.0})
-    assert not any(map(is_per_worker, ({}, {0: 1.0, "a": 2.0}, {True: 1.0}, 1.0)))
-
-
 def test_weights_are_mapped_for_each_device() -> None:
     given = {"weights": 10.0, "devices": ["cpu", "cpu"], "device_map_fn": lambda at, w: w + at}
     assert Sources.taken(given, None) == Sources(None, {0: 10.0, 1: 11.0}, 2)
 
 
 # Names that older imports need.
-
-
-@pytest.mark.parametrize(("named", "came"), [(True, ("policy", "weights")), (False, "weights")])
-def test_what_older_receivers_are_given(named: bool, came: object) -> None:
-    arrived: list[Any] = ["weights", None]
-    scheme: Any = SimpleNamespace(model_id="policy", receive=lambda _timeout: arrived.pop(0))
-    transport = ReceiverTransport(scheme, named=named)
-    assert [transport.receive_weights(1.0) for _ in range(2)] == [came, None]
 
 
 def test_every_name_that_torchrl_has_is_there() -> None:

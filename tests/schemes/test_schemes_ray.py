@@ -3,7 +3,6 @@
 import os
 import signal
 from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -114,18 +113,6 @@ def test_weights_may_change_as_soon_as_an_async_send_returns(actors: list[Any]) 
         scheme.wait_async()
 
 
-def test_weights_that_do_not_fit_change_nothing(actors: list[Any]) -> None:
-    scheme = connected(actors, model(1.0))
-    wrong = {k: v for k, v in model(2.0).state_dict().items() if k != "0.bias"} | {
-        "0.weight": torch.zeros(1, 4)
-    }
-    with pytest.raises(PublishError, match=r"(?s)0 of 2 .*worker 0 failed.*0\.bias.*0\.weight"):
-        scheme.send(wrong)
-    assert seen(actors) == [{1.0}, {1.0}]
-    scheme.send(model(3.0))
-    assert seen(actors) == [{3.0}, {3.0}]
-
-
 def test_a_killed_actor_is_named_and_the_others_are_served(actors: list[Any]) -> None:
     actors = [start(Receiver), actors[1]]
     scheme = connected(actors, model(1.0))
@@ -155,50 +142,6 @@ def test_a_stopped_actor_costs_no_more_than_the_deadline(actors: list[Any]) -> N
     scheme.send(model(4.0))
     assert seen(actors) == [{4.0}, {4.0}]
     assert scheme.versions() == {0: 4, 1: 4}
-
-
-def test_two_models_in_the_same_actors(actors: list[Any]) -> None:
-    actors = [actors[0], start(Receiver, max_concurrency=4)]
-    schemes = {"nets.actor": model(1.0), "nets.critic[0]": model(5.0)}
-    senders: list[RayWeightSyncScheme] = []
-    for model_id, trained in schemes.items():
-        scheme = RayWeightSyncScheme(timeout=SECONDS)
-        scheme.init_on_sender(model_id=model_id, remote_collectors=actors, model=trained)
-        get([a.become.remote(scheme, model_id, worker_idx=i) for i, a in enumerate(actors)])
-        get([actor.connect.remote(model_id) for actor in actors])
-        scheme.connect()
-        senders.append(scheme)
-
-    def seen_of(model_id: str) -> list[set[float]]:
-        return get([actor.values_of.remote(model_id) for actor in actors])
-
-    first, second = senders
-    assert (seen_of("nets.actor"), seen_of("nets.critic[0]")) == ([{1.0}] * 2, [{5.0}] * 2)
-    for value in range(6, 12):  # both at once, in the threads of the one that has several
-        second.send_async(model(float(value)))
-        first.send(model(-float(value)))
-        second.wait_async()
-    assert (seen_of("nets.actor"), seen_of("nets.critic[0]")) == ([{-11.0}] * 2, [{11.0}] * 2)
-    ray.kill(actors[1])
-
-
-def test_the_first_weights_wait_for_receivers_that_come_later(actors: list[Any]) -> None:
-    scheme = RayWeightSyncScheme(timeout=SECONDS)
-    scheme.init_on_sender(model_id="policy", remote_collectors=actors, model=model(1.0))
-    get(actors[0].become.remote(scheme, worker_idx=0))  # this one is there, but not connected
-    scheme.connect()
-    assert seen(actors) == [{0.0}, {0.0}]
-    get(actors[1].become.remote(scheme, worker_idx=1))
-    get([actor.connect.remote() for actor in actors])
-    assert seen(actors) == [{1.0}, {1.0}]
-
-
-def test_a_model_without_memory_is_filled(actors: list[Any]) -> None:
-    get([actor.hollow.remote() for actor in actors])
-    scheme = connected(actors, model(1.0))
-    assert seen(actors) == [{1.0}, {1.0}]
-    scheme.send(model(2.0))
-    assert seen(actors) == [{2.0}, {2.0}]
 
 
 def test_a_scheme_of_the_workers_own_and_no_receiver_at_all(actors: list[Any]) -> None:
@@ -339,20 +282,3 @@ def test_a_transform_that_was_given_the_scheme_becomes_a_receiver() -> None:
     os.kill(get(actor.pid.remote()), signal.SIGKILL)
     with pytest.raises(PublishError, match=r"worker 0 lost.*HookedHost"):
         scheme.send(model(2.0))
-
-
-def test_sends_from_several_threads_take_turns_or_say_so(actors: list[Any]) -> None:
-    scheme = connected(actors, model(1.0))
-
-    def send(value: int) -> str:
-        try:
-            scheme.send(model(float(value)))
-        except RuntimeError as error:
-            return str(error)
-        return "sent"
-
-    with ThreadPoolExecutor(4) as pool:
-        outcomes = list(pool.map(send, range(8)))
-    assert "sent" in outcomes
-    scheme.send(model(9.0))
-    assert seen(actors) == [{9.0}, {9.0}]

@@ -59,12 +59,6 @@ def test_what_one_extracts_another_applies(form: Any, inplace: bool) -> None:
     assert target.first.weight.requires_grad
 
 
-def test_a_module_is_accepted_where_weights_are() -> None:
-    target = Net()
-    WeightStrategy().apply_weights(target, fill(Net(), 2.0))
-    assert values(target) == {2.0}
-
-
 def test_applying_twice_leaves_the_weights_that_were_given_alone() -> None:
     strategy = WeightStrategy()
     weights = strategy.extract_weights(fill(Net(), 2.0))
