@@ -114,11 +114,11 @@ class Pushes:
             if topics is not None and push.topic not in topics:
                 continue
             version = push.version.target
-            here = self._store.hold(version) if version.lent else not version.gone
-            if here:  # else it was aborted, or is being overwritten
+            held = version.phase not in ("lent", "gone")
+            if held or self._store.hold(version):  # else it was aborted, or is being overwritten
                 effects += push.step(now)
                 if push.stalled and push.needs_digest:
                     effects += self._store.hash(version)
-            if push.done or version.gone:
+            if push.done or version.phase == "gone":
                 del self.each[push.topic]
         return effects

@@ -10,14 +10,16 @@ from collections.abc import Collection, Iterable, Iterator
 
 from ..limits import EPOCHS_KEPT
 from .effects import Effect, Hash, Lend, Release, Stamp
+from .phases import ARROWS, Event, Phase
 from .roster import Peer
 from .version import Snapshot, Version
 
 DIGESTS_KEPT = 1000  # versions that are gone but whose late acknowledgements can still be checked
 
 # What is given up for the next version, the least needed first. A version that is neither is not.
-GIVEN_UP = ("old", "targeted")
-GIVEN_UP_FOR_ALL = (*GIVEN_UP, "latest")  # the next one takes the place of the latest
+GIVEN_UP: tuple[Phase, ...] = ("old", "targeted")
+# The next one takes the place of the latest.
+GIVEN_UP_FOR_ALL: tuple[Phase, ...] = (*GIVEN_UP, "lent", "latest")
 
 
 class Versions:
@@ -66,9 +68,7 @@ class Versions:
     def find(self, number: int) -> Version | None:
         """Return a version that is there: to speak of it, not to give it out."""
         version = self._versions.get(number)
-        if version is not None and version.lent and not version.snapshot.there:
-            return None
-        return version
+        return version if version is not None and _there(version) else None
 
     def get(self, number: int) -> Version | None:
         """Return a version that can be given out."""
@@ -93,11 +93,10 @@ class Versions:
 
     def hold(self, version: Version) -> bool:
         """Have a version to give out, though it was lent; return whether it can be had."""
-        if version.lent and not version.gone:
-            version.lent, self.changed = False, True
-            if not version.snapshot.take_back():
-                self._forget(version)
-        return not version.gone
+        if version.phase == "lent":
+            self.changed = True
+            self._move(version, "asked" if version.snapshot.take_back() else "overwritten")
+        return version.phase != "gone"
 
     @property
     def any(self) -> bool:
@@ -129,6 +128,7 @@ class Versions:
         """Make a version the latest: for everybody, or for some workers."""
         if self.pending is version:
             self.pending = None
+        self._move(version, "for-all" if targets is None else "for-some")
         if targets is None:
             if self.latest is None or self.latest.key < version.key:
                 self.latest = version
@@ -148,16 +148,16 @@ class Versions:
 
     def drop(self, version: Version) -> None:
         """Forget a version that was aborted."""
-        if not version.gone:
-            self._forget(version)
+        self._move(version, "aborted")
 
     def give_up(self, among: Collection[Snapshot], *, replaces_latest: bool) -> None:
         """Give one of some versions up; `replaces_latest`: another is for all."""
         self._prune()
-        roles = GIVEN_UP_FOR_ALL if replaces_latest else GIVEN_UP
-        found = [v for v in self if v.role in roles and v.snapshot in among]
+        phases = GIVEN_UP_FOR_ALL if replaces_latest else GIVEN_UP
+        found = [v for v in self if v.phase in phases and v.snapshot in among]
         if found:
-            self._forget(min(found, key=lambda v: (roles.index(v.role), -v.version)))
+            least = min(found, key=lambda v: (phases.index(v.phase), -v.version))
+            self._move(least, "given-up")
 
     def forget_worker(self, worker: str) -> None:
         """A worker is lost: keep no version for its sake, and owe it nothing."""
@@ -198,30 +198,31 @@ class Versions:
         self.changed = False
         freed, self._freed = self._freed, []
         latest = self.latest
-        used = latest is not None and (latest.receivers or latest.hashing or latest.readers)
-        if latest is not None and not (latest.lent or used):
-            latest.lent = True
+        read = latest is not None and (latest.receivers or latest.hashing or latest.readers)
+        if latest is not None and latest.phase == "latest" and not read:
+            self._move(latest, "unread")
             freed.append(Lend(latest))
         return freed
 
     def _prune(self) -> None:
-        """Say why each version is kept, and forget the others."""
-        targeted = self._targeted.values()
-        for version in list(self._versions.values()):
-            if version is self.latest:
-                version.role = "latest"
-            elif version in targeted:
-                version.role = "targeted"
-            elif version is self.pending:
-                version.role = "pending"
-            elif version.receivers:
-                version.role = "old"
-            else:
-                self._forget(version)
+        """Let go of what is the newest for nobody, unless some worker is still at it."""
+        kept = (self.latest, self.pending, *self._targeted.values())
+        for version in [*self._versions.values()]:
+            if version not in kept:
+                self._move(version, "newer")
+                if not version.receivers:
+                    self._move(version, "unread")
 
-    def _forget(self, version: Version) -> None:
-        version.gone, self.changed, version.patches = True, True, ()
-        if _there(version):
+    def _move(self, version: Version, event: Event) -> None:
+        """Take an event; with what is gone its memory is let go of."""
+        before = version.phase
+        version.phase = after = ARROWS[before].get(event, before)
+        if after == "gone" and before != "gone":
+            self._forget(version, here=before != "lent" or version.snapshot.there)
+
+    def _forget(self, version: Version, *, here: bool) -> None:
+        self.changed, version.patches = True, ()
+        if here:
             self._freed.append(Release(version))
         self.latest = None if self.latest is version else self.latest
         self.pending = None if self.pending is version else self.pending
@@ -284,7 +285,7 @@ class Store:
 
 
 def _there(version: Version) -> bool:
-    return not version.lent or version.snapshot.there
+    return version.phase != "lent" or version.snapshot.there
 
 
 def _stamped(versions: Iterable[Version]) -> list[Effect]:

@@ -3,14 +3,15 @@
 The bytes are a snapshot's, which the machine never reads: effects say which chunk goes where, and
 the shell takes it from there. So a version here is held by its machine or by nobody. The latest may
 also be *lent*: whoever publishes next may write over it without asking. What is lent must be taken
-back before anything of it is given out, which fails if somebody was faster; then it is gone.
+back before anything of it is given out, which fails if somebody was faster; then it is gone. What
+it goes through is a table (`phases.py`), and its `Versions` move it.
 
 A version may be given out as patches, too, each on another that workers run: they are cut into
 chunks, hashed, sealed and fetched as it is.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Literal, Protocol, cast
+from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +21,7 @@ from ...codecs.layout import Layout
 from ..chunks import ChunkPlan
 from ..messages import Applied, Buffer, Patch, PatchId, Running, Shared, Staged
 from ..sealer import ByteSource, SealedVersion
-
-Role = Literal["latest", "targeted", "pending", "old"]
+from .phases import Phase
 
 
 class ChunkSource(ByteSource, Protocol):
@@ -126,9 +126,7 @@ class Version(Chunked):
         epoch, version: Its number, which the machine gives when it is published.
         names: The (epoch, version) under which the same bytes were published before.
         receivers: Names of the workers that are still at it.
-        role: Why it is kept: it is the latest for all, or for some, or not yet committed.
-        lent: Whether the next publish may take its memory.
-        gone: Whether its memory is no longer the machine's.
+        phase: What it has come to.
         hashing: Whether all its chunks are being hashed, since somebody needs the digest.
         ends: Names of the workers that are owed an `end` when they are.
         readers: Comparisons with it that are under way; it is not lent meanwhile.
@@ -154,8 +152,8 @@ class Version(Chunked):
         self.layout, self._snapshot, self.shared = layout, snapshot, shared
         self.names: frozenset[tuple[int, int]] = frozenset()
         self.receivers: set[str] = set()
-        self.role: Role = "pending"
-        self.lent = self.gone = self.hashing = False
+        self.phase: Phase = "pending"
+        self.hashing = False
         self.ends: set[str] = set()
         self.readers = 0
         self.sums: dict[int, int] = {}
@@ -169,7 +167,17 @@ class Version(Chunked):
             self._complete()
 
     def __repr__(self) -> str:
-        return f"<Version {self.key} of {self.model}, {self.role}>"
+        return f"<Version {self.key} of {self.model}, {self.phase}>"
+
+    @property
+    def lent(self) -> bool:
+        """Whether the next publish may take its memory."""
+        return self.phase == "lent"
+
+    @property
+    def gone(self) -> bool:
+        """Whether its memory is no longer the machine's."""
+        return self.phase == "gone"
 
     @property
     def key(self) -> tuple[int, int]:

@@ -137,7 +137,7 @@ def test_a_version_that_is_being_received_keeps_its_memory() -> None:
     bench = Bench()
     old = bench.publish(20, "slow")
     new = bench.publish()
-    assert old.role == "old"
+    assert old.phase == "old"
     assert (data_of(old), new.snapshot.there) == (b"\1" * CHUNK, True)
     bench.versions.left("slow", older_than=2)
     assert bench.free() == [Release(old)]
@@ -462,7 +462,7 @@ def test_targeted_versions_are_for_their_workers_and_end_with_a_newer_one_for_al
     bench.versions.number(mine, 1)
     bench.versions.settle(mine, frozenset({"w0"}))
     bench.free()
-    assert mine.role == "targeted"
+    assert mine.phase == "targeted"
     assert bench.versions.latest_for("w0") is mine
     assert bench.versions.latest_for("w1") is everybody
     newer = bench.publish()

@@ -4,7 +4,8 @@
 
 An arrow is taken away, and led astray: to an end where it went on, and the other way round. The
 tests are those of behaviour (the sequences of the golden vectors, the slot's and the worker's own
-tests, seeds of the simulation), not those that compare tables. Prints what caught each flip; the
+tests, seeds of the simulation; of a publisher's versions those of its machine and memory), not
+those that compare tables. Prints what caught each flip; the
 exit status is 1 if one was missed. Of another client it is what its driver makes of the vectors,
 and then tests of its own, both told by `WEIGHTBUS_FLIP`.
 """
@@ -16,13 +17,14 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from weightbus.bus.publisher import phases as publisher_phases
 from weightbus.bus.worker import phases
 from weightbus.tests.conformance.languages import Language, chosen
 from weightbus.tests.conformance.python_sequences import play
@@ -31,16 +33,22 @@ from weightbus.tests.conformance.sequences import fault_of_sequence
 from weightbus.tests.conformance.vectors import faults, judge, tables
 from weightbus.tests.simulation import simulate
 
+PUBLISHED = "published version"
 TABLES: dict[str, dict[str, dict[str, str]]] = {
     "version": phases.ARROWS,  # type: ignore[dict-item]
     "model": phases.MODES,  # type: ignore[dict-item]
     "worker": phases.SESSIONS,  # type: ignore[dict-item]
+    PUBLISHED: publisher_phases.ARROWS,  # type: ignore[dict-item]
 }
 ROOT = Path(__file__).parents[2]
 VECTORS = ROOT / "tests" / "vectors"
 SEQUENCES = ("sequences.json", "applying.json", "renaming.json")
 TESTS = (
     *("worker/test_slot.py", "worker/test_worker_machine.py"),
+    "protocol/test_machines.py",
+)
+TESTS_OF_PUBLISHED = (
+    *("publisher/test_publisher_machine.py", "memory/test_snapshots.py"),
     "protocol/test_machines.py",
 )
 SEEDS = 150
@@ -78,7 +86,10 @@ def caught(flip: Flip) -> tuple[Flip, str]:
     else:
         del arrows[event]
     try:
-        return flip, next((found for look in (sequence, test, seed) if (found := look())), "")
+        looks = (sequence, partial(test, TESTS), seed)
+        if of == PUBLISHED:
+            looks = (partial(test, TESTS_OF_PUBLISHED), seed)
+        return flip, next((found for look in looks if (found := look())), "")
     finally:
         arrows[event] = right
 
@@ -129,10 +140,10 @@ class _First:
             self.name = report.nodeid
 
 
-def test() -> str:
-    """Return the first test that fails."""
+def test(names: Iterable[str]) -> str:
+    """Return the first test of some files that fails."""
     first = _First()
-    files = [str(ROOT / "tests" / name) for name in TESTS]
+    files = [str(ROOT / "tests" / name) for name in names]
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *files], [first])
     return first.name
@@ -153,7 +164,9 @@ def main() -> int:
     look: Callable[[Flip], tuple[Flip, str]] = partial(caught_by, client) if client else caught
     missed = 0
     every = [
-        f for f in flips() if not client or (f[1:3] not in UNUSED[client] and f[1:] not in SAME)
+        f
+        for f in flips()
+        if not client or (f[0] != PUBLISHED and f[1:3] not in UNUSED[client] and f[1:] not in SAME)
     ]
     with multiprocessing.get_context("spawn").Pool(maxtasksperchild=20) as pool:
         for (of, state, event, wrong), found in pool.imap(look, every):

@@ -32,7 +32,7 @@ def publication(
     layout = Layout.plan([("w", "U8", (1,))])
     version = Version("a", layout, 1, PlainSnapshot(bytes(1)))
     made = Publication(1, version, None, require, wait, commit, started=0.0, deadline=10.0)
-    made.aim(f"w{i}" for i in range(len(states)))
+    made.aim([f"w{i}" for i in range(len(states))])
     for i, letter in enumerate(states):
         made.move(f"w{i}", LETTERS[letter], 0.0)
     return made

@@ -1517,8 +1517,8 @@ def test_one_version_is_given_up_for_the_next_the_least_needed_first() -> None:
     versions.append(bench.publish(workers=("w0",))[0])
     versions.append(bench.publish(commit="together")[0])
     among = [version.snapshot for version in versions]
-    roles = [version.role for version in versions]
-    assert roles == ["latest", "targeted", "pending"]
+    phases = [version.phase for version in versions]
+    assert phases == ["latest", "targeted", "pending"]
 
     def given_up(*, replaces_latest: bool) -> list[Version]:
         effects = bench.machine.make_room("a", among, replaces_latest=replaces_latest)
