@@ -165,7 +165,8 @@ class PublisherMachine:
         if isinstance(message, Observe | Verify):  # P23, P24, K4
             return self.observers.asked(identity, message, grant, now)
         if peer is not None and not isinstance(message, Hello | Bye):
-            peer.closed_at = None  # it has called itself the same on another connection
+            if peer.phase == "away":  # it has called itself the same on another connection
+                peer.move("spoke")
             effects = self._sessions.heard(peer, now) + self._sessions.tell_keys(peer)
             effects += self._heed(peer, message, now)
             self.observers.heard(peer, message, now)
@@ -272,7 +273,7 @@ class PublisherMachine:
         publication.aim([p.name for p in peers])
         mute_since = now - self.timing.quiet
         for peer in peers:
-            if peer.lost:
+            if peer.phase == "lost":
                 publication.move(peer.name, "lost", now, "it was lost before the publish")
                 continue
             if peer.told_at is None:

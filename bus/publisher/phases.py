@@ -1,4 +1,9 @@
-"""What a version goes through at a publisher: phase x event -> phase. Nothing else moves one.
+"""What versions and workers go through at a publisher: phase x event -> phase.
+
+Nothing else moves one. An event that has no arrow from a phase changes nothing.
+
+A version. What its memory is for follows from its phase: it is the machine's until it is *lent* or
+*gone*.
 
     pending ──> latest <──> lent
        │  │       │  │       │
@@ -7,13 +12,21 @@
        │          └──┴─> old │
        └────────────────┴────┴──> gone
 
-An event that has no arrow from a version's phase changes nothing. What a version's memory is for
-follows from its phase: it is the machine's until it is *lent* or *gone*.
+A worker on the roster. What it says on its data connection is no sign that it has the other: only
+what it says there brings it back. Of whoever is *lost* nothing is kept but its name; who leaves in
+order, or whose name another has taken, is not on the roster any more.
+
+    here <──> away ──> lost ──> here
+       └───────────────> lost
+
+How they are coupled: who becomes *lost* reads no version any more (`unread`), and calls that wait
+for it go on without it, at once or after their grace. Who is *away* is waited for as one that is
+here. A version that a call may still commit is `pending`, and so in nobody's way.
 """
 
 from typing import Literal
 
-Phase = Literal[
+VersionPhase = Literal[
     "pending",  # it is numbered, and may wait until enough workers have staged it
     "latest",  # of its model, for all workers that have nothing newer of their own
     "lent",  # the same, while nobody is at it: whoever publishes next may write over it
@@ -22,7 +35,7 @@ Phase = Literal[
     "gone",  # its memory is not the machine's any more
 ]
 
-Event = Literal[
+VersionEvent = Literal[
     "for-all",  # it is committed, for all workers
     "for-some",  # it is committed, for workers that were named
     "unread",  # nobody is at it: no worker, no comparison, nothing that hashes it
@@ -33,7 +46,7 @@ Event = Literal[
     "given-up",  # its memory is wanted for the next version
 ]
 
-ARROWS: dict[Phase, dict[Event, Phase]] = {
+VERSIONS: dict[VersionPhase, dict[VersionEvent, VersionPhase]] = {
     "pending": {
         "for-all": "latest",
         "for-some": "targeted",
@@ -59,4 +72,37 @@ ARROWS: dict[Phase, dict[Event, Phase]] = {
         "given-up": "gone",
     },
     "gone": {},
+}
+
+WorkerPhase = Literal[
+    "here",
+    "away",  # its connection is closed, and it has come on no other
+    "lost",
+]
+
+WorkerEvent = Literal[
+    "spoke",  # it has said something on the control channel
+    "closed",  # its connection is
+    "overdue",  # it has been away for too long
+    "contested",  # it is away, and another instance asks for its name
+    "silent",  # it has said nothing for too long
+    "ended",  # its process has
+]
+
+WORKERS: dict[WorkerPhase, dict[WorkerEvent, WorkerPhase]] = {
+    "here": {
+        "closed": "away",
+        "silent": "lost",
+        "ended": "lost",
+    },
+    "away": {
+        "spoke": "here",
+        "overdue": "lost",
+        "contested": "lost",
+        "silent": "lost",
+        "ended": "lost",
+    },
+    "lost": {
+        "spoke": "here",
+    },
 }

@@ -16,6 +16,7 @@ from ..chunks import ChunkPlan
 from ..errors import UnknownWorkerError
 from ..limits import ROSTER_MODELS_MAX, WORKERS_MAX
 from ..messages import DELTA, Hello, PatchId, Progress, Running
+from .phases import WORKERS, WorkerEvent, WorkerPhase
 
 Admission = Literal["new", "known", "again", "contested", "taken", "full"]
 
@@ -109,9 +110,9 @@ class Peer:
     incoming: dict[str, Delivery] = field(default_factory=dict[str, Delivery])
     subscribed: bool = False  # published messages are known to reach it
     shared: bool = False  # it reads shared memory of this host
-    lost: bool = False
+    phase: WorkerPhase = "here"
     why: str = ""  # it was lost, with what it was doing
-    closed_at: float | None = None  # when its connection was, and it has come on no other
+    closed_at: float = 0.0  # when its connection was, if it is away
     told_at: float | None = None  # of a version, for the first time since it was heard
     stuck: bool = False  # it was said to be stuck
     contested_at: float | None = None  # when another instance asked for its name
@@ -126,6 +127,15 @@ class Peer:
     ticket: str = ""  # for a data connection, until it is shown; and when it was given
     ticket_at: float = 0.0
     token: str = ""  # what its words on the data connection begin with; empty: it has none
+
+    @property
+    def lost(self) -> bool:
+        """Whether it is."""
+        return self.phase == "lost"
+
+    def move(self, event: WorkerEvent) -> None:
+        """Take an event."""
+        self.phase = WORKERS[self.phase].get(event, self.phase)
 
     def runs(self, model: str) -> tuple[int, int]:
         """Return epoch and version of a model that it runs; (0, 0) if none."""
@@ -244,7 +254,8 @@ class Roster:
             UnknownWorkerError: A name was never on the roster.
         """
         if workers is None:
-            return [p for p in self._by_name.values() if not p.lost and model in p.hello.models]
+            everybody = self._by_name.values()
+            return [p for p in everybody if p.phase != "lost" and model in p.hello.models]
         peers = [p for name in workers if (p := self.by_name(name)) is not None]
         if len(peers) < len(workers):
             known = sorted(p.name for p in self)
@@ -270,7 +281,8 @@ class Roster:
             self._models += len(hello.models) - len(peer.hello.models)
             self._by_identity.pop(peer.identity, None)
             peer.identity, peer.hello, peer.heard_at = identity, hello, now
-            peer.closed_at = None
+            if peer.phase == "away":
+                peer.move("spoke")
             self._by_identity[identity] = peer
             peer.seen = Seen()
             self.touch(peer)
@@ -317,9 +329,8 @@ class Roster:
         return [p for p in self if not p.lost and now - p.heard_at >= self._lost_after]
 
     def gone(self, now: float, patience: float) -> list[Peer]:
-        """Return the live workers without connection that have come on no other for so long."""
-        closed = [p for p in self if p.closed_at is not None]
-        return [p for p in closed if not p.lost and now - (p.closed_at or 0.0) >= patience]
+        """Return the workers that have been away for so long."""
+        return [p for p in self if p.phase == "away" and now - p.closed_at >= patience]
 
     def _forget_lost(self, but: Peer | None) -> bool:
         lost = [peer for peer in self if peer.lost and peer is not but]

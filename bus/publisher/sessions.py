@@ -29,6 +29,7 @@ from ..trust.grants import Grants
 from ..units import span
 from .effects import DropRevoked, Effect, Follow, Settled, Withdraw
 from .giving import Giving
+from .phases import WorkerEvent
 from .publications import Publications
 from .push import Pushes
 from .roster import Peer, Roster
@@ -119,8 +120,8 @@ class Sessions:
     def _admit(self, identity: bytes, hello: Hello, now: float, key: str) -> list[Effect]:
         admission, peer = self._roster.admit(identity, hello, now, key)
         match admission:
-            case "contested" if peer is not None and peer.closed_at is not None:
-                lost = self._lose(peer, now, "its connection is closed", gone=True)
+            case "contested" if peer is not None and peer.phase == "away":
+                lost = self._lose(peer, now, "contested", "its connection is closed")
                 return lost + self._admit(identity, hello, now, key)
             case "contested" if peer is not None:
                 return [Send(Ping(token=0), to=peer.identity)]
@@ -360,7 +361,7 @@ class Sessions:
         """A worker is there, and may have missed what others were told."""
         effects: list[Effect] = []
         if peer.lost:
-            peer.lost = False
+            peer.move("spoke")
             effects.append(Notice("back", f"worker {peer.name} answers again", peer.name))
         for version in self._publications.returned(peer, now):
             effects += self._giving.describe(peer, version)
@@ -376,20 +377,23 @@ class Sessions:
             return []
         if peer.lost:  # it was silent: calls that wait for it need not
             return self._publications.lost(peer, now, gone=True) if ended else []
-        if ended or peer.contested_at is not None:
-            return self._lose(peer, now, ended or "its connection is closed", gone=True)
-        if peer.closed_at is None:
+        if ended:
+            return self._lose(peer, now, "ended", ended)
+        if peer.phase == "here":
             peer.closed_at = now
+        peer.move("closed")
+        if peer.contested_at is not None:
+            return self._lose(peer, now, "contested", "its connection is closed")
         return []
 
     def tick(self, now: float) -> list[Effect]:
         """Look for workers that are silent, or stuck."""  # P18
         effects: list[Effect] = []
         for peer in self._roster.silent(now):
-            effects += self._lose(peer, now, f"silent for {span(now - peer.heard_at)}", gone=False)
+            effects += self._lose(peer, now, "silent", f"silent for {span(now - peer.heard_at)}")
         for peer in self._roster.gone(now, self._timing.gone_after):
             why = f"its connection is closed, and it made no other in {self._timing.gone_after:g} s"
-            effects += self._lose(peer, now, why, gone=True)
+            effects += self._lose(peer, now, "overdue", why)
         effects += [self._moved(p, now) for p in self._roster if self._turned(p, now)]
         self._forget_mute(now)
         return effects
@@ -402,13 +406,15 @@ class Sessions:
                     incoming = peer.incoming.get(versions.model)
                     versions.left_all(peer.name, but=incoming.version if incoming else 0)
 
-    def _lose(self, peer: Peer, now: float, why: str, *, gone: bool) -> list[Effect]:
+    def _lose(self, peer: Peer, now: float, event: WorkerEvent, why: str) -> list[Effect]:
+        """An event by which a worker is lost; of one that is only silent, it may be there."""
         phases = self._doing(peer, now)
         peer.why = why + (f" while {phases}" if phases else "")
-        peer.lost, peer.stuck, peer.closed_at = True, False, None
+        peer.move(event)
+        peer.stuck = False
         self._forget(peer)
         notice = Notice("lost", f"worker {peer.name} is lost: {peer.why}", peer.name, warning=True)
-        return [notice, *self._publications.lost(peer, now, gone=gone)]
+        return [notice, *self._publications.lost(peer, now, gone=event != "silent")]
 
     def _turned(self, peer: Peer, now: float) -> bool:
         """Return whether a worker is stuck and was not, or the other way round."""

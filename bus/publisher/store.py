@@ -10,16 +10,16 @@ from collections.abc import Collection, Iterable, Iterator
 
 from ..limits import EPOCHS_KEPT
 from .effects import Effect, Hash, Lend, Release, Stamp
-from .phases import ARROWS, Event, Phase
+from .phases import VERSIONS, VersionEvent, VersionPhase
 from .roster import Peer
 from .version import Snapshot, Version
 
 DIGESTS_KEPT = 1000  # versions that are gone but whose late acknowledgements can still be checked
 
 # What is given up for the next version, the least needed first. A version that is neither is not.
-GIVEN_UP: tuple[Phase, ...] = ("old", "targeted")
+GIVEN_UP: tuple[VersionPhase, ...] = ("old", "targeted")
 # The next one takes the place of the latest.
-GIVEN_UP_FOR_ALL: tuple[Phase, ...] = (*GIVEN_UP, "lent", "latest")
+GIVEN_UP_FOR_ALL: tuple[VersionPhase, ...] = (*GIVEN_UP, "lent", "latest")
 
 
 class Versions:
@@ -213,10 +213,10 @@ class Versions:
                 if not version.receivers:
                     self._move(version, "unread")
 
-    def _move(self, version: Version, event: Event) -> None:
+    def _move(self, version: Version, event: VersionEvent) -> None:
         """Take an event; with what is gone its memory is let go of."""
         before = version.phase
-        version.phase = after = ARROWS[before].get(event, before)
+        version.phase = after = VERSIONS[before].get(event, before)
         if after == "gone" and before != "gone":
             self._forget(version, here=before != "lent" or version.snapshot.there)
 

@@ -21,7 +21,7 @@ from ...codecs.layout import Layout
 from ..chunks import ChunkPlan
 from ..messages import Applied, Buffer, Patch, PatchId, Running, Shared, Staged
 from ..sealer import ByteSource, SealedVersion
-from .phases import Phase
+from .phases import VersionPhase
 
 
 class ChunkSource(ByteSource, Protocol):
@@ -152,7 +152,7 @@ class Version(Chunked):
         self.layout, self._snapshot, self.shared = layout, snapshot, shared
         self.names: frozenset[tuple[int, int]] = frozenset()
         self.receivers: set[str] = set()
-        self.phase: Phase = "pending"
+        self.phase: VersionPhase = "pending"
         self.hashing = False
         self.ends: set[str] = set()
         self.readers = 0

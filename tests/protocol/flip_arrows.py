@@ -4,10 +4,10 @@
 
 An arrow is taken away, and led astray: to an end where it went on, and the other way round. The
 tests are those of behaviour (the sequences of the golden vectors, the slot's and the worker's own
-tests, seeds of the simulation; of a publisher's versions those of its machine and memory), not
-those that compare tables. Prints what caught each flip; the
-exit status is 1 if one was missed. Of another client it is what its driver makes of the vectors,
-and then tests of its own, both told by `WEIGHTBUS_FLIP`.
+tests, those of a publisher's machine, roster and memory, seeds of the simulation), not those that
+compare tables. Prints what caught each flip; the exit status is 1 if one was missed. Of another
+client it is what its driver makes of the vectors, and then tests of its own, both told by
+`WEIGHTBUS_FLIP`.
 """
 
 import argparse
@@ -33,12 +33,13 @@ from weightbus.tests.conformance.sequences import fault_of_sequence
 from weightbus.tests.conformance.vectors import faults, judge, tables
 from weightbus.tests.simulation import simulate
 
-PUBLISHED = "published version"
+OF_PUBLISHER = {"published version", "worker of a publisher"}
 TABLES: dict[str, dict[str, dict[str, str]]] = {
     "version": phases.ARROWS,  # type: ignore[dict-item]
     "model": phases.MODES,  # type: ignore[dict-item]
     "worker": phases.SESSIONS,  # type: ignore[dict-item]
-    PUBLISHED: publisher_phases.ARROWS,  # type: ignore[dict-item]
+    "published version": publisher_phases.VERSIONS,  # type: ignore[dict-item]
+    "worker of a publisher": publisher_phases.WORKERS,  # type: ignore[dict-item]
 }
 ROOT = Path(__file__).parents[2]
 VECTORS = ROOT / "tests" / "vectors"
@@ -47,9 +48,9 @@ TESTS = (
     *("worker/test_slot.py", "worker/test_worker_machine.py"),
     "protocol/test_machines.py",
 )
-TESTS_OF_PUBLISHED = (
-    *("publisher/test_publisher_machine.py", "memory/test_snapshots.py"),
-    "protocol/test_machines.py",
+TESTS_OF_PUBLISHER = (
+    *("publisher/test_publisher_machine.py", "publisher/test_roster.py"),
+    *("memory/test_snapshots.py", "protocol/test_machines.py"),
 )
 SEEDS = 150
 OWN_TESTS = {  # of a client, run in its folder
@@ -87,8 +88,8 @@ def caught(flip: Flip) -> tuple[Flip, str]:
         del arrows[event]
     try:
         looks = (sequence, partial(test, TESTS), seed)
-        if of == PUBLISHED:
-            looks = (partial(test, TESTS_OF_PUBLISHED), seed)
+        if of in OF_PUBLISHER:
+            looks = (partial(test, TESTS_OF_PUBLISHER), seed)
         return flip, next((found for look in looks if (found := look())), "")
     finally:
         arrows[event] = right
@@ -166,7 +167,8 @@ def main() -> int:
     every = [
         f
         for f in flips()
-        if not client or (f[0] != PUBLISHED and f[1:3] not in UNUSED[client] and f[1:] not in SAME)
+        if not client
+        or (f[0] not in OF_PUBLISHER and f[1:3] not in UNUSED[client] and f[1:] not in SAME)
     ]
     with multiprocessing.get_context("spawn").Pool(maxtasksperchild=20) as pool:
         for (of, state, event, wrong), found in pool.imap(look, every):

@@ -160,7 +160,7 @@ def test_the_roster_is_bounded_by_what_its_workers_want() -> None:
     assert roster.admit(peer.identity, hello(peer.name, models=each + 1), 0.0)[0] == "full"
     assert roster.admit(peer.identity, hello(peer.name, models=1), 0.0)[0] == "known"
     assert roster.admit(b"x", hello("x", models=each - 1), 0.0)[0] == "new"
-    peer.lost = True
+    peer.phase = "lost"
     assert roster.admit(b"y", hello("y"), 0.0)[0] == "new", "who is lost makes room"
     assert roster.by_name(peer.name) is None
 

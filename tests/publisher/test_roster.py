@@ -62,7 +62,7 @@ def test_a_second_instance_follows_a_lost_first() -> None:
     r = Roster(LOST_AFTER)
     _, first = admit(r, "w", "1", 0.0)
     assert first is not None
-    first.lost = True
+    first.phase = "lost"
     admission, second = admit(r, "w", "2", 1.0)
     assert admission == "again"
     assert second is not None
@@ -75,7 +75,7 @@ def test_a_lost_worker_that_says_hello_itself_is_known() -> None:
     r = Roster(LOST_AFTER)
     _, peer = admit(r, "w", "1", 0.0)
     assert peer is not None
-    peer.lost = True
+    peer.phase = "lost"
     assert admit(r, "w", "1", 9.0) == ("known", peer)
 
 
@@ -87,7 +87,7 @@ def test_the_lost_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     assert admit(r, "w3", "1", 0.0) == ("full", None)
     assert admit(r, "w2", "1", 0.0)[0] == "known", "who is in stays in"
     assert first is not None
-    first.lost = True
+    first.phase = "lost"
     assert admit(r, "w3", "1", 0.0)[0] == "new"
     assert {p.name for p in r} == {"w2", "w3"}
 
@@ -98,5 +98,5 @@ def test_silence_counts_from_the_last_word_and_once() -> None:
     assert r.silent(5.9) == []
     assert r.silent(6.0) == [peer]
     assert peer is not None
-    peer.lost = True
+    peer.phase = "lost"
     assert r.silent(9.0) == []
