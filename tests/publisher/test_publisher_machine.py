@@ -640,6 +640,9 @@ def test_whose_connection_is_closed_and_makes_no_other_is_lost_and_may_return() 
     assert "its connection is closed, and it made no other in 2 s" in notice.text
     assert resolved(effects) is not None, "it was waited for"
     assert notices(bench.say("w0", Ping(subscribed=True)), "back")
+    assert not notices(bench.pass_time(0.1), "lost"), (
+        "it is here, and not as if it had no connection"
+    )
 
 
 def test_what_is_heard_of_a_closed_connection_keeps_nobody_from_being_lost_of_silence() -> None:
