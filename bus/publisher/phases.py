@@ -1,4 +1,4 @@
-"""What versions and workers go through at a publisher: phase x event -> phase.
+"""What a publisher's versions, workers and calls go through: phase x event -> phase.
 
 Nothing else moves one. An event that has no arrow from a phase changes nothing.
 
@@ -19,12 +19,22 @@ order, or whose name another has taken, is not on the roster any more.
     here <──> away ──> lost ──> here
        └───────────────> lost
 
+A target, which is one worker in one call of publish. Reports come late, twice, or out of order.
+
+    behind ──> staged ──> applied                 (skipped: it went past this to a newer one)
+       │          │
+       └──────────┴─────> failed | lost | left    (who was lost, or left, and returns is behind)
+
+The decision of a call that commits together: *open*, until it is *commit* or *abort*.
+
 How they are coupled: who becomes *lost* reads no version any more (`unread`), and calls that wait
 for it go on without it, at once or after their grace. Who is *away* is waited for as one that is
 here. A version that a call may still commit is `pending`, and so in nobody's way.
 """
 
 from typing import Literal
+
+from ..receipt import State
 
 VersionPhase = Literal[
     "pending",  # it is numbered, and may wait until enough workers have staged it
@@ -105,4 +115,67 @@ WORKERS: dict[WorkerPhase, dict[WorkerEvent, WorkerPhase]] = {
     "lost": {
         "spoke": "here",
     },
+}
+
+TargetEvent = Literal[
+    "staged",
+    "applied",
+    "skipped",
+    "failed",
+    "lost",
+    "left",
+    "returned",
+]
+
+TARGETS: dict[State, dict[TargetEvent, State]] = {
+    "behind": {
+        "staged": "staged",
+        "applied": "applied",
+        "skipped": "skipped",
+        "failed": "failed",
+        "lost": "lost",
+        "left": "left",
+    },
+    "staged": {
+        "applied": "applied",
+        "skipped": "skipped",
+        "failed": "failed",
+        "lost": "lost",
+        "left": "left",
+    },
+    "failed": {  # a retry may succeed
+        "staged": "staged",
+        "applied": "applied",
+        "skipped": "skipped",
+        "left": "left",
+    },
+    "lost": {
+        "staged": "staged",
+        "applied": "applied",
+        "skipped": "skipped",
+        "failed": "failed",
+        "left": "left",
+        "returned": "behind",
+    },
+    "left": {
+        "returned": "behind",
+    },
+    "applied": {},
+    "skipped": {},
+}
+
+Decision = Literal["open", "commit", "abort"]
+
+DecisionEvent = Literal[
+    "enough",  # so many have staged it as are required
+    "too-few",  # so many cannot any more, or it is given up, or its time is over
+]
+
+DECISIONS: dict[Decision, dict[DecisionEvent, Decision]] = {
+    "open": {
+        "enough": "commit",
+        "too-few": "abort",
+    },
+    "commit": {},
+    "abort": {},
 }

@@ -1,10 +1,6 @@
 """One call of publish: which workers it is for, what each has done, and when the call is over.
 
-Theory of operation: every target is in one state, and only moves along an arrow.
-
-    behind ──> staged ──> applied                 (skipped: it went past this to a newer one)
-       │          │
-       └──────────┴─────> failed | lost | left    (who was lost, or left, and returns is behind)
+Theory of operation: every target is in one state, and only moves along an arrow (`phases.py`).
 
 `verdict` asks one question of the counts: is the requirement met, can it still be met, is there
 time left? A call that must commit together also asks whether enough workers have staged. It is
@@ -21,23 +17,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..receipt import Receipt, State, WorkerReceipt
+from .phases import DECISIONS, TARGETS, Decision, DecisionEvent, TargetEvent
 from .version import Chunked, Version
 
 Wait = Literal["applied", "staged", "none"]
 CommitMode = Literal["auto", "together"]
-Decision = Literal["open", "commit", "abort"]
-
-# What a target may become next. Reports may come late, twice, or out of order; whatever has no
-# arrow here changes nothing.
-ARROWS: dict[State, frozenset[State]] = {
-    "behind": frozenset({"staged", "applied", "skipped", "failed", "lost", "left"}),
-    "staged": frozenset({"applied", "skipped", "failed", "lost", "left"}),
-    "lost": frozenset({"behind", "staged", "applied", "skipped", "failed", "left"}),
-    "left": frozenset({"behind"}),  # it has come again
-    "failed": frozenset({"staged", "applied", "skipped", "left"}),  # a retry may succeed
-    "applied": frozenset(),
-    "skipped": frozenset(),
-}
 
 _FINISHED: frozenset[State] = frozenset({"applied", "skipped"})
 _STAGED: frozenset[State] = frozenset({"staged"})
@@ -103,12 +87,12 @@ class Publication:
         self.done = _FINISHED | _STAGED if self.wait == "staged" else _FINISHED
         self._for_all = self.require is None and self.commit == "auto" and self.wait != "none"
         self._open = _UNFINISHED - self.done
-        self.targets, self._counts, self._away = {}, dict.fromkeys(ARROWS, 0), {}
+        self.targets, self._counts, self._away = {}, dict.fromkeys(TARGETS, 0), {}
 
     def aim(self, names: Collection[str]) -> None:
         """Say which workers it is for."""
         self.targets = {name: Recipient(name) for name in names}
-        self._counts = dict.fromkeys(ARROWS, 0)
+        self._counts = dict.fromkeys(TARGETS, 0)
         self._counts["behind"] = len(self.targets)
         self._away = {}
 
@@ -124,7 +108,8 @@ class Publication:
         away = self._away
         self.aim(self.targets)
         for target in gone:
-            self.move(target.name, target.state, target.at or 0.0, target.detail)
+            event: TargetEvent = "lost" if target.state == "lost" else "left"
+            self.move(target.name, event, target.at or 0.0, target.detail)
         self._away = away
 
     def lose(self, name: str, now: float, detail: str, *, gone: bool = False) -> None:
@@ -134,15 +119,16 @@ class Publication:
         if target is not None and target.state == "lost":
             self._away[name] = now + (self.grace_of_gone if gone else self.grace)
 
-    def move(self, name: str, state: State, now: float, detail: str = "") -> None:
-        """Note what a worker did; a worker that is no target changes nothing."""
+    def move(self, name: str, event: TargetEvent, now: float, detail: str = "") -> None:
+        """Note what became of a worker; one that is no target changes nothing."""
         target = self.targets.get(name)
-        if target is not None and state in ARROWS[target.state]:
+        after = TARGETS[target.state].get(event) if target is not None else None
+        if target is not None and after is not None:
             self._counts[target.state] -= 1
-            self._counts[state] += 1
-            target.state, target.detail = state, detail
+            self._counts[after] += 1
+            target.state, target.detail = after, detail
             self._away.pop(name, None)
-            target.at = None if state == "behind" else now
+            target.at = None if after == "behind" else now
 
     def carried(self, name: str, by: Chunked) -> None:
         """Note how the version came to a worker: by itself, or by a patch."""
@@ -193,10 +179,13 @@ class Publication:
             staged = self._count(_FINISHED) + self._counts["staged"]
             possible = staged + self._counts["behind"] + self._may_come(now)
             if staged >= self._needed(now):
-                self.decision = "commit"
+                self._decide("enough")
             elif self.ended or possible < self._needed(now) or now >= self.deadline:
-                self.decision = "abort"
+                self._decide("too-few")
         return self.decision
+
+    def _decide(self, event: DecisionEvent) -> None:
+        self.decision = DECISIONS[self.decision].get(event, self.decision)
 
     def verdict(self, now: float) -> bool | None:
         """Return whether the publish achieved what it required; None while that is open."""

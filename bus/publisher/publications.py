@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from ..effects import Notice, Send
 from ..limits import Timing
 from ..messages import Applied, Failed, Staged
-from ..receipt import State
 from ..units import span
 from .absent import Absent, why_nobody
 from .effects import Effect, Resolve, Settled
 from .offers import abort_of, commit_of
+from .phases import TargetEvent
 from .publication import Publication
 from .roster import Peer, Roster
 from .status import phase_of
@@ -104,7 +104,7 @@ class Publications:
             version = publication.version
             if publication.workers is None and version.model in peer.hello.models:
                 publication.welcome(peer.name)
-            publication.move(peer.name, "behind", now)
+            publication.move(peer.name, "returned", now)
             target = publication.targets.get(peer.name)
             undecided = publication.commit == "together" and publication.decision == "open"
             if undecided and not version.gone and target is not None and target.state == "behind":
@@ -120,13 +120,13 @@ class Publications:
         return effects
 
     def move(
-        self, peer: Peer, state: State, now: float, version: Version | None = None
+        self, peer: Peer, event: TargetEvent, now: float, version: Version | None = None
     ) -> list[Effect]:
         """A worker has staged a version; or has left, whatever the version is."""
         effects: list[Effect] = []
         for publication in self:
             if version is None or publication.version is version:
-                publication.move(peer.name, state, now)
+                publication.move(peer.name, event, now)
                 effects += self.settle(publication, now)
         return effects
 

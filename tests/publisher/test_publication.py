@@ -4,14 +4,14 @@ from typing import Literal
 
 import pytest
 
-from weightbus.bus.publisher.publication import ARROWS, Publication
+from weightbus.bus.publisher.phases import TARGETS, TargetEvent
+from weightbus.bus.publisher.publication import Publication
 from weightbus.bus.publisher.version import Version
 from weightbus.bus.receipt import State
 from weightbus.codecs.layout import Layout
 from weightbus.tests.simulation.virtual_shell import PlainSnapshot
 
-LETTERS: dict[str, State] = {
-    "b": "behind",
+LETTERS: dict[str, TargetEvent] = {
     "s": "staged",
     "a": "applied",
     "k": "skipped",
@@ -19,6 +19,7 @@ LETTERS: dict[str, State] = {
     "l": "lost",
     "g": "left",
 }
+EVENTS: list[TargetEvent] = [*LETTERS.values(), "returned"]
 
 
 def publication(
@@ -34,7 +35,8 @@ def publication(
     made = Publication(1, version, None, require, wait, commit, started=0.0, deadline=10.0)
     made.aim([f"w{i}" for i in range(len(states))])
     for i, letter in enumerate(states):
-        made.move(f"w{i}", LETTERS[letter], 0.0)
+        if letter != "b":  # as it begins: behind
+            made.move(f"w{i}", LETTERS[letter], 0.0)
     return made
 
 
@@ -120,14 +122,14 @@ def test_a_superseded_commit_is_aborted_unless_it_was_decided() -> None:
     assert (open_.decide(0.0), decided.decide(0.0)) == ("abort", "commit")
 
 
-@pytest.mark.parametrize("before", ARROWS)
-@pytest.mark.parametrize("after", ARROWS)
-def test_a_target_moves_along_arrows_only(before: State, after: State) -> None:
+@pytest.mark.parametrize("before", TARGETS)
+@pytest.mark.parametrize("event", EVENTS)
+def test_a_target_moves_along_arrows_only(before: State, event: TargetEvent) -> None:
     made = publication("b")
     made.targets["w0"].state = before
-    made.move("w0", after, 4.0, "why")
-    target = made.targets["w0"]
-    if after in ARROWS[before]:
+    made.move("w0", event, 4.0, "why")
+    target, after = made.targets["w0"], TARGETS[before].get(event)
+    if after is not None:
         assert (target.state, target.detail) == (after, "why")
         assert target.at == (None if after == "behind" else 4.0)
     else:
@@ -135,8 +137,8 @@ def test_a_target_moves_along_arrows_only(before: State, after: State) -> None:
 
 
 def test_success_is_final() -> None:
-    assert not ARROWS["applied"]
-    assert not ARROWS["skipped"]
+    assert not TARGETS["applied"]
+    assert not TARGETS["skipped"]
 
 
 def test_a_worker_that_is_no_target_changes_nothing() -> None:
@@ -184,7 +186,7 @@ def test_the_lost_are_waited_for_as_long_as_their_grace_lasts() -> None:
     made.lose("w1", 4.0, "silent")
     assert made.verdict(6.99) is None
     assert made.verdict(7.0) is False
-    made.move("w1", "behind", 6.0)
+    made.move("w1", "returned", 6.0)
     assert made.verdict(7.0) is None, "it is back"
 
 
