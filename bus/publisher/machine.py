@@ -194,7 +194,7 @@ class PublisherMachine:
             return None
         if not isinstance(message, Applied):
             return None
-        if peer.lost or message.model in peer.torn:
+        if peer.phase == "lost" or message.model in peer.torn:
             return []
         effects = self._sessions.heard(peer, now) + self._reports.applied(peer, message, now)
         self.observers.heard(peer, message, now)
@@ -416,7 +416,7 @@ class PublisherMachine:
         hashes it as well then, in the same pass. What nobody foresaw is hashed when it is sent.
         """
         return any(
-            p.subscribed and not p.lost and not (shared and p.shared)
+            p.subscribed and p.phase != "lost" and not (shared and p.shared)
             for p in self.roster.everybody()
             if model in p.hello.models and (workers is None or p.name in workers)
         )

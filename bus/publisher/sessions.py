@@ -351,11 +351,12 @@ class Sessions:
 
     def heard(self, peer: Peer, now: float) -> list[Effect]:
         """A worker has said something."""
-        absent = peer.lost or peer.mute(now, self._timing.quiet)
+        lost, told_at = peer.phase == "lost", peer.told_at
+        mute = told_at is not None and now - told_at >= self._timing.quiet
         peer.heard_at, peer.told_at = now, None
-        if absent:
+        if lost or mute:
             self._kept(peer)
-        return self._back(peer, now) if peer.lost else []
+        return self._back(peer, now) if lost else []
 
     def _back(self, peer: Peer, now: float) -> list[Effect]:
         """A worker is there, and may have missed what others were told."""
