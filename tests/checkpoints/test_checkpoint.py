@@ -2,8 +2,6 @@
 
 import contextlib
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.numpy import load_file, save, save_file
+from safetensors.numpy import save, save_file
 
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.numpy_tensors import Array
@@ -281,31 +279,7 @@ def test_any_bytes_are_a_checkpoint_or_a_checkpoint_error(
         assert isinstance(checkpoint.layout, Layout)
 
 
-def test_a_checkpoint_needs_no_torch(tmp_path: Path) -> None:
-    save_file(FIRST, tmp_path / "x.safetensors")
-    code = (
-        "import sys; sys.modules['torch'] = None\n"
-        "from pathlib import Path\n"
-        "from weightbus.python_client.checkpoints.checkpoint import open_checkpoint\n"
-        "print(sorted(open_checkpoint(Path(sys.argv[1])).arrays()))"
-    )
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, "-c", code, tmp_path / "x.safetensors"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stdout.strip() == str(sorted(FIRST))
-
-
-def test_we_read_what_safetensors_reads(tmp_path: Path) -> None:
-    plain = {name: array for name, array in BOTH.items() if name != "b.weight"}  # it has no bf16
-    save_file(plain, tmp_path / "x.safetensors")
-    assert_same(open_checkpoint(tmp_path).arrays(), load_file(tmp_path / "x.safetensors"))
-
-
-@pytest.mark.parametrize("nbytes", range(8))
+@pytest.mark.parametrize("nbytes", [0, 1, 7])
 def test_a_length_that_is_cut_short_is_not_believed(tmp_path: Path, nbytes: int) -> None:
     """Once, so many bytes were asked for as those that there are would make."""
     path = tmp_path / "model.safetensors"

@@ -308,12 +308,11 @@ def test_what_torch_saves_as_safetensors_is_read(tmp_path: Path, consolidated: b
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("size", ["10GB", "0.1KB"])
-def test_what_accelerate_saves_is_read(tmp_path: Path, size: str) -> None:
+def test_what_accelerate_saves_is_read(tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
     torch = pytest.importorskip("torch")
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 3))
-    accelerate.Accelerator(cpu=True).save_model(model, tmp_path, max_shard_size=size)
+    accelerate.Accelerator(cpu=True).save_model(model, tmp_path, max_shard_size="0.1KB")
     arrays = open_checkpoint(tmp_path).arrays()
     for name, value in model.state_dict().items():
         assert arrays[name].tobytes() == value.numpy().tobytes()

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -129,24 +128,8 @@ def tick(folder: Path) -> None:
             return
 
 
-def copied(source: Path, path: Path) -> None:
-    shutil.copy2(source, path)  # as `cp -p`, and `rsync --inplace -t`: the inode stays
-
-
-def unpacked(source: Path, path: Path) -> None:
-    archive = source.parent / "a.tar"
-    subprocess.run(["tar", "-cf", archive, "-C", source.parent, source.name], check=True)  # noqa: S603, S607
-    subprocess.run(  # noqa: S603
-        ["tar", "-xf", archive, "-C", path.parent, f"--transform=s/.*/{path.name}/"],  # noqa: S607
-        check=True,
-    )
-
-
-@pytest.mark.parametrize("put", [copied, unpacked])
-def test_what_keeps_its_modification_time_is_seen(
-    tmp_path: Path, put: Callable[[Path, Path], None]
-) -> None:
-    """All saves of one second, say, on a mount that has whole seconds: files of one size."""
+def test_what_keeps_its_modification_time_is_seen(tmp_path: Path) -> None:
+    """As `cp -p`, and `rsync --inplace -t` do it, by which the inode stays: files of one size."""
     (tmp_path / "there").mkdir()
     path, later = tmp_path / "there" / "x.safetensors", tmp_path / "later"
     for file, value in ((path, 1), (later, 2)):
@@ -156,7 +139,7 @@ def test_what_keeps_its_modification_time_is_seen(
     watched = Watch(path, told.append, script.sleep)
     assert value_of(watched) == 1
     tick(path.parent)
-    script.steps += [still, lambda: put(later, path), still]
+    script.steps += [still, lambda: shutil.copy2(later, path), still]
     assert value_of(watched) == 2
     assert not script.steps
     assert not told
@@ -244,7 +227,7 @@ class Saves:
         return None if found is None else {float(array[0]) for array in found.arrays().values()}
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 0, 1)], ids=str)
+@pytest.mark.parametrize("order", [(1, 0, 2), (2, 0, 1)], ids=str)
 def test_a_set_is_published_as_one_save(tmp_path: Path, order: tuple[int, ...]) -> None:
     """As `save_pretrained` writes it, the index last; and as others might, the index first."""
     saves = Saves(tmp_path / "model", order)

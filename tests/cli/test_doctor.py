@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weightbus import Publisher, PublishError, Settings, Subscriber
+from weightbus import Publisher, PublishError, Settings
 from weightbus.bus.net import endpoints
 from weightbus.bus.trust.keys import generate
 from weightbus.codecs import native
 from weightbus.python_client.observing import obstacles
 from weightbus.python_client.observing.obstacles import reach
 from weightbus.tests.cli.test_cli import result_of, run
+from weightbus.tests.client.settling import joined
 
 SECONDS = 30.0
 
@@ -50,9 +51,7 @@ def _a_host_that_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_all_is_well_with_a_worker_that_is_up_to_date(publisher: Publisher) -> None:
-    with Subscriber(publisher.address, {"m": arrays()}, name="w") as worker:
-        worker.start()
-        publisher.wait_for_workers(1, SECONDS)
+    with joined(publisher, w=arrays()):
         publisher.publish("m", arrays())
         code, found = findings(publisher.address)
     assert code == 0
@@ -62,9 +61,7 @@ def test_all_is_well_with_a_worker_that_is_up_to_date(publisher: Publisher) -> N
 
 
 def test_a_model_that_does_not_fit_is_found_and_what_to_do_is_said(publisher: Publisher) -> None:
-    with Subscriber(publisher.address, {"m": arrays(3)}, name="narrow") as worker:
-        worker.start()
-        publisher.wait_for_workers(1, SECONDS)
+    with joined(publisher, narrow=arrays(3)):
         with pytest.raises(PublishError):
             publisher.publish("m", arrays())
         code, found = findings(publisher.address)

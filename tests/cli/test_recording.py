@@ -2,36 +2,13 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from weightbus.tests.repository.scripts import loaded
-
-recording = loaded("docs/recording.py")
-DEMO = Path(__file__).parents[2] / "docs" / "demo.svg"
+SVG = (Path(__file__).parents[2] / "docs" / "demo.svg").read_text()
 
 
-def picture(*lines: str) -> list[Any]:
-    return [((0, line, "#fff", False),) if line else () for line in lines]
-
-
-STARTING = picture("starting", "", "", "")
-FIRST = picture("title", "version 1", "return 2", "")
-LAST = picture("title", "version 9", "return 9", "done")
-
-
-def test_a_recording_begins_where_the_demo_has_begun() -> None:
-    pictures = [STARTING, STARTING, STARTING, FIRST, LAST]
-    assert recording.begun(pictures) == [FIRST, LAST]
-    assert recording.begun([LAST]) == [LAST]
-
-
-@pytest.mark.parametrize("made", [False, True])
-def test_at_each_moment_one_picture_is_shown_and_the_first_is_not_empty(*, made: bool) -> None:
-    svg = recording.drawing([FIRST, LAST]) if made else DEMO.read_text()
-    frames = re.findall(r'<g(?: id="last")? style="animation-delay:([-\d.]+)s">(.*)</g>', svg)
-    match = re.search(r"animation: show ([\d.]+)s", svg)
+def test_at_each_moment_one_picture_is_shown_and_the_first_is_not_empty() -> None:
+    frames = re.findall(r'<g(?: id="last")? style="animation-delay:([-\d.]+)s">(.*)</g>', SVG)
+    match = re.search(r"animation: show ([\d.]+)s", SVG)
     assert match is not None
     seconds = float(match[1])
     # Each is shown for its share of the time, beginning with its delay; the first one at once.
@@ -42,9 +19,6 @@ def test_at_each_moment_one_picture_is_shown_and_the_first_is_not_empty(*, made:
     assert lines[0] >= max(lines) / 2
 
 
-@pytest.mark.parametrize("made", [False, True])
-def test_where_nothing_moves_the_last_picture_is_shown(*, made: bool) -> None:
-    svg = recording.drawing([FIRST, LAST]) if made else DEMO.read_text()
-    plain = svg.partition("@media")[0]
-    assert "#last { visibility: visible }" in plain
-    assert svg.count(' id="last"') == 1
+def test_where_nothing_moves_the_last_picture_is_shown() -> None:
+    assert "#last { visibility: visible }" in SVG.partition("@media")[0]
+    assert SVG.count(' id="last"') == 1

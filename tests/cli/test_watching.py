@@ -28,6 +28,7 @@ from weightbus.python_client.cli.top import (
 from weightbus.python_client.observing.observer import Observer
 from weightbus.python_client.observing.view import VERDICTS, Standing, Verdict
 from weightbus.tests.cli.test_cli import result_of, run
+from weightbus.tests.client.settling import joined
 from weightbus.tests.compose.waiting import wait_for
 
 SECONDS = 30.0  # far more than anything here takes
@@ -50,9 +51,7 @@ def standing(worker: str, verdict: Verdict, lag: int = 0, rate: float = 0.0) -> 
 
 
 def test_everybody_up_to_date_is_zero(publisher: Publisher) -> None:
-    with Subscriber(publisher.address, {"m": arrays()}, name="w") as subscriber:
-        subscriber.start()
-        publisher.wait_for_workers(1, SECONDS)
+    with joined(publisher, w=arrays()):
         receipt = publisher.publish("m", arrays())
         done = run("status", publisher.address, "--expect", 1, "--json")
         found = result_of(done)
@@ -88,19 +87,6 @@ def test_who_is_still_applying_is_no_alarm_until_it_is_overdue() -> None:
         wait_for(overdue, "it is overdue", SECONDS)
 
 
-def test_somebody_who_cannot_is_one_and_why_is_said(publisher: Publisher) -> None:
-    with Subscriber(publisher.address, {"m": arrays(3)}, name="narrow") as subscriber:
-        subscriber.start()
-        publisher.wait_for_workers(1, SECONDS)
-        with pytest.raises(PublishError):
-            publisher.publish("m", arrays())
-        done = run("status", publisher.address)
-        assert done.exit_code == 1
-        assert "layout-mismatch: w: shape [10] published, [3] here" in done.stdout
-        rows = result_of(run("top", publisher.address, "--once", "--json"))["workers"]
-        assert [(row["worker"], row["verdict"]) for row in rows] == [("narrow", "failed")]
-
-
 def test_nobody_there_is_two() -> None:
     with Publisher() as publisher:
         address = publisher.address
@@ -127,15 +113,9 @@ def test_a_roster_that_cannot_be_read_in_time_is_not_said_to_be_of_nobody(
         assert "could not be read within 0.5 s" in once.stderr
 
 
-def test_what_is_wrong_is_said_first(publisher: Publisher) -> None:
+def test_what_is_wrong_is_said_first_and_is_one(publisher: Publisher) -> None:
     """Before any row, in words and in units that fit."""
-    with (
-        Subscriber(publisher.address, {"m": arrays(3)}, name="narrow") as narrow,
-        Subscriber(publisher.address, {"m": arrays()}, name="good") as good,
-    ):
-        narrow.start()
-        good.start()
-        publisher.wait_for_workers(2, SECONDS)
+    with joined(publisher, narrow=arrays(3), good=arrays()):
         publisher.publish("m", arrays(), require=1)
 
         def failed() -> list[str]:
@@ -152,14 +132,13 @@ def test_what_is_wrong_is_said_first(publisher: Publisher) -> None:
         assert [(t["verdict"], t["model"], t["state"]) for t in told] == [
             ("failed", "m", "problem")
         ]
-        first = run("status", publisher.address).stdout.splitlines()[0]
-        assert first == "narrow failed m"
+        done = run("status", publisher.address)
+        assert (done.exit_code, done.stdout.splitlines()[0]) == (1, "narrow failed m")
+        assert "layout-mismatch: w: shape [10] published, [3] here" in done.stdout
 
 
 def test_the_live_picture_says_first_what_is_wrong(publisher: Publisher) -> None:
-    with Subscriber(publisher.address, {"m": arrays(3)}, name="narrow") as narrow:
-        narrow.start()
-        publisher.wait_for_workers(1, SECONDS)
+    with joined(publisher, narrow=arrays(3)):
         with pytest.raises(PublishError):
             publisher.publish("m", arrays())
         with Observer(publisher.address) as observer:

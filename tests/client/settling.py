@@ -1,9 +1,11 @@
-"""Options told flatly, as tables of cases and publishers in other languages have them."""
+"""Options told flatly, as tables of cases have them; and workers that have joined."""
 
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
-from weightbus import Settings
+from weightbus import Publisher, Settings, Subscriber
 
 _NAMES = {field.name for field in fields(Settings)} - {"rename"}  # a Subscriber has that itself
 
@@ -18,3 +20,15 @@ def settled(options: dict[str, Any]) -> dict[str, Any]:
     if few:
         told["settings"] = replace(told.get("settings") or Settings(), **few)
     return told
+
+
+@contextmanager
+def joined(publisher: Publisher, **targets: object) -> Generator[list[Subscriber]]:
+    """Run a worker by each name, which applies model `m` to a target in the background."""
+    with ExitStack() as ends:
+        made = [
+            ends.enter_context(Subscriber(publisher.address, {"m": target}, name=name)).start()
+            for name, target in targets.items()
+        ]
+        publisher.wait_for_workers(len(made), 60.0)
+        yield made

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weightbus import Publisher, PublishError, Settings, Subscriber
+from weightbus import Publisher, PublishError, Settings
 from weightbus.bus.observed import Doing, ModelRow, RosterPage, WorkerRow
 from weightbus.python_client.observing.view import View
+from weightbus.tests.client.settling import joined
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.types import Receipt
 
@@ -59,13 +60,7 @@ def _publisher() -> Iterator[Publisher]:
 
 
 def test_metrics_say_what_receipts_say(publisher: Publisher) -> None:
-    with (
-        Subscriber(publisher.address, {"m": arrays()}, name="good") as good,
-        Subscriber(publisher.address, {"m": arrays(3)}, name="narrow") as narrow,
-    ):
-        good.start()
-        narrow.start()
-        publisher.wait_for_workers(2, SECONDS)
+    with joined(publisher, good=arrays(), narrow=arrays(3)):
         receipt = publisher.publish("m", arrays(), workers=["good"])
         receipt = publisher.publish("m", arrays(), require=1)
         with pytest.raises(PublishError):
@@ -86,9 +81,7 @@ def test_metrics_say_what_receipts_say(publisher: Publisher) -> None:
 
 
 def test_every_metric_is_in_the_table_and_every_row_is_told(publisher: Publisher) -> None:
-    with Subscriber(publisher.address, {"m": arrays()}, name="w") as subscriber:
-        subscriber.start()
-        publisher.wait_for_workers(1, SECONDS)
+    with joined(publisher, w=arrays()):
         publisher.publish("m", arrays(), metadata={"step": "12"})
         families = list(text_string_to_metric_families(fetch(publisher)))
     told = {}

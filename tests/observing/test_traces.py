@@ -13,6 +13,7 @@ import pytest
 
 from weightbus import Publisher, PublishError, Settings, Subscriber
 from weightbus.python_client.observing import traces
+from weightbus.tests.client.settling import joined
 from weightbus.tests.compose.waiting import wait_for
 
 trace = pytest.importorskip("opentelemetry.trace")
@@ -86,14 +87,7 @@ def test_nothing_of_it_is_imported_by_us() -> None:
 
 
 def test_a_publish_and_each_worker_have_spans_in_the_trace_of_the_caller(spans: Any) -> None:
-    with (
-        Publisher() as publisher,
-        Subscriber(publisher.address, {"m": arrays()}, name="good") as good,
-        Subscriber(publisher.address, {"m": arrays(3)}, name="narrow") as narrow,
-    ):
-        good.start()
-        narrow.start()
-        publisher.wait_for_workers(2, SECONDS)
+    with Publisher() as publisher, joined(publisher, good=arrays(), narrow=arrays(3)):
         mine = trace.get_tracer_provider().get_tracer("mine")
         with mine.start_as_current_span("step"), pytest.raises(PublishError):
             publisher.publish("m", arrays())

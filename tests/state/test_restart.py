@@ -13,6 +13,7 @@ import weightbus
 from weightbus import Publisher, StateError, StateFolderError
 from weightbus.python_client.state_folder import TABLE
 from weightbus.tests.client.settling import settled
+from weightbus.tests.compose.waiting import wait_for
 
 SECONDS = 30.0  # far more than anything here takes
 SAID = {"step": "12000"}
@@ -32,6 +33,11 @@ def published(folder: Path, **options: Any) -> Tied:
     with Publisher(state=folder, history=2) as publisher:
         publisher.publish("policy", model, metadata=SAID, **settled(options))
     return model
+
+
+def written(publisher: Publisher, *models: str) -> None:
+    """Wait until the latest version of each model is on disk."""
+    wait_for(lambda: all(map(publisher.history, models)), "it is on disk", SECONDS)
 
 
 def equal(one: nn.Module, other: nn.Module) -> bool:
@@ -66,7 +72,7 @@ def test_each_of_several_models_and_each_older_version(tmp_path: Path) -> None:
             for name in ("policy", "critic"):
                 weights = {"w": np.full(3, number, np.int32)}
                 publisher.publish(name, weights, metadata={"of": f"{name} {number}"})
-            publisher.close() if number == 2 else _written(publisher, "policy", "critic")
+            publisher.close() if number == 2 else written(publisher, "policy", "critic")
     for name in ("policy", "critic"):
         into = {"w": np.zeros(3, np.int32)}
         stored = weightbus.load(tmp_path, name, into=into)
@@ -77,16 +83,6 @@ def test_each_of_several_models_and_each_older_version(tmp_path: Path) -> None:
         assert stored is not None
         assert stored.metadata == {"of": f"{name} 1"}
         assert into["w"].tolist() == [1, 1, 1]
-
-
-def _written(publisher: Publisher, *models: str) -> None:
-    """Wait until the latest version of each model is on disk."""
-    done = threading.Event()
-    for _ in range(int(SECONDS / 0.02)):
-        if all(publisher.history(model) for model in models):
-            return
-        done.wait(0.02)
-    raise AssertionError("nothing is written")
 
 
 def test_a_publisher_may_have_the_folder(tmp_path: Path) -> None:
@@ -108,7 +104,7 @@ def test_while_versions_come_and_go(tmp_path: Path) -> None:
     """What was named a moment before may be deleted when it is opened."""
     with Publisher(state=tmp_path) as publisher:
         publisher.publish("m", {"w": np.zeros(9, np.int64)}, metadata={"n": "0"})
-        _written(publisher, "m")
+        written(publisher, "m")
         seen, over = set[str](), threading.Event()
 
         def publish() -> None:

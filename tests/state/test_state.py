@@ -1,7 +1,6 @@
 """A version survives its publisher: what is on disk is offered again, and can be gone back to."""
 
 import errno
-import json
 import logging
 import os
 import socket
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ from weightbus.python_client import keeper
 from weightbus.python_client.state_folder import TABLE, Saved, StateFolder
 from weightbus.tests.client.settling import settled
 from weightbus.tests.net.ports import lasting_address
-from weightbus.types import StoredVersion, Update
+from weightbus.types import Update
 
 SECONDS = 60.0  # far more than anything here takes
 
@@ -481,12 +480,3 @@ def test_the_latest_is_to_be_had_while_an_old_one_is_read_and_if_it_is_damaged(
             update = late.receive(timeout=SECONDS)
             assert update is not None
             assert update.version == 2
-
-
-def test_types_of_the_history_are_public() -> None:
-    assert get_type_hints(Publisher.history)["return"] == list[StoredVersion]
-    assert json.loads(json.dumps(StoredVersion.__struct_fields__))[:3] == [
-        "model",
-        "epoch",
-        "version",
-    ]
