@@ -114,7 +114,7 @@ def joined(
 
 def bytes_at(address: int, nbytes: int) -> "Bytes":
     """Return what lies in memory."""
-    return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
+    return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
 
 
 def _view(address: int, nbytes: int) -> memoryview:
