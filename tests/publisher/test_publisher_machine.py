@@ -392,6 +392,21 @@ def test_a_call_that_is_overtaken_is_skipped_across_epochs() -> None:
     ]
 
 
+@pytest.mark.parametrize("before", [Staged, Failed, None])
+def test_whoever_runs_a_newer_version_has_skipped_this_one(before: type | None) -> None:
+    bench = Bench("w0", "w1")
+    older, _ = bench.publish(seconds=60)
+    if before is Failed:
+        bench.say("w0", report(Failed, older, code="later", text="not now"))
+    elif before is Staged:
+        bench.say("w0", report(Staged, older))
+    newer, _ = bench.publish(seconds=60)
+    bench.say("w0", report(Applied, newer))
+    [answer, _] = [e for e in bench.say("w1", report(Applied, newer)) if isinstance(e, Resolve)]
+    assert answer.achieved
+    assert {w.state for w in answer.receipt.workers.values()} == {"skipped"}
+
+
 def test_an_undecided_version_is_aborted_before_the_epoch_changes() -> None:
     bench = Bench("w0", "w1")
     version, _ = bench.publish(commit="together", seconds=60)
