@@ -149,11 +149,7 @@ TARGETS: dict[State, dict[TargetEvent, State]] = {
         "skipped": "skipped",
         "left": "left",
     },
-    "lost": {
-        "staged": "staged",
-        "applied": "applied",
-        "skipped": "skipped",
-        "failed": "failed",
+    "lost": {  # whatever it says, it has returned first
         "left": "left",
         "returned": "behind",
     },

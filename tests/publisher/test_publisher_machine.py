@@ -392,19 +392,59 @@ def test_a_call_that_is_overtaken_is_skipped_across_epochs() -> None:
     ]
 
 
-@pytest.mark.parametrize("before", [Staged, Failed, None])
-def test_whoever_runs_a_newer_version_has_skipped_this_one(before: type | None) -> None:
+@pytest.mark.parametrize(
+    ("said", "state"),
+    [
+        (["applied"], "applied"),
+        (["applied", "failed"], "applied"),
+        (["applied", "lost"], "applied"),
+        (["newer"], "skipped"),
+        (["newer", "bye"], "skipped"),
+        (["failed"], "failed"),
+        (["failed", "applied"], "applied"),
+        (["failed", "bye"], "left"),
+        (["failed", "lost"], "failed"),
+        (["failed", "newer"], "skipped"),
+        (["failed", "staged"], "staged"),
+        (["staged"], "staged"),
+        (["staged", "applied"], "applied"),
+        (["staged", "bye"], "left"),
+        (["staged", "failed"], "failed"),
+        (["staged", "lost"], "lost"),
+        (["staged", "newer"], "skipped"),
+        (["lost"], "lost"),
+        (["lost", "applied"], "applied"),
+        (["lost", "bye"], "left"),
+        (["lost", "hello"], "behind"),
+        (["bye"], "left"),
+        (["bye", "hello"], "behind"),
+        (["bye", "hello", "applied"], "applied"),
+    ],
+)
+def test_a_receipt_tells_what_a_worker_came_to(said: list[str], state: str) -> None:
     bench = Bench("w0", "w1")
-    older, _ = bench.publish(seconds=60)
-    if before is Failed:
-        bench.say("w0", report(Failed, older, code="later", text="not now"))
-    elif before is Staged:
-        bench.say("w0", report(Staged, older))
-    newer, _ = bench.publish(seconds=60)
-    bench.say("w0", report(Applied, newer))
-    [answer, _] = [e for e in bench.say("w1", report(Applied, newer)) if isinstance(e, Resolve)]
-    assert answer.achieved
-    assert {w.state for w in answer.receipt.workers.values()} == {"skipped"}
+    version, _ = bench.publish(seconds=60)
+    for word in said:
+        match word:
+            case "lost":
+                bench.pass_time(3.0)
+                bench.say("w1", Ping())
+                assert notices(bench.pass_time(3.0), "lost")
+            case "newer":
+                newer, _ = bench.publish(seconds=60)
+                bench.say("w0", report(Applied, newer))
+            case "hello":
+                bench.say("w0", hello("w0"))
+            case "bye":
+                bench.say("w0", Bye())
+            case "failed":
+                bench.say("w0", report(Failed, version, code="later", text="not now"))
+            case _:
+                bench.say("w0", report(Staged if word == "staged" else Applied, version))
+    answers = [e.receipt for e in bench.machine.close(bench.now) if isinstance(e, Resolve)]
+    [receipt] = [receipt for receipt in answers if receipt.version == version.version]
+    assert receipt.workers["w0"].state == state
+    assert receipt.workers["w1"].state == "behind"
 
 
 def test_an_undecided_version_is_aborted_before_the_epoch_changes() -> None:
