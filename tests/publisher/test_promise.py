@@ -85,7 +85,7 @@ def test_a_publishers_log_has_one_line_however_often_it_happens(
     weights: dict[str, Any] = {"w": np.zeros(10, np.float32)}
     with Publisher() as publisher:
         for _ in range(3):
-            publisher.publish_async("m", weights, expect=1, timeout=0.01)
+            publisher.publish_async("m", weights, expect=1, timeout=0.2)
         with pytest.raises(PublishError):
             publisher.publish("m", weights, expect=1, timeout=0.5)
     (record,) = [r for r in caplog.records if UNASKED in r.getMessage()]
