@@ -22,10 +22,13 @@ export class Held implements Key {
   transfer!: Transfer; // while it arrives
   staged!: StagedVersion; // once it is whole
   running!: Running; // while it runs
+  /** What is said of it: by the name that it has. */
+  metadata: ReadonlyMap<string, string>;
 
   constructor(public announce: Announce) {
     this.epoch = announce.epoch;
     this.version = announce.version;
+    this.metadata = announce.metadata;
   }
 }
 
@@ -84,9 +87,9 @@ export class Holdings {
   }
 
   /** Have a version of another name in the place of one that runs. */
-  rename(held: Held, { epoch, version }: Key): void {
+  rename(held: Held, { epoch, version }: Key, metadata: Held["metadata"]): void {
     if (!this.move(held, "renamed")) return;
-    Object.assign(held, { epoch, version });
+    Object.assign(held, { epoch, version, metadata });
     const running = { epoch, version, digest: held.running.digest };
     if (this.base?.running === held.running) this.base.running = running;
     held.running = running;

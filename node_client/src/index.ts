@@ -14,11 +14,11 @@ export {
 } from "./errors.js";
 export { toFloat32 } from "./floats.js";
 export { readWorkerKeys, type WorkerKeys } from "./keys.js";
-export type { Running } from "./messages.js";
 export type { Registered } from "./target.js";
 export { type Tensor, tensor } from "./tensor.js";
 export type { Deadline } from "./waiters.js";
 export {
+  type Running,
   type State,
   Worker,
   type WorkerEvents,

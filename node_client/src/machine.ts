@@ -377,6 +377,11 @@ export class WorkerMachine {
     return this.slots.get(model)?.running ?? null;
   }
 
+  /** Return what is said of the version that a model runs; nothing before its first. */
+  metadata(model: string): ReadonlyMap<string, string> {
+    return this.slots.get(model)?.metadata ?? new Map();
+  }
+
   /** Whether an apply of a model failed half-way, so that it holds no version. */
   torn(model: string): boolean {
     return this.slots.get(model)?.torn ?? false;

@@ -75,6 +75,11 @@ export class Slot {
     return this.holds.at("running")?.running ?? null;
   }
 
+  /** What is said of the version that runs. */
+  get metadata(): Held["metadata"] | undefined {
+    return this.holds.at("running")?.metadata;
+  }
+
   // What the publisher says.
 
   /** A beacon, a welcome or a stray chunk speaks of a version: ask if it is news. */
@@ -139,7 +144,7 @@ export class Slot {
   }
 
   /** What runs here is a newer version, byte for byte: nothing is to be fetched or applied. */
-  renamed({ epoch, version, was }: Rename, now: number): Effect[] {
+  renamed({ epoch, version, was, metadata }: Rename, now: number): Effect[] {
     const [held, key] = [this.holds.at("running"), { epoch, version }]; // W25
     if (held === null || !sameKey(held, was) || held.running.digest !== was.digest) return [];
     if (this.holds.all("ready", "applying").length > 0 || !newer(key, this.holds.newest)) return [];
@@ -147,7 +152,7 @@ export class Slot {
     for (const older of this.holds.all("announced", "arriving", "staged")) {
       this.holds.move(older, "newer");
     }
-    this.holds.rename(held, key);
+    this.holds.rename(held, key, metadata);
     this.epoch = Math.max(this.epoch, epoch);
     this.#failure = null;
     return [this.#sayApplied(held), ...this.#turn("completed", now)];

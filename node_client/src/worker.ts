@@ -18,7 +18,7 @@ import {
 } from "./limits.js";
 import { type Told, WorkerLoop } from "./loop.js";
 import { WorkerMachine } from "./machine.js";
-import { asText, checkName, type Running } from "./messages.js";
+import { asText, checkName, type Running as OnWire } from "./messages.js";
 import { type Registered, RegisteredTarget, SnapshotTarget, type Target } from "./target.js";
 import { type Deadline, Waiters } from "./waiters.js";
 
@@ -81,6 +81,12 @@ export interface WorkerEvents {
   failed: [error: ApplyError];
   /** Something that an operator may want to know. */
   notice: [code: string, text: string];
+}
+
+/** What a model runs. */
+export interface Running extends OnWire {
+  /** What the publisher says of it, as text by name. */
+  readonly metadata: ReadonlyMap<string, string>;
 }
 
 export type State = "joining" | "joined" | "lost" | "refused" | "closed";
@@ -177,9 +183,10 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
     return this.#machine.epoch;
   }
 
-  /** Return what a model runs; null before its first version. */
+  /** Return what a model runs, by the name that it has now; null before its first version. */
   running(model: string): Running | null {
-    return this.#machine.running(model);
+    const running = this.#machine.running(model);
+    return running && { ...running, metadata: new Map(this.#machine.metadata(model)) };
   }
 
   /**

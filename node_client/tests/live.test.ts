@@ -49,6 +49,7 @@ test("versions come in place, and as snapshots", live, async () => {
     epoch: publisher.epoch,
     version: 1,
     digest: update?.digest,
+    metadata: new Map(),
   });
   const again = publisher.publish(3);
   await Promise.all([worker.receive(SOON), other.receive(SOON)]);
@@ -118,7 +119,7 @@ test("a publisher that restarts is followed, and what runs stays", live, async (
   await second.publish(2);
   assert.deepEqual(
     { ...worker.running("m"), digest: "" },
-    { epoch: second.epoch, version: 1, digest: "" },
+    { epoch: second.epoch, version: 1, digest: "", metadata: new Map() },
   );
   await worker.close();
   await loop;

@@ -450,7 +450,9 @@ test("what runs is built on by its new name", () => {
   const bench = new Patched();
   bench.control(welcome(8));
   const was = { epoch: 7, version: 1, digest: ONE.digest };
-  bench.control([header("rename", { model: "m", epoch: 8, version: 1, was })]);
+  const metadata = { step: "by the new name" };
+  bench.control([header("rename", { model: "m", epoch: 8, version: 1, was, metadata })]);
+  assert.deepEqual(bench.machine.metadata("m"), new Map(Object.entries(metadata)));
   const one = new Published(8, 1, ONE.data, ONE.options);
   const two = new Published(8, 2, TWO.data, TWO.options);
   bench.patch(new PublishedPatch(one, two));
