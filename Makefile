@@ -47,9 +47,9 @@ aarch64:
 	aarch64-linux-gnu-gcc -O2 -static -Wall -Wextra -Werror -pthread tests/repository/crc32c_checks.c -o build/crc32c_checks
 	qemu-aarch64-static -cpu max build/crc32c_checks
 
-# Callbacks in the trainers of others, whose own warnings are theirs.
+# In the trainers and collectors of others, which take long to start, and whose own warnings are theirs.
 training: $(STAMP)
-	$(BIN)/pytest -W default tests/training
+	$(BIN)/pytest -W default --numprocesses 2 --dist loadfile tests/training
 
 # What operators see, with the real Prometheus and a browser (Debian: prometheus chromium).
 operators: $(STAMP)

@@ -16,8 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import weightbus
+from weightbus.python_client.cli.commands import app
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDES = ROOT / "docs" / "guides"
@@ -26,7 +28,8 @@ PAGES.remove(
     ROOT / "docs" / "PROTOCOL.md"
 )  # tests/protocol/test_protocol_document.py has its blocks
 # Run by `make training`, since they take long.
-TRAINING = [GUIDES / f"{name}.md" for name in ("training-loops", "pytorch-loop", "ray")]
+LONG = ("training-loops", "pytorch-loop", "ray", "migrating-from-torchrl")
+TRAINING = [GUIDES / f"{name}.md" for name in LONG]
 # Compiled and run by `make examples`.
 COMPILED = GUIDES / "publishing-elsewhere.md", {"rust", "c", "cpp", "js"}
 START = GUIDES / "quick-start.md"  # two programs
@@ -64,7 +67,6 @@ def runs_here(page: Path) -> bool:
     return page not in (*TRAINING, START) and bool(python_of(page))
 
 
-@pytest.mark.timeout(400)  # Ray and TorchRL start many processes, and a busy machine has no hurry
 @pytest.mark.parametrize("page", [p for p in PAGES if runs_here(p)], ids=lambda p: p.name)
 def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
     run_python_of(page, tmp_path)
@@ -122,9 +124,8 @@ def test_shell_lines_name_what_exists(line: str) -> None:
             assert target in re.findall(r"^([a-z-]+):", makefile, re.MULTILINE)
         case "weightbus":
             command = [word for word in words[1:2] if not word.startswith("-")]
-            asked = [sys.executable, "-m", "weightbus", *command, "--help"]
-            done = subprocess.run(asked, capture_output=True, text=True, timeout=60)  # noqa: S603
-            assert done.returncode == 0, done.stderr
+            done = CliRunner().invoke(app, [*command, "--help"])
+            assert done.exit_code == 0, done.output
             options = [word.split("=")[0] for word in words if word.startswith("--")]
             assert [option for option in options if option not in done.stdout] == []
         case "docker" | "docker-compose":

@@ -2,13 +2,13 @@
 
 import hashlib
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,27 +22,6 @@ from weightbus.tests.compose.waiting import wait_for
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PAUSE = 1.0  # seconds, after which a worker of level 1 asks again; then twice as long
-
-
-@pytest.mark.parametrize("name", ["ray_actors.py", "rpc_plain_pytorch.py"])
-def test_every_worker_runs_every_version(name: str) -> None:
-    lines = [line for line in printed(name) if " runs version " in line]
-    assert len(lines) == 6
-    for step in range(3):
-        for line in lines[2 * step : 2 * step + 2]:
-            assert line.endswith(f"runs version {step + 2} and acts {4.0 * step}")
-
-
-def test_every_worker_of_a_torchrl_collector_runs_every_update() -> None:
-    lines = printed("torchrl_collector.py")
-    runs = [line.split(" and acts ") for line in lines if line.startswith("batch")]
-    for step in range(4):
-        for worker in range(2):
-            ran, acted = runs[2 * step + worker]
-            assert ran == f"batch {step}: worker {worker} runs update {step}"
-            if step > 0:  # until then, what chance has put into the network
-                assert float(acted) == pytest.approx((step - 1) / 10, abs=0.005)
-    assert lines[-1] == "now at version {0: 5, 1: 5} by worker"
 
 
 @pytest.mark.parametrize("name", ["numpy_worker.py", "jax_worker.py"])
@@ -124,7 +103,7 @@ def test_a_worker_of_level_1_does_not_ask_at_once_for_what_has_failed(
             router.send_multipart([who, json.dumps(of | fields).encode(), *body])
 
         with running("level1_worker.py", address, "m", str(tmp_path / "m")):
-            while len(asked) < 3:
+            while len(asked) < (3 if code == "unsupported" else 2):
                 assert router.poll(60_000), "nothing is said any more"
                 who, said = router.recv_multipart()
                 match json.loads(said):
@@ -139,8 +118,8 @@ def test_a_worker_of_level_1_does_not_ask_at_once_for_what_has_failed(
                     case told:
                         failed.add(told["code"])
     assert failed == {code}
-    assert asked[1] - asked[0] >= 0.99 * PAUSE
-    assert asked[2] - asked[1] >= 1.99 * PAUSE
+    pauses = [after - before for before, after in pairwise(asked)]
+    assert all(pause >= 0.99 * PAUSE * 2**n for n, pause in enumerate(pauses)), pauses
     assert not (tmp_path / "m").exists()
 
 
@@ -186,16 +165,3 @@ def rows(process: "subprocess.Popen[str]", count: int) -> list[dict[str, Any]]:
     assert process.stdout is not None
     lines = [process.stdout.readline() for _ in range(count)]
     return [json.loads(line) for line in lines if line]
-
-
-def printed(name: str) -> list[str]:
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, str(EXAMPLES / name)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env={**os.environ, "RAY_AUTH_MODE": "disabled"},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()

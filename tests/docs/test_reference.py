@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from functools import reduce
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,12 @@ def shown(lines: list[str]) -> tuple[str, list[str]]:
     return tree.astext(), links
 
 
+@cache
+def all_shown() -> list[tuple[str, list[str], tuple[str, list[str]]]]:
+    """Return what is documented, and what it comes to; parsing all of it takes seconds."""
+    return [(name, lines, shown(converted(lines))) for name, lines in documented()]
+
+
 def words(text: str) -> Counter[str]:
     """Return what stands in a text, with what belongs to it: `{"*.bias":` is a word."""
     return Counter(re.findall(r"[^\s:,()]+", text.replace("`", "")))
@@ -68,8 +74,8 @@ def words(text: str) -> Counter[str]:
 
 def test_every_word_of_every_docstring_is_in_the_reference_as_it_stands() -> None:
     count = 0
-    for name, lines in documented():
-        told, text = words(HEADS.sub("", "\n".join(lines))), words(shown(converted(lines))[0])
+    for name, lines, (converted_text, _) in all_shown():
+        told, text = words(HEADS.sub("", "\n".join(lines))), words(converted_text)
         assert not told - text, f"{name} lacks {told - text}"
         assert text.keys() <= told.keys(), f"{name} has more: {text.keys() - told.keys()}"
         count += 1
@@ -115,8 +121,8 @@ def test_a_page_that_is_named_is_a_link() -> None:
         assert shown(converted([said]))[1] == ["/docs/guides/deltas"]
     missing = {
         link
-        for _, lines in documented()
-        for link in shown(converted(lines))[1]
+        for _, _, (_, links) in all_shown()
+        for link in links
         if not (ROOT / f"{link.removeprefix('/')}.md").is_file()
     }
     assert not missing

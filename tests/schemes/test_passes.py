@@ -23,7 +23,7 @@ from weightbus.codecs.state import state_of
 from weightbus.python_client.reading import InUseError, ReadingLock
 from weightbus.python_client.schemes.call_receiver import Call, Incoming, deliver
 from weightbus.python_client.schemes.passes import ForwardPasses
-from weightbus.tests.schemes.torchrl_parts import policy, valued_echo
+from weightbus.tests.training.torchrl_parts import policy, valued_echo
 
 SECONDS = 20.0  # what anything here may take on a busy machine
 

@@ -1,7 +1,8 @@
 """Which scheme goes with which of TorchRL's collectors: the guide's table says what happens.
 
 Each kind of collector calls schemes in an order and with arguments of its own. Here the same calls
-are made without it. (Collectors themselves: `test_schemes_torchrl*.py`, one cell of each column.)
+are made without it. (Collectors themselves, one cell of each column:
+`tests/training/test_schemes_torchrl*.py`.)
 """
 
 import pickle  # as collectors do it with a scheme that they hand to a worker

@@ -1,4 +1,4 @@
-"""The examples with trainers of others run as they stand, and a worker runs what they publish."""
+"""Examples with the trainers and collectors of others run; workers run what these publish."""
 
 import os
 import re
@@ -10,7 +10,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 SECONDS = 100.0
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled"}
 
 
 def printed(name: str | Path, *options: str) -> list[str]:
@@ -64,3 +64,24 @@ def test_ten_lines_of_difference(tmp_path: Path, with_bus: bool) -> None:
     rows = printed(path, "--iterations", "3")
     assert len(rows) == (3 if with_bus else 0)
     assert all(re.fullmatch(r"\d: version \d gets [\d.]+", row) for row in rows)
+
+
+@pytest.mark.parametrize("name", ["ray_actors.py", "rpc_plain_pytorch.py"])
+def test_every_worker_runs_every_version(name: str) -> None:
+    lines = [line for line in printed(name) if " runs version " in line]
+    assert len(lines) == 6
+    for step in range(3):
+        for line in lines[2 * step : 2 * step + 2]:
+            assert line.endswith(f"runs version {step + 2} and acts {4.0 * step}")
+
+
+def test_every_worker_of_a_torchrl_collector_runs_every_update() -> None:
+    lines = printed("torchrl_collector.py")
+    runs = [line.split(" and acts ") for line in lines if line.startswith("batch")]
+    for step in range(4):
+        for worker in range(2):
+            ran, acted = runs[2 * step + worker]
+            assert ran == f"batch {step}: worker {worker} runs update {step}"
+            if step > 0:  # until then, what chance has put into the network
+                assert float(acted) == pytest.approx((step - 1) / 10, abs=0.005)
+    assert lines[-1] == "now at version {0: 5, 1: 5} by worker"

@@ -1,6 +1,6 @@
 """How often a collector's forward pass sees a part of an update, and what keeping it out costs.
 
-`python -m weightbus.tests.schemes.torchrl_tearing` prints it for every collector, or for
+`python -m weightbus.tests.training.torchrl_tearing` prints it for every collector, or for
 those that are named: `async-torchrlshared` is one with TorchRL's own scheme.
 
 The policy is 8 MB of weights that all have one value, a new one with each update. A forward pass
@@ -33,7 +33,7 @@ from torch import nn
 from torchrl.data import Bounded
 
 from weightbus.tests.net.ports import lasting_ports
-from weightbus.tests.schemes.torchrl_parts import Echo, collectors, distributed, fill
+from weightbus.tests.training.torchrl_parts import Echo, collectors, distributed, fill
 
 LAYERS, WIDTH = 8, 512  # 8 MiB
 FRAMES = 40  # in a batch of one worker
@@ -245,7 +245,7 @@ def main() -> None:
             "-W",
             "ignore",
             "-m",
-            "weightbus.tests.schemes.torchrl_tearing",
+            "weightbus.tests.training.torchrl_tearing",
             name,
         ]
         subprocess.run([*own, "--updates", str(given.updates)], timeout=1800, check=False)  # noqa: S603

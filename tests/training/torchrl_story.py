@@ -20,7 +20,7 @@ from tensordict import TensorDictBase
 from torchrl import weight_update
 
 from weightbus import PublishError, Settings
-from weightbus.tests.schemes.torchrl_parts import (
+from weightbus.tests.training.torchrl_parts import (
     Echo,
     Seen,
     collect,

@@ -19,7 +19,7 @@ from torchrl.modules.inference_server import (
 )
 
 from weightbus import PublishError, Settings
-from weightbus.tests.schemes.torchrl_parts import Echo, collectors, fill, policy
+from weightbus.tests.training.torchrl_parts import Echo, collectors, fill, policy
 from weightbus.torchrl import MultiProcessWeightSyncScheme, ZMQWeightSyncScheme
 
 Evaluator: Any = collectors.Evaluator
@@ -28,8 +28,7 @@ Evaluator: Any = collectors.Evaluator
 SECONDS = 20.0  # what anything here may take on a busy machine
 
 
-@pytest.mark.parametrize("background", [False, True], ids=["between-batches", "background"])
-@pytest.mark.parametrize("model_id", ["policy", "critic"])
+@pytest.mark.parametrize(("background", "model_id"), [(False, "policy"), (True, "critic")])
 def test_an_inference_server_gets_weights_and_counts_them(background: bool, model_id: str) -> None:
     trained = policy()
     sender = ZMQWeightSyncScheme(liveness=Settings(ping=0.2, lost_after=1.0))

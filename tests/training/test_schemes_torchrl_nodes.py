@@ -13,8 +13,7 @@ import pytest
 pytest.importorskip("torchrl")
 
 from weightbus.tests.net.ports import lasting_ports
-from weightbus.tests.schemes import torchrl_story as story
-from weightbus.tests.schemes import torchrl_tearing as tearing
+from weightbus.tests.training import torchrl_story as story
 
 SECONDS = 180.0  # what one part of a story may take on a busy machine
 
@@ -43,14 +42,6 @@ def told(tell: Any, *args: Any) -> Generator[Connection]:
 def next_of(pipe: Connection) -> dict[str, Any]:
     assert pipe.poll(SECONDS), "nothing more is told"
     return pipe.recv()
-
-
-def test_no_forward_pass_sees_a_part_of_an_update_by_rpc() -> None:
-    with told(tearing.tell, "rpc-rpc", 30, lasting_ports(2)) as pipe:
-        seen = next_of(pipe)
-    assert seen["updates"] == 30
-    assert seen["newest"] == 31.0
-    assert seen["torn"] == 0, seen
 
 
 STORIES = [
