@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import weightbus
-from weightbus.bus.effects import Send
 from weightbus.bus.limits import SUBSCRIPTIONS, Timing
 from weightbus.bus.messages import (
     TOKEN_BYTES,
@@ -31,12 +30,13 @@ from weightbus.bus.net.sub import Subscription
 from weightbus.bus.net.zmtp import WORD, Stream, message_parts
 from weightbus.bus.publisher.effects import Effect, Resolve
 from weightbus.bus.publisher.machine import PublisherMachine
-from weightbus.bus.publisher.publication import Publication
 from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.bus.worker.reports import Identity
 from weightbus.tests.client.settling import settled
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.net.test_distribution import Bench
+from weightbus.tests.publisher.test_publisher_machine import Bench as Publishing
+from weightbus.tests.publisher.test_publisher_machine import hello, sent
 from weightbus.tests.simulation.virtual_shell import perform, version_of
 
 SECONDS = 30.0
@@ -44,10 +44,11 @@ VERSION = version_of(1, np.arange(40, dtype=np.uint8), 16, 7)
 DONE = Applied(model="a", epoch=7, version=1, digest=VERSION.digest)
 
 
-class Workers:
+class Workers(Publishing):
     """A publisher with some workers, one version of model a, and time that stands still."""
 
     def __init__(self, *names: str, secret: bool = True) -> None:
+        super().__init__()
         tokens = (f"{i:0{TOKEN_BYTES}x}" for i in itertools.count(1))
         draw = (lambda: next(tokens)) if secret else None
         self.machine = PublisherMachine(7, "tcp://d:1", Timing(), secret=draw)
@@ -55,23 +56,11 @@ class Workers:
         for name in names:
             self.say(name, Ping(subscribed=True))
 
-    def say(self, name: str, message: Message) -> list[Effect]:
-        effects = self.machine.receive(name.encode(), [encode(message)], 0.0)
-        return perform(self.machine, effects, 0.0)
-
     def join(
         self, name: str, instance: str = "0" * 32, features: tuple[str, ...] = (UPSTREAM,)
     ) -> str:
-        hello = Hello(name=name, instance=instance, models={"a": None}, features=[*features])
-        said = self.say(name, hello)
-        sent = [effect.message for effect in said if isinstance(effect, Send)]
-        [welcome] = [message for message in sent if isinstance(message, Welcome)]
+        [welcome] = sent(self.say(name, hello(name, instance, features=[*features])), Welcome)
         return token_of(welcome, UPSTREAM)
-
-    def publish(self) -> None:
-        version = version_of(1, np.arange(40, dtype=np.uint8), 16, 0)
-        made = Publication(1, version, None, None, "applied", "auto", 0.0, 9.0)
-        perform(self.machine, self.machine.publish(made, 0.0), 0.0)
 
     def word(self, token: str, message: Message) -> list[Effect] | None:
         effects = self.machine.receive_word(token.encode() + encode(message), 0.0)

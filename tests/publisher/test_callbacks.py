@@ -85,21 +85,6 @@ def test_joining_and_leaving_are_heard_with_what_workers_shows() -> None:
     assert heard.events.empty()
 
 
-def test_who_is_refused_is_heard_of() -> None:
-    with Publisher(settings=QUICK) as publisher:
-        heard = Heard()
-        publisher.on_worker(heard)
-        first = subscriber(publisher, "same")
-        elsewhere = publisher.address.replace("127.0.0.1", "localhost")  # as of another process
-        second = Subscriber(elsewhere, {"m": {"w": np.zeros(4, np.float32)}}, name="same")
-        refused = heard.until("refused")
-        assert refused.worker == "same"
-        assert "name-taken" in refused.text
-        assert "give this one another name" in refused.text
-        second.close()
-        first.close()
-
-
 def test_a_callback_that_raises_or_hangs_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
     release, heard = threading.Event(), Heard()
 

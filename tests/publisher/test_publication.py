@@ -60,6 +60,7 @@ VERDICTS: list[tuple[str, int | None, Literal["applied", "staged", "none"], bool
     ("afb", 2, "applied", None, False),
     ("aff", 2, "applied", False, False),
     ("ffl", 2, "applied", False, False),
+    ("ag", 2, "applied", False, False),
     ("ss", 2, "staged", True, True),
     ("sa", 3, "staged", False, False),
     ("b", 0, "applied", None, True),
@@ -123,17 +124,17 @@ def test_a_superseded_commit_is_aborted_unless_it_was_decided() -> None:
 
 
 @pytest.mark.parametrize("before", TARGETS)
-@pytest.mark.parametrize("event", EVENTS)
-def test_a_target_moves_along_arrows_only(before: State, event: TargetEvent) -> None:
-    made = publication("b")
-    made.targets["w0"].state = before
-    made.move("w0", event, 4.0, "why")
-    target, after = made.targets["w0"], TARGETS[before].get(event)
-    if after is not None:
-        assert (target.state, target.detail) == (after, "why")
-        assert target.at == (None if after == "behind" else 4.0)
-    else:
-        assert (target.state, target.detail, target.at) == (before, "", None)
+def test_a_target_moves_along_arrows_only(before: State) -> None:
+    for event in EVENTS:
+        made = publication("b")
+        made.targets["w0"].state = before
+        made.move("w0", event, 4.0, "why")
+        target, after = made.targets["w0"], TARGETS[before].get(event)
+        if after is not None:
+            assert (target.state, target.detail) == (after, "why")
+            assert target.at == (None if after == "behind" else 4.0)
+        else:
+            assert (target.state, target.detail, target.at) == (before, "", None)
 
 
 def test_success_is_final() -> None:

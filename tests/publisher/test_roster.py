@@ -17,6 +17,13 @@ def admit(r: Roster, name: str, instance: str, now: float) -> tuple[Admission, P
     return r.admit(f"{name}{instance}".encode(), hello(name, instance), now)
 
 
+def live(r: Roster) -> Peer:
+    """Return the first worker, which has just joined."""
+    peer = admit(r, "w", "1", 0.0)[1]
+    assert peer is not None
+    return peer
+
+
 def test_new_then_known() -> None:
     r = Roster(LOST_AFTER)
     one, peer = admit(r, "w", "1", 0.0)
@@ -37,8 +44,7 @@ def test_a_reconnected_worker_is_found_by_its_new_identity_only() -> None:
 
 def test_a_second_instance_is_refused_once_the_first_has_answered() -> None:
     r = Roster(LOST_AFTER)
-    _, first = admit(r, "w", "1", 0.0)
-    assert first is not None
+    first = live(r)
     assert admit(r, "w", "2", 1.0) == ("contested", first)
     assert admit(r, "w", "2", 1.2) == ("contested", first), "it has had no chance to answer"
     first.heard_at = 1.3
@@ -49,8 +55,7 @@ def test_a_second_instance_is_refused_once_the_first_has_answered() -> None:
 
 def test_an_answer_holds_for_as_long_as_silence_would_be_loss() -> None:
     r = Roster(LOST_AFTER)
-    _, first = admit(r, "w", "1", 0.0)
-    assert first is not None
+    first = live(r)
     admit(r, "w", "2", 1.0)
     first.heard_at = 1.3
     assert admit(r, "w", "2", 5.9)[0] == "taken"
@@ -60,8 +65,7 @@ def test_an_answer_holds_for_as_long_as_silence_would_be_loss() -> None:
 
 def test_a_second_instance_follows_a_lost_first() -> None:
     r = Roster(LOST_AFTER)
-    _, first = admit(r, "w", "1", 0.0)
-    assert first is not None
+    first = live(r)
     first.phase = "lost"
     admission, second = admit(r, "w", "2", 1.0)
     assert admission == "again"
@@ -73,8 +77,7 @@ def test_a_second_instance_follows_a_lost_first() -> None:
 
 def test_a_lost_worker_that_says_hello_itself_is_known() -> None:
     r = Roster(LOST_AFTER)
-    _, peer = admit(r, "w", "1", 0.0)
-    assert peer is not None
+    peer = live(r)
     peer.phase = "lost"
     assert admit(r, "w", "1", 9.0) == ("known", peer)
 

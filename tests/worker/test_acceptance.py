@@ -4,27 +4,21 @@ import numpy as np
 import pytest
 
 from weightbus.bus.messages import Announce
+from weightbus.bus.publisher import offers
+from weightbus.bus.publisher.version import Version
 from weightbus.bus.worker import layouts as acceptance
 from weightbus.bus.worker.layouts import LAYOUTS_KEPT, Acceptance, Expected
 from weightbus.codecs import layout as layouts
 from weightbus.codecs.errors import LayoutError
 from weightbus.codecs.layout import Layout
 from weightbus.python_client.targets import LAYOUT_SLACK_BYTES, targets_of
+from weightbus.tests.simulation.virtual_shell import PlainSnapshot
 
 
 def announcement(layout: Layout) -> Announce:
-    return Announce(
-        model="m",
-        epoch=1,
-        version=1,
-        layout=layout.id,
-        layout_bytes=len(layout.header),
-        nbytes=layout.nbytes,
-        chunk_bytes=2**20,
-        commit="auto",
-        acknowledge="applied",
-        encoding="raw",
-    )
+    made = Version("m", layout, 2**20, PlainSnapshot(bytes(layout.nbytes)))
+    made.epoch = made.version = 1
+    return offers.announcement(made, None)
 
 
 def plan(tensors: int, first: int = 0) -> Layout:

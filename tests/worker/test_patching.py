@@ -14,7 +14,6 @@ from weightbus.bus.messages import (
     DELTA,
     Announce,
     Applied,
-    End,
     Fetch,
     Message,
     PatchId,
@@ -27,6 +26,7 @@ from weightbus.bus.publisher.offers import announcement, chunk_of, end_of
 from weightbus.bus.publisher.version import Chunked, Version, VersionPatch
 from weightbus.bus.staged import Patching
 from weightbus.bus.worker.events import Report
+from weightbus.bus.worker.holdings import Base
 from weightbus.bus.worker.layouts import Expected
 from weightbus.bus.worker.slot import Slot
 from weightbus.bus.worker.transfer import Transfer
@@ -109,6 +109,18 @@ class Bench:
 
     def decoded(self, job: Patching) -> list[Effect]:
         return self.done(self.slot.happened(decoded(job), self.now))
+
+    def patched(self, base: Version, v: Version) -> None:
+        """Have a version come as a patch, and run."""
+        [job] = jobs(self.arrive(v, patch(base, v)))
+        self.decoded(job)
+        self.apply(v)
+
+    @property
+    def base(self) -> Base:
+        """What is kept to build on."""
+        assert self.slot.holds.base is not None
+        return self.slot.holds.base
 
     @property
     def transfer(self) -> Transfer:
@@ -232,8 +244,7 @@ def test_no_patch_builds_on_what_is_kept_and_runs_no_more() -> None:
     [job] = jobs(bench.feed(made) + bench.end(made))
     patch(bench.one, four)
     bench.announce(four)
-    base = bench.slot.holds.base
-    assert base is not None
+    base = bench.base
     assert base.running == running(bench.one), "somebody decodes"
     assert bench.transfer.patch is None
     assert not ready(bench.decoded(job))
@@ -250,19 +261,27 @@ def test_who_does_not_take_patches_keeps_nothing_and_says_nothing() -> None:
     whole(bench, two)
 
 
-def test_a_base_that_was_changed_is_found_out() -> None:
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [("base", "is for the base"), ("digest", "it leads to"), ("bytes", "is fetched as a whole")],
+)
+def test_a_patch_that_turns_out_to_be_of_no_use_is_given_up(wrong: str, said: str) -> None:
     bench, two = Bench(), version(2)
     made = patch(bench.one, two)
-    base = bench.slot.holds.base
-    assert base is not None
-    base.data[7] ^= 1
-    effects = bench.arrive(two, made)
-    [job] = jobs(effects)
+    if wrong == "base":
+        bench.base.data[7] ^= 1
+    elif wrong == "bytes":
+        data = made.snapshot.bytes(0, 130).tobytes() + b"x"
+        made = VersionPatch(two, DELTA, running(bench.one), data)
+        two.patches = (made,)
+    bench.announce(two)
+    told = {"digest": "0" * 64} if wrong == "digest" else {}
+    [job] = jobs(bench.feed(made) + bench.end(made, **told))
     effects = bench.decoded(job)
     [why] = [e.text for e in effects if isinstance(e, Notice)]
-    assert "is for the base" in why
+    assert said in why
     [fetch] = [f for f in sent(effects, Fetch) if not f.count]
-    assert "is for the base" in fetch.unpatched
+    assert fetch.unpatched in why
     assert bench.slot.running == running(bench.one), "what ran runs on"
     whole(bench, two)
 
@@ -275,25 +294,6 @@ def test_why_a_version_is_not_patched_is_said_where_only_its_gaps_are_fetched() 
     fetched = sent(effects, Fetch)
     assert fetched[0].count == 1, "it was pushed, all but one chunk"
     assert all("there are patches on 3" in fetch.unpatched for fetch in fetched)
-
-
-def test_a_patch_that_leads_elsewhere_is_given_up() -> None:
-    bench, two = Bench(), version(2)
-    made = patch(bench.one, two)
-    bench.announce(two)
-    [job] = jobs(bench.feed(made) + bench.end(made, digest="0" * 64))
-    assert "it leads to" in bench.decoded(job)[0].text  # type: ignore[union-attr]
-    whole(bench, two)
-
-
-def test_a_malformed_patch_is_given_up() -> None:
-    bench, two = Bench(), version(2)
-    made = patch(bench.one, two)
-    bad = VersionPatch(two, DELTA, running(bench.one), made.snapshot.bytes(0, 130).tobytes() + b"x")
-    two.patches = (bad,)
-    [job] = jobs(bench.arrive(two, bad))
-    assert [e for e in bench.decoded(job) if isinstance(e, Notice)]
-    whole(bench, two)
 
 
 def test_a_patch_of_which_nothing_comes_is_given_up() -> None:
@@ -339,7 +339,8 @@ def test_chunks_of_the_version_are_none_of_the_patch_and_the_other_way_round() -
     bench.feed(two, 0, 1)
     bench.end(two)
     assert (bench.transfer.here, bench.transfer.digest) == (0, None)
-    [job] = jobs(bench.feed(made) + bench.end(made))
+    bench.feed(made)
+    [job] = jobs(bench.end(made))
     bench.decoded(job)
     bench.apply(two)
     made = patch(two, three)
@@ -360,8 +361,7 @@ def test_progress_names_the_patch() -> None:
 
 def test_what_nobody_wants_any_more_is_not_even_begun() -> None:
     bench, two = Bench(), version(2)
-    made = patch(bench.one, two)
-    [job] = jobs(bench.arrive(two, made))
+    [job] = jobs(bench.arrive(two, patch(bench.one, two)))
     job.live = False
     with pytest.raises(StopIteration) as end:
         next(patching(job))
@@ -370,21 +370,18 @@ def test_what_nobody_wants_any_more_is_not_even_begun() -> None:
 
 def test_a_step_of_decoding_is_a_chunk_or_a_block() -> None:
     bench, two = Bench(), version(2)
-    made = patch(bench.one, two)
-    [job] = jobs(bench.arrive(two, made))
+    [job] = jobs(bench.arrive(two, patch(bench.one, two)))
     of_each, of_blocks = bench.one.plan.count + two.plan.count, 3  # read, copied, written
     assert sum(1 for _ in patching(job)) == of_each + of_blocks
 
 
 def test_a_newer_version_overtakes_one_that_is_being_decoded() -> None:
     bench, two, three = Bench(), version(2), version(3)
-    made = patch(bench.one, two)
-    [job] = jobs(bench.arrive(two, made))
+    [job] = jobs(bench.arrive(two, patch(bench.one, two)))
     made = patch(bench.one, three)
     bench.announce(three)
     assert not job.live
-    base = bench.slot.holds.base
-    assert base is not None
+    base = bench.base
     assert base.users == 2, "one that nobody wants, and one that has begun"
     taken = bench.slot.holds._taken  # noqa: SLF001 # pyright: ignore
     assert not ready(bench.decoded(job))
@@ -404,15 +401,13 @@ def test_what_a_patch_builds_on_stays_though_another_version_runs_meanwhile() ->
     made = patch(bench.one, three)
     bench.announce(three)
     bench.apply(two)
-    base = bench.slot.holds.base
-    assert base is not None
+    base = bench.base
     assert base.running == running(bench.one)
     [job] = jobs(bench.feed(made) + bench.end(made))
     assert ready(bench.decoded(job)) == [weights(3).tobytes()]
     assert bench.slot.holds.base is None, "it runs no more, and nobody needs it"
     bench.apply(three)
-    base = bench.slot.holds.base
-    assert base is not None
+    base = bench.base
     assert base.running == running(three)
     buffers = [*bench.slot.holds._free, base.data]  # noqa: SLF001 # pyright: ignore
     assert len({b.ctypes.data for b in buffers}) == len(buffers) <= BUFFERS_MAX + 1
@@ -431,8 +426,7 @@ def test_where_memory_is_short_a_base_gives_way_to_what_comes(keep: bool) -> Non
 
 def test_where_memory_is_short_what_is_decoded_is_waited_for() -> None:
     bench, two, three = Bench(), version(2), version(3)
-    made = patch(bench.one, two)
-    [job] = jobs(bench.arrive(two, made))
+    [job] = jobs(bench.arrive(two, patch(bench.one, two)))
     bench.takes = lambda _nbytes: None
     bench.announce(three)
     assert not job.live
@@ -489,20 +483,9 @@ def test_what_was_copied_from_a_segment_is_not_kept() -> None:
     assert bench.slot.holds.base is None
 
 
-def test_nothing_is_kept_of_versions_on_which_no_patches_come() -> None:
-    bench, two = Bench(), version(2)
-    two.keep = False
-    bench.announce(two)
-    bench.feed(two)
-    bench.end(two)
-    bench.apply(two)
-    assert bench.slot.holds.base is None
-
-
 def test_an_apply_that_tears_the_model_leaves_nothing_to_build_on() -> None:
     bench, two, three = Bench(), version(2), version(3)
-    made = patch(bench.one, two)
-    [job] = jobs(bench.arrive(two, made))
+    [job] = jobs(bench.arrive(two, patch(bench.one, two)))
     bench.decoded(job)
     bench.slot.happened(Report("a", two.key, "taken"), 0.0)
     bench.slot.happened(Report("a", two.key, "torn", "no"), 0.0)
@@ -510,12 +493,3 @@ def test_an_apply_that_tears_the_model_leaves_nothing_to_build_on() -> None:
     patch(two, three)
     bench.announce(three)
     whole(bench, three)
-
-
-def test_an_end_of_a_patch_closes_that_alone() -> None:
-    two = version(2)
-    assert end_of(two).patch is None
-    made = patch(version(1), two)
-    end = end_of(made)
-    assert isinstance(end, End)
-    assert (end.patch, end.digest) == (made.id, two.digest)
