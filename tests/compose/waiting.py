@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-LOOK_SECONDS = 0.2  # between two looks at what only answers when it is asked
+LOOK_SECONDS = 0.05  # at most, between two looks at what only answers when it is asked
 
 
 class MissedError(Exception):
@@ -20,11 +20,12 @@ def wait_for(condition: Callable[[], T], what: str, seconds: float) -> T:
         MissedError: There was none within so many seconds.
     """
     deadline = time.monotonic() + seconds
-    pause = threading.Event()
+    pause, look = threading.Event(), 0.002
     while True:
         value = condition()
         if value:
             return value
         if time.monotonic() > deadline:
             raise MissedError(f"{what}: not within {seconds:.0f} s")
-        pause.wait(LOOK_SECONDS)
+        pause.wait(look)
+        look = min(2 * look, LOOK_SECONDS)

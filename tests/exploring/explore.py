@@ -33,11 +33,11 @@ SMALL: dict[str, Rules] = {  # a few seconds each
     "loss": Rules(workers=1, faults=1, restarts=0),
     "calm": Rules(workers=2, faults=0, restarts=0),
     "decision": Rules((TOGETHER, AUTO), workers=1, faults=1, restarts=0),
-    "memory": Rules(workers=1, faults=0, restarts=1, memory=True),
     "failure": Rules((AUTO, AUTO), workers=1, faults=0, restarts=0, failures=2),
     "patch": Rules((AUTO, AUTO), workers=1, faults=0, restarts=0, failures=1, patched=True),
 }
 WORLDS: dict[str, Rules] = SMALL | {  # minutes, each
+    "memory": Rules(workers=1, faults=0, restarts=1, memory=True),
     "losses": Rules(workers=1, faults=2, restarts=0),
     "restarts": Rules(workers=1, faults=1, restarts=1),
     "failures": Rules(workers=1, faults=1, restarts=0, failures=2),

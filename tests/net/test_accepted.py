@@ -275,7 +275,7 @@ def _kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
 FAR = 10**6  # descriptors that are nobody's
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_worker_is_never_taken_for_a_flood(kernel: Kernel, seed: int) -> None:
     """However fast it acknowledges and fetches, and however late the publisher comes to read.
 
@@ -320,7 +320,7 @@ def test_a_thousand_workers_may_come_back_at_once(kernel: Kernel) -> None:
 
 def test_pings_of_zeromqs_own_now_and_then_are_no_flood(kernel: Kernel) -> None:
     kernel.accepted.accept(FAR, 0.0)
-    for second in range(100_000):
+    for second in range(20_000):
         kernel.came[FAR] += len(PING)
         kernel.accepted.look(float(second), drained=True)
     assert kernel.over() == []

@@ -80,13 +80,12 @@ def test_a_port_that_a_connection_has_for_the_moment_is_waited_for(
     assert (looks[0].listens, looks[0].pid) == (False, os.getpid())
 
 
-@WHICH
 def test_a_port_that_stays_taken_is_said_with_who_has_it(
-    at: Callable[[int], dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(listening, "BIND_SECONDS", 0.1)
     with a_connection() as (_, port), pytest.raises(AddressError) as told:
-        Publisher(**settled(at(port)))  # pyright: ignore
+        Publisher(f"tcp://127.0.0.1:{port - 1}")  # its data beside
     text = str(told.value)
     assert f":{port} is in use by an outgoing connection of " in text
     assert re.search(rf"\(process {os.getpid()}\), and stayed so for [\d.]+ s: pass another ", text)

@@ -5,8 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Generator
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from weightbus.bus.net.processes import (
     process_of,
     process_with,
 )
+from weightbus.tests.compose.waiting import wait_for
 
 SECONDS = 30.0  # far more than anything here takes
 HOSTS = ("127.0.0.1", "::1", "::ffff:127.0.0.1")  # the last one of a server for both
@@ -44,6 +43,13 @@ def connected(host: str) -> Generator[tuple[socket.socket, socket.socket]]:
         yield accepted, dialled
 
 
+def other_end(accepted: socket.socket) -> int:
+    """Return the inode of the other end of a connection, which is there."""
+    inode = inode_of(accepted)
+    assert inode is not None
+    return inode
+
+
 @contextlib.contextmanager
 def sleeper() -> Generator[subprocess.Popen[bytes]]:
     """Yield a process that waits to be ended."""
@@ -52,18 +58,10 @@ def sleeper() -> Generator[subprocess.Popen[bytes]]:
         popen.kill()
 
 
-def until_ended(process: Process) -> None:
-    deadline, tick = time.monotonic() + SECONDS, threading.Event()
-    while not process.ended:
-        assert time.monotonic() < deadline, "it never ended"
-        tick.wait(0.005)
-
-
 @pytest.mark.parametrize("host", HOSTS)
 def test_who_has_the_other_end_is_found(host: str) -> None:
     with connected(host) as (accepted, dialled):
-        inode = inode_of(accepted)
-        assert inode is not None
+        inode = other_end(accepted)
         assert inode == os.fstat(dialled.fileno()).st_ino
         found = process_with(os.getpid(), inode)
         assert found == process_of(os.getpid())
@@ -74,8 +72,7 @@ def test_who_has_the_other_end_is_found(host: str) -> None:
 def test_whoever_says_it_is_another_process_is_not_believed() -> None:
     """A worker in a container says the number that it has there, which is another's here."""
     with connected("127.0.0.1") as (accepted, _), sleeper() as other:
-        inode = inode_of(accepted)
-        assert inode is not None
+        inode = other_end(accepted)
         for pid in (other.pid, 0, -1, 2**40):
             assert process_with(pid, inode) is None
 
@@ -83,9 +80,7 @@ def test_whoever_says_it_is_another_process_is_not_believed() -> None:
 def test_who_has_too_many_files_is_not_searched_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "FILES_MAX", 0)
     with connected("127.0.0.1") as (accepted, _):
-        inode = inode_of(accepted)
-        assert inode is not None
-        assert process_with(os.getpid(), inode) is None
+        assert process_with(os.getpid(), other_end(accepted)) is None
 
 
 def test_of_what_is_gone_nothing_is_seen() -> None:
@@ -123,7 +118,7 @@ def test_a_process_that_nobody_has_waited_for_has_ended() -> None:
         assert found is not None
         assert not found.ended
         other.kill()
-        until_ended(found)  # it is a zombie
+        wait_for(lambda: found.ended, "its end, as a zombie", SECONDS)
         assert Path(f"/proc/{other.pid}").exists()
     assert found.ended
     assert process_of(other.pid) is None

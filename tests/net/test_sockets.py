@@ -93,13 +93,6 @@ def test_where_any_port_does_a_port_that_is_taken_does_not_matter(
     publisher.close()
 
 
-def test_where_a_port_was_chosen_the_one_beside_it_must_be_free() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1] - 1
-        with pytest.raises(AddressError, match="in use"):
-            PublisherSockets(f"tcp://127.0.0.1:{port}", None)
-
-
 def test_whoever_is_gone_is_reported_so(pair: tuple[PublisherSockets, WorkerSockets]) -> None:
     publisher, worker = pair
     assert worker.poll(SECONDS, writable=True).writable
@@ -156,19 +149,6 @@ def test_a_connection_that_speaks_now_and_then_stays(
         publisher.broadcast([b"a/ctl", b"%d" % number], time.monotonic())
         assert published(publisher, worker) == [b"a/ctl", b"%d" % number]
     assert publisher.data.receive_heard() is None, "it has dialled again"
-
-
-def test_data_comes_over_ipc_too(tmp_path: Path) -> None:
-    with contextlib.ExitStack() as stack:
-        publisher = PublisherSockets(f"ipc://{tmp_path}/bus", None)
-        stack.callback(publisher.close)
-        worker = WorkerSockets(publisher.address, lambda _frames, _size: None)
-        stack.callback(worker.close)
-        worker.data.subscribe(b"a/ctl", on=True)
-        worker.connect_data(publisher.data_address)
-        assert heard(publisher, worker) == [b"a/ctl"]
-        publisher.broadcast([b"a/ctl", b"{}"], time.monotonic())
-        assert published(publisher, worker) == [b"a/ctl", b"{}"]
 
 
 @pytest.mark.parametrize("left_behind", [False, True])

@@ -5,7 +5,7 @@ import struct
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weightbus.bus.limits import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
@@ -68,6 +68,7 @@ class Side:
         self.messages += map(frames_of, self.stream.received(count))
 
 
+@settings(max_examples=40)
 @given(
     sent=st.lists(
         st.tuples(

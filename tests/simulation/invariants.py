@@ -47,7 +47,6 @@ class Invariants:
     applied: dict[str, set[Key]] = field(default_factory=dict[str, set[Key]])  # by worker
     staged: dict[str, set[Key]] = field(default_factory=dict[str, set[Key]])
     failed: dict[str, set[Key]] = field(default_factory=dict[str, set[Key]])
-    renamed: int = 0  # how often a worker ran what a restarted publisher had kept
     aborted: set[Key] = field(default_factory=set[Key])
     started: dict[int, float] = field(default_factory=dict[int, float])  # by epoch, its publisher
     backward: set[tuple[str, float, float]] = field(  # by worker, from a later publisher to which
@@ -129,7 +128,6 @@ class Invariants:
         assert contents.get(key[0]) == self.published[key].data, f"{name} has no {key}"
         assert key > was, f"{name} went back from {was} to {key}"
         self.applied.setdefault(name, set()).add(key)
-        self.renamed += 1
 
     def on_claim(self, name: str, message: Message, contents: Mapping[str, bytes]) -> None:
         """A worker says what it runs: that must be what its memory holds."""

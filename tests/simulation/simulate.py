@@ -28,13 +28,12 @@ from weightbus.tests.simulation.network import Simulation
 BLOCK = 20  # seeds that one process takes at a time
 
 
-def check(seed: int) -> str:
-    """Run one seed; return what went wrong, nothing if all was well."""
+def run(seed: int) -> tuple[str, set[str]]:
+    """Run one seed; return what went wrong, nothing if all was well, and what rare has happened."""
     try:
-        Simulation(seed).run()
+        return "", Simulation(seed).run().met
     except Exception as error:  # any exception of a machine is a finding
-        return f"seed {seed}: {type(error).__name__}: {error}"
-    return ""
+        return f"seed {seed}: {type(error).__name__}: {error}", set()
 
 
 def summary(failures: Sequence[str], seeds: int) -> str:
@@ -70,7 +69,7 @@ def run_seeds(seeds: Sequence[int]) -> int:
     """Run seeds on all cores, and say at once which fail; return how many did, capped at 1."""
     begun, failures, done = time.monotonic(), list[str](), 0
     try:
-        for text in pooling.each(check, seeds, "seeds", BLOCK):
+        for text, _ in pooling.each(run, seeds, "seeds", BLOCK):
             done += 1
             if text:
                 failures.append(text)

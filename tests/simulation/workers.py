@@ -220,6 +220,7 @@ class Worker:
                     self.hand_over(effect.staged)
                 case Renamed(model, epoch, version):
                     key = (model, epoch, version)
+                    self.sim.met.add("renamed")
                     self.sim.invariants.on_rename(self.name, key, self.names[model], self.contents)
                     self.names[model] = key
                     self.written = max(self.written, epoch)
