@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::os::unix::io::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{channel, Receiver};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -412,4 +412,59 @@ fn the_trainer_of_the_examples_is_followed() {
     assert_eq!((&row["epoch"], &row["lost"]), (&last.epoch.into(), &serde_json::json!([])));
     assert!(row["loss"].as_f64() < rows[0]["loss"].as_f64(), "{}", told);
     std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// What a publisher says of itself and its workers, and so of what somebody has overlooked.
+fn noticing() -> (Publisher, Receiver<String>) {
+    let (heard, notices) = channel();
+    let builder = Publisher::builder("tcp://127.0.0.1:0").timing(PING, 5 * PING).on_worker(move |event| {
+        if event.kind == WorkerEventKind::Notice {
+            let _ = heard.send(event.text.clone());
+        }
+    });
+    (builder.bind().unwrap(), notices)
+}
+
+#[test]
+fn what_newcomers_overlook_is_said_in_a_line_and_once() {
+    let nobody = PublishOptions { wait: Wait::Nobody, ..PublishOptions::default() };
+    let (publisher, notices) = noticing();
+    let receipt = publish(&publisher, b"one", &PublishOptions::default()).unwrap();
+    assert!(receipt.to_string().ends_with("nobody is there: it waits for those that join"), "{}", receipt);
+    let alone = notices.recv_timeout(LONG).unwrap();
+    let begins =
+        "version 1 of policy was published to nobody: no worker has joined. It waits for those that join; ";
+    assert!(alone.starts_with(begins) && alone.ends_with(publisher.address()), "{}", alone);
+
+    // A worker that is never asked to apply, and one whose model is misspelt.
+    let idle = worker(&publisher, "idle");
+    assert!(publisher.wait_until(LONG, |all| all.contains_key("idle")).unwrap());
+    let (said, worker_notices) = channel();
+    let timing = Timing { ping: PING, ..Timing::default() };
+    let typo = Worker::builder(publisher.address()).name("typo").snapshots("polcy").timing(timing);
+    let typo = typo.on_event(move |event| {
+        if let weightbus::Event::Notice { text, .. } = event {
+            let _ = said.send(text.clone());
+        }
+    });
+    let typo = typo.connect().unwrap();
+    assert!(publisher.wait_until(LONG, |all| all.len() == 2).unwrap());
+    publish(&publisher, b"two", &nobody).unwrap();
+    let mut two = [notices.recv_timeout(LONG).unwrap(), notices.recv_timeout(LONG).unwrap()];
+    two.sort();
+    assert!(
+        two[0].starts_with("worker idle has version 2 of policy, and nothing there applies it: is start()")
+    );
+    assert_eq!(two[1], "worker typo wants 'polcy', of which nothing is published: is 'policy' meant?");
+    assert_eq!(worker_notices.recv_timeout(LONG).unwrap(), two[1], "there, too");
+
+    // The other way round: the trainer misspells.
+    typo.close();
+    assert!(publisher.wait_until(LONG, |all| !all.contains_key("typo")).unwrap());
+    let name = TensorView { name: "w", dtype: Dtype::U8, shape: &[1], bytes: b"x" };
+    publisher.publish("polcy_", &[name], &PublishOptions::default()).unwrap();
+    let text = notices.recv_timeout(LONG).unwrap();
+    assert!(text
+        .contains("no worker wants 'polcy_', and those that are there want 'policy' (is 'policy' meant?)"));
+    idle.receive(LONG).unwrap();
 }

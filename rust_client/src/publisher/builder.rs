@@ -204,6 +204,7 @@ impl PublisherBuilder {
             let begun = Watch::begin(keys.allowed, timing.ping, shared.clone());
             watch = Some(begun.map_err(broken("no thread for keys"))?);
         }
+        machine.address = bound.endpoint();
         let (mut models, mut keeper) = (HashMap::new(), None);
         if let Some(mut its) = state {
             its.offer(&mut machine);

@@ -5,6 +5,7 @@
 
 use super::effects::{Effect, WorkerEventKind};
 use super::machine::Machine;
+use super::oversights::why_nobody;
 use super::publication::{Decision, Publication};
 use super::receipt::Outcome;
 use crate::messages::*;
@@ -21,6 +22,11 @@ pub struct Calls {
 impl Calls {
     pub(super) fn open(&mut self, call: Publication) {
         self.open.insert(call.id, call);
+    }
+
+    /// Whether it was said that nobody gets a model, and nobody has come since.
+    pub(super) fn is_unheard(&self, model: &str) -> bool {
+        self.unheard.contains(model)
     }
 
     fn ids(&self) -> Vec<u64> {
@@ -255,19 +261,22 @@ impl Machine {
         format!("{} of {} workers {} ({})", missing, call.asked.expect, what, away)
     }
 
-    /// Says that nobody is there any more; once, until somebody is.
+    /// Says that nobody is there; once, until somebody is.
     fn say_nobody(&mut self, call: &Publication) {
-        let away = self.away(call);
-        if away.is_empty() || !self.calls.unheard.insert(call.model.clone()) {
+        if !self.calls.unheard.insert(call.model.clone()) {
             return;
         }
-        let text = format!(
-            "version {} of {} was published to nobody: {}. It waits for those that join; expect(n) fails without \
-             them",
-            call.key.1,
-            call.model,
-            away.join("; ")
+        let mut why = self.away(call).join("; ");
+        if why.is_empty() {
+            why = why_nobody(&call.model, &self.roster);
+        }
+        let mut text = format!(
+            "version {} of {} was published to nobody: {}. It waits for those that join; expect=N waits for N workers",
+            call.key.1, call.model, why
         );
+        if !self.address.is_empty() {
+            text += &format!("; they connect to {}", self.address);
+        }
         self.tell(WorkerEventKind::Notice, "", text);
     }
 }

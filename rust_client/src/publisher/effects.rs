@@ -52,7 +52,8 @@ pub enum WorkerEventKind {
     Failed,
     /// It reports bytes that were not published, and never counts as done.
     WrongDigest,
-    /// Nothing became of a worker: a version was published to nobody, or came to one as a whole though there was a
+    /// Nothing became of a worker: a version was published to nobody, a worker wants a model that is called nearly
+    /// as one that is published (`polcy`), or has a version and never applies it; a version came to one as a whole though there was a
     /// patch, or the epoch has changed.
     Notice,
 }

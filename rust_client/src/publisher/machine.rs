@@ -20,6 +20,7 @@
 use super::calls::Calls;
 use super::effects::{Effect, Payload, WorkerEvent, WorkerEventKind};
 use super::observing::{News, Observers};
+use super::oversights::Oversights;
 use super::patience::{cost_of, Patience};
 use super::push::Push;
 use super::roster::Roster;
@@ -60,6 +61,9 @@ pub struct Machine {
     pub(super) trust: Option<Trust>, // nothing: there are no keys
     pub(super) observers: Observers,
     pub(super) checks: Checks,
+    pub(super) oversights: Oversights,
+    /// Where workers connect to, to be said where none has; empty: it is not known.
+    pub address: String,
     patience: Patience,
     beacon_at: Time,
     out: Vec<Effect>,
@@ -88,6 +92,8 @@ impl Machine {
             trust: None,
             observers: Observers::default(),
             checks: Checks::default(),
+            oversights: Oversights::default(),
+            address: String::new(),
             patience: Patience::new(timing.ping),
             timing,
             beacon_at: Time::ZERO,
@@ -303,6 +309,7 @@ impl Machine {
             self.perform(Effect::GiveMemoryBack);
         }
         self.look_after(now);
+        self.look_for_oversights(now);
         if now >= self.beacon_at {
             self.beacon_at = now + self.timing.ping;
             let settled = self.store.models.iter().filter(|(_, versions)| versions.latest().is_some());

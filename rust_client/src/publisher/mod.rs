@@ -24,6 +24,7 @@ mod left_behind;
 mod link;
 mod observing;
 mod outlet;
+mod oversights;
 mod pages;
 mod patched;
 mod patience;

@@ -104,6 +104,9 @@ impl fmt::Display for Receipt {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let took = self.took.as_secs_f64();
         write!(f, "{} version {} ({} bytes, {:.3} s)", self.model, self.version, self.nbytes, took)?;
+        if self.workers.is_empty() {
+            write!(f, "; nobody is there: it waits for those that join")?;
+        }
         for (name, worker) in &self.workers {
             write!(f, "; {} {}", name, worker.outcome.name())?;
             if let Some(after) = worker.after {

@@ -159,6 +159,11 @@ impl Versions {
         &self.targeted
     }
 
+    /// Whether there ever was a version.
+    pub fn any(&self) -> bool {
+        self.count > 0
+    }
+
     /// Whether there ever was a version of this number in this epoch.
     pub fn had(&self, number: u64) -> bool {
         (self.first..=self.count).contains(&number)

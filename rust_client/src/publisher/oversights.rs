@@ -1,0 +1,290 @@
+//! What somebody has overlooked: names that are misspelt, and workers that never apply.
+//!
+//! They fail nothing: everybody waits, and nobody says for what. So it is said here, once, and with it what is
+//! probably meant, in the words and in the time of Python's publisher.
+
+use super::effects::WorkerEventKind;
+use super::machine::Machine;
+use super::roster::{Peer, Roster};
+use crate::limits::TEXT_MAX;
+use crate::messages::{Doing, FromPublisher, Refuse};
+use crate::transfer::Time;
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+const HINT: Duration = Duration::from_secs(3); // at most: what is found is told within 5 s
+const LOOKS: u32 = 6; // until something is said
+const LIKE: f64 = 0.8; // from where two names are alike: `polcy` is at 0.91, `policy_old` at 0.75
+const NAMES_MAX: usize = 16; // compared at one look: workers can bring any number of them
+const NAMED: usize = 3; // of many workers, in one line
+const TOLD_MAX: usize = 64; // models: as many as a person reads
+
+/// What one publisher finds overlooked.
+#[derive(Default)]
+pub struct Oversights {
+    due: Time,
+    misspelt: Lasting,
+    untaken: Lasting,
+}
+
+/// By model, the names of the workers of which something is so.
+type Found = BTreeMap<String, Vec<String>>;
+
+impl Machine {
+    /// Looks for what lasts too long, if it is time.
+    pub(super) fn look_for_oversights(&mut self, now: Time) {
+        if now < self.oversights.due {
+            return;
+        }
+        let patience = HINT.min(self.timing.lost_after * 3 / 5);
+        self.oversights.due = now + patience / LOOKS;
+        self.who_misspells(patience, now);
+        self.who_takes_nothing(patience, now);
+    }
+
+    /// Finds models that workers want and nobody publishes, and others that are called alike.
+    fn who_misspells(&mut self, patience: Duration, now: Time) {
+        let had = self.store.models.iter().filter(|(_, versions)| versions.any());
+        let published: Vec<&str> = had.map(|(model, _)| model.as_str()).collect();
+        if published.is_empty() {
+            return;
+        }
+        let unknown = |peer: &Peer| {
+            peer.hello.models.keys().filter(|model| !published.contains(&model.as_str())).cloned().collect()
+        };
+        let mut alike = found(&self.roster, unknown);
+        let mut meant = BTreeMap::new();
+        for model in self.oversights.misspelt.news(alike.keys(), NAMES_MAX) {
+            meant.insert(model.clone(), meant_by(&model, published.iter().copied()).map(str::to_owned));
+        }
+        alike.retain(|model, _| matches!(meant.get(model), Some(Some(_))));
+        for (model, names) in self.oversights.misspelt.lasting(alike, patience, now) {
+            let meant = meant.remove(&model).flatten().unwrap_or_default();
+            let apart = |name: &String| self.roster.get(name).map_or(false, |peer| peer.wants(&meant));
+            let others: Vec<String> = names.into_iter().filter(|name| !apart(name)).collect();
+            if others.is_empty() {
+                continue; // who wants both knows them apart
+            }
+            let who = named(&others, "wants", "want");
+            let text = format!("{} '{}', of which nothing is published: is '{}' meant?", who, model, meant);
+            if !self.calls.is_unheard(&meant) {
+                self.tell(WorkerEventKind::Notice, &others[0], text.clone()); // else that said what workers want
+            }
+            let refuse = Refuse {
+                code: "no-model".to_owned(), // P25
+                text: text.chars().take(TEXT_MAX).collect(),
+                model: Some(model),
+                epoch: 0,
+                version: 0,
+            };
+            for name in others {
+                self.say(&name, FromPublisher::Refuse(refuse.clone()));
+            }
+        }
+    }
+
+    /// Finds workers that have a version and have never applied any.
+    fn who_takes_nothing(&mut self, patience: Duration, now: Time) {
+        let waiting = |peer: &Peer| {
+            let models = peer.incoming.keys().filter(|model| self.waits_for_its_user(peer, model));
+            models.cloned().collect()
+        };
+        let untaken = found(&self.roster, waiting);
+        for (model, names) in self.oversights.untaken.lasting(untaken, patience, now) {
+            let first = self.roster.get(&names[0]).and_then(|peer| peer.incoming.get(&model));
+            let text = format!(
+                "{} version {} of {}, and nothing there applies it: is start() called, or receive() where weights \
+                 may change?",
+                named(&names, "has", "have"),
+                first.map_or(0, |incoming| incoming.version),
+                model
+            );
+            self.tell(WorkerEventKind::Notice, &names[0], text);
+        }
+    }
+
+    /// Whether a worker has a version that its user has to apply, for the first time.
+    fn waits_for_its_user(&self, peer: &Peer, model: &str) -> bool {
+        let pending = self.store.models.get(model).and_then(|versions| versions.pending);
+        peer.incoming.get(model).map_or(false, |incoming| {
+            let for_its_commit = pending == Some(incoming.version);
+            incoming.phase == Doing::Staged && !for_its_commit && peer.runs(model) == (0, 0)
+        })
+    }
+}
+
+/// By model, the workers that are there and of which it is so.
+fn found(roster: &Roster, models: impl Fn(&Peer) -> Vec<String>) -> Found {
+    let mut found = Found::new();
+    for peer in roster.iter().filter(|peer| !peer.lost) {
+        for model in models(peer) {
+            found.entry(model).or_default().push(peer.hello.name.clone());
+        }
+    }
+    found
+}
+
+/// Says why a model goes to nobody: no worker is there, or they want others.
+pub fn why_nobody(model: &str, roster: &Roster) -> String {
+    let live = roster.iter().filter(|peer| !peer.lost);
+    let wanted: BTreeSet<&str> = live.flat_map(|peer| peer.hello.models.keys()).map(String::as_str).collect();
+    if wanted.is_empty() {
+        return "no worker has joined".to_owned();
+    }
+    let shown: Vec<String> = wanted.iter().take(NAMED).map(|name| format!("'{}'", name)).collect();
+    let more = if wanted.len() > NAMED { ", ..." } else { "" };
+    let meant = meant_by(model, wanted.iter().copied());
+    let question = meant.map_or_else(String::new, |meant| format!(" (is '{}' meant?)", meant));
+    let shown = shown.join(", ") + more + &question;
+    format!("no worker wants '{}', and those that are there want {}", model, shown)
+}
+
+/// What is so for some models at some workers, and since when; told once for each model.
+#[derive(Default)]
+struct Lasting {
+    since: BTreeMap<String, (Time, BTreeSet<String>)>,
+    told: BTreeSet<String>,
+}
+
+impl Lasting {
+    /// So many models that were not told yet; none once too many were.
+    fn news<'a>(&self, found: impl Iterator<Item = &'a String>, most: usize) -> Vec<String> {
+        if self.told.len() >= TOLD_MAX {
+            return Vec::new();
+        }
+        found.filter(|model| !self.told.contains(*model)).take(most).cloned().collect()
+    }
+
+    /// Takes what is so now; returns for whom it was at each look for so long.
+    fn lasting(&mut self, mut found: Found, patience: Duration, now: Time) -> Vec<(String, Vec<String>)> {
+        let mut kept = std::mem::take(&mut self.since);
+        let mut told = Vec::new();
+        for model in self.news(found.keys(), TOLD_MAX) {
+            let mut names = found.remove(&model).unwrap_or_default();
+            let mut began = now;
+            if let Some((since, before)) = kept.remove(&model) {
+                began = since;
+                names.retain(|name| before.contains(name));
+            }
+            if names.is_empty() {
+                continue; // others than before: it passes by itself
+            }
+            self.since.insert(model.clone(), (began, names.iter().cloned().collect()));
+            if now.saturating_sub(began) >= patience {
+                self.told.insert(model.clone());
+                told.push((model, names));
+            }
+        }
+        told
+    }
+}
+
+fn named(names: &[String], one: &str, many: &str) -> String {
+    if names.len() == 1 {
+        return format!("worker {} {}", names[0], one);
+    }
+    let shown = names[..names.len().min(NAMED)].join(", ");
+    let more = if names.len() > NAMED { ", ..." } else { "" };
+    format!("{} workers ({}{}) {}", names.len(), shown, more, many)
+}
+
+/// Which of some names is probably meant by one that is none of them.
+fn meant_by<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let plain = without_counts(name);
+    let first = |name: &str| name.bytes().next().map(|byte| byte.to_ascii_lowercase());
+    names
+        .filter(|other| without_counts(other) != plain)
+        .filter(|other| first(other) == first(name)) // few are wrong there: `encoder` is no `decoder`
+        .map(|other| (likeness(other.as_bytes(), name.as_bytes()), other))
+        .filter(|&(likeness, _)| likeness >= LIKE)
+        .max_by(|a, b| a.0.partial_cmp(&b.0).unwrap_or(Ordering::Equal).then(a.1.cmp(b.1)))
+        .map(|(_, other)| other)
+}
+
+/// A name without what counts it, as in `actor_1` and `actor_2`, or `actor-a` and `actor-b`: these are meant.
+fn without_counts(name: &str) -> String {
+    let bytes = name.as_bytes();
+    let is = |at: usize, kind: fn(&u8) -> bool| bytes.get(at).map_or(false, kind);
+    let word: fn(&u8) -> bool = |byte| byte.is_ascii_alphanumeric() || *byte == b'_';
+    let (mut plain, mut at) = (String::new(), 0);
+    while at < bytes.len() {
+        let separated = at + usize::from(matches!(bytes[at], b'.' | b'_' | b'-'));
+        let mut end = separated;
+        while is(end, u8::is_ascii_digit) {
+            end += 1;
+        }
+        let letter = separated > at && is(separated, u8::is_ascii_alphabetic) && !is(separated + 1, word);
+        if end > separated {
+            at = end;
+        } else if letter {
+            at = separated + 1;
+        } else {
+            plain.push(char::from(bytes[at]));
+            at += 1;
+        }
+    }
+    plain
+}
+
+/// How alike two names are, of 1: twice what they have in common, in order, over both their lengths (Ratcliff and
+/// Obershelp, as Python's `difflib` has it).
+fn likeness(a: &[u8], b: &[u8]) -> f64 {
+    2.0 * in_common(a, b) as f64 / (a.len() + b.len()).max(1) as f64
+}
+
+/// The length of the longest piece that both have, and of what both have in common before and behind it.
+fn in_common(a: &[u8], b: &[u8]) -> usize {
+    let (mut at, mut its, mut longest) = (0, 0, 0);
+    for (i, rest) in (0..a.len()).map(|i| (i, &a[i..])) {
+        for j in 0..b.len() {
+            let same = rest.iter().zip(&b[j..]).take_while(|(x, y)| x == y).count();
+            if same > longest {
+                (at, its, longest) = (i, j, same);
+            }
+        }
+    }
+    if longest == 0 {
+        return 0;
+    }
+    in_common(&a[..at], &b[..its]) + longest + in_common(&a[at + longest..], &b[its + longest..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_meant_by_a_name() {
+        // The rows of Python's test of the same.
+        for (name, names, meant) in [
+            ("polcy", &["policy", "critic"][..], Some("policy")),
+            ("Policy", &["policy"], Some("policy")),
+            ("polices", &["critic"], None),
+            ("encoder", &["decoder"], None),
+            ("policy_old", &["policy"], None),
+            ("actor_2", &["actor_1"], None),
+            ("actor-b", &["actor-a"], None),
+            ("m", &["n"], None),
+        ] {
+            assert_eq!(meant_by(name, names.iter().copied()), meant, "{}", name);
+        }
+    }
+
+    #[test]
+    fn what_lasts_is_told_once_and_what_passes_is_not() {
+        let second = Duration::from_secs(1);
+        let so = |names: &[&str]| {
+            let names = names.iter().map(|name| (*name).to_owned()).collect();
+            Found::from([("m".to_owned(), names)])
+        };
+        let mut lasting = Lasting::default();
+        assert!(lasting.lasting(so(&["a"]), 2 * second, Time::ZERO).is_empty());
+        assert!(lasting.lasting(so(&["b"]), 2 * second, second).is_empty(), "another");
+        assert!(lasting.lasting(so(&["a", "b"]), 2 * second, 2 * second).is_empty(), "begun anew");
+        assert!(lasting.lasting(so(&["a", "b"]), 2 * second, 3 * second).is_empty());
+        let told = lasting.lasting(so(&["a", "b"]), 2 * second, 4 * second);
+        assert_eq!(told, [("m".to_owned(), vec!["a".to_owned(), "b".to_owned()])]);
+        assert!(lasting.lasting(so(&["a", "b"]), 2 * second, 9 * second).is_empty(), "once");
+    }
+}
