@@ -74,7 +74,7 @@ def values(net: nn.Module) -> set[float]:
 def work(scheme: WeightSyncScheme, pipe: Connection, told: dict[str, Any]) -> None:
     """Be a worker until told to end, or until the parent is gone."""
     with torch.device("meta" if told.get("meta") else "cpu"):
-        net = Net(told.get("width", 3))
+        net = Net()
     if told.get("older"):
         scheme.init_on_worker("policy", model=net, pipe=told["older"])
     else:

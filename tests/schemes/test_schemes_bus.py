@@ -7,7 +7,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -86,28 +86,57 @@ def processes(
         scheme.shutdown()
 
 
+class Schemes:
+    """Makes senders and receivers in this process, which end with the test: receivers first."""
+
+    def __init__(self) -> None:
+        self.made: list[Any] = []
+
+    def sender(self, scheme: Any = None, **given: Any) -> Any:
+        """Have a scheme be the sender of `policy`, for one worker unless it is told otherwise."""
+        self.made.append(scheme := scheme or ZMQWeightSyncScheme(liveness=QUICK))
+        scheme.init_on_sender(**{"model_id": "policy", "num_workers": 1, **given})
+        return scheme
+
+    def receiver(self, sender: Any, model: Any = None, worker_idx: int = 0, **given: Any) -> Any:
+        """Return the receiver of a worker, which has joined, or will once `connect()` is called."""
+        self.made.append(receiver := pickle.loads(pickle.dumps(sender)))  # noqa: S301
+        connects = given.pop("connects", True)
+        told = {"context": given.pop("context")} if "context" in given else {"model": model}
+        receiver.init_on_receiver(
+            **{"model_id": "policy", "worker_idx": worker_idx, **told, **given}
+        )
+        if connects:
+            receiver.connect()
+        return receiver
+
+    def end(self) -> None:
+        for scheme in reversed(self.made):
+            scheme.shutdown()
+
+
+@pytest.fixture(name="schemes")
+def _schemes() -> Iterator[Schemes]:
+    made = Schemes()
+    yield made
+    made.end()
+
+
 @contextmanager
 def one_process(
-    workers: int = 2, *, sender: WeightSyncScheme | None = None, first: int = 0, **settings: Any
-) -> Generator[tuple[WeightSyncScheme, Net, list[WeightSyncScheme], list[Net]]]:
+    workers: int = 2, *, sender: Any = None, first: int = 0, **settings: Any
+) -> Generator[tuple[Any, Net, list[Any], list[Net]]]:
     """A sender and its receivers, all here."""
-    sender = sender or ZMQWeightSyncScheme(liveness=QUICK, **settings)
-    net = Net()
-    fill(net, 1.0)
-    sender.init_on_sender(model_id="policy", model=net, num_workers=workers)
-    receivers: list[WeightSyncScheme] = []
-    nets = [Net() for _ in range(workers)]
-    for worker_idx, target in enumerate(nets):
-        receiver = pickle.loads(pickle.dumps(sender))  # noqa: S301
-        receiver.init_on_receiver(model_id="policy", model=target, worker_idx=worker_idx + first)
-        receiver.connect()
-        receivers.append(receiver)
-    sender.connect()
+    made, net = Schemes(), fill(Net(), 1.0)
     try:
+        sender = sender or ZMQWeightSyncScheme(liveness=QUICK, **settings)
+        made.sender(sender, model=net, num_workers=workers)
+        nets = [Net() for _ in range(workers)]
+        receivers = [made.receiver(sender, each, first + i) for i, each in enumerate(nets)]
+        sender.connect()
         yield sender, net, receivers, nets
     finally:
-        for scheme in (*receivers, sender):
-            scheme.shutdown()
+        made.end()
 
 
 # Between processes.
@@ -115,8 +144,7 @@ def one_process(
 
 @pytest.mark.parametrize("kind", [ZMQWeightSyncScheme, SharedMemWeightSyncScheme])
 def test_spawned_workers_get_the_first_weights_and_every_send(kind: type[Any]) -> None:
-    scheme, net = kind(liveness=QUICK), Net()
-    fill(net, 1.0)
+    scheme, net = kind(liveness=QUICK), fill(Net(), 1.0)
     scheme.init_on_sender(model_id="policy", model=net, num_workers=2)
     with processes(scheme, {"meta": True}, {}) as (meta, real):
         assert meta.told() == {1.0}
@@ -135,8 +163,7 @@ def test_spawned_workers_get_the_first_weights_and_every_send(kind: type[Any]) -
 
 
 def test_a_forked_copy_becomes_a_receiver() -> None:
-    scheme, net = ZMQWeightSyncScheme(liveness=QUICK), Net()
-    fill(net, 1.0)
+    scheme, net = ZMQWeightSyncScheme(liveness=QUICK), fill(Net(), 1.0)
     scheme.init_on_sender(model_id="policy", model=net, num_workers=1)
     with processes(scheme, {"meta": True}, method="fork") as (worker,):
         assert worker.told() == {1.0}
@@ -145,23 +172,22 @@ def test_a_forked_copy_becomes_a_receiver() -> None:
         assert worker.ask("values") == {2.0}
 
 
-def test_a_worker_that_cannot_apply_is_named_and_the_others_go_on() -> None:
-    scheme, net = ZMQWeightSyncScheme(liveness=QUICK), Net()
-    fill(net, 1.0)
-    scheme.init_on_sender(model_id="policy", model=net, num_workers=2)
-    with processes(scheme, {}, {"width": 5}) as (good, odd):
-        assert good.told() == odd.told() == "connected"
-        with pytest.raises(PublishError, match=r"1 of 2 .*worker 1 failed.*(?s:.*)first\.bias"):
-            scheme.send(fill(net, 2.0), timeout=20.0)
-        assert good.ask("values") == {2.0}
-        scheme.send(fill(net, 3.0), worker_ids=[0])
-        assert good.ask("values") == {3.0}
-        assert 2.0 not in odd.ask("values")
+def test_a_worker_that_cannot_apply_is_named_and_the_others_go_on(schemes: Schemes) -> None:
+    net, good, odd = fill(Net(), 1.0), Net(), Net(5)
+    sender = schemes.sender(model=net, num_workers=2)
+    for worker_idx, target in enumerate((good, odd)):
+        schemes.receiver(sender, target, worker_idx)
+    sender.connect()
+    with pytest.raises(PublishError, match=r"1 of 2 .*worker 1 failed.*(?s:.*)first\.bias"):
+        sender.send(fill(net, 2.0), timeout=20.0)
+    assert values(good) == {2.0}
+    sender.send(fill(net, 3.0), worker_ids=[0])
+    assert values(good) == {3.0}
+    assert 2.0 not in values(odd)
 
 
 def test_a_killed_and_a_stopped_worker_are_named_in_time_and_may_come_back() -> None:
-    scheme, net = ZMQWeightSyncScheme(liveness=QUICK), Net()
-    fill(net, 1.0)
+    scheme, net = ZMQWeightSyncScheme(liveness=QUICK), fill(Net(), 1.0)
     scheme.init_on_sender(model_id="policy", model=net, num_workers=3)
     with processes(scheme, {}, {}, {}) as workers:
         good, stopped, killed = workers
@@ -338,47 +364,32 @@ def test_a_worker_that_has_left_is_named() -> None:
         assert values(nets[0]) == {2.0}
 
 
-def test_missing_workers_are_waited_for_until_the_deadline() -> None:
-    sender, net = ZMQWeightSyncScheme(num_workers=2), fill(Net(), 1.0)
-    targets = [Net(), Net()]
-    sender.init_on_sender("policy", model=net)
+def test_missing_workers_are_waited_for_until_the_deadline(schemes: Schemes) -> None:
+    net, targets = fill(Net(), 1.0), [Net(), Net()]
+    sender = schemes.sender(ZMQWeightSyncScheme(num_workers=2), model=net, num_workers=None)
     sender.connect()
-    receivers = [pickle.loads(pickle.dumps(sender)) for _ in range(2)]  # noqa: S301
-    try:
-        with pytest.raises(PublishError, match=r"0 of 2 .*worker 0 behind: it has not joined"):
-            sender.send(timeout=0.5)
-        thread = threading.Thread(target=lambda: sender.send(fill(net, 2.0), timeout=30.0))
-        thread.start()
-        for worker_idx, receiver in enumerate(receivers):
-            receiver.init_on_receiver(model_id="policy", model=targets[worker_idx])
-            receiver.connect(worker_idx=worker_idx)
-        thread.join(30.0)
-        assert [values(target) for target in targets] == [{2.0}] * 2
-        assert sender.receipt is not None
-        assert sender.receipt.in_state("applied") == ["0", "1"]
-        assert sender.versions() == {0: 3, 1: 3}
-    finally:
-        for scheme in (*receivers, sender):
-            scheme.shutdown()
+    with pytest.raises(PublishError, match=r"0 of 2 .*worker 0 behind: it has not joined"):
+        sender.send(timeout=0.5)
+    thread = threading.Thread(target=lambda: sender.send(fill(net, 2.0), timeout=30.0))
+    thread.start()
+    for worker_idx, target in enumerate(targets):
+        schemes.receiver(sender, target, worker_idx)
+    thread.join(30.0)
+    assert [values(target) for target in targets] == [{2.0}] * 2
+    assert sender.receipt.in_state("applied") == ["0", "1"]
+    assert sender.versions() == {0: 3, 1: 3}
 
 
-def test_a_worker_that_left_before_the_first_send_is_not_waited_for() -> None:
-    sender, net = ZMQWeightSyncScheme(num_workers=1), fill(Net(), 1.0)
-    sender.init_on_sender("policy", model=net)
+def test_a_worker_that_left_before_the_first_send_is_not_waited_for(schemes: Schemes) -> None:
+    sender = schemes.sender(ZMQWeightSyncScheme(), model=fill(Net(), 1.0))
     sender.connect()
-    receiver = pickle.loads(pickle.dumps(sender))  # noqa: S301
-    try:
-        receiver.init_on_receiver(model_id="policy", model=Net(), worker_idx=0)
-        receiver.connect()
-        assert receiver.receive(20.0) is not None
-        receiver.shutdown()
-        started = time.monotonic()
-        with pytest.raises(PublishError, match=r"worker 0 lost .*it has left"):
-            sender.send(timeout=60.0)
-        assert time.monotonic() - started < 20.0, "it was waited for"
-    finally:
-        for scheme in (receiver, sender):
-            scheme.shutdown()
+    receiver = schemes.receiver(sender, Net())
+    assert receiver.receive(20.0) is not None
+    receiver.shutdown()
+    started = time.monotonic()
+    with pytest.raises(PublishError, match=r"worker 0 lost .*it has left"):
+        sender.send(timeout=60.0)
+    assert time.monotonic() - started < 20.0, "it was waited for"
 
 
 def test_threads_that_send_at_the_same_time_take_turns() -> None:
@@ -442,60 +453,47 @@ NO_WEIGHTS = {
 }
 
 
-@pytest.mark.parametrize("kind", NO_WEIGHTS)
-@pytest.mark.parametrize("strict", [True, False])
-def test_what_is_no_weights_is_refused_and_takes_no_number(kind: str, strict: bool) -> None:
-    sender = ZMQWeightSyncScheme(strict=strict, liveness=QUICK)
-    with one_process(1, sender=sender) as (_, net, _, nets):
-        given = NO_WEIGHTS[kind](net)
-        sender.send()
-        assert sender.versions() == {0: 2}
-        for send in (sender.send, sender.send_async, sender.get_sender().update_weights):
-            with pytest.raises(TypeError, match=rf"a {kind} is no weights of 'policy': give an nn"):
-                send(given)
-        with pytest.raises(TypeError, match=rf"a {kind} is no weights"):
-            sender.send({0: given})
-        with pytest.raises(TypeError, match=rf"a {kind} is no weights"):
-            sender.sender_transports[0].send_weights(given)
-        sender.send(fill(net, 2.0))
-        assert sender.versions() == {0: 3}
-        assert values(nets[0]) == {2.0}
-        with pytest.raises(TypeError, match=rf"a {kind} is no weights"):
-            ZMQWeightSyncScheme().init_on_sender("policy", weights=given, num_workers=1)
+def test_what_is_no_weights_is_refused_and_takes_no_number() -> None:
+    with one_process(1, strict=False) as (sender, net, _, nets):
+        for version, (kind, make) in enumerate(NO_WEIGHTS.items(), start=2):
+            given, refused = make(net), rf"a {kind} is no weights of 'policy': give an nn"
+            for send in (
+                sender.send,
+                sender.send_async,
+                sender.get_sender().update_weights,
+                lambda odd: sender.send({0: odd}),
+                sender.sender_transports[0].send_weights,
+                lambda odd: ZMQWeightSyncScheme().init_on_sender("policy", weights=odd),
+            ):
+                with pytest.raises(TypeError, match=refused):
+                    send(given)
+            sender.send(fill(net, float(version)))
+            assert sender.versions() == {0: version}
+            assert values(nets[0]) == {float(version)}
 
 
-def test_a_worker_without_weights_says_so() -> None:
-    sender = ZMQWeightSyncScheme(liveness=QUICK)
-    sender.init_on_sender("policy", model=fill(Net(), 1.0), num_workers=1)
-    receiver = pickle.loads(pickle.dumps(sender))  # noqa: S301
-    try:
-        receiver.init_on_receiver(model_id="policy", model=lambda td: td, worker_idx=0)
-        receiver.connect()
-        sender.connect()
-        with pytest.raises(PublishError, match=r"worker 0 failed .*a function, which has"):
-            sender.send(timeout=20.0)
-    finally:
-        for scheme in (receiver, sender):
-            scheme.shutdown()
+def test_a_worker_without_weights_says_so(schemes: Schemes) -> None:
+    sender = schemes.sender(model=fill(Net(), 1.0))
+    schemes.receiver(sender, lambda td: td)
+    sender.connect()
+    with pytest.raises(PublishError, match=r"worker 0 failed .*a function, which has"):
+        sender.send(timeout=20.0)
 
 
 def test_a_collector_without_a_policy_of_its_own_sends_nothing(
-    caplog: pytest.LogCaptureFixture,
+    schemes: Schemes, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Collector:
         policy, policy_device, num_workers = None, None, 1
 
     context = Collector()
     for sync in (True, False):
-        sender = MultiProcessWeightSyncScheme(sync=sync)
-        sender.init_on_sender("policy", context)
+        own = MultiProcessWeightSyncScheme(sync=sync)
+        sender = schemes.sender(own, context=context, num_workers=None)
         sender.connect()
-        try:
-            sender.send()
-            assert "nothing was sent: there are no weights of 'policy'" in caplog.text
-            assert sender.receipt is None
-        finally:
-            sender.shutdown()
+        sender.send()
+        assert "nothing was sent: there are no weights of 'policy'" in caplog.text
+        assert sender.receipt is None
 
 
 def test_receivers_that_count_from_one() -> None:
@@ -508,23 +506,17 @@ def test_receivers_that_count_from_one() -> None:
         assert sender.receipt.in_state("applied") == ["0"]
 
 
-def test_any_number_of_workers_may_join() -> None:
-    sender, net = ZMQWeightSyncScheme(), fill(Net(), 1.0)
-    sender.init_on_sender(model_id="policy", model=net)
+def test_any_number_of_workers_may_join(schemes: Schemes) -> None:
+    net, target = fill(Net(), 1.0), Net()
+    sender = schemes.sender(ZMQWeightSyncScheme(), model=net, num_workers=None)
     sender.connect()
-    try:
-        with pytest.raises(RuntimeError, match=r"No transports available\."):
-            sender.send()
-        receiver, target = pickle.loads(pickle.dumps(sender)), Net()  # noqa: S301
-        receiver.init_on_receiver(model_id="policy", model=target, worker_idx=7)
-        receiver.connect()
-        assert receiver.receive(20.0) is not None, "the first weights wait for whoever joins"
-        sender.send(fill(net, 2.0))
-        assert sender.versions() == {7: 2}
-        assert list(sender.sender_transports) == [7]
-        receiver.shutdown()
-    finally:
-        sender.shutdown()
+    with pytest.raises(RuntimeError, match=r"No transports available\."):
+        sender.send()
+    receiver = schemes.receiver(sender, target, 7)
+    assert receiver.receive(20.0) is not None, "the first weights wait for whoever joins"
+    sender.send(fill(net, 2.0))
+    assert sender.versions() == {7: 2}
+    assert list(sender.sender_transports) == [7]
 
 
 class Holder:
@@ -551,30 +543,24 @@ class Holder:
 @pytest.mark.parametrize(
     ("model_id", "told"), [("policy", [("policy", {2.0})]), ("env.transform[0]", [])]
 )
-def test_models_are_found_in_contexts_which_are_told(model_id: str, told: list[Any]) -> None:
+def test_models_are_found_in_contexts_which_are_told(
+    schemes: Schemes, model_id: str, told: list[Any]
+) -> None:
     ours, theirs = Holder(policy=fill(Net(), 2.0)), Holder(policy=Net())
     fill(ours.env.transform[0], 2.0)
-    sender = ZMQWeightSyncScheme(num_workers=1)
-    sender.init_on_sender(model_id=model_id, context=ours)
+    sender = schemes.sender(model_id=model_id, context=ours)
     sender.connect(weights={})
-    receiver = pickle.loads(pickle.dumps(sender))  # noqa: S301
-    receiver.init_on_receiver(model_id=model_id, context=theirs, worker_idx=0)
-    receiver.connect()
-    try:
-        with pytest.raises(PublishError):  # nothing is no state of this model
-            sender.send({}, timeout=20.0)
-        sender.send()
-        target = theirs.policy if model_id == "policy" else theirs.env.transform[0]
-        assert values(target) == {2.0}
-        assert theirs.updates == told
-        assert theirs.versions == (not told)
-        assert sender.receipt is not None
-        assert sender.receipt.model == model_id
-        sender.send("policy", timeout=20.0)  # by the path of another model
-        assert values(target) == {2.0}
-    finally:
-        receiver.shutdown()
-        sender.shutdown()
+    schemes.receiver(sender, model_id=model_id, context=theirs)
+    with pytest.raises(PublishError):  # nothing is no state of this model
+        sender.send({}, timeout=20.0)
+    sender.send()
+    target = theirs.policy if model_id == "policy" else theirs.env.transform[0]
+    assert values(target) == {2.0}
+    assert theirs.updates == told
+    assert theirs.versions == (not told)
+    assert sender.receipt.model == model_id
+    sender.send("policy", timeout=20.0)  # by the path of another model
+    assert values(target) == {2.0}
 
 
 @pytest.mark.parametrize("later", [False, True], ids=["at-once", "later"])
@@ -609,104 +595,76 @@ def test_a_context_that_fails_fails_the_update_and_the_next_one_mends_it(later: 
         assert context.updates[-1] == ("policy", {3.0})
 
 
-class Nested(Holder):
-    """A collector that leaves its policy to workers of its own, which it passes weights on to."""
-
-    def __init__(self, factories: list[type[Net] | None]) -> None:
-        super().__init__(policy=Net())
-        self.policy: Any = None
-        self.policy_factory = factories
-
-
 @pytest.mark.parametrize("factories", [[Net, Net], [None, Net]], ids=["each", "one"])
 def test_a_collector_without_a_policy_of_its_own_passes_weights_on(
-    factories: list[type[Net] | None],
+    schemes: Schemes, factories: list[type[Net] | None]
 ) -> None:
-    context = Nested(factories)
-    sender, net = ZMQWeightSyncScheme(liveness=QUICK), fill(Net(), 1.0)
-    sender.init_on_sender(model_id="policy", model=net, num_workers=1)
-    receiver = pickle.loads(pickle.dumps(sender))  # noqa: S301
-    receiver.init_on_receiver(model_id="policy", context=context, worker_idx=0)
-    try:
-        receiver.connect()
-        sender.connect()
-        sender.send(fill(net, 2.0))
-        assert context.updates[-1] == ("policy", {2.0})
-        assert context.policy is None
-        with pytest.raises(PublishError, match=r"(?s)worker 0 failed.*first\.weight"):
-            sender.send(Net(5))
-        assert context.updates[-1] == ("policy", {2.0}), "what does not fit is not passed on"
-    finally:
-        receiver.shutdown()
-        sender.shutdown()
+    """It leaves its policy to workers of its own."""
+    context: Any = Holder(policy=Net())
+    context.policy, context.policy_factory = None, factories
+    sender = schemes.sender(model=fill(Net(), 1.0))
+    schemes.receiver(sender, context=context)
+    sender.connect()
+    sender.send(fill(Net(), 2.0))
+    assert context.updates[-1] == ("policy", {2.0})
+    assert context.policy is None
+    with pytest.raises(PublishError, match=r"(?s)worker 0 failed.*first\.weight"):
+        sender.send(Net(5))
+    assert context.updates[-1] == ("policy", {2.0}), "what does not fit is not passed on"
 
 
-def test_a_model_on_the_meta_device_is_not_waited_for_for_ever() -> None:
-    sender = ZMQWeightSyncScheme(timeout=0.3)
-    sender.init_on_sender(model_id="policy", num_workers=1)
-    sender.connect()  # without weights
-    receiver = pickle.loads(pickle.dumps(sender))  # noqa: S301
+def hollow() -> Net:
     with torch.device("meta"):
-        net = Net()
-    receiver.init_on_receiver(model_id="policy", model=net, worker_idx=0)
+        return Net()
+
+
+def test_a_model_on_the_meta_device_is_not_waited_for_for_ever(schemes: Schemes) -> None:
+    sender = schemes.sender(ZMQWeightSyncScheme(timeout=0.3))
+    sender.connect()  # without weights
+    receiver = schemes.receiver(sender, hollow(), connects=False)
     with pytest.raises(TimeoutError, match="meta device, and no weights came within"):
         receiver.connect()
     assert not receiver.synchronized_on_receiver
-    receiver.shutdown()
-    sender.shutdown()
 
 
 @pytest.mark.parametrize("background", [True, False])
 def test_a_model_on_the_meta_device_that_cannot_be_filled_says_why_at_once(
-    background: bool,
+    schemes: Schemes, background: bool
 ) -> None:
-    sender = ZMQWeightSyncScheme(strategy="state_dict", background=background)
-    sender.init_on_sender(model_id="policy", model=Net(), num_workers=1)
+    own = ZMQWeightSyncScheme(strategy="state_dict", background=background)
+    sender = schemes.sender(own, model=Net())
     sender.connect()
-    receiver = pickle.loads(pickle.dumps(sender))  # noqa: S301
-    with torch.device("meta"):
-        net = Net()
-    receiver.init_on_receiver(model_id="policy", model=net, worker_idx=0)
+    receiver = schemes.receiver(sender, hollow(), connects=False)
     started = time.monotonic()
     with pytest.raises(WeightBusError, match=r'(?s)passing: on the meta.*strategy="tensordict'):
         receiver.connect()
     assert time.monotonic() - started < receiver.timeout / 4
     assert not receiver.synchronized_on_receiver
-    receiver.shutdown()
-    sender.shutdown()
 
 
 @pytest.mark.parametrize("kind", SCHEMES)
-def test_workers_that_have_weights_of_their_own_begin_with_them(kind: type[Any]) -> None:
-    sender, strategy = kind(liveness=QUICK), WeightStrategy()
-    own = {i: strategy.extract_weights(fill(Net(), i + 1.0)) for i in range(2)}
-    sender.init_on_sender(params_map=own)
-    receivers = [pickle.loads(pickle.dumps(sender)) for _ in own]  # noqa: S301
-    with torch.device("meta"):
-        nets = [Net() for _ in own]
+def test_workers_that_have_weights_of_their_own_begin_with_them(
+    schemes: Schemes, kind: type[Any]
+) -> None:
+    own = {i: WeightStrategy().extract_weights(fill(Net(), i + 1.0)) for i in range(2)}
+    sender = schemes.sender(kind(liveness=QUICK), model_id=None, num_workers=None, params_map=own)
+    nets = [hollow() for _ in own]
     sender.connect()
-    try:
-        for i, receiver in enumerate(receivers):
-            receiver.init_on_receiver(model_id="policy", model=nets[i], worker_idx=i)
-            receiver.connect(timeout=20.0)
-        assert [values(net) for net in nets] == [{1.0}, {2.0}]
-        sender.send(fill(Net(), 3.0))
-        assert sender.versions() == {0: 3, 1: 3}
-        assert [values(net) for net in nets] == [{3.0}, {3.0}]
-        sender.send()
-        assert [values(net) for net in nets] == [{1.0}, {2.0}]
-    finally:
-        for scheme in (*receivers, sender):
-            scheme.shutdown()
+    for i, net in enumerate(nets):
+        schemes.receiver(sender, net, i)
+    assert [values(net) for net in nets] == [{1.0}, {2.0}]
+    sender.send(fill(Net(), 3.0))
+    assert sender.versions() == {0: 3, 1: 3}
+    assert [values(net) for net in nets] == [{3.0}, {3.0}]
+    sender.send()
+    assert [values(net) for net in nets] == [{1.0}, {2.0}]
 
 
 def test_connecting_ends_once_values_are_in_a_meta_device_model_not_once_it_has_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with one_process(1) as (_, _, [first], _):
-        receiver = pickle.loads(pickle.dumps(first))  # noqa: S301
-        with torch.device("meta"):
-            net = Net()
+        receiver, net = pickle.loads(pickle.dumps(first)), hollow()  # noqa: S301
         receiver.init_on_receiver(model_id="policy", model=net, worker_idx=9)
         looked, copied = threading.Event(), list[set[float]]()
         unfilled, copy_into = Destination.unfilled, Reader.copy_into
@@ -730,30 +688,22 @@ def test_connecting_ends_once_values_are_in_a_meta_device_model_not_once_it_has_
         receiver.shutdown()
 
 
-def test_a_send_comes_after_first_weights_that_nobody_has_taken_yet() -> None:
-    sender = ZMQWeightSyncScheme(liveness=QUICK)
+def test_a_send_comes_after_first_weights_that_nobody_has_taken_yet(schemes: Schemes) -> None:
     own = {i: fill(Net(), i + 1.0) for i in range(2)}
-    sender.init_on_sender(params_map=own)
+    sender = schemes.sender(model_id=None, num_workers=None, params_map=own)
     sender.connect()
     fill(own[1], 9.0)  # what workers begin with is what it was
-    receivers = [pickle.loads(pickle.dumps(sender)) for _ in range(2)]  # noqa: S301
     nets = [Net(), Net()]
     newer = threading.Thread(target=lambda: sender.send(fill(Net(), 5.0), worker_ids=0))
-    try:
-        for i, receiver in ((1, receivers[1]), (0, receivers[0])):
-            receiver.init_on_receiver(model_id="policy", model=nets[i], worker_idx=i)
-            receiver.connect()
-            assert receiver.receive(20.0) is not None
-            if i == 1:
-                assert values(nets[1]) == {2.0}
-                newer.start()  # it waits for worker 0
-        newer.join(20.0)
-        sender.send(fill(own[1], 7.0), worker_ids=1)
-        assert [values(net) for net in nets] == [{5.0}, {7.0}]
-        assert sender.versions()[0] < sender.versions()[1] <= 4
-    finally:
-        for scheme in (*receivers, sender):
-            scheme.shutdown()
+    for i in (1, 0):
+        assert schemes.receiver(sender, nets[i], i).receive(20.0) is not None
+        if i == 1:
+            assert values(nets[1]) == {2.0}
+            newer.start()  # it waits for worker 0
+    newer.join(20.0)
+    sender.send(fill(own[1], 7.0), worker_ids=1)
+    assert [values(net) for net in nets] == [{5.0}, {7.0}]
+    assert sender.versions()[0] < sender.versions()[1] <= 4
 
 
 def test_transports_of_both_vintages() -> None:
@@ -801,28 +751,25 @@ def test_who_joins_during_the_look_has_not_left() -> None:
 
 
 @pytest.mark.parametrize("keyed", [False, True])
-def test_a_transport_made_of_a_pipe_reaches_one_worker(*, keyed: bool) -> None:
+def test_a_transport_made_of_a_pipe_reaches_one_worker(schemes: Schemes, *, keyed: bool) -> None:
     scheme = MultiProcessWeightSyncScheme(liveness=QUICK, keyed=keyed)  # the other learns its keys
+    receiver, target = MultiProcessWeightSyncScheme(liveness=QUICK), Net()
+    schemes.made += [scheme, receiver]
     ours, theirs = multiprocessing.Pipe()
     sender = scheme.create_sender()
     sender.register_worker(3, ours)
-    receiver, target = MultiProcessWeightSyncScheme(liveness=QUICK), Net()
     receiver.init_on_worker("policy", model=target, pipe=theirs)
     got: list[bool] = []
     thread = threading.Thread(target=lambda: got.append(receiver.get_receiver().receive(20.0)))
     thread.start()
-    try:
-        sender.send(fill(Net(), 2.0), worker_ids=3)
-        thread.join(20.0)
-        assert got == [True]
-        assert values(target) == {2.0}
-        assert sender.receipt is not None
-        assert sender.receipt.in_state("applied") == ["3"]
-        with pytest.raises(ValueError, match="Worker 0 not registered"):
-            sender.send(Net(), worker_ids=0)
-    finally:
-        receiver.shutdown()
-        scheme.shutdown()
+    sender.send(fill(Net(), 2.0), worker_ids=3)
+    thread.join(20.0)
+    assert got == [True]
+    assert values(target) == {2.0}
+    assert sender.receipt is not None
+    assert sender.receipt.in_state("applied") == ["3"]
+    with pytest.raises(ValueError, match="Worker 0 not registered"):
+        sender.send(Net(), worker_ids=0)
 
 
 @pytest.mark.parametrize("settings", [{"keyed": True}, {"address": "tcp://*:0"}])
@@ -896,17 +843,14 @@ def test_not_waiting_is_a_setting_of_the_schemes_of_one_host() -> None:
         assert values(nets[0]) == values(nets[1]) == {3.0}
 
 
-def test_registered_weights_are_sent_when_a_send_does_not_say() -> None:
-    weights = {"a": torch.ones(2)}
+def test_registered_weights_are_sent_when_a_send_does_not_say(schemes: Schemes) -> None:
+    weights, target = {"a": torch.ones(2)}, {"a": torch.zeros(2)}
     scheme = SharedMemWeightSyncScheme({"policy": weights}, auto_register=False)
     assert scheme.policy_weights == {"policy": weights}
     with pytest.raises(RuntimeError, match=r"Re-registering weights is not supported\."):
         scheme.register_shared_weights("policy", weights)
-    target = {"a": torch.zeros(2)}
-    scheme.init_on_sender("policy", num_workers=1)
-    receiver = pickle.loads(pickle.dumps(scheme))  # noqa: S301
-    receiver.init_on_receiver(model_id="policy", model=target, worker_idx=0)
-    receiver.connect()
+    schemes.sender(scheme)
+    receiver = schemes.receiver(scheme, target)
     scheme.connect()
     scheme.send()
     assert target["a"].tolist() == [1.0, 1.0]
@@ -914,7 +858,6 @@ def test_registered_weights_are_sent_when_a_send_does_not_say() -> None:
     scheme.init_on_sender("other", num_workers=1)
     with pytest.raises(KeyError, match="'other' is not registered"):
         scheme.connect()
-    scheme.shutdown()
 
 
 def test_whatever_is_dropped_is_closed(tmp_path: Path) -> None:
