@@ -1,6 +1,5 @@
 """Sealed over real sockets: everybody gets it, what is on the wire tells nothing, damage mends."""
 
-import socket
 import threading
 from contextlib import closing
 from dataclasses import replace
@@ -15,6 +14,7 @@ from weightbus import Publisher, Settings, Subscriber
 from weightbus.bus.memory.snapshots import SealedMemory
 from weightbus.bus.trust.keys import WorkerKeys
 from weightbus.tests.compose.waiting import wait_for
+from weightbus.tests.net.tunnel import Tunnel
 from weightbus.tests.trust.sealed_bus import keys_in
 
 SECONDS = 20.0
@@ -34,53 +34,7 @@ def check(here: Weights, value: float) -> None:
         np.testing.assert_array_equal(here[name], expected)
 
 
-class Tap:
-    """A relay in front of a data address, that keeps what passes, and may change it."""
-
-    def __init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
-        self.target: tuple[str, int] = ("", 0)
-        self.seen, self.spoil = bytearray(), 0
-        self._sockets: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-                far = socket.create_connection(self.target)
-            except OSError:
-                return
-            self._sockets += [near, far]
-            for pair in ((near, far), (far, near)):
-                threading.Thread(target=self._pump, args=pair, daemon=True).start()
-
-    def _pump(self, from_: socket.socket, to: socket.socket) -> None:
-        try:
-            while piece := bytearray(from_.recv(2**16)):
-                self.seen += piece
-                if self.spoil and len(piece) > 2**15:  # in the midst of a chunk
-                    self.spoil -= 1
-                    piece[len(piece) // 2] ^= 16
-                to.sendall(piece)
-        except OSError:
-            pass
-
-    def close(self) -> None:
-        """Hang up on everybody."""
-        for each in (self._listener, *self._sockets):
-            each.close()
-
-
-def behind(tap: Tap, address: str) -> str:
-    """Have a tap lead to an address; return its own."""
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
-    tap.target = host, int(port)
-    return tap.address
-
-
-def run(publisher: Publisher, address: str, tap: Tap, keys: WorkerKeys | None) -> None:
+def run(publisher: Publisher, address: str, tap: Tunnel, keys: WorkerKeys | None) -> None:
     """Push versions, small ones that go with their announcements, and have one fetched."""
     here, small = weights(0.0), weights(0.0, SMALL)
     targets = {"policy": here, "small": small}
@@ -91,9 +45,9 @@ def run(publisher: Publisher, address: str, tap: Tap, keys: WorkerKeys | None) -
         publisher.wait_for_workers(1, SECONDS)
 
         def pushed() -> bool:  # and not fetched, as long as it has not subscribed
-            before = len(tap.seen)
+            before = len(tap.told)
             publisher.publish("small", weights(1.0, SMALL), timeout=SECONDS)
-            return len(tap.seen) - before > 4 * SMALL
+            return len(tap.told) - before > 4 * SMALL
 
         wait_for(pushed, "a version on the data channel", SECONDS)
         for value in (1.0, 2.0):  # its layout was not there before
@@ -107,34 +61,36 @@ def run(publisher: Publisher, address: str, tap: Tap, keys: WorkerKeys | None) -
 
 @pytest.mark.parametrize("sealed", [False, True])
 def test_neither_channel_tells_names_weights_or_layouts(sealed: bool, tmp_path: Path) -> None:
-    with closing(Tap()) as control, closing(Tap()) as data:
+    with closing(Tunnel()) as control, closing(Tunnel()) as data:
         folder, own = keys_in(tmp_path) if sealed else (None, None)
         with Publisher(
             settings=Settings(shared_memory=False, advertise=data.address, chunk_bytes=2**16),
             keys=folder,
         ) as publisher:
-            behind(data, publisher.data_address)
-            run(publisher, behind(control, publisher.address), data, own)
+            data.lead_to(publisher.data_address)
+            control.lead_to(publisher.address)
+            run(publisher, control.address, data, own)
     ramp, bias = weights(1.0).values()
     words = [b"secret", b"layer", b"data_offsets", b'"F32"', b"digest", b"layout_bytes", b"whole"]
     values = [ramp[100:108].tobytes(), ramp[-20:].tobytes(), bias.tobytes(), ramp[:8].tobytes()]
     for tap in (control, data):
-        found = [text for text in (*words, *values) if text in tap.seen]
+        seen = tap.heard + tap.told
+        found = [text for text in (*words, *values) if text in seen]
         assert not found if sealed else len(found) > 7
-        assert len(tap.seen) > 4 * 70_000, "nothing was captured"
-    assert b"policy/ctl" in data.seen, "models are named, by topics"
+        assert len(seen) > 4 * 70_000, "nothing was captured"
+    assert b"policy/ctl" in data.told + data.heard, "models are named, by topics"
 
 
 @pytest.mark.parametrize("count", [SMALL, 70_000])
 def test_what_is_damaged_on_the_way_is_fetched(count: int, tmp_path: Path) -> None:
     folder, own = keys_in(tmp_path)
     with (
-        closing(Tap()) as tap,
+        closing(Tunnel()) as tap,
         Publisher(
             settings=Settings(shared_memory=False, advertise=tap.address), keys=folder
         ) as publisher,
     ):
-        behind(tap, publisher.data_address)
+        tap.lead_to(publisher.data_address)
         here = weights(0.0, count)
         with Subscriber(
             publisher.address, {"m": here}, settings=Settings(shared_memory=False), keys=own
@@ -150,34 +106,6 @@ def test_what_is_damaged_on_the_way_is_fetched(count: int, tmp_path: Path) -> No
                 return tap.spoil == 0
 
             wait_for(damaged, "damage", SECONDS)
-
-
-def test_who_comes_late_and_who_stays_gets_what_is_under_another_key(tmp_path: Path) -> None:
-    folder, own = keys_in(tmp_path)
-    with Publisher(
-        settings=Settings(shared_memory=False, chunk_bytes=2**16, rekey=0.1), keys=folder
-    ) as publisher:
-        address, here, later = publisher.address, weights(0.0), weights(0.0)
-        with Subscriber(
-            address, {"m": here}, name="w", settings=Settings(shared_memory=False), keys=own
-        ) as worker:
-            worker.start()
-            publisher.wait_for_workers(1, SECONDS)
-            sealed_with = set[str]()
-
-            def changed() -> bool:
-                value = float(len(sealed_with))
-                publisher.publish("m", weights(value), timeout=SECONDS)
-                check(here, value)
-                sealed_with.update(publisher._loop._sealer.keys)  # type: ignore[union-attr]  # noqa: SLF001
-                return len(sealed_with) > 3
-
-            wait_for(changed, "other group keys", SECONDS)
-            with Subscriber(
-                address, {"m": later}, settings=Settings(shared_memory=False), keys=own
-            ) as other:
-                assert other.receive(SECONDS)
-                check(later, here["secret.layer.bias"][0])
 
 
 def test_want_of_memory_for_sealed_bytes_ends_no_publisher(

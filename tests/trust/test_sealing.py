@@ -84,6 +84,19 @@ def sealer() -> Sealer:
     return Sealer(lambda: next(drawn), lambda _model, nbytes: np.zeros(nbytes, np.uint8))
 
 
+def numbered(chunk_bytes: int = 64) -> Version:
+    """Return version 1, of epoch 7 and 40 bytes."""
+    return version_of(1, np.arange(40, dtype=np.uint8), chunk_bytes, 7)
+
+
+def described(by: Sealer, version: Version) -> tuple[Announce, bytes]:
+    """Return how a version is announced to one worker, with its layout."""
+    announce, layout = by.addressed(announcement(version, None), version.layout.header)
+    assert isinstance(announce, Announce)
+    assert layout is not None
+    return announce, bytes(layout)
+
+
 @named("keys")
 def test_keys_come_from_the_group_key(case: Case) -> None:
     key = GroupKey(bytes.fromhex(case["group"]))
@@ -185,7 +198,7 @@ def test_names_and_associated_data_are_the_same_only_for_the_same(
 def test_pushed_and_fetched_and_whole_are_the_same_bytes_sealed_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    version, by = version_of(1, np.arange(40, dtype=np.uint8), 64, 7), sealer()
+    version, by = numbered(), sealer()
     nonces: list[bytes] = []
 
     def counting(key: bytes, nonce: bytes, *rest: Any) -> tuple[bytes, int]:
@@ -212,7 +225,7 @@ def test_pushed_and_fetched_and_whole_are_the_same_bytes_sealed_once(
 
 
 def test_memory_is_let_go_with_the_version() -> None:
-    version, by = version_of(1, np.arange(40, dtype=np.uint8), 16, 7), sealer()
+    version, by = numbered(16), sealer()
     by.chunk(version, 1)
     assert version.sealed is not None
     assert worded(Release(version), by) == Release(version)
@@ -225,7 +238,7 @@ def test_what_there_is_no_memory_to_seal_does_not_go_out_and_ends_nothing() -> N
 
     by, version = (
         Sealer(lambda: bytes(32), none),
-        version_of(1, np.arange(40, dtype=np.uint8), 64, 7),
+        numbered(),
     )
     announce = announcement(version, None)
     for effect in (SendChunk(version, 0, b"w"), BroadcastChunk(version, 0)):
@@ -250,7 +263,7 @@ def test_bytes_that_changed_are_never_sealed_again() -> None:
 
 
 def test_the_same_bytes_under_another_epoch_or_group_key_are_sealed_anew() -> None:
-    version, by = version_of(1, np.arange(40, dtype=np.uint8), 64, 7), sealer()
+    version, by = numbered(), sealer()
     first = bytes(by.chunk(version, 0)[1])
     version.epoch = 8
     second = bytes(by.chunk(version, 0)[1])
@@ -260,7 +273,7 @@ def test_the_same_bytes_under_another_epoch_or_group_key_are_sealed_anew() -> No
 
 
 def test_chunks_that_wait_under_an_older_group_key_do_not_go_out() -> None:
-    version, by = version_of(1, np.arange(40, dtype=np.uint8), 64, 7), sealer()
+    version, by = numbered(), sealer()
     other = version_of(2, np.arange(40, dtype=np.uint8), 64, 7)
     waiting = [QueuedMessage([b"a/dat", b"{}", by.chunk(each, 0)[1]]) for each in (version, other)]
     words = QueuedMessage([b"a/ctl", b"{}"])
@@ -378,7 +391,7 @@ def test_a_pushed_chunk_of_what_does_not_arrive_is_neither_news_nor_a_sign_of_li
 
 
 def test_a_chunk_of_the_wrong_kind_is_not_even_news() -> None:
-    by, version = sealer(), version_of(1, np.arange(40, dtype=np.uint8), 64, 7)
+    by, version = sealer(), numbered()
     plain, sealed = chunk_of(version, 0), by.chunk(version, 0)
     for keyring, (wrong, data) in ((Keyring(), plain), (None, sealed)):
         worker = keyed_worker(by, keyring)
@@ -391,10 +404,8 @@ def test_a_chunk_of_the_wrong_kind_is_not_even_news() -> None:
 def test_an_older_group_key_ends_outside_a_session_too_and_what_came_of_it() -> None:
     by, keyring = sealer(), Keyring()
     worker = keyed_worker(by, keyring)
-    version = version_of(1, np.arange(40, dtype=np.uint8), 64, 7)
-    announce, layout = by.addressed(announcement(version, None), version.layout.header)
-    assert isinstance(announce, Announce)
-    assert layout is not None
+    version = numbered()
+    announce, layout = described(by, version)
     assert keyring.payload(announce, layout) is not None
     old = beacon(by)
     secret = GroupKey(bytes.fromhex(by.keys[0])).of_version(subject_of_announced(announce))
@@ -417,10 +428,8 @@ def held_bytes(keyring: Keyring) -> list[object]:
 def test_an_announcement_whose_payload_is_not_sound_is_repaired_by_fetching() -> None:
     by, keyring = sealer(), Keyring()
     keyring.begin(by.keys)
-    version = version_of(1, np.arange(40, dtype=np.uint8), 64, 7)
-    announce, layout = by.addressed(announcement(version, None), version.layout.header)
-    assert isinstance(announce, Announce)
-    assert layout is not None
+    version = numbered()
+    announce, layout = described(by, version)
     assert keyring.payload(announce, layout) == version.layout.header
     assert keyring.payload(announce, bytes(len(layout))) is None
     for change in ({"version": 2}, {"tag": None}, {"key": "0" * 16}, {"nbytes": 41}):
@@ -448,9 +457,8 @@ def test_a_layout_that_cannot_be_opened_is_not_asked_for_again_and_again() -> No
     by, keyring, other = sealer(), Keyring(), sealer()
     other.rekey(0.0)
     worker = joined(other, keyring, version=1)
-    version = version_of(1, np.arange(40, dtype=np.uint8), 64, 7)
-    announce, layout = by.addressed(announcement(version, None), version.layout.header)
-    assert layout is not None
+    version = numbered()
+    announce, layout = described(by, version)
     said = [worker.receive([encode(announce), layout], 0.01 * n) for n in range(10)]
     assert not any(said)
     assert any(isinstance(e, Send) and isinstance(e.message, Hello) for e in worker.tick(0.3))
@@ -459,7 +467,7 @@ def test_a_layout_that_cannot_be_opened_is_not_asked_for_again_and_again() -> No
 def test_what_is_announced_in_the_clear_is_not_supported_with_a_layout_neither() -> None:
     by, keyring = sealer(), Keyring()
     worker = joined(by, keyring)
-    version = version_of(1, np.arange(40, dtype=np.uint8), 64, 7)
+    version = numbered()
     clear = announcement(version, None)
     for encryption in (None, "aes-512"):
         said = msgspec.structs.replace(clear, encryption=encryption)
@@ -471,7 +479,7 @@ def test_what_is_announced_in_the_clear_is_not_supported_with_a_layout_neither()
 def test_an_announcement_counts_once_whether_there_is_a_place_for_its_payload_or_not() -> None:
     by, keyring = sealer(), Keyring()
     worker = joined(by, keyring)
-    version = version_of(1, np.arange(40, dtype=np.uint8), 64, 7)
+    version = numbered()
     for fits in (True, False):
         said = worded(BroadcastWhole(version, announcement(version, None)), by)
         assert isinstance(said, Broadcast)
@@ -530,7 +538,7 @@ def test_what_is_received_in_place_is_opened_there_and_counts_if_its_tag_is_righ
 def test_a_sealed_version_takes_no_chunk_in_the_clear_and_the_other_way_round() -> None:
     by, keyring = sealer(), Keyring()
     keyring.begin(by.keys)
-    version = version_of(1, np.arange(40, dtype=np.uint8), 64, 7)
+    version = numbered()
     plain, data = chunk_of(version, 0)
     chunk, sealed = by.chunk(version, 0)
     for opens, right, wrong in (
