@@ -33,7 +33,7 @@ from weightbus.tests.trust.sealed_bus import keys_in
 from weightbus.torchrl import WeightSyncScheme, ZMQWeightSyncScheme
 
 T = TypeVar("T")
-DEADLINE = 0.4
+DEADLINE = 0.2
 SECONDS = 60.0  # far more than it takes until things are as a test wants them
 SCRIPT = Path(__file__).with_name("bus_process.py")
 PEERS = ("absent", "stopped", "black hole")
