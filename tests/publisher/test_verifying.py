@@ -188,7 +188,7 @@ def test_a_worker_is_asked_and_held_against_the_version() -> None:
     version, _ = bench.publish()
     bench.run(version, "w")
     (check,) = sent(bench.ask(), Check, "w")
-    assert (check.model, check.epoch, check.version, check.first) == ("a", 7, 1, 0)  # type: ignore[attr-defined]
+    assert (check.model, check.epoch, check.version, check.first) == ("a", 7, 1, 0)
     same = verdict(bench.answer(version, sum_of(version)))
     assert (same.count, same.names, same.differing, same.code) == (1, 1, 0, None)
     bench.ask()
