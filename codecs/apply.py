@@ -175,11 +175,12 @@ class _Pairs:
 
     Attributes:
         written: Tensors of the target, and what is published for each.
+        tied: Those that are one here, and two as published.
     """
 
     def __init__(self, layout: Layout, leaves: Mapping[str, Leaf]) -> None:
         self.written: list[tuple[Leaf, TensorSpec]] = []
-        self._tied: list[tuple[str, TensorSpec, str, TensorSpec]] = []  # one here, two as published
+        self.tied: list[tuple[str, TensorSpec, str, TensorSpec]] = []
         taken: dict[Place, tuple[str, TensorSpec]] = {}
         for name, leaf in leaves.items():
             if name not in layout.signatures or (place := place_of(name, leaf)) is None:
@@ -189,14 +190,14 @@ class _Pairs:
             if first == name:
                 self.written.append((leaf, spec))
             elif other is not spec:
-                self._tied.append((first, other, name, spec))
+                self.tied.append((first, other, name, spec))
 
     def check(self, equal: Callable[[TensorSpec, TensorSpec], bool]) -> None:
         """Raise StateError if what is one tensor in the target is two of different values.
 
         That depends on the values, so it is looked at in every version: `equal` does.
         """
-        for first, a, name, b in self._tied:
+        for first, a, name, b in self.tied:
             if not equal(a, b):
                 raise StateError(
                     f"{first!r} and {name!r} are one tensor in the target, but were published with "
@@ -315,8 +316,10 @@ class Reader:
         outline = outline_at_once(target)
         known = self._known_as(target, outline, (strict, cast))
         if known is not None:
-            known.pairs.check(self._equal)
-            known.copies.ready(known.destinations, known.sources)
+            if known.pairs.tied:
+                known.pairs.check(self._equal)
+            if known.copies.devices is not None:
+                known.copies.ready(known.destinations, known.sources)
             self.begun = True
             if only is not None:
                 only.write()

@@ -119,7 +119,8 @@ class Copies:
         Raises:
             MemoryError: A device has no memory for it; nothing was copied.
         """
-        self.ready(destinations, sources)
+        if self.devices is not None:
+            self.devices.ready(destinations, sources)
         self._copy_plain()
         if self._changed:
             of_torch().changed(_some(destinations, self._changed))

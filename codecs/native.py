@@ -12,6 +12,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING
 
@@ -88,8 +89,8 @@ def copies(to: Addresses, from_: Addresses, sizes: Addresses) -> Callable[[], No
     if BUILT:
         to, from_, sizes = joined(to, from_, sizes)
         if int(sizes.sum()) >= STREAM_BYTES:
-            return lambda: _native.copies(to, from_, sizes, True)
-        return lambda: _native.copies(to, from_, sizes)
+            return partial(_native.copies, to, from_, sizes, True)
+        return partial(_native.copies, to, from_, sizes)
     targets, sources = ([*map(_view, map(int, a), map(int, sizes))] for a in (to, from_))
     everything = slice(None)
 

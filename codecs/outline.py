@@ -7,10 +7,10 @@ found is kept, together with an outline: who is there, and where each tensor lie
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+import msgspec
 import numpy as np
 
 from . import numpy_tensors
@@ -19,11 +19,9 @@ if TYPE_CHECKING:
     import torch
 
 Leaf: TypeAlias = "torch.Tensor | numpy_tensors.Array"
-Marks: TypeAlias = Sequence[object]
 
 
-@dataclass(frozen=True, slots=True)
-class Outline:
+class Outline(msgspec.Struct, frozen=True, eq=False):
     """A model's tensors, and what would be otherwise if it had been changed.
 
     Attributes:
@@ -47,19 +45,14 @@ class Outline:
 
 def outline_of(key: Sequence[object], leaves: Sequence[Leaf]) -> Outline | None:
     """Return an outline; None if these tensors are of a kind that has to be looked at each time."""
-    marks = _marks(leaves)
-    return None if marks is None else Outline(key, marks, leaves)
-
-
-def _marks(leaves: Sequence[Leaf]) -> Marks | None:
     kinds = set(map(type, leaves))
+    marks: Sequence[object] | None = None
     if kinds <= {np.ndarray}:
-        return [*map(numpy_tensors.identity, cast("Sequence[numpy_tensors.Array]", leaves))]
-    if "torch" not in sys.modules:  # there can be no tensor then, and it must not be imported
-        return None
-    torch_tensors = of_torch()
-    marks: Marks | None = torch_tensors.marks(leaves) if kinds <= torch_tensors.PLAIN else None
-    return marks
+        marks = numpy_tensors.marks(cast("Sequence[numpy_tensors.Array]", leaves))
+    elif "torch" in sys.modules:  # else there can be no tensor, and it must not be imported
+        torch_tensors = of_torch()
+        marks = torch_tensors.marks(leaves) if kinds <= torch_tensors.PLAIN else None
+    return None if marks is None else Outline(key, marks, leaves)
 
 
 @cache

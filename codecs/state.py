@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -69,8 +70,7 @@ class Form:
         return self.signatures == layout.own_signatures and self.aliases == layout.aliases
 
 
-@dataclass
-class State:
+class State(msgspec.Struct, eq=False):
     """A form, and the tensors that have it, some of them perhaps under several names."""
 
     form: Form
@@ -157,14 +157,14 @@ def state_of(source: object, form: Form | None = None) -> State:
 
 def outline_at_once(source: object) -> Outline | None:
     """Return the outline of a source if that can be had without taking it apart."""
+    if type(source) is dict:
+        flat = cast("dict[str, Any]", source)
+        return outline_of(tuple(flat), list(flat.values()))
     if is_module(source):
         from . import torch_modules
 
         return torch_modules.outline(source)
-    if type(source) is not dict:
-        return None
-    flat = cast("dict[str, Any]", source)
-    return outline_of(tuple(flat), list(flat.values()))
+    return None
 
 
 def _places(
@@ -189,10 +189,6 @@ class Writer:
         data: The buffer. It is pinned once a state lies on a device.
         second: Whether to copy from a device by way of a second copy there, if all of the state
             lies on that one.
-
-    Attributes:
-        note: By what other processes of this host find that copy; empty if they do not.
-        late: Of what was written last there is only the second copy.
     """
 
     def __init__(self, layout: Layout, data: numpy_tensors.Memory, *, second: bool = False) -> None:
@@ -206,13 +202,13 @@ class Writer:
         self._views: list[Leaf] = []
         self._copies = Copies((), ())
         self._pieces: _Pieces | None = None
-        self.late, self._second = False, second
+        self._second = second
         self._mirror: Mirror | None = None
         self._pinned: Pinned | None = None
 
     @property
     def note(self) -> bytes:
-        """By what other processes find the second copy."""
+        """By what other processes of this host find the second copy; empty if they do not."""
         return b"" if self._mirror is None else self._mirror.note
 
     def ready(self, state: State) -> None:
@@ -239,7 +235,7 @@ class Writer:
             check: Called between steps, as by `write`.
             chunk_bytes: Wanted is the CRC-32C of each chunk of so many bytes; 0: none.
             late: If there is a `note`, and no CRC is wanted, make the second copy alone. The buffer
-                holds nothing of the state until `cross` has returned; `late` says so.
+                holds nothing of the state until `cross` has returned.
 
         Returns:
             The CRCs that are wanted. Of a state on devices, what arrives from there, where tensors
@@ -248,15 +244,16 @@ class Writer:
         Raises:
             StateError, MemoryError: As from `ready`.
         """
-        self._pair(state)
-        devices, self.late = self._copies.devices, False
+        if state.form is not self._form:
+            self._pair(state)
+        devices = self._copies.devices
         if devices is None:
             if chunk_bytes:
-                return self._hashed(state, chunk_bytes, check)
+                pieces = self._pieces or self._in_pieces(state)
+                return pieces.gather(state.values, chunk_bytes, check)
             self._copies.run(self._views, state.values, check)
             return np.empty(0, np.uint32)
         if late and self.note and not chunk_bytes:
-            self.late = True
             return devices.copy(state.values)
         return self._copies.begin(self._views, state.values, check) or np.empty(0, np.uint32)
 
@@ -285,14 +282,12 @@ class Writer:
             StateError, MemoryError: As from `ready`.
         """
         self._pair(state)
-        return self._hashed(state, chunk_bytes, check)
+        pieces = self._pieces or self._in_pieces(state)
+        return pieces.gather(state.values, chunk_bytes, check)
 
-    def _hashed(
-        self, state: State, chunk_bytes: int, check: Callable[[], None]
-    ) -> NDArray[np.uint32]:
-        if self._pieces is None:
-            self._pieces = _Pieces(self.section, self._views, state)
-        return self._pieces.gather(state.values, chunk_bytes, check)
+    def _in_pieces(self, state: State) -> "_Pieces":
+        self._pieces = _Pieces(self.section, self._views, state)
+        return self._pieces
 
     def _pair(self, state: State) -> None:
         """Find out what is copied where, unless nothing but values has changed."""
@@ -357,7 +352,8 @@ class _Pieces:
     def gather(
         self, values: Sequence[Leaf], chunk_bytes: int, check: Callable[[], None]
     ) -> NDArray[np.uint32]:
-        self._copies.run(self._of(self._views), self._of(values), check)
+        if self._others:
+            self._copies.run(self._of(self._views), self._of(values), check)
         return native.gather(self._section.data, self._from, self._sizes, chunk_bytes)
 
 

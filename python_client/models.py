@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -54,17 +54,17 @@ class Bases:
         model: Its name.
         count: How many versions are kept.
         check: Whether each patch is decoded, and compared, before it is offered.
+
+    Attributes:
+        kept: They, the newest last, and their bytes.
     """
 
     def __init__(self, model: str, count: int = BASES, *, check: bool = True) -> None:
         self._model, self._count, self._check = model, count, check
-        self._kept: deque[tuple[Version, Bytes]] = deque()  # the newest last
+        self.kept: deque[tuple[Version, Bytes]] = deque()
         # Seconds that a byte takes, as of late, of patches without classes and with them.
         self._encode, self._decode = [ENCODE_PACE] * 2, [ENCODE_PACE] * 2
         self._decisions = 0  # on whether a patch pays
-
-    def __len__(self) -> int:
-        return len(self._kept)
 
     def offer(
         self,
@@ -93,15 +93,15 @@ class Bases:
         if data is None:
             return
         try:
-            while to_all and self._kept and not _alike(self._kept[0][0], version):
+            while to_all and self.kept and not _alike(self.kept[0][0], version):
                 self._let_go()
             self._patch(version, data, encoding, takers, _part_of(deadline))
             version.keep = True
-            self._kept.append((version, data))
+            self.kept.append((version, data))
         finally:  # an interrupt comes at any time
-            if not any(base is version for base, _ in self._kept):
+            if not any(base is version for base, _ in self.kept):
                 version.snapshot.let_go()
-        while len(self._kept) > self._count:
+        while len(self.kept) > self._count:
             self._let_go()
 
     def _patch(
@@ -113,7 +113,7 @@ class Bases:
         deadline: Deadline,
     ) -> None:
         """Make the patches: first that on what most of those run who take them."""
-        some = ((base, old) for base, old in self._kept if _alike(base, version))
+        some = ((base, old) for base, old in self.kept if _alike(base, version))
         bases = {base.digest: old for base, old in some if base.digest}  # else it is on its way
         runs = Counter(taker.running for taker in takers if taker.running is not None)
         found = dict[tuple[int, int], tuple[Running, Bytes]]()
@@ -130,11 +130,11 @@ class Bases:
 
     def forget(self) -> None:
         """Keep nothing for patches to build on."""
-        while self._kept:
+        while self.kept:
             self._let_go()
 
     def _let_go(self) -> None:
-        version, _ = self._kept.popleft()
+        version, _ = self.kept.popleft()
         version.snapshot.let_go()
 
     def _made(
@@ -277,19 +277,14 @@ class PublishedModel:
         # What became what, last: a form, in a precision and under other names.
         self._converted: tuple[Form, Precision | None, Renaming | None, Form] | None = None
 
-    @contextlib.contextmanager
-    def locked(self, deadline: Deadline) -> Generator[None]:
-        """Wait until nobody else copies this model.
+    def wait_for_lock(self, deadline: Deadline) -> None:
+        """Take the lock once nobody else copies this model.
 
         Raises:
             DeadlineError: Somebody copies it for too long.
         """
         while not self.lock.acquire(timeout=deadline.left()):
             deadline.check()
-        try:
-            yield
-        finally:
-            self.lock.release()
 
     def offer(
         self,
@@ -303,9 +298,9 @@ class PublishedModel:
         """Have a version offered by patches too: see `Bases`. What ends this ends the version."""
         try:
             some = () if encoding == "raw" else takers()
-            before = len(self.bases)
+            before = len(self.bases.kept)
             self.bases.offer(version, encoding, some, deadline, to_all=to_all)
-            if before and not len(self.bases):
+            if before and not self.bases.kept:
                 self.pool.shrink()
         except BaseException:
             version.snapshot.release()
@@ -320,13 +315,17 @@ class PublishedModel:
         """Return the state of some weights and its layout, the ones before if nothing changed.
 
         Raises:
-            StateError: They cannot travel, or not in this precision or under these names.
+            StateError: They cannot travel, or not in this precision or under these names, or not in
+                chunks of this size.
         """
         state = state_of(weights, self._form)
         self._form = state.form
         if precision is not None or renaming is not None:
             state = State(self._form_in(precision, renaming, state, weights), state.leaves)
-        self._layout = state.layout(self._layout)
+        if self._layout is None or self._layout is not state.form.known:
+            layout = state.layout(self._layout)
+            _check_chunks(layout.nbytes, self._chunk_bytes)
+            self._layout = layout
         return state, self._layout
 
     def _form_in(
@@ -353,7 +352,6 @@ class PublishedModel:
         None: they do not, or there was memory before.
         """
         state, layout = self.describe(weights, precision_of(dtype), renaming_of(rename))
-        _check_chunks(layout.nbytes, self._chunk_bytes)
         shared = self.pool.reserve(state, layout)
         return None if shared is None else (shared, layout.nbytes)
 
@@ -390,16 +388,17 @@ class PublishedModel:
             WeightBusError: All memory stayed in use.
             DeadlineError: There was no time.
         """
-        saved = weights if isinstance(weights, Saved) else None
-        if saved and (precision is not None or renaming is not None):
-            raise ValueError(
-                "a rollback publishes the bytes that were: leave out dtype= and rename="
-            )
-        state, layout = (
-            (None, saved.layout) if saved else self.describe(weights, precision, renaming)
-        )
-        chunk_bytes = saved.stored.chunk_bytes if saved else self._chunk_bytes
-        _check_chunks(layout.nbytes, chunk_bytes)
+        if isinstance(weights, Saved):
+            if precision is not None or renaming is not None:
+                raise ValueError(
+                    "a rollback publishes the bytes that were: leave out dtype= and rename="
+                )
+            saved, state = weights, None
+            layout, chunk_bytes = saved.layout, saved.stored.chunk_bytes
+            _check_chunks(layout.nbytes, chunk_bytes)
+        else:
+            saved, chunk_bytes = None, self._chunk_bytes
+            state, layout = self.describe(weights, precision, renaming)
         # A disk may be slow, and its file damaged: the latest stays until another is there.
         over = replaces_latest and saved is None
         snapshot = self.pool.take(layout.nbytes, make_room, replaces_latest=over, deadline=deadline)
@@ -410,10 +409,9 @@ class PublishedModel:
                 version.restored(saved.stored.digest, frozenset(saved.stored.names))
                 version.metadata = saved.stored.metadata
             elif state is not None:
-                late = self.pool.late and not self._kept
-                found = snapshot.write(
-                    state, layout, deadline.check, chunk_bytes, hashed, late=late
-                )
+                nbytes = chunk_bytes if hashed() else 0
+                late = self.pool.second and not self._kept and self.pool.late
+                found = snapshot.write(state, layout, deadline.check, nbytes, late=late)
                 if not isinstance(found, np.ndarray):
                     return version, found
                 version.hashed_all(found)
@@ -456,7 +454,7 @@ def after(
     submit: Callable[[], None],
     future: "Future[Receipt]",
     deadline: Deadline,
-    held: contextlib.AbstractContextManager[object],
+    held: threading.Lock,
 ) -> None:
     """Go on with a publish once its weights are there, in a thread of its own.
 
@@ -470,23 +468,24 @@ def after(
         submit: Publishes it.
         future: Fails if that is not to be.
         deadline: When it must be there.
-        held: What the model is held by meanwhile.
+        held: The lock of the model, which is taken, and let go in the end.
     """
 
     def wait() -> None:
-        with held:
-            try:
-                arriving.wait(deadline.check)
-                for index in version.unhashed() if hashed() else ():
-                    hash_chunk(version, index)
-                    deadline.check()
-                submit()
-            except BaseException as error:
-                with contextlib.suppress(Exception):  # it is cancelled
-                    future.set_exception(error)
-                with contextlib.suppress(Exception):  # of a failed device, nothing arrives
-                    arriving.wait()
-                version.snapshot.release()
+        try:
+            arriving.wait(deadline.check)
+            for index in version.unhashed() if hashed() else ():
+                hash_chunk(version, index)
+                deadline.check()
+            submit()
+        except BaseException as error:
+            with contextlib.suppress(Exception):  # it is cancelled
+                future.set_exception(error)
+            with contextlib.suppress(Exception):  # of a failed device, nothing arrives
+                arriving.wait()
+            version.snapshot.release()
+        finally:
+            held.release()
 
     # Not waited for at the end of the process: a device that hangs would hang that, too.
     thread = threading.Thread(target=wait, name="weightbus-arrival", daemon=True)

@@ -1,8 +1,9 @@
 """The keywords of publish, and what a call that is given some asks for."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Literal, TypedDict
+
+import msgspec
 
 from ..bus.limits import WORKERS_MAX
 from ..bus.publisher.publication import CommitMode, Publication, Wait
@@ -17,6 +18,8 @@ from .settings import Encoding, Settings
 Require = Literal["all", "alive"] | int  # all workers, those that are not lost, or this many
 
 TIMEOUT = 60.0  # seconds that a publish gets unless it is told otherwise
+ALL = "all", "alive"  # what `require` may be in place of a number
+COMMITS: tuple[CommitMode, ...] = "auto", "together"
 
 
 class PublishOptions(TypedDict, total=False):
@@ -31,14 +34,15 @@ class PublishOptions(TypedDict, total=False):
     settings: Settings | None
 
 
-@dataclass(slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True, eq=False):
     """What a call of publish asks for, checked.
 
     Attributes:
         workers: Names; None: all.
         needed: How many of them must get there; None: all.
         alive: All but those that are lost.
+        replaces_latest: What it publishes is the latest version for all at once.
+        asks_for_digests: Workers say what they have hashed before all of it was sent to anybody.
         started, deadline: On the monotonic clock, in seconds.
         timeout, grace: Seconds.
         grace_of_gone: Seconds, for those that are known not to be there.
@@ -55,8 +59,11 @@ class Request:
     wait: Wait
     commit: CommitMode
     verify: bool
+    replaces_latest: bool
+    asks_for_digests: bool
     started: float
     timeout: float
+    deadline: float
     grace: float
     grace_of_gone: float
     expect: int
@@ -64,21 +71,6 @@ class Request:
     encoding: Encoding
     renaming: Renaming | None
     metadata: Mapping[str, str] | None
-
-    @property
-    def deadline(self) -> float:
-        """When it is over."""
-        return self.started + self.timeout
-
-    @property
-    def replaces_latest(self) -> bool:
-        """Whether what it publishes is the latest version for all at once."""
-        return self.workers is None and self.commit == "auto"
-
-    @property
-    def asks_for_digests(self) -> bool:
-        """Whether workers say what they have hashed before all of it was sent to anybody."""
-        return self.verify or self.commit == "together" or self.wait == "staged"
 
     def publication(self, id_: int, version: Version) -> Publication:
         """Return the call by which a version is published."""
@@ -123,21 +115,28 @@ def request(
     Raises:
         ValueError: A value makes no sense.
     """
-    names = _names(workers)
-    needed = _needed(require, names)
-    grace = settings.grace
+    names = None if workers is None else _names(workers)
+    needed = None if require in ALL else _needed(require, names)
+    if commit not in COMMITS:
+        checks.choice(commit, "commit", COMMITS)
+    timeout = checks.seconds(timeout, "timeout", positive=True)
+    to_all = names is None and needed is None
+    wait, grace = settings.wait, settings.grace
     return Request(
         workers=names,
         needed=needed,
         alive=require == "alive",
-        wait=settings.wait,
-        commit=checks.choice(commit, "commit", ("auto", "together")),
+        wait=wait,
+        commit=commit,
         verify=settings.verify,
+        replaces_latest=names is None and commit == "auto",
+        asks_for_digests=settings.verify or commit == "together" or wait == "staged",
         started=started,
-        timeout=checks.seconds(timeout, "timeout", positive=True),
+        timeout=timeout,
+        deadline=started + timeout,
         grace=lost_after if grace is None else grace,
         grace_of_gone=0.0 if grace is None else grace,
-        expect=_expected(expect, expected, names, needed),
+        expect=(expected if to_all else 0) if expect is None else _expected(expect, to_all=to_all),
         precision=None if settings.dtype is None else precision_of(settings.dtype),
         encoding=settings.encoding,
         renaming=None if settings.rename is None else renaming_of(settings.rename),
@@ -145,31 +144,23 @@ def request(
     )
 
 
-def _names(workers: Iterable[str] | None) -> tuple[str, ...] | None:
-    if workers is None:
-        return None
+def _names(workers: Iterable[str]) -> tuple[str, ...]:
     names = () if isinstance(workers, str) else workers  # else each letter would be a name
     if names is not workers or not isinstance(names, Iterable):  # pyright: ignore
         raise ValueError(f"workers={workers!r}: give a list of names, or None for all")
     return tuple(dict.fromkeys(check_name(name, "worker") for name in names))
 
 
-def _needed(require: object, names: tuple[str, ...] | None) -> int | None:
-    if require in ("all", "alive"):
-        return None
+def _needed(require: object, names: tuple[str, ...] | None) -> int:
     number = checks.whole(require, 'require (of workers, or "all", or "alive")', 0, WORKERS_MAX)
     if names is not None and number > len(names):
         raise ValueError(f"require={number}, but the publish is for {len(names)} workers only")
     return number
 
 
-def _expected(
-    asked: int | None, default: int, names: tuple[str, ...] | None, needed: int | None
-) -> int:
+def _expected(asked: int, *, to_all: bool) -> int:
     """Return how many workers all are at least."""
-    if asked is None:
-        return default if names is None and needed is None else 0
-    if names is not None or needed is not None:
+    if not to_all:
         raise ValueError(
             f"expect={asked} is for a publish to all workers: leave out workers= and require=, "
             "or leave out expect="

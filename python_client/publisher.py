@@ -27,6 +27,7 @@ from ..bus.net.publisher_loop import PublisherLoop
 from ..bus.publisher.machine import PublisherMachine
 from ..bus.publisher.publication import CommitMode
 from ..bus.publisher.status import WorkerStatus
+from ..bus.publisher.version import Version
 from ..bus.receipt import Receipt
 from ..bus.trust.grants import Grants
 from ..bus.trust.keys import PublisherKeys
@@ -47,7 +48,7 @@ from .models import PublishedModel, after, restore
 from .observing.access import Http
 from .observing.shown import Shown
 from .observing.traces import settle
-from .options import TIMEOUT, Require, request
+from .options import TIMEOUT, Request, Require, request
 from .settings import Settings, had_more_keywords, of_bytes, settings_of
 from .state_folder import StateFolder, StateFolderError, StoredVersion, age_from_now, new_epoch
 
@@ -181,7 +182,7 @@ class Publisher(AsyncClosable):
             StateError: The weights cannot travel.
         """
         self._check_usable()
-        few = self._of_publish(settings)
+        few = self._settings if settings is None else settings_of("publish", settings)
         kept = self._model(model)
         with kept.lock:
             reserved = kept.reserve(weights, few.dtype, few.rename)
@@ -239,7 +240,8 @@ class Publisher(AsyncClosable):
             ClosedError: The publisher is closed.
         """
         started = time.monotonic()
-        future = self.publish_async(
+        future = self._begin(
+            started,
             model,
             weights,
             workers=workers,
@@ -275,11 +277,38 @@ class Publisher(AsyncClosable):
         success. If the publish fails and you drop the future without asking for its result, the log
         warns.
         """
-        started = time.monotonic()
+        return self._begin(
+            time.monotonic(),
+            model,
+            weights,
+            workers=workers,
+            require=require,
+            expect=expect,
+            commit=commit,
+            timeout=timeout,
+            metadata=metadata,
+            settings=settings,
+        )
+
+    def _begin(
+        self,
+        started: float,
+        model: str,
+        weights: object,
+        *,
+        workers: Iterable[str] | None,
+        require: Require,
+        expect: int | None,
+        commit: CommitMode,
+        timeout: float,
+        metadata: Mapping[str, str] | None,
+        settings: Settings | None,
+    ) -> "Future[Receipt]":
+        """Copy the weights and have them published."""
         self._check_usable()
         asked = request(
             started,
-            self._of_publish(settings),
+            self._settings if settings is None else settings_of("publish", settings),
             workers=workers,
             require=require,
             expect=expect,
@@ -292,11 +321,15 @@ class Publisher(AsyncClosable):
         if asked.workers:
             self._check_known(asked.workers)
         kept = self._model(model)
-        sent = partial(self._machine.sends, model, asked.workers, shared=self._probe is not None)
         until = Deadline(asked.deadline, _LATE.format(model=model, timeout=asked.timeout))
         future = self._loop.promise()
-        with contextlib.ExitStack() as held:
-            held.enter_context(kept.locked(until))
+        if not kept.lock.acquire(blocking=False):
+            kept.wait_for_lock(until)
+        handed_on = False
+        try:
+            sent = partial(
+                self._machine.sends, model, asked.workers, shared=self._probe is not None
+            )
             hashed = (lambda: True) if asked.asks_for_digests else sent
             version, arriving = kept.snapshot(
                 weights,
@@ -309,18 +342,31 @@ class Publisher(AsyncClosable):
             )
             if asked.metadata is not None:
                 version.metadata = asked.metadata
-
-            def submit() -> None:
-                shared = version.shared is not None
-                takers = partial(self._machine.roster.takers, model, asked.workers, shared=shared)
-                kept.offer(version, asked.encoding, takers, until, to_all=not asked.workers)
-                self._loop.submit(asked.publication(next(self._ids), version), future)
-
             if arriving is None:
-                submit()
+                self._submit(asked, kept, version, until, future)
             else:
-                after(arriving, version, hashed, submit, future, until, held.pop_all())
+                submit = partial(self._submit, asked, kept, version, until, future)
+                handed_on = True
+                after(arriving, version, hashed, submit, future, until, kept.lock)
+        finally:
+            if not handed_on:
+                kept.lock.release()
         return self.shown.count(future, started)
+
+    def _submit(
+        self,
+        asked: Request,
+        kept: PublishedModel,
+        version: Version,
+        until: Deadline,
+        future: "Future[Receipt]",
+    ) -> None:
+        """Have a version published that was copied, with patches if those are wanted."""
+        if asked.encoding != "raw" or kept.bases.kept:
+            shared = version.shared is not None
+            takers = partial(self._machine.roster.takers, kept.name, asked.workers, shared=shared)
+            kept.offer(version, asked.encoding, takers, until, to_all=not asked.workers)
+        self._loop.submit(asked.publication(next(self._ids), version), future)
 
     @had_more_keywords("publish")
     async def publish_awaitable(
@@ -517,9 +563,10 @@ class Publisher(AsyncClosable):
         await in_thread(partial(self.close, timeout), "weightbus-close")
 
     def _model(self, name: str) -> PublishedModel:
+        known = self._models.get(name) if isinstance(name, str) else None  # pyright: ignore
+        if known is not None:
+            return known
         check_name(name, "model")
-        if name in self._models:
-            return self._models[name]
         few, share = self._settings, self._probe is not None
         made = PublishedModel(
             name,
@@ -531,10 +578,6 @@ class Publisher(AsyncClosable):
             kept=self._folder is not None,
         )
         return self._models.setdefault(name, made)
-
-    def _of_publish(self, settings: Settings | None) -> Settings:
-        """Return the settings of a publish that was given these."""
-        return self._settings if settings is None else settings_of("publish", settings)
 
     def _need_folder(self) -> StateFolder:
         self._check_usable()

@@ -23,6 +23,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -66,6 +67,8 @@ class MemoryBlock:
         check: Called between the steps of taking it; may raise.
 
     Attributes:
+        data: The memory.
+        shared: Where workers on this host find it.
         retired: Nothing is to be written there any more.
         asked: Somebody has wanted bytes of which there was only a second copy.
     """
@@ -82,6 +85,7 @@ class MemoryBlock:
         self._late = False  # there is only a second copy of what was written last
         self._crossing = threading.Lock()
         self._segment = _segment(nbytes, check) if share else None
+        self.shared = None if self._segment is None else self._segment.shared
         self.data = (
             memory_of(nbytes, touched=True, check=check)
             if self._segment is None
@@ -91,22 +95,23 @@ class MemoryBlock:
 
     def ready(self, state: State, layout: Layout) -> None:
         """Do once what can be done before such a state is written."""
-        self._writer_of(layout).ready(state)
+        self._new_writer(layout).ready(state)
 
-    def _writer_of(self, layout: Layout) -> Writer:
-        writer = self._writer
-        if writer is None or writer.section.layout is not layout:
-            self._writer = writer = Writer(layout, self.data, second=self._second)
-        return writer
+    def _new_writer(self, layout: Layout) -> Writer:
+        self._writer = Writer(layout, self.data, second=self._second)
+        return self._writer
 
     def write(
         self, state: State, layout: Layout, check: Check, chunk_bytes: int, *, late: bool
     ) -> "NDArray[np.uint32] | Arriving":
         """Copy a state into the memory; see `Snapshot.write`."""
-        writer = self._writer_of(layout)
-        found = writer.begin(state, check, chunk_bytes, late=late and self._segment is not None)
-        self._late = writer.late
+        writer = self._writer
+        if writer is None or writer.section.layout is not layout:
+            writer = self._new_writer(layout)
+        late = late and self._segment is not None
+        found = writer.begin(state, check, chunk_bytes, late=late)
         if self._second and self._segment is not None:
+            self._late = late and not chunk_bytes and bool(writer.note)
             self._segment.note(writer.note)
         return found
 
@@ -120,11 +125,6 @@ class MemoryBlock:
                 self._writer.cross(Deadline(time.monotonic() + CROSSING_SECONDS, _HANGS).check)
                 self._segment.arrived()
                 self._late = False
-
-    @property
-    def shared(self) -> Shared | None:
-        """Where workers on this host find the memory."""
-        return self._segment.shared if self._segment is not None else None
 
     def claim(self) -> bool:
         """Take it to be overwritten; False if a worker is copying from it this moment."""
@@ -171,7 +171,8 @@ class Snapshot:
         self._keepers = 0
         # A view of our own: sockets that send from it keep it alive, and only it.
         self._view: NDArray[np.uint8] | None = block.data.view()
-        self._in_hands = weakref.ref(self._view, lambda _: _notify(let_go))
+        self._in_hands = weakref.ref(self._view)
+        self._watched: weakref.ref[NDArray[np.uint8]] | None = None
         self._given: dict[int, memoryview] = {}  # what was given out, by where it begins
 
     # For whoever holds it: a thread that publishes, and from then on the machine's shell.
@@ -192,7 +193,6 @@ class Snapshot:
         layout: Layout,
         check: Check = lambda: None,
         chunk_bytes: int = 0,
-        hashed: Callable[[], bool] = lambda: False,
         *,
         late: bool = False,
     ) -> "NDArray[np.uint32] | Arriving":
@@ -202,11 +202,10 @@ class Snapshot:
         bytes come here once somebody asks for some.
 
         Returns:
-            The CRC-32C of each chunk, if `hashed` says that it is wanted; else none. Of a state on
-            devices, what must arrive before anything else is done with this.
+            The CRC-32C of each chunk of so many bytes, 0: none. Of a state on devices, what must
+            arrive before anything else is done with this.
         """
-        nbytes = chunk_bytes if hashed() else 0
-        return self._held()[0].write(state, layout, check, nbytes, late=late)
+        return self._held()[0].write(state, layout, check, chunk_bytes, late=late)
 
     def stamp(self, model: str, epoch: int, version: int) -> bool:
         """Let workers of this host read it by this name; False if one holds on to another."""
@@ -237,6 +236,9 @@ class Snapshot:
         with self._let_go:
             self._phase, self._block, self._view = "over", None, None
             self._given.clear()
+            if (held := self._in_hands()) is not None:  # by sockets, which let it go at any time
+                self._watched = weakref.ref(held, partial(_notify, self._let_go))
+            del held
             self._let_go.notify_all()
 
     # For the machine.
@@ -297,7 +299,7 @@ class Snapshot:
         return self._phase != "over" or self._keepers > 0 or self._in_hands() is not None
 
 
-def _notify(let_go: threading.Condition) -> None:
+def _notify(let_go: threading.Condition, _view: object) -> None:
     with let_go:
         let_go.notify_all()
 
@@ -320,6 +322,9 @@ class Pool:
         patience: Seconds to wait for memory where all of it is in use.
         share: Whether workers on this host may read it.
         second: Whether states of a device are copied by way of a second copy there.
+
+    Attributes:
+        second: The same.
     """
 
     def __init__(
@@ -331,7 +336,7 @@ class Pool:
         second: bool = False,
     ) -> None:
         self._model, self._patience = model, patience
-        self._share, self._second = share, second
+        self._share, self.second = share, second
         self._asked = False
         self._blocks: dict[MemoryBlock, Snapshot | None] = {}  # and what was written there last
         self._let_go = threading.Condition()  # its lock may be taken again by who has it
@@ -407,15 +412,13 @@ class Pool:
             block.retired = True
 
     def _block(self, nbytes: int, check: Check) -> MemoryBlock:
-        return MemoryBlock(nbytes, share=self._share, second=self._second, check=check)
+        return MemoryBlock(nbytes, share=self._share, second=self.second, check=check)
 
     @property
     def late(self) -> bool:
-        """Whether a second copy is all that need be made: nobody has asked for more so far."""
-        if not self._second:
-            return False
+        """Whether the second copy is all that need be made: nobody has asked for more so far."""
         self._asked = self._asked or any(block.asked for block in self._blocks)
-        return not self._asked
+        return self.second and not self._asked
 
     def _counted(self) -> int:
         return sum(not (snapshot and snapshot.kept) for snapshot in self._blocks.values())
@@ -425,7 +428,9 @@ class Pool:
 
     def _reuse(self, nbytes: int) -> MemoryBlock | None:
         """Return a block that nobody needs; let go of those that are of no use any more."""
-        for block in self._free():
+        for block, snapshot in [*self._blocks.items()]:
+            if snapshot is not None and snapshot.in_use:
+                continue
             if block.data.nbytes != nbytes or block.retired:
                 del self._blocks[block]
             elif block.claim():
@@ -436,7 +441,8 @@ class Pool:
         """Take the latest version's memory if it is lent, and have sockets let go of it."""
         for snapshot in self._blocks.values():
             if snapshot is not None and snapshot.take():
-                self._wait_until(self._any_free, min(REUSE_PATIENCE, self._patience))
+                if snapshot.in_use:
+                    self._wait_until(self._any_free, min(REUSE_PATIENCE, self._patience))
                 return True
         return False
 

@@ -1,6 +1,7 @@
 """What a publisher shows of itself over HTTP: the page, and the metrics."""
 
 import asyncio
+import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ from ...bus.net.publisher_loop import PublisherLoop
 from ...bus.publisher.machine import PublisherMachine
 from ...bus.receipt import Receipt
 from .access import Http
-from .traces import on_publish
+from .traces import SDK, on_publish
 from .view import View
 
 if TYPE_CHECKING:
@@ -64,9 +65,10 @@ class Shown:
 
     def count(self, publish: "Future[Receipt]", started: float) -> "Future[Receipt]":
         """Count a call of publish once it is over, for all that is shown, and return it."""
-        for told in (*self._counts, on_publish(started)):
-            if told is not None:
-                publish.add_done_callback(told)
+        for told in self._counts:
+            publish.add_done_callback(told)
+        if SDK in sys.modules and (told := on_publish(started)) is not None:
+            publish.add_done_callback(told)
         return publish
 
     def close(self) -> None:

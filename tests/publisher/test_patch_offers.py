@@ -223,7 +223,7 @@ def test_where_nobody_takes_patches_there_is_not_a_trace_of_them() -> None:
         said = [encode(m) for m in told(effects, Message) if not isinstance(m, Beacon)]
         assert not any(b"patch" in header or b"keep" in header for header in said)
         bench.applied("w0", made)
-    assert not bench.bases._kept  # noqa: SLF001 # pyright: ignore
+    assert not bench.bases.kept
 
 
 def test_the_one_that_most_run_comes_first_and_no_more_than_are_kept() -> None:
