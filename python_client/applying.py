@@ -1,6 +1,7 @@
 """Applying versions where the user wants it: hooks, the lock of readers, and what to report."""
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -21,7 +22,7 @@ from ..codecs.apply import as_arrays
 from ..codecs.checksum import digest_of
 from ..codecs.layout import Layout
 from .calls import Calls, LateError
-from .observing.traces import on_apply
+from .observing.traces import SDK, on_apply
 from .reading import READING_SECONDS, InUseError, ReadingLock
 from .targets import Target
 
@@ -31,6 +32,7 @@ log = logging.getLogger("weightbus.subscriber")
 # let in, well before their own time is over: one that never leaves is no reason to fail all others.
 PATIENCE_SECONDS = READING_SECONDS / 2
 WARN_SECONDS = 1.0  # that readers may be in a version's way before it is said
+NEVER: Callable[[], bool] = bool  # tells that nothing is to stop: it returns False
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +176,7 @@ class Applier:
         models: frozenset[str] | None = None,
         *,
         patience: float = 0.0,
-        stop: Callable[[], bool] = lambda: False,
+        stop: Callable[[], bool] = NEVER,
     ) -> Update | None:
         """Apply the newest version that is ready, waiting for one; see `Subscriber.receive`.
 
@@ -196,7 +198,7 @@ class Applier:
         version: int,
         epoch: int | None,
         timeout: float,
-        stop: Callable[[], bool] = lambda: False,
+        stop: Callable[[], bool] = NEVER,
     ) -> Update | None:
         """Apply one version, waiting for it if need be, and no other; see `Subscriber.receive`."""
         self.lock.check_not_reading()
@@ -236,14 +238,15 @@ class Applier:
         self, staged: StagedVersion, deadline: float, stop: Callable[[], bool]
     ) -> tuple[bool, Update | None]:
         """Apply a version that is ready; return whether that was all there was time for."""
-        waits = False
+        waits, lock = False, self.lock_of(staged.model)
         try:
-            self._approve(staged)
+            if self._before_apply is not None:
+                self._approve(staged, self._before_apply)
             waits = True
             self._targets[staged.model].ahead(staged)
-            with self._writing(staged, max(0.0, deadline - time.monotonic()), stop):
+            with self._writing(lock, staged, max(0.0, deadline - time.monotonic()), stop):
                 waits = False
-                update = self._apply(staged)
+                update = self._apply(lock, staged)
         except InUseError:  # somebody is reading and does not leave: later, then
             self._put_back(staged)
             self._handoff.check_open()
@@ -264,9 +267,10 @@ class Applier:
 
     def at_once(self, staged: StagedVersion) -> bool:
         """Apply a version unless somebody is reading; return whether that is done with."""
+        lock = self.lock_of(staged.model)
         try:
-            with self._writing(staged, 0.0, lambda: False):
-                self._apply(staged)
+            with self._writing(lock, staged, 0.0, NEVER):
+                self._apply(lock, staged)
         except InUseError:
             return False
         except StaleError:
@@ -276,14 +280,14 @@ class Applier:
     def _say(self, staged: StagedVersion, what: Outcome) -> None:
         self._tell(Report(staged.model, staged.key, what))
 
-    def _approve(self, staged: StagedVersion) -> None:
+    def _approve(self, staged: StagedVersion, before_apply: Callable[[Offer], object]) -> None:
         """Let the user look at a version, once, while readers go on with the one before."""
-        if self._before_apply is None or self._outdated(staged):
+        if self._outdated(staged.model, staged.key):
             return
         if self._approved.get(staged.model) == staged.key:
             return  # it was put back since: readers did not leave
         self._say(staged, "taken")
-        look = partial(self._before_apply, Offer(staged))
+        look = partial(before_apply, Offer(staged))
         try:
             with staged.reading():
                 self._calls.make(look, partial(self._late, staged, "before_apply", lambda: True))
@@ -295,14 +299,14 @@ class Applier:
             self._failed(staged, error, intact=True)
         self._approved[staged.model] = staged.key
 
-    def _outdated(self, staged: StagedVersion) -> bool:
-        running = self._runs.get(staged.model)
-        return running is not None and (running.epoch, running.version) >= staged.key
+    def _outdated(self, model: str, key: tuple[int, int]) -> bool:
+        running = self._runs.get(model)
+        return running is not None and (running.epoch, running.version) >= key
 
     def _writing(
-        self, staged: StagedVersion, timeout: float, stop: Callable[[], bool]
+        self, lock: ReadingLock, staged: StagedVersion, timeout: float, stop: Callable[[], bool]
     ) -> AbstractContextManager[None]:
-        lock, since = self.lock_of(staged.model), time.monotonic()
+        since = time.monotonic()
 
         def waits(who: str) -> None:
             seconds = time.monotonic() - since
@@ -316,16 +320,17 @@ class Applier:
             timeout, doing, stop=lambda: self._handoff.closed or stop(), waiting=waits
         )
 
-    def _apply(self, staged: StagedVersion) -> Update | None:
+    def _apply(self, lock: ReadingLock, staged: StagedVersion) -> Update | None:
         """Apply a version; what fails once bytes have changed leaves none, unless it is undone."""
-        if self._outdated(staged):
+        key = staged.key
+        if self._outdated(staged.model, key):
             self._say(staged, "newer")  # another thread was faster, with a newer one
             return None
-        self._say(staged, "taken")
+        self._tell(Report(staged.model, key, "taken"))
         target, mended = self._targets[staged.model], False
         try:
-            update = self._copy(staged, target)
-            mended = self.lock_of(staged.model).mend(staged.model)
+            update = self._copy(lock, staged, target)
+            mended = bool(lock.torn) and lock.mend(staged.model)
             if self._on_commit is not None:
                 undo = partial(_undone, target, torn=mended)
                 late = partial(self._late, staged, "on_commit", undo, writes=True)
@@ -342,17 +347,19 @@ class Applier:
         with self._handoff.changed:
             self._runs[staged.model], self._layouts[staged.model] = update, staged.layout
             self._handoff.changed.notify_all()
-        digest = update.digest
-        self._tell(Report(staged.model, staged.key, "applied", digest=digest, bytes=lies_in))
-        on_apply(update)
+        self._tell(Report(staged.model, key, "applied", digest=update.digest, bytes=lies_in))
+        if SDK in sys.modules:
+            on_apply(update)
         return update
 
-    def _copy(self, staged: StagedVersion, target: Target) -> Update:
-        before, digest = time.perf_counter(), staged.digest
-        lock = self.lock_of(staged.model)
-        lock.reads_on(target.devices)
-        lock.ordered()
-        with staged.reading(second=target.from_second(staged)):
+    def _copy(self, lock: ReadingLock, staged: StagedVersion, target: Target) -> Update:
+        before, digest, devices = time.perf_counter(), staged.digest, target.devices
+        if devices:
+            lock.reads_on(devices)
+        if lock.streams is not None:
+            lock.ordered()
+        second = bool(devices) and target.from_second(staged)
+        with staged.reading(second=second):
             if target.asks_user:  # how far it has come then only it could say
                 late = partial(self._late, staged, "its target", lambda: False, writes=True)
                 self._calls.make(partial(target.apply, staged), late)
@@ -361,7 +368,7 @@ class Applier:
             if staged.hash_chunks:
                 digest = digest_of(staged.layout.id, staged.data, staged.hash_chunks)
         nbytes, seconds = staged.layout.nbytes, time.perf_counter() - before
-        about = staged.model, *staged.key, nbytes, digest, seconds
+        about = staged.model, staged.epoch, staged.version, nbytes, digest, seconds
         return Update(*about, dict(staged.metadata))
 
     def _late(

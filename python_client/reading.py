@@ -182,6 +182,10 @@ class ReadingLock:
     A reader that meets no writer takes no lock of the system's: it notes itself, and only then
     looks whether somebody writes or waits to; a writer says that it waits, and only then looks for
     readers. So one of the two sees the other.
+
+    Attributes:
+        torn: By model, what has left it without a version. (For the writer.)
+        streams: Of those who read on devices; None: nobody does. (For the writer.)
     """
 
     def __init__(self) -> None:
@@ -191,11 +195,11 @@ class ReadingLock:
         self._queue: dict[Reading[Any], Callable[[], object]] = {}  # and what wakes each
         self._writer: Holder | None = None
         self._waiting_writers = 0
-        self._torn: dict[str, Exception] = {}  # by model, what has left it without a version
+        self.torn: dict[str, Exception] = {}
         # The writer of this model has no time left, and goes on all the same.
         self._late: tuple[str, Exception] | None = None
         self._warned = False
-        self._streams: Readers | None = None  # of those who read on devices
+        self.streams: Readers | None = None
 
     def reads_on(self, devices: "frozenset[torch.device]") -> None:
         """Have writers wait, from now on, for what readers have begun on these CUDA devices, too.
@@ -203,17 +207,17 @@ class ReadingLock:
         To leave a block does not end that. It waits there, not here: a writer that copies in this
         thread's current streams need not be told.
         """
-        if devices and self._streams is None:
+        if devices and self.streams is None:
             from ..codecs.device_copies import Readers
 
-            self._streams = Readers()
-        if self._streams is not None:
-            self._streams.devices |= devices
+            self.streams = Readers()
+        if self.streams is not None:
+            self.streams.devices |= devices
 
     def ordered(self) -> None:
         """Have what is begun in this thread's current streams wait for readers that have left."""
-        if self._streams is not None:
-            self._streams.ordered()
+        if self.streams is not None:
+            self.streams.ordered()
 
     def reading(self, timeout: float = READING_SECONDS, model: str | None = None) -> Reading[None]:
         """Return a block in which nothing is written; see `Reading`."""
@@ -244,8 +248,8 @@ class ReadingLock:
     def leave(self, reading: Reading[Any]) -> None:
         """End what was begun; nothing if a writer took it for one that would not leave any more."""
         try:
-            if self._streams is not None:
-                self._streams.left()
+            if self.streams is not None:
+                self.streams.left()
         finally:
             self._readers.pop(reading, None)
             if self._waiting_writers:
@@ -254,7 +258,7 @@ class ReadingLock:
 
     def _entered_at_once(self, reading: Reading[Any]) -> bool:
         self._readers[reading] = None
-        if self._waiting_writers or self._writer or self._torn or reading.lacks is not None:
+        if self._waiting_writers or self._writer or self.torn or reading.lacks is not None:
             del self._readers[reading]
             return False
         return True
@@ -288,7 +292,7 @@ class ReadingLock:
         return free and self._has_all_for(reading)
 
     def _has_all_for(self, reading: Reading[Any]) -> bool:
-        torn = any(reading.model in (None, model) for model in self._torn)
+        torn = any(reading.model in (None, model) for model in self.torn)
         return reading.lacks is None or torn or not reading.lacks()
 
     def _passes(self, reading: Reading[Any]) -> bool:
@@ -314,7 +318,7 @@ class ReadingLock:
                 f"weights were being applied for more than {reading.timeout} s: {self.blocked_by}"
             )
         late = None if inside else self._late
-        for torn, error in (*self._torn.items(), *([late] if late else [])):
+        for torn, error in (*self.torn.items(), *([late] if late else [])):
             if reading.model in (None, torn):
                 raise error.with_traceback(None)
         lack = "" if reading.lacks is None else reading.lacks()
@@ -381,10 +385,12 @@ class ReadingLock:
         """
         writer = Holder(self, doing)
         with self._lock:
-            self.check_not_reading()
+            if self._readers:
+                self.check_not_reading()
             self._waiting_writers += 1
             try:
-                if not self._wait_alone(timeout, writer, stop, waiting):
+                alone = not (self._writer or self._readers or stop())
+                if not (alone or self._wait_alone(timeout, writer, stop, waiting)):
                     raise InUseError(
                         f"the weights were in use for more than {timeout} s: {self.blocked_by}"
                     )
@@ -400,7 +406,8 @@ class ReadingLock:
         finally:
             with self._lock:
                 self._writer = self._late = None
-                self._let_in()
+                if self._queue:
+                    self._let_in()
                 self._left.notify_all()
             writer.let_go()
 
@@ -451,7 +458,7 @@ class ReadingLock:
 
     def tear(self, model: str, error: Exception) -> None:
         """A model holds no version: have readers told, from now on. (For the writer.)"""
-        self._torn[model] = error
+        self.torn[model] = error
 
     def despair(self, model: str, error: Exception) -> None:
         """Who writes has no time left: have readers told, and not wait any more until it is out."""
@@ -461,7 +468,7 @@ class ReadingLock:
 
     def mend(self, model: str) -> bool:
         """A model holds a version again; return whether it did not before. (For the writer.)"""
-        return self._torn.pop(model, None) is not None
+        return self.torn.pop(model, None) is not None
 
 
 def _all(holders: Iterable[Holder]) -> str:

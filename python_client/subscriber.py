@@ -32,7 +32,7 @@ from ..bus.worker.reports import Identity
 from ..codecs.errors import WeightBusError
 from ..codecs.renaming import Rename, renaming_of
 from . import checks
-from .applying import Applier, Running, Update
+from .applying import NEVER, Applier, Running, Update
 from .awaiting import Cut, in_thread
 from .background import Background
 from .calls import Calls
@@ -225,7 +225,7 @@ class Subscriber(AsyncClosable):
             KeyError: There is no such model.
             ValueError: There are several models, and `model` is missing.
         """
-        return self._receive(timeout, version, model, lambda: False)
+        return self._receive(timeout, version, model, NEVER)
 
     def _receive(
         self,

@@ -123,19 +123,14 @@ class MemoryTarget:
         self._readers: list[tuple[StagedVersion, Reader]] = []  # of the buffers used lately
         self._begun = False  # the last apply may have changed something
         self.asks_user = calls_users(target)
-        self._devices, self._on_devices = devices_within(target)
-
-    @property
-    def devices(self) -> "frozenset[torch.device]":
-        """The CUDA devices that its tensors are on, as of when a buffer was new."""
-        return self._devices
+        self.devices, self._on_devices = devices_within(target)  # as of when a buffer was new
 
     def from_second(self, staged: StagedVersion) -> bool:
         """Map it, if there is one on the device that all tensors are on."""
-        if not self._devices:
+        if not self.devices:
             return False
         note = staged.note if self._on_devices and not staged.hash_chunks else b""
-        return self._reader(staged).from_second(note, self._devices)
+        return self._reader(staged).from_second(note, self.devices)
 
     def fault(self, layout: Layout) -> str:
         """Name the tensors that differ."""
@@ -162,9 +157,9 @@ class MemoryTarget:
         self._differ = None
         reader = self._known_reader(staged)
         if reader is None:
-            self._devices, self._on_devices = devices_within(self._target)
-            if self._devices:
-                self._reader(staged).pin(self._devices)
+            self.devices, self._on_devices = devices_within(self._target)
+            if self.devices:
+                self._reader(staged).pin(self.devices)
             return
         if not self._sole_writer or staged.patch is None:
             return
@@ -206,19 +201,20 @@ class MemoryTarget:
 
     def _reader(self, staged: StagedVersion) -> Reader:
         """Return a reader of this layout in this buffer, the one used before if there is one."""
-        reader = self._known_reader(staged) or Reader(staged.layout, staged.data)
-        if reader.section.aligned():  # else its views are copies, of this version alone
-            alike = [each for each in self._readers if each[0].layout is staged.layout]
-            self._readers = [*alike[1 - READERS_MAX :], (staged, reader)]  # others hold old memory
+        reader, alike = self._known_reader(staged), self._readers
+        if reader is None:
+            reader = Reader(staged.layout, staged.data)
+            if not reader.section.aligned():  # its views are copies, of this version alone
+                return reader
+            alike = [each for each in alike if each[0].layout is staged.layout]
+        self._readers = [*alike[1 - READERS_MAX :], (staged, reader)]  # others hold old memory
         return reader
 
     def _known_reader(self, staged: StagedVersion) -> Reader | None:
-        known = (
-            reader
-            for each, reader in self._readers
-            if each.data is staged.data and each.layout is staged.layout
-        )
-        return next(known, None)
+        for each, reader in self._readers:
+            if each.data is staged.data and each.layout is staged.layout:
+                return reader
+        return None
 
 
 class RenamedTarget:
