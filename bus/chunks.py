@@ -1,16 +1,23 @@
 """How a version's data section is cut into chunks: all of one size, but the last."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..codecs.checksum import CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlan:
-    """The chunks of `nbytes` bytes, numbered from 0; no bytes, no chunks."""
+    """The chunks of `nbytes` bytes, numbered from 0; no bytes, no chunks.
+
+    Attributes:
+        nbytes: Of the data section.
+        chunk_bytes: Of each chunk but the last, which may be smaller.
+        count: How many chunks there are.
+    """
 
     nbytes: int
     chunk_bytes: int = CHUNK_BYTES_DEFAULT
+    count: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         whole = type(self.chunk_bytes) is int
@@ -21,11 +28,7 @@ class ChunkPlan:
             )
         if self.nbytes < 0:
             raise ValueError(f"{self.nbytes} bytes cannot be cut into chunks; 0 or more can")
-
-    @property
-    def count(self) -> int:
-        """How many chunks there are."""
-        return -(-self.nbytes // self.chunk_bytes)
+        object.__setattr__(self, "count", -(-self.nbytes // self.chunk_bytes))  # it is frozen
 
     def span(self, index: int) -> tuple[int, int]:
         """Return the bytes [begin, end) of the data section that a chunk holds."""

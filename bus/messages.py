@@ -11,7 +11,7 @@ fields are ignored, which is how the protocol grows. `docs/PROTOCOL.md` gives th
 
 import re
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Annotated, Final, Literal, TypeVar, cast
 
 import msgspec
@@ -395,28 +395,10 @@ def encode(message: Message) -> bytes:
     return b'{"wbp":1,' + _ENCODER.encode(message)[1:]
 
 
-def from_worker(frames: Sequence[Buffer]) -> tuple[WorkerMessage, Sequence[Buffer]]:
-    """Decode what a worker sent: header and payload frames.
-
-    Raises:
-        ProtocolError: The frames break the protocol.
-    """
-    return decode(_FROM_WORKER, frames)
-
-
-def from_publisher(frames: Sequence[Buffer]) -> tuple[PublisherMessage, Sequence[Buffer]]:
-    """Decode what a publisher sent: header and payload frames, without a topic.
-
-    Raises:
-        ProtocolError: The frames break the protocol.
-    """
-    return decode(_FROM_PUBLISHER, frames)
-
-
 def decode(
     decoder: msgspec.json.Decoder[_M], frames: Sequence[Buffer]
 ) -> tuple[_M, Sequence[Buffer]]:
-    """Decode what one side sends.
+    """Decode what one side sends: header and payload frames, without a topic.
 
     Raises:
         ProtocolError: The frames break the protocol.
@@ -443,6 +425,10 @@ def decode(
             f"{low} to {high} are allowed"
         )
     return message, frames[1:]
+
+
+from_worker = partial(decode, _FROM_WORKER)
+from_publisher = partial(decode, _FROM_PUBLISHER)
 
 
 def _check_number(header: Buffer) -> None:

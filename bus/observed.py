@@ -10,6 +10,7 @@ Times are ages in milliseconds at the moment of the answer, so that no two clock
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -218,13 +219,8 @@ def to_publisher(frames: Sequence[Buffer]) -> ToPublisher:
     return decode(_TO_PUBLISHER, frames)[0]
 
 
-def to_worker(frames: Sequence[Buffer]) -> tuple[ToWorker, Sequence[Buffer]]:
-    """Decode what a publisher sent to a worker that can be verified.
-
-    Raises:
-        ProtocolError: The frames break the protocol.
-    """
-    return decode(_TO_WORKER, frames)
+# Decodes what a publisher sent to a worker that can be verified, like `messages.from_publisher`.
+to_worker = partial(decode, _TO_WORKER)
 
 
 def to_observer(frames: Sequence[Buffer]) -> RosterPage | Verified | Refuse:
