@@ -10,8 +10,6 @@ from ..codecs.native import crc32c
 from ..codecs.sealing import Opening
 from .messages import Buffer, PublisherMessage
 
-PIECE_BYTES = 2**18  # received at once: still in the cache for the checksum
-
 
 def _nothing() -> None:
     """Nobody minds."""
@@ -43,12 +41,8 @@ class Lease:
         self.crc = 0  # of these, computed while they are in the cache
         self._on_cancel, self._hashed, self._opening = on_cancel, hashed, opening
 
-    def room(self) -> memoryview:
-        """Return where the next bytes go."""
-        return self.view[self.count : self.count + PIECE_BYTES]
-
     def received(self, count: int) -> None:
-        """Take note of so many bytes in `room()`."""
+        """Take note of so many bytes more that are in `view`."""
         begin, self.count = self.count, self.count + count
         if self._opening is not None:
             self._opening.take(self.view[begin : self.count], self.view[begin : self.count])

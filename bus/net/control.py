@@ -33,7 +33,7 @@ from .names import AGAIN_SECONDS, Lookup, is_name
 from .pub import Distribution
 from .sub import Subscription
 from .threads import Bell
-from .zmtp import FRAME_HEAD_MAX, FRAMES_MAX, WORD, Arrived, Place
+from .zmtp import FRAME_HEAD_MAX, FRAMES_MAX, WORD, Place
 
 LINGER_MS = 200  # what is on its way when a side closes (a goodbye, an acknowledgement) gets this
 # TCP finds out which peers are gone, so that their queues are freed. Not ZeroMQ's own pings: libzmq
@@ -416,17 +416,18 @@ class WorkerSockets(_Sockets):
 
     def poll(self, seconds: float, *, writable: bool = False) -> Activity:
         """Wait for something to arrive or for `wake`; with `writable`, also for a peer."""
-        self._watch(self.data.attend(time.monotonic()))
+        watched = self.data.attend(time.monotonic())
+        if watched != self._watched:
+            self._watch(watched)
         if self._lookup is not None:
             self._look_up(self._lookup, time.monotonic())
             seconds = min(seconds, AGAIN_SECONDS)
-        pending, wanted = self.data.pending, READABLE | (WRITABLE if writable else 0)
-        control, found = self._poll(0.0 if pending else seconds, wanted)
-        watched = self._watched[0] if self._watched is not None else None
+        data, wanted = self.data.pending, READABLE | (WRITABLE if writable else 0)
+        control, found = self._poll(0.0 if data else seconds, wanted)
+        for key, _ in found:
+            data = data or (watched is not None and key.fileobj is watched[0])
         return Activity(
-            control=bool(control & READABLE),
-            data=pending or any(key.fileobj is watched for key, _ in found),
-            writable=bool(control & WRITABLE),
+            control=bool(control & READABLE), data=data, writable=bool(control & WRITABLE)
         )
 
     def _look_up(self, lookup: Lookup, now: float) -> None:
@@ -450,8 +451,6 @@ class WorkerSockets(_Sockets):
 
     def _watch(self, wanted: tuple[socket.socket, bool] | None) -> None:
         """Have the poller look at the data connection, if there is one."""
-        if wanted == self._watched:
-            return
         if self._watched is not None and (wanted is None or wanted[0] is not self._watched[0]):
             self._selector.unregister(self._watched[0])
             self._watched = None
@@ -466,10 +465,6 @@ class WorkerSockets(_Sockets):
         """Return the frames of the next control message, if there is one."""
         frames = self._receive()
         return None if frames is None else [frame.buffer for frame in frames]
-
-    def receive_published(self) -> Arrived | None:
-        """Return the next published message, if there is one."""
-        return self.data.receive(time.monotonic())
 
     def send(self, header: bytes, token: str = "") -> None:
         """Send to the publisher, or upstream if that can be; lost while nobody is there."""

@@ -50,6 +50,7 @@ class Subscription:
         self._heard_at = 0.0
         self._expected = 1
         self._drained = False  # nothing more is here, until the descriptor says so
+        self.pending = False  # messages may be here already: the descriptor tells nothing of them
 
     def connect(self, endpoint: str, ticket: str = "") -> None:
         """Take messages from this endpoint, in place of any before.
@@ -104,61 +105,56 @@ class Subscription:
                     target=self._dial, args=(self._endpoint,), name="weightbus-dial", daemon=True
                 ).start()
             return None
-        connection = self._socket
-        return (connection, self._unsent) if self._write(connection) else None
+        connection, unsent = self._socket, self._stream.outgoing
+        return (connection, bool(unsent)) if not unsent or self._write(connection) else None
 
     @property
     def needs_ticket(self) -> bool:
         """Whether there is no connection for want of a ticket."""
         return self._ticketed and not (self._ticket or self._socket or self._dialling)
 
-    @property
-    def pending(self) -> bool:
-        """Whether messages are here already: the descriptor tells nothing of them."""
-        return bool(self._arrived) or self._stream.held
-
-    @property
-    def _unsent(self) -> bool:
-        return bool(self._stream.outgoing)
-
     def receive(self, now: float) -> Arrived | None:
-        """Return the next message, if there is one."""
-        while not self._arrived:
-            if self._socket is None or (self._drained and not self._stream.held):
-                self._drained = False
-                return None
+        """Return the next message, if there is one; there is none after it unless `pending`."""
+        while not self._arrived and (self._stream.held or not self._drained):
+            if self._socket is None:
+                break
             try:
                 self._take(self._socket, self._stream, now)
             except BlockingIOError:
-                self._sleep_until_worth_it()
+                self._drained = True
             except ZmtpError as error:
                 self._unusable.warn(f"{self._endpoint}: {error}", now)
                 self._hang_up()
             except OSError:
                 self._hang_up()
-        return self._arrived.popleft()
+        message = self._arrived.popleft() if self._arrived else None
+        more = message is not None and not self._drained
+        self.pending = more or bool(self._arrived) or self._stream.held
+        if not self.pending:
+            self._drained = False
+            if self._stream.missing != self._expected:
+                self._sleep_until_worth_it()
+        return message
 
     def _take(self, connection: socket.socket, stream: Stream, now: float) -> None:
         if stream.held:
             self._arrived.extend(stream.received(0))
             return
-        room = stream.room()
-        count = connection.recv_into(room)
-        if not count:
-            raise ConnectionResetError("the publisher has closed the connection")
-        messages = stream.received(count)
-        if messages:
-            self._arrived.extend(messages)
-        if count < len(room):
-            self._sleep_until_worth_it()
-        if stream.state == "open":  # in a handshake, bytes alone are no sign of life
-            self._heard_at, self._pause = now, REDIAL_SECONDS
-        if stream.outgoing:
-            self._write(connection)
+        while not (self._arrived or self._drained):
+            room = stream.room()
+            count = connection.recv_into(room)
+            if not count:
+                raise ConnectionResetError("the publisher has closed the connection")
+            self._arrived.extend(stream.received(count))
+            self._drained = count < len(room)
+            if stream.state == "open":  # in a handshake, bytes alone are no sign of life
+                self._heard_at, self._pause = now, REDIAL_SECONDS
+            if stream.outgoing:
+                self._write(connection)
+                return
 
     def _sleep_until_worth_it(self) -> None:
         """Have the kernel wake us for a good part of what is missing, not for each packet."""
-        self._drained = True
         count = min(self._stream.missing, LOW_WATER_BYTES)
         if count != self._expected and self._socket is not None:
             self._expected = count
@@ -209,8 +205,7 @@ class Subscription:
     def _write(self, connection: socket.socket) -> bool:
         """Send what is to be sent; return False if the connection turns out to be gone."""
         try:
-            if self._unsent:
-                del self._stream.outgoing[: connection.send(self._stream.outgoing)]
+            del self._stream.outgoing[: connection.send(self._stream.outgoing)]
         except BlockingIOError:
             pass
         except OSError:

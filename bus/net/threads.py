@@ -10,6 +10,8 @@ import socket
 import threading
 from collections.abc import Callable
 
+RINGS = 4096  # read at once: whatever comes when there were fewer, the descriptor tells again
+
 
 class Owner(threading.Thread):
     """Such a thread; it does not keep the process alive.
@@ -57,7 +59,7 @@ class Bell:
     def silence(self) -> None:
         """Have it rest until it is rung again."""
         with contextlib.suppress(BlockingIOError):
-            while self._bell.recv(4096):
+            while len(self._bell.recv(RINGS)) == RINGS:
                 pass
 
     def close(self) -> None:

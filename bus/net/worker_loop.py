@@ -150,11 +150,13 @@ class WorkerLoop:
 
     def _turn(self, next_tick: float) -> float:
         """Take what there is, tick when it is time."""
-        may_hello = not self._machine.inside and self._machine.may_say_hello(time.monotonic())
+        outside = self._machine.session == "outside"
+        may_hello = outside and self._machine.may_say_hello(time.monotonic())
         wait = 0.0 if self._work else next_tick - time.monotonic()
         activity = self._sockets.poll(wait, writable=may_hello)
         now = time.monotonic()
-        self._do_work(now)
+        if self._work:
+            self._do_work(now)
         if activity.writable:
             self._perform(self._machine.connected(now))
         if activity.control:
@@ -163,10 +165,14 @@ class WorkerLoop:
                     break
                 self._perform(self._machine.receive(frames, time.monotonic()))
         if activity.data or now >= next_tick:  # what is here of a chunk tells that more will come
+            data = self._sockets.data
             for _ in range(BATCH):
-                if (arrived := self._sockets.receive_published()) is None:
+                if (arrived := data.receive(time.monotonic())) is None:
                     break
-                self._perform(self._machine.receive_published(arrived, time.monotonic()))
+                if effects := self._machine.receive_published(arrived, time.monotonic()):
+                    self._perform(effects)
+                if not data.pending:
+                    break
         now = time.monotonic()
         if now >= next_tick:
             changed, refused = self._sockets.changed(self._machine.timing.lost_after)
@@ -184,7 +190,8 @@ class WorkerLoop:
 
     def _do_work(self, now: float) -> None:
         while self._work:
-            self._perform(self._machine.happened(self._work.popleft(), now))
+            if effects := self._machine.happened(self._work.popleft(), now):
+                self._perform(effects)
 
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:

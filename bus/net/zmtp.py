@@ -26,6 +26,7 @@ MORE, LONG, COMMAND = 1, 2, 4
 # shows a ticket.
 OFF, ON, WORD, TICKET = b"\0", b"\1", b"\2", b"\3"
 SCRATCH_BYTES: Final = 8192  # read ahead; of a payload, at most so much is copied twice
+PIECE_BYTES: Final = 2**18  # of a payload, received at once: still in the cache for the checksum
 FRAME_HEAD_MAX: Final = 9  # flags, and a size of 8 bytes
 FRAMES_MAX: Final = 8  # of a message; a later protocol may have more than one payload
 GREETING: Final = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
@@ -68,9 +69,11 @@ class Stream:
         self._place = place
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._have = 0  # bytes in the scratch
+        self.missing = 1  # bytes that must come before anything can be done with them
         self.held = False  # a payload in it waits until the messages before it are dealt with
         self._frames: list[Buffer] = []  # of the message that is arriving
-        self._body: _Body | None = None  # a frame too long for the scratch
+        # A frame too long for the scratch, on its way to its place: its flags, and where that is.
+        self._body: tuple[int, Lease | None] | None = None
         self._topics: set[bytes] = set()
         self.first = b""  # a message to say before all others
 
@@ -94,17 +97,12 @@ class Stream:
 
     def room(self) -> memoryview:
         """Return where the next bytes go."""
-        body = self._body
-        if body is None:
+        if self._body is None:
             return self._scratch[self._have :]
-        if body.lease is not None and body.lease.live:
-            return body.lease.room()
-        return SINK[: body.missing]
-
-    @property
-    def missing(self) -> int:
-        """How many bytes must come before anything can be done with them, at least 1."""
-        return self._body.missing if self._body is not None else 1
+        _, lease = self._body
+        if lease is not None and lease.live:
+            return lease.view[lease.count : lease.count + PIECE_BYTES]
+        return SINK[: self.missing]
 
     def received(self, count: int) -> Sequence[Arrived]:
         """Take note of so many bytes in `room()`; return the messages that are now complete.
@@ -114,65 +112,61 @@ class Stream:
         Raises:
             ZmtpError: Close the connection.
         """
-        body = self._body
-        if body is not None:
-            body.received(count)
-            if body.missing:
-                return ()
         messages: list[Arrived] = []
-        self.held = False
-        if body is not None:
-            self._body = None
-            self._whole(body, messages)
+        if self._body is None:
+            self._have += count
+            self._parse(messages)
             return messages
-        self._have += count
-        at = 0
-        while at < self._have and (size := self._parse(at, messages)) > 0:
-            at += size
-        self._scratch[: self._have - at] = bytes(self._scratch[at : self._have])
-        self._have -= at
+        flags, lease = self._body
+        if lease is not None and lease.live:
+            lease.received(count)
+        self.missing -= count
+        if not self.missing:
+            self._body, self.missing = None, 1
+            self._whole(flags, lease, messages)
         return messages
 
     def close(self) -> None:
         """The connection is gone, perhaps in the middle of a payload."""
-        if self._body is not None and self._body.lease is not None:
-            self._body.lease.cancel()
+        if self._body is not None and self._body[1] is not None:
+            self._body[1].cancel()
 
     # Taking bytes apart.
 
-    def _parse(self, at: int, messages: list[Arrived]) -> int:
-        """Take what begins at `at` in the scratch; return its size, 0 if more must come first."""
-        bytes_ = self._scratch[at : self._have]
-        have = self._have - at
-        if self.state == "greeting":
-            return self._greet(bytes_)
-        if have < 2:
-            return 0
-        flags = bytes_[0]
-        head = 9 if flags & LONG else 2
-        if flags > MORE | LONG | COMMAND:
-            raise ZmtpError(f"a frame with flags {flags:#x}")
-        if have < head:
-            return 0
-        size = int.from_bytes(bytes_[1:head], "big")
-        end = head + size
-        if end <= have:
-            self._frame(flags, bytes(bytes_[head:end]), messages)
-            return end
-        if size > self._frame_max and not self._is_payload(flags):
-            raise ZmtpError(f"a frame of {size} bytes")
-        if end <= SCRATCH_BYTES and not self._is_payload(flags):
-            return 0
-        if messages and self._is_payload(flags):  # they may decide on its place
-            self.held = True
-            return 0
-        self._body = self._begin(flags, size)
-        self._body.take(bytes_[head:])
-        return have
+    def _parse(self, messages: list[Arrived]) -> None:
+        """Take the frames that the scratch holds whole, and begin one for which it is too small."""
+        scratch, have, at = self._scratch, self._have, 0
+        self.held = False
+        if self.state == "greeting" and have >= len(GREETING):
+            at = self._greet(scratch)
+        while self.state != "greeting" and have - at >= 2:
+            flags = scratch[at]
+            body = at + (9 if flags & LONG else 2)
+            if flags > MORE | LONG | COMMAND:
+                raise ZmtpError(f"a frame with flags {flags:#x}")
+            if have < body:
+                break
+            size = int.from_bytes(scratch[at + 1 : body], "big")
+            end = body + size
+            if end <= have:
+                self._frame(flags, bytes(scratch[body:end]), messages)
+                at = end
+                continue
+            payload = not flags & COMMAND and len(self._frames) >= PAYLOAD
+            if not payload and size > self._frame_max:
+                raise ZmtpError(f"a frame of {size} bytes")
+            if not payload and end - at <= SCRATCH_BYTES:
+                break
+            self.held = payload and bool(messages)  # they may decide on its place
+            if not self.held:
+                self._begin(flags, size, scratch[body:have], payload=payload)
+                at = have
+            break
+        if at:
+            scratch[: have - at] = bytes(scratch[at:have])
+        self._have = have - at
 
     def _greet(self, bytes_: memoryview) -> int:
-        if len(bytes_) < len(GREETING):
-            return 0
         if bytes_[0] != 0xFF or bytes_[9] != 0x7F or bytes_[10] < 3:
             raise ZmtpError("the other side does not speak ZMTP 3")
         mechanism = bytes(bytes_[12:32]).rstrip(b"\0")
@@ -183,12 +177,8 @@ class Stream:
         self._send(b"\x05READY" + kind, COMMAND)
         return len(GREETING)
 
-    def _is_payload(self, flags: int) -> bool:
-        return not flags & COMMAND and len(self._frames) >= PAYLOAD
-
-    def _begin(self, flags: int, size: int) -> "_Body":
-        """Find a place for a frame that the scratch does not hold."""
-        payload = self._is_payload(flags)
+    def _begin(self, flags: int, size: int, begun: memoryview, *, payload: bool) -> None:
+        """Find a place for a frame that the scratch does not hold, and put there what is here."""
         if payload and size > MESSAGE_BYTES_MAX:
             raise ZmtpError(f"a frame of {size} bytes")
         lease: Lease | None = None
@@ -196,16 +186,18 @@ class Stream:
             lease = Lease(memoryview(bytearray(size)), hashed=False)
         elif len(self._frames) == PAYLOAD:
             lease = self._place(self._frames, size)
-        return _Body(flags, size, lease)
+        self._body, self.missing = (flags, lease), size - len(begun)
+        if lease is not None:
+            lease.view[: len(begun)] = begun
+            lease.received(len(begun))
 
-    def _whole(self, body: "_Body", messages: list[Arrived]) -> None:
+    def _whole(self, flags: int, lease: Lease | None, messages: list[Arrived]) -> None:
         """Take a frame that the scratch did not hold."""
-        lease = body.lease
         if lease is not None and lease.message is None:
-            self._frame(body.flags, lease.view, messages)
+            self._frame(flags, lease.view, messages)
             return
         before = len(messages)
-        self._frame(body.flags, b"", messages)
+        self._frame(flags, b"", messages)
         if lease is not None and len(messages) > before:
             messages[-1] = lease
         elif lease is not None:
@@ -241,25 +233,6 @@ class Stream:
 
     def _send(self, body: bytes, flags: int = 0) -> None:
         self.outgoing += bytes([flags, len(body)]) + body
-
-
-class _Body:
-    """A frame too long for the scratch, on its way to its place; `missing` bytes are to come."""
-
-    def __init__(self, flags: int, size: int, lease: Lease | None) -> None:
-        self.flags, self.missing, self.lease = flags, size, lease
-
-    def take(self, bytes_: memoryview) -> None:
-        """Take the part that was read ahead."""
-        if self.lease is not None:
-            self.lease.view[: len(bytes_)] = bytes_
-        self.received(len(bytes_))
-
-    def received(self, count: int) -> None:
-        """So many bytes more are in their place, if they have one."""
-        self.missing -= count
-        if self.lease is not None and self.lease.live:
-            self.lease.received(count)
 
 
 def message_parts(frames: Sequence[Buffer]) -> Sequence[Buffer]:

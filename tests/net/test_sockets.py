@@ -39,7 +39,9 @@ def heard(publisher: PublisherSockets, worker: WorkerSockets) -> list[bytes]:
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
         worker.poll(0.01)
-        assert worker.receive_published() is None, "it speaks up only once it has greeted"
+        assert worker.data.receive(time.monotonic()) is None, (
+            "it speaks up only once it has greeted"
+        )
         if publisher.poll(0.0).data and (subscription := publisher.data.receive_heard()):
             return list(subscription[1])
     raise TimeoutError("nobody has subscribed")
@@ -51,7 +53,7 @@ def published(publisher: PublisherSockets, worker: WorkerSockets) -> list[bytes]
     while time.monotonic() < deadline:
         publisher.poll(0.0)
         worker.poll(0.01)
-        if frames := worker.receive_published():
+        if frames := worker.data.receive(time.monotonic()):
             return frames_of(frames)
     raise TimeoutError("nothing was published")
 
@@ -220,6 +222,6 @@ def test_messages_that_came_together_are_not_waited_for(
     received: list[list[bytes]] = []
     while len(received) < len(sent):
         assert worker.poll(SECONDS).data, "what is here already rings no bell"
-        if frames := worker.receive_published():
+        if frames := worker.data.receive(time.monotonic()):
             received.append(frames_of(frames))
     assert received == sent

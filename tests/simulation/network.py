@@ -268,7 +268,7 @@ class Simulation:
         lease = machine.place(frames[:PAYLOAD], len(payload))
         count = self.rng.randrange(len(payload) + 1)
         if lease is not None:
-            lease.room()[:count] = payload[:count]
+            lease.view[lease.count :][:count] = payload[:count]
             lease.received(count)
         self.later(self.rng.random() * 0.3, self._lent, worker, machine, lease, frames, count)
 
@@ -290,7 +290,7 @@ class Simulation:
             return
         if lease is not None and lease.live:
             rest = bytes(frames[PAYLOAD])[count:]
-            lease.room()[: len(rest)] = rest
+            lease.view[lease.count :][: len(rest)] = rest
             lease.received(len(rest))
         nowhere = [*map(bytes, frames[:PAYLOAD]), b""]
         worker.perform(machine.receive_published(lease or nowhere, self.now))

@@ -508,7 +508,7 @@ def received(arriving: Transfer, chunk: SealedChunk, sealed: bytes, pieces: int)
     assert lease is not None
     for begin in range(0, len(sealed), pieces):
         piece = sealed[begin : begin + pieces]
-        lease.room()[: len(piece)] = piece
+        lease.view[lease.count :][: len(piece)] = piece
         lease.received(len(piece))
     return arriving.take(chunk, lease, 0.0, pushed=True)
 

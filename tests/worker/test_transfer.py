@@ -265,10 +265,10 @@ def test_any_order_and_any_loss_end_whole(chunks: int, seed: int, loss: float) -
 def test_a_lent_chunk_is_taken_where_it_lies() -> None:
     road = Road(3)
     lease = road.lend(1)
-    lease.room()[:5] = road.pieces[1][:5]
+    lease.view[lease.count :][:5] = road.pieces[1][:5]
     lease.received(5)
     assert not road.add(1, 0.0), "the same chunk by another way is ignored meanwhile"
-    lease.room()[:] = road.pieces[1][5:]
+    lease.view[lease.count :] = road.pieces[1][5:]
     lease.received(len(road.pieces[1]) - 5)
     assert road.transfer.add(1, crc32c(road.pieces[1]), lease, 0.0, pushed=True)
     assert bytes(road.buffer[CHUNK : 2 * CHUNK]) == road.pieces[1]
@@ -283,7 +283,7 @@ def test_a_lent_chunk_that_fails_is_fetched(how: str) -> None:
     road.transfer.end(road.digest)
     assert road.wants(0.0) == [0, 1, 2]
     lease = road.lend(1)
-    lease.room()[:] = bytes(CHUNK)
+    lease.view[lease.count :] = bytes(CHUNK)
     lease.received(CHUNK if how == "damaged" else 3)
     if how == "cut off":
         lease.cancel()

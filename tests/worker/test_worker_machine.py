@@ -493,7 +493,7 @@ def test_a_chunk_that_is_dropped_once_it_is_in_its_place_is_fetched(end: str) ->
     header = encode(Chunk(model="a", epoch=EPOCH, version=1, index=0, crc=crc32c(DATA)))
     lease = bench.machine.place([b"a/dat", header], len(DATA))
     assert lease is not None
-    lease.room()[:] = DATA
+    lease.view[lease.count :] = DATA
     lease.received(len(DATA))
     if end == "outside":
         bench.machine.session = "outside"
@@ -513,7 +513,7 @@ def test_a_chunk_that_lies_in_its_place_enters_once() -> None:
     lease = bench.machine.place([b"a/dat", header], len(DATA))
     assert lease is not None
     assert bench.machine.place([b"a/dat", header], len(DATA)) is None, "it is on its way"
-    lease.room()[:] = DATA
+    lease.view[lease.count :] = DATA
     lease.received(len(DATA))
     effects = bench.machine.receive_published(lease, bench.now)
     bench.tell(End(model="a", epoch=EPOCH, version=1, digest=WHOLE.digest))
