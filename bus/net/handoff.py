@@ -3,7 +3,9 @@
 At most one version of a model waits here: a newer one takes its place.
 """
 
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -125,10 +127,16 @@ class Handoff:
         """
         with self._lock:
             self.asked = True
-            self._left.wait_for(lambda: self._news(models) or stop(), timeout)
-            if stop():
+            until = math.inf if timeout is None else time.monotonic() + timeout
+            while not (stopped := stop()) and not self._news(models):
+                left = until - time.monotonic()
+                if left <= 0:
+                    break
+                self._left.wait(min(left, threading.TIMEOUT_MAX))
+            if stopped:
                 return None
-            self.check_alive()
+            if self._closed is not None:
+                self.check_alive()
             for model in self._ready:
                 if models is None or model in models:
                     return self._ready.pop(model)
@@ -233,8 +241,11 @@ class Handoff:
     def _news(self, models: frozenset[str] | None) -> bool:
         if self._refusal is not None or self._closed is not None:
             return True
-        left = (*self._ready, *(error.model for error in self._errors))
-        return any(models is None or model in models for model in left)
+        if models is None:
+            return bool(self._ready or self._errors)
+        if not models.isdisjoint(self._ready):
+            return True
+        return bool(self._errors) and any(error.model in models for error in self._errors)
 
     def wait_joined(self, timeout: float, stop: Callable[[], bool] = lambda: False) -> bool:
         """Wait until the publisher has let this worker in; return whether it has.
