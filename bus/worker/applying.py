@@ -30,7 +30,7 @@ class Applying:
         self.torn = 0  # applies in a row that failed half-way: while there is one, nothing runs
         self.epoch = 0  # the greatest of which bytes were written into the model
         self.stale: Key = (0, 0)  # was not to be had from shared memory: it is to be fetched
-        self._failure: Failed | None = None  # the last one, until another version is begun
+        self.failed: Failed | None = None  # the last one, until another version is begun
 
     def became(self, held: Held, report: Report, now: float) -> list[Effect]:
         """Take what the user did with a version that was ready; say what that means."""
@@ -43,9 +43,11 @@ class Applying:
                 running = Running(*held.key, report.digest or staged.digest)
                 sent = held.memory is None and staged.shared is None
                 kept = report.bytes if held.announce.keep and self._patches and sent else None
-                self._holds.rebase(held, running, kept)  # D3
+                if kept is not None or self._holds.base is not None:
+                    self._holds.rebase(held, running, kept)  # D3
                 self._holds.move(held, "applied")
-                self._holds.move(older, "newer")
+                if older is not None:
+                    self._holds.move(older, "newer")
                 return [self.runs(held, running)]
             case "torn":  # the model holds parts of two; what is tried next comes verified
                 self._holds.move(older, "torn")
@@ -79,9 +81,9 @@ class Applying:
             base.running = running
         held.running = running
         self.torn, self.epoch = 0, max(self.epoch, running.epoch)
-        known = self._failure
+        known = self.failed
         if known is not None and (known.epoch, known.version) <= held.key:
-            self._failure = None
+            self.failed = None
         return reports.applied(self._model, running, held.staged, at_once=True)
 
     def renamed(self, rename: Rename) -> list[Effect]:
@@ -108,20 +110,18 @@ class Applying:
     def begun(self) -> None:
         """A version is on its way: forget why another was not. (That nothing runs is said on.)"""
         if not self.torn:
-            self._failure = None
+            self.failed = None
 
     def fail(self, key: Key, code: str, text: str, now: float) -> list[Effect]:
         """Tell the publisher and the user that a version is not taken; not now, or not ever."""
         epoch, version = key
         if code in TRANSIENT:
             self._asking.put_off(key, now)
-        self._failure = Failed(
-            model=self._model, epoch=epoch, version=version, code=code, text=text
-        )
+        self.failed = Failed(model=self._model, epoch=epoch, version=version, code=code, text=text)
         return [*self.failure(), Rejected(self._model, epoch, version, code, text)]
 
     def failure(self) -> list[Effect]:
         """Say what was not taken last, if it still counts."""
-        if self._failure is None:
+        if self.failed is None:
             return []
-        return [reports.failed(self._failure, torn=bool(self.torn))]
+        return [reports.failed(self.failed, torn=bool(self.torn))]

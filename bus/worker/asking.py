@@ -152,8 +152,9 @@ class Asking:
     def ignores(self, key: Key) -> bool:
         """Take note of a version that is announced; return whether nothing is to come of it."""
         self.heard = max(self.heard, key)
-        unwanted = self.only not in (None, key) or key in self._holds.rejected
-        return unwanted or self.outdated(key)
+        if self.only is None:
+            return key <= self._holds.newest or key in self._holds.rejected
+        return key != self.only or key in self._holds.rejected or self.outdated(key)
 
     def outdated(self, key: Key) -> bool:
         """Return whether a version is here, or newer ones are; of the only one wanted, applied."""

@@ -1,8 +1,8 @@
 """What a worker's machine is told that is no message: how its effects ended, and what users do."""
 
-from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,8 +10,7 @@ from ..observed import Checked
 from ..staged import Copying, Patching, SharedMemory
 
 
-@dataclass(frozen=True, slots=True)
-class Granted:
+class Granted(msgspec.Struct, frozen=True):
     """There is memory, as `Reserve` asked for; or there is none."""
 
     model: str
@@ -19,8 +18,7 @@ class Granted:
     buffer: NDArray[np.uint8] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(msgspec.Struct, frozen=True):
     """Shared memory is open, as `Open` asked for; None: it is not of this host."""
 
     model: str
@@ -28,8 +26,7 @@ class Opened:
     memory: SharedMemory | None
 
 
-@dataclass(frozen=True, slots=True)
-class Copied:
+class Copied(msgspec.Struct, frozen=True):
     """A copy has ended, with the checksum of each chunk; None: it is of no use.
 
     The memory was locked, or held another version before or after the copy, or nobody wanted it.
@@ -44,8 +41,7 @@ class Copied:
         return self.copying.model
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded:
+class Decoded(msgspec.Struct, frozen=True):
     """A patch was decoded, in so many seconds; or is of no use, and why."""
 
     patching: Patching
@@ -61,8 +57,7 @@ class Decoded:
 Outcome = Literal["taken", "put-back", "applied", "declined", "failed", "torn", "stale", "newer"]
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(msgspec.Struct, frozen=True):
     """What became of a version that was ready: an event of `phases.py`.
 
     Attributes:
@@ -87,8 +82,7 @@ class Report:
     bytes: NDArray[np.uint8] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Waits:
+class Waits(msgspec.Struct, frozen=True):
     """A version cannot be applied yet, and this is who is in the way, since when."""
 
     model: str
@@ -96,16 +90,14 @@ class Waits:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(msgspec.Struct, frozen=True):
     """The user wants this version of a model, and no other until it says so; None: the latest."""
 
     model: str
     key: tuple[int, int] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Examined:
+class Examined(msgspec.Struct, frozen=True):
     """The weights have been looked at, as `Examine` asked for, and this is to be said of them."""
 
     answer: Checked

@@ -6,8 +6,9 @@ versions touches no fresh memory. Where patches may come, a third holds what run
 """
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,8 +26,7 @@ REJECTED_KEPT = 8  # versions remembered that could not be taken here
 IN_MEMORY: set[Phase] = {"arriving", "staged", "ready", "applying"}  # a buffer is needed for these
 
 
-@dataclass(slots=True, eq=False)
-class Held:
+class Held(msgspec.Struct, eq=False):
     """A version that is here, and what there is of it in its phase."""
 
     key: Key
@@ -63,10 +63,9 @@ class Holdings:
         # have been aborted, or meant for few, and the latest for all be one that was missed.
         self.rejected: deque[Key] = deque(maxlen=REJECTED_KEPT)
         self._live: dict[Phase, dict[Key, Held]] = {p: {} for p, arrows in ARROWS.items() if arrows}
-
-    def at(self, phase: Phase) -> Held | None:
-        """Return the version in a phase, the oldest if there are several."""
-        return next(iter(self._live[phase].values()), None)
+        self._first: dict[Phase, Held | None] = dict.fromkeys(self._live)
+        # Returns the version in a phase, which came to it first if there are several.
+        self.at: Callable[[Phase], Held | None] = self._first.__getitem__
 
     def all(self, *phases: Phase) -> list[Held]:
         """Return the versions in some phases."""
@@ -74,12 +73,16 @@ class Holdings:
 
     def find(self, key: Key | None, *phases: Phase) -> Held | None:
         """Return a version that is in one of some phases."""
-        return next((held for held in self.all(*phases) if held.key == key), None)
+        for phase in phases:
+            if key in self._live[phase]:
+                return self._live[phase][key]
+        return None
 
     @property
     def newest(self) -> Key:
         """The newest version that needs no announcement any more."""
-        keys = (key for p in ("staged", "ready", "applying", "running") for key in self._live[p])
+        live = self._live
+        keys = *live["staged"], *live["ready"], *live["applying"], *live["running"]
         return max(keys, default=(0, 0))
 
     def has(self, key: Key) -> bool:
@@ -88,10 +91,11 @@ class Holdings:
 
     def expect(self, announce: Announce, *, pushed: bool, payload: Buffer | None) -> Held:
         """Take note of a version that was announced, in place of any that was only announced."""
-        for older in self.all("announced"):
+        older = self.at("announced")
+        if older is not None:
             self.move(older, "newer")
         held = Held((announce.epoch, announce.version), announce, pushed, payload)
-        self._live["announced"][held.key] = held
+        self._live["announced"][held.key] = self._first["announced"] = held
         return held
 
     def answered(self, sent_at: float) -> None:
@@ -119,7 +123,8 @@ class Holdings:
             self._nbytes = held.announce.nbytes
         if not self._free:
             return False
-        self.give(held, self._free.pop())
+        held.buffer = self._free.pop()
+        self._taken += 1
         return True
 
     def give(self, held: Held, buffer: NDArray[np.uint8]) -> None:
@@ -163,10 +168,8 @@ class Holdings:
         self.base = Base(running, held.layout, data, own)
         return True
 
-    def release(self, base: Base | None) -> None:
+    def release(self, base: Base) -> None:
         """A patch no longer needs what it builds on; if that runs no more, nobody does."""
-        if base is None:
-            return
         base.users -= 1
         runs = self.at("running")
         if base is self.base and (runs is None or runs.running != base.running):
@@ -193,16 +196,21 @@ class Holdings:
         after = ARROWS[held.phase].get(event) if held is not None else None
         if held is None or after is None:
             return False
-        del self._live[held.phase][held.key]
+        phase, transfer = held.phase, held.transfer
+        del self._live[phase][held.key]
+        self._first[phase] = next(iter(self._live[phase].values()), None)
         held.phase = after
         if after in self._live:
             self._live[after][held.key] = held
+            self._first[after] = self._first[after] or held
         elif after == "rejected":
             self.rejected.append(held.key)
         if after not in IN_MEMORY and held.buffer is not None:
-            if held.transfer is None or held.transfer.revoke():
-                self.release(held.transfer.base if held.transfer is not None else None)
-                self.give_back(held.buffer)
+            if transfer is None or transfer.revoke():
+                if transfer is not None and transfer.base is not None:
+                    self.release(transfer.base)
+                self._taken -= 1
+                self._spare(held.buffer)
             held.buffer = None
         if after == "running":
             held.transfer = None  # and so the memory that a patch came into

@@ -96,10 +96,9 @@ class Acceptance:
         if announce.nbytes > CHUNKS_MAX * announce.chunk_bytes:
             text = f"{announce.nbytes} bytes in chunks of {announce.chunk_bytes}"
             return "too-many-chunks", f"{text} are more than {CHUNKS_MAX} chunks"
-        layout = self.layout(announce)
-        return self._mismatch(announce, layout) if layout is not None else None
-
-    def _mismatch(self, announce: Announce, layout: Layout) -> Fault | None:
+        layout = self._layouts.get(announce.layout)
+        if layout is None:
+            return None
         if layout.nbytes != announce.nbytes:
             text = f"announced are {announce.nbytes} bytes, the layout holds {layout.nbytes}"
             return "layout-invalid", text

@@ -124,14 +124,16 @@ class WorkerMachine:
     def receive_published(self, arrived: Sequence[Buffer] | Lease, now: float) -> list[Effect]:
         """Take a published message: its frames, topic included, or the place of its payload."""
         effects: list[Effect] = []
-        if self.inside and not self._subscribed:  # it proves that the subscription has arrived
+        inside = self.session == "inside"
+        if inside and not self._subscribed:  # it proves that the subscription has arrived
             self._subscribed = True  # W18
             effects.append(reports.ping(now, subscribed=self._subscribed, shared=self.shared))
         if not isinstance(arrived, Lease):
-            return effects + (self._receive(arrived[1:], now, pushed=True) if self.inside else [])
-        if self.inside and arrived.message is not None:
+            return effects + (self._receive(arrived[1:], now, pushed=True) if inside else [])
+        if inside and arrived.message is not None:
             effects += self._take(arrived.message, arrived, now, pushed=True)
-        arrived.cancel()  # if nobody took it: its message is no longer wanted
+        if arrived.live:
+            arrived.cancel()  # nobody took it: its message is no longer wanted
         return effects
 
     def place(self, frames: Sequence[Buffer], size: int) -> Lease | None:
@@ -144,9 +146,11 @@ class WorkerMachine:
             header, _ = from_publisher([frames[1], b""])
         except ProtocolError:
             return None
-        keyring = self._keyring if self.inside else None
+        if self.session == "outside":
+            return None
+        keyring = self._keyring
         message = header if keyring is None else keyring.published(header, [b""], counts=False)
-        if not self.inside or not isinstance(message, (Announce, Chunk, SealedChunk)):
+        if not isinstance(message, (Announce, Chunk, SealedChunk)):
             return None
         slot = self.slots.get(message.model) if message.epoch == self.epoch else None
         if slot is None:
@@ -186,7 +190,7 @@ class WorkerMachine:
             case Refuse():
                 self._heard_at = now if self.inside else self._heard_at
                 return self._refuse(message, now)
-            case _ if not self.inside:
+            case _ if self.session == "outside":
                 return []
             case _ if message.epoch != self.epoch:
                 # The publisher restarted, or our welcome was damaged: hello settles who is right.
@@ -203,7 +207,9 @@ class WorkerMachine:
                 for each in self.slots.values():
                     each.asking.answered(message.token / 1000)
                 return self._hear_of(message.epoch, message.models, now)
-            case Chunk() | SealedChunk() if self._ignores(message, pushed=pushed):
+            case SealedChunk() if self._ignores(message, pushed=pushed):
+                return []
+            case Chunk() if self._keyring is not None and self._ignores(message, pushed=pushed):
                 return []
             case _:
                 self._heard_at = now
@@ -408,12 +414,13 @@ class WorkerMachine:
         """Take how an effect has ended, or what became of a version that was ready."""
         if isinstance(event, Examined):
             return [Send(event.answer)] if self.inside else []
-        if event.model not in self.slots:  # it is the publisher's probe
+        slot = self.slots.get(event.model)
+        if slot is None:  # it is the publisher's probe
             welcome, self._welcomed = self._welcomed, None
             if welcome is None or not isinstance(event, Opened):
                 return []
             return self._enter(welcome, event.memory, now)
-        effects = self.slots[event.model].happened(event, now)
+        effects = slot.happened(event, now)
         if isinstance(event, Wanted) and not self.inside:
             return [effect for effect in effects if not isinstance(effect, Send)]
         return effects

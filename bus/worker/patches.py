@@ -39,15 +39,21 @@ class Patches:
 
     def listen(self, transfer: Transfer, *, shared: bool) -> list[Effect]:
         """Have the next versions pushed in the way in which this one arrives."""  # D7
-        before, self._listens = self.topic, transfer.patch is not None
-        if self.topic == before or shared or self._holds.mode == "catching-up":
+        listens = transfer.patch is not None
+        if listens == self._listens:
+            return []
+        before, self._listens = self.topic, listens
+        if shared or self._holds.mode == "catching-up":
             return []
         return [Subscribe(before, on=False), Subscribe(self.topic, on=True)]
 
     def transfer(self, held: Held, now: float) -> Transfer:
         """Return what a version arrives by: a patch on what runs here; else itself."""  # D4
-        announce, buffer, base = held.announce, held.buffer, self._base(held)
+        announce, buffer = held.announce, held.buffer
         assert buffer is not None  # noqa: S101 - it was given a moment ago
+        if not announce.patches:
+            return Transfer(announce, buffer, now, self._timing, self._keys)
+        base = self._base(held)
         found = [p for p in announce.patches if base is not None and _builds_on(p, base.running)]
         why = ""
         if base is not None and found and found[0].nbytes <= announce.nbytes:
@@ -62,7 +68,7 @@ class Patches:
                 if found[0] != announce.patches[0]:
                     transfer.pull()  # the first alone is pushed
                 return transfer
-        elif self._takes and announce.patches and held.memory is None:
+        elif self._takes and held.memory is None:
             why = self._unfit(held)
         return Transfer(announce, buffer, now, self._timing, self._keys, why=why)
 
@@ -102,7 +108,8 @@ class Patches:
         if old is None or buffer is None:
             return []
         old.revoke()
-        self._holds.release(old.base)
+        if old.base is not None:
+            self._holds.release(old.base)
         transfer = Transfer(held.announce, buffer, now, self._timing, self._keys, why=why)
         held.transfer = transfer
         transfer.pull()

@@ -65,21 +65,20 @@ def standing(model: str, holds: Holdings, failures: Iterable[Effect]) -> list[Ef
 
 def fetches(transfer: Transfer, now: float) -> list[Effect]:
     """Ask for what is missing and due. (W10, W11, D10)"""
-    model, (epoch, version) = transfer.announce.model, transfer.key
-    return [
-        Send(
-            Fetch(
-                model=model,
-                epoch=epoch,
-                version=version,
-                first=first,
-                count=count,
-                patch=transfer.patch,
-                unpatched=transfer.why,
-            )
+    said: list[Effect] = []
+    for first, count in transfer.wants(now):
+        epoch, version = transfer.key
+        fetch = Fetch(
+            model=transfer.announce.model,
+            epoch=epoch,
+            version=version,
+            first=first,
+            count=count,
+            patch=transfer.patch,
+            unpatched=transfer.why,
         )
-        for first, count in transfer.wants(now)
-    ]
+        said.append(Send(fetch))
+    return said
 
 
 def progress(held: Held) -> Effect:
@@ -105,14 +104,15 @@ def progress(held: Held) -> Effect:
 
 def staged(some: Iterable[Held]) -> list[Effect]:
     """Say which of some versions are staged, where that is due. (W14)"""
-    whole = [held.staged for held in some if held.fate is None]  # else it has failed
-    due = [staged for staged in whole if staged is not None and staged.say_staged]
-    return [
-        Send(
-            Staged(model=s.model, epoch=s.epoch, version=s.version, digest=s.digest, patch=s.patch)
-        )
-        for s in due
-    ]
+    said: list[Effect] = []
+    for held in some:
+        s = held.staged if held.fate is None else None  # else it has failed
+        if s is not None and s.say_staged:
+            about = Staged(
+                model=s.model, epoch=s.epoch, version=s.version, digest=s.digest, patch=s.patch
+            )
+            said.append(Send(about))
+    return said
 
 
 def applied(

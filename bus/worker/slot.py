@@ -21,7 +21,7 @@ from .events import Copied, Decoded, Granted, OfSlot, Opened, Report, Waits, Wan
 from .holdings import Held, Holdings
 from .layouts import Acceptance, Accepts, Expected
 from .patches import Patches
-from .phases import ARROWS, Turn
+from .phases import ARROWS, MODES, Turn
 from .transfer import Transfer, take_whole
 
 RESTARTS_MAX = 3  # transfers of one version whose digest did not match, before it is given up
@@ -121,7 +121,11 @@ class Slot:
 
     def _reserve(self, held: Held, now: float) -> list[Effect]:
         """Find memory for a version; if there is no more, `_resume` begins when some is free."""
-        effects = self._replace_arriving()
+        effects: list[Effect] = []
+        older = self.holds.at("arriving")
+        if older is not None:  # the newer version takes its place
+            self.holds.move(older, "newer")  # W8
+            effects = self._turn("replaced")
         if self.holds.full:
             held.payload = None
             return effects
@@ -155,7 +159,8 @@ class Slot:
         announce, buffer = held.announce, held.buffer
         assert buffer is not None  # noqa: S101 - it was given a moment ago
         self.holds.move(held, "begun")
-        self.applying.begun()
+        if self.applying.failed is not None:
+            self.applying.begun()
         data, held.payload = held.payload, None
         digest = take_whole(announce, data, buffer) if data is not None else None
         if digest is not None:
@@ -212,8 +217,9 @@ class Slot:
         """The version is whole in shared memory: it can be applied from there."""
         announce, layout = held.announce, held.layout
         assert layout is not None  # noqa: S101 - without it nothing is begun
-        for older in self.holds.all("arriving", "staged"):
-            self.holds.move(older, "newer")
+        for older in (self.holds.at("arriving"), self.holds.at("staged")):
+            if older is not None:
+                self.holds.move(older, "newer")
         chunks = announce.chunk_bytes if announce.hash else 0  # S7
         about = self.model, *held.key, layout, memory.data, ""
         held.staged = StagedVersion(
@@ -221,18 +227,13 @@ class Slot:
         )
         held.payload = None
         self.holds.move(held, "mapped")
-        self.applying.begun()
+        if self.applying.failed is not None:
+            self.applying.begun()
         return [*self._turn("completed", now), Ready(held.staged)]
-
-    def _replace_arriving(self) -> list[Effect]:
-        """A newer version takes the place of the one that is arriving."""
-        if not self.holds.move(self.holds.at("arriving"), "newer"):  # W8
-            return []
-        return self._turn("replaced")
 
     def _turn(self, turn: Turn, now: float = -math.inf) -> list[Effect]:
         """Take pushed chunks again, and look for what came meanwhile; or no longer."""
-        if not self.holds.turn(turn):
+        if turn not in MODES[self.holds.mode] or not self.holds.turn(turn):
             return []
         on = self.holds.mode == "following"
         subscribe = Subscribe(self.patches.topic, on=on and not self.shared)
@@ -247,8 +248,8 @@ class Slot:
 
     def place(self, chunk: AnyChunk, size: int) -> Lease | None:
         """Say where a chunk's payload belongs that is about to be received; None: nowhere."""
-        held = self.holds.find((chunk.epoch, chunk.version), "arriving")
-        if held is None or held.transfer is None:
+        held = self.holds.at("arriving")
+        if held is None or held.transfer is None or held.key != (chunk.epoch, chunk.version):
             return None
         return held.transfer.lend(chunk, size)
 
@@ -256,8 +257,8 @@ class Slot:
         self, chunk: AnyChunk, payload: Buffer | Lease, now: float, *, pushed: bool
     ) -> list[Effect]:
         """A piece of a version."""
-        held = self.holds.find((chunk.epoch, chunk.version), "arriving")
-        if held is None or held.transfer is None:
+        held = self.holds.at("arriving")
+        if held is None or held.transfer is None or held.key != (chunk.epoch, chunk.version):
             return self._stray(chunk.epoch, chunk.version, now)
         transfer = held.transfer
         fresh = transfer.take(chunk, payload, now, pushed=pushed)
@@ -266,12 +267,14 @@ class Slot:
         if fresh and pushed and (slow or transfer.here % PROGRESS_CHUNKS == 0):  # W23
             transfer.reported_at = now
             effects.append(reports.progress(held))
-        return effects + self._completed(held, transfer, now)
+        if transfer.here == transfer.plan.count:
+            effects += self._completed(held, transfer, now)
+        return effects
 
     def end(self, end: End, now: float) -> list[Effect]:
         """All chunks of a version are out."""
-        held = self.holds.find((end.epoch, end.version), "arriving")
-        if held is None or held.transfer is None:
+        held = self.holds.at("arriving")
+        if held is None or held.transfer is None or held.key != (end.epoch, end.version):
             return self._stray(end.epoch, end.version, now)
         if end.patch != held.transfer.patch:
             return []
@@ -301,15 +304,16 @@ class Slot:
         announce, buffer, layout = held.announce, held.buffer, held.layout
         assert buffer is not None and layout is not None  # noqa: S101, PT018 - or it were not begun
         say = announce.acknowledge == "staged" or announce.commit == "together"
-        self.holds.move(self.holds.at("staged"), "newer")
-        by = held.transfer
+        older, by = self.holds.at("staged"), held.transfer
+        if older is not None:
+            self.holds.move(older, "newer")
         patch, took = (by.patch, by.decode_us) if by is not None else (None, 0)
         about = self.model, *held.key, layout, buffer, digest
         held.staged = StagedVersion(
             *about, say_staged=say, patch=patch, decode_us=took, metadata=announce.metadata
         )
         self.holds.move(held, "whole")
-        effects = reports.staged([held])
+        effects = reports.staged([held]) if say else []
         if announce.commit != "together":
             effects += self._commit(held)
         return effects + self._turn("completed", now)
@@ -384,6 +388,9 @@ class Slot:
     def happened(self, event: OfSlot, now: float) -> list[Effect]:
         """Take how an effect has ended, or what became of a version that was ready."""
         match event:
+            case Report():
+                held = self.holds.find(event.key, "ready", "applying")
+                return self._became(held, event, now) if held is not None else []
             case Granted():
                 return self._granted(self.holds.find(event.key, "announced"), event.buffer, now)
             case Opened():
@@ -398,9 +405,6 @@ class Slot:
                 return said if event.key else said + self._go_on(self.asking.heard[0], now)
             case Waits():
                 return self._waits(self.holds.find(event.key, "ready", "applying"), event.text)
-            case Report():
-                held = self.holds.find(event.key, "ready", "applying")
-                return self._became(held, event, now) if held is not None else []
 
     def _waits(self, held: Held | None, text: str) -> list[Effect]:
         """Somebody is in the way of a version: say so at once, and then with every ping."""
@@ -420,8 +424,10 @@ class Slot:
             case "stale":
                 self.asking.asked_at = -math.inf
                 return said + self.asking.latest(held.key[0], now)
-            case _:  # its buffer may be free
+            case _ if self.holds.at("announced") is not None:  # its buffer may be free
                 return said + self._resume(now)
+            case _:
+                return said
 
     def _resume(self, now: float) -> list[Effect]:
         """A buffer is free: begin what waited for it."""

@@ -21,7 +21,6 @@ What arrives may be a patch instead, into memory of its own: then the version is
 """
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,7 +145,7 @@ class Transfer:
         if pushed:
             self._pushed = max(self._pushed, index + 1)
         if isinstance(payload, Lease) and payload.live:
-            payload.cancel()
+            self.revoke()
             if not payload.is_sound(proof if isinstance(proof, int) else None):
                 self._reject(index)
                 return False
@@ -163,7 +162,11 @@ class Transfer:
         self._states[index] = HERE
         self._crcs[index] = crc
         self.here += 1
-        self._hear(now)
+        self.tries = 0
+        # Be patient in proportion to how long it took, for slow links.
+        self._gap = max(now - self._heard_at, self._gap * 7 / 8)  # W32
+        self._patience = min(max(self._timing.patience, 4 * self._gap), self._timing.patience_max)
+        self._heard_at = now
         return True
 
     def _place(self, index: int, proof: int | SealedChunk, data: Buffer) -> int | None:
@@ -202,7 +205,8 @@ class Transfer:
         opening = self._opening(chunk, size) if isinstance(chunk, SealedChunk) else None
         if opening is None and self._keyring is not None:
             return None
-        self.revoke()
+        if self._lease is not None:
+            self.revoke()
         self._asked -= self._states[index] == ASKED
         self._states[index], self._lent = LENT, (index, 0)
         place = self.buffer.data[begin:end]
@@ -274,10 +278,11 @@ class Transfer:
         """A ping that was sent then was answered, and whatever was asked before it."""
         self._answered = sent_at
 
-    def wants(self, now: float) -> Iterator[tuple[int, int]]:
-        """Yield what to fetch now, as (first, count); (0, 0) asks for announcement and `end`."""
-        if self.decoding:
-            return
+    def wants(self, now: float) -> list[tuple[int, int]]:
+        """Return what to fetch now, as (first, count); (0, 0) asks for announcement and `end`."""
+        wanted: list[tuple[int, int]] = []
+        if self._patching is not None:
+            return wanted
         if self._lease is not None and self._lease.count > self._lent[1]:
             self._lent, self._heard_at = (self._lent[0], self._lease.count), now
         silent = now - self._heard_at
@@ -289,12 +294,17 @@ class Transfer:
             self._ask_again(now)
             self._patience = min(2 * self._patience, self._timing.patience_max)  # W32
         if self.digest is None and self._pulling and not self._end_asked:
-            self._end_asked, self._asked_at = True, now
-            yield 0, 0
+            self._end_asked = True
+            wanted.append((0, 0))
+        limit = self.plan.count if self._pulling else self._pushed  # W10, W30
         if self._asked <= WINDOW_CHUNKS // 2:
-            for span in self._ranges():
-                self._asked_at = now
-                yield span
+            first = self._states.find(MISSING, self._cursor, limit)
+            self._cursor = first if first >= 0 else max(self._cursor, limit)
+            if first >= 0:
+                wanted += self._ranges(limit)
+        if wanted:
+            self._asked_at = now
+        return wanted
 
     def verify(self) -> bool:
         """Return whether the whole is what was published; if not, start over."""
@@ -312,13 +322,14 @@ class Transfer:
         self._ask_again(now)
         self._pulling, self.tries = True, 0
 
-    def _ranges(self) -> Iterator[tuple[int, int]]:
-        limit = self.plan.count if self._pulling else self._pushed  # W10, W30
+    def _ranges(self, limit: int) -> list[tuple[int, int]]:
+        """Ask for what is missing below a limit, as far as the window goes."""
+        asked: list[tuple[int, int]] = []
         while self._asked < WINDOW_CHUNKS:  # W11
             first = self._states.find(MISSING, self._cursor, limit)
             if first < 0:
                 self._cursor = max(self._cursor, limit)
-                return
+                break
             most = min(limit, first + WINDOW_CHUNKS - self._asked)
             last = first
             while last < most and self._states[last] == MISSING:
@@ -326,7 +337,8 @@ class Transfer:
                 last += 1
             self._asked += last - first
             self._cursor = last
-            yield first, last - first
+            asked.append((first, last - first))
+        return asked
 
     def _reject(self, index: int) -> None:
         """A chunk came damaged: fetch it (again), at once for the first few, else in due time."""
@@ -336,13 +348,6 @@ class Transfer:
             self._states[index] = MISSING
         if self._states[index] == MISSING:
             self._cursor = min(self._cursor, index)
-
-    def _hear(self, now: float) -> None:
-        """Something arrived: be patient in proportion to how long it took, for slow links."""
-        self.tries = 0
-        self._gap = max(now - self._heard_at, self._gap * 7 / 8)  # W32
-        self._patience = min(max(self._timing.patience, 4 * self._gap), self._timing.patience_max)
-        self._heard_at = now
 
     def _ask_again(self, now: float) -> None:
         self._states = self._states.replace(bytes([ASKED]), bytes([MISSING]))
