@@ -84,6 +84,7 @@ class _Sockets:
                     self._changes = self._control.get_monitor_socket(changes)
             self._selector = undo.enter_context(selectors.DefaultSelector())
             self._bell = undo.enter_context(contextlib.closing(Bell()))
+            self.wake = self._bell.ring  # makes a `poll` in another thread return
             self._selector.register(self._bell, selectors.EVENT_READ)
             descriptor = int(self._control.get(zmq.FD))
             self._selector.register(descriptor, selectors.EVENT_READ, self._control)
@@ -145,10 +146,6 @@ class _Sockets:
                 frames.append(frame)
             if not frame.more:
                 return frames
-
-    def wake(self) -> None:
-        """Make a `poll` in another thread return."""
-        self._bell.ring()
 
     def abandon(self) -> None:
         """Close what a forked child has inherited, see `inheritance`."""
@@ -393,8 +390,7 @@ class WorkerSockets(_Sockets):
         self.address = endpoints.check(address)
         super().__init__(zmq.DEALER, curve.CHANGES)
         self._told = curve.Changes(self._changes, keyed=keys is not None)
-        # Not `wake`, which would hold us, and through us the memory that `place` gives out.
-        self.data = Subscription(place, self._bell.ring)
+        self.data = Subscription(place, self.wake)
         self._watched: tuple[socket.socket, bool] | None = None
         try:
             self._control.setsockopt(zmq.IMMEDIATE, 1)  # say nothing to nobody: it would pile up
