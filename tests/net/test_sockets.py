@@ -34,14 +34,18 @@ def _pair() -> Iterator[tuple[PublisherSockets, WorkerSockets]]:
         yield publisher, worker
 
 
+def now() -> float:
+    """Return the time of the sockets, which a test may set."""
+    moment: float = vars(sockets)["time"].monotonic()
+    return moment
+
+
 def heard(publisher: PublisherSockets, worker: WorkerSockets) -> list[bytes]:
     """Let both sides run until the publisher hears of a subscription; return the topics."""
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
         worker.poll(0.01)
-        assert worker.data.receive(time.monotonic()) is None, (
-            "it speaks up only once it has greeted"
-        )
+        assert worker.data.receive(now()) is None, "it speaks up only once it has greeted"
         if publisher.poll(0.0).data and (subscription := publisher.data.receive_heard()):
             return list(subscription[1])
     raise TimeoutError("nobody has subscribed")
@@ -53,7 +57,7 @@ def published(publisher: PublisherSockets, worker: WorkerSockets) -> list[bytes]
     while time.monotonic() < deadline:
         publisher.poll(0.0)
         worker.poll(0.01)
-        if frames := worker.data.receive(time.monotonic()):
+        if frames := worker.data.receive(now()):
             return frames_of(frames)
     raise TimeoutError("nothing was published")
 
@@ -222,6 +226,6 @@ def test_messages_that_came_together_are_not_waited_for(
     received: list[list[bytes]] = []
     while len(received) < len(sent):
         assert worker.poll(SECONDS).data, "what is here already rings no bell"
-        if frames := worker.data.receive(time.monotonic()):
+        if frames := worker.data.receive(now()):
             received.append(frames_of(frames))
     assert received == sent
