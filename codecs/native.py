@@ -115,7 +115,7 @@ def joined(
 
 def bytes_at(address: int, nbytes: int) -> "Bytes":
     """Return what lies in memory."""
-    return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
+    return np.frombuffer(memoryview((ctypes.c_uint8 * nbytes).from_address(address)), np.uint8)
 
 
 def _view(address: int, nbytes: int) -> memoryview:

@@ -173,7 +173,8 @@ def for_all(effect: BroadcastChunk | BroadcastWhole, sealer: Sealer | None = Non
     if isinstance(effect, BroadcastChunk):
         chunk_for = chunk_of if sealer is None else sealer.chunk
         return Broadcast(chunks_topic(effect.version), *chunk_for(effect.version, effect.index))
-    version, announce, payload = effect.version, effect.announce, None
+    version, announce = effect.version, effect.announce
+    payload: Buffer | None = None
     if sealer is not None:
         sealed, payload = sealer.chunk(version, 0)
         announce = sealer.whole(announce, sealed)

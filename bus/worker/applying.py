@@ -34,7 +34,7 @@ class Applying:
 
     def became(self, held: Held, report: Report, now: float) -> list[Effect]:
         """Take what the user did with a version that was ready; say what that means."""
-        older, staged = self._holds.at("running"), held.staged
+        older, staged = self._holds.at["running"], held.staged
         if held.fate is not None:
             self._holds.move(held, held.fate)
             return []
@@ -92,7 +92,7 @@ class Applying:
         It has none if another version is at the user's, who may be writing it into the model.
         """  # W25
         holds, key = self._holds, (rename.epoch, rename.version)
-        held = holds.at("running")
+        held = holds.at["running"]
         if held is None or held.running != rename.was or holds.all("ready", "applying"):
             return []
         if self._asking.only not in (None, key):  # W8

@@ -43,7 +43,7 @@ class Asking:
 
     def hear_of(self, epoch: int, version: int, now: float) -> list[Effect]:
         """A beacon, a welcome or a stray chunk speaks of a version: ask if it is news."""
-        arriving, key = self._holds.at("arriving"), (epoch, version)
+        arriving, key = self._holds.at["arriving"], (epoch, version)
         self.heard = max(self.heard, key)
         if self.only is not None:
             return self.exact(now)
@@ -53,7 +53,7 @@ class Asking:
             return []
         if key <= self._later and now < self._until:  # W36
             return []
-        waiting = self._holds.at("announced")
+        waiting = self._holds.at["announced"]
         if waiting is not None and key <= waiting.key and self._lacks_layout(waiting):
             return []  # W7
         return self.latest(epoch, now)
@@ -65,7 +65,7 @@ class Asking:
         if now - self.asked_at < self._timing.quiet:
             return []
         self.asked_at = now
-        waiting = self._holds.at("announced")
+        waiting = self._holds.at["announced"]
         layout = waiting is not None and self._lacks_layout(waiting)
         return [Send(Fetch(model=self._model, epoch=epoch, version=0, layout=layout))]
 
@@ -112,7 +112,7 @@ class Asking:
 
     def exact(self, now: float) -> list[Effect]:
         """Ask for the only version that is wanted, if there is one and it is not here."""
-        only, holds, running = self.only, self._holds, self._holds.at("running")
+        only, holds, running = self.only, self._holds, self._holds.at["running"]
         if only is None:
             return []
         if running is not None and running.key > only:

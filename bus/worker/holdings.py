@@ -6,9 +6,8 @@ versions touches no fresh memory. Where patches may come, a third holds what run
 """
 
 from collections import deque
-from collections.abc import Callable
+from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,7 +25,8 @@ REJECTED_KEPT = 8  # versions remembered that could not be taken here
 IN_MEMORY: set[Phase] = {"arriving", "staged", "ready", "applying"}  # a buffer is needed for these
 
 
-class Held(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Held:
     """A version that is here, and what there is of it in its phase."""
 
     key: Key
@@ -51,7 +51,11 @@ class Held(msgspec.Struct, eq=False):
 
 
 class Holdings:
-    """The versions of one model."""
+    """The versions of one model.
+
+    Attributes:
+        at: By phase, the version in it; of several, that which came to it first.
+    """
 
     def __init__(self) -> None:
         self.mode: Mode = "following"
@@ -63,9 +67,7 @@ class Holdings:
         # have been aborted, or meant for few, and the latest for all be one that was missed.
         self.rejected: deque[Key] = deque(maxlen=REJECTED_KEPT)
         self._live: dict[Phase, dict[Key, Held]] = {p: {} for p, arrows in ARROWS.items() if arrows}
-        self._first: dict[Phase, Held | None] = dict.fromkeys(self._live)
-        # Returns the version in a phase, which came to it first if there are several.
-        self.at: Callable[[Phase], Held | None] = self._first.__getitem__
+        self.at: dict[Phase, Held | None] = dict.fromkeys(self._live)
 
     def all(self, *phases: Phase) -> list[Held]:
         """Return the versions in some phases."""
@@ -91,11 +93,11 @@ class Holdings:
 
     def expect(self, announce: Announce, *, pushed: bool, payload: Buffer | None) -> Held:
         """Take note of a version that was announced, in place of any that was only announced."""
-        older = self.at("announced")
+        older = self.at["announced"]
         if older is not None:
             self.move(older, "newer")
         held = Held((announce.epoch, announce.version), announce, pushed, payload)
-        self._live["announced"][held.key] = self._first["announced"] = held
+        self._live["announced"][held.key] = self.at["announced"] = held
         return held
 
     def answered(self, sent_at: float) -> None:
@@ -171,7 +173,7 @@ class Holdings:
     def release(self, base: Base) -> None:
         """A patch no longer needs what it builds on; if that runs no more, nobody does."""
         base.users -= 1
-        runs = self.at("running")
+        runs = self.at["running"]
         if base is self.base and (runs is None or runs.running != base.running):
             surplus = runs is not None and not runs.announce.keep
             self.rebase(runs if surplus else None, None, None)
@@ -198,11 +200,11 @@ class Holdings:
             return False
         phase, transfer = held.phase, held.transfer
         del self._live[phase][held.key]
-        self._first[phase] = next(iter(self._live[phase].values()), None)
+        self.at[phase] = next(iter(self._live[phase].values()), None)
         held.phase = after
         if after in self._live:
             self._live[after][held.key] = held
-            self._first[after] = self._first[after] or held
+            self.at[after] = self.at[after] or held
         elif after == "rejected":
             self.rejected.append(held.key)
         if after not in IN_MEMORY and held.buffer is not None:

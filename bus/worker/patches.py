@@ -74,14 +74,14 @@ class Patches:
 
     def _base(self, held: Held) -> Base | None:
         """Return what a patch of a version may build on: what runs, if its bytes are here."""
-        base, runs = self._holds.base, self._holds.at("running")
+        base, runs = self._holds.base, self._holds.at["running"]
         if not self._takes or held.memory is not None or base is None or runs is None:
             return None
         fits = base.running == runs.running and base.layout.id == held.announce.layout
         return base if fits else None
 
     def _unfit(self, held: Held) -> str:
-        runs = self._holds.at("running")
+        runs = self._holds.at["running"]
         here = f"version {runs.key[1]} of epoch {runs.key[0]} runs" if runs else "nothing runs"
         offered = ", ".join(str(p.version) for p in held.announce.patches)
         kept = "" if self._holds.base is not None else ", and its bytes were not kept"

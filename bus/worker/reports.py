@@ -49,11 +49,11 @@ class Identity:
 def standing(model: str, holds: Holdings, failures: Iterable[Effect]) -> list[Effect]:
     """Say how things stand, the last failure included."""
     effects: list[Effect] = []
-    arriving, applying = holds.at("arriving"), holds.at("applying")
+    arriving, applying = holds.at["arriving"], holds.at["applying"]
     if arriving is not None and applying is None:
         effects.append(progress(arriving))
     effects += staged(holds.all("ready", "applying", "staged"))
-    running = holds.at("running")
+    running = holds.at["running"]
     if running is not None and running.running is not None:
         effects.append(applied(model, running.running, running.staged))
     effects += failures

@@ -60,7 +60,7 @@ class Slot:
     @property
     def running(self) -> Running | None:
         """What runs."""
-        held = self.holds.at("running")
+        held = self.holds.at["running"]
         return held.running if held is not None else None
 
     # What the publisher says.
@@ -78,7 +78,7 @@ class Slot:
         if fault is not None:
             self.holds.move(self.holds.find(key, "announced"), "failed")  # it waited for this
             return self.applying.fail(key, *fault, now)
-        staged, arriving = self.holds.at("staged"), self.holds.at("arriving")
+        staged, arriving = self.holds.at["staged"], self.holds.at["arriving"]
         if staged is not None and key == staged.key and announce.commit == "auto":  # W5
             return self.asking.overtaken(key) + self._commit(staged)
         if self.asking.ignores(key):
@@ -122,7 +122,7 @@ class Slot:
     def _reserve(self, held: Held, now: float) -> list[Effect]:
         """Find memory for a version; if there is no more, `_resume` begins when some is free."""
         effects: list[Effect] = []
-        older = self.holds.at("arriving")
+        older = self.holds.at["arriving"]
         if older is not None:  # the newer version takes its place
             self.holds.move(older, "newer")  # W8
             effects = self._turn("replaced")
@@ -192,7 +192,7 @@ class Slot:
         if not copied.copying.live:  # something newer took its place, or it was aborted
             self.holds.give_back(copied.copying.buffer)
             return self._resume(now)
-        held = self.holds.at("arriving")
+        held = self.holds.at["arriving"]
         assert held is not None  # noqa: S101 - nothing else lends its buffer
         assert held.transfer is not None  # noqa: S101
         held.transfer.copied(copied.crcs, now)
@@ -200,7 +200,7 @@ class Slot:
 
     def _decoded(self, decoded: Decoded, now: float) -> list[Effect]:
         """A patch was decoded, and its version is whole; or all of it is to be fetched."""
-        done, held = decoded.patching, self.holds.at("arriving")
+        done, held = decoded.patching, self.holds.at["arriving"]
         if not done.live:  # something newer took its place, or it was aborted
             self.holds.give_back(done.buffer)
             self.holds.release(done.base)
@@ -217,7 +217,7 @@ class Slot:
         """The version is whole in shared memory: it can be applied from there."""
         announce, layout = held.announce, held.layout
         assert layout is not None  # noqa: S101 - without it nothing is begun
-        for older in (self.holds.at("arriving"), self.holds.at("staged")):
+        for older in (self.holds.at["arriving"], self.holds.at["staged"]):
             if older is not None:
                 self.holds.move(older, "newer")
         chunks = announce.chunk_bytes if announce.hash else 0  # S7
@@ -248,7 +248,7 @@ class Slot:
 
     def place(self, chunk: AnyChunk, size: int) -> Lease | None:
         """Say where a chunk's payload belongs that is about to be received; None: nowhere."""
-        held = self.holds.at("arriving")
+        held = self.holds.at["arriving"]
         if held is None or held.transfer is None or held.key != (chunk.epoch, chunk.version):
             return None
         return held.transfer.lend(chunk, size)
@@ -257,7 +257,7 @@ class Slot:
         self, chunk: AnyChunk, payload: Buffer | Lease, now: float, *, pushed: bool
     ) -> list[Effect]:
         """A piece of a version."""
-        held = self.holds.at("arriving")
+        held = self.holds.at["arriving"]
         if held is None or held.transfer is None or held.key != (chunk.epoch, chunk.version):
             return self._stray(chunk.epoch, chunk.version, now)
         transfer = held.transfer
@@ -273,7 +273,7 @@ class Slot:
 
     def end(self, end: End, now: float) -> list[Effect]:
         """All chunks of a version are out."""
-        held = self.holds.at("arriving")
+        held = self.holds.at["arriving"]
         if held is None or held.transfer is None or held.key != (end.epoch, end.version):
             return self._stray(end.epoch, end.version, now)
         if end.patch != held.transfer.patch:
@@ -283,7 +283,7 @@ class Slot:
         return pulled + self._completed(held, held.transfer, now)
 
     def _stray(self, epoch: int, version: int, now: float) -> list[Effect]:
-        waiting = self.holds.at("announced")
+        waiting = self.holds.at["announced"]
         return self.asking.hear_of(epoch, version, now) if waiting is None else []
 
     def _completed(self, held: Held, transfer: Transfer, now: float) -> list[Effect]:
@@ -304,7 +304,7 @@ class Slot:
         announce, buffer, layout = held.announce, held.buffer, held.layout
         assert buffer is not None and layout is not None  # noqa: S101, PT018 - or it were not begun
         say = announce.acknowledge == "staged" or announce.commit == "together"
-        older, by = self.holds.at("staged"), held.transfer
+        older, by = self.holds.at["staged"], held.transfer
         if older is not None:
             self.holds.move(older, "newer")
         patch, took = (by.patch, by.decode_us) if by is not None else (None, 0)
@@ -324,7 +324,7 @@ class Slot:
 
     def committed(self, commit: Commit) -> list[Effect]:
         """The version that is staged here may be applied."""
-        held, key = self.holds.at("staged"), (commit.epoch, commit.version)
+        held, key = self.holds.at["staged"], (commit.epoch, commit.version)
         if held is None or held.staged is None or held.key != key:
             return []
         same = held.staged.digest == commit.digest
@@ -357,7 +357,7 @@ class Slot:
         """There may be room now for what waited; who is catching up must find something to do."""
         effects = self._resume(now)
         idle = (
-            not effects and self.holds.mode == "catching-up" and self.holds.at("arriving") is None
+            not effects and self.holds.mode == "catching-up" and self.holds.at["arriving"] is None
         )
         return self.asking.latest(epoch, now) if idle else effects
 
@@ -424,15 +424,15 @@ class Slot:
             case "stale":
                 self.asking.asked_at = -math.inf
                 return said + self.asking.latest(held.key[0], now)
-            case _ if self.holds.at("announced") is not None:  # its buffer may be free
+            case _ if self.holds.at["announced"] is not None:  # its buffer may be free
                 return said + self._resume(now)
             case _:
                 return said
 
     def _resume(self, now: float) -> list[Effect]:
         """A buffer is free: begin what waited for it."""
-        waiting = self.holds.at("announced")
-        if waiting is None or self.holds.at("arriving") is not None:
+        waiting = self.holds.at["announced"]
+        if waiting is None or self.holds.at["arriving"] is not None:
             return []
         if self.asking.outdated(waiting.key):
             self.holds.move(waiting, "newer")
@@ -443,14 +443,14 @@ class Slot:
 
     def tick(self, now: float) -> list[Effect]:
         """Fetch what is due."""
-        held = self.holds.at("arriving")
+        held = self.holds.at["arriving"]
         if held is not None and held.transfer is not None:
             if held.transfer.hopeless and held.transfer.patch is not None:
                 return self.patches.give_up(held, "nothing more of it comes", now)
             if held.transfer.hopeless:  # W12
                 return self._decline(held, "digest-mismatch", NOTHING_FITS, now)
             return reports.fetches(held.transfer, now) + self._completed(held, held.transfer, now)
-        waiting = self.holds.at("announced")
+        waiting = self.holds.at["announced"]
         if waiting is not None and self.asking.due(waiting, now):
             return self._begin(waiting, now)
         return []

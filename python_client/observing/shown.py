@@ -67,8 +67,8 @@ class Shown:
         """Count a call of publish once it is over, for all that is shown, and return it."""
         for told in self._counts:
             publish.add_done_callback(told)
-        if SDK in sys.modules and (told := on_publish(started)) is not None:
-            publish.add_done_callback(told)
+        if SDK in sys.modules and (traced := on_publish(started)) is not None:
+            publish.add_done_callback(traced)
         return publish
 
     def close(self) -> None:

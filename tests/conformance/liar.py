@@ -193,7 +193,7 @@ def obedient() -> None:
     """Be a client that follows every commit."""
 
     def committed(slot: Slot, _commit: Commit) -> list[Effect]:
-        held = slot.holds.at("staged")
+        held = slot.holds.at["staged"]
         return slot._commit(held) if held is not None else []  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
     Slot.committed = committed  # type: ignore[assignment, method-assign]

@@ -90,7 +90,7 @@ def caught(flip: Flip) -> tuple[Flip, str]:
     else:
         del arrows[event]
     try:
-        looks = (sequence, partial(test, TESTS), seed)
+        looks: tuple[Callable[[], str], ...] = (sequence, partial(test, TESTS), seed)
         if of in OF_PUBLISHER:
             looks = (partial(test, TESTS_OF_PUBLISHER), seed)
         return flip, next((found for look in looks if (found := look())), "")

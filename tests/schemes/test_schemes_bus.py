@@ -778,7 +778,7 @@ def test_keys_travel_with_a_scheme_and_nobody_else_gets_in(settings: dict[str, A
     with one_process(1, **settings) as (sender, net, _, [target]):
         sender.send(fill(net, 2.0), timeout=20.0)
         assert values(target) == {2.0}
-        address: str = sender.address.replace("0.0.0.0", "127.0.0.1")  # type: ignore[attr-defined] # noqa: S104
+        address: str = sender.address.replace("0.0.0.0", "127.0.0.1")  # noqa: S104
         with (
             Subscriber(address, {"policy": torch.nn.Linear(2, 2)}, settings=QUICK) as stranger,
             pytest.raises(RefusedError, match="asks for keys"),
@@ -793,7 +793,7 @@ def test_a_scheme_that_is_to_have_no_keys_has_none_whatever_the_environment_says
     monkeypatch.setenv("WEIGHTBUS_KEYS", str(tmp_path / "keys"))
     with one_process(1, keyed=False) as (sender, net, _, [target]):
         model = torch.nn.Linear(2, 2)
-        with Subscriber(sender.address, {"policy": model}, settings=QUICK, keys="") as plain:  # type: ignore[attr-defined]
+        with Subscriber(sender.address, {"policy": model}, settings=QUICK, keys="") as plain:
             plain.wait_joined(20.0)
         sender.send(fill(net, 2.0), timeout=20.0)
         assert values(target) == {2.0}

@@ -24,9 +24,8 @@ from weightbus.bus.messages import (
 from weightbus.bus.net.copier import decoded, patching
 from weightbus.bus.publisher.offers import announcement, chunk_of, end_of
 from weightbus.bus.publisher.version import Chunked, Version, VersionPatch
-from weightbus.bus.staged import Patching
+from weightbus.bus.staged import Base, Patching
 from weightbus.bus.worker.events import Report
-from weightbus.bus.worker.holdings import Base
 from weightbus.bus.worker.layouts import Expected
 from weightbus.bus.worker.slot import Slot
 from weightbus.bus.worker.transfer import Transfer
@@ -124,7 +123,7 @@ class Bench:
 
     @property
     def transfer(self) -> Transfer:
-        held = self.slot.holds.at("arriving")
+        held = self.slot.holds.at["arriving"]
         assert held is not None
         assert held.transfer is not None
         return held.transfer
@@ -180,7 +179,7 @@ def test_a_patch_leads_to_the_version_and_says_so() -> None:
     assert 0 < applied.decode_us < 1e9, "and how long it took"
     [again] = sent(bench.slot.repeat(), Applied)
     assert again == applied
-    runs = bench.slot.holds.at("running")
+    runs = bench.slot.holds.at["running"]
     assert runs is not None
     assert runs.transfer is None, "the patch takes no memory any more"
 
@@ -430,7 +429,7 @@ def test_where_memory_is_short_what_is_decoded_is_waited_for() -> None:
     bench.takes = lambda _nbytes: None
     bench.announce(three)
     assert not job.live
-    waiting = bench.slot.holds.at("announced")
+    waiting = bench.slot.holds.at["announced"]
     assert waiting is not None
     assert waiting.key == three.key, "its memory comes when the decoding has ended"
     bench.decoded(job)
@@ -473,7 +472,7 @@ def test_memory_of_an_old_size_is_not_kept_for_versions_of_another() -> None:
 def test_what_was_copied_from_a_segment_is_not_kept() -> None:
     bench, two = Bench(), version(2)
     bench.announce(two)
-    held = bench.slot.holds.at("arriving")
+    held = bench.slot.holds.at["arriving"]
     assert held is not None
     held.memory = Segment()
     bench.feed(two)

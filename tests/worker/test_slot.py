@@ -121,7 +121,7 @@ def sent(effects: list[Effect], *kinds: type[Message]) -> list[Any]:
 
 
 def arriving(bench: Bench) -> Held:
-    held = bench.slot.holds.at("arriving")
+    held = bench.slot.holds.at["arriving"]
     assert held is not None
     return held
 
@@ -148,7 +148,7 @@ def test_an_announcement_without_layout_asks_for_it_and_repeats_that() -> None:
     bench, v = Bench(), version(1)
     [fetch] = sent(bench.announce(v, header=False), Fetch)
     assert (fetch.version, fetch.count, fetch.layout) == (1, 0, True)
-    assert bench.slot.holds.at("arriving") is None, "nothing is allocated yet"
+    assert bench.slot.holds.at["arriving"] is None, "nothing is allocated yet"
     for bench.now in (1.0, 15.9):
         assert not bench.slot.tick(bench.now), "it may be on its way"
         assert not bench.slot.asking.hear_of(EPOCH, 1, bench.now), "which is no news"
@@ -168,7 +168,7 @@ def test_a_layout_is_remembered_and_judged_once() -> None:
     bench.deliver(one)
     bench.apply(one)
     bench.announce(two, header=False)
-    assert bench.slot.holds.at("arriving") is not None
+    assert bench.slot.holds.at["arriving"] is not None
     assert bench.asked == [one.layout.id]
 
 
@@ -189,7 +189,7 @@ def test_a_layout_that_is_not_the_announced_one_is_not_learnt() -> None:
     effects = bench.slot.announced(announcement(v), wrong.layout.header, 0.0)
     [failed] = sent(effects, Failed)
     assert failed.code == "layout-invalid"
-    assert bench.slot.holds.at("arriving") is None
+    assert bench.slot.holds.at["arriving"] is None
     assert ready(bench.deliver(v)), "damage on the way is no verdict on the version"
 
 
@@ -248,7 +248,7 @@ def test_a_whole_that_does_not_match_is_fetched_anew_a_few_times() -> None:
     effects = bench.feed(v, pushed=False) + bench.end(v, "0" * 64)
     [failed] = sent(effects, Failed)
     assert failed.code == "digest-mismatch"
-    assert bench.slot.holds.at("arriving") is None
+    assert bench.slot.holds.at["arriving"] is None
     assert ready(bench.deliver(v)), "and it may come again"
 
 
@@ -318,7 +318,7 @@ def test_a_third_version_waits_for_a_buffer() -> None:
     bench.deliver(version(1))
     bench.deliver(version(2))
     bench.announce(version(3))
-    assert bench.slot.holds.at("arriving") is None
+    assert bench.slot.holds.at["arriving"] is None
     bench.apply(version(1))
     assert arriving(bench).key == (EPOCH, 3)
 
@@ -370,7 +370,7 @@ def test_a_commit_of_something_else_commits_nothing(fields: dict[str, Any]) -> N
     bench, v = Bench(), version(1)
     bench.deliver(v, commit="together")
     assert not bench.slot.committed(commit(v, **fields))
-    assert bench.slot.holds.at("staged") is not None
+    assert bench.slot.holds.at["staged"] is not None
 
 
 def test_a_commit_that_comes_as_an_announcement_counts() -> None:
@@ -386,7 +386,7 @@ def test_an_abort_is_of_one_version_and_gives_its_buffer_back() -> None:
     assert not ready(bench.slot.committed(commit(v)))
     bench.announce(version(2), commit="together")
     bench.abort(version(1))
-    assert bench.slot.holds.at("arriving") is not None, "another version's abort"
+    assert bench.slot.holds.at["arriving"] is not None, "another version's abort"
     bench.abort(version(2))
     assert ready(bench.deliver(version(3)))
     assert ready(bench.deliver(version(4))), "both buffers are back"
@@ -398,9 +398,9 @@ def test_an_abort_makes_room_for_what_waits_for_a_buffer() -> None:
     bench.deliver(one)
     bench.deliver(two, commit="together")
     bench.announce(three)
-    assert bench.slot.holds.at("arriving") is None
+    assert bench.slot.holds.at["arriving"] is None
     bench.abort(two)
-    assert bench.slot.holds.at("arriving") is not None
+    assert bench.slot.holds.at["arriving"] is not None
     assert ready(bench.feed(three) + bench.end(three))
 
 
@@ -563,7 +563,7 @@ def test_what_is_gone_is_given_up_and_the_latest_asked_for() -> None:
     bench = Bench()
     bench.announce(version(1))
     effects = bench.slot.gone(EPOCH, 1, bench.now)
-    assert bench.slot.holds.at("arriving") is None
+    assert bench.slot.holds.at["arriving"] is None
     assert sent(effects, Fetch)[0].version == 0
 
 
@@ -702,7 +702,7 @@ def test_a_copy_that_is_overtaken_keeps_its_buffer_until_it_has_ended(how: str) 
     bench.feed(version(2, epoch=epoch))
     bench.end(version(2, epoch=epoch))
     bench.announce(version(3, epoch=epoch))
-    assert bench.slot.holds.at("arriving") is None, "both buffers are in use"
+    assert bench.slot.holds.at["arriving"] is None, "both buffers are in use"
     effects = end_copy(bench, copy)
     assert not sent(effects, Staged)
     assert arriving(bench).key == (epoch, 3)

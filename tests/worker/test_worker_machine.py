@@ -194,7 +194,7 @@ def test_another_epoch_is_answered_with_hello_and_nothing_else(epoch: int) -> No
     ):
         bench.now += 1.0
         assert [type(e.message) for e in bench.tell(message) if isinstance(e, Send)] == [Hello]
-    assert bench.machine.slots["a"].holds.at("arriving") is None
+    assert bench.machine.slots["a"].holds.at["arriving"] is None
     assert bench.machine.epoch == EPOCH, "only a welcome settles it"
 
 
@@ -517,6 +517,6 @@ def test_a_chunk_that_lies_in_its_place_enters_once() -> None:
     lease.received(len(DATA))
     effects = bench.machine.receive_published(lease, bench.now)
     bench.tell(End(model="a", epoch=EPOCH, version=1, digest=WHOLE.digest))
-    assert bench.machine.slots["a"].holds.at("ready") is not None
+    assert bench.machine.slots["a"].holds.at["ready"] is not None
     assert not sent(effects, Fetch)
     assert bench.machine.receive_published(lease, bench.now) == [], "twice is once"
