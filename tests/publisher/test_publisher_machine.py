@@ -1367,6 +1367,16 @@ def test_one_version_is_given_up_for_the_next_the_least_needed_first() -> None:
     assert bench.machine.make_room("b", among, replaces_latest=True) == []
 
 
+def test_a_version_for_some_is_kept_for_who_is_still_at_it_when_there_is_a_newer_one() -> None:
+    bench = Bench("w0")
+    some, _ = bench.publish(CHUNK * 100, workers=("w0",))
+    bench.say("w0", report(Progress, some, chunks=1))
+    bench.publish(CHUNK * 100)
+    fetch = Fetch(model="a", epoch=EPOCH, version=some.version, first=1, count=1)
+    assert sent(bench.say("w0", fetch), Chunk, "w0")
+    assert some.phase == "old"
+
+
 @pytest.mark.parametrize(("second", "kept"), [(True, False), (False, True)])
 def test_memory_that_is_read_in_place_is_free_once_there_is_a_newer_version(
     second: bool, kept: bool
