@@ -13,7 +13,7 @@ from ..codecs.precision import Precision, precision_of
 from ..codecs.renaming import Renaming, renaming_of
 from . import checks
 from .checks import check_name
-from .settings import Encoding, Settings
+from .settings import Encoding, Settings, settings_of
 
 Require = Literal["all", "alive"] | int  # all workers, those that are not lost, or this many
 
@@ -93,7 +93,7 @@ class Request(msgspec.Struct, frozen=True, eq=False):
 
 def request(
     started: float,
-    settings: Settings,
+    settings: Settings | None,
     *,
     workers: Iterable[str] | None,
     require: Require,
@@ -101,6 +101,7 @@ def request(
     commit: CommitMode,
     timeout: float,
     metadata: Mapping[str, str] | None,
+    defaults: Settings,
     expected: int,
     lost_after: float,
 ) -> Request:
@@ -108,13 +109,14 @@ def request(
 
     Args:
         started: When it was called.
-        settings: What holds for it, checked before.
-        workers, require, expect, commit, timeout, metadata: Its keywords.
+        settings, workers, require, expect, commit, timeout, metadata: Its keywords.
+        defaults: The publisher's settings, checked before.
         expected, lost_after: What the publisher was told of these.
 
     Raises:
         ValueError: A value makes no sense.
     """
+    settings = defaults if settings is None else settings_of("publish", settings)
     names = None if workers is None else _names(workers)
     needed = None if require in ALL else _needed(require, names)
     if commit not in COMMITS:

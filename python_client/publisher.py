@@ -111,7 +111,8 @@ class Publisher(AsyncClosable):
         few = self._settings = settings_of("Publisher", settings)
         keys = publisher_keys(keys)
         check_exposure(keys, insecure, address, few.data)
-        self._expect = checks.whole(expect, "expect", 0, WORKERS_MAX)
+        expected = checks.whole(expect, "expect", 0, WORKERS_MAX)
+        self._request = partial(request, defaults=few, expected=expected, lost_after=few.lost_after)
         age = None if few.epoch is not None else age_from_now()
         self._models: dict[str, PublishedModel] = {}
         self._ids = itertools.count(1)
@@ -240,18 +241,17 @@ class Publisher(AsyncClosable):
             ClosedError: The publisher is closed.
         """
         started = time.monotonic()
-        future = self._begin(
+        asked = self._request(
             started,
-            model,
-            weights,
+            settings,
             workers=workers,
             require=require,
             expect=expect,
             commit=commit,
             timeout=timeout,
             metadata=metadata,
-            settings=settings,
         )
+        future = self._begin(model, weights, asked)
         left = started + float(timeout) - time.monotonic()
         return result_of(future, max(0.0, left) + ANSWER_SECONDS)
 
@@ -277,47 +277,21 @@ class Publisher(AsyncClosable):
         success. If the publish fails and you drop the future without asking for its result, the log
         warns.
         """
-        return self._begin(
+        asked = self._request(
             time.monotonic(),
-            model,
-            weights,
+            settings,
             workers=workers,
             require=require,
             expect=expect,
             commit=commit,
             timeout=timeout,
             metadata=metadata,
-            settings=settings,
         )
+        return self._begin(model, weights, asked)
 
-    def _begin(
-        self,
-        started: float,
-        model: str,
-        weights: object,
-        *,
-        workers: Iterable[str] | None,
-        require: Require,
-        expect: int | None,
-        commit: CommitMode,
-        timeout: float,
-        metadata: Mapping[str, str] | None,
-        settings: Settings | None,
-    ) -> "Future[Receipt]":
+    def _begin(self, model: str, weights: object, asked: Request) -> "Future[Receipt]":
         """Copy the weights and have them published."""
         self._check_usable()
-        asked = request(
-            started,
-            self._settings if settings is None else settings_of("publish", settings),
-            workers=workers,
-            require=require,
-            expect=expect,
-            commit=commit,
-            timeout=timeout,
-            metadata=metadata,
-            expected=self._expect,
-            lost_after=self._machine.timing.lost_after,
-        )
         if asked.workers:
             self._check_known(asked.workers)
         kept = self._model(model)
@@ -351,7 +325,7 @@ class Publisher(AsyncClosable):
         finally:
             if not handed_on:
                 kept.lock.release()
-        return self.shown.count(future, started)
+        return self.shown.count(future, asked.started)
 
     def _submit(
         self,
