@@ -33,7 +33,6 @@ from weightbus import (
 from weightbus.bus.effects import Effect
 from weightbus.bus.messages import Hello, Ping, Refuse, Welcome, encode, from_publisher
 from weightbus.bus.net.control import UNSENT_MS
-from weightbus.bus.net.endpoints import host_and_port
 from weightbus.bus.publisher.effects import Effect as PublisherEffect
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import Publication
@@ -41,6 +40,7 @@ from weightbus.python_client.state_folder import TABLE
 from weightbus.tests.client.settling import settled
 from weightbus.tests.faults.bus_process import checksum, model
 from weightbus.tests.net.ports import lasting_address
+from weightbus.tests.net.tunnel import Tunnel
 
 SECONDS = 60.0  # far more than anything here takes
 QUICK = Settings(ping=0.2, lost_after=2.0)
@@ -136,83 +136,13 @@ class Scene:
         bare.connect(publisher.address)
         return bare
 
-    def tunnel(self, bytes_per_second: float = math.inf) -> "Tunnel":
+    def tunnel(self, bytes_per_second: float = math.inf) -> Tunnel:
         tunnel = Tunnel(bytes_per_second)
         self._stack.callback(tunnel.close)
         return tunnel
 
     def end(self) -> None:
         self._stack.close()
-
-
-class Tunnel:
-    """Takes connections and forwards what comes, until `cut`: then it goes nowhere, untold.
-
-    `sever` ends all connections that there are, at both ends.
-
-    Args:
-        bytes_per_second: How fast it does.
-
-    Attributes:
-        heard: What came from those who connected.
-    """
-
-    def __init__(self, bytes_per_second: float) -> None:
-        self._speed = bytes_per_second
-        self.heard = bytearray()
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.address = "tcp://{}:{}".format(*self._server.getsockname())
-        self._target = ("", 0)
-        self._ends: list[socket.socket] = [self._server]
-        self._dead = threading.Event()  # of the connections that there are
-        self._threads: list[threading.Thread] = []
-
-    def lead_to(self, address: str) -> None:
-        self._target = host_and_port(address)
-        self._begin(self._accept)
-
-    def cut(self) -> None:
-        self._dead.set()
-        self._dead = threading.Event()
-
-    def sever(self) -> None:
-        for end in self._ends[1:]:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        for end in self._ends:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
-        for thread in self._threads:
-            thread.join(SECONDS)
-
-    def _begin(self, job: Callable[..., None], *arguments: object) -> None:
-        self._threads.append(threading.Thread(target=job, args=arguments, daemon=True))
-        self._threads[-1].start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # closed
-            while True:
-                here, _ = self._server.accept()
-                there = socket.create_connection(self._target)
-                self._ends += [here, there]
-                self._begin(self._forward, here, there, self._dead, self.heard)
-                self._begin(self._forward, there, here, self._dead, bytearray())
-
-    def _forward(
-        self, from_: socket.socket, to: socket.socket, dead: threading.Event, heard: bytearray
-    ) -> None:
-        with contextlib.suppress(OSError):  # reset, as by a process that is killed
-            while data := from_.recv(65536):
-                heard += data
-                if not dead.is_set():
-                    to.sendall(data)
-                    dead.wait(len(data) / self._speed)
-        with contextlib.suppress(OSError):
-            if not dead.is_set():
-                to.shutdown(socket.SHUT_WR)
 
 
 @pytest.fixture(name="scene")
