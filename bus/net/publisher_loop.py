@@ -56,7 +56,7 @@ log = logging.getLogger("weightbus.publisher")
 
 TICK = 0.1  # seconds between two looks at the clock when nothing happens
 BATCH = 64  # messages taken from one socket before the other gets a turn
-PUSHES = 4  # bursts of chunks: a millisecond
+PUSHES = 4  # bursts of chunks, a MiB each, before others get a turn
 
 T = TypeVar("T")
 Condition = Callable[[PublisherMachine, float], bool]  # of the machine at a time
@@ -316,7 +316,7 @@ class PublisherLoop:
         return next_tick
 
     def _push(self, now: float) -> None:
-        """Push for as long as there is room, and nobody has waited for long."""
+        """Push a few bursts, for as long as there is room and nobody wants to publish."""
         for _ in range(PUSHES):
             topics = self._with_room()
             if self._work or not topics:

@@ -1,7 +1,7 @@
 """The publisher's behaviour, without sockets, threads or clocks.
 
 Feed it what arrives (`receive`), what the user wants (`publish`) and the passing of time (`tick`);
-it answers with effects. `push` gives the next chunks while `pushing` says of what there are some.
+it answers with effects. `push` gives the next chunks while `pushes.ready` has topics of some.
 
     hello ──> welcome                          the worker is on the roster       sessions.py
     publish ──> announce, chunk..., end        pushed; or announce and end, to some workers alone
@@ -271,14 +271,13 @@ class PublisherMachine:
         self._sessions.published(version.model)
         self.observers.published(version, now)
         publication.aim([p.name for p in peers])
-        mute_since = now - self.timing.quiet
         for peer in peers:
             if peer.phase == "lost":
                 publication.move(peer.name, "lost", now, "it was lost before the publish")
                 continue
             if peer.told_at is None:
                 peer.told_at = now
-            if peer.told_at > mute_since:
+            if not peer.mute(now, self.timing.quiet):
                 version.receivers.add(peer.name)
         if publication.commit == "together":
             versions.await_commit(version)
@@ -376,11 +375,6 @@ class PublisherMachine:
         version.shared = None
 
     # Pushing.
-
-    @property
-    def pushing(self) -> list[bytes]:
-        """The topics for which `push` has something to send now."""
-        return self.pushes.ready
 
     def push(self, now: float, topics: Collection[bytes] | None = None) -> list[Effect]:
         """Return the next chunks to publish, of some topics alone if they are given."""

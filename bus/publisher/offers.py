@@ -137,7 +137,11 @@ def hash_all(version: Version) -> Iterator[int]:
 
 
 class Unhurried:
-    """What shells do with the bytes of versions a little at a time, since others wait meanwhile."""
+    """What shells do with the bytes of versions a little at a time, since others wait meanwhile.
+
+    Attributes:
+        waiting: Of each what version it is, its steps, and what says what follows from them.
+    """
 
     def __init__(self) -> None:
         self.waiting: deque[tuple[Version, Iterator[int], Callable[[float], list[Effect]]]]

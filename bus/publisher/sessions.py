@@ -351,8 +351,7 @@ class Sessions:
 
     def heard(self, peer: Peer, now: float) -> list[Effect]:
         """A worker has said something."""
-        lost, told_at = peer.phase == "lost", peer.told_at
-        mute = told_at is not None and now - told_at >= self._timing.quiet
+        lost, mute = peer.phase == "lost", peer.mute(now, self._timing.quiet)
         peer.heard_at, peer.told_at = now, None
         if lost or mute:
             self._kept(peer)

@@ -303,7 +303,7 @@ class PublisherSide:
                 self.offer(label, key, did, now)
             case _:
                 raise AssertionError(event)
-        while self.machine.pushing:
+        while self.machine.pushes.ready:
             self.do(self.machine.push(now), did, now)
         return did
 

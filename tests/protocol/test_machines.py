@@ -269,7 +269,7 @@ class Trainer:
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        while self.machine.pushing:
+        while self.machine.pushes.ready:
             self.look(self.machine.push(self.now))
         self.look(self.machine.tick(self.now))
         assert all(p.deadline > self.now for p in self.open.values())

@@ -133,7 +133,7 @@ class Bench:
 
     def push(self) -> list[Any]:
         effects: list[Any] = []
-        while self.machine.pushing:
+        while self.machine.pushes.ready:
             effects += perform(self.machine, self.machine.push(self.now), self.now)
         return effects
 

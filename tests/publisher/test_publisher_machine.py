@@ -912,7 +912,7 @@ def test_a_small_version_does_not_go_whole_to_those_who_say_nothing() -> None:
     bench.pass_time(0.5)
     version, effects = bench.publish(small)
     assert [m.whole is None for m in sent(effects, Announce)] == [True]
-    assert bench.machine.pushing == [data_topic("a")]
+    assert bench.machine.pushes.ready == [data_topic("a")]
     assert sent(bench.push(), Chunk)
     assert answered(bench.say("mute", report(Applied, version))).achieved
 
@@ -1000,10 +1000,10 @@ def test_listeners_are_pushed_to_and_others_told_alone() -> None:
     assert len([e for e in effects if isinstance(e, Broadcast)]) == 1
     assert sent(effects, Announce, "w1")
     assert not sent(effects, Announce, "w0")
-    assert bench.machine.pushing
+    assert bench.machine.pushes.ready
     bench = Bench("w0", listening=False)
     bench.publish()
-    assert not bench.machine.pushing, "nobody listens"
+    assert not bench.machine.pushes.ready, "nobody listens"
 
 
 def test_whether_a_version_will_be_sent_is_known_before_it_is_copied() -> None:
@@ -1052,7 +1052,7 @@ def test_a_push_runs_a_window_ahead_of_the_fastest() -> None:
 
     def pushed() -> list[int]:
         effects: list[Effect] = []
-        while bench.machine.pushing:
+        while bench.machine.pushes.ready:
             effects += bench.push()
         return [m.index for m in sent(effects, Chunk)]
 
@@ -1062,7 +1062,7 @@ def test_a_push_runs_a_window_ahead_of_the_fastest() -> None:
     assert pushed() == []
     ended = sent(bench.pass_time(0.25) + bench.push(), End)
     assert ended, "a push that nobody follows ends, so that workers fetch the rest"
-    assert not bench.machine.pushing
+    assert not bench.machine.pushes.ready
 
 
 def test_a_targeted_publish_reaches_its_workers_alone() -> None:
@@ -1157,7 +1157,7 @@ def test_a_small_version_goes_out_whole_once_its_layout_is_known() -> None:
     assert isinstance(second.message, Announce)
     assert second.payload == bytes(range(CHUNK))
     assert second.message.whole == Whole(crc32c(bytes(range(CHUNK))), digest(version))
-    assert not bench.machine.pushing, "it is out"
+    assert not bench.machine.pushes.ready, "it is out"
 
 
 @pytest.mark.parametrize(

@@ -238,7 +238,7 @@ class Publisher:
             self.pump()
 
     def pump(self) -> None:
-        while self.machine.pushing:
+        while self.machine.pushes.ready:
             self.perform(self.machine.push(self.sim.now))
 
     def perform(self, effects: Sequence[PublisherEffect]) -> None:
