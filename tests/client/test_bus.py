@@ -566,7 +566,7 @@ def test_a_copy_that_is_aborted_is_no_version_and_the_next_one_is_applied(
     bus = Bus(shared_memory=True)
     target, publisher = arrays(0, LARGE), bus.publisher()
     bus.subscriber(publisher, target).start()
-    future = publisher.publish_async("m", arrays(1, LARGE), commit="together", timeout=0.2)
+    future = publisher.publish_async("m", arrays(1, LARGE), commit="together", timeout=1.0)
     assert slowly[0].wait(SECONDS)
     assert isinstance(future.exception(SECONDS), PublishError)
     publisher.publish("m", arrays(2, LARGE), timeout=SECONDS)

@@ -26,14 +26,21 @@ import pytest
 import torch
 import zmq
 
-from weightbus import Publisher, PublishError, Settings, Subscriber, WorkersMissingError
+from weightbus import (
+    DeadlineError,
+    Publisher,
+    PublishError,
+    Settings,
+    Subscriber,
+    WorkersMissingError,
+)
 from weightbus.bus.messages import Hello, encode
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.trust.sealed_bus import keys_in
 from weightbus.torchrl import WeightSyncScheme, ZMQWeightSyncScheme
 
 T = TypeVar("T")
-DEADLINE = 0.2
+DEADLINE = 0.4
 SECONDS = 60.0  # far more than it takes until things are as a test wants them
 SCRIPT = Path(__file__).with_name("bus_process.py")
 PEERS = ("absent", "stopped", "black hole")
@@ -44,11 +51,14 @@ LASTING = Settings(
     ping=1.0, lost_after=30.0
 )  # nobody is lost meanwhile, which would end calls early
 EXPECTED: Any = {"timeout": DEADLINE, "expect": 1}
+FELL_SHORT = PublishError, DeadlineError  # of workers; or of time to copy, on a busy host
 
 
-def raising(call: Callable[[], object], error: type[Exception]) -> None:
+def raising(
+    call: Callable[[], object], errors: type[Exception] | tuple[type[Exception], ...]
+) -> None:
     """Make a call that must fail so."""
-    with pytest.raises(error):
+    with pytest.raises(errors):
         call()
 
 
@@ -61,15 +71,15 @@ def busy_close(publisher: Publisher) -> None:
 
 # What each call does with a publisher whose worker says nothing; closing comes last.
 OF_PUBLISHER: dict[str, Callable[[Publisher], object]] = {
-    "publish": lambda p: raising(lambda: p.publish("m", WEIGHTS, **EXPECTED), PublishError),
+    "publish": lambda p: raising(lambda: p.publish("m", WEIGHTS, **EXPECTED), FELL_SHORT),
     "publish_async": lambda p: raising(
-        p.publish_async("m", WEIGHTS, **EXPECTED).result, PublishError
+        lambda: p.publish_async("m", WEIGHTS, **EXPECTED).result(), FELL_SHORT
     ),
     "publish_awaitable": lambda p: raising(
-        lambda: asyncio.run(p.publish_awaitable("m", WEIGHTS, **EXPECTED)), PublishError
+        lambda: asyncio.run(p.publish_awaitable("m", WEIGHTS, **EXPECTED)), FELL_SHORT
     ),
     "rollback": lambda p: raising(
-        lambda: p.rollback("m", p.history("m")[0].key, **EXPECTED), PublishError
+        lambda: p.rollback("m", p.history("m")[0].key, **EXPECTED), FELL_SHORT
     ),
     "wait_for_workers": lambda p: raising(
         lambda: p.wait_for_workers(2, timeout=DEADLINE), WorkersMissingError
@@ -104,13 +114,13 @@ OF_SUBSCRIBER: dict[str, Callable[[Subscriber], object]] = {
 def sent_later(sender: Any) -> None:
     """Send, and wait for it."""
     sender.send_async(timeout=DEADLINE)
-    raising(lambda: sender.wait_async(timeout=DEADLINE), PublishError)
+    raising(lambda: sender.wait_async(timeout=DEADLINE), FELL_SHORT)
 
 
 # What each does with a scheme whose other side is not there: on the sender's side, or on the other.
 OF_SENDER: dict[str, Callable[[Any], object]] = {
     "connect": lambda s: s.connect(timeout=DEADLINE),
-    "send": lambda s: raising(lambda: s.send(timeout=DEADLINE), PublishError),
+    "send": lambda s: raising(lambda: s.send(timeout=DEADLINE), FELL_SHORT),
     "send_async": sent_later,
     "wait_async": sent_later,
 }

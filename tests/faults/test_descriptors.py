@@ -65,7 +65,7 @@ with subprocess.Popen([*other, publisher.address], stdin=subprocess.PIPE) as wor
     told = {}
     warned.wait(90)
     try:
-        publisher.publish("m", weights(), expect=1, timeout=0.3)
+        publisher.publish("m", weights(), expect=1, timeout=1.0)
     except PublishError as error:
         told["publish"] = str(error)
     try:

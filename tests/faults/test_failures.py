@@ -356,7 +356,7 @@ def test_a_worker_that_leaves_in_the_middle_fails_nothing(
     assert future.result(SECONDS).in_state("left") == ["leaving"]
     assert "published to nobody: worker leaving has left: it said goodbye" in caplog.text
     with pytest.raises(PublishError, match=r"1 of 1 workers are missing \(worker leaving has left"):
-        publisher.publish("m", model(SMALL, 2), expect=1, timeout=0.2)
+        publisher.publish("m", model(SMALL, 2), expect=1, timeout=1.0)
 
 
 # Publishers that die and come back.
@@ -592,11 +592,13 @@ def test_a_connection_that_leads_nowhere_any_more_is_made_anew(scene: Scene) -> 
 def test_what_comes_slowly_is_not_asked_for_meanwhile(scene: Scene) -> None:
     """A chunk takes a second here. Whoever fetched it, too, would have it sent twice."""
     control, data = scene.tunnel(), scene.tunnel(bytes_per_second=2**20)
-    publisher = scene.publisher(advertise=data.address, shared_memory=False, settings=Settings())
+    # No sign of life tells of a version before its announcement has come the slow way.
+    rarely = Settings(ping=SECONDS, lost_after=2 * SECONDS)
+    publisher = scene.publisher(advertise=data.address, shared_memory=False, settings=rarely)
     control.lead_to(publisher.address)
     data.lead_to(publisher.data_address)
     nbytes = 2**21
-    subscriber = scene.subscriber(control.address, model(nbytes, 0), settings=Settings())
+    subscriber = scene.subscriber(control.address, model(nbytes, 0), settings=rarely)
     until(lambda: b'"subscribed":true' in control.heard, "it is subscribed")
     for value in (1, 2):  # the first one's acknowledgement comes after that word of it
         control.heard.clear()

@@ -136,7 +136,7 @@ def test_what_was_before_is_told_to_whoever_opens_the_page_afterwards(publisher:
         for _ in range(3):
             publisher.publish("m", arrays(), timeout=SECONDS)
         with pytest.raises(PublishError) as short:
-            publisher.publish("m", arrays(), expect=2, timeout=0.2)
+            publisher.publish("m", arrays(), expect=2, timeout=1.0)
         with Subscriber(publisher.address, {"m": arrays()}, name="idle"):
             publisher.wait_for_workers(2, SECONDS)
             publisher.publish("m", arrays(), require=1, timeout=SECONDS)

@@ -86,9 +86,9 @@ def test_a_publishers_log_has_one_line_however_often_it_happens(
     weights: dict[str, Any] = {"w": np.zeros(10, np.float32)}
     with Publisher() as publisher:
         for _ in range(3):
-            publisher.publish_async("m", weights, expect=1, timeout=0.2)
+            publisher.publish_async("m", weights, expect=1, timeout=1.0)
         with pytest.raises(PublishError):
-            publisher.publish("m", weights, expect=1, timeout=0.5)
+            publisher.publish("m", weights, expect=1, timeout=2.0)
     (record,) = [r for r in caplog.records if UNASKED in r.getMessage()]
     assert re.search(r"m version \d is applied by 0 of 1 workers", record.getMessage())
     assert record.levelno == logging.WARNING

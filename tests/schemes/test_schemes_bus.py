@@ -369,7 +369,7 @@ def test_missing_workers_are_waited_for_until_the_deadline(schemes: Schemes) -> 
     sender = schemes.sender(ZMQWeightSyncScheme(num_workers=2), model=net, num_workers=None)
     sender.connect()
     with pytest.raises(PublishError, match=r"0 of 2 .*worker 0 behind: it has not joined"):
-        sender.send(timeout=0.5)
+        sender.send(timeout=1.0)
     thread = threading.Thread(target=lambda: sender.send(fill(net, 2.0), timeout=30.0))
     thread.start()
     for worker_idx, target in enumerate(targets):

@@ -188,7 +188,7 @@ def test_a_send_waits_for_a_receiver_until_its_deadline(workers: Group) -> None:
     scheme.init_on_sender(model_id="policy", workers=workers.names)
     scheme.connect()
     with pytest.raises(PublishError, match=r"worker 0 failed.*no receiver of model 'policy'"):
-        scheme.send(model(2.0), timeout=0.5)
+        scheme.send(model(2.0), timeout=1.0)
     scheme.send_async(model(3.0))
     for worker in range(2):
         workers.call(worker, rpc_group.become, scheme, worker)
@@ -253,7 +253,7 @@ def test_the_older_vintage_applies_where_it_polls(workers: Group) -> None:
     assert workers.values() == [{1.0}, {1.0}]
     assert not workers.call(0, rpc_group.poll, 0.0)
     with pytest.raises(PublishError, match=r"worker 1 staged .*applied when .*receive\(\)"):
-        sender.send(model(2.0), worker_ids=1, timeout=0.5)
+        sender.send(model(2.0), worker_ids=1, timeout=1.0)
     assert workers.values() == [{1.0}, {1.0}]
     assert workers.call(1, rpc_group.poll, SECONDS)
     assert workers.values() == [{1.0}, {2.0}]
