@@ -1,6 +1,8 @@
 """What a publisher's versions, workers and calls go through: phase x event -> phase.
 
-Nothing else moves one. An event that has no arrow from a phase changes nothing.
+Nothing else moves one. An event that has no arrow from a phase changes nothing. `docs/PROTOCOL.md`
+has the same tables (section 9), and `tests/vectors/publisher_phases.json` has every arrow, and
+every pair without one.
 
 A version. What its memory is for follows from its phase: it is the machine's until it is *lent* or
 *gone*.

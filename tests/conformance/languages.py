@@ -86,7 +86,10 @@ SHARED_ROAD = (
 NO_MAPPING = {"mapping.json": "without the feature `mapping`: memory is mapped by the first copy"}
 NO_CHECKING = {"checking.json": "without the feature `checking`: it cannot be verified"}
 
-OF_CLIENTS = ("ties.json",)  # about memory, which a driver has none of: their own tests play it
+OF_CLIENTS = (  # whose own tests play them: a driver is a worker without memory
+    "ties.json",
+    "publisher_phases.json",
+)
 RUST_INSIDE = {
     table.name: "the Rust client inside, whose driver answers them"
     for table in (ROOT / "tests" / "vectors").glob("*.json")

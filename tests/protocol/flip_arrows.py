@@ -33,13 +33,13 @@ from weightbus.tests.conformance.sequences import fault_of_sequence
 from weightbus.tests.conformance.vectors import faults, judge, tables
 from weightbus.tests.simulation import simulate
 
-OF_PUBLISHER = {"published version", "worker of a publisher", "target", "decision"}
+OF_PUBLISHER = {"published version", "worker on the roster", "target", "decision"}
 TABLES: dict[str, dict[str, dict[str, str]]] = {
     "version": phases.ARROWS,  # type: ignore[dict-item]
     "model": phases.MODES,  # type: ignore[dict-item]
     "worker": phases.SESSIONS,  # type: ignore[dict-item]
     "published version": publisher_phases.VERSIONS,  # type: ignore[dict-item]
-    "worker of a publisher": publisher_phases.WORKERS,  # type: ignore[dict-item]
+    "worker on the roster": publisher_phases.WORKERS,  # type: ignore[dict-item]
     "target": publisher_phases.TARGETS,  # type: ignore[dict-item]
     "decision": publisher_phases.DECISIONS,  # type: ignore[dict-item]
 }

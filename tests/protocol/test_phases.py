@@ -4,23 +4,35 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from weightbus.bus.messages import Announce
+from weightbus.bus.publisher.phases import DECISIONS, TARGETS, VERSIONS, WORKERS
 from weightbus.bus.worker.holdings import IN_MEMORY, Held, Holdings
 from weightbus.bus.worker.phases import ARROWS, MODES, SESSIONS, Event, Phase
 
 ROOT = Path(__file__).parents[2]
-WORKER = (ROOT / "docs" / "PROTOCOL.md").read_text().split("\n## 8. ")[1].split("\n## 9. ")[0]
-CASES = json.loads((ROOT / "tests" / "vectors" / "phases.json").read_text())["cases"]
+DOCUMENT = (ROOT / "docs" / "PROTOCOL.md").read_text()
+WORKER, PUBLISHER = (DOCUMENT.split(f"\n## {n}. ")[1].split("\n## ")[0] for n in (8, 9))
 EVENTS: list[Event] = sorted({event for arrows in ARROWS.values() for event in arrows})
+Table = Mapping[Any, Mapping[Any, str]]
+OF_WORKER: dict[str, Table] = {"version": ARROWS, "model": MODES, "worker": SESSIONS}
+OF_PUBLISHER: dict[str, Table] = {
+    "worker on the roster": WORKERS,
+    "target": TARGETS,
+    "decision": DECISIONS,
+    "published version": VERSIONS,
+}
+SIDES = [(WORKER, "phases.json", OF_WORKER), (PUBLISHER, "publisher_phases.json", OF_PUBLISHER)]
 
 
-def of_the_document(head: str) -> dict[str, dict[str, str]]:
-    """Return a table of the document whose first row is this."""
-    block = WORKER.split(head)[1].split("\n\n")[0]
+def of_the_document(section: str, of: str) -> dict[str, dict[str, str]]:
+    """Return a table of the document, by what it is of."""
+    head = "| phase | event | next |" if of == "version" else f"| a {of} is | when | it is |"
+    block = section.split(head)[1].split("\n\n")[0]
     found: dict[str, dict[str, str]] = {}
     for line in block.strip().splitlines()[1:]:
         state, event, after = (cell.strip() for cell in line.strip().strip("|").split("|"))
@@ -29,29 +41,43 @@ def of_the_document(head: str) -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("head", "table"),
-    [
-        ("| phase | event | next |", ARROWS),
-        ("| a model is | when | it is |", MODES),
-        ("| a worker is | when | it is |", SESSIONS),
-    ],
-    ids=["versions", "models", "sessions"],
+    ("section", "of", "table"),
+    [(section, of, table) for section, _, tables in SIDES for of, table in tables.items()],
+    ids=[*OF_WORKER, *OF_PUBLISHER],
 )
-def test_the_document_has_the_tables_of_the_code(
-    head: str, table: Mapping[str, Mapping[str, str]]
+def test_the_document_has_the_tables_of_the_code(section: str, of: str, table: Table) -> None:
+    assert of_the_document(section, of) == {state: dict(e) for state, e in table.items() if e}
+
+
+@pytest.mark.parametrize(
+    ("section", "states", "events"),
+    [
+        (WORKER, {*ARROWS}, {*EVENTS}),
+        (
+            PUBLISHER,
+            {state for table in OF_PUBLISHER.values() for state in table},
+            {e for table in OF_PUBLISHER.values() for arrows in table.values() for e in arrows},
+        ),
+    ],
+    ids=["worker", "publisher"],
+)
+def test_the_document_explains_every_phase_and_event(
+    section: str, states: set[str], events: set[str]
 ) -> None:
-    assert of_the_document(head) == {state: dict(e) for state, e in table.items() if e}
+    rows = {*re.findall(r"^\| ([a-z-]+) \| [^|]+ \|$", section, re.MULTILINE)}
+    named = {word.lower() for word in re.findall(r"\*([A-Za-z]+)\*", section)}
+    assert events <= rows
+    assert states <= rows | named
 
 
-def test_the_document_explains_every_phase_and_event() -> None:
-    explained = re.findall(r"^\| ([a-z-]+) \| [^|]+ \|$", WORKER, re.MULTILINE)
-    assert {*ARROWS, *EVENTS} <= {*explained}
-
-
-def test_the_vectors_have_every_pair() -> None:
-    versions = {(c["state"], c["event"]): c["next"] for c in CASES if c["of"] == "version"}
-    assert versions == {
-        (phase, event): arrows.get(event) for phase, arrows in ARROWS.items() for event in EVENTS
+@pytest.mark.parametrize(("_", "file", "tables"), SIDES, ids=["worker", "publisher"])
+def test_the_vectors_have_every_pair(_: str, file: str, tables: dict[str, Table]) -> None:
+    cases = json.loads((ROOT / "tests" / "vectors" / file).read_text())["cases"]
+    assert {(c["of"], c["state"], c["event"]): c["next"] for c in cases} == {
+        (of, state, event): arrows.get(event)
+        for of, table in tables.items()
+        for state, arrows in table.items()
+        for event in {event for each in table.values() for event in each}
     }
 
 

@@ -95,7 +95,8 @@ def files() -> dict[str, bytes]:
     in_sequence = (*sequence_cases.sequence_cases(), *arrow_cases.cases())
     sequences = [_sequence(out, case) for case in in_sequence]
     out.table("sequences.json", cases=sequences)
-    out.table("phases.json", cases=phase_cases.phase_cases())
+    out.table("phases.json", cases=phase_cases.worker_cases())
+    out.table("publisher_phases.json", cases=phase_cases.publisher_cases())
     out.table(
         "renaming.json",
         messages=[

@@ -1,15 +1,19 @@
-"""The cases of `phases.json`: each arrow of the protocol's tables, and each pair without one."""
+"""Each arrow of the protocol's tables of phases, and each pair without one."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from weightbus.tests.vectors.levels import DOCUMENT, highest
 from weightbus.tests.vectors.parts import Json
 
-TABLES = {
+WORKER = {
     "version": "| phase | event | next |",
     "model": "| a model is | when | it is |",
     "worker": "| a worker is | when | it is |",
+}
+PUBLISHER = {
+    of: f"| a {of} is | when | it is |"
+    for of in ("worker on the roster", "target", "decision", "published version")
 }
 RULES = {  # of the events that the document explains in a sentence; a table has the others'
     "replaced": ["W26"],
@@ -21,13 +25,23 @@ RULES = {  # of the events that the document explains in a sentence; a table has
 }
 
 
-def phase_cases() -> Iterator[Json]:
+def worker_cases() -> Iterator[Json]:
+    """Yield those of `phases.json`."""
+    yield from _cases("8. The worker", WORKER)
+
+
+def publisher_cases() -> Iterator[Json]:
+    """Yield those of `publisher_phases.json`."""
+    yield from _cases("9. The publisher", PUBLISHER)
+
+
+def _cases(section: str, tables: Mapping[str, str]) -> Iterator[Json]:
     """Yield each pair of a state and an event; `next` is null where nothing changes."""
-    text = DOCUMENT.read_text()
+    text = DOCUMENT.read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
     events = text.split("| event | what happens |")[1].split("\n\n")[0]
     explained = dict(re.findall(r"^\| ([a-z-]+) \| (.*) \|$", events, re.MULTILINE))
-    about = {e: re.findall(r"[WS]\d+", words) for e, words in explained.items()} | RULES
-    for of, head in TABLES.items():
+    about = RULES | {e: re.findall(r"[WSP]\d+", words) for e, words in explained.items()}
+    for of, head in tables.items():
         lines = text.split(head)[1].split("\n\n")[0].strip().splitlines()[1:]
         rows = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in lines]
         arrows = {(state, event): after for state, event, after in rows}
