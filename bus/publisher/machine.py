@@ -275,9 +275,8 @@ class PublisherMachine:
             if peer.phase == "lost":
                 publication.move(peer.name, "lost", now, "it was lost before the publish")
                 continue
-            if peer.told_at is None:
-                peer.told_at = now
-            if not peer.mute(now, self.timing.quiet):
+            peer.mute_at = min(peer.mute_at, now + self.timing.quiet)
+            if now < peer.mute_at:
                 version.receivers.add(peer.name)
         if publication.commit == "together":
             versions.await_commit(version)

@@ -113,7 +113,9 @@ class Peer:
     phase: WorkerPhase = "here"
     why: str = ""  # it was lost, with what it was doing
     closed_at: float = 0.0  # when its connection was, if it is away
-    told_at: float | None = None  # of a version, for the first time since it was heard
+    # From when on it is mute: it was told of a version and has said nothing since, so it may have
+    # been stopped.
+    mute_at: float = math.inf
     stuck: bool = False  # it was said to be stuck
     contested_at: float | None = None  # when another instance asked for its name
     torn: set[str] = field(default_factory=set[str])  # models of which it has said that none runs
@@ -168,10 +170,6 @@ class Peer:
             self.incoming[model] = Delivery(version, phase, chunks or 0, now)
         elif chunks is not None and chunks != old.chunks:
             old.chunks, old.since = chunks, now
-
-    def mute(self, now: float, patience: float) -> bool:
-        """Whether it says nothing, though it was told of a version: it may have been stopped."""
-        return self.told_at is not None and now - self.told_at >= patience
 
 
 class Roster:

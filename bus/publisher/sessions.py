@@ -153,7 +153,7 @@ class Sessions:
 
     def _welcome(self, peer: Peer, admission: str, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        peer.subscribed, peer.contested_at, peer.told_at = False, None, None
+        peer.subscribed, peer.contested_at, peer.mute_at = False, None, math.inf
         peer.rekeyed = False
         self._absent.forget(peer.name)
         if admission != "known":
@@ -351,8 +351,8 @@ class Sessions:
 
     def heard(self, peer: Peer, now: float) -> list[Effect]:
         """A worker has said something."""
-        lost, mute = peer.phase == "lost", peer.mute(now, self._timing.quiet)
-        peer.heard_at, peer.told_at = now, None
+        lost, mute = peer.phase == "lost", now >= peer.mute_at
+        peer.heard_at, peer.mute_at = now, math.inf
         if lost or mute:
             self._kept(peer)
         return self._back(peer, now) if lost else []
@@ -401,7 +401,7 @@ class Sessions:
     def _forget_mute(self, now: float) -> None:
         """Keep nothing for those who say nothing but what they were heard to be at."""  # P9
         for peer in self._roster:
-            if not peer.lost and peer.mute(now, self._timing.quiet):
+            if not peer.lost and now >= peer.mute_at:
                 for versions in self._store:
                     incoming = peer.incoming.get(versions.model)
                     versions.left_all(peer.name, but=incoming.version if incoming else 0)

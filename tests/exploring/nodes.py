@@ -46,7 +46,6 @@ SINCE: dict[str, float] = {
     "_exact_at": 1,
     "reported_at": 1,
     "heard_at": 2,
-    "told_at": 1,
     "contested_at": 2,
     "closed_at": 2,
     "since": 0,
@@ -57,7 +56,7 @@ SINCE: dict[str, float] = {
     "at": 0,
 }
 # Moments at which something is due. Once they have passed it does not matter when.
-UNTIL = {"_until", "_beacon_at", "deadline", "_away"}
+UNTIL = {"_until", "_beacon_at", "deadline", "_away", "mute_at"}
 LENGTHS = {"_ping_every", "_pause", "_patience", "_gap", "_lost_after", "grace", "grace_of_gone"}
 # What leads to nothing but words for people, and what it is here.
 TOLD: dict[str, object] = {
