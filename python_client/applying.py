@@ -4,7 +4,8 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn
@@ -150,6 +151,11 @@ class Applier:
         self._layouts: dict[str, Layout] = {}  # by model, of what runs
         self._approved: dict[str, tuple[int, int]] = {}  # by `before_apply`, the last of each model
         self._held_up = Complaints(log, "new weights wait for who uses the old ones: %s")
+        # Models whose small versions take no time: no disk and no code of the user's is waited for.
+        self._quick = frozenset[str]()
+        if before_apply is None and on_commit is None:
+            quick = (m for m, t in targets.items() if not (t.asks_user or t.on_disk))
+            self._quick = frozenset(quick)
         self.lock = ReadingLock()  # of all models in memory
         for target in targets.values():
             self.lock.reads_on(target.devices)
@@ -164,11 +170,6 @@ class Applier:
         self._handoff.look()
         for lock in (self.lock, *self._files.values()):
             lock.look()
-
-    def may_take_long(self, model: str) -> bool:
-        """Whether a disk or the user's code is waited for to apply a version of a model."""
-        hooked = self._on_commit is not None or self._before_apply is not None
-        return hooked or self._targets[model].asks_user or self._targets[model].on_disk
 
     def receive(
         self,
@@ -186,9 +187,16 @@ class Applier:
         self.lock.check_not_reading()
         deadline = time.monotonic() + timeout
         while True:
-            staged = self._handoff.take(max(0.0, deadline - time.monotonic()), models, stop)
+            taken = self._handoff.take(max(0.0, deadline - time.monotonic()), models, stop)
+            if taken is None:
+                return None
+            if isinstance(taken, Future):
+                update: Update | None = taken.result()
+                if update is not None:
+                    return update
+                continue
             until = max(deadline, time.monotonic() + patience)
-            over, update = (True, None) if staged is None else self._attempt(staged, until, stop)
+            over, update = self._attempt(taken, until, stop)
             if over:
                 return update
 
@@ -266,16 +274,45 @@ class Applier:
             self._say(staged, "newer")
 
     def at_once(self, staged: StagedVersion) -> bool:
-        """Apply a version unless somebody is reading; return whether that is done with."""
+        """Apply a small version, if it takes no time; return whether that is done with.
+
+        It is called in the worker's thread: to wake another would take longer.
+        """
+        if staged.model not in self._quick:
+            return False
         lock = self.lock_of(staged.model)
         try:
             with self._writing(lock, staged, 0.0, NEVER):
                 self._apply(lock, staged)
-        except InUseError:
+        except InUseError:  # somebody is reading
             return False
         except StaleError:
             self._say(staged, "stale")
         return True
+
+    def in_turn(self, staged: StagedVersion) -> bool:
+        """The same, in the stead of a thread that waits in `receive`, if there is one.
+
+        But work for a device belongs on the stream of that thread, and a span in its context.
+        """
+        if staged.model not in self._quick or SDK in sys.modules:
+            return False
+        if self._targets[staged.model].devices:
+            return False
+        lock = self.lock_of(staged.model)
+        with suppress(InUseError), self._writing(lock, staged, 0.0, NEVER):
+            turn = self._handoff.borrow(staged.model)
+            if turn is None:
+                return False
+            try:
+                turn.set_result(self._apply(lock, staged))
+            except StaleError:
+                self._say(staged, "stale")
+                turn.set_result(None)
+            except BaseException as error:  # it is raised where the turn was lent
+                turn.set_exception(error)
+            return True
+        return False
 
     def _say(self, staged: StagedVersion, what: Outcome) -> None:
         self._tell(Report(staged.model, staged.key, what))

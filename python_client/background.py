@@ -17,7 +17,6 @@ from .applying import PATIENCE_SECONDS, Applier
 
 log = logging.getLogger("weightbus.subscriber")
 
-AT_ONCE_BYTES = 2**20  # copied within a fraction of a millisecond
 FILE_THREADS_MAX = 8  # that write files, side by side
 
 
@@ -68,9 +67,7 @@ class Background:
         return [models for models in shares if models]
 
     def at_once(self, staged: StagedVersion) -> bool:
-        """Apply a small version in the worker's thread: to wake another would take longer."""
-        if staged.layout.nbytes > AT_ONCE_BYTES or self._applier.may_take_long(staged.model):
-            return False
+        """Apply a version in the worker's thread, if that takes no time."""
         try:
             return self._applier.at_once(staged)
         except BaseException as error:  # this is the bus's thread

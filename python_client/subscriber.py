@@ -7,10 +7,9 @@ import secrets
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from weakref import WeakValueDictionary
 
 from ..bus.effects import Renamed
 from ..bus.errors import ApplyError, ClosedError
-from ..bus.limits import INTEGER_MAX, MODELS_MAX
+from ..bus.limits import INTEGER_MAX
 from ..bus.messages import DELTA, MAPPING, RENAMING, UPSTREAM
 from ..bus.net.control import WorkerSockets
 from ..bus.net.handoff import Handoff
@@ -134,7 +133,6 @@ class Subscriber(AsyncClosable):
         self._applied = self._handoff.changed
         self._calls = Calls(few.apply_timeout)
         self._running: dict[str, Update] = {}
-        self._kept: deque[Future[Update | None]] = deque(maxlen=MODELS_MAX)
         self._pid = os.getpid()
         who = _identity(self.name, shared_memory=few.shared_memory)
         like = {model: target.expected() for model, target in self._targets.items()}
@@ -157,6 +155,7 @@ class Subscriber(AsyncClosable):
             )
             about = self._targets, self._handoff, self._running, self._loop.tell, self._calls
             self._applier = Applier(*about, few.before_apply, few.on_commit)
+            self._loop.apply_by(self._applier.in_turn)
             files = frozenset(m for m, target in self._targets.items() if target.on_disk)
             work = self._applier, self._handoff, self._loop.stop
             others = frozenset(self._targets) - files
@@ -202,8 +201,8 @@ class Subscriber(AsyncClosable):
     ) -> Update | None:
         """Apply the newest version that has arrived, or wait for one.
 
-        It applies the version in this thread: call it where no code uses the weights. With
-        `timeout=0` it does not wait.
+        The weights change during this call: call it where no code uses them. With `timeout=0` it
+        does not wait.
 
         Args:
             timeout: Seconds to wait.
@@ -237,8 +236,6 @@ class Subscriber(AsyncClosable):
         self._check_usable()
         timeout = checks.seconds(timeout, "timeout")
         if version is None and model is None:
-            with suppress(IndexError):
-                return self._kept.popleft().result()
             return self._applier.receive(timeout, stop=stop)
         name, epoch, number = self._exact(version, model)
         return self._applier.receive_exact(name, number, epoch, timeout, stop)
@@ -277,7 +274,7 @@ class Subscriber(AsyncClosable):
         """Keep for the next call what one that was cancelled had applied already, or failed to."""
         error = received.exception()
         if isinstance(error, ApplyError) or (error is None and received.result() is not None):
-            self._kept.append(received)
+            self._handoff.keep(received)
 
     # Applying in the background.
 

@@ -1,6 +1,7 @@
 """Where the worker's thread leaves versions that are ready, and the user's thread takes them.
 
-At most one version of a model waits here: a newer one takes its place.
+At most one version of a model waits here: a newer one takes its place. Whoever waits for one lends
+its *turn*: the worker's thread may apply it in its stead, and then wakes it with what came of that.
 """
 
 import math
@@ -8,7 +9,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from typing import Any
 
 from ..errors import AddressError, ApplyError, ClosedError, RefusedError
 from ..limits import MODELS_MAX
@@ -23,6 +26,9 @@ class Handoff:
         self.changed = threading.Condition(self._lock)  # also when a version runs, or does no more
         self._left = threading.Condition(self._lock)  # something was, for `take`
         self._ready: dict[str, StagedVersion] = {}
+        self._turns: list[tuple[frozenset[str] | None, Future[Any]]] = []  # that nobody has
+        self._borrowed = False
+        self._kept: deque[Future[Any]] = deque(maxlen=MODELS_MAX)  # turns of those that went away
         self._errors: deque[ApplyError] = deque(maxlen=MODELS_MAX)
         self._refusal: RefusedError | AddressError | None = None
         self._closed: BaseException | None = None
@@ -39,6 +45,24 @@ class Handoff:
             self._ready[staged.model] = staged
             self._tell()
             return older
+
+    def borrow(self, model: str) -> "Future[Any] | None":
+        """Return the turn of whoever waits for this model, which is to get a result; see `wake`."""
+        with self._lock:
+            for lent in self._turns:
+                models, turn = lent
+                if models is None or model in models:
+                    self._turns.remove(lent)
+                    self._borrowed = True
+                    return turn
+            return None
+
+    def wake(self) -> None:
+        """Have whoever lent a turn that was borrowed see what came of it."""
+        if self._borrowed:
+            with self._lock:
+                self._borrowed = False
+                self._left.notify_all()
 
     def put_back(self, staged: StagedVersion) -> bool:
         """Leave a version again that was taken; return False if a newer one has come meanwhile."""
@@ -111,8 +135,11 @@ class Handoff:
         timeout: float | None,
         models: frozenset[str] | None = None,
         stop: Callable[[], bool] = lambda: False,
-    ) -> StagedVersion | None:
+    ) -> "StagedVersion | Future[Any] | None":
         """Return a version that is ready, oldest model first; None when the time is over.
+
+        Or what came of this turn, where another thread has had it; or of one before, whose thread
+        did not wait for it.
 
         Args:
             timeout: Seconds to wait; None: until there is one.
@@ -127,12 +154,26 @@ class Handoff:
         """
         with self._lock:
             self.asked = True
+            if models is None and self._kept:
+                return self._kept.popleft()
             until = math.inf if timeout is None else time.monotonic() + timeout
-            while not (stopped := stop()) and not self._news(models):
-                left = until - time.monotonic()
-                if left <= 0:
-                    break
-                self._left.wait(min(left, threading.TIMEOUT_MAX))
+            lent = models, Future[Any]()
+            self._turns.append(lent)
+            try:
+                while not (stopped := stop()) and lent in self._turns and not self._news(models):
+                    left = until - time.monotonic()
+                    if left <= 0:
+                        break
+                    self._left.wait(min(left, threading.TIMEOUT_MAX))
+            except BaseException:  # Ctrl-C, for instance
+                if lent in self._turns:
+                    self._turns.remove(lent)
+                else:
+                    self._kept.append(self._came_of(lent[1]))
+                raise
+            if lent not in self._turns:
+                return self._came_of(lent[1])
+            self._turns.remove(lent)
             if stopped:
                 return None
             if self._closed is not None:
@@ -148,6 +189,17 @@ class Handoff:
                 raise self._refusal
             self.check_open()
             return None
+
+    def _came_of(self, turn: "Future[Any]") -> "Future[Any]":
+        """Wait for whoever has a turn, which copies: the model is not to change afterwards."""
+        while not turn.done():
+            self._left.wait()
+        return turn
+
+    def keep(self, turn: "Future[Any]") -> None:
+        """Leave what came of a turn for whoever takes next: its own thread did not wait for it."""
+        with self._lock:
+            self._kept.append(turn)
 
     @contextmanager
     def awaiting(self, model: str, key: tuple[int, int]) -> Generator[None]:

@@ -97,7 +97,7 @@ class WorkerLoop:
             raise
 
     def apply_by(self, at_once: Callable[[StagedVersion], bool]) -> None:
-        """Offer each version that is ready to this first, in the worker's thread.
+        """Offer each small version that is ready to this first, in the worker's thread.
 
         It must not take long; it returns False for what is to be left for other threads.
         """
@@ -271,8 +271,10 @@ class WorkerLoop:
         self._handoff.refuse(RefusedError(said, code))
 
     def _leave(self, staged: StagedVersion) -> None:
-        if self._at_once is not None and self._at_once(staged):
-            self._do_work(time.monotonic())  # what became of it
+        small = staged.data.nbytes <= AT_ONCE_BYTES
+        if small and self._at_once is not None and self._at_once(staged):
+            self._do_work(time.monotonic())  # what became of it: the publisher waits, too
+            self._handoff.wake()
             return
         older = self._handoff.put(staged)
         if older is not None:

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...codecs.checksum import digest
-from ...codecs.native import crc32c
+from ...codecs.native import copy_crc32c, crc32c
 from ...codecs.sealing import Opening
 from ..chunks import ChunkPlan
 from ..lease import Lease
@@ -370,10 +370,10 @@ def place_for(announce: Announce, size: int, buffer: bytearray) -> Lease | None:
 
 def take_whole(announce: Announce, payload: Buffer, buffer: NDArray[np.uint8]) -> str | None:
     """Take a version that came with its announcement; return its digest, None if it is damaged."""
-    whole, crc = announce.whole, crc32c(payload)
-    if whole is None or whole.crc != crc or len(payload) != buffer.nbytes:
+    whole = announce.whole
+    if whole is None or len(payload) != buffer.nbytes:
         return None
-    if whole.digest != digest(announce.layout, announce.chunk_bytes, [crc]):
+    crc = copy_crc32c(buffer, np.frombuffer(payload, np.uint8))
+    if whole.crc != crc or whole.digest != digest(announce.layout, announce.chunk_bytes, [crc]):
         return None
-    np.copyto(buffer, np.frombuffer(payload, np.uint8))
     return whole.digest

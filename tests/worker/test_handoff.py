@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -39,7 +39,10 @@ def test_models_take_turns() -> None:
     handoff.put(staged("b", 1))
     handoff.put(staged("a", 2))
     taken = [handoff.take(0) for _ in range(2)]
-    assert [(s.model, s.version) for s in taken if s is not None] == [("b", 1), ("a", 2)]
+    assert [(s.model, s.version) for s in taken if isinstance(s, StagedVersion)] == [
+        ("b", 1),
+        ("a", 2),
+    ]
 
 
 def test_whoever_waits_is_woken() -> None:
@@ -67,6 +70,73 @@ def test_whoever_waits_for_versions_sleeps_on_while_others_run() -> None:
         assert not looks.acquire(timeout=0.2)
         handoff.put(version)
         assert waiting.result(SECONDS) is version
+
+
+def lent(handoff: Handoff, model: str = "a") -> "Future[object]":
+    """Return the turn of a thread that waits, or is about to."""
+    turn: Future[object] | None = None
+    while turn is None:
+        turn = handoff.borrow(model)
+    return turn
+
+
+def test_a_turn_is_lent_to_one_other_thread_while_its_own_waits() -> None:
+    handoff = Handoff()
+    assert handoff.borrow("a") is None
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(handoff.take, SECONDS, frozenset("a"))
+        turn = lent(handoff)
+        assert handoff.borrow("a") is None
+        handoff.put(version := staged("a", 2))
+        turn.set_result("applied")
+        handoff.wake()
+        assert waiting.result(SECONDS) is turn
+    assert handoff.borrow("a") is None
+    assert handoff.take(0) is version
+
+
+def test_a_turn_is_lent_for_its_models_alone() -> None:
+    handoff = Handoff()
+    with ThreadPoolExecutor() as pool:
+        some = pool.submit(handoff.take, SECONDS, frozenset("a"))
+        turn = lent(handoff, "a")
+        every = pool.submit(handoff.take, SECONDS)
+        other = lent(handoff, "b")
+        turn.set_result(1)
+        other.set_result(2)
+        handoff.wake()
+        assert some.result(SECONDS) is turn
+        assert every.result(SECONDS) is other
+
+
+@pytest.mark.parametrize("why", ["its time is over", "it is to stop", "Ctrl-C"])
+def test_a_thread_does_not_leave_while_another_has_its_turn(why: str) -> None:
+    """The weights must not change once it is back; what came of the turn is not lost."""
+    handoff, left = Handoff(), threading.Event()
+
+    def stop() -> bool:
+        if turns and why == "Ctrl-C":
+            raise KeyboardInterrupt
+        return bool(turns) and why == "it is to stop"
+
+    def take() -> object:
+        try:
+            return handoff.take(SECONDS if why != "its time is over" else 0.5, stop=stop)
+        except KeyboardInterrupt:
+            return "interrupted"
+        finally:
+            left.set()
+
+    turns: list[Future[object]] = []
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(take)
+        turns.append(turn := lent(handoff))
+        handoff.look()
+        assert not left.wait(0.7)
+        turn.set_result("applied")
+        handoff.wake()
+        assert waiting.result(SECONDS) is (turn if why != "Ctrl-C" else "interrupted")
+    assert handoff.take(0) is (turn if why == "Ctrl-C" else None)
 
 
 def test_whoever_waits_for_some_models_is_left_nothing_of_others() -> None:
