@@ -6,7 +6,8 @@
 use super::effects::{Effect, WorkerEventKind};
 use super::machine::Machine;
 use super::oversights::why_nobody;
-use super::publication::{Decision, Publication};
+use super::phases::{Decision, TargetEvent, VersionEvent};
+use super::publication::Publication;
 use super::receipt::Outcome;
 use crate::messages::*;
 use crate::transfer::{Key, Time};
@@ -35,7 +36,7 @@ impl Calls {
 
     /// The call that published a version, unless that is committed.
     pub(super) fn undecided(&self, model: &str, key: Key) -> Option<&Publication> {
-        self.open.values().find(|c| c.key == key && c.model == model && c.decision != Decision::Commit)
+        self.open.values().find(|c| c.key == key && c.model == model && !c.decision.is(Decision::Commit))
     }
 
     /// A version came to a worker in this way.
@@ -95,8 +96,8 @@ impl Machine {
             if call.asked.workers.is_none() && hello.models.contains_key(&call.model) {
                 call.welcome(name);
             }
-            call.note(name, Outcome::Behind, now, "");
-            let open = call.together() && call.decision == Decision::Open;
+            call.take(name, TargetEvent::Returned, now, "");
+            let open = call.together() && call.decision.is(Decision::Open);
             if open && call.outcome(name) == Some(Outcome::Behind) {
                 waiting.push((call.model.clone(), call.key.1));
             }
@@ -113,19 +114,12 @@ impl Machine {
         }
     }
 
-    pub(super) fn calls_left(&mut self, name: &str, now: Time) {
+    /// A worker has staged a version; or has left, whatever the version is.
+    pub(super) fn calls_take(&mut self, name: &str, event: TargetEvent, of: Option<(&str, Key)>, now: Time) {
         for id in self.calls.ids() {
-            if let Some(call) = self.calls.open.get_mut(&id) {
-                call.note(name, Outcome::Left, now, "");
-                self.settle(id, now);
-            }
-        }
-    }
-
-    pub(super) fn calls_staged(&mut self, name: &str, model: &str, key: Key, now: Time) {
-        for id in self.calls.ids() {
-            if let Some(call) = self.calls.open.get_mut(&id).filter(|c| c.key == key && c.model == model) {
-                call.note(name, Outcome::Staged, now, "");
+            let its = |call: &&mut Publication| of.map_or(true, |of| of == (&call.model, call.key));
+            if let Some(call) = self.calls.open.get_mut(&id).filter(its) {
+                call.take(name, event, now, "");
                 self.settle(id, now);
             }
         }
@@ -142,8 +136,7 @@ impl Machine {
                 Some(call) if call.key == key && call.model == said.model => call,
                 _ => continue,
             };
-            if matches!(call.outcome(name), Some(Outcome::Behind | Outcome::Staged)) {
-                call.note(name, Outcome::Failed, now, &detail);
+            if call.take(name, TargetEvent::Failed, now, &detail) {
                 let (model, version) = (&said.model, said.version);
                 let text = format!("worker {} failed version {} of {}: {}", name, version, model, detail);
                 self.tell(WorkerEventKind::Failed, name, text);
@@ -161,9 +154,9 @@ impl Machine {
                 _ => continue,
             };
             if call.key == runs {
-                call.note(name, Outcome::Applied, now, "");
+                call.take(name, TargetEvent::Applied, now, "");
             } else {
-                call.note(name, Outcome::Skipped, now, &format!("it runs version {}", runs.1));
+                call.take(name, TargetEvent::Skipped, now, &format!("it runs version {}", runs.1));
             }
             self.settle(id, now);
         }
@@ -183,7 +176,7 @@ impl Machine {
             Some(call) => call,
             None => return,
         };
-        if call.together() && call.decision == Decision::Open && call.decide(now) != Decision::Open {
+        if call.decide(now) {
             self.decided(&call);
         }
         if let Some(achieved) = call.verdict(now).filter(|_| !call.resolved) {
@@ -195,17 +188,17 @@ impl Machine {
                 self.say_nobody(&call);
             }
         }
-        if !(call.resolved && (!call.together() || call.decision != Decision::Open)) {
+        if !(call.resolved && (!call.together() || !call.decision.is(Decision::Open))) {
             self.calls.open(call);
         }
     }
 
     fn decided(&mut self, call: &Publication) {
         let (model, number) = (&call.model, call.key.1);
-        let live = |name: &&String| self.roster.get(name).map_or(false, |peer| !peer.lost);
+        let live = |name: &&String| self.roster.get(name).map_or(false, |peer| !peer.lost());
         let there: Vec<String> = call.names().filter(live).cloned().collect();
         let versions = self.store.models.entry(model.clone()).or_default();
-        if call.decision == Decision::Commit {
+        if call.decision.is(Decision::Commit) {
             versions.settle(number, call.asked.workers.as_deref());
             let content = match versions.get(number) {
                 Some(version) => version.content.clone(),
@@ -220,7 +213,7 @@ impl Machine {
             }
             return;
         }
-        versions.forget(number);
+        versions.take(number, VersionEvent::Aborted);
         let text = if call.ended.is_empty() { "not enough staged" } else { &call.ended };
         let abort = Abort { model: model.clone(), epoch: call.key.0, version: number, text: text.to_owned() };
         for name in there {
@@ -241,7 +234,7 @@ impl Machine {
 
     /// Says of everybody who wants the model, and is no target, why it is not there.
     fn away(&self, call: &Publication) -> Vec<String> {
-        let lost = self.roster.iter().filter(|peer| peer.lost && peer.wants(&call.model));
+        let lost = self.roster.iter().filter(|peer| peer.lost() && peer.wants(&call.model));
         let lost = lost.filter(|peer| call.outcome(&peer.hello.name).is_none());
         let lost = lost.map(|peer| format!("worker {} is lost: {}", peer.hello.name, peer.why));
         lost.chain(self.absent.of(&call.model)).collect()

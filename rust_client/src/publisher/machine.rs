@@ -22,6 +22,7 @@ use super::effects::{Effect, Payload, WorkerEvent, WorkerEventKind};
 use super::observing::{News, Observers};
 use super::oversights::Oversights;
 use super::patience::{cost_of, Patience};
+use super::phases::{PeerEvent, PeerPhase};
 use super::push::Push;
 use super::roster::Roster;
 use super::sessions::Absent;
@@ -216,9 +217,6 @@ impl Machine {
         if message == ToPublisher::Worker(FromWorker::Bye) {
             return self.leave(name, "it said goodbye", now);
         }
-        if let Some(peer) = self.roster.get_mut(name) {
-            peer.closed_at = None; // it has called itself the same on another connection
-        }
         self.heard(name, now);
         self.tell_keys(name);
         match message {
@@ -259,10 +257,10 @@ impl Machine {
             Ok(FromWorker::Applied(said)) => said,
             _ => return None,
         };
-        let peer = self.roster.get(&name)?;
-        if !peer.lost && !peer.torn.contains(&said.model) {
+        let peer = self.roster.get_mut(&name)?;
+        if !peer.lost() && !peer.torn.contains(&said.model) {
             let news = News::Of(said.model.clone());
-            self.heard(&name, now);
+            (peer.heard_at, peer.told_at) = (now, None);
             self.applied(&name, said, now);
             self.tell_observers(&name, news, now);
         }
@@ -274,11 +272,11 @@ impl Machine {
     /// Say it once all messages of that connection were taken: the last one may be a goodbye.
     pub fn unreachable(&mut self, identity: &[u8], now: Time) -> Vec<Effect> {
         if let Some(name) = self.roster.by_identity(identity).map(str::to_owned) {
-            if let Some(peer) = self.roster.get_mut(&name).filter(|peer| !peer.lost) {
+            if let Some(peer) = self.roster.get_mut(&name).filter(|peer| peer.phase.is(PeerPhase::Here)) {
+                peer.closed_at = now;
+                peer.phase.take(PeerEvent::Closed);
                 if peer.contested_at.is_some() {
-                    self.lose(&name, "its connection is closed", true, now);
-                } else {
-                    peer.closed_at = peer.closed_at.or(Some(now));
+                    self.lose(&name, PeerEvent::Contested, "its connection is closed", now);
                 }
             }
         }

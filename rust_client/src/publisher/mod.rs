@@ -28,6 +28,7 @@ mod oversights;
 mod pages;
 mod patched;
 mod patience;
+mod phases;
 mod publishing;
 mod push;
 mod reports;

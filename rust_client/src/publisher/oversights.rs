@@ -106,7 +106,7 @@ impl Machine {
 
     /// Whether a worker has a version that its user has to apply, for the first time.
     fn waits_for_its_user(&self, peer: &Peer, model: &str) -> bool {
-        let pending = self.store.models.get(model).and_then(|versions| versions.pending);
+        let pending = self.store.models.get(model).and_then(|versions| versions.pending());
         peer.incoming.get(model).map_or(false, |incoming| {
             let for_its_commit = pending == Some(incoming.version);
             incoming.phase == Doing::Staged && !for_its_commit && peer.runs(model) == (0, 0)
@@ -117,7 +117,7 @@ impl Machine {
 /// By model, the workers that are there and of which it is so.
 fn found(roster: &Roster, models: impl Fn(&Peer) -> Vec<String>) -> Found {
     let mut found = Found::new();
-    for peer in roster.iter().filter(|peer| !peer.lost) {
+    for peer in roster.iter().filter(|peer| !peer.lost()) {
         for model in models(peer) {
             found.entry(model).or_default().push(peer.hello.name.clone());
         }
@@ -127,7 +127,7 @@ fn found(roster: &Roster, models: impl Fn(&Peer) -> Vec<String>) -> Found {
 
 /// Says why a model goes to nobody: no worker is there, or they want others.
 pub fn why_nobody(model: &str, roster: &Roster) -> String {
-    let live = roster.iter().filter(|peer| !peer.lost);
+    let live = roster.iter().filter(|peer| !peer.lost());
     let wanted: BTreeSet<&str> = live.flat_map(|peer| peer.hello.models.keys()).map(String::as_str).collect();
     if wanted.is_empty() {
         return "no worker has joined".to_owned();

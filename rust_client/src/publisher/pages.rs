@@ -132,7 +132,7 @@ fn worker_row(peer: &Peer, error_max: usize, store: &Store, timing: &Timing, now
     let standing = |model| (model, standing_of(peer, model, error_max, store, now));
     json(&WorkerRow {
         name: &peer.hello.name,
-        state: match (peer.lost, is_stuck(peer, timing, now)) {
+        state: match (peer.lost(), is_stuck(peer, timing, now)) {
             (true, _) => "lost",
             (false, true) => "stuck",
             (false, false) => "live",

@@ -23,7 +23,7 @@ impl Machine {
     /// What each worker runs of a model, and what is known of its link, of those that take patches, and to whom a version would go (D2).
     pub fn takers(&self, model: &str, workers: Option<&[String]>) -> Vec<Taker> {
         let named = |name: &String| workers.map_or(true, |workers| workers.contains(name));
-        let live = self.roster.iter().filter(|peer| !peer.lost && peer.wants(model) && takes_patches(peer));
+        let live = self.roster.iter().filter(|peer| !peer.lost() && peer.wants(model) && takes_patches(peer));
         let taker = |peer: &Peer| {
             let (rate, decode) = (peer.link.rate(), peer.link.decode());
             Taker { running: peer.running.get(model).cloned(), rate, decode }
@@ -33,7 +33,7 @@ impl Machine {
 
     pub(super) fn listeners(&self, model: &str, patches: &[VersionPatch]) -> Listeners {
         let mut found = Listeners::default();
-        for peer in self.roster.iter().filter(|peer| !peer.lost && peer.subscribed && peer.wants(model)) {
+        for peer in self.roster.iter().filter(|peer| !peer.lost() && peer.subscribed && peer.wants(model)) {
             let patch = patches.iter().position(|patch| patch.is_for(peer, model));
             found.any = true;
             found.whole |= patch.is_none();

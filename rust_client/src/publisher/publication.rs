@@ -1,14 +1,10 @@
 //! One call of publish: which workers it is for, what each has done, and when the call is over.
 //!
-//! ```text
-//! behind ──> staged ──> applied                 (skipped: it went past this to a newer one)
-//!    │          │
-//!    └──────────┴─────> failed | lost | left    (who was lost, or left, and returns is behind)
-//! ```
-//!
-//! Who becomes lost may return, and is waited for a while. Who leaves in order will not, and is no longer one of
-//! all. Where a number of workers is expected, those that join become targets until so many are there.
+//! Every target is in one state, and only moves along an arrow (`phases.rs`). Who becomes lost may return, and is waited
+//! for a while. Who leaves in order will not, and is no longer one of all. Where a number of workers is expected, those
+//! that join become targets until so many are there.
 
+use super::phases::{At, Decision, DecisionEvent, TargetEvent, DECISIONS, TARGETS};
 use super::receipt::{Outcome, Receipt, WorkerReceipt};
 use crate::messages::{CommitMode, Metadata};
 use crate::transfer::{Key, Time};
@@ -33,13 +29,6 @@ pub enum Wait {
     Staged,
     /// Nobody is waited for.
     Nobody,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Decision {
-    Open,
-    Commit,
-    Abort,
 }
 
 /// What a caller asks of a publish.
@@ -75,12 +64,19 @@ impl Default for Asked {
 }
 
 struct Target {
-    outcome: Outcome,
+    outcome: At<Outcome, TargetEvent>,
     at: Option<Time>,
     detail: String,
     away_until: Option<Time>, // lost, and waited for
     encoding: &'static str,   // how it came
     nbytes: u64,
+}
+
+impl Target {
+    fn new() -> Target {
+        let (outcome, detail) = (At::first(TARGETS), String::new());
+        Target { outcome, at: None, detail, away_until: None, encoding: "", nbytes: 0 }
+    }
 }
 
 /// A call that is open.
@@ -89,7 +85,7 @@ pub(crate) struct Publication {
     pub model: String,
     pub key: Key,
     pub asked: Asked,
-    pub decision: Decision,
+    pub decision: At<Decision, DecisionEvent>,
     pub resolved: bool,
     /// Why it is given up before its time; empty: it is not.
     pub ended: String,
@@ -115,7 +111,7 @@ impl Publication {
             id,
             model: model.to_owned(),
             key,
-            decision: Decision::Open,
+            decision: At::first(DECISIONS),
             resolved: false,
             ended: String::new(),
             nbytes,
@@ -138,21 +134,13 @@ impl Publication {
     }
 
     pub fn outcome(&self, name: &str) -> Option<Outcome> {
-        self.targets.get(name).map(|target| target.outcome)
+        self.targets.get(name).map(|target| target.outcome.now())
     }
 
     /// One more worker that it is for.
     pub fn aim(&mut self, name: &str) {
         if !self.targets.contains_key(name) {
-            let fresh = Target {
-                outcome: Outcome::Behind,
-                at: None,
-                detail: String::new(),
-                away_until: None,
-                encoding: "",
-                nbytes: 0,
-            };
-            self.targets.insert(name.to_owned(), fresh);
+            self.targets.insert(name.to_owned(), Target::new());
             self.counts[Outcome::Behind as usize] += 1;
         }
     }
@@ -168,37 +156,38 @@ impl Publication {
     pub fn renew(&mut self, epoch: u64) {
         self.key.0 = epoch;
         for target in self.targets.values_mut() {
-            if !matches!(target.outcome, Outcome::Lost | Outcome::Left) {
-                self.counts[target.outcome as usize] -= 1;
+            let outcome = target.outcome.now();
+            if !matches!(outcome, Outcome::Lost | Outcome::Left) {
+                self.counts[outcome as usize] -= 1;
                 self.counts[Outcome::Behind as usize] += 1;
-                (target.outcome, target.at) = (Outcome::Behind, None);
-                target.detail.clear();
-                (target.encoding, target.nbytes) = ("", 0);
+                *target = Target::new();
             }
         }
     }
 
-    /// Notes what a worker did; one that is no target changes nothing.
-    pub fn note(&mut self, name: &str, outcome: Outcome, now: Time, detail: &str) {
-        let grace = self.asked.grace;
-        if let Some(target) = self.targets.get_mut(name).filter(|target| target.outcome.may_become(outcome)) {
-            self.counts[target.outcome as usize] -= 1;
-            self.counts[outcome as usize] += 1;
-            target.outcome = outcome;
-            target.at = Some(now).filter(|_| outcome != Outcome::Behind);
-            target.detail = detail.to_owned();
-            target.away_until = Some(now.saturating_add(grace)).filter(|_| outcome == Outcome::Lost);
+    /// Notes what became of a worker; tells whether that moved it. One that is no target changes nothing.
+    pub fn take(&mut self, name: &str, event: TargetEvent, now: Time, detail: &str) -> bool {
+        let target = match self.targets.get_mut(name) {
+            Some(target) => target,
+            None => return false,
+        };
+        let before = target.outcome.now();
+        if !target.outcome.take(event) {
+            return false;
         }
+        self.counts[before as usize] -= 1;
+        self.counts[target.outcome.now() as usize] += 1;
+        target.at = Some(now).filter(|_| !target.outcome.is(Outcome::Behind));
+        (target.detail, target.away_until) = (detail.to_owned(), None);
+        true
     }
 
     /// A worker is lost, and may return; `gone`: it is known that it is not there.
     pub fn lose(&mut self, name: &str, now: Time, why: &str, gone: bool) {
-        self.note(name, Outcome::Lost, now, why);
-        let until = now.saturating_add(self.asked.grace_of_gone);
-        if let Some(target) =
-            self.targets.get_mut(name).filter(|target| gone && target.outcome == Outcome::Lost)
-        {
-            target.away_until = Some(until);
+        let grace = if gone { self.asked.grace_of_gone } else { self.asked.grace };
+        let lost = self.take(name, TargetEvent::Lost, now, why);
+        if let Some(target) = self.targets.get_mut(name).filter(|_| lost) {
+            target.away_until = Some(now.saturating_add(grace));
         }
     }
 
@@ -209,19 +198,11 @@ impl Publication {
         }
     }
 
-    /// Nobody waits for those any more that were lost before it began.
-    pub fn lost_before(&mut self, name: &str, now: Time) {
-        self.note(name, Outcome::Lost, now, "it was lost before the publish");
-        if let Some(target) = self.targets.get_mut(name) {
-            target.away_until = None;
-        }
-    }
-
     /// Says of every target that is not there yet what it is doing.
     pub fn explain(&mut self, doing: impl Fn(&str) -> Option<String>) {
         let there = self.there();
         for (name, target) in &mut self.targets {
-            if target.detail.is_empty() && !there.contains(&target.outcome) {
+            if target.detail.is_empty() && !there.contains(&target.outcome.now()) {
                 target.detail = doing(name).unwrap_or_default();
             }
         }
@@ -269,24 +250,25 @@ impl Publication {
         self.missing() + if lost { self.targets.values().filter(waited).count() } else { 0 }
     }
 
-    /// Decides a version that is applied together: once, and for good.
-    pub fn decide(&mut self, now: Time) -> Decision {
-        if self.decision == Decision::Open && self.together() {
-            // P10
-            let staged = self.count(&[Outcome::Applied, Outcome::Skipped, Outcome::Staged]);
-            let possible = staged + self.count(&[Outcome::Behind]) + self.may_come(now);
-            if staged >= self.needed() {
-                self.decision = Decision::Commit;
-            } else if !self.ended.is_empty() || possible < self.needed() || now >= self.deadline {
-                self.decision = Decision::Abort;
-            }
+    /// Decides a version that is applied together, once and for good; tells whether it just has (P10).
+    pub fn decide(&mut self, now: Time) -> bool {
+        if !self.together() {
+            return false;
         }
-        self.decision
+        let staged = self.count(&[Outcome::Applied, Outcome::Skipped, Outcome::Staged]);
+        let possible = staged + self.count(&[Outcome::Behind]) + self.may_come(now);
+        if staged >= self.needed() {
+            self.decision.take(DecisionEvent::Enough)
+        } else if !self.ended.is_empty() || possible < self.needed() || now >= self.deadline {
+            self.decision.take(DecisionEvent::TooFew)
+        } else {
+            false
+        }
     }
 
     /// Whether the publish achieved what it required; nothing while that is open.
     pub fn verdict(&self, now: Time) -> Option<bool> {
-        if self.together() && self.decision == Decision::Abort {
+        if self.together() && self.decision.is(Decision::Abort) {
             return Some(false);
         }
         if self.asked.wait == Wait::Nobody {
@@ -315,7 +297,7 @@ impl Publication {
     /// What has become of it so far.
     pub fn receipt(&self, now: Time) -> Receipt {
         let of = |target: &Target| WorkerReceipt {
-            outcome: target.outcome,
+            outcome: target.outcome.now(),
             after: target.at.map(|at| at.saturating_sub(self.started)),
             detail: target.detail.clone(),
             encoding: target.encoding,

@@ -4,6 +4,7 @@ use super::content::Content;
 use super::effects::{Effect, Payload, WorkerEventKind};
 use super::machine::Machine;
 use super::offer::{Offer, VersionPatch};
+use super::phases::TargetEvent;
 use super::publication::{Asked, Publication, Wait};
 use super::push::{topic_of, Push, Step};
 use super::roster::Peer;
@@ -36,7 +37,7 @@ impl Machine {
         }
         let content = offer.content.clone();
         let versions = self.store.models.entry(model.to_owned()).or_default();
-        let pending = versions.pending;
+        let pending = versions.pending();
         let number = versions.number(offer);
         self.observers.published(model, number, now);
         if let Some(pending) = pending {
@@ -50,8 +51,8 @@ impl Machine {
         for name in &names {
             call.aim(name);
             if let Some(peer) = self.roster.get_mut(name) {
-                if peer.lost {
-                    call.lost_before(name, now);
+                if peer.lost() {
+                    call.take(name, TargetEvent::Lost, now, "it was lost before the publish");
                     continue;
                 }
                 peer.told_at = peer.told_at.or(Some(now));
@@ -62,9 +63,7 @@ impl Machine {
         if let Some(version) = versions.get_mut(number) {
             version.receivers.extend(receivers);
         }
-        if call.together() {
-            versions.pending = Some(number);
-        } else {
+        if !call.together() {
             versions.settle(number, call.asked.workers.as_deref());
             if call.asked.workers.is_none() {
                 self.settled(model, number);
@@ -123,7 +122,7 @@ impl Machine {
             self.broadcast(model, number, announce.clone(), now);
         }
         for name in names {
-            let hears = |peer: &Peer| peer.lost || (all && peer.subscribed);
+            let hears = |peer: &Peer| peer.lost() || (all && peer.subscribed);
             let alone = self.roster.get(name).map_or(false, |peer| !hears(peer));
             if alone {
                 self.say(name, FromPublisher::Announce(announce.clone()));

@@ -37,19 +37,6 @@ impl Outcome {
             Outcome::Left => "left",
         }
     }
-
-    /// Whether it may become the other: reports come late, twice and in any order, and all else changes nothing.
-    pub(crate) fn may_become(self, next: Outcome) -> bool {
-        use Outcome::*;
-        match self {
-            Behind => next != Behind,
-            Staged => !matches!(next, Behind | Staged),
-            Lost => next != Lost,
-            Left => next == Behind, // it has come again
-            Failed => matches!(next, Staged | Applied | Skipped | Left), // a retry may succeed
-            Applied | Skipped => false,
-        }
-    }
 }
 
 /// What one worker did with a version.

@@ -3,6 +3,7 @@
 use super::content::Content;
 use super::effects::{Payload, WorkerEventKind};
 use super::machine::Machine;
+use super::phases::{TargetEvent, VersionPhase};
 use crate::messages::*;
 use crate::transfer::Time;
 use std::sync::Arc;
@@ -168,12 +169,9 @@ impl Machine {
             }
         }
         self.carried(name, said, false, now);
-        self.calls_staged(name, &said.model, (said.epoch, said.version), now);
-        let versions = self.store.models.get(&said.model);
-        let committed = versions.map_or(false, |versions| {
-            versions.pending != Some(said.version) && versions.get(said.version).is_some()
-        });
-        if committed {
+        self.calls_take(name, TargetEvent::Staged, Some((&said.model, (said.epoch, said.version))), now);
+        let version = self.store.models.get(&said.model).and_then(|versions| versions.get(said.version));
+        if version.map_or(false, |version| !version.phase.is(VersionPhase::Pending)) {
             let commit = self.of_version(&said.model, said.version, &content);
             self.say(name, FromPublisher::Commit(commit));
         }

@@ -6,6 +6,7 @@
 use super::effects::Identity;
 use super::link::Link;
 use super::observing::Seen;
+use super::phases::{At, PeerEvent, PeerPhase, WORKERS};
 use crate::messages::{Doing, Hello, PatchId, Progress, Running};
 use crate::transfer::{ChunkPlan, Key, Time};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -35,11 +36,11 @@ pub struct Peer {
     pub incoming: BTreeMap<String, Incoming>,
     /// Published messages are known to reach it.
     pub subscribed: bool,
-    pub lost: bool,
-    /// Why, with what it was doing.
+    pub phase: At<PeerPhase, PeerEvent>,
+    /// Why it was lost, with what it was doing.
     pub why: String,
-    /// When its connection was found closed; it has come on no other since.
-    pub closed_at: Option<Time>,
+    /// When its connection was found closed, if it is away.
+    pub closed_at: Time,
     /// It was said to be stuck.
     pub stuck: bool,
     /// Of a version, for the first time since it was heard.
@@ -76,15 +77,19 @@ impl Peer {
             running: BTreeMap::new(),
             incoming: BTreeMap::new(),
             subscribed: false,
-            lost: false,
+            phase: At::first(WORKERS),
             why: String::new(),
-            closed_at: None,
+            closed_at: now,
             stuck: false,
             told_at: None,
             contested_at: None,
             torn: BTreeSet::new(),
             token: String::new(),
         }
+    }
+
+    pub fn lost(&self) -> bool {
+        self.phase.is(PeerPhase::Lost)
     }
 
     pub fn wants(&self, model: &str) -> bool {
@@ -256,7 +261,7 @@ impl Roster {
 
     /// The names of those to whom a version for all is to go.
     pub fn wanting(&self, model: &str) -> Vec<String> {
-        let live = self.iter().filter(|peer| !peer.lost && peer.wants(model));
+        let live = self.iter().filter(|peer| !peer.lost() && peer.wants(model));
         live.map(|peer| peer.hello.name.clone()).collect()
     }
 
@@ -270,7 +275,7 @@ impl Roster {
         lost_after: Duration,
     ) -> Admission {
         let same = |peer: &Peer| peer.hello.instance == hello.instance && peer.key == key; // K3
-        let held = self.get(&hello.name).map(|peer| (same(peer), peer.lost));
+        let held = self.get(&hello.name).map(|peer| (same(peer), peer.lost()));
         if held == Some((false, false)) {
             return self.contest(hello, now, lost_after);
         }
@@ -309,7 +314,9 @@ impl Roster {
             self.by_identity.remove(&peer.identity);
             self.by_identity.insert(identity.to_vec(), hello.name.clone());
             (peer.identity, peer.hello, peer.heard_at) = (identity.to_vec(), hello.clone(), now);
-            peer.closed_at = None;
+            if !peer.lost() {
+                peer.phase.take(PeerEvent::Spoke);
+            }
             peer.seen = Seen::default();
             self.touch(&hello.name);
         }
@@ -320,7 +327,7 @@ impl Roster {
         if self.fits(hello) {
             return true;
         }
-        let lost = self.iter().filter(|peer| peer.lost && peer.hello.name != hello.name);
+        let lost = self.iter().filter(|peer| peer.lost() && peer.hello.name != hello.name);
         let lost: Vec<String> = lost.map(|peer| peer.hello.name.clone()).collect();
         for name in lost {
             self.remove(&name);
@@ -348,13 +355,13 @@ impl Roster {
 
     /// The live workers that have been silent for too long.
     pub fn silent(&self, now: Time, lost_after: Duration) -> Vec<String> {
-        let silent = self.iter().filter(|p| !p.lost && now.saturating_sub(p.heard_at) >= lost_after);
+        let silent = self.iter().filter(|p| !p.lost() && now.saturating_sub(p.heard_at) >= lost_after);
         silent.map(|peer| peer.hello.name.clone()).collect()
     }
 
-    /// The live workers without connection that have come on no other for so long.
+    /// The workers that have been away for so long.
     pub fn gone(&self, now: Time, patience: Duration) -> Vec<String> {
-        let closed = |p: &&Peer| p.closed_at.map_or(false, |at| now.saturating_sub(at) >= patience);
-        self.iter().filter(|p| !p.lost).filter(closed).map(|peer| peer.hello.name.clone()).collect()
+        let away = |p: &&Peer| p.phase.is(PeerPhase::Away) && now.saturating_sub(p.closed_at) >= patience;
+        self.iter().filter(away).map(|peer| peer.hello.name.clone()).collect()
     }
 }

@@ -2,6 +2,7 @@
 
 use super::effects::{Effect, Payload, WorkerEventKind};
 use super::machine::Machine;
+use super::phases::{PeerEvent, PeerPhase, TargetEvent};
 use super::roster::Admission;
 use super::status::{is_stuck, phase_of};
 use crate::limits::INTEGER_MAX;
@@ -88,9 +89,9 @@ impl Machine {
         match admission {
             Admission::New | Admission::Known => self.welcome(&hello.name, admission, now),
             Admission::Contested
-                if self.roster.get(&hello.name).map_or(false, |peer| peer.closed_at.is_some()) =>
+                if self.roster.get(&hello.name).map_or(false, |peer| peer.phase.is(PeerPhase::Away)) =>
             {
-                self.lose(&hello.name, "its connection is closed", true, now);
+                self.lose(&hello.name, PeerEvent::Contested, "its connection is closed", now);
                 self.admit(from, key, hello, now);
             }
             Admission::Contested => self.say(&hello.name, FromPublisher::Ping(Ping::default())),
@@ -267,7 +268,7 @@ impl Machine {
         self.tell(WorkerEventKind::Notice, "", text);
         let models: Vec<String> = self.store.models.keys().cloned().collect();
         for model in &models {
-            let pending = self.store.models.get(model).and_then(|versions| versions.pending);
+            let pending = self.store.models.get(model).and_then(|versions| versions.pending());
             if let Some(pending) = pending {
                 self.give_up(model, pending, "its publisher takes a new epoch", now);
             }
@@ -290,7 +291,7 @@ impl Machine {
         for peer in self.roster.iter_mut() {
             peer.subscribed = false;
             peer.incoming.clear();
-            told.extend(Some(peer.identity.clone()).filter(|_| !peer.lost));
+            told.extend(Some(peer.identity.clone()).filter(|_| !peer.lost()));
         }
         for to in told {
             let message = FromPublisher::Pong(Pong { epoch, ..Pong::default() }); // of another epoch than theirs
@@ -312,21 +313,21 @@ impl Machine {
         self.say(name, FromPublisher::Pong(Pong { token: ping.token, epoch: self.epoch(), models }));
     }
 
-    /// A worker has said something.
+    /// A worker has said something on its connection.
     pub(super) fn heard(&mut self, name: &str, now: Time) {
-        let was_lost = self.roster.get_mut(name).map(|peer| {
+        if let Some(peer) = self.roster.get_mut(name) {
             (peer.heard_at, peer.told_at) = (now, None);
-            peer.lost
-        });
-        if was_lost == Some(true) {
-            self.back(name, now);
+            if peer.lost() {
+                self.back(name, now);
+            } else {
+                peer.phase.take(PeerEvent::Spoke);
+            }
         }
     }
 
     /// A worker is there, and may have missed what others were told (P18).
     fn back(&mut self, name: &str, now: Time) {
-        if let Some(peer) = self.roster.get_mut(name).filter(|peer| peer.lost) {
-            peer.lost = false;
+        if self.roster.get_mut(name).map_or(false, |peer| peer.phase.take(PeerEvent::Spoke)) {
             self.tell(WorkerEventKind::Back, name, format!("worker {} answers again", name));
         }
         for (model, number) in self.returned(name, now) {
@@ -339,17 +340,17 @@ impl Machine {
         for name in self.roster.silent(now, self.timing.lost_after) {
             let heard = self.roster.get(&name).map_or(now, |peer| peer.heard_at);
             let silent = now.saturating_sub(heard).as_secs_f64();
-            self.lose(&name, &format!("silent for {:.1} s", silent), false, now);
+            self.lose(&name, PeerEvent::Silent, &format!("silent for {:.1} s", silent), now);
         }
         let patience = self.timing.ping * 2; // it dials again, and says so with a ping
         for name in self.roster.gone(now, patience) {
             let why =
                 format!("its connection is closed, and it made no other in {} s", patience.as_secs_f64());
-            self.lose(&name, &why, true, now);
+            self.lose(&name, PeerEvent::Overdue, &why, now);
         }
         let timing = self.timing;
         let mut turned = Vec::new();
-        for peer in self.roster.iter_mut().filter(|peer| !peer.lost) {
+        for peer in self.roster.iter_mut().filter(|peer| !peer.lost()) {
             if peer.stuck != is_stuck(peer, &timing, now) {
                 peer.stuck = !peer.stuck;
                 turned.push((peer.hello.name.clone(), peer.stuck));
@@ -369,7 +370,7 @@ impl Machine {
     /// Keeps nothing for those who say nothing but what they were heard to be at (P9).
     fn forget_mute(&mut self, now: Time) {
         let quiet = self.timing.quiet;
-        for peer in self.roster.iter().filter(|peer| !peer.lost && peer.mute(now, quiet)) {
+        for peer in self.roster.iter().filter(|peer| !peer.lost() && peer.mute(now, quiet)) {
             for (model, versions) in &mut self.store.models {
                 let at = peer.incoming.get(model).map_or(0, |incoming| incoming.version);
                 versions.left_all(&peer.hello.name, at);
@@ -377,17 +378,18 @@ impl Machine {
         }
     }
 
-    /// A worker is lost; `gone`: it is known that it is not there.
-    pub(super) fn lose(&mut self, name: &str, why: &str, gone: bool, now: Time) {
+    /// An event by which a worker is lost; of one that is only silent, it may be there.
+    pub(super) fn lose(&mut self, name: &str, event: PeerEvent, why: &str, now: Time) {
         let doing = self.doing(name, now);
         let detail = if doing.is_empty() { why.to_owned() } else { format!("{} while {}", why, doing) };
         if let Some(peer) = self.roster.get_mut(name) {
-            (peer.lost, peer.stuck, peer.closed_at) = (true, false, None);
+            peer.phase.take(event);
+            peer.stuck = false;
             peer.why.clone_from(&detail);
         }
         self.forget(name);
         self.tell(WorkerEventKind::Lost, name, format!("worker {} is lost: {}", name, detail));
-        self.calls_lost(name, &detail, gone, now);
+        self.calls_lost(name, &detail, event != PeerEvent::Silent, now);
     }
 
     pub(super) fn doing(&self, name: &str, now: Time) -> String {
@@ -416,6 +418,6 @@ impl Machine {
         }
         self.roster.remove(name);
         self.tell(WorkerEventKind::Left, name, text);
-        self.calls_left(name, now);
+        self.calls_take(name, TargetEvent::Left, None, now);
     }
 }

@@ -41,7 +41,7 @@ impl WorkerStatus {
         let stuck = is_stuck(peer, timing, now);
         let doing = |(m, i): (&String, &Incoming)| (m.clone(), phase_of(m, i, store, timing, now));
         WorkerStatus {
-            state: match (peer.lost, stuck) {
+            state: match (peer.lost(), stuck) {
                 (true, _) => WorkerState::Lost,
                 (false, true) => WorkerState::Stuck,
                 (false, false) => WorkerState::Live,

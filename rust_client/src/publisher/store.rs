@@ -6,6 +6,7 @@
 
 use super::content::Content;
 use super::offer::{Offer, VersionPatch};
+use super::phases::{At, VersionEvent, VersionPhase, VERSIONS};
 use crate::limits::EPOCHS_KEPT;
 use crate::messages::{PatchId, Running};
 use crate::transfer::{ChunkPlan, Key};
@@ -15,10 +16,12 @@ use std::sync::Arc;
 /// Of one model, in memory: the latest, one that waits for its commit or is for some, and one that slow workers
 /// still receive.
 pub const VERSIONS_MAX: usize = 3;
+const GIVEN_UP: [VersionPhase; 2] = [VersionPhase::Old, VersionPhase::Targeted]; // of too many, the least needed first
 const DIGESTS_KEPT: usize = 1000; // versions that are gone but whose late acknowledgements can still be checked
 
 /// A version that is there.
 pub struct Kept {
+    pub phase: At<VersionPhase, VersionEvent>,
     pub content: Arc<Content>,
     /// The (epoch, version) under which the same bytes were published before.
     pub names: BTreeSet<Key>,
@@ -61,10 +64,8 @@ impl Kept {
 
 /// The versions of one model.
 pub struct Versions {
-    pub pending: Option<u64>, // staged together, not committed yet
     /// The id of the layout that was published last on the data channel.
     pub announced_layout: String,
-    latest: Option<u64>,
     targeted: BTreeMap<String, u64>, // by worker, what was published to it alone
     kept: BTreeMap<u64, Kept>,
     digests: BTreeMap<u64, String>, // of versions that are gone
@@ -76,9 +77,7 @@ pub struct Versions {
 impl Default for Versions {
     fn default() -> Versions {
         Versions {
-            pending: None,
             announced_layout: String::new(),
-            latest: None,
             targeted: BTreeMap::new(),
             kept: BTreeMap::new(),
             digests: BTreeMap::new(),
@@ -95,8 +94,8 @@ impl Versions {
         let Offer { content, keep, patches, .. } = offer.into();
         self.count += 1; // P1
         let (unpatched, number, receivers) = (BTreeSet::new(), self.count, BTreeSet::new());
-        let (names, sums) = (BTreeSet::new(), BTreeMap::new());
-        let version = Kept { content, names, keep, patches, unpatched, number, receivers, sums };
+        let (phase, names, sums) = (At::first(VERSIONS), BTreeSet::new(), BTreeMap::new());
+        let version = Kept { phase, content, names, keep, patches, unpatched, number, receivers, sums };
         self.kept.insert(number, version);
         number
     }
@@ -146,12 +145,21 @@ impl Versions {
 
     /// The latest committed version that is meant for all.
     pub fn latest(&self) -> Option<u64> {
-        self.latest
+        self.newest(VersionPhase::Latest)
+    }
+
+    /// The one that waits for its commit.
+    pub fn pending(&self) -> Option<u64> {
+        self.newest(VersionPhase::Pending)
+    }
+
+    fn newest(&self, phase: VersionPhase) -> Option<u64> {
+        self.kept.values().rev().find(|version| version.phase.is(phase)).map(|version| version.number)
     }
 
     /// The newest committed version that is meant for a worker.
     pub fn latest_for(&self, worker: &str) -> Option<u64> {
-        self.latest.max(self.targeted.get(worker).copied())
+        self.latest().max(self.targeted.get(worker).copied())
     }
 
     /// By worker, the version that was published to it alone, where that is the newest.
@@ -178,28 +186,27 @@ impl Versions {
         Some(here.or_else(|| self.digests.get(&number).map(String::as_str)).unwrap_or_default())
     }
 
-    /// Makes a version the latest: for everybody, or for some workers.
+    /// Makes a version, which is newer than all that were settled, the latest: for everybody, or for some workers.
     pub fn settle(&mut self, number: u64, workers: Option<&[String]>) {
-        if self.pending == Some(number) {
-            self.pending = None;
-        }
         match workers {
-            None => {
-                self.latest = self.latest.max(Some(number));
-                let latest = self.latest;
-                self.targeted.retain(|_, targeted| Some(*targeted) > latest);
-            }
-            Some(workers) => {
-                for worker in workers {
-                    let known = self.targeted.entry(worker.clone()).or_insert(number);
-                    *known = number.max(*known);
-                }
+            None => self.targeted.clear(),
+            Some(workers) => self.targeted.extend(workers.iter().map(|worker| (worker.clone(), number))),
+        }
+        for version in self.kept.values_mut().filter(|version| version.number != number) {
+            let latest = workers.is_some() && version.phase.is(VersionPhase::Latest);
+            if !latest && !self.targeted.values().any(|&targeted| targeted == version.number) {
+                version.phase.take(VersionEvent::Newer);
             }
         }
+        self.take(number, workers.map_or(VersionEvent::ForAll, |_| VersionEvent::ForSome));
     }
 
-    /// Forgets a version that was aborted.
-    pub fn forget(&mut self, number: u64) {
+    /// Takes an event; of what is gone by that its digest is kept for a while.
+    pub fn take(&mut self, number: u64, event: VersionEvent) {
+        let gone = |version: &mut Kept| version.phase.take(event) && version.phase.is(VersionPhase::Gone);
+        if !self.kept.get_mut(&number).map_or(false, gone) {
+            return;
+        }
         if let Some(version) = self.kept.remove(&number) {
             self.digests.insert(number, version.content.digest.clone());
         }
@@ -207,8 +214,6 @@ impl Versions {
             let oldest = self.digests.keys().next().copied();
             oldest.map(|oldest| self.digests.remove(&oldest));
         }
-        self.latest = self.latest.filter(|&latest| latest != number);
-        self.pending = self.pending.filter(|&pending| pending != number);
         self.targeted.retain(|_, targeted| *targeted != number);
     }
 
@@ -233,37 +238,19 @@ impl Versions {
 
     /// Lets go of what nobody needs, and of the least needed of too many.
     pub fn prune(&mut self) {
-        let idle = |version: &&Kept| version.receivers.is_empty() && self.role(version.number) == Role::Old;
-        let gone: Vec<u64> = self.kept.values().filter(idle).map(|version| version.number).collect();
-        for number in gone {
-            self.forget(number);
+        let idle = |version: &&Kept| version.receivers.is_empty() && version.phase.is(VersionPhase::Old);
+        let idle: Vec<u64> = self.kept.values().filter(idle).map(|version| version.number).collect();
+        for number in idle {
+            self.take(number, VersionEvent::Unread);
         }
         while self.kept.len() > VERSIONS_MAX {
-            let roles = self.kept.keys().map(|&number| (self.role(number), number));
-            match roles.min().filter(|(role, _)| *role < Role::Needed) {
-                Some((_, number)) => self.forget(number),
+            let oldest = |&phase| self.kept.values().find(|version| version.phase.is(phase));
+            match GIVEN_UP.iter().find_map(oldest).map(|version| version.number) {
+                Some(number) => self.take(number, VersionEvent::GivenUp),
                 None => return,
             }
         }
     }
-
-    fn role(&self, number: u64) -> Role {
-        if [self.latest, self.pending, Some(self.count)].contains(&Some(number)) {
-            Role::Needed
-        } else if self.targeted.values().any(|&targeted| targeted == number) {
-            Role::Targeted
-        } else {
-            Role::Old
-        }
-    }
-}
-
-/// Why a version is kept, the least needed first.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
-enum Role {
-    Old,
-    Targeted,
-    Needed,
 }
 
 /// The versions of all models.
@@ -323,9 +310,9 @@ mod tests {
         versions.settle(number, None);
         versions.get_mut(number).unwrap().receivers.insert("slow".to_owned());
         let pending = versions.number(content());
-        versions.pending = Some(pending);
         for _ in 0..5 {
-            versions.number(content());
+            let number = versions.number(content());
+            versions.settle(number, Some(&["w".to_owned()]));
             versions.prune();
         }
         assert_eq!(versions.latest(), Some(number));

@@ -101,7 +101,7 @@ impl Machine {
         let mut asked = Vec::new();
         for peer in self.roster.iter_mut() {
             peer.rekeyed = true;
-            asked.extend(Some(peer.identity.clone()).filter(|_| !peer.lost));
+            asked.extend(Some(peer.identity.clone()).filter(|_| !peer.lost()));
         }
         for to in asked {
             let message = FromPublisher::Ping(Ping::default());

@@ -173,7 +173,7 @@ impl Machine {
             Some(peer) => peer,
             None => return Err(("absent", format!("no worker {} with {} is there", worker, model))),
         };
-        if peer.lost {
+        if peer.lost() {
             return because("absent", "it is lost: nothing is heard of it");
         }
         if !peer.hello.features.iter().any(|feature| feature == CHECKING) {
