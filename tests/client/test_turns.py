@@ -1,5 +1,7 @@
 """While a thread waits in `receive`, the worker's own applies a small version in its stead."""
 
+import importlib
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +15,7 @@ from weightbus import ApplyError, Subscriber
 from weightbus.bus.net.copier import AT_ONCE_BYTES
 from weightbus.bus.staged import StagedVersion
 from weightbus.python_client.applying import Applier
+from weightbus.python_client.observing.traces import SDK
 from weightbus.python_client.targets import MemoryTarget
 from weightbus.tests.client.test_bus import SECONDS, Bus, arrays
 from weightbus.tests.compose.waiting import wait_for
@@ -33,6 +36,7 @@ def bus() -> Any:
 @pytest.fixture
 def where(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """In which threads versions are applied, one after another."""
+    monkeypatch.delitem(sys.modules, SDK, raising=False)  # a test before may have imported it
     threads, apply = list[str](), Applier._apply  # noqa: SLF001 # pyright: ignore
 
     def seen(*arguments: Any) -> Update | None:
@@ -80,6 +84,15 @@ def test_what_may_take_long_is_applied_by_whoever_waits(
     target = {"file": tmp_path / "m", "function": HOOK}.get(kind, target)
     options = {kind: HOOK} if kind in ("on_commit", "before_apply") else {}
     update, _ = received(bus, arrays(1, size), target, **options)
+    assert update is not None
+    assert where == ["user"]
+
+
+def test_where_spans_are_made_the_context_is_that_of_whoever_waits(
+    bus: Bus, where: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, SDK, importlib.import_module(SDK))
+    update, _ = received(bus, arrays(1), arrays(0))
     assert update is not None
     assert where == ["user"]
 
