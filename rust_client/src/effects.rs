@@ -24,8 +24,8 @@ pub enum Effect {
     Ready(Staged),
     /// Decode a patch, in a thread that need not answer pings, and tell how that has ended.
     Decode(Decoding),
-    /// What runs has another name from now on.
-    Renamed { model: String, was: Key, key: Key },
+    /// What runs has another name from now on, of which this is said.
+    Renamed { model: String, was: Key, key: Key, metadata: Metadata },
     /// The publisher has let this worker in.
     Joined { epoch: u64 },
     /// The publisher is silent.
@@ -80,6 +80,6 @@ pub trait Host: Send + Sync {
         None
     }
 
-    /// What runs has another name from now on.
-    fn renamed(&self, _model: &str, _was: Key, _key: Key) {}
+    /// What runs has another name from now on, of which this is said.
+    fn renamed(&self, _model: &str, _was: Key, _key: Key, _metadata: &Metadata) {}
 }

@@ -4,7 +4,7 @@
 
 use crate::effects::Staged;
 use crate::limits::REJECTED_KEPT;
-use crate::messages::{Acknowledge, Announce, CommitMode, PatchId};
+use crate::messages::{Acknowledge, Announce, CommitMode, Metadata, PatchId};
 use crate::patching::{Base, Bytes};
 use crate::phases::{next, Event, Phase, ARROWS};
 use crate::transfer::{Key, Transfer};
@@ -101,10 +101,10 @@ impl Holdings {
     }
 
     /// Has a version of another name in the place of one that runs.
-    pub fn rename(&mut self, key: Key) {
+    pub fn rename(&mut self, key: Key, metadata: Metadata) {
         if self.tell(Phase::Running, Event::Renamed) {
             if let Some(held) = self.at_mut(Phase::Running) {
-                held.key = key;
+                (held.key, held.announce.metadata) = (key, metadata);
             }
         }
     }

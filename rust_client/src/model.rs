@@ -9,6 +9,7 @@ use crate::error::Error;
 use crate::gate::{Call, Gate, Pass, Reader};
 use crate::layout::{Layout, TensorInfo};
 use crate::limits::DIFFERENCES_MAX;
+use crate::messages::Metadata;
 use crate::raw::cast::{bytes_of, bytes_of_mut, values_of};
 use crate::raw::memory::{zeros, Home};
 use crate::staging::Buffer;
@@ -137,11 +138,12 @@ fn nbytes(dtype: Dtype, shape: &[u64]) -> Option<u64> {
 }
 
 /// What a model's memory holds.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Ran {
     /// What it was made of.
     Nothing,
-    Version(Key),
+    /// And what is said of it.
+    Version(Key, Metadata),
     /// A version on which the user's function decides.
     Undecided,
     /// Parts of two versions, or one that was turned down.
@@ -161,8 +163,16 @@ impl Weights {
     /// where none runs.
     pub fn version(&self) -> Option<(u64, u64)> {
         match *ran(&self.ran) {
-            Ran::Version(key) => Some(key),
+            Ran::Version(key, _) => Some(key),
             Ran::Nothing | Ran::Undecided | Ran::Torn => None,
+        }
+    }
+
+    /// What its publisher says of that version, as text by name; nothing where there is none.
+    pub fn metadata(&self) -> BTreeMap<String, String> {
+        match &*ran(&self.ran) {
+            Ran::Version(_, metadata) => metadata.clone(),
+            Ran::Nothing | Ran::Undecided | Ran::Torn => BTreeMap::new(),
         }
     }
 
@@ -326,21 +336,22 @@ impl Model {
         &self.0.gate
     }
 
-    /// What runs, and whether none does since an apply has failed half-way. Nobody is waited for.
-    pub(crate) fn ran(&self) -> (Option<Key>, bool) {
-        match *ran(&self.0.ran) {
+    /// What runs, with what is said of it, and whether none does since an apply has failed half-way. Nobody is
+    /// waited for.
+    pub(crate) fn ran(&self) -> (Option<(Key, Metadata)>, bool) {
+        match &*ran(&self.0.ran) {
             Ran::Nothing => (None, false),
-            Ran::Version(key) => (Some(key), false),
+            Ran::Version(key, metadata) => (Some((*key, metadata.clone())), false),
             Ran::Undecided => (None, self.0.gate.is_overdue()),
             Ran::Torn => (None, true),
         }
     }
 
     /// What is here has another name from now on.
-    pub(crate) fn rename(&self, was: Key, key: Key) {
+    pub(crate) fn rename(&self, was: Key, key: Key, metadata: &Metadata) {
         let mut ran = ran(&self.0.ran);
-        if *ran == Ran::Version(was) {
-            *ran = Ran::Version(key);
+        if matches!(*ran, Ran::Version(known, _) if known == was) {
+            *ran = Ran::Version(key, metadata.clone());
         }
     }
 
@@ -596,16 +607,20 @@ mod tests {
     fn parts_of_two_versions_are_served_to_nobody() {
         let model = model();
         let hold = |now| model.write(Instant::now(), &|| true).unwrap().set_ran(now);
-        hold(Ran::Version((1, 2)));
-        model.rename((1, 2), (2, 1));
-        assert_eq!(model.read().version(), Some((2, 1)));
+        let said = |step: &str| Metadata::from([("step".to_owned(), step.to_owned())]);
+        hold(Ran::Version((1, 2), said("12")));
+        model.rename((1, 1), (2, 1), &said("it does not run"));
+        assert_eq!((model.read().version(), model.read().metadata()), (Some((1, 2)), said("12")));
+        model.rename((1, 2), (2, 1), &said("11"));
+        assert_eq!((model.read().version(), model.read().metadata()), (Some((2, 1)), said("11")));
         hold(Ran::Torn);
-        model.rename((2, 1), (3, 1));
+        model.rename((2, 1), (3, 1), &said("10"));
         let weights = model.read();
         assert!(weights.is_torn() && weights.version().is_none() && weights.tensors().is_empty());
+        assert!(weights.metadata().is_empty());
         assert!(matches!(weights.get::<u8>("b"), Err(Error::Torn)));
         drop(weights);
-        hold(Ran::Version((2, 1)));
+        hold(Ran::Version((2, 1), Metadata::new()));
         assert_eq!(model.read().get::<u8>("b").unwrap(), [0]);
     }
 

@@ -353,7 +353,9 @@ impl Loop {
                     }
                 }
                 Effect::Decode(decoding) => self.decoder.decode(decoding),
-                Effect::Renamed { model, was, key } => self.host.renamed(&model, was, key),
+                Effect::Renamed { model, was, key, metadata } => {
+                    self.host.renamed(&model, was, key, &metadata)
+                }
                 Effect::Joined { epoch } => {
                     self.note_state();
                     self.tell(Event::Joined { epoch }); // before a call that waits for it returns

@@ -16,6 +16,7 @@ use crate::sealing::{Opening, Subject};
 use crate::segment::{Segment, Stamp};
 use crate::staging::{Buffer, Buffers};
 use crate::transfer::{Key, Payload, Piece, Proof, Time, Transfer, Want};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -57,6 +58,8 @@ impl PutOff {
 pub struct ModelState {
     /// What runs.
     pub running: Option<(u64, u64)>,
+    /// What its publisher says of that, by the name that it has now.
+    pub metadata: BTreeMap<String, String>,
     /// What arrives, how many of its chunks are here, and of how many.
     pub arriving: Option<((u64, u64), u64, u64)>,
     /// What waits for a commit.
@@ -131,8 +134,10 @@ impl Slot {
     pub fn state(&self) -> ModelState {
         let key = |phase| self.holds.at(phase).map(|held| held.key);
         let transfer = self.holds.at(Phase::Arriving).and_then(|held| held.transfer.as_ref());
+        let metadata = self.holds.at(Phase::Running).map(|held| held.announce.metadata.clone());
         ModelState {
             running: key(Phase::Running),
+            metadata: metadata.unwrap_or_default(),
             arriving: transfer.map(|transfer| (transfer.key(), transfer.here as u64, transfer.count())),
             staged: key(Phase::Staged),
             ready: key(Phase::Ready).max(key(Phase::Applying)),
@@ -250,10 +255,11 @@ impl Slot {
         }
         self.holds.tell_those(Event::Newer, |held| held.phase() != Phase::Running);
         let was = (rename.was.epoch, rename.was.version);
-        self.holds.rename(key);
+        self.holds.rename(key, rename.metadata.clone());
         self.epoch = self.epoch.max(key.0);
         self.failure = None;
-        let mut effects = vec![Effect::Renamed { model: self.model.clone(), was, key }];
+        let mut effects =
+            vec![Effect::Renamed { model: self.model.clone(), was, key, metadata: rename.metadata }];
         effects.extend(self.say_applied());
         effects.extend(self.turn(Turn::Completed, Some(now)));
         effects

@@ -3,11 +3,13 @@
 use crate::element::Element;
 use crate::error::Error;
 use crate::layout::{Layout, TensorInfo};
+use crate::messages::Metadata;
 use crate::model::no_tensor;
 use crate::raw::cast::{copied, values_of};
 use crate::staging::Buffer;
 use crate::transfer::Key;
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -20,15 +22,17 @@ pub struct Snapshot {
     pub epoch: u64,
     /// Its number.
     pub version: u64,
+    /// What its publisher says of it, as text by name.
+    pub metadata: BTreeMap<String, String>,
     pub(crate) layout: Arc<Layout>,
     pub(crate) data: Arc<Buffer>,
 }
 
 impl Snapshot {
     /// The same under another name.
-    pub(crate) fn renamed(&self, (epoch, version): Key) -> Snapshot {
+    pub(crate) fn renamed(&self, (epoch, version): Key, metadata: Metadata) -> Snapshot {
         let (layout, data) = (self.layout.clone(), self.data.clone());
-        Snapshot { model: self.model.clone(), epoch, version, layout, data }
+        Snapshot { model: self.model.clone(), epoch, version, metadata, layout, data }
     }
 
     /// Its tensors, in the order of their bytes.

@@ -11,7 +11,7 @@ use crate::keys::WorkerKeys;
 use crate::layout::Layout;
 use crate::limits::{Timing, BYTES_MAX, LABEL_MAX, MODELS_MAX};
 use crate::machine::{Identity, Machine, State, Wanted};
-use crate::messages;
+use crate::messages::{self, Metadata};
 use crate::model::{Model, Ran, Writing};
 use crate::patching::{Base, Bytes};
 use crate::run::{Event, Listener, Loop, Outcome, Shared};
@@ -82,12 +82,13 @@ impl Target {
         }
     }
 
-    /// What runs, and whether none does since a copy tore.
-    fn ran(&self) -> (Option<Key>, bool) {
+    /// What runs, with what is said of it, and whether none does since a copy tore.
+    fn ran(&self) -> (Option<(Key, Metadata)>, bool) {
         match self {
             Target::InPlace(model) => model.ran(),
             Target::Snapshots(its) => {
-                (lock(&its.latest).as_ref().map(|snapshot| (snapshot.epoch, snapshot.version)), false)
+                let of = |latest: &Arc<Snapshot>| ((latest.epoch, latest.version), latest.metadata.clone());
+                (lock(&its.latest).as_ref().map(of), false)
             }
         }
     }
@@ -353,13 +354,13 @@ impl Host for UserHost {
         self.segments.as_ref()?.open(shared, nbytes)
     }
 
-    fn renamed(&self, model: &str, was: Key, key: Key) {
+    fn renamed(&self, model: &str, was: Key, key: Key, metadata: &Metadata) {
         match self.targets.get(model) {
-            Some(Target::InPlace(model)) => model.rename(was, key),
+            Some(Target::InPlace(model)) => model.rename(was, key, metadata),
             Some(Target::Snapshots(snapshots)) => {
                 let mut latest = lock(&snapshots.latest);
                 let same = latest.as_ref().filter(|snapshot| (snapshot.epoch, snapshot.version) == was);
-                if let Some(renamed) = same.map(|snapshot| snapshot.renamed(key)) {
+                if let Some(renamed) = same.map(|snapshot| snapshot.renamed(key, metadata.clone())) {
                     *latest = Some(Arc::new(renamed));
                 }
             }
@@ -490,7 +491,9 @@ impl Worker {
         }
         for (id, target) in self.targets.iter() {
             let model = state.models.entry(id.clone()).or_default();
-            (model.running, model.torn) = target.ran();
+            let (runs, torn) = target.ran();
+            let (running, metadata) = runs.map_or((None, Metadata::new()), |(key, said)| (Some(key), said));
+            (model.running, model.metadata, model.torn) = (running, metadata, torn);
         }
         state
     }
@@ -606,7 +609,7 @@ impl Worker {
         }
         // The model says that it runs the version before anybody can read it, and before the
         // publisher hears of it.
-        writing.set_ran(Ran::Version(key));
+        writing.set_ran(Ran::Version(key, update.metadata.clone()));
         Attempt::Applied(Box::new(update), base.map(Box::new))
     }
 
@@ -727,8 +730,9 @@ fn snapshot_of(buffers: &Buffers, staged: &mut Staged) -> Result<Snapshot, Attem
             copy
         }
     };
-    let ((epoch, version), layout) = (staged.key, staged.layout.clone());
-    Ok(Snapshot { model: staged.model.clone(), epoch, version, layout, data: Arc::new(data) })
+    let ((epoch, version), layout, data) = (staged.key, staged.layout.clone(), Arc::new(data));
+    let (model, metadata) = (staged.model.clone(), staged.metadata.clone());
+    Ok(Snapshot { model, epoch, version, metadata, layout, data })
 }
 
 /// What patches may build on once a version runs, if there may be some: its model, if that holds its very bytes,

@@ -1,5 +1,6 @@
 //! A publisher's state folder: what it has published is offered by the next, and the disk keeps nobody waiting.
 
+use std::collections::BTreeMap;
 use std::env;
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -11,7 +12,8 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 use weightbus::{
-    Dtype, PublishOptions, Publisher, PublisherBuilder, Receipt, TensorView, Timing, Update, Wait, Worker,
+    Dtype, Model, PublishOptions, Publisher, PublisherBuilder, Receipt, Tensor, TensorView, Timing, Update,
+    Wait, Worker,
 };
 
 const MODEL: &str = "policy";
@@ -82,6 +84,50 @@ fn what_was_published_is_offered_by_the_next_and_whoever_runs_it_takes_its_new_n
     assert_eq!((update.epoch, update.version, &update.digest), (second.epoch(), 1, &receipt.digest));
     assert_eq!(bytes_of(&update), vec![1; NBYTES]);
     assert_eq!(publish(&second, 2, Wait::Nobody).version, 2);
+}
+
+#[test]
+fn what_runs_by_another_name_has_the_words_of_that() {
+    let folder = Folder::new("words");
+    let first = folder.builder("tcp://127.0.0.1:0").bind().unwrap();
+    let mine = Model::new([Tensor::new("w", &[2], vec![0u8; 2])]).unwrap();
+    let timing = Timing { ping: PING, ..Timing::default() };
+    let builder = Worker::builder(first.address()).name("w").snapshots(MODEL).model("mine", &mine);
+    let worker = builder.timing(timing).keys("").connect().unwrap();
+    assert!(first.wait_for_workers(1, MODEL, LONG).unwrap());
+    let said = |step: &str| BTreeMap::from([("step".to_owned(), step.to_owned())]);
+    let state = |model: &str| {
+        let its = worker.state().models[model].clone();
+        (its.running, its.metadata)
+    };
+    for model in [MODEL, "mine"] {
+        for (step, workers) in [("for all", None), ("for some, and so not kept", Some(vec!["w".to_owned()]))]
+        {
+            let options = PublishOptions {
+                workers,
+                wait: Wait::Nobody,
+                metadata: said(step),
+                ..PublishOptions::default()
+            };
+            let tensor = TensorView { name: "w", dtype: Dtype::U8, shape: &[2], bytes: &[1, 2] };
+            let receipt = first.publish(model, &[tensor], &options).unwrap();
+            assert_eq!(worker.receive(LONG).unwrap().unwrap().metadata, said(step));
+            assert_eq!(state(model), (Some((receipt.epoch, receipt.version)), said(step)));
+        }
+    }
+    let (address, data) = (first.address().to_owned(), first.data_address().to_owned());
+    drop(first);
+    let second = folder.builder(&address).data(&data).bind().unwrap();
+    let now = Some((second.epoch(), 1));
+    let renamed = move |model: &Option<(u64, u64)>| *model == now;
+    assert!(second
+        .wait_until(LONG, move |all| all.get("w").map_or(false, |w| w.models.values().all(renamed)))
+        .unwrap());
+    for model in [MODEL, "mine"] {
+        assert_eq!(state(model), (now, said("for all")));
+    }
+    assert_eq!(worker.snapshot(MODEL).unwrap().metadata, said("for all"));
+    assert_eq!((mine.read().version(), mine.read().metadata()), (now, said("for all")));
 }
 
 #[test]

@@ -247,9 +247,15 @@ fn a_new_name_has_its_epoch() {
     let (header, _) = welcome(5, "tcp://*:1", BTreeMap::new());
     machine.receive(&header, &[], NOW);
     let was = Running { epoch: 1, version: 2, digest: String::new() };
-    let rename = Rename { model: MODEL.to_owned(), epoch: 5, version: 1, was, metadata: Metadata::new() };
+    let metadata = Metadata::from([("step".to_owned(), "by the new name".to_owned())]);
+    let rename = Rename { model: MODEL.to_owned(), epoch: 5, version: 1, was, metadata: metadata.clone() };
     let effects = machine.receive(&encode(&FromPublisher::Rename(rename)), &[], NOW);
-    assert!(effects.iter().any(|e| matches!(e, Effect::Renamed { was: (1, 2), key: (5, 1), .. })));
+    let told = |e: &Effect| match e {
+        Effect::Renamed { was, key, metadata: said, .. } => (*was, *key, said) == ((1, 2), (5, 1), &metadata),
+        _ => false,
+    };
+    assert!(effects.iter().any(told));
+    assert_eq!(machine.slot(MODEL).unwrap().state().metadata, metadata);
     assert_eq!(machine.applied_epoch(), 5, "no older publisher is followed");
 }
 
