@@ -387,8 +387,9 @@ wb_code wb_joined(const wb_worker *worker, uint32_t timeout_ms, uint64_t *epoch)
 // Applies the newest version that has arrived, waiting for one if need be. 0 ms: does not wait.
 wb_code wb_receive(const wb_worker *worker, uint32_t timeout_ms, wb_update *update);
 
-// Tells what its publisher says of a version, one of the last few of its model that wb_receive() has told; to be freed
-// by wb_metadata_free(). WB_NOTHING: it is none of those.
+// Tells what its publisher says of a version: of what its model runs, by the name that wb_look(), wb_read() and
+// wb_latest() tell now (a publisher that is started again may give it another), or of one of the last few that
+// wb_receive() has told; to be freed by wb_metadata_free(). WB_NOTHING: it is none of those.
 wb_code wb_metadata_of(const wb_worker *worker,
                        const char *model,
                        uint64_t epoch,

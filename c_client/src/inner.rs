@@ -323,10 +323,22 @@ impl AllSaid {
         last.push_front(((update.epoch, update.version), update.metadata.clone()));
     }
 
-    pub fn of(&self, model: &str, key: (u64, u64)) -> Option<Said> {
+    fn of(&self, model: &str, key: (u64, u64)) -> Option<Said> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.get(model)?.iter().find(|(known, _)| *known == key).map(|(_, metadata)| Said::of(metadata))
     }
+}
+
+/// What is said of a version: of one that was told, or of what runs, which may have got another name since.
+///
+/// # Safety
+///
+/// `worker` must be NULL or live for this call.
+pub unsafe fn said_of(worker: *const wb_worker, model: &str, key: (u64, u64)) -> Result<Option<Said>, Fault> {
+    // SAFETY: the caller's word.
+    let (all, worker) = unsafe { (all_said(worker)?, worker_of(worker)?) };
+    let runs = || worker.state().models.remove(model).filter(|its| its.running == Some(key));
+    Ok(all.of(model, key).or_else(|| runs().map(|its| Said::of(&its.metadata))))
 }
 
 /// What is said of a version, as C reads it.

@@ -539,8 +539,9 @@ pub unsafe extern "C" fn wb_receive(
     })
 }
 
-/// Tells what its publisher says of a version, one of the last few of its model that wb_receive() has told; to be freed
-/// by wb_metadata_free(). WB_NOTHING: it is none of those.
+/// Tells what its publisher says of a version: of what its model runs, by the name that wb_look(), wb_read() and
+/// wb_latest() tell now (a publisher that is started again may give it another), or of one of the last few that
+/// wb_receive() has told; to be freed by wb_metadata_free(). WB_NOTHING: it is none of those.
 #[no_mangle]
 pub unsafe extern "C" fn wb_metadata_of(
     worker: *const wb_worker,
@@ -551,10 +552,11 @@ pub unsafe extern "C" fn wb_metadata_of(
 ) -> wb_code {
     answer(|| {
         // SAFETY: the caller gives a worker that lives, a name, and a place.
-        let (all, model) = unsafe { (inner::all_said(worker)?, text_of(model, 0, "id of a model")?) };
-        match all.of(model, (epoch, version)) {
-            Some(said) => unsafe { out(metadata, wb_metadata(said)) },
-            None => Ok(wb_code::WB_NOTHING),
+        unsafe {
+            match inner::said_of(worker, text_of(model, 0, "id of a model")?, (epoch, version))? {
+                Some(said) => out(metadata, wb_metadata(said)),
+                None => Ok(wb_code::WB_NOTHING),
+            }
         }
     })
 }

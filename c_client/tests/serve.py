@@ -3,7 +3,7 @@
 The program gets the publisher's address as its last argument, an empty folder of its own as the
 place for temporary files (`TMPDIR`), and asks for what it needs by lines
 on its standard output, each answered by one: "publish MODEL SHAPE BYTE" (without waiting for
-workers), "running NAME" (the version of "line" that a worker is known to run, 0 for none), "client
+workers; "fill": BYTE is said of the version), "running NAME" (the version of "line" that a worker is known to run, 0 for none), "client
 NAME IT" (1 where that worker says that it runs on IT, of some version).
 """
 
@@ -47,7 +47,12 @@ def main(command: list[str]) -> int:
             match line.split():
                 case ["publish", model, shape, byte]:
                     sent = weights(shape, byte)
-                    told.append(publisher.publish_async(model, sent, timeout=SECONDS, require=0))
+                    said = {"fill": byte}
+                    told.append(
+                        publisher.publish_async(
+                            model, sent, timeout=SECONDS, require=0, metadata=said
+                        )
+                    )
                     answer = "published"
                 case ["running", name]:
                     status = publisher.workers().get(name)

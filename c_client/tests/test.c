@@ -626,6 +626,72 @@ static void calls_are_back_in_time(bool asleep) {
   wb_model_free(model);
 }
 
+static bool says_step(const wb_worker* worker, uint64_t epoch, uint64_t version, const char* step) {
+  wb_metadata* metadata = NULL;
+  EXPECT(wb_metadata_of(worker, "line", epoch, version, &metadata) == WB_OK);
+  const char* found = wb_metadata_get(metadata, "step");
+  const bool same = found != NULL && strcmp(found, step) == 0;
+  wb_metadata_free(metadata);
+  return same;
+}
+
+// Its publisher, when it is started again, has the bytes as they were published for all, and not
+// that something else was said of them to one.
+static void what_runs_has_the_words_of_its_new_name(void) {
+  char folder[256], address[256];
+  snprintf(folder, sizeof folder, "%s/state", getenv("TMPDIR"));
+  snprintf(address, sizeof address, "ipc://%s/again", getenv("TMPDIR"));
+  const wb_publisher_options options = {.size = sizeof options,
+                                        .address = address,
+                                        .ping_ms = 200,
+                                        .lost_after_ms = 5000,
+                                        .state = folder};
+  wb_publisher* publisher = NULL;
+  EXPECT(wb_bind(&options, &publisher) == WB_OK);
+  wb_model* model = line_model();
+  const wb_wanted wanted = {.id = "line", .model = model};
+  const wb_options its = {
+      .size = sizeof its, .address = address, .wanted = &wanted, .wanted_count = 1};
+  wb_worker* worker = NULL;
+  EXPECT(wb_connect(&its, &worker) == WB_OK);
+  EXPECT(wb_wait_for_workers(publisher, "line", 1, LONG_MS) == WB_OK);
+  const float weights[13] = {0};
+  const wb_tensor tensors[] = {{.name = "w",
+                                .dtype = "F32",
+                                .shape = kShape,
+                                .rank = 2,
+                                .data = (void*)weights,
+                                .nbytes = sizeof w},
+                               {.name = "b", .dtype = "F32", .data = (void*)weights, .nbytes = 4}};
+  const char* name = wb_name(worker);
+  wb_update update = {0};
+  for (size_t some = 0; some < 2; some++) {
+    const wb_text said = {.name = "step", .text = some ? "for one" : "for all"};
+    const wb_publish_options how = {.size = sizeof how,
+                                    .workers = &name,
+                                    .workers_count = some,
+                                    .wait = WB_WAIT_NOBODY,
+                                    .metadata = &said,
+                                    .metadata_count = 1};
+    EXPECT(wb_publish(publisher, "line", tensors, 2, &how, NULL) == WB_OK);
+    EXPECT(wb_receive(worker, LONG_MS, &update) == WB_OK);
+    EXPECT(says_step(worker, update.epoch, update.version, said.text));
+  }
+  wb_publisher_free(publisher);
+  EXPECT(wb_bind(&options, &publisher) == WB_OK);
+  wb_state state = {.running_epoch = update.epoch};
+  const struct timespec moment = {.tv_nsec = 1000000};
+  for (const double until = now_ms() + LONG_MS; state.running_epoch == update.epoch;) {
+    EXPECT(now_ms() < until && nanosleep(&moment, NULL) == 0);
+    EXPECT(wb_look(worker, "line", &state) == WB_OK);
+  }
+  EXPECT(state.running_version == 1 && says_step(worker, state.running_epoch, 1, "for all"));
+  EXPECT(says_step(worker, update.epoch, update.version, "for one"));  // as it was told
+  wb_publisher_free(publisher);
+  wb_worker_free(worker);
+  wb_model_free(model);
+}
+
 // Counts what is open here and is not /dev/null, but for what was open before.
 static int count_open(bool before[], bool note) {
   int count = 0;
@@ -701,6 +767,7 @@ int main(int argc, char** argv) {
   a_trainer_in_c_publishes();
   a_trainer_in_c_sends_what_has_changed();
   a_trainer_in_c_with_keys_lets_nobody_else_in();
+  what_runs_has_the_words_of_its_new_name();
   a_forked_child_keeps_nothing();
   calls_are_back_in_time(false);
   calls_are_back_in_time(true);

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cmath>
 #include <complex>
+#include <filesystem>
 #include <iostream>
 #include <weightbus/publisher.hpp>
 
@@ -503,6 +504,43 @@ TEST_CASE("small floats: values that are known") {
   float to[2] = {};
   to_floats(Span<const BFloat16>(from, 2), to);
   CHECK(to[1] == 2.0F);
+}
+
+TEST_CASE("what runs has the words of its new name") {
+  const auto folder = std::filesystem::temp_directory_path();
+  PublisherOptions told;
+  told.state = folder / "state";
+  told.ping = 200ms;
+  const std::string address = "ipc://" + (folder / "again").string();
+  auto publisher = Publisher::bind(address, told);
+  REQUIRE(publisher.ok());
+  float w[6] = {};
+  Options wanted;
+  wanted.in_place("line", {tensor("w", w, {2, 3})});
+  auto worker = Worker::connect(address, wanted);
+  REQUIRE(worker.ok());
+  REQUIRE(worker->wait_joined(kLong).ok());
+  const auto runs = [&] { return worker->state().models.at("line"); };
+  CHECK(runs().metadata.empty());
+  for (const std::string step : {"for all", "for one, and so not kept"}) {
+    PublishOptions options;
+    options.wait = PublishOptions::Wait::nobody;
+    options.metadata["step"] = step;
+    if (step != "for all") options.workers = {worker->name()};
+    REQUIRE(publisher->publish("line", {tensor("w", w, {2, 3})}, options).ok());
+    REQUIRE(worker->receive(kLong).ok());
+    CHECK(runs().metadata.at("step") == step);
+  }
+  const auto before = runs().running;
+  publisher = Error{};  // it ends before the next begins
+  publisher = Publisher::bind(address, told);
+  REQUIRE(publisher.ok());
+  const auto until = std::chrono::steady_clock::now() + kLong;
+  while (runs().running == before && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(1ms);
+  }
+  CHECK(runs().running->first > before->first);
+  CHECK(runs().metadata == std::map<std::string, std::string>{{"step", "for all"}});
 }
 
 TEST_CASE("a trainer publishes, and learns who runs what") {

@@ -12,6 +12,7 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.HashSet;
 import java.util.List;
+import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.LinkedBlockingQueue;
@@ -181,6 +182,7 @@ final class Tests {
         same(List.of(update.epoch(), update.version(), update.nbytes()),
             List.of(epoch, (long) fill, 52L));
         same(update.digest().length(), network ? 64 : 0);
+        same(update.metadata(), Map.of("fill", "" + fill));
         expect(update.snapshot() == null && !update.took().isNegative(), update.toString());
         expect(isAll(b, fill) && isAll(w.slice(50, 48), fill) && w.get(49) == 0, "its bytes");
         same(line.tensor("w").bytes().order(), ByteOrder.nativeOrder());
@@ -198,6 +200,7 @@ final class Tests {
       same(next(worker).version(), 4L);
       State state = worker.state("place");
       same(state.running(), new State.Version(epoch, 4));
+      same(state.metadata(), Map.of("fill", "4"));
       same(List.of(state.epoch(), state.malformed(), state.torn()), List.of(epoch, 0L, false));
       expect(worker.state().running() == null, "of no model");
       fails("invalid", "nix", () -> worker.state("nix"));

@@ -414,6 +414,8 @@ struct ModelState {
   std::optional<Version> running, arriving, staged, ready;
   std::uint64_t chunks_here = 0, chunks = 0;  // of the one that is arriving
   bool torn = false;                          // it holds parts of two versions, and none runs
+  // What the publisher says of what runs, by the name that it has now.
+  std::map<std::string, std::string> metadata;
 };
 
 struct State {
@@ -569,7 +571,12 @@ class Worker {
   // How things stand, for operators.
   State state() const {
     State state = core_->look(nullptr).first;
-    for (const std::string& id : core_->ids) state.models[id] = core_->look(id.c_str()).second;
+    for (const std::string& id : core_->ids) {
+      ModelState& its = state.models[id];
+      do {  // it may get another name meanwhile
+        its = core_->look(id.c_str()).second;
+      } while (its.running && !core_->said_of(id.c_str(), *its.running, its.metadata));
+    }
     return state;
   }
 
@@ -606,21 +613,24 @@ class Worker {
       if (code != WB_OK) return detail::error_of(code, told.code);
       const std::lock_guard guard(mutex);
       applied.notify_all();
+      std::map<std::string, std::string> metadata;
+      said_of(told.model, {told.epoch, told.version}, metadata);
       return std::optional(Update{told.model, told.epoch, told.version, told.nbytes, told.digest,
                                   1e-9 * static_cast<double>(told.nanoseconds),
                                   told.snapshot ? std::make_shared<const Snapshot>(told) : nullptr,
-                                  told.patched, metadata_of(told)});
+                                  told.patched, std::move(metadata)});
     }
 
-    std::map<std::string, std::string> metadata_of(const wb_update& told) const {
+    // Tells what is said of a version; false if it is none that is known any more.
+    bool said_of(const char* model, Version version,
+                 std::map<std::string, std::string>& all) const {
       wb_metadata* made = nullptr;
-      wb_metadata_of(raw.get(), told.model, told.epoch, told.version, &made);
+      const wb_code code = wb_metadata_of(raw.get(), model, version.first, version.second, &made);
       const detail::Handle<wb_metadata, wb_metadata_free> metadata(made);
       std::size_t count = 0;
       const wb_text* texts = wb_metadata_all(metadata.get(), &count);
-      std::map<std::string, std::string> all;
       for (std::size_t i = 0; i < count; i++) all.emplace(texts[i].name, texts[i].text);
-      return all;
+      return code != WB_NOTHING;
     }
 
     void start() {
@@ -660,8 +670,11 @@ class Worker {
               {version(told.running_epoch, told.running_version),
                version(told.arriving_epoch, told.arriving_version),
                version(told.staged_epoch, told.staged_version),
-               version(told.ready_epoch, told.ready_version), told.chunks_here, told.chunks,
-               told.torn}};
+               version(told.ready_epoch, told.ready_version),
+               told.chunks_here,
+               told.chunks,
+               told.torn,
+               {}}};
     }
 
     static void hear(const wb_event* event, void* user) noexcept {

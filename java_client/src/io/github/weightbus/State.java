@@ -1,5 +1,7 @@
 package io.github.weightbus;
 
+import java.util.Map;
+
 /**
  * How a worker stands, and one of its models: what runs is of now, the rest of a moment ago.
  *
@@ -13,9 +15,11 @@ package io.github.weightbus;
  * @param chunks of how many
  * @param staged what waits for a commit, or null
  * @param ready what waits for {@link Worker#receive} or is being applied, or null
+ * @param metadata what the publisher says of what runs, by the name that it has now
  */
 public record State(long epoch, long malformed, boolean shared, boolean torn, Version running,
-    Version arriving, long chunksHere, long chunks, Version staged, Version ready) {
+    Version arriving, long chunksHere, long chunks, Version staged, Version ready,
+    Map<String, String> metadata) {
   /** A version of a model. */
   public record Version(long epoch, long version) {
     private static Version of(long epoch, long version) {
@@ -23,11 +27,11 @@ public record State(long epoch, long malformed, boolean shared, boolean torn, Ve
     }
   }
 
-  static State of(Lib.RawState told) {
+  static State of(Lib.RawState told, Map<String, String> metadata) {
     return new State(told.epoch, told.malformed, told.shared != 0, told.torn != 0,
         Version.of(told.running_epoch, told.running_version),
         Version.of(told.arriving_epoch, told.arriving_version), told.chunks_here, told.chunks,
         Version.of(told.staged_epoch, told.staged_version),
-        Version.of(told.ready_epoch, told.ready_version));
+        Version.of(told.ready_epoch, told.ready_version), metadata);
   }
 }

@@ -7,6 +7,7 @@ import com.sun.jna.ptr.PointerByReference;
 import java.time.Duration;
 import java.util.Collections;
 import java.util.Map;
+import java.util.Optional;
 import java.util.TreeMap;
 
 /**
@@ -25,15 +26,18 @@ public record Update(String model, long epoch, long version, long nbytes, String
   static Update of(Pointer worker, Lib.RawUpdate told) {
     return new Update(Lib.RawUpdate.text(told.model), told.epoch, told.version, told.nbytes,
         Lib.RawUpdate.text(told.digest), Duration.ofNanos(told.nanoseconds),
-        told.snapshot == null ? null : new Snapshot(told), metadataOf(worker, told));
+        told.snapshot == null ? null : new Snapshot(told),
+        saidOf(worker, Lib.RawUpdate.text(told.model), told.epoch, told.version)
+            .orElseGet(Map::of));
   }
 
-  private static Map<String, String> metadataOf(Pointer worker, Lib.RawUpdate told) {
+  /** What is said of a version; nothing if it is none that is known any more. */
+  static Optional<Map<String, String>> saidOf(
+      Pointer worker, String model, long epoch, long version) {
     PointerByReference place = new PointerByReference();
-    String model = Lib.RawUpdate.text(told.model);
-    int status = Lib.LIB.wb_metadata_of(worker, model, told.epoch, told.version, place);
+    int status = Lib.LIB.wb_metadata_of(worker, model, epoch, version, place);
     if (status == Lib.NOTHING) {
-      return Map.of();
+      return Optional.empty();
     }
     WeightbusException.check(status);
     Pointer metadata = place.getValue();
@@ -46,7 +50,7 @@ public record Update(String model, long epoch, long version, long nbytes, String
         Pointer text = texts.getPointer((at + 1) * Native.POINTER_SIZE);
         all.put(name.getString(0, "UTF-8"), text.getString(0, "UTF-8"));
       }
-      return Collections.unmodifiableMap(all);
+      return Optional.of(Collections.unmodifiableMap(all));
     } finally {
       Lib.LIB.wb_metadata_free(metadata);
     }

@@ -252,8 +252,16 @@ public final class Worker implements AutoCloseable {
    */
   public State state(String model) {
     Lib.RawState told = new Lib.RawState();
-    WeightbusException.check(handle.use(its -> Lib.LIB.wb_look(its, model, told)));
-    return State.of(told);
+    return handle.use(its -> {
+      Optional<Map<String, String>> said;
+      do { // it may get another name meanwhile
+        WeightbusException.check(Lib.LIB.wb_look(its, model, told));
+        said = told.running_version == 0
+            ? Optional.of(Map.of())
+            : Update.saidOf(its, model, told.running_epoch, told.running_version);
+      } while (said.isEmpty());
+      return State.of(told, said.get());
+    });
   }
 
   /**
