@@ -35,7 +35,8 @@ typedef struct {
   char* id;
   wb_tensor tensors[TENSORS_MAX];
   size_t count;
-  wb_model* model;  // NULL: it comes as snapshots
+  wb_model* model;          // NULL: it comes as snapshots
+  uint64_t epoch, version;  // of what was said to run
 } Registered;
 
 static Registered models[MODELS_MAX];
@@ -142,7 +143,7 @@ static int verdict(bool no, const char* what, char* text, size_t room) {
   return no;
 }
 
-static const Registered* registered(const char* id) {
+static Registered* registered(const char* id) {
   for (size_t i = 0; i < model_count; i++) {
     if (strcmp(models[i].id, id) == 0) return &models[i];
   }
@@ -211,10 +212,7 @@ static void say_tensors(const wb_tensor* tensors, size_t count) {
   putchar('}');
 }
 
-static void say_metadata(const wb_worker* worker, const wb_update* update) {
-  wb_metadata* metadata = NULL;
-  if (wb_metadata_of(worker, update->model, update->epoch, update->version, &metadata) != WB_OK)
-    die("metadata", wb_error());
+static void say_metadata(wb_metadata* metadata) {
   size_t count = 0;
   const wb_text* all = wb_metadata_all(metadata, &count);
   printf(",\"metadata\":{");
@@ -230,13 +228,17 @@ static void say_metadata(const wb_worker* worker, const wb_update* update) {
 }
 
 static void say_applied(const wb_worker* worker, const wb_update* update) {
-  const Registered* its = registered(update->model);
+  Registered* its = registered(update->model);
+  its->epoch = update->epoch, its->version = update->version;
+  wb_metadata* metadata = NULL;
+  if (wb_metadata_of(worker, its->id, its->epoch, its->version, &metadata) != WB_OK)
+    die("metadata", wb_error());
   wb_reading* reading = NULL;
   if (with_tensors && its->model) wb_read(its->model, &reading, NULL, NULL);
   begin("applied");
   say_version(update->model, update->epoch, update->version);
   say_field("digest", update->digest);
-  say_metadata(worker, update);
+  say_metadata(metadata);
   if (with_tensors && its->model) {
     say_tensors(its->tensors, its->count);
   } else if (with_tensors) {
@@ -246,6 +248,21 @@ static void say_applied(const wb_worker* worker, const wb_update* update) {
   }
   end();
   wb_read_end(reading);
+}
+
+// Says what a model runs by another name than was said last.
+static void look(const wb_worker* worker, Registered* its) {
+  wb_state state;
+  if (wb_look(worker, its->id, &state) != WB_OK) die(its->id, wb_error());
+  const uint64_t epoch = state.running_epoch, version = state.running_version;
+  if (version == 0 || (epoch == its->epoch && version == its->version)) return;
+  wb_metadata* metadata = NULL;
+  if (wb_metadata_of(worker, its->id, epoch, version, &metadata) != WB_OK) return;  // yet another
+  its->epoch = epoch, its->version = version;
+  begin("runs");
+  say_version(its->id, epoch, version);
+  say_metadata(metadata);
+  end();
 }
 
 // Reads a model all the time: all bytes of a version are the same where this is asked for.
@@ -392,7 +409,9 @@ static void follow(const wb_options* options, double seconds) {
     if (code == WB_OK) {
       say_applied(worker, &update);
       wb_snapshot_free(update.snapshot);
-    } else if (code != WB_NOTHING) {
+    } else if (code == WB_NOTHING) {
+      for (size_t i = 0; i < model_count; i++) look(worker, &models[i]);
+    } else {
       fprintf(stderr, "%d: %s\n", (int)code, wb_error());  // `on_event` has said so
     }
   }

@@ -3,8 +3,9 @@
 The program gets the publisher's address as its last argument, an empty folder of its own as the
 place for temporary files (`TMPDIR`), and asks for what it needs by lines
 on its standard output, each answered by one: "publish MODEL SHAPE BYTE" (without waiting for
-workers; "fill": BYTE is said of the version), "running NAME" (the version of "line" that a worker is known to run, 0 for none), "client
-NAME IT" (1 where that worker says that it runs on IT, of some version).
+workers; "fill": BYTE is said of the version), "running NAME" (the version of "line" that a worker
+is known to run, 0 for none), "client NAME IT" (1 where that worker says that it runs on IT, of some
+version).
 """
 
 import os

@@ -317,20 +317,40 @@ void watch(const weightbus::Worker& worker, const Registered& registered) {
   }
 }
 
+std::string quoted(const std::map<std::string, std::string>& metadata) {
+  std::string said;
+  for (const auto& [name, text] : metadata)
+    said += (said.empty() ? "{" : ",") + Line::quoted(name) + ":" + Line::quoted(text);
+  return said.empty() ? "{}" : said + "}";
+}
+
+using Told = std::map<std::string, weightbus::Version>;  // what was said to run, by model
+
+// Says what runs by another name than was said last.
+void look(const weightbus::Worker& worker, Told& told) {
+  for (const auto& [model, its] : worker.state().models) {
+    if (!its.running || *its.running == told[model]) continue;
+    told[model] = *its.running;
+    Line line("runs");
+    line.version(model, its.running->first, its.running->second);
+    line.raw("metadata", quoted(its.metadata)).say();
+  }
+}
+
 void serve(weightbus::Worker& worker, Arguments& arguments) {
+  Told told;
   const std::chrono::duration<double> patience(arguments.seconds);
   const auto end = std::chrono::steady_clock::now() + patience;
   while (!stop && std::chrono::steady_clock::now() < end) {
     const auto update = worker.receive(50ms);
     if (!update) std::cerr << update.error().code + ": " + update.error().text + "\n";
+    if (update && !*update) look(worker, told);
     if (!update || !*update) continue;
     const weightbus::Update& applied = **update;
+    told[applied.model] = {applied.epoch, applied.version};
     Line line("applied");
     line.version(applied.model, applied.epoch, applied.version).text("digest", applied.digest);
-    std::string said;
-    for (const auto& [name, text] : applied.metadata)
-      said += (said.empty() ? "{" : ",") + Line::quoted(name) + ":" + Line::quoted(text);
-    line.raw("metadata", said.empty() ? "{}" : said + "}");
+    line.raw("metadata", quoted(applied.metadata));
     if (arguments.tensors) line.raw("tensors", checksums(applied, worker, arguments.registered));
     line.say();
   }

@@ -3,6 +3,7 @@ import io.github.weightbus.Event;
 import io.github.weightbus.Model;
 import io.github.weightbus.Reading;
 import io.github.weightbus.Snapshot;
+import io.github.weightbus.State;
 import io.github.weightbus.Tensor;
 import io.github.weightbus.Update;
 import io.github.weightbus.WeightbusException;
@@ -15,6 +16,7 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.LinkedHashSet;
 import java.util.List;
@@ -55,6 +57,7 @@ final class Driver {
   private Set<Long> broken = Set.of();
   private Set<Long> slow = Set.of();
   private double applySeconds;
+  private final Map<String, State.Version> told = new HashMap<>(); // what was said to run
 
   private Driver(String address) {
     builder = Worker.builder(address).onEvent(Driver::hear);
@@ -236,6 +239,12 @@ final class Driver {
       return add("model", model).add("epoch", epoch).add("version", version);
     }
 
+    Line metadata(Map<String, String> metadata) {
+      Line said = new Line();
+      metadata.forEach(said::add);
+      return raw("metadata", said);
+    }
+
     private static String quoted(String text) {
       StringBuilder made = new StringBuilder("\"");
       text.chars().forEach(c -> {
@@ -278,7 +287,7 @@ final class Driver {
 
   private void next(Worker worker) {
     try {
-      worker.receive(LOOK).ifPresent(this::applied);
+      worker.receive(LOOK).ifPresentOrElse(this::applied, () -> look(worker));
     } catch (WeightbusException thrown) {
       System.err.println(thrown.code() + ": " + thrown.getMessage()); // onEvent has said so
     }
@@ -287,9 +296,8 @@ final class Driver {
   private void applied(Update update) {
     Line line = line("applied").version(update.model(), update.epoch(), update.version());
     line.add("digest", update.digest());
-    Line said = new Line();
-    update.metadata().forEach(said::add);
-    line.raw("metadata", said);
+    line.metadata(update.metadata());
+    told.put(update.model(), new State.Version(update.epoch(), update.version()));
     try (Snapshot snapshot = update.snapshot()) {
       if (tensors && snapshot != null) {
         line.raw("tensors", checksums(snapshot.tensors()));
@@ -300,6 +308,17 @@ final class Driver {
       }
     }
     say(line);
+  }
+
+  /** Says what runs by another name than was said last. */
+  private void look(Worker worker) {
+    for (String id : ids) {
+      State state = worker.state(id);
+      State.Version runs = state.running();
+      if (runs != null && !runs.equals(told.put(id, runs))) {
+        say(line("runs").version(id, runs.epoch(), runs.version()).metadata(state.metadata()));
+      }
+    }
   }
 
   private static Line checksums(List<Tensor> tensors) {

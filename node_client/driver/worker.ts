@@ -9,6 +9,7 @@ import { bytesOf } from "../src/tensor.js";
 import { memory } from "./memory.js";
 import { type PartOptions, part } from "./part.js";
 
+const LOOK_MS = 100; // between two looks at what runs
 const TURN_MS = 3; // in which a timer of 1 ms has fired
 
 export interface Options {
@@ -55,10 +56,13 @@ export async function worker(address: string, options: Options): Promise<void> {
     say({ event: "failed", model, epoch, version, code, text: reason }),
   );
   worker.on("notice", (code, text) => console.error(`${code}: ${text}`));
+  const told = new Map<string, string>(); // what was said to run, by model
+  const looking = setInterval(() => look(worker, models, told), LOOK_MS);
   const delays = monitorEventLoopDelay({ resolution: 1 });
   if (options.loopDelay) delays.enable();
   for await (const update of worker) {
     const { model, epoch, version, digest } = update;
+    told.set(model, keyOf(update));
     const tensors = options.tensors ? { tensors: checksums(update) } : {};
     const metadata = Object.fromEntries(update.metadata);
     const row = { event: "applied", model, epoch, version, digest, metadata, ...tensors };
@@ -67,7 +71,23 @@ export async function worker(address: string, options: Options): Promise<void> {
   }
   delays.disable();
   clearTimeout(timer);
+  clearInterval(looking);
   process.off("SIGTERM", stop);
+}
+
+/** Say what runs by another name than was said last. */
+function look(worker: Worker, models: readonly string[], told: Map<string, string>): void {
+  for (const model of models) {
+    const runs = worker.running(model);
+    if (runs === null || keyOf(runs) === told.get(model)) continue;
+    told.set(model, keyOf(runs));
+    const { epoch, version } = runs;
+    say({ event: "runs", model, epoch, version, metadata: Object.fromEntries(runs.metadata) });
+  }
+}
+
+function keyOf({ epoch, version }: { epoch: number; version: number }): string {
+  return `${epoch}/${version}`;
 }
 
 /** Return the longest delay so far, in milliseconds, that of this turn of the loop included. */

@@ -40,7 +40,7 @@ pub fn follow(options: Options) -> Result<(), Box<dyn Error>> {
     let end = Instant::now() + Duration::from_secs_f64(options.seconds);
     let memory = in_place(options.in_place.as_deref())?;
     let worker = connect(&options, &memory)?;
-    let done = AtomicBool::new(false);
+    let (done, mut told) = (AtomicBool::new(false), BTreeMap::new());
     std::thread::scope(|scope| {
         // Without checksums it is being measured: nobody else should take time. After a cast bytes differ.
         for (model, weights) in memory.iter().filter(|_| options.tensors && !options.cast) {
@@ -49,8 +49,11 @@ pub fn follow(options: Options) -> Result<(), Box<dyn Error>> {
         }
         while !TERMINATED.load(Ordering::Relaxed) && Instant::now() < end {
             match worker.receive(LOOK) {
-                Ok(Some(update)) => applied(&update, memory.get(&update.model), options.tensors),
-                Ok(None) => {}
+                Ok(Some(update)) => {
+                    applied(&update, memory.get(&update.model), options.tensors);
+                    told.insert(update.model, (update.epoch, update.version));
+                }
+                Ok(None) => look(&worker, &mut told),
                 Err(error) => eprintln!("{}", error), // `on_event` has said so on stdout
             }
         }
@@ -151,6 +154,18 @@ fn applied(update: &Update, memory: Option<&Model>, tensors: bool) {
         };
     }
     say(&row);
+}
+
+/// Says what runs by another name than was told last.
+fn look(worker: &Worker, told: &mut BTreeMap<String, (u64, u64)>) {
+    for (model, its) in worker.state().models {
+        if let Some((epoch, version)) = its.running.filter(|runs| told.get(&model) != Some(runs)) {
+            say(&json!({
+                "event": "runs", "model": model, "epoch": epoch, "version": version, "metadata": its.metadata,
+            }));
+            told.insert(model, (epoch, version));
+        }
+    }
 }
 
 fn report(event: &Event) {

@@ -27,6 +27,7 @@ FIELDS: dict[str, dict[str, type]] = {  # of each event, beside `event` itself
     "lost": {},
     "refused": {"code": str, "text": str},
     "applied": {"model": str, "epoch": int, "version": int, "digest": str},
+    "runs": {"model": str, "epoch": int, "version": int},
     "failed": {"model": str, "epoch": int, "version": int, "code": str, "text": str},
     "torn": {"model": str},
 }
@@ -190,10 +191,12 @@ class Driver:
         with self._changed:
             return [e for e in self.events if _fits(e, event, facts)]
 
-    def last_applied(self, model: str) -> tuple[int, int] | None:
-        """Return what it runs."""
-        applied = self.those("applied", model=model)
-        return (applied[-1]["epoch"], applied[-1]["version"]) if applied else None
+    def running(self, model: str) -> tuple[int, int] | None:
+        """Return what it has said last that it runs."""
+        with self._changed:
+            told = [e for e in self.events if e["event"] in ("applied", "runs")]
+        keys = [(e["epoch"], e["version"]) for e in told if e["model"] == model]
+        return keys[-1] if keys else None
 
     def story(self) -> str:
         """Say what happened so far, for a fault."""

@@ -52,10 +52,28 @@ def metadata(stage: Stage) -> None:
         stage.publish(weights, metadata={"step": str(step)}, encoding="delta")
     stage.publish(weights, metadata={"step": "of the same bytes"})
     late = stage.worker("late")
-    newest = worker.last_applied("m")
+    newest = worker.running("m")
     assert newest is not None
     late.wait_applied("m", *newest)
     stage.publish(weights)
+
+
+def metadata_renamed(stage: Stage) -> None:
+    """says of what runs by another name what is said of it by that name"""
+    folder, small = stage.folder / "state", spec(w=("F32", [4, 3]), b=("F32", [3]))
+    stage.open(state=folder)
+    workers = [stage.worker(), stage.worker("in-place", in_place={"m": small})]
+    words = {"step": "12000", "\u00fcber": "all"}
+    stage.publish(uniform(small, 1), metadata=words)
+    # The same bytes for some: the next publisher has them as they were published for all.
+    names = [worker.name for worker in workers]
+    stage.publish(uniform(small, 1), metadata={"step": "12001"}, workers=names)
+    stage.close_publisher()
+    again = stage.open(state=folder)
+    for worker in workers:
+        runs = worker.wait_event("runs", model="m", epoch=again.epoch, version=1)
+        said = runs.get("metadata", {})
+        expect(said == words, f"{worker.name} runs version 1 with metadata {said}, not {words}")
 
 
 def late_join(stage: Stage) -> None:
@@ -103,7 +121,7 @@ def slow_worker(stage: Stage) -> None:
 
         def nothing_moves(before: int = passed, version: int = version) -> str:
             some = len(stage.proxy.seen("chunk")) >= before + 8
-            there = worker.last_applied("m") == (stage.publisher.epoch, version)
+            there = worker.running("m") == (stage.publisher.epoch, version)
             return "" if some or there else f"nothing moves at version {version}"
 
         if version < newest:

@@ -106,6 +106,7 @@ class Driver:
         self._stop = threading.Event()
         signal.signal(signal.SIGTERM, lambda *_: self._stop.set())
         self._epoch, self._refused = 0, ("", "")
+        self._told: dict[str, tuple[int, int]] = {}  # what was said to run, by model
         users = Users(options, self._stop)
         self._subscriber = Driven(
             options.address,
@@ -137,6 +138,8 @@ class Driver:
             self._refused = ("", "")
             if update is not None:
                 self._applied(update)
+            else:
+                self._look()
         except ApplyError as error:
             facts = {"model": error.model, "epoch": error.epoch, "version": error.version}
             tell("failed", **facts, code=error.code, text=str(error))
@@ -155,6 +158,7 @@ class Driver:
 
     def _applied(self, update: Update) -> None:
         self._note_session()
+        self._told[update.model] = update.epoch, update.version
         facts: dict[str, object] = {
             "model": update.model,
             "epoch": update.epoch,
@@ -165,6 +169,15 @@ class Driver:
         if self._tensors:
             facts["tensors"] = {n: crc32c(raw(a)) for n, a in self._held(update.model).items()}
         tell("applied", **facts)
+
+    def _look(self) -> None:
+        """Say what runs by another name than was said last."""
+        for model in (*self._registered, *self._files):
+            runs = self._subscriber.update(model)
+            if runs is not None and self._told.get(model) != (runs.epoch, runs.version):
+                self._told[model] = runs.epoch, runs.version
+                facts = {"epoch": runs.epoch, "version": runs.version, "metadata": runs.metadata}
+                tell("runs", model=model, **facts)
 
     def _held(self, model: str) -> Mapping[str, Array]:
         """Return what a user of the model reads, without aliases."""

@@ -33,6 +33,7 @@ PLAYS: tuple[tuple[Play, tuple[bool, ...]], ...] = (
     (publishing.join_and_push, BOTH),
     (publishing.late_join, BOTH),
     (publishing.metadata, BOTH),
+    (publishing.metadata_renamed, BOTH),
     (publishing.before_the_publisher, BOTH),
     (publishing.over_ipc, BOTH),
     (publishing.several_models, BOTH),

@@ -270,7 +270,7 @@ class Stage:
             if not driver.alive or status is None:
                 continue
             for model in driver.options.models:
-                mine, its = driver.last_applied(model), status.running.get(model)
+                mine, its = driver.running(model), status.running.get(model)
                 if mine != its:
                     yield f"{driver.name} runs {mine} of {model}, workers() says {its}"
 

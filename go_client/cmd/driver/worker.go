@@ -32,6 +32,8 @@ func (s spec) signature() wbp.Signature {
 	return wbp.Signature{DType: s.DType, Shape: shape}
 }
 
+const lookEvery = 100 * time.Millisecond // whether what runs has another name
+
 type settings struct {
 	models    []string
 	inPlace   map[string]map[string]spec
@@ -199,11 +201,15 @@ func (s settings) run(ctx context.Context, w *weightbus.Worker) {
 		others.Add(1)
 		go func(model string) { defer others.Done(); lookForTears(ctx, w, model) }(model)
 	}
+	told := map[string]wbp.Key{} // what was said to run, by model
 	for {
-		update, err := w.Receive(ctx)
+		soon, cancel := context.WithTimeout(ctx, lookEvery)
+		update, err := w.Receive(soon)
+		cancel()
 		var failed *weightbus.ApplyError
 		switch {
 		case err == nil:
+			told[update.Model] = wbp.Key{Epoch: update.Epoch, Version: update.Version}
 			s.applied(ctx, w, update)
 		case errors.As(err, &failed):
 			print(object{"event": "failed", "model": failed.Model, "epoch": failed.Epoch, "version": failed.Version,
@@ -212,17 +218,37 @@ func (s settings) run(ctx context.Context, w *weightbus.Worker) {
 			_ = w.Close()
 			others.Wait()
 			return
+		default:
+			s.look(ctx, w, told)
 		}
+	}
+}
+
+// said is what is said of a version in any event.
+func said(event string, of weightbus.Update) object {
+	line := object{"event": event, "model": of.Model, "epoch": of.Epoch, "version": of.Version}
+	if of.Metadata != nil {
+		line["metadata"] = of.Metadata
+	}
+	return line
+}
+
+// look says what runs by another name than was said last.
+func (s settings) look(ctx context.Context, w *weightbus.Worker, told map[string]wbp.Key) {
+	for _, model := range s.models {
+		_ = w.Read(ctx, model, func(v weightbus.View) { // an error: nothing runs, or this is to end
+			if runs := (wbp.Key{Epoch: v.Epoch, Version: v.Version}); runs != told[model] {
+				told[model] = runs
+				print(said("runs", v.Update))
+			}
+		})
 	}
 }
 
 // applied says what was applied, and the checksums of what a user would read.
 func (s settings) applied(ctx context.Context, w *weightbus.Worker, update weightbus.Update) {
-	line := object{"event": "applied", "model": update.Model, "epoch": update.Epoch, "version": update.Version,
-		"digest": update.Digest}
-	if update.Metadata != nil {
-		line["metadata"] = update.Metadata
-	}
+	line := said("applied", update)
+	line["digest"] = update.Digest
 	if !s.noTensors {
 		crcs := map[string]uint32{}
 		err := w.Read(ctx, update.Model, func(v weightbus.View) {
