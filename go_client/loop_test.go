@@ -229,7 +229,8 @@ func TestAnotherName(t *testing.T) {
 	}
 	was := wbp.Running{Epoch: 7, Version: 1, Digest: update.Digest}
 	err = s.worker.Read(within(t, 10*time.Second), "m", func(before View) {
-		s.control(&wbp.Rename{Model: "m", Epoch: 7, Version: 5, Was: was}) // it does not wait for readers
+		said := map[string]string{"step": "5"}
+		s.control(&wbp.Rename{Model: "m", Epoch: 7, Version: 5, Was: was, Metadata: said}) // it does not wait for readers
 		if before.Version != 1 {
 			t.Errorf("%+v", before)
 		}
@@ -240,6 +241,9 @@ func TestAnotherName(t *testing.T) {
 	view, err := s.worker.Snapshot(within(t, 10*time.Second), "m")
 	if tensor, _ := view.Tensor("w"); err != nil || view.Version != 5 || view.Digest != update.Digest || tensor.Bytes()[0] != 1 {
 		t.Fatalf("%+v %v", view, err)
+	}
+	if view.Metadata["step"] != "5" {
+		t.Fatalf("%+v", view.Metadata)
 	}
 }
 
