@@ -1,8 +1,11 @@
 """Waiting for a condition, with a deadline, and with words for when it is missed."""
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -29,3 +32,14 @@ def wait_for(condition: Callable[[], T], what: str, seconds: float) -> T:
             raise MissedError(f"{what}: not within {seconds:.0f} s")
         pause.wait(look)
         look = min(2 * look, LOOK_SECONDS)
+
+
+def stop(pid: int) -> None:
+    """Stop a process in its tracks, all threads of it: they run on for a moment after the signal.
+
+    Raises:
+        MissedError: It has not stopped within 10 s.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    stats = [task / "stat" for task in Path(f"/proc/{pid}/task").iterdir()]
+    wait_for(lambda: all(") T " in stat.read_text() for stat in stats), f"{pid} has stopped", 10.0)

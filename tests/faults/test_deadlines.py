@@ -8,8 +8,6 @@ this process that sleeps just as long: where a busy host wakes that late, too, i
 import asyncio
 import inspect
 import json
-import os
-import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,7 +34,7 @@ from weightbus import (
     WorkersMissingError,
 )
 from weightbus.bus.messages import Hello, encode
-from weightbus.tests.compose.waiting import wait_for
+from weightbus.tests.compose.waiting import stop, wait_for
 from weightbus.tests.trust.sealed_bus import keys_in
 from weightbus.torchrl import WeightSyncScheme, ZMQWeightSyncScheme
 
@@ -192,11 +191,7 @@ def stopped(undo: ExitStack, **facts: Any) -> tuple[Callable[[], None], dict[str
     assert process.stdout is not None
     told = json.loads(process.stdout.readline())
 
-    def stop() -> None:
-        process.send_signal(signal.SIGSTOP)
-        os.waitpid(process.pid, os.WUNTRACED)  # until it has
-
-    return stop, told
+    return partial(stop, process.pid), told
 
 
 def publisher_of(undo: ExitStack, folder: Path, peer: str, *, keyed: bool) -> Publisher:

@@ -38,6 +38,7 @@ from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import Publication
 from weightbus.python_client.state_folder import TABLE
 from weightbus.tests.client.settling import settled
+from weightbus.tests.compose.waiting import stop
 from weightbus.tests.faults.bus_process import checksum, model
 from weightbus.tests.net.ports import lasting_address
 from weightbus.tests.net.tunnel import Tunnel
@@ -216,10 +217,13 @@ def test_a_worker_of_this_host_that_is_killed_is_known_to_be_dead_at_once(
     assert {told.get(timeout=SECONDS)[0] for _ in names} == {"joined"}
     waits: list[float] = []
     for name in names:
+        stop(workers[name].popen.pid)  # so that the version is on its way to it
+        future = publisher.publish_async("m", model(SMALL, 2), timeout=SECONDS)
+        assert publisher.workers(), "answered after the publish was taken in"
         killed = time.monotonic()
         workers[name].signal(signal.SIGKILL)
         with pytest.raises(PublishError) as caught:
-            publisher.publish("m", model(SMALL, 2), timeout=SECONDS)
+            future.result(SECONDS)
         raised = time.monotonic()
         ended = f"its process, {workers[name].popen.pid}, has ended"
         assert caught.value.receipt.workers[name].detail.startswith(ended)
@@ -234,7 +238,7 @@ def test_a_learner_that_requires_the_living_goes_on(scene: Scene) -> None:
     publisher = scene.publisher(settings=PATIENT)
     workers = {name: scene.worker(publisher, name) for name in ("w0", "w1")}
     publisher.wait_for_workers(2, SECONDS)
-    workers["w1"].signal(signal.SIGSTOP)  # so that the next version is on its way to it
+    stop(workers["w1"].popen.pid)  # so that the next version is on its way to it
     future = publisher.publish_async("m", model(SMALL, 1), require="alive", timeout=SECONDS)
     workers["w0"].wait("applied", version=1)
     workers["w1"].signal(signal.SIGKILL)
@@ -319,7 +323,7 @@ def test_a_stopped_worker_slows_nobody_and_catches_up(
     publisher.wait_for_workers(2, SECONDS)
     publisher.publish("m", model(nbytes, 1), timeout=SECONDS)
     stopped.wait("applied", version=1)
-    stopped.signal(signal.SIGSTOP)
+    stop(stopped.popen.pid)
     try:
         futures = [publisher.publish_async("m", model(nbytes, v)) for v in range(2, 12)]
         quick.wait("applied", version=11)

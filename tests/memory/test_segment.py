@@ -21,6 +21,7 @@ from weightbus.bus.memory.segment import HEADER_BYTES, MappedSegment, MappedSegm
 from weightbus.bus.memory.snapshots import Pool
 from weightbus.bus.messages import Shared
 from weightbus.bus.staged import StaleError
+from weightbus.tests.compose.waiting import stop
 
 NBYTES = 1 << 16
 
@@ -171,7 +172,7 @@ def test_a_stopped_reader_keeps_its_version_while_others_get_newer_ones() -> Non
     first.data[:] = 3
     first.stamp("policy", 7, 1)
     with reader(where) as process:
-        process.send_signal(signal.SIGSTOP)
+        stop(process.pid)
         snapshot = first
         for number in range(2, 6):
             snapshot.lend()

@@ -13,6 +13,7 @@ from torch import nn
 
 from weightbus.bus.errors import PublishError
 from weightbus.python_client.schemes.updater import RayWeightUpdater, WeightUpdaterBase
+from weightbus.tests.compose.waiting import stop
 from weightbus.tests.schemes.ray_cluster import (
     DEAD,
     SECONDS,
@@ -176,7 +177,7 @@ def test_an_actor_that_is_stopped_holds_a_push_up_until_its_deadline(actors: lis
     RayWeightUpdater(weights(), actors, timeout=SECONDS).push_weights()
     updater = RayWeightUpdater(weights(), actors, timeout=5.0)
     pid: Any = ray.get(actors[1].pid.remote(), timeout=SECONDS)
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     try:
         with pytest.raises(PublishError, match=r"worker 1 behind: no answer within 5 s") as caught:
             updater.push_weights(weights(2.0))

@@ -24,6 +24,7 @@ from weightbus.codecs.apply import Reader
 from weightbus.python_client.schemes import strategy
 from weightbus.python_client.schemes.bus import _BusSender  # pyright: ignore[reportPrivateUsage]
 from weightbus.python_client.schemes.receiver import Destination
+from weightbus.tests.compose.waiting import stop
 from weightbus.tests.schemes.scheme_worker import Net, fill, values, work
 from weightbus.torchrl import (
     MPTransport,
@@ -195,7 +196,7 @@ def test_a_killed_and_a_stopped_worker_are_named_in_time_and_may_come_back() -> 
             assert worker.told() == "connected"
         scheme.send()
         os.kill(killed.process.pid, signal.SIGKILL)
-        os.kill(stopped.process.pid, signal.SIGSTOP)
+        stop(stopped.process.pid)
         started = time.monotonic()
         with pytest.raises(PublishError, match=r"1 of 3 .*worker 1 .*worker 2 lost") as caught:
             scheme.send(fill(net, 2.0), timeout=4.0)

@@ -20,6 +20,7 @@ from weightbus.python_client.schemes.ray import (
     RayWeightSyncScheme,
 )
 from weightbus.python_client.schemes.updater import RayWeightUpdater
+from weightbus.tests.compose.waiting import stop
 from weightbus.tests.schemes.ray_cluster import (
     DEAD,
     SECONDS,
@@ -130,7 +131,7 @@ def test_a_killed_actor_is_named_and_the_others_are_served(actors: list[Any]) ->
 def test_a_stopped_actor_costs_no_more_than_the_deadline(actors: list[Any]) -> None:
     scheme = connected(actors, model(1.0))
     pid = get(actors[1].pid.remote())
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     try:
         with pytest.raises(PublishError, match="worker 1 behind: no answer within 1 s"):
             scheme.send(model(2.0), timeout=1.0)

@@ -14,6 +14,7 @@ from torch.distributed import rpc
 
 from weightbus.bus.errors import PublishError
 from weightbus.python_client.schemes.torch_rpc import RPCTransport, RPCWeightSyncScheme
+from weightbus.tests.compose.waiting import stop
 from weightbus.tests.schemes import rpc_group
 from weightbus.tests.schemes.ray_cluster import SECONDS, model
 from weightbus.tests.schemes.rpc_group import Collector, Coroutine, Forward, Group, group
@@ -130,7 +131,7 @@ def test_a_worker_that_runs_no_version_is_not_said_to_run_one(workers: Group) ->
 
 def test_a_stopped_worker_costs_no_more_than_the_deadline(workers: Group) -> None:
     scheme = connected(workers, model(1.0))
-    os.kill(workers.pid(1), signal.SIGSTOP)
+    stop(workers.pid(1))
     try:
         with pytest.raises(PublishError, match=r"1 of 2 .*worker 1 behind"):
             scheme.send(model(2.0), timeout=1.0)
