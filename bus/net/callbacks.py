@@ -18,7 +18,7 @@ log = logging.getLogger("weightbus.publisher")
 
 CLOSE_SECONDS = 1.0  # what a callback gets to take what is left when the publisher closes
 
-EventKind = Literal["joined", "lost", "back", "stuck", "left", "refused"]
+EventKind = Literal["joined", "lost", "back", "stuck", "left", "refused", "failed"]
 EVENT_KINDS = get_args(EventKind)
 
 
@@ -30,7 +30,8 @@ class WorkerEvent:
         kind: `joined`; `lost` (its process ended, its connection closed and it made no other, or it
             became silent); `stuck` (it answers, but makes no progress); `back` (it answers or makes
             progress again); `left` (it said goodbye); `refused` (the publisher did not accept it;
-            repeated once a minute while it asks).
+            repeated once a minute while it asks); `failed` (it could not apply a version that a
+            publish waits for, and says why).
         worker: Its name.
         text: What happened and why, as text for people.
         status: Its entry in `workers()` at that moment; None if it had none.

@@ -9,7 +9,7 @@ says for what. So it is said here, once, and with it what is probably meant.
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..effects import Notice, Send
@@ -90,11 +90,8 @@ def meant_by(name: str, names: Iterable[str]) -> str:
     return next(iter(difflib.get_close_matches(name, others, 1, LIKE)), "")
 
 
-def why_nobody(model: str, roster: Roster) -> str:
-    """Say why a model goes to nobody: no worker is there, or they want others."""
-    wanted = sorted({m for peer in roster if not peer.lost for m in peer.hello.models})
-    if not wanted:
-        return "no worker has joined"
+def others_want(model: str, wanted: Sequence[str]) -> str:
+    """Say what those want who are there and do not want this model."""
     shown = ", ".join(map(repr, wanted[:NAMED])) + (", ..." if len(wanted) > NAMED else "")
     meant = meant_by(model, wanted)
     question = f" (is {meant!r} meant?)" if meant else ""
@@ -107,14 +104,12 @@ class Oversights:
     Args:
         roster, store: Its workers and versions.
         timing: How long it waits.
-        unheard: Models of which it was said that nobody gets them.
+        told: Models of which it was said what workers want in their place.
     """
 
-    def __init__(
-        self, roster: Roster, store: Store, timing: Timing, unheard: Collection[str]
-    ) -> None:
+    def __init__(self, roster: Roster, store: Store, timing: Timing, told: Collection[str]) -> None:
         self._roster, self._store, self._timing = roster, store, timing
-        self._unheard = unheard
+        self._told = told
         self._due = 0.0
         self._misspelt, self._untaken = _Lasting(), _Lasting()  # by model
 
@@ -141,7 +136,7 @@ class Oversights:
                 f"{_names(others, 'wants', 'want')} {model!r}, of which nothing is published: is "
                 f"{meant[model]!r} meant?"
             )
-            if meant[model] not in self._unheard:  # else that said what workers want
+            if meant[model] not in self._told:
                 yield Notice("misspelt", text, others[0].name, warning=True)
             refuse = Refuse(code="no-model", text=text, model=model)  # P25
             yield from (Send(refuse, to=peer.identity) for peer in others)

@@ -110,7 +110,7 @@ class PublisherMachine:
             introduction, timing, roster, store, calls, pushes, giving, plausible
         )
         self.observers = Observers(roster, store, timing, clock)
-        self._oversights = Oversights(roster, store, timing, calls.unheard)
+        self._oversights = Oversights(roster, store, timing, calls.told)
         self._beacon_at = 0.0
 
     @property

@@ -10,7 +10,7 @@ from ..effects import Notice, Send
 from ..limits import Timing
 from ..messages import Applied, Failed, Staged
 from ..units import span
-from .absent import Absent, why_nobody
+from .absent import Absent, others_want
 from .effects import Effect, Resolve, Settled
 from .offers import abort_of, commit_of
 from .phases import TargetEvent
@@ -33,6 +33,7 @@ class Publications:
         self._roster, self._store, self._timing, self.absent = roster, store, timing, absent
         self._open: dict[int, Publication] = {}
         self.unheard: set[str] = set()  # models of which it was said that nobody gets them
+        self.told: set[str] = set()  # and what workers want in their place
 
     def __iter__(self) -> Iterator[Publication]:
         return iter([*self._open.values()])
@@ -143,7 +144,9 @@ class Publications:
                 if not message.intact:
                     detail += "; it runs no version now, until one is applied"
                 text = f"worker {peer.name} failed version {v.version} of {v.model}: {detail}"
-                effects.append(Notice("failed", text, peer.name))
+                _, before = peer.faults.get(v.model, (0, ""))
+                effects.append(Notice("failed", text, peer.name, warning=detail != before))
+                peer.faults[v.model] = v.version, detail
                 publication.move(peer.name, "failed", now, detail)
             effects += self.settle(publication, now)
         return effects
@@ -223,13 +226,19 @@ class Publications:
         others = [p for p in lost if publication.alive or p.name not in publication.targets]
         return [f"worker {p.name} is lost: {p.why}" for p in others] + self.absent.of(model)
 
+    def _wanted(self, model: str) -> str:
+        """Say what others want that are there, where none of them wants this model."""
+        wanted = {m for peer in self._roster if not peer.lost for m in peer.hello.models}
+        return "" if model in wanted or not wanted else others_want(model, sorted(wanted))
+
     def _why(self, publication: Publication) -> str:
         """Say why a call is given up, and of workers that were expected where they are."""
         said = [publication.ended] if publication.ended else []
         if publication.missing:
             away = self._away(publication)
             what = "are missing" if away else "never came"
-            why = "; ".join(away) or "nobody was refused, is lost or has left"
+            why = "; ".join(away) or self._wanted(publication.version.model)
+            why = why or "nobody was refused, is lost or has left"
             said.append(f"{publication.missing} of {publication.expect} workers {what} ({why})")
         return "; ".join(said)
 
@@ -239,8 +248,10 @@ class Publications:
         if version.model in self.unheard:
             return []
         self.unheard.add(version.model)
-        away = self._away(publication)
-        why = "; ".join(away) if away else why_nobody(version.model, self._roster)
+        away, wanted = self._away(publication), self._wanted(version.model)
+        if wanted and not away:
+            self.told.add(version.model)
+        why = "; ".join(away) or wanted or "no worker has joined"
         text = (
             f"version {version.version} of {version.model} was published to nobody: {why}. It "
             "waits for those that join; publish(expect=N) waits for N workers"

@@ -119,6 +119,8 @@ class Peer:
     stuck: bool = False  # it was said to be stuck
     contested_at: float | None = None  # when another instance asked for its name
     torn: set[str] = field(default_factory=set[str])  # models of which it has said that none runs
+    # By model, the version that it has failed last, and why; until it runs a newer one.
+    faults: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
     revision: int = 0  # of the roster, when this last changed in a way that observers are told
     seen: Seen = field(default_factory=Seen)
     key: str = ""  # its public key, where the publisher has keys

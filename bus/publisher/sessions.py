@@ -443,6 +443,8 @@ class Sessions:
         self._forget(peer)
         self._roster.remove(peer)
         text = f"worker {peer.name} has left: {why}"
+        for model, (version, fault) in peer.faults.items():
+            text += f"; it had failed version {version} of {model}: {fault}"
         self._absent.note(peer.name, peer.hello.models, "left", text, now)
         return [Notice("left", text, peer.name), *self._publications.move(peer, "left", now)]
 

@@ -239,7 +239,7 @@ def _tell(screen: Screen, event: WorkerEvent) -> None:
     text = f"{time.strftime('%H:%M:%S')}  {event.text}"
     if event.missed:
         text += f" (and {counted(event.missed, 'event')} before it)"
-    if event.kind in ("lost", "stuck", "refused"):
+    if event.kind in ("lost", "stuck", "refused", "failed"):
         screen.warn(text)
     else:
         screen.note(text)

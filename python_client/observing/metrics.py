@@ -51,7 +51,7 @@ METRICS: Final = {
         Row("weightbus_publish_seconds", "histogram", ("model",),
             "From the call of publish to its receipt."),
         Row("weightbus_worker_events_total", "counter", ("kind",),
-            "What became of workers: joined, lost, back, stuck, left, refused."),
+            "What became of workers: joined, lost, back, stuck, left, refused, failed."),
         Row("weightbus_malformed_messages_total", "counter", (),
             "Messages dropped because they broke the protocol."),
         Row("weightbus_publisher_epoch", "gauge", (),

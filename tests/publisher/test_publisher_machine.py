@@ -936,6 +936,34 @@ def test_a_failure_names_the_worker_and_why() -> None:
     assert answer.receipt.workers["w0"].detail == "apply: no room"
 
 
+def test_a_failure_is_a_warning_at_once_and_once_though_a_publish_waits_for_more() -> None:
+    bench = Bench("w0")
+
+    def fails(text: str) -> Notice:
+        version, _ = bench.publish(expect=2, seconds=60)
+        failed = report(Failed, version, code="layout-mismatch", text=text)
+        [notice] = notices(effects := bench.say("w0", failed), "failed")
+        assert resolved(effects) is None, "it waits for another worker"
+        return notice
+
+    first, second, other = fails("shape [2]"), fails("shape [2]"), fails("shape [3]")
+    assert first.text == "worker w0 failed version 1 of a: layout-mismatch: shape [2]"
+    assert [each.warning for each in (first, second, other)] == [True, False, True]
+    [left] = notices(bench.say("w0", Bye()), "left")
+    said = "worker w0 has left: it said goodbye; it had failed version 3 of a: layout-mismatch: "
+    assert left.text == said + "shape [3]"
+
+
+def test_a_worker_that_runs_a_version_after_all_has_failed_none() -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish(seconds=60)
+    bench.say("w0", report(Failed, version, code="apply", text="no room"))
+    newer, _ = bench.publish(seconds=60)
+    bench.say("w0", report(Applied, newer))
+    [left] = notices(bench.say("w0", Bye()), "left")
+    assert left.text == "worker w0 has left: it said goodbye"
+
+
 def test_whoever_goes_straight_to_a_newer_version_skips_the_older() -> None:
     bench = Bench("w0")
     bench.publish()
@@ -1440,6 +1468,30 @@ def test_a_publish_of_a_model_that_is_misspelt_says_what_is_wanted() -> None:
         effects += bench.pass_time(0.25)
     assert not notices(effects, "misspelt"), "it was told"
     assert sent(effects, Refuse, to="w0"), "but not to the worker"
+
+
+def test_a_publish_to_nobody_does_not_hide_who_comes_then_and_misspells() -> None:
+    bench = Bench()
+    bench.model = "policy"
+    [notice] = notices(bench.publish()[1], "nobody")
+    assert "no worker has joined" in notice.text
+    bench.say("w0", hello("w0", models={"polcy": None}))
+    effects: list[Effect] = []
+    for _ in range(20):
+        bench.say("w0", Ping())
+        effects += bench.pass_time(0.25)
+    [notice] = notices(effects, "misspelt")
+    assert "is 'policy' meant?" in notice.text
+
+
+def test_who_is_expected_and_came_for_another_model_is_named() -> None:
+    bench = Bench()
+    bench.say("w0", hello("w0", models={"polcy": None}))
+    bench.model = "policy"
+    bench.publish(expect=1, seconds=1.0)
+    answer = answered(bench.pass_time(1.0))
+    wanted = "no worker wants 'policy', and those that are there want 'polcy' (is 'polcy' meant?)"
+    assert answer.why == f"1 of 1 workers never came ({wanted})"
 
 
 @pytest.mark.parametrize("commit", ["auto", "together"])
