@@ -140,7 +140,8 @@ def _said(whose: str, how: str, part: str, less: str, more: str) -> str:
         instead = f"give {inner} as the target, or rename={printable(more)} at this worker"
     else:
         instead = f"publish {inner}, or rename={printable(less)} at the trainer or this worker"
-    return f"{whose} names {how} {printable(part, SHOWN)!r} and the others do not{who}: {instead}"
+    others = "those of the target" if whose == "the published" else "the published ones"
+    return f"{whose} names {how} {printable(part, SHOWN)!r} and {others} do not{who}: {instead}"
 
 
 def _quantised(theirs: Iterable[str], ours: Iterable[str]) -> str | None:

@@ -79,7 +79,7 @@ def unread(observer: Observer, address: str, timeout: float) -> str:
         )
     return (
         f"no publisher answered at {address} within {timeout:g} s: check the address, and that it "
-        "runs; one of an earlier version answers no observers"
+        "runs; if it does, it is of an older weightbus, which answers no observers"
     )
 
 

@@ -178,6 +178,6 @@ def _of_worker(s: Standing) -> Finding:
                 "its chunks do not come: is the data port (by default the next one) let through?"
             )
         case _:
-            advice = "it is at it; `weightbus top` shows whether that moves"
+            advice = "it is catching up; `weightbus top` shows whether that moves"
     state: Severity = "problem" if s.verdict == "stuck" else "note"
     return Finding("worker", state, f"{who}: {runs}" + (f", {s.phase}" if s.phase else ""), advice)

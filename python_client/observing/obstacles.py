@@ -315,7 +315,7 @@ def _greet(connection: socket.socket, address: str, until: float, *, keyed: bool
     kind = _socket_type(connection, until)
     if kind not in (b"ROUTER", b""):
         shown = printable(kind.decode("ascii", "replace"))
-        text = f"{address} is no control socket, but a {shown}"
+        text = f"{address} is no control socket: a {shown} socket answers there"
         advice = (
             f"a publisher's data is one port above its address{_below(address)}: give the address "
             "that it calls its own"

@@ -14,6 +14,9 @@ from weightbus.codecs.state import state_of
 from weightbus.codecs.wrapping import explanation
 from weightbus.python_client.schemes.strategy import DestinationError, WeightStrategy
 
+# What the names are called that are shorter: those that are longer are published, or not.
+OTHERS = {True: "those of the target", False: "the published ones"}
+
 
 def policy() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
@@ -72,7 +75,7 @@ def test_schemes_say_it_too(form: Any, *, published: bool) -> None:
     with pytest.raises(DestinationError) as raised:
         WeightStrategy(form).apply_weights(target, WeightStrategy(form).extract_weights(source))
     first, second = str(raised.value).splitlines()[:2]
-    assert "begin with 'module.' and the others do not" in first
+    assert f"begin with 'module.' and {OTHERS[published]} do not" in first
     assert "not published" in second or "not in the target" in second
 
 
@@ -86,7 +89,8 @@ def test_ends_of_names_are_named_as_beginnings_are() -> None:
     for longer, end in ((averaged, "_ema"), (pruned, "_mask"), (normed, "_g")):
         for pair in ((longer, policy()), (policy(), longer)):
             first = check(state_of(pair[0]).layout(), pair[1])[0]
-            assert f"names end with '{end}' and the others do not" in first
+            others = OTHERS[pair[0] is longer]
+            assert f"names end with '{end}' and {others} do not" in first
             computed = longer is not averaged
             assert ("rename=" in first) != computed, "these are not the values that are used"
             assert ("torch.nn.utils" in first) == computed

@@ -145,6 +145,8 @@ def test_shell_lines_name_what_exists(line: str) -> None:
             assert set(asked) <= extras["optional-dependencies"].keys()
         case "umask":
             pass  # the shell's own
+        case ".":
+            assert words[1:] == ["env/bin/activate"], "the reader's own"
         case "env/bin/python":
             assert words[1:] == ["mine.py"], "the reader's own"
         case other:
