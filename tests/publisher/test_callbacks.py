@@ -161,3 +161,34 @@ def test_a_callback_may_end_itself_and_close_the_publisher() -> None:
     made.close()
     with pytest.raises(ClosedError):
         publisher.on_worker(ends)
+
+
+def test_a_callback_may_close_the_publisher(caplog: pytest.LogCaptureFixture) -> None:
+    publisher, closed = Publisher(), threading.Event()
+
+    def closes(_told: WorkerEvent) -> None:
+        publisher.close()
+        closed.set()
+
+    publisher.on_worker(closes)
+    worker = Subscriber(publisher.address, {"m": {"w": np.zeros(4, np.float32)}})
+    assert closed.wait(SECONDS)
+    worker.close()
+    assert "raised" not in caplog.text
+
+
+def test_what_does_not_fit_is_heard_at_once_while_a_publish_waits_for_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    heard = Heard()
+    with Publisher() as publisher:
+        publisher.on_worker(heard)
+        with subscriber(publisher, "w0").start():
+            future = publisher.publish_async(
+                "m", {"w": np.zeros(5, np.float32)}, expect=2, timeout=SECONDS
+            )
+            failed = heard.until("failed")
+            assert not future.done()
+            assert failed.worker == "w0"
+            assert "w: shape [5] published, [4] here" in failed.text
+            assert failed.text in caplog.text
