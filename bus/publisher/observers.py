@@ -19,7 +19,6 @@ from msgspec.structs import replace
 from ..allowance import Allowance
 from ..effects import Notice, Send
 from ..limits import (
-    ERROR_MAX,
     EVENTS_TOLD,
     OBSERVER_SECONDS,
     OBSERVERS_MAX,
@@ -47,7 +46,7 @@ from ..observed import (
 from ..trust.grants import Grant
 from .effects import Effect
 from .roster import Peer, Roster
-from .status import chunks_of, is_stuck, road_of
+from .status import chunks_of, is_stuck, reason_of, road_of
 from .store import Store, Versions
 from .verifying import Checks
 from .version import Version
@@ -132,8 +131,7 @@ class Observers:
                 | Failed(model=model)
             ) if model in peer.hello.models:
                 if isinstance(message, Failed):
-                    error = f"{message.code}: {message.text}"[:ERROR_MAX]
-                    peer.seen.failed[model] = (message.version, error)
+                    peer.seen.failed[model] = (message.version, reason_of(message))
                 else:
                     self._settled(peer, model, now)
                 incoming = peer.incoming.get(model)

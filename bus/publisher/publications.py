@@ -16,7 +16,7 @@ from .offers import abort_of, commit_of
 from .phases import TargetEvent
 from .publication import Publication
 from .roster import Peer, Roster
-from .status import phase_of
+from .status import phase_of, reason_of
 from .store import Store
 from .version import Version, VersionPatch
 
@@ -144,9 +144,9 @@ class Publications:
                 if not message.intact:
                     detail += "; it runs no version now, until one is applied"
                 text = f"worker {peer.name} failed version {v.version} of {v.model}: {detail}"
-                _, before = peer.faults.get(v.model, (0, ""))
-                effects.append(Notice("failed", text, peer.name, warning=detail != before))
-                peer.faults[v.model] = v.version, detail
+                _, before = peer.seen.failed.get(v.model, (0, ""))
+                news = before != reason_of(message)
+                effects.append(Notice("failed", text, peer.name, warning=news))
                 publication.move(peer.name, "failed", now, detail)
             effects += self.settle(publication, now)
         return effects

@@ -80,7 +80,6 @@ class Reports:
         if runs is not None and (runs.epoch, runs.version) >= (message.epoch, message.version):
             return []  # P19
         peer.running[message.model] = running
-        peer.faults.pop(message.model, None)
         if message.epoch < self._store.epoch:
             return []
         incoming = peer.incoming.get(message.model)

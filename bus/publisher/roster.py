@@ -38,10 +38,11 @@ class Delivery:
 
 @dataclass(slots=True)
 class Seen:
-    """What is kept of a worker for observers alone, by model."""
+    """What is kept of a worker for people alone, by model."""
 
     told: dict[str, object] = field(default_factory=dict[str, object])  # what they know of it
     took: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])  # in us
+    # The version that it has failed last, and why, until it runs that or a newer one.
     failed: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
 
 
@@ -119,8 +120,6 @@ class Peer:
     stuck: bool = False  # it was said to be stuck
     contested_at: float | None = None  # when another instance asked for its name
     torn: set[str] = field(default_factory=set[str])  # models of which it has said that none runs
-    # By model, the version that it has failed last, and why; until it runs a newer one.
-    faults: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
     revision: int = 0  # of the roster, when this last changed in a way that observers are told
     seen: Seen = field(default_factory=Seen)
     key: str = ""  # its public key, where the publisher has keys

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 import msgspec
 
@@ -36,6 +37,7 @@ from .roster import Peer, Roster
 from .status import is_stuck, phase_of
 from .store import Store
 
+FAILURES_TOLD = 3  # of a worker that leaves: as many models as fit a line
 REVOKED = "this publisher does not allow the key any more: ask whoever keeps its folder of keys"
 
 
@@ -443,8 +445,9 @@ class Sessions:
         self._forget(peer)
         self._roster.remove(peer)
         text = f"worker {peer.name} has left: {why}"
-        for model, (version, fault) in peer.faults.items():
-            text += f"; it had failed version {version} of {model}: {fault}"
+        failed = ((m, v, r) for m, (v, r) in peer.seen.failed.items() if v > peer.runs(m)[1])
+        for model, version, reason in islice(failed, FAILURES_TOLD):
+            text += f"; it had failed version {version} of {model}: {reason}"
         self._absent.note(peer.name, peer.hello.models, "left", text, now)
         return [Notice("left", text, peer.name), *self._publications.move(peer, "left", now)]
 

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ..limits import Timing
+from ..limits import ERROR_MAX, Timing
+from ..messages import Failed
 from ..observed import Road
 from ..units import span
 from .roster import Delivery, Peer
@@ -83,6 +84,11 @@ def phase_of(model: str, incoming: Delivery, store: Store, timing: Timing, now: 
         text += f", which waits for who uses the old weights: {incoming.waits}"
     idle = now - incoming.since
     return text + (f", no progress for {span(idle)}" if idle >= timing.quiet else "")
+
+
+def reason_of(failed: Failed) -> str:
+    """Say why a worker does not run a version, in so many characters as people are told."""
+    return f"{failed.code}: {failed.text}"[:ERROR_MAX]
 
 
 def chunks_of(model: str, incoming: Delivery, store: Store) -> int:

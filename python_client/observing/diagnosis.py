@@ -164,7 +164,7 @@ def _of_worker(s: Standing) -> Finding:
             return Finding("layout" if code.startswith("layout") else "worker", "problem",
                            f"{who}: {s.error}", BY_CODE.get(code, "its log says more"))  # fmt: skip
         case "lost":
-            text = f"{who}: nothing was heard of it for {span(s.silent_s)}"
+            text = f"{who}: {s.error or f'nothing was heard of it for {span(s.silent_s)}'}"
             advice = "is its process there, and its host? Stopped ones come back with SIGCONT"
             return Finding("worker", "problem", text, advice)
         case "stuck" if s.phase.startswith("applying"):

@@ -31,7 +31,8 @@ class Standing:
         phase: What it does with a version that is on its way; empty: none is.
         rate: Bytes a second: of what arrives, or of the last version, from publish to applied.
         took_s: Seconds from publishing what it runs to hearing that it does; 0: not known.
-        error: Why it did not run the last version that it failed; empty once it runs a newer one.
+        error: Why it is lost; or why it did not run the last version that it failed, until it runs
+            a newer one.
         language, client, host, pid: What it says it is.
         road: How versions reach it: `pulled`, `pushed`, `shared`.
         encoding: How the bytes of the model travel.
@@ -167,6 +168,11 @@ class View:
             for model, doing in row.models.items():
                 yield self._standing(row, at, model, doing, now)
 
+    def _why_lost(self, worker: str) -> str:
+        """Return why a worker was lost last; empty if that is not told any more."""
+        told = (e.text for e, _ in reversed(self.events) if (e.kind, e.worker) == ("lost", worker))
+        return next(told, "").partition(" is lost: ")[2]
+
     def _standing(
         self, row: WorkerRow, at: float, model: str, doing: Doing, now: float
     ) -> Standing:
@@ -190,7 +196,7 @@ class View:
             phase=phase,
             rate=self._shown.rates.get((row.name, model), 0.0),
             took_s=doing.took_us / 1_000_000,
-            error=doing.error,
+            error=(row.state == "lost" and self._why_lost(row.name)) or doing.error,
             language=LANGUAGES.get(language, language),
             client=row.client,
             host=row.host,

@@ -9,7 +9,6 @@ nothing yet is zero. So two states of one number do the same for ever, and there
 import math
 from collections import deque
 from collections.abc import Callable, Hashable
-from copy import copy as shallow
 from dataclasses import dataclass
 from types import FunctionType, MethodType
 from typing import Any, Generic, TypeVar, cast
@@ -67,7 +66,6 @@ TOLD: dict[str, object] = {
     "_due": math.inf,  # of what users overlook
     "detail": "",
     "why": "",
-    "faults": {},
     "revision": 0,  # for observers, of whom there are none
     "carried": 0.0,  # for who publishes by `auto`
     "waited": 0.0,  # as well
@@ -192,7 +190,7 @@ class _Forming:
         forms: list[Form] = [type(given).__name__]
         for name, value in attributes(given):
             if name in TOLD:
-                object.__setattr__(given, name, shallow(TOLD[name]))
+                object.__setattr__(given, name, TOLD[name])
             elif isinstance(value, float | int) and (name in SINCE or name in UNTIL):
                 forms.append(self._moved(given, name, value))
             else:

@@ -284,6 +284,15 @@ def test_errors_are_told_whole_where_they_fit_and_without_control_characters() -
     assert (standing.verdict, standing.error) == ("current", "")
 
 
+def test_why_a_worker_is_lost_is_told() -> None:
+    bench, view = Watched("a", "b"), View()
+    bench.look(view)
+    bench.note(bench.machine.unreachable(b"a", bench.now, "its process, 7, has ended"))
+    bench.look(view)
+    standings = {s.worker: (s.verdict, s.error) for s in view.standings(bench.now)}
+    assert standings == {"a": ("lost", "its process, 7, has ended"), "b": ("current", "")}
+
+
 def test_who_leaves_is_gone_without_telling_everything_again() -> None:
     bench, view = Watched("a", "b"), View()
     bench.look(view)
