@@ -289,7 +289,7 @@ class Scheme:
         """Return the newest weights that were applied since the last call.
 
         By default versions are applied in the background, and this only waits for one. With
-        `background=False` they are applied here, in the thread that calls.
+        `background=False` they are applied here, during the call.
 
         Args:
             timeout: Seconds to wait for one; 0: take what is there; None: the scheme's own.
