@@ -106,11 +106,10 @@ def test_an_interrupt_before_a_version_is_applied_loses_none(
         monkeypatch.setattr(MemoryTarget, "ahead", ahead)
         raise KeyboardInterrupt
 
+    hooked = Settings(shared_memory=False, on_commit=print)  # so that this thread applies
     with (
         Publisher(settings=Settings(shared_memory=False)) as publisher,
-        Subscriber(
-            publisher.address, {"m": here}, name="w", settings=Settings(shared_memory=False)
-        ) as worker,
+        Subscriber(publisher.address, {"m": here}, name="w", settings=hooked) as worker,
     ):
         published = publisher.publish_async("m", {"w": np.ones(3, np.float32)}, expect=1)
         monkeypatch.setattr(MemoryTarget, "ahead", interrupted)
