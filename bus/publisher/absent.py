@@ -201,7 +201,7 @@ class _Lasting:
 
 
 def _names(peers: list[Peer], one: str, many: str) -> str:
-    names = [peer.name for peer in peers]
+    names = sorted(peer.name for peer in peers)
     if len(names) == 1:
         return f"worker {names[0]} {one}"
     shown = ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")
