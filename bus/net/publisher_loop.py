@@ -55,6 +55,7 @@ from .threads import Owner
 log = logging.getLogger("weightbus.publisher")
 
 TICK = 0.1  # seconds between two looks at the clock when nothing happens
+HELD_UP = 1.0  # seconds, or a ping, after which a tick that is late waits for words of workers
 BATCH = 64  # messages taken from one socket before the other gets a turn
 PUSHES = 4  # bursts of chunks, a MiB each, before others get a turn
 
@@ -93,7 +94,7 @@ class PublisherLoop:
         self._unasked = Complaints(log, "a publish failed, and nobody asked for its result: %s")
         self._watchers: list[tuple[Condition, Future[None]]] = []
         self._listeners: list[EventCallback] = []
-        self._stopping = False
+        self._stopping = self._held_up = False
         self._ended: BaseException | None = None
         self.over = threading.Event()
         self._lock = threading.Lock()  # between taking work in and ending
@@ -307,6 +308,10 @@ class PublisherLoop:
         if self._unhurried.waiting:
             self._perform(self._unhurried.go_on(now), now)
         if now >= next_tick:
+            grace = min(self._machine.timing.ping, HELD_UP)
+            self._held_up = now - next_tick >= grace and not self._held_up
+            if self._held_up:  # with the whole host, perhaps: nobody was silent but who still is
+                return now + grace
             self._perform(self._machine.crowded(self._sockets.turned_away(now), now), now)
             self._perform(self._machine.tick(now), now)
             if self._sealer is not None and self._sealer.due(now):

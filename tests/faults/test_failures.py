@@ -363,6 +363,31 @@ def test_a_worker_that_leaves_in_the_middle_fails_nothing(
         publisher.publish("m", model(SMALL, 2), expect=1, timeout=1.0)
 
 
+def test_nobody_is_lost_where_the_whole_host_stood_still(scene: Scene) -> None:
+    """As a laptop that sleeps, or a virtual machine that is moved: both sides wake up late."""
+    publisher = scene.publisher(settings=Settings(ping=1.0, lost_after=2.0))
+    worker = scene.worker(publisher, "w")
+    publisher.wait_for_workers(1, SECONDS)
+    told: queue.SimpleQueue[str] = queue.SimpleQueue()
+    publisher.on_worker(lambda event: told.put(event.kind))
+    sleeps, awake = threading.Event(), threading.Event()
+
+    def sleep(*_: object) -> list[Any]:
+        sleeps.set()
+        awake.wait(SECONDS)
+        return []
+
+    stop(worker.popen.pid)
+    publisher._loop.decide(sleep)  # noqa: SLF001 # pyright: ignore
+    assert sleeps.wait(SECONDS)
+    time.sleep(2.5)  # longer than the silence after which a worker is lost
+    awake.set()
+    worker.signal(signal.SIGCONT)
+    receipt = publisher.publish("m", model(SMALL, 1), timeout=SECONDS)
+    assert receipt.in_state("applied") == ["w"]
+    assert [told.get() for _ in range(told.qsize())] == ["joined"]
+
+
 # Publishers that die and come back.
 
 
