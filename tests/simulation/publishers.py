@@ -23,6 +23,7 @@ from weightbus.bus.messages import (
     Applied,
     Commit,
     Failed,
+    Fetch,
     Hello,
     Progress,
     Refuse,
@@ -196,6 +197,10 @@ class Publisher:
         self.unheard.pop(identity, None)
         with suppress(ProtocolError):
             message = from_worker(frames)[0]
+            if isinstance(message, Fetch | Progress):
+                promised = self.promised.get((identity, message.model), ("", 0, 0))
+                if (message.epoch, message.version) > promised[1:]:  # it is at a later one
+                    self.promised.pop((identity, message.model), None)
             if isinstance(message, Progress) and message.phase == "receiving":
                 return
             if isinstance(message, Progress | Staged | Applied | Failed):
