@@ -210,8 +210,10 @@ class Publisher:
         """What a welcome names can be had until there is another, or a worker is lost."""  # P9
         match send.message:
             case Welcome(epoch=epoch, models=models):
+                peer = self.machine.roster.by_identity(send.to)
                 for model, version in models.items():
-                    self.promised[send.to, model] = (model, epoch, version)
+                    if peer is None or peer.runs(model) < (epoch, version):  # else it has it
+                        self.promised[send.to, model] = (model, epoch, version)
             case Refuse(code="gone", version=0, model=model, epoch=epoch):
                 promised = self.promised.get((send.to, model or ""), ("", 0, 0))
                 kept = promised[1] == epoch == self.machine.epoch  # else it has another name
