@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ from weightbus import (
 )
 from weightbus.bus.effects import Effect
 from weightbus.bus.messages import Hello, Ping, Refuse, Welcome, encode, from_publisher
+from weightbus.bus.net import publisher_loop
 from weightbus.bus.net.control import UNSENT_MS
 from weightbus.bus.publisher.effects import Effect as PublisherEffect
 from weightbus.bus.publisher.machine import PublisherMachine
@@ -363,29 +365,24 @@ def test_a_worker_that_leaves_in_the_middle_fails_nothing(
         publisher.publish("m", model(SMALL, 2), expect=1, timeout=1.0)
 
 
-def test_nobody_is_lost_where_the_whole_host_stood_still(scene: Scene) -> None:
-    """As a laptop that sleeps, or a virtual machine that is moved: both sides wake up late."""
+def test_nobody_is_lost_where_the_whole_host_stood_still(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a laptop that sleeps, or a virtual machine that is moved: the clock has gone on."""
+    clock, asleep = time.monotonic, [0.0]
+    later = SimpleNamespace(monotonic=lambda: clock() + asleep[0])
+    monkeypatch.setattr(publisher_loop, "time", later)
     publisher = scene.publisher(settings=Settings(ping=1.0, lost_after=2.0))
-    worker = scene.worker(publisher, "w")
+    scene.worker(publisher, "w")
     publisher.wait_for_workers(1, SECONDS)
     told: queue.SimpleQueue[str] = queue.SimpleQueue()
     publisher.on_worker(lambda event: told.put(event.kind))
-    sleeps, awake = threading.Event(), threading.Event()
-
-    def sleep(*_: object) -> list[Any]:
-        sleeps.set()
-        awake.wait(SECONDS)
-        return []
-
-    stop(worker.popen.pid)
-    publisher._loop.decide(sleep)  # noqa: SLF001 # pyright: ignore
-    assert sleeps.wait(SECONDS)
-    time.sleep(2.5)  # longer than the silence after which a worker is lost
-    awake.set()
-    worker.signal(signal.SIGCONT)
+    asleep[0] = 2.5  # longer than the silence after which a worker is lost
     receipt = publisher.publish("m", model(SMALL, 1), timeout=SECONDS)
     assert receipt.in_state("applied") == ["w"]
-    assert [told.get() for _ in range(told.qsize())] == ["joined"]
+    publisher.wait_for_workers(1, SECONDS)
+    assert told.get(timeout=SECONDS) == "joined"
+    assert told.empty()
 
 
 # Publishers that die and come back.
