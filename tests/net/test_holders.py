@@ -26,7 +26,9 @@ pytestmark = pytest.mark.skipif(not processes.PROC.exists(), reason="needs Linux
 def a_connection() -> Generator[tuple[socket.socket, int]]:
     """A connection of ours to elsewhere, and the port that the kernel has given it."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        connection = socket.create_connection(server.getsockname())
+        # Bound, so that its port is no other's, and none that a connection before it has left.
+        own = ("127.0.0.1", 0)
+        connection = socket.create_connection(server.getsockname(), source_address=own)
         # So that it leaves nothing behind, which the kernel would keep for a minute.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         with connection:
