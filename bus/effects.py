@@ -96,6 +96,13 @@ class Ready(msgspec.Struct, frozen=True):
     staged: StagedVersion
 
 
+class Whole(msgspec.Struct, frozen=True):
+    """A version is staged and verified, and may be applied once its publisher commits it."""
+
+    model: str
+    key: tuple[int, int]
+
+
 class Renamed(msgspec.Struct, frozen=True):
     """The version that runs has another name from now on; its bytes are the same."""
 
@@ -146,6 +153,7 @@ Effect = (
     | Decode
     | Warm
     | Ready
+    | Whole
     | Renamed
     | Rejected
     | Refused

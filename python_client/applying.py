@@ -3,9 +3,10 @@
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn
@@ -22,6 +23,7 @@ from ..bus.worker.events import Happening, Outcome, Report, Waits, Wanted
 from ..codecs.apply import as_arrays
 from ..codecs.checksum import digest_of
 from ..codecs.layout import Layout
+from . import checks
 from .calls import Calls, LateError
 from .observing.traces import SDK, on_apply
 from .reading import READING_SECONDS, InUseError, ReadingLock
@@ -124,6 +126,70 @@ class Offer:
         return as_arrays(self._staged.layout, self._staged.data)
 
 
+class Staged:
+    """A version that is here, verified, and applied only when you say so.
+
+    Until `release()`, or the end of a `with` block, no newer version of its model takes its place.
+
+    Args:
+        model, key: Its model id; its epoch and number.
+        apply: Applies it within so many seconds, and waits for that.
+        pin: Keeps newer ones out until it is closed.
+
+    Attributes:
+        model, epoch, version: Its model id, epoch and number.
+    """
+
+    __module__ = "weightbus.types"
+
+    def __init__(
+        self,
+        model: str,
+        key: tuple[int, int],
+        apply: Callable[[str, tuple[int, int], float], Update | None],
+        pin: ExitStack,
+    ) -> None:
+        self.model, (self.epoch, self.version) = model, key
+        self._apply = apply
+        self._release = weakref.finalize(self, pin.close)  # or newer ones would never come
+
+    def apply(self, timeout: float) -> Update | None:
+        """Apply it, in this thread.
+
+        If it was published with `commit="together"`, this waits for the publisher's decision.
+
+        Args:
+            timeout: Seconds to wait for that, and for readers to leave.
+
+        Returns:
+            What was applied, also if it was before; None: not in time. You may call it again.
+
+        Raises:
+            ApplyError: It cannot be applied; the weights are unchanged. With code `gone`: the
+                publisher has given it up.
+            TornError: The apply failed half-way; see `Subscriber.reading`.
+            ClosedError: The subscriber is closed.
+            RuntimeError: It was released.
+        """
+        if not self._release.alive:
+            raise RuntimeError(f"{self} was released: stage it again")
+        timeout = checks.seconds(timeout, "timeout")
+        return self._apply(self.model, (self.epoch, self.version), timeout)
+
+    def release(self) -> None:
+        """Go on to newer versions. Again, it does nothing."""
+        self._release()
+
+    def __repr__(self) -> str:
+        return f"<Staged {self.model} version {self.version} of epoch {self.epoch}>"
+
+    def __enter__(self) -> "Staged":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
 class Applier:
     """What applies the versions that are ready, in whatever thread it is called.
 
@@ -150,6 +216,7 @@ class Applier:
         self._calls, self._before_apply, self._on_commit = calls, before_apply, on_commit
         self._layouts: dict[str, Layout] = {}  # by model, of what runs
         self._approved: dict[str, tuple[int, int]] = {}  # by `before_apply`, the last of each model
+        self._wanted: dict[str, tuple[int, int]] = {}  # by model, a version alone
         self._held_up = Complaints(log, "new weights wait for who uses the old ones: %s")
         # Models whose small versions take no time: no disk and no code of the user's is waited for.
         self._quick = frozenset[str]()
@@ -214,12 +281,52 @@ class Applier:
         if epoch is None and not self._handoff.wait_joined(timeout, stop):
             return None
         key = (self._handoff.joined_epoch if epoch is None else epoch, version)
-        with self._handoff.awaiting(model, key):
-            self._tell(Wanted(model, key))
-            try:
-                return self._apply_exact(model, key, deadline, stop)
-            finally:
-                self._tell(Wanted(model, None))
+        with self._only(model, key):
+            return self._apply_exact(model, key, deadline, stop)
+
+    def stage(self, model: str, version: int, epoch: int | None, timeout: float) -> Staged:
+        """Wait until one version is here, and have no other take its place."""
+        deadline = time.monotonic() + timeout
+        if epoch is None and not self._handoff.wait_joined(timeout):
+            raise TimeoutError(f"{model} version {version}: no publisher after {timeout:g} s")
+        key = (self._handoff.joined_epoch if epoch is None else epoch, version)
+        with ExitStack() as pin:
+            pin.enter_context(self._only(model, key))
+            left = max(0.0, deadline - time.monotonic())
+            if self._handoff.wait_whole(model, key, left, lambda: self._running(model) == key):
+                return Staged(model, key, self._apply_staged, pin.pop_all())
+        runs = self._runs.get(model)
+        which = "none" if runs is None else f"version {runs.version} of epoch {runs.epoch}"
+        raise TimeoutError(
+            f"{model} version {version} of epoch {key[0]} is not here after {timeout:g} s; "
+            f"{which} runs"
+        )
+
+    def _apply_staged(self, model: str, key: tuple[int, int], timeout: float) -> Update | None:
+        self.lock.check_not_reading()
+        return self._apply_exact(model, key, time.monotonic() + timeout, NEVER)
+
+    @contextmanager
+    def _only(self, model: str, key: tuple[int, int]) -> Generator[None]:
+        """Want one version of a model, and no other meanwhile.
+
+        Raises:
+            RuntimeError: One of the model is wanted already.
+        """
+        with self._handoff.changed:
+            wanted = self._wanted.setdefault(model, key)
+            if wanted is not key:
+                raise RuntimeError(
+                    f"{model}: version {wanted[1]} of epoch {wanted[0]} is awaited or staged "
+                    "already; release it first"
+                )
+        try:
+            with self._handoff.awaiting(model, key):
+                self._tell(Wanted(model, key))
+                yield
+        finally:
+            del self._wanted[model]
+            self._tell(Wanted(model, None))
 
     def _apply_exact(
         self, model: str, key: tuple[int, int], deadline: float, stop: Callable[[], bool]
@@ -384,7 +491,8 @@ class Applier:
         with self._handoff.changed:
             self._runs[staged.model], self._layouts[staged.model] = update, staged.layout
             self._handoff.changed.notify_all()
-        self._tell(Report(staged.model, key, "applied", digest=update.digest, bytes=lies_in))
+        kept, digest = target.asks_user and target.keeps(key), update.digest
+        self._tell(Report(staged.model, key, "applied", digest=digest, bytes=lies_in, kept=kept))
         if SDK in sys.modules:
             on_apply(update)
         return update
@@ -429,7 +537,9 @@ class Applier:
 
     def _returned(self, staged: StagedVersion, late: LateError) -> NoReturn:
         """The user's code has returned after all: the next version can be applied."""
-        self._say(staged, "declined")  # or whatever was told when its time was over
+        kept = self._targets[staged.model].keeps(staged.key)
+        # Or whatever was told when its time was over.
+        self._tell(Report(staged.model, staged.key, "declined", kept=kept))
         raise late.told
 
     def _failed(self, staged: StagedVersion, error: BaseException, *, intact: bool) -> NoReturn:
@@ -451,7 +561,8 @@ class Applier:
                 self._handoff.changed.notify_all()
         full: Outcome = "failed" if told.code == "no-memory" else "declined"
         what = full if intact else "torn"
-        self._tell(Report(staged.model, staged.key, what, told_of(error), still=still))
+        kept = self._targets[staged.model].keeps(staged.key)
+        self._tell(Report(staged.model, staged.key, what, told_of(error), still=still, kept=kept))
         return told
 
 

@@ -1,17 +1,20 @@
 """Targets that are functions: an engine loads a version by itself, from where the bus has it."""
 
+import atexit
 import ctypes
 import inspect
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..bus.memory.pages import address_of
-from ..bus.staged import StagedVersion
+from ..bus.staged import OverwrittenError, StagedVersion
 from ..bus.worker.layouts import Expected
 from ..codecs.errors import WeightBusError
 from ..codecs.layout import Layout
@@ -38,13 +41,31 @@ class UnreadableTargetError(WeightBusError):
     """What a target holds cannot be read back."""
 
 
+# Versions that somebody goes on using. Their segments stay locked, whoever forgets to release them:
+# in the publisher's memory another version would take their place.
+_HELD: set[ExitStack] = set()
+HELD_WARN = 4
+
+
+def _release(hold: ExitStack) -> None:
+    _HELD.discard(hold)
+    hold.close()
+
+
+@atexit.register
+def _release_all() -> None:
+    while _HELD:  # while what it takes to unlock them is still there
+        _HELD.pop().close()
+
+
 class Pairs:
     """The tensors of a `staged` version, for a target function, until it returns.
 
     Iterating yields (name, torch tensor) pairs; `arrays()` yields the same with numpy arrays. A
     tied tensor appears once under each of its names. All are views of the bus's memory, without a
     copy. Do not write to them: a numpy array raises, but a write to a torch tensor in the
-    publisher's memory ends the process. Do not keep them: the memory will hold another version.
+    publisher's memory ends the process. Do not keep them after the function has returned, unless
+    you called `keep()`: the memory will hold another version.
 
     Attributes:
         model, epoch, version: The version to load.
@@ -65,8 +86,10 @@ class Pairs:
         vars(lent)["owner"] = staged.data
         data = np.frombuffer(memoryview(lent), np.uint8)
         data.flags.writeable = False
-        self._kept = weakref.ref(lent)
+        self._viewed = weakref.ref(lent)
         self._section: Section | None = Section(self._layout, data)
+        self._staged: StagedVersion | None = staged
+        self.kept = False
 
     def __len__(self) -> int:
         return len(self._layout.names())
@@ -80,6 +103,35 @@ class Pairs:
         for name in self._layout.names():
             yield name, self._lent().arrays[self._layout.by_name(name).name]
 
+    def keep(self) -> Callable[[], None]:
+        """Keep the tensors as they are after the function has returned, until you release them.
+
+        For an engine that runs on them where they lie. The bus needs other memory for the next
+        version then: with each version that is kept, one more of its size.
+
+        Returns:
+            A function that releases them, from any thread. Call it once nothing uses them.
+
+        Raises:
+            RuntimeError: The function has returned, or has called this before.
+        """
+        self._lent()
+        if self.kept:
+            raise RuntimeError(f"{self.model} version {self.version} cannot be kept twice")
+        assert self._staged is not None  # noqa: S101 - it goes with the tensors
+        hold = ExitStack()
+        hold.enter_context(suppress(OverwrittenError))  # what was read since is not for us to say
+        hold.enter_context(self._staged.reading())
+        self.kept = True
+        _HELD.add(hold)
+        if len(_HELD) == HELD_WARN:
+            log.warning(
+                "%s version %d is the %dth version in this process that is kept and not released: "
+                "call what `keep()` returned once nothing uses the tensors",
+                *(self.model, self.version, HELD_WARN),
+            )
+        return partial(_release, hold)
+
     def _lent(self) -> Section:
         if self._section is None:
             raise RuntimeError(
@@ -89,9 +141,9 @@ class Pairs:
         return self._section
 
     def end(self) -> bool:
-        """Nothing can be had here any more; return whether somebody has kept some of it."""
-        self._section = None
-        return self._kept() is not None
+        """Nothing can be had here any more; return whether somebody has views without `keep`."""
+        self._section = self._staged = None
+        return not self.kept and self._viewed() is not None
 
 
 class OutsideTarget:
@@ -116,6 +168,11 @@ class OutsideTarget:
     def ahead(self, staged: StagedVersion) -> None:
         """Nothing can be done before `staged` is applied."""
 
+    def keeps(self, key: tuple[int, int]) -> bool:
+        """Return False: all was copied."""
+        del key
+        return False
+
     def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
         """They lie where they were `staged`."""
         return staged.own
@@ -134,6 +191,7 @@ class FunctionTarget(OutsideTarget):
     def __init__(self, load: Callable[[Pairs], object]) -> None:
         self._load = load
         self._unchanged = False  # by the last apply
+        self._kept: tuple[int, int] | None = None  # the version that it has kept last
         self._warned = False
 
     def summing(
@@ -158,14 +216,20 @@ class FunctionTarget(OutsideTarget):
             self._unchanged = True
             raise
         finally:
-            kept = pairs.end()
-        if kept and not self._warned:
+            viewed = pairs.end()
+            if pairs.kept:
+                self._kept = staged.key
+        if viewed and not self._warned:
             self._warned = True
             log.warning(
                 "%s: the function that loads it has kept views of its tensors, which will change: "
-                "copy what is to stay",
+                "copy what is to stay, or call `keep()` first",
                 staged.model,
             )
+
+    def keeps(self, key: tuple[int, int]) -> bool:
+        """Return whether the function has said so."""
+        return key == self._kept
 
     def undo(self) -> bool:
         """Say whether the function has changed nothing: that is its own word."""

@@ -317,6 +317,11 @@ class ResidentTarget:
             return self._residence.memory
         return self._copying.lies_in(staged)
 
+    def keeps(self, key: tuple[int, int]) -> bool:
+        """Return False: the user's model has pages of its own."""
+        del key
+        return False
+
     def undo(self) -> bool:
         """Have the old bytes in place again; say whether they are."""
         before, self._before = self._before, None

@@ -31,7 +31,7 @@ from ..bus.worker.reports import Identity
 from ..codecs.errors import WeightBusError
 from ..codecs.renaming import Rename, renaming_of
 from . import checks
-from .applying import NEVER, Applier, Running, Update
+from .applying import NEVER, Applier, Running, Staged, Update
 from .awaiting import Cut, in_thread
 from .background import Background
 from .calls import Calls
@@ -253,6 +253,33 @@ class Subscriber(AsyncClosable):
         if epoch is not None:
             checks.whole(epoch, "epoch", 1, INTEGER_MAX)
         return name, epoch, checks.whole(number, "version", 1, INTEGER_MAX)
+
+    def stage(
+        self, timeout: float, *, version: int | tuple[int, int], model: str | None = None
+    ) -> Staged:
+        """Wait until one version is here and verified, and apply it when you say so.
+
+        While it is staged, the weights do not change and no newer version of its model takes its
+        place. A version that is published with `commit="together"` is acknowledged as staged, and
+        its publisher then decides. What is published otherwise is here already or on its way.
+
+            with worker.stage(30, version=(epoch, number)) as staged:
+                update = staged.apply(10)
+
+        Args:
+            timeout: Seconds to wait.
+            version: Which: a number in the publisher's epoch, or (epoch, version).
+            model: The model of that version, if this subscriber has several.
+
+        Raises:
+            TimeoutError: It is not here in time.
+            ApplyError: It does not fit, or is no longer available (code `gone`).
+            RefusedError, AddressError, ClosedError, KeyError, ValueError: As of `receive`.
+            RuntimeError: Another version of the model is staged.
+        """
+        self._check_usable()
+        name, epoch, number = self._exact(version, model)
+        return self._applier.stage(name, number, epoch, checks.seconds(timeout, "timeout"))
 
     async def receive_awaitable(
         self,

@@ -89,6 +89,10 @@ class Target(Protocol):
         """Say what is known of versions that fit."""
         ...
 
+    def keeps(self, key: tuple[int, int]) -> bool:
+        """Whether the user goes on using the memory of a version after its `apply`."""
+        ...
+
     def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
         """Return where the bytes of what was just applied lie from now on, in one piece."""
         ...
@@ -186,6 +190,11 @@ class MemoryTarget:
     def _copy(self, reader: Reader) -> None:
         reader.copy_into(self._target, strict=self._strict, cast=self._cast)
 
+    def keeps(self, key: tuple[int, int]) -> bool:
+        """Return False: all was copied."""
+        del key
+        return False
+
     def undo(self) -> bool:
         """Say whether nothing was changed: nobody keeps the bytes of the version before."""
         self._writes += 1
@@ -278,6 +287,10 @@ class RenamedTarget:
     def settle(self) -> None:
         """Have the target do it."""
         self._target.settle()
+
+    def keeps(self, key: tuple[int, int]) -> bool:
+        """Say what the target says."""
+        return self._target.keeps(key)
 
     def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
         """Where the target says."""

@@ -35,6 +35,7 @@ class Handoff:
         self.joined_epoch = 0
         self.asked = False  # whether anybody ever came to take a version
         self._awaited: set[tuple[str, int, int]] = set()  # versions that are wanted, and no others
+        self._whole: set[tuple[str, int, int]] = set()  # of these, those that wait for a commit
 
     # For the worker's thread.
 
@@ -72,6 +73,13 @@ class Handoff:
             self._ready[staged.model] = staged
             self._tell()
             return True
+
+    def whole(self, model: str, key: tuple[int, int]) -> None:
+        """A version that is wanted alone is here, and waits for its publisher to commit it."""
+        with self._lock:
+            if (model, *key) in self._awaited:
+                self._whole.add((model, *key))
+                self._tell()
 
     def reject(self, error: ApplyError) -> None:
         """Leave word that a version could not be taken; once for each version."""
@@ -211,10 +219,40 @@ class Handoff:
         finally:
             with self._lock:
                 self._awaited.discard(awaited)
+                self._whole.discard(awaited)
                 for error in tuple(self._errors):
                     about = (error.model, error.epoch, error.version)
                     if about == awaited and error.code == "gone":
                         self._errors.remove(error)
+
+    def wait_whole(
+        self, model: str, key: tuple[int, int], timeout: float, done: Callable[[], bool]
+    ) -> bool:
+        """Wait until this version, which is awaited, is here or done; return whether it is.
+
+        Raises:
+            ApplyError: It could not be taken.
+            RefusedError: The publisher refuses this worker.
+            AddressError: There is no address of the publisher's host.
+            ClosedError: Nothing will come any more.
+        """
+
+        def here() -> bool:
+            ready = self._ready.get(model)
+            is_ready = ready is not None and ready.key == key
+            return is_ready or (model, *key) in self._whole or done()
+
+        def told() -> bool:
+            return any((e.model, e.epoch, e.version) == (model, *key) for e in self._errors)
+
+        with self._lock:
+            self.asked = True
+            self.changed.wait_for(
+                lambda: here() or told() or bool(self._refusal or self._closed), timeout
+            )
+            if not here():
+                self._check(model, key)
+            return here()
 
     def take_exact(
         self,
@@ -249,14 +287,19 @@ class Handoff:
             self.check_alive()
             if any(map(mine, self._ready.values())):
                 return self._ready.pop(model)
-            for error in filter(mine, tuple(self._errors)):
+            self._check(model, key, done=done())
+            return None
+
+    def _check(self, model: str, key: tuple[int, int], *, done: bool = False) -> None:
+        """Raise what is known against a version; if it is done, only what became of it."""
+        for error in tuple(self._errors):
+            if (error.model, error.epoch, error.version) == (model, *key):
                 self._errors.remove(error)
                 raise error
-            if self._refusal is not None and not done():
-                raise self._refusal
-            if not done():
-                self.check_open()
-            return None
+        if self._refusal is not None and not done:
+            raise self._refusal
+        if not done:
+            self.check_open()
 
     def check_open(self) -> None:
         """Check that anything can still come.

@@ -34,6 +34,7 @@ from ..effects import (
     Send,
     Subscribe,
     Warm,
+    Whole,
 )
 from ..errors import AddressError, ApplyError, ClosedError, RefusedError
 from ..memory.pages import memory_ahead, memory_of
@@ -201,6 +202,8 @@ class WorkerLoop:
                     self._sockets.send(encode(message), token)
                 case Ready():
                     self._leave(effect.staged)
+                case Whole(model, key):
+                    self._handoff.whole(model, key)
                 case Reserve():
                     self._done(Granted(effect.model, effect.key, self._memory(effect)))
                 case Open(model, key, shared, nbytes):

@@ -35,6 +35,8 @@ class Applying:
     def became(self, held: Held, report: Report, now: float) -> list[Effect]:
         """Take what the user did with a version that was ready; say what that means."""
         older, staged = self._holds.at["running"], held.staged
+        if report.kept:
+            self._holds.let_go(held)
         if held.fate is not None:
             self._holds.move(held, held.fate)
             return []

@@ -7,7 +7,7 @@ version.
 
 import math
 
-from ..effects import Effect, Rejected, Send
+from ..effects import Effect, Rejected, Send, Whole
 from ..limits import Timing
 from ..messages import Fetch
 from .holdings import Held, Holdings, Key
@@ -108,6 +108,8 @@ class Asking:
         for other in self._holds.all("announced", "arriving"):
             if other.key != key:
                 self._holds.move(other, "newer")
+        if self._holds.find(key, "staged") is not None:
+            return [Whole(self._model, key)]
         return self.exact(now)
 
     def exact(self, now: float) -> list[Effect]:

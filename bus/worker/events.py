@@ -71,6 +71,7 @@ class Report(msgspec.Struct, frozen=True):
             is until it has, which another report says. (W24)
         bytes: Where the bytes of what was applied lie from now on, if they do anywhere: in its
             staging buffer, or in a model that is resident.
+        kept: The user goes on using its staging buffer, which is to serve nothing else.
     """
 
     model: str
@@ -80,6 +81,7 @@ class Report(msgspec.Struct, frozen=True):
     digest: str = ""
     still: bool = False
     bytes: NDArray[np.uint8] | None = None
+    kept: bool = False
 
 
 class Waits(msgspec.Struct, frozen=True):

@@ -145,6 +145,12 @@ class Holdings:
         self._taken -= 1
         self._spare(buffer)
 
+    def let_go(self, held: Held) -> None:
+        """The user goes on using the buffer of a version: it is ours no more."""
+        if held.buffer is not None:
+            self._taken -= 1
+            held.buffer = None
+
     def _spare(self, buffer: NDArray[np.uint8]) -> None:
         if buffer.nbytes == self._nbytes:
             self._free.append(buffer)

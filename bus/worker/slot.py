@@ -9,7 +9,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ..effects import Copy, Effect, Open, Ready, Reserve, Subscribe
+from ..effects import Copy, Effect, Open, Ready, Reserve, Subscribe, Whole
 from ..lease import Lease
 from ..limits import PROGRESS_CHUNKS, Timing
 from ..messages import Abort, Announce, AnyChunk, Buffer, Commit, End, Rename, Running
@@ -316,6 +316,8 @@ class Slot:
         effects = reports.staged([held]) if say else []
         if announce.commit != "together":
             effects += self._commit(held)
+        elif self.asking.only == held.key:
+            effects.append(Whole(self.model, held.key))
         return effects + self._turn("completed", now)
 
     def _commit(self, held: Held) -> list[Effect]:

@@ -3,7 +3,7 @@
 from weightbus.bus.net.callbacks import WorkerEvent
 from weightbus.bus.publisher.status import WorkerStatus
 from weightbus.bus.receipt import Receipt, WorkerReceipt
-from weightbus.python_client.applying import Offer, Running, Update
+from weightbus.python_client.applying import Offer, Running, Staged, Update
 from weightbus.python_client.loading import Pairs
 from weightbus.python_client.state_folder import StoredVersion
 
@@ -12,6 +12,7 @@ __all__ = [
     "Pairs",
     "Receipt",
     "Running",
+    "Staged",
     "StoredVersion",
     "Update",
     "WorkerEvent",

@@ -11,7 +11,17 @@ SEEDS = 200
 BLOCK = 20  # seeds that one process takes at a time
 # What is rare and must have happened all the same, or it would not be tested.
 MET = {
-    *("copied", "overtaken", "late", "stale", "hung", "wanted", "exact", "gone"),  # shared road
+    *(
+        "copied",
+        "overtaken",
+        "late",
+        "stale",
+        "hung",
+        "wanted",
+        "exact",
+        "gone",
+        "kept",
+    ),  # shared road
     *("ended", "closed"),  # connections
     *("patched", "overtaken patch", "unpatched", "1 patches", "2 patches", "rekeyed"),
     *("renamed", "kept though the next one is copied"),  # what an earlier publisher has left

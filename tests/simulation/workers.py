@@ -86,6 +86,7 @@ class Worker:
         self.names: dict[str, Key] = {}  # of its models, what it calls what lies there
         self.written = 0  # the greatest epoch of which anything was written there
         self.ready: dict[str, StagedVersion] = {}
+        self.kept: list[tuple[NDArray[np.uint8], bytes]] = []  # what its user goes on using
         self.only: dict[str, tuple[int, int]] = {}  # of a model, what its user wants and no other
         self.applying: set[str] = set()
         self.sim.every_tick(self.incarnation, self, self.tick)
@@ -158,8 +159,13 @@ class Worker:
     def report(
         self, staged: StagedVersion, what: Outcome, digest: str = "", *, still: bool = False
     ) -> list[Effect]:
-        kept = staged.own if what == "applied" else None
-        report = Report(staged.model, staged.key, what, "no", digest, still, kept)
+        lies_in = staged.own if what == "applied" else None
+        assert all(data.tobytes() == was for data, was in self.kept), "a kept version has changed"
+        keeps = what in ("applied", "torn", "declined") and staged.shared is None and not still
+        if keeps := keeps and staged.version % 5 == 3:
+            self.sim.met.add("kept")
+            self.kept.append((staged.data, staged.data.tobytes()))
+        report = Report(staged.model, staged.key, what, "no", digest, still, lies_in, keeps)
         return self.machine.happened(report, self.sim.now)
 
     def fail(self, staged: StagedVersion, *, still: bool) -> list[Effect]:
