@@ -359,7 +359,8 @@ class Applier:
                 self._approve(staged, self._before_apply)
             waits = True
             self._targets[staged.model].ahead(staged)
-            with self._writing(lock, staged, max(0.0, deadline - time.monotonic()), stop):
+            left = max(0.0, deadline - time.monotonic())
+            with self._writing(lock, staged, left, lambda: self._handoff.closed or stop()):
                 waits = False
                 update = self._apply(lock, staged)
         except InUseError:  # somebody is reading and does not leave: later, then
@@ -389,7 +390,7 @@ class Applier:
             return False
         lock = self.lock_of(staged.model)
         try:
-            with self._writing(lock, staged, 0.0, NEVER):
+            with self._writing(lock, staged, 0.0, lambda: self._handoff.closed):
                 self._apply(lock, staged)
         except InUseError:  # somebody is reading
             return False
@@ -460,9 +461,7 @@ class Applier:
                 self._held_up.warn(f"{named} has waited {span(seconds)}: {who}", time.monotonic())
 
         doing = f"applying {staged.model} version {staged.version}"
-        return lock.writing(
-            timeout, doing, stop=lambda: self._handoff.closed or stop(), waiting=waits
-        )
+        return lock.writing(timeout, doing, stop=stop, waiting=waits)
 
     def _apply(self, lock: ReadingLock, staged: StagedVersion) -> Update | None:
         """Apply a version; what fails once bytes have changed leaves none, unless it is undone."""

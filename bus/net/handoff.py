@@ -50,7 +50,7 @@ class Handoff:
     def borrow(self, model: str) -> "Future[Any] | None":
         """Return the turn of whoever waits for this model, which is to get a result; see `wake`."""
         with self._lock:
-            for lent in self._turns:
+            for lent in self._turns if self._closed is None else ():
                 models, turn = lent
                 if models is None or model in models:
                     self._turns.remove(lent)
