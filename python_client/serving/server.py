@@ -1,0 +1,293 @@
+"""vLLM servers, as a trainer sees them: the routes of a weight transfer, of a pause, of a version.
+
+They exist only where the server runs with VLLM_SERVER_DEV_MODE=1, and need no key. Read in vLLM
+0.28.0 to 0.33.0. No call is made twice: a transfer has sessions, and a pause is counted by nobody.
+"""
+
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+
+from ...codecs.errors import WeightBusError
+from .. import checks
+
+if TYPE_CHECKING:
+    import httpx
+
+T = TypeVar("T")
+
+PauseMode = Literal["keep", "wait", "abort"]
+CONNECT_SECONDS = 5.0
+ANSWER_SECONDS = 60.0  # for what waits for no weights
+SAID_MAX = 2000  # characters of a server's own words
+SERVERS_MAX = 256  # each is called by a thread of its own
+
+START = (
+    "start it with VLLM_SERVER_DEV_MODE=1 in its environment, as in "
+    "`VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --weight-transfer-config "
+    '\'{"backend": "weightbus"}\'`'
+)
+OTHER_ENGINE = (
+    "it does not run weightbus's engine: install weightbus[vllm] where it runs, start it with "
+    '--weight-transfer-config \'{"backend": "weightbus"}\', and name weightbus in VLLM_PLUGINS if '
+    "that is set there"
+)
+
+
+class ServerError(WeightBusError):
+    """A server has not done what it was asked to."""
+
+
+class VllmServer:
+    """One vLLM server, by its URL.
+
+    Args:
+        url: Such as `http://gpu-1:8000`.
+        timeout: Seconds for calls that do not take one.
+
+    Raises:
+        ModuleNotFoundError: httpx is not installed.
+        ValueError: The URL is none.
+    """
+
+    def __init__(self, url: str, timeout: float = ANSWER_SECONDS) -> None:
+        try:
+            import httpx
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"servers are called with {error.name}: pip install 'weightbus[serving]'",
+                name=error.name,
+            ) from None
+        parts = httpx.URL(url)
+        if parts.scheme not in ("http", "https") or not parts.host:
+            raise ValueError(f"{url!r} is no server's URL: give one such as http://gpu-1:8000")
+        self.url, self._timeout = url.rstrip("/"), checks.seconds(timeout, "timeout", positive=True)
+        # No proxy of the environment: it is not who is asked.
+        self._client = httpx.Client(trust_env=False)
+
+    def world_size(self, *, include_dp: bool = True) -> int:
+        """Return of how many ranks it is; without `include_dp`, each of its replicas."""
+        said = self._get(f"/get_world_size?include_dp={str(include_dp).lower()}").get("world_size")
+        if not isinstance(said, int) or said < 1:
+            raise ServerError(f"{self.url} says world_size={said!r}: it is no vLLM server")
+        return said
+
+    def init_weight_transfer_engine(self, init_info: Mapping[str, object]) -> None:
+        """Have every rank join."""
+        try:
+            self._post("/init_weight_transfer_engine", {"init_info": dict(init_info)})
+        except ServerError as error:
+            said = str(error)
+            if "Invalid init_info for" in said or "not configured" in said:
+                raise ServerError(f"{said}: {OTHER_ENGINE}") from error
+            raise
+
+    def start_weight_update(self) -> None:
+        """Begin a session."""
+        self._post("/start_weight_update")
+
+    def update_weights(self, update_info: Mapping[str, object] | list[dict[str, Any]]) -> None:
+        """Tell the ranks which version it is."""
+        given = update_info if isinstance(update_info, list) else dict(update_info)
+        self._post("/update_weights", {"update_info": given})
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """Have the ranks load it, and end the session."""
+        said = None if weight_version is None else {"weight_version": weight_version}
+        self._post("/finish_weight_update", said)
+
+    def update_weight_version(self, new_version: str) -> None:
+        """Say which weights it runs from now on."""
+        self._post("/update_weight_version", {"new_version": new_version})
+
+    def weight_version(self) -> str:
+        """Return which weights it says it runs; at first `default`."""
+        return str(self._get("/weight_info").get("weight_version", ""))
+
+    def pause(self, mode: PauseMode = "keep") -> None:
+        """Have it generate nothing; with `keep`, requests go on where they are once it resumes."""
+        self._post(f"/pause?mode={checks.choice(mode, 'mode', ('keep', 'wait', 'abort'))}")
+
+    def resume(self) -> None:
+        """Have it generate again."""
+        self._post("/resume")
+
+    def is_paused(self) -> bool:
+        """Return whether it is paused."""
+        return bool(self._get("/is_paused").get("is_paused"))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def within(self, seconds: float) -> None:
+        """Give each call from now on at most so many seconds."""
+        self._timeout = max(0.001, seconds)
+
+    def _get(self, path: str) -> dict[str, Any]:
+        return self._call("GET", path, None)
+
+    def _post(self, path: str, body: object = None) -> dict[str, Any]:
+        return self._call("POST", path, body)
+
+    def _call(self, method: str, path: str, body: object) -> dict[str, Any]:
+        begun = time.monotonic()
+        answer = self._ask(method, path, body, self._timeout)
+        if answer.status_code == 200:
+            found = _object(answer)
+            if found is not None:
+                return found
+        if answer.status_code in (200, 404, 405):
+            raise ServerError(f"{self.url} has no {method} {path}: {self._what_it_is()}")
+        raise ServerError(
+            f"{self.url} has answered {method} {path} with {answer.status_code} after "
+            f"{time.monotonic() - begun:.1f} s: {_words(answer)}"
+        )
+
+    def _ask(self, method: str, path: str, body: object, seconds: float) -> "httpx.Response":
+        import httpx
+
+        limits = httpx.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds))
+        try:
+            return self._client.request(method, self.url + path, json=body, timeout=limits)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise ServerError(
+                f"no server answers at {self.url} ({error}): check that it runs and that this is "
+                "its address"
+            ) from error
+        except httpx.TimeoutException as error:
+            raise ServerError(
+                f"{self.url} has not answered {method} {path} within {seconds:.3g} s"
+            ) from error
+        except httpx.HTTPError as error:
+            raise ServerError(f"{self.url} broke off {method} {path}: {error}") from error
+
+    def _what_it_is(self) -> str:
+        answer = self._ask("GET", "/version", None, min(self._timeout, CONNECT_SECONDS))
+        version = (_object(answer) or {}).get("version") if answer.status_code == 200 else None
+        if version is None:
+            return "it is no vLLM server; check the address"
+        return f"it is vLLM {version} without the routes of a weight transfer; {START}"
+
+    def __repr__(self) -> str:
+        return f"<VllmServer {self.url}>"
+
+
+class VllmServers:
+    """Some vLLM servers that get the same weights: each call goes to all of them at once.
+
+    It is a `VLLMWeightSyncClient` of vLLM's, so any trainer engine of vLLM's can use it.
+
+    Args:
+        urls: One URL or several; each server runs an engine of its own.
+        timeout: Seconds for each call.
+
+    Raises:
+        ModuleNotFoundError, ValueError: As of `VllmServer`.
+    """
+
+    def __init__(self, urls: str | Iterable[str], timeout: float = ANSWER_SECONDS) -> None:
+        given = [urls] if isinstance(urls, str) else [*urls]
+        checks.whole(len(given), "urls (how many)", 1, SERVERS_MAX)
+        self.servers = [VllmServer(url, timeout) for url in given]
+        self._threads = ThreadPoolExecutor(len(given), "weightbus-servers")
+
+    def ranks(self, deployment: str) -> list[str]:
+        """Return the names of the workers that their ranks will be."""
+        sizes = self._all(lambda s: (s.world_size(), s.world_size(include_dp=False)))
+        return [
+            f"{name}-dp{rank // size}-rank{rank % size}"
+            for name, (whole, size) in zip(self._names(deployment), sizes, strict=True)
+            for rank in range(whole)
+        ]
+
+    def init_weight_transfer_engine(self, init_info: Mapping[str, object]) -> None:
+        """Have every rank of every server join, under the name of its deployment."""
+        names = iter(self._names(str(init_info.get("deployment", ""))))
+        each = {s.url: {**init_info, "deployment": next(names)} for s in self.servers}
+        self._all(lambda s: s.init_weight_transfer_engine(each[s.url]))
+
+    def start_weight_update(self) -> None:
+        """Begin a session on each."""
+        self._all(VllmServer.start_weight_update)
+
+    def update_weights(self, update_info: Mapping[str, object] | list[dict[str, Any]]) -> None:
+        """Tell each which version it is."""
+        self._all(lambda s: s.update_weights(update_info))
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """Have each load it, and end the session."""
+        self._all(lambda s: s.finish_weight_update(weight_version))
+
+    def update_weight_version(self, new_version: str) -> None:
+        """Have each say which weights it runs."""
+        self._all(lambda s: s.update_weight_version(new_version))
+
+    def pause(self, mode: PauseMode = "keep") -> None:
+        """Have none of them generate."""
+        self._all(lambda s: s.pause(mode))
+
+    def resume(self) -> None:
+        """Have all of them generate again."""
+        self._all(VllmServer.resume)
+
+    def weight_versions(self) -> dict[str, str]:
+        """Return which weights each says it runs, by URL."""
+        return {s.url: said for s, said in zip(self.servers, self._all(_version), strict=True)}
+
+    @contextmanager
+    def paused(self, mode: PauseMode = "keep") -> Generator[None]:
+        """Return a block in which they do not generate; they do afterwards, whatever happens."""
+        try:
+            self.pause(mode)
+            yield
+        finally:
+            self.resume()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for server in self.servers:
+            server.close()
+
+    def within(self, seconds: float) -> None:
+        """Give each call from now on at most so many seconds."""
+        for server in self.servers:
+            server.within(seconds)
+
+    def _names(self, deployment: str) -> list[str]:
+        several = len(self.servers) > 1
+        return [f"{deployment}{i}" if several else deployment for i in range(len(self.servers))]
+
+    def _all(self, call: Callable[[VllmServer], T]) -> list[T]:
+        """Call all of them at once, and wait for each: what one of them does not, others may."""
+        calls = [self._threads.submit(call, server) for server in self.servers]
+        failed = [error for c in calls if (error := c.exception()) is not None]
+        if failed:
+            raise ServerError("; ".join(map(str, failed))) from failed[0]
+        return [c.result() for c in calls]
+
+    def __repr__(self) -> str:
+        return f"<VllmServers {', '.join(s.url for s in self.servers)}>"
+
+
+def _version(server: VllmServer) -> str:
+    return server.weight_version()
+
+
+def _object(answer: "httpx.Response") -> dict[str, Any] | None:
+    try:
+        found = answer.json()
+    except ValueError:
+        return None
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else None
+
+
+def _words(answer: "httpx.Response") -> str:
+    """Return a server's own words, wherever it puts them."""
+    found = _object(answer) or {}
+    error = found.get("error", found.get("detail", found.get("message")))
+    said = cast("dict[str, Any]", error).get("message") if isinstance(error, dict) else error
+    return " ".join(str(said or answer.text).split())[:SAID_MAX]
