@@ -23,7 +23,7 @@ from ..bus.messages import TOKEN_BYTES
 from ..bus.net import endpoints
 from ..bus.net.callbacks import EventCallback, WorkerEvent
 from ..bus.net.control import PublisherSockets
-from ..bus.net.publisher_loop import PublisherLoop
+from ..bus.net.publisher_loop import Promise, PublisherLoop
 from ..bus.publisher.machine import PublisherMachine
 from ..bus.publisher.publication import CommitMode
 from ..bus.publisher.status import WorkerStatus
@@ -333,7 +333,7 @@ class Publisher(AsyncClosable):
         kept: PublishedModel,
         version: Version,
         until: Deadline,
-        future: "Future[Receipt]",
+        future: Promise,
     ) -> None:
         """Have a version published that was copied, with patches if those are wanted."""
         if asked.encoding != "raw" or kept.bases.kept:
@@ -341,6 +341,30 @@ class Publisher(AsyncClosable):
             takers = partial(self._machine.roster.takers, kept.name, asked.workers, shared=shared)
             kept.offer(version, asked.encoding, takers, until, to_all=not asked.workers)
         self._loop.submit(asked.publication(next(self._ids), version), future)
+
+    def wait_for_commit(self, publishing: "Future[Receipt]", timeout: float) -> bool:
+        """Wait until a `together` publish is decided; return whether its workers are to apply it.
+
+        Until then its bytes travel and are verified, and no worker has changed anything. So what
+        must stand still while weights change, such as a server's requests, need not do so before.
+
+        Args:
+            publishing: What `publish_async(..., commit="together")` returned.
+            timeout: Seconds; the publish has a deadline of its own, by which it is decided.
+
+        Returns:
+            True: enough workers have staged it, and apply it from now on. False: it is given up, or
+            not decided yet; the future says why.
+        """
+
+        if not isinstance(publishing, Promise):
+            raise TypeError(f"wait_for_commit takes a future of publish_async, not {publishing!r}")
+        over = self._loop.watch(lambda _m, _: publishing.done() or publishing.decision != "open")
+        try:
+            over.result(checks.seconds(timeout, "timeout"))
+        except FutureTimeout:
+            over.cancel()
+        return publishing.decision == "commit"
 
     @had_more_keywords("publish")
     async def publish_awaitable(

@@ -43,6 +43,7 @@ from ..publisher.effects import (
 )
 from ..publisher.machine import PublisherMachine
 from ..publisher.offers import Unhurried, hash_all, worded
+from ..publisher.phases import Decision
 from ..publisher.publication import Publication
 from ..publisher.status import WorkerStatus
 from ..publisher.version import Snapshot, Version
@@ -88,7 +89,7 @@ class PublisherLoop:
         self._machine, self._sockets = machine, sockets
         self._keeper, self._restored, self._sealer = keeper, restored, sealer
         self._work: deque[tuple[Callable[[float], None], Future[Any]]] = deque()
-        self._open: dict[int, Future[Receipt]] = {}
+        self._open: dict[int, Promise] = {}
         self._unhurried = Unhurried()
         self._full, self._told = Complaints(log, "%s"), Told(log)
         self._unasked = Complaints(log, "a publish failed, and nobody asked for its result: %s")
@@ -109,15 +110,15 @@ class PublisherLoop:
             self._thread.start()
             undo.pop_all()
 
-    def promise(self) -> "Future[Receipt]":
+    def promise(self) -> "Promise":
         """Return the future of a publication that is to be submitted with it."""
         return Promise(self._unasked)
 
-    def submit(
-        self, publication: Publication, promised: "Future[Receipt] | None" = None
-    ) -> "Future[Receipt]":
+    def submit(self, publication: Publication, promised: "Promise | None" = None) -> "Promise":
         """Publish; the future, `promised` or another, is the receipt, or a PublishError with it."""
         future = self.promise() if promised is None else promised
+        if publication.commit == "together":
+            future.publication = publication
 
         def work(now: float) -> None:
             self._open[publication.id] = future
@@ -456,6 +457,8 @@ class PublisherLoop:
 
     def _resolve(self, effect: Resolve) -> None:
         future = self._open.pop(effect.publication)
+        if future.publication is not None:
+            future.let_go()
         if not future.set_running_or_notify_cancel():
             return
         if effect.achieved:
@@ -489,11 +492,28 @@ class Promise(Future[Receipt]):
 
     Args:
         complaints: Where it is said that nobody has asked for one that failed.
+
+    Attributes:
+        publication: The call of a `together` publish, from when its weights are here until it is
+            decided and over.
     """
 
     def __init__(self, complaints: Complaints) -> None:
         super().__init__()
         self._complaints, self._asked = complaints, False
+        self.publication: Publication | None = None
+        self._decision: Decision = "open"
+
+    @property
+    def decision(self) -> Decision:
+        """Whether a `together` publish is decided, and how."""
+        publication = self.publication
+        return self._decision if publication is None else publication.decision
+
+    def let_go(self) -> None:
+        """It is over: hold on to nothing of the version, for as long as the receipt is kept."""
+        if self.decision != "open":
+            self._decision, self.publication = self.decision, None
 
     def result(self, timeout: float | None = None) -> Receipt:
         """Wait for the receipt; see `Future`."""

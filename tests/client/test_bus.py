@@ -297,6 +297,36 @@ def test_together_aborts_everywhere_if_one_cannot(bus: Bus) -> None:
     assert one["w"][0] == 4
 
 
+def test_a_publisher_can_wait_until_all_have_staged(bus: Bus) -> None:
+    """What has to stand still while weights change need not do so before."""
+    publisher, target = bus.publisher(), arrays(0)
+    worker = bus.subscriber(publisher, target)
+    future = publisher.publish_async("m", arrays(3), commit="together", timeout=SECONDS)
+    assert publisher.wait_for_commit(future, SECONDS)
+    assert not future.done()
+    assert target["w"][0] == 0
+    assert worker.receive(SECONDS) is not None
+    assert future.result(SECONDS).in_state("applied") == [worker.name]
+    assert publisher.wait_for_commit(future, 0.0)
+
+
+def test_a_publisher_does_not_wait_for_what_is_given_up_or_not_together(bus: Bus) -> None:
+    publisher = bus.publisher()
+    bus.subscriber(publisher, arrays(0, 5)).start()
+    future = publisher.publish_async("m", arrays(3), commit="together", timeout=SECONDS)
+    assert not publisher.wait_for_commit(future, SECONDS)
+    with pytest.raises(PublishError, match="shape"):
+        future.result(0.0)
+    slow = publisher.publish_async("m", arrays(3), commit="together", expect=2, timeout=SECONDS)
+    assert not publisher.wait_for_commit(slow, 0.0)
+    alone = publisher.publish_async("m", arrays(3), timeout=SECONDS)
+    assert not publisher.wait_for_commit(alone, SECONDS)
+    assert isinstance(alone.exception(SECONDS), PublishError)
+    assert isinstance(slow.exception(SECONDS), PublishError)
+    with pytest.raises(TypeError, match="publish_async"):
+        publisher.wait_for_commit(Future(), 0.0)
+
+
 def test_the_snapshot_is_what_arrives_though_training_goes_on(bus: Bus) -> None:
     publisher, target = bus.publisher(chunk_bytes=4096), arrays(0, 1_000_000)
     subscriber = bus.subscriber(publisher, target)
