@@ -5,6 +5,7 @@ import ctypes
 import inspect
 import logging
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -146,10 +147,26 @@ class Pairs:
         return not self.kept and self._viewed() is not None
 
 
-class OutsideTarget:
+class OutsideTarget(ABC):
     """A target that is no memory of ours, so that nothing is known of it beforehand."""
 
+    asks_user: bool
+    on_disk: bool
     devices: "frozenset[torch.device]" = frozenset()  # it knows of none
+
+    @abstractmethod
+    def summing(
+        self, layout: Layout, names: Iterable[str], sums: list[int | None]
+    ) -> Iterator[int]: ...
+
+    @abstractmethod
+    def apply(self, staged: StagedVersion) -> None: ...
+
+    @abstractmethod
+    def undo(self) -> bool: ...
+
+    @abstractmethod
+    def settle(self) -> None: ...
 
     def fault(self, layout: Layout) -> str:
         """Whatever the `layout` is, only an apply can tell."""
@@ -167,6 +184,7 @@ class OutsideTarget:
 
     def ahead(self, staged: StagedVersion) -> None:
         """Nothing can be done before `staged` is applied."""
+        del staged
 
     def keeps(self, key: tuple[int, int]) -> bool:
         """Return False: all was copied."""

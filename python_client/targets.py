@@ -27,7 +27,7 @@ from ..codecs.renaming import Renaming
 from ..codecs.state import is_module, is_tensor, is_tensordict, named_leaves, state_of
 from . import checks
 from .file_target import FileTarget
-from .loading import FunctionTarget
+from .loading import FunctionTarget, OutsideTarget
 
 if TYPE_CHECKING:
     import torch
@@ -366,7 +366,7 @@ def targets_of(
     """
 
     def target_of(model: str, named: object) -> Target:
-        if isinstance(named, MemoryTarget | FileTarget):
+        if isinstance(named, MemoryTarget | OutsideTarget):
             return named
         load = checks.hook(named, "a target that is a function") if is_function(named) else None
         if load is not None:

@@ -12,7 +12,10 @@ from ...bus.limits import Timing
 from ...codecs import native
 from .. import checks
 from ..observing.diagnosis import BEHIND_SECONDS
+from ..serving.engines import ENGINES
 from ..settings import Encoding
+from .bridge import Served
+from .bridge import bridge as run_bridge
 from .doctor import doctor as run_doctor
 from .inspect import inspect as run_inspect
 from .keygen import keygen as run_keygen
@@ -21,7 +24,7 @@ from .publish import Order, PageOptions
 from .publish import publish as run_publish
 from .screen import Screen
 from .status import status as run_status
-from .subscribe import SubscribeOptions
+from .subscribe import Wanted
 from .subscribe import subscribe as run_subscribe
 from .top import SORTS, Choice
 from .top import top as run_top
@@ -104,6 +107,22 @@ Patience = Annotated[
 ]
 
 
+Once = Annotated[
+    bool, typer.Option("--once", metavar="", help="End after one version; else run until Ctrl-C.")
+]
+Silence = Annotated[
+    float | None,
+    typer.Option(
+        min=SECONDS_MIN,
+        callback=_seconds,
+        metavar="S",
+        help="Exit after S seconds without a version. [default: 300 if --once]",
+    ),
+]
+Name = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="This worker's name. [default: host and process]"),
+]
 Said = Annotated[
     list[str] | None,
     typer.Option(
@@ -262,24 +281,10 @@ def subscribe(
     out: Annotated[
         Path, typer.Option(metavar="FILE", help="The .safetensors file, replaced atomically.")
     ],
-    once: Annotated[
-        bool,
-        typer.Option("--once", metavar="", help="End after one version; else run until Ctrl-C."),
-    ] = False,
+    once: Once = False,
     as_json: Json = False,
-    timeout: Annotated[
-        float | None,
-        typer.Option(
-            min=SECONDS_MIN,
-            callback=_seconds,
-            metavar="S",
-            help="Exit after S seconds without a version. [default: 300 if --once]",
-        ),
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="This worker's name. [default: host and process]"),
-    ] = None,
+    timeout: Silence = None,
+    name: Name = None,
     keys: Keys = None,
     untied: Annotated[
         bool,
@@ -288,8 +293,77 @@ def subscribe(
 ) -> None:
     """Write a model's versions into a file as they are published."""
     screen = Screen(as_json)
-    request = SubscribeOptions(address, model, out, once, timeout, name, keys, untied)
-    raise typer.Exit(conclude(screen, partial(run_subscribe, screen, request)))
+    wanted = Wanted(address, model, once, timeout, name, keys)
+    raise typer.Exit(conclude(screen, partial(run_subscribe, screen, wanted, out, untied=untied)))
+
+
+@app.command(cls=_Command)
+def bridge(
+    address: Address,
+    model: Model,
+    server: Annotated[
+        list[str], typer.Option(metavar="URL", help="A server's; repeat it for more.")
+    ],
+    kind: Annotated[
+        str,
+        typer.Option(
+            metavar="KIND",
+            help=f"What they are: {' or '.join(ENGINES)}.",
+            autocompletion=lambda: list(ENGINES),
+        ),
+    ],
+    folder: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="Where versions are written, on a disk of the servers'."),
+    ],
+    server_folder: Annotated[
+        str | None, typer.Option(metavar="PATH", help="What servers call DIR, if not the same.")
+    ] = None,
+    like: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            exists=True,
+            file_okay=False,
+            help="The served checkpoint: its config files, and the names that must come.",
+        ),
+    ] = None,
+    lora: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Versions are an adapter, which requests call NAME."),
+    ] = None,
+    pause: Annotated[
+        str | None, typer.Option(metavar="MODE", help="How running requests are paused.")
+    ] = None,
+    load_timeout: Annotated[
+        float,
+        typer.Option(
+            min=SECONDS_MIN,
+            callback=_seconds,
+            metavar="S",
+            help="Seconds for servers to answer at first, and to load a version.",
+        ),
+    ] = 300.0,
+    once: Once = False,
+    as_json: Json = False,
+    timeout: Silence = None,
+    name: Name = None,
+    keys: Keys = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="WEIGHTBUS_SERVER_TOKEN",
+            metavar="TOKEN",
+            help="The servers' API key; better in the environment.",
+        ),
+    ] = None,
+) -> None:
+    """Have inference servers load a model's versions as they are published."""
+    screen = Screen(as_json)
+    wanted = Wanted(address, model, once, timeout, name, keys)
+    how = (server_folder, like, lora, pause, load_timeout, token)
+    served = Served(server, kind, folder, *how)
+    raise typer.Exit(conclude(screen, partial(run_bridge, screen, wanted, served)))
 
 
 @app.command(cls=_Command)

@@ -1,7 +1,9 @@
 """`weightbus subscribe`: the versions of a model, into a safetensors file."""
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ...bus.errors import AddressError, ApplyError
@@ -12,6 +14,7 @@ from ..applying import Update
 from ..checks import check_name
 from ..file_target import FileTarget
 from ..subscriber import Subscriber
+from ..targets import Target
 from .outcome import DONE, Stopped, UsageError
 from .screen import DIM, Screen, counted, said_of, size
 
@@ -24,20 +27,18 @@ class NothingCameError(WeightBusError, TimeoutError):
 
 
 @dataclass(frozen=True)
-class SubscribeOptions:
-    """What the command line asks for."""
+class Wanted:
+    """Which versions a command line asks for, from whom."""
 
     address: str
     model: str
-    out: Path
     once: bool
     timeout: float | None
     name: str | None
-    keys: Path | None = None
-    untied: bool = False
+    keys: Path | None
 
-    def target(self) -> FileTarget:
-        """Return where versions go, or refuse what can never work.
+    def check(self) -> None:
+        """Refuse what can never work.
 
         Raises:
             UsageError: It says what, and what to write instead.
@@ -49,10 +50,6 @@ class SubscribeOptions:
             endpoints.check(self.address)
         except (ValueError, AddressError) as error:
             raise UsageError(str(error)) from None
-        try:
-            return FileTarget(self.out, untied=self.untied)
-        except OSError as error:
-            raise UsageError(f"--out: {error}") from None
 
     @property
     def patience(self) -> float | None:
@@ -60,51 +57,77 @@ class SubscribeOptions:
         return ONCE_SECONDS if self.once and self.timeout is None else self.timeout
 
 
-def subscribe(screen: Screen, request: SubscribeOptions) -> int:
+def subscribe(screen: Screen, wanted: Wanted, out: Path, *, untied: bool) -> int:
     """Write one version, or every version until stopped."""
-    targets = {request.model: request.target()}
-    with Subscriber(request.address, targets, name=request.name, keys=request.keys) as subscriber:
-        screen.say(f"{subscriber.name} for {request.model} of {request.address}", DIM)
-        if request.once:
-            _show(screen, request, _receive(screen, request, subscriber))
+    wanted.check()
+    try:
+        target = FileTarget(out, untied=untied)
+    except OSError as error:
+        raise UsageError(f"--out: {error}") from None
+    return follow(screen, wanted, target, f"written to {out}", path=str(out))
+
+
+def follow(
+    screen: Screen,
+    wanted: Wanted,
+    target: Target,
+    where: str,
+    look: Callable[[], object] = bool,
+    **fields: object,
+) -> int:
+    """Apply one version, or every version until stopped, and say `where` it went.
+
+    While none comes, `look` is called.
+    """
+    targets = {wanted.model: target}
+    with Subscriber(wanted.address, targets, name=wanted.name, keys=wanted.keys) as subscriber:
+        screen.say(f"{subscriber.name} for {wanted.model} of {wanted.address}", DIM)
+        receive = partial(_receive, screen, wanted, subscriber, look)
+        show = partial(_show, screen, where, fields)
+        if wanted.once:
+            show(receive())
         else:
-            _receive_all(screen, request, subscriber)
+            _receive_all(screen, receive, show)
     return DONE
 
 
-def _receive_all(screen: Screen, request: SubscribeOptions, subscriber: Subscriber) -> None:
+def _receive_all(
+    screen: Screen, receive: Callable[[], Update], show: Callable[[Update], None]
+) -> None:
     written = 0
     try:
         while True:
             try:
-                update = _receive(screen, request, subscriber)
-            except ApplyError as error:  # the file is as it was; the next version may fit
+                update = receive()
+            except ApplyError as error:  # all is as it was; the next version may fit
                 screen.error(str(error))
                 continue
             written += 1  # before it is told: a signal may come right after
-            _show(screen, request, update)
+            show(update)
     except Stopped as stopped:
         screen.say(f"stopped by {stopped.signal.name} after {counted(written, 'version')}", DIM)
         screen.emit("stopped", signal=stopped.signal.name, written=written)
 
 
-def _receive(screen: Screen, request: SubscribeOptions, subscriber: Subscriber) -> Update:
-    """Wait for a version and write it.
+def _receive(
+    screen: Screen, wanted: Wanted, subscriber: Subscriber, look: Callable[[], object]
+) -> Update:
+    """Wait for a version and apply it.
 
     Raises:
         NothingCameError: None came in time.
-        ApplyError: It could not be written.
+        ApplyError: It could not be applied.
         RefusedError: The publisher refuses this worker.
     """
-    patience = request.patience
+    patience = wanted.patience
     deadline = None if patience is None else time.monotonic() + patience
     with screen.waiting("") as waiting:
         unknown = ""
         while deadline is None or time.monotonic() < deadline:
             try:
                 there = subscriber.wait_joined(0)
-                what = f"a version of {request.model}" if there else "a publisher"
-                waiting.say(f"waiting for {what} at {request.address}")
+                what = f"a version of {wanted.model}" if there else "a publisher"
+                waiting.say(f"waiting for {what} at {wanted.address}")
                 update = subscriber.receive(LOOK_SECONDS)
             except AddressError as error:  # its host may come yet
                 if not unknown:
@@ -114,24 +137,25 @@ def _receive(screen: Screen, request: SubscribeOptions, subscriber: Subscriber) 
                 continue
             if update is not None:
                 return update
+            look()
     try:
         there = subscriber.wait_joined(0)
     except AddressError as error:
         raise NothingCameError(str(error)) from None
     if there:
-        text = f"no version of {request.model!r} came from {request.address}"
+        text = f"no version of {wanted.model!r} came from {wanted.address}"
     else:
-        text = f"no publisher answered at {request.address}"
+        text = f"no publisher answered at {wanted.address}"
     raise NothingCameError(
-        f"{text} within {request.patience:g} s; check that it is being published there, and allow "
+        f"{text} within {wanted.patience:g} s; check that it is being published there, and allow "
         "more time with --timeout if it is"
     )
 
 
-def _show(screen: Screen, request: SubscribeOptions, update: Update) -> None:
+def _show(screen: Screen, where: str, fields: Mapping[str, object], update: Update) -> None:
     screen.say(
         f"{time.strftime('%H:%M:%S')}  {update.model} version {update.version}  "
-        f"{size(update.nbytes)}  written in {span(update.seconds)} to {request.out}"
+        f"{size(update.nbytes)}  {where} in {span(update.seconds)}"
         + (f"  {said_of(update.metadata)}" if update.metadata else "")
     )
     screen.emit(
@@ -144,5 +168,5 @@ def _show(screen: Screen, request: SubscribeOptions, update: Update) -> None:
         digest=update.digest,
         metadata=dict(update.metadata),
         seconds=round(update.seconds, 6),
-        path=str(request.out),
+        **fields,
     )

@@ -1,0 +1,132 @@
+"""`weightbus bridge`: the versions of a model, into servers that load them from a folder."""
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...codecs.errors import WeightBusError
+from ..serving.calls import Server
+from ..serving.engines import ENGINES, Engine, How
+from ..serving.served_target import ServedTarget
+from .outcome import UsageError
+from .screen import DIM, Screen
+from .subscribe import LOOK_SECONDS, Wanted, follow
+
+
+class AbsentError(WeightBusError, TimeoutError):
+    """A server does not answer as its kind does."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """What the command line says of servers.
+
+    Attributes:
+        urls, kind, token: They.
+        folder, seen: Where versions are written, and what servers call that.
+        like: A folder with the files beside the weights.
+        adapter: The adapter's name at the servers; None: versions are the whole model.
+        pause: What becomes of running requests; None: what the kind does by default.
+        seconds: That a server may take to load a version, or to be there at the start.
+    """
+
+    urls: Sequence[str]
+    kind: str
+    folder: Path
+    seen: str | None
+    like: Path | None
+    adapter: str | None
+    pause: str | None
+    seconds: float
+    token: str | None
+
+    def engines(self, undo: ExitStack) -> list[Engine]:
+        """Return the servers, which `undo` closes.
+
+        Raises:
+            UsageError: They are described in a way that can never work.
+        """
+        kind = ENGINES.get(self.kind)
+        if kind is None:
+            raise UsageError(f"--kind {self.kind}: give {' or '.join(ENGINES)}")
+        if self.pause is not None and self.pause not in kind.pauses:
+            modes = ", ".join(mode for mode in kind.pauses if mode)
+            raise UsageError(f"--pause {self.pause}: a {self.kind} server has {modes}")
+        if len(set(self.urls)) < len(self.urls):
+            raise UsageError("--server: give each server once")
+        how = How(self.pause, self.seconds, self.folder)
+        try:
+            servers = [Server(url, self.token or "") for url in self.urls]
+        except ValueError as error:
+            raise UsageError(f"--server: {error}") from None
+        except ModuleNotFoundError as error:
+            raise WeightBusError(str(error)) from None
+        for server in servers:
+            undo.callback(server.close)
+        return [kind(server, how) for server in servers]
+
+    def target(self, engines: Sequence[Engine]) -> ServedTarget:
+        """Return where versions go.
+
+        Raises:
+            UsageError: That cannot be written to, or `like` cannot be read.
+        """
+        if self.adapter == "":
+            raise UsageError("--lora: give the name that requests call the adapter by")
+        adapter = self.adapter or ""
+        try:
+            return ServedTarget(
+                self.folder, engines, seen=self.seen, like=self.like, adapter=adapter
+            )
+        except OSError as error:
+            raise UsageError(f"--folder {self.folder}, --like {self.like}: {error}") from None
+        except WeightBusError as error:
+            raise UsageError(f"--like: {error}") from None
+
+
+def bridge(screen: Screen, wanted: Wanted, served: Served) -> int:
+    """Have servers load one version, or every version until stopped."""
+    wanted.check()
+    with ExitStack() as undo:
+        engines = served.engines(undo)
+        target = served.target(engines)
+        undo.callback(target.close)
+        _wait_for_servers(screen, served, target)
+        where = f"loaded by {', '.join(served.urls)}"
+        fields = {"servers": list(served.urls), "path": str(served.folder)}
+        look = _Look(screen, target)
+        return follow(screen, wanted, target, where, look, **fields)
+
+
+def _wait_for_servers(screen: Screen, served: Served, target: ServedTarget) -> None:
+    """Wait until all servers answer, and have those go on that an earlier bridge left paused.
+
+    Raises:
+        AbsentError: Some do not.
+    """
+    end = time.monotonic() + served.seconds
+    with screen.waiting(f"waiting for {', '.join(served.urls)}"):
+        while missing := target.missing():
+            if time.monotonic() > end:
+                raise AbsentError(f"{missing}; within {served.seconds:g} s (--load-timeout)")
+            time.sleep(LOOK_SECONDS)
+    screen.say(f"{', '.join(served.urls)}: {served.kind}, as it should be", DIM)
+
+
+class _Look:
+    """Looks at the servers, and tells what there is to tell, once."""
+
+    def __init__(self, screen: Screen, target: ServedTarget) -> None:
+        self._screen, self._target = screen, target
+        self._last: list[str] = []
+
+    def __call__(self) -> None:
+        found = self._target.look()
+        if found is None:
+            return
+        for text in found:
+            if text not in self._last:
+                self._screen.warn(text)
+        self._last = found

@@ -1,0 +1,358 @@
+"""What servers of each kind are asked: their routes, what they take, and how they answer.
+
+Read in sglang 0.5.23 and vllm 0.28.0 and 0.33.0. Every call may be made twice (`calls.Server`).
+
+sglang  /update_weights_from_disk waits until running requests have ended, and holds new ones back.
+        It answers {"success", "message"}, with 400 where it has failed; "Weights were updated, ..."
+        means that only the cache was not flushed. What it calls a rollback reads the new files.
+        An adapter can only be unloaded, which waits for the requests that use it, and loaded.
+vllm    /collective_rpc has each rank call `reload_weights`; the server must not generate meanwhile.
+        Its answer is a list, or 500 with the exception's words. With VLLM_SERVER_DEV_MODE=1 only.
+        An adapter is loaded before the one of its name is removed. The prefix cache knows adapters
+        by their path (before 0.33 by their name), so a new version needs a new path.
+"""
+
+import contextlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn, cast
+from zlib import crc32
+
+from .calls import Answer, Server, CallError, SilentError
+
+ANSWER_SECONDS = 10.0  # for what takes no time: whoever is asked how things stand, or to go on
+FLUSH_SECONDS = 30.0  # for a cache, which is flushed between two steps
+FLUSH_PAUSE_SECONDS = 0.2  # between two tries to flush it
+UPDATED = "Weights were updated"  # how sglang begins to say that only its cache was not flushed
+DENIED = {401, 403}
+LACKING = {404, 405}
+
+
+@dataclass(frozen=True)
+class How:
+    """How servers are to be treated.
+
+    Attributes:
+        pause: What becomes of running requests: a mode of the engine's; None: its default.
+        seconds: That a server may take to load a version.
+        marks: A folder that says which servers are paused, for whoever comes after us.
+    """
+
+    pause: str | None
+    seconds: float
+    marks: Path
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What a server is to run.
+
+    Attributes:
+        folder: Where it lies, as the server sees that.
+        version: What the server is to say that it runs; of no use with an adapter.
+        adapter: The name of the adapter that it is; empty: the model's own weights.
+    """
+
+    folder: str
+    version: str = ""
+    adapter: str = ""
+
+
+class Engine(ABC):
+    """A server of some kind."""
+
+    kind: ClassVar[str]
+    pauses: ClassVar[tuple[str | None, ...]]  # the modes there are, the default first
+    go_on: ClassVar[str]  # the route that ends a pause
+
+    def __init__(self, server: Server, how: How) -> None:
+        self._server, self._how = server, how
+        self._pause = self.pauses[0] if how.pause is None else how.pause
+        self._mark = how.marks / f".paused-{crc32(self.url.encode()):08x}"
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return self._server.url
+
+    # What it runs.
+
+    @abstractmethod
+    def version(self) -> str:
+        """Return which weights it says it runs.
+
+        Raises:
+            CallError: It does not answer, or is of another kind.
+        """
+
+    @abstractmethod
+    def home(self) -> str:
+        """Return where its weights were read from, as it calls that."""
+
+    def adapters(self) -> dict[str, str]:
+        """Return where each adapter was read from, by name."""
+        return {card: root for card, (root, parent) in self._cards().items() if parent}
+
+    def _cards(self) -> dict[str, tuple[str, str]]:
+        """Return the models that it lists: where each lies, and its base if it is an adapter."""
+        answer = self._checked(self._server.get("/v1/models", ANSWER_SECONDS), "/v1/models")
+        rows = answer.fields.get("data")
+        found: dict[str, tuple[str, str]] = {}
+        for row in rows if isinstance(rows, list) else []:
+            if isinstance(row, dict):
+                card = cast("dict[str, Any]", row)
+                found[str(card.get("id"))] = str(card.get("root")), str(card.get("parent") or "")
+        return found
+
+    # What it is to run.
+
+    def load(self, new: Weights, old: Weights | None) -> None:
+        """Have it load weights, or else the `old` ones again, before it goes on.
+
+        Raises:
+            CallError: It has not, in its own words. It is harmless if it runs the old ones.
+        """
+        with contextlib.nullcontext() if new.adapter else self._pausing():
+            try:
+                self._take(new)
+            except CallError as error:
+                if error.harmless or old is None:
+                    raise
+                self._return(old, error)
+
+    def _return(self, old: Weights, cause: CallError) -> NoReturn:
+        try:
+            self._take(old)
+        except CallError as error:
+            raise CallError(
+                f"{cause}; nor has it loaded what it had before, from {old.folder} ({error}): what "
+                "it holds now is unknown, so restart it"
+            ) from None
+        raise CallError(f"{cause}; it has loaded what it had before", harmless=True) from None
+
+    def _take(self, weights: Weights) -> None:
+        if weights.adapter:
+            self._load_adapter(weights.adapter, weights.folder)
+        else:
+            self._load(weights.folder, weights.version)
+
+    @abstractmethod
+    def _load(self, folder: str, version: str) -> None: ...
+
+    @abstractmethod
+    def _load_adapter(self, name: str, folder: str) -> None: ...
+
+    # Pauses.
+
+    @abstractmethod
+    def _paused(self) -> bool:
+        """Return whether somebody else has paused it, who will have it go on."""
+
+    @abstractmethod
+    def _stop(self, mode: str) -> Answer: ...
+
+    @contextlib.contextmanager
+    def _pausing(self) -> Generator[None]:
+        """Pause it, and have it go on whatever happens; unless somebody else has paused it."""
+        if self._pause is None or self._paused():
+            yield
+            return
+        try:
+            self._mark.write_text(self.url)  # first: we may be killed at any moment
+        except OSError as error:
+            raise CallError(f"{self.url} is not paused: {error}", harmless=True) from None
+        try:
+            try:
+                self._checked(self._stop(self._pause), "its pause")
+            except CallError as error:  # its weights are as they were
+                raise CallError(str(error), harmless=True) from None
+            yield
+        except BaseException as error:
+            self.resume(f"; before that: {error}")
+            raise
+        self.resume()
+
+    def resume(self, before: str = "") -> None:
+        """Have it go on, if it was paused by us or by one that was killed here.
+
+        Raises:
+            CallError: It does not say that it does.
+        """
+        if not self._mark.exists():
+            return
+        try:
+            answer = self._server.post(self.go_on, {}, ANSWER_SECONDS)
+            why = "" if answer.done else f"{self.url} answers {answer}"
+        except SilentError as error:
+            why = str(error)
+        if why:
+            raise CallError(
+                f"{self.url} may still be paused: {why}. This is tried again every few seconds; by "
+                f"hand: curl -X POST {self.url}{self.go_on} -H 'Content-Type: application/json' "
+                f"-d '{{}}'{before}"
+            )
+        self._mark.unlink(missing_ok=True)
+
+    # Answers.
+
+    def _checked(self, answer: Answer, what: str) -> Answer:
+        """Return an answer that says that it is done.
+
+        Raises:
+            CallError: It says something else.
+        """
+        if answer.done:
+            return answer
+        if answer.status in DENIED:
+            advice = "; give its key with --token, or in WEIGHTBUS_SERVER_TOKEN"
+        elif answer.status in LACKING and answer.message in ("Not Found", "Method Not Allowed"):
+            advice = f"; {self._lacking(what)}"
+        else:
+            raise CallError(f"{self.url} refuses {what}: {answer}")
+        raise CallError(f"{self.url} refuses {what}: {answer}{advice}", harmless=True)
+
+    @abstractmethod
+    def _lacking(self, what: str) -> str:
+        """Say what to do about a route that is not there."""
+
+    def _other(self, path: str, kind: str) -> str:
+        """Say that it is of another kind, if it has the route that this is known by."""
+        if self._has(path):
+            return f"it is a server of {kind}, by its {path}: --kind {kind}"
+        return f"it is no server of {self.kind}: check its URL and --kind"
+
+    def _has(self, path: str) -> bool:
+        with contextlib.suppress(CallError):
+            return self._server.get(path, ANSWER_SECONDS).done
+        return False
+
+
+class Sglang(Engine):
+    """A server of SGLang."""
+
+    kind = "sglang"
+    pauses = (None, "abort", "retract", "in_place")
+    go_on = "/continue_generation"
+
+    def version(self) -> str:
+        """Return what it was told with the weights that it runs, or at its start."""
+        return str(self._info().get("weight_version"))
+
+    def home(self) -> str:
+        """Return the path of its model."""
+        return str(self._info().get("model_path"))
+
+    def _info(self) -> dict[str, Any]:
+        return self._checked(self._server.get("/model_info", ANSWER_SECONDS), "/model_info").fields
+
+    def _paused(self) -> bool:
+        """It does not say more than that it takes no requests."""
+        return not self._server.ready("/ready")
+
+    def _stop(self, mode: str) -> Answer:
+        return self._server.post("/pause_generation", {"mode": mode}, self._how.seconds)
+
+    def _load(self, folder: str, version: str) -> None:
+        route = "/update_weights_from_disk"
+        flush = self._pause != "in_place"  # whose requests go on with what they have in the cache
+        body = {"model_path": folder, "weight_version": version, "flush_cache": flush}
+        answer = self._server.post(route, body, self._how.seconds)
+        if not answer.done and answer.message.startswith(UPDATED):
+            self._flush()
+            body = {"new_version": version, "abort_all_requests": False}
+            answer = self._server.post("/update_weight_version", body, ANSWER_SECONDS)
+        if self._checked(answer, route).fields.get("success") is not True:
+            raise CallError(f"{self.url} refuses {route}: {answer}")
+
+    def _flush(self) -> None:
+        path = f"/flush_cache?timeout={FLUSH_SECONDS:g}"
+        self._checked(self._server.post(path, {}, FLUSH_SECONDS + ANSWER_SECONDS), path)
+
+    def _load_adapter(self, name: str, folder: str) -> None:
+        if name in self.adapters():
+            body = {"lora_name": name}
+            answer = self._server.post("/unload_lora_adapter", body, self._how.seconds)
+            if "does not exist" not in answer.message:
+                self._adapter_done(answer, "/unload_lora_adapter")
+        body = {"lora_name": name, "lora_path": folder}
+        answer = self._server.post("/load_lora_adapter", body, self._how.seconds)
+        self._adapter_done(answer, "/load_lora_adapter")
+
+    def _adapter_done(self, answer: Answer, route: str) -> None:
+        if self._checked(answer, route).fields.get("success") is not True:
+            raise CallError(f"{self.url} refuses {route}: {answer}")
+
+    def _lacking(self, what: str) -> str:
+        del what
+        return self._other("/version", "vllm")
+
+
+class Vllm(Engine):
+    """A server of vLLM."""
+
+    kind = "vllm"
+    pauses = ("keep", "wait", "abort")
+    go_on = "/resume"
+
+    def version(self) -> str:
+        """Return what it was told of the weights that it runs; `default` after its start."""
+        return str(self._get("/weight_info").get("weight_version"))
+
+    def home(self) -> str:
+        """Return the path or the name of its model."""
+        return next((root for root, parent in self._cards().values() if not parent), "")
+
+    def _get(self, path: str) -> dict[str, Any]:
+        return self._checked(self._server.get(path, ANSWER_SECONDS), path).fields
+
+    def _paused(self) -> bool:
+        return self._get("/is_paused").get("is_paused") is True
+
+    def _stop(self, mode: str) -> Answer:
+        return self._server.post(f"/pause?mode={mode}", None, self._how.seconds)
+
+    def _load(self, folder: str, version: str) -> None:
+        self._rpc("reload_weights", weights_path=folder)
+        end = time.monotonic() + FLUSH_SECONDS
+        while not self._flushed():
+            if time.monotonic() > end:
+                raise CallError(
+                    f"{self.url} has the new weights, but does not let go of what its prefix cache "
+                    f"has of the old ones, in {FLUSH_SECONDS:g} s"
+                )
+            time.sleep(FLUSH_PAUSE_SECONDS)
+        route = "/update_weight_version"
+        answer = self._server.post(route, {"new_version": version}, ANSWER_SECONDS)
+        self._checked(answer, route)
+
+    def _rpc(self, method: str, **named: str) -> None:
+        seconds = self._how.seconds
+        body = {"method": method, "kwargs": named, "timeout": seconds}
+        answer = self._server.post("/collective_rpc", body, seconds + ANSWER_SECONDS)
+        self._checked(answer, f"/collective_rpc {method}")
+        if "results" not in answer.fields:
+            raise CallError(f"{self.url} does not say what {method} has come to: {answer}")
+
+    def _flushed(self) -> bool:
+        """Have requests that run begin again with the new weights, and forget all of the old."""
+        route = "/reset_prefix_cache"
+        path = f"{route}?reset_running_requests=true"
+        answer = self._checked(self._server.post(path, None, FLUSH_SECONDS), route)
+        return answer.fields.get("success") is True
+
+    def _load_adapter(self, name: str, folder: str) -> None:
+        route = "/v1/load_lora_adapter"
+        body = {"lora_name": name, "lora_path": folder, "load_inplace": True}
+        self._checked(self._server.post(route, body, self._how.seconds), route)
+
+    def _lacking(self, what: str) -> str:
+        known = "start it with VLLM_SERVER_DEV_MODE=1, without which it has no such route"
+        if "lora" in what:
+            known = "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+        return known if self._has("/version") else self._other("/model_info", "sglang")
+
+
+ENGINES: dict[str, type[Engine]] = {each.kind: each for each in (Sglang, Vllm)}

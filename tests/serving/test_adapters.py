@@ -1,0 +1,152 @@
+"""LoRA adapters: published beside their base, and loaded by servers under a name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weightbus
+from weightbus.tests.serving.fake_engines import Arrays, Fault
+from weightbus.tests.serving.test_bridge import KINDS, of, standing, told, versions
+
+CONFIG = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
+LOADS = {"sglang": "/load_lora_adapter", "vllm": "/v1/load_lora_adapter"}
+
+
+def adapter(value: float) -> Arrays:
+    """Return an adapter, named as PEFT names it."""
+    layer = "base_model.model.model.layers.0.self_attn.q_proj"
+    return {
+        f"{layer}.lora_A.weight": np.full((4, 8), value, np.float32),
+        f"{layer}.lora_B.weight": np.full((8, 4), value, np.float32),
+    }
+
+
+def said(**changes: object) -> dict[str, str]:
+    return {"adapter_config.json": json.dumps({**CONFIG, **changes})}
+
+
+def runs(engine: Any, weights: Arrays) -> bool:
+    """Return whether a server has this adapter under its name."""
+    _, found = engine.adapters["policy-lora"]
+    return bool(
+        found.keys() == weights.keys()
+        and all(np.array_equal(found[name], array) for name, array in weights.items())
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_adapters_are_loaded_under_their_name(tmp_path: Path, kind: str) -> None:
+    with standing(tmp_path, kind, adapter="policy-lora") as (stand, (engine,)):
+        folders: list[str] = []
+        for value in (1, 2, 3):
+            receipt, _ = stand.publish(adapter(value), metadata=said())
+            assert told(receipt)[0] == "applied"
+            assert runs(engine, adapter(value))
+            path, _ = engine.adapters["policy-lora"]
+            folders.append(Path(path).name)
+            assert json.loads((Path(path) / "adapter_config.json").read_text()) == CONFIG
+        assert len(set(folders)) == 3  # else a prefix cache would take them for the same
+        assert versions(stand.folder) == folders[1:]  # requests may read the one before again
+        assert engine.weights.keys() == of(0).keys()
+        assert (engine.version, engine.paused) == ("default", False)
+        unloads = engine.routes().count("/unload_lora_adapter")
+        assert unloads == (2 if kind == "sglang" else 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adapter_that_is_refused(tmp_path: Path, kind: str) -> None:
+    with standing(tmp_path, kind, adapter="policy-lora") as (stand, (engine,)):
+        stand.publish(adapter(1), metadata=said())
+        receipt, text = stand.publish(adapter(2), metadata=said(r=64))
+        assert told(receipt)[0] == "failed"
+        assert "LoRA rank 64 is greater than max_lora_rank 16" in told(receipt)[1]
+        assert engine.url in text
+        assert runs(engine, adapter(1))
+        assert stand.worker.version("policy") == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_adapter_is_refused(tmp_path: Path, kind: str) -> None:
+    with standing(tmp_path, kind, adapter="policy-lora") as (stand, (engine,)):
+        engine.fail(LOADS[kind], Fault(500, {"error": {"message": "no room"}}))
+        assert told(stand.publish(adapter(1), metadata=said())[0])[0] == "failed"
+        assert engine.adapters == {}
+        assert told(stand.publish(adapter(2), metadata=said())[0])[0] == "applied"
+        assert runs(engine, adapter(2))
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("sglang", "set `--enable-lora`"), ("vllm", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1")],
+)
+def test_a_server_without_adapters(tmp_path: Path, kind: str, words: str) -> None:
+    with standing(tmp_path, kind, adapter="policy-lora") as (stand, (engine,)):
+        engine.lora = False
+        receipt, _ = stand.publish(adapter(1), metadata=said())
+        assert told(receipt)[0] == "failed"
+        assert words in told(receipt)[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_that_was_restarted_loads_its_adapter_again(tmp_path: Path, kind: str) -> None:
+    with standing(tmp_path, kind, adapter="policy-lora") as (stand, (engine,)):
+        stand.publish(adapter(1), metadata=said())
+        engine.restart(of(0))
+        (text,) = stand.target.look() or []
+        assert f"{engine.url} ran nothing, and has loaded" in text
+        assert runs(engine, adapter(1))
+
+
+@pytest.mark.parametrize(
+    ("weights", "metadata", "words"),
+    [
+        (of(1), said(), "it is no LoRA adapter as PEFT writes them (layers.0.weight"),
+        (
+            {name.replace("_A.", "_A.default."): array for name, array in adapter(1).items()},
+            said(),
+            "publish peft.get_peft_model_state_dict(model)",
+        ),
+        (adapter(1), {}, "the version has no adapter_config.json: publish it with metadata="),
+        (adapter(1), {"adapter_config.json": "{"}, "that is no JSON"),
+        (adapter(1), said(peft_type="IA3"), "that is no LoRA's"),
+    ],
+    ids=["the base", "names of a module", "no configuration", "no JSON", "another method"],
+)
+def test_what_is_no_adapter(
+    tmp_path: Path, weights: Arrays, metadata: dict[str, str], words: str
+) -> None:
+    with standing(tmp_path, "vllm", adapter="policy-lora") as (stand, (engine,)):
+        receipt, _ = stand.publish(weights, metadata=metadata)
+        assert told(receipt)[0] == "failed"
+        assert words in told(receipt)[1]
+        assert engine.routes() == []
+        assert versions(stand.folder) == []
+
+
+def test_the_configuration_of_a_folder(tmp_path: Path) -> None:
+    like = tmp_path / "like"
+    like.mkdir()
+    (like / "adapter_config.json").write_text(json.dumps(CONFIG))
+    with standing(tmp_path, "vllm", adapter="policy-lora", like=like) as (stand, (engine,)):
+        assert told(stand.publish(adapter(1))[0])[0] == "applied"
+        assert runs(engine, adapter(1))
+
+
+def test_an_adapter_is_a_hundredth_of_its_base() -> None:
+    """Rank 8 on queries and values, of a model that is small for one."""
+    width, layers, rank = 256, 4, 8
+    base = {
+        f"layers.{n}.{part}": np.zeros((12, width, width), np.float16)
+        for n in range(layers)
+        for part in ("weights",)
+    }
+    names = [f"base_model.model.layers.{n}.{part}" for n in range(layers) for part in ("q", "v")]
+    lora = {f"{name}.lora_A.weight": np.zeros((rank, width), np.float16) for name in names}
+    lora |= {f"{name}.lora_B.weight": np.zeros((width, rank), np.float16) for name in names}
+    with weightbus.Publisher() as publisher:
+        whole = publisher.publish("policy", base, timeout=20)
+        part = publisher.publish("policy.lora", lora, timeout=20, metadata=said())
+    assert part.nbytes * 90 < whole.nbytes, (part.nbytes, whole.nbytes)
