@@ -127,8 +127,7 @@ class Server:
         Raises:
             SilentError: No answer came. It is harmless if no try reached the server.
         """
-        begun, reached, why, tried = time.monotonic(), False, "", 0
-        end = begun + seconds
+        end, reached, why, tried = time.monotonic() + seconds, False, "", 0
         while tried < self._tries and (not tried or time.monotonic() < end):
             if tried:
                 time.sleep(max(0.0, min(self._pause * 2 ** (tried - 1), end - time.monotonic())))
@@ -145,11 +144,8 @@ class Server:
                 if answer.status not in NOT_NOW:
                     return answer
                 reached, why = True, f"is not ready ({answer})"
-        spent = time.monotonic() - begun
-        raise SilentError(
-            f"{self.url} {why}: {method} {path}, {tried} times in {spent:.1f} s",
-            harmless=not reached,
-        )
+        text = f"{self.url} {why}: {method} {path}, {tried} times"
+        raise SilentError(text, harmless=not reached)
 
     def _once(self, method: str, path: str, body: object, end: float) -> Answer:
         left = max(0.001, end - time.monotonic())

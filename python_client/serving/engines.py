@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn, cast
 from zlib import crc32
 
-from .calls import Answer, Server, CallError, SilentError
+from .calls import Answer, CallError, Server, SilentError
 
 ANSWER_SECONDS = 10.0  # for what takes no time: whoever is asked how things stand, or to go on
 FLUSH_SECONDS = 30.0  # for a cache, which is flushed between two steps
@@ -99,11 +99,9 @@ class Engine(ABC):
     def _cards(self) -> dict[str, tuple[str, str]]:
         """Return the models that it lists: where each lies, and its base if it is an adapter."""
         answer = self._checked(self._server.get("/v1/models", ANSWER_SECONDS), "/v1/models")
-        rows = answer.fields.get("data")
         found: dict[str, tuple[str, str]] = {}
-        for row in rows if isinstance(rows, list) else []:
-            if isinstance(row, dict):
-                card = cast("dict[str, Any]", row)
+        with contextlib.suppress(AttributeError, TypeError):  # it has another form, so no models
+            for card in cast("list[dict[str, Any]]", answer.fields.get("data")):
                 found[str(card.get("id"))] = str(card.get("root")), str(card.get("parent") or "")
         return found
 
@@ -157,7 +155,7 @@ class Engine(ABC):
     @contextlib.contextmanager
     def _pausing(self) -> Generator[None]:
         """Pause it, and have it go on whatever happens; unless somebody else has paused it."""
-        if self._pause is None or self._paused():
+        if self._pause is None or (self._paused() and not self._mark.exists()):
             yield
             return
         try:

@@ -13,7 +13,7 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import IO, Any, cast
@@ -69,7 +69,7 @@ class ServedTarget(OutsideTarget):
         adapter: str = "",
     ) -> None:
         self._folder, self._engines, self._adapter = folder, engines, adapter
-        self._seen = str(folder) if seen is None else seen.rstrip("/")
+        self._seen = str(folder.absolute()) if seen is None else seen.rstrip("/")
         folder.mkdir(exist_ok=True)
         FileTarget(folder / WEIGHTS)  # which tries whether it can be written to
         self._beside = [] if like is None else _beside(like)
@@ -79,7 +79,6 @@ class ServedTarget(OutsideTarget):
         self._kept: list[Path] = []  # folders that servers may read, the newest last
         self._intact = True
         self._looked = 0.0
-
         self._lock = _locked(folder)
 
     def close(self) -> None:
@@ -137,8 +136,7 @@ class ServedTarget(OutsideTarget):
         def ask(engine: Engine) -> None:
             old[engine] = self._old(engine)
 
-        _, failed = self._each(ask, self._engines)
-        if failed:
+        if failed := self._all(ask):
             raise ServersError(f"{_listed(failed)}; nothing was changed{self._others(failed)}")
         return old
 
@@ -177,19 +175,24 @@ class ServedTarget(OutsideTarget):
         interrupted, failed = self._each(load, self._engines)
         if not failed and interrupted is None:
             return
-        done = [engine for engine in self._engines if engine not in failed]
-        again, stuck = self._each(back, done)
+        again, stuck = self._each(back, [e for e in self._engines if e not in failed])
         self._intact = not stuck and all(error.harmless for error in failed.values())
         if (stop := interrupted or again) is not None:
             raise stop
-        text = _listed(failed) + self._others(failed)
+        text = _listed(failed) + self._others({**failed, **stuck})
         if stuck:
             text += f"; and these have the new version: {_listed(stuck)}"
         raise ServersError(text)
 
-    def _others(self, failed: dict[Engine, CallError]) -> str:
+    def _others(self, failed: Mapping[Engine, CallError]) -> str:
         names = [engine.url for engine in self._engines if engine not in failed]
         return f" ({', '.join(names)}: as before)" if names else ""
+
+    def _all(self, work: Callable[[Engine], object]) -> dict[Engine, CallError]:
+        interrupted, failed = self._each(work, self._engines)
+        if interrupted is not None:
+            raise interrupted
+        return failed
 
     def _each(
         self, work: Callable[[Engine], object], engines: Sequence[Engine]
@@ -257,19 +260,22 @@ class ServedTarget(OutsideTarget):
             ran = "nothing" if there is None else there.version or there.folder
             told.append(f"{engine.url} ran {ran}, and has loaded {self._runs} again")
 
-        _, failed = self._each(mend, self._engines)
+        failed = self._all(mend)
         self._looked = time.monotonic()
         return [*told, *(str(error) for error in failed.values())]
 
     def missing(self) -> str:
-        """Say which servers do not answer yet; nothing if all do.
+        """Say which servers do not answer yet; nothing if all do, and go on if we had paused them.
 
         Raises:
             ServersError: Some answer that they can never be of use.
         """
-        interrupted, failed = self._each(self._old, self._engines)
-        if interrupted is not None:
-            raise interrupted
+
+        def ask(engine: Engine) -> None:
+            self._old(engine)
+            engine.resume()
+
+        failed = self._all(ask)
         text = _listed(failed)
         if all(isinstance(error, SilentError) for error in failed.values()):
             return text
@@ -288,7 +294,7 @@ def _locked(folder: Path) -> IO[str]:
     return lock
 
 
-def _listed(failed: dict[Engine, CallError]) -> str:
+def _listed(failed: Mapping[Engine, CallError]) -> str:
     return "; ".join(str(error) for error in failed.values())
 
 

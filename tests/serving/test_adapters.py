@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import weightbus
 from weightbus.tests.serving.fake_engines import Arrays, Fault
 from weightbus.tests.serving.test_bridge import KINDS, of, standing, told, versions
 
@@ -133,20 +132,3 @@ def test_the_configuration_of_a_folder(tmp_path: Path) -> None:
     with standing(tmp_path, "vllm", adapter="policy-lora", like=like) as (stand, (engine,)):
         assert told(stand.publish(adapter(1))[0])[0] == "applied"
         assert runs(engine, adapter(1))
-
-
-def test_an_adapter_is_a_hundredth_of_its_base() -> None:
-    """Rank 8 on queries and values, of a model that is small for one."""
-    width, layers, rank = 256, 4, 8
-    base = {
-        f"layers.{n}.{part}": np.zeros((12, width, width), np.float16)
-        for n in range(layers)
-        for part in ("weights",)
-    }
-    names = [f"base_model.model.layers.{n}.{part}" for n in range(layers) for part in ("q", "v")]
-    lora = {f"{name}.lora_A.weight": np.zeros((rank, width), np.float16) for name in names}
-    lora |= {f"{name}.lora_B.weight": np.zeros((width, rank), np.float16) for name in names}
-    with weightbus.Publisher() as publisher:
-        whole = publisher.publish("policy", base, timeout=20)
-        part = publisher.publish("policy.lora", lora, timeout=20, metadata=said())
-    assert part.nbytes * 90 < whole.nbytes, (part.nbytes, whole.nbytes)

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 import weightbus
 from weightbus.bus.receipt import Receipt
 from weightbus.python_client.file_target import FileTarget
-from weightbus.python_client.serving.calls import Server, CallError, SilentError
+from weightbus.python_client.serving.calls import CallError, Server, SilentError
 from weightbus.python_client.serving.engines import ENGINES, How
 from weightbus.python_client.serving.served_target import ServedTarget
 from weightbus.tests.serving.fake_engines import Arrays, FakeEngine, Fault, engines
@@ -262,6 +262,7 @@ def test_what_cannot_be_brought_back_is_said(tmp_path: Path, kind: str) -> None:
         receipt, said = stand.publish(of(2))
         assert told(receipt)[0] == "failed"
         assert f"and these have the new version: {one.url}" in told(receipt)[1]
+        assert "as before" not in told(receipt)[1]
         assert "no version runs until one is applied" in said
         assert stand.worker.version("policy") == 0
         assert told(stand.publish(of(3))[0])[0] == "applied"
