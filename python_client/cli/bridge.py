@@ -42,6 +42,12 @@ class Served:
     seconds: float
     token: str | None
 
+    @property
+    def how(self) -> How:
+        """How servers are treated."""
+        seen = str(self.folder.absolute()) if self.seen is None else self.seen.rstrip("/")
+        return How(self.pause, self.seconds, self.folder, seen)
+
     def engines(self, undo: ExitStack) -> list[Engine]:
         """Return the servers, which `undo` closes.
 
@@ -56,7 +62,6 @@ class Served:
             raise UsageError(f"--pause {self.pause}: a {self.kind} server has {modes}")
         if len(set(self.urls)) < len(self.urls):
             raise UsageError("--server: give each server once")
-        how = How(self.pause, self.seconds, self.folder)
         try:
             servers = [Server(url, self.token or "") for url in self.urls]
         except ValueError as error:
@@ -65,7 +70,7 @@ class Served:
             raise WeightBusError(str(error)) from None
         for server in servers:
             undo.callback(server.close)
-        return [kind(server, how) for server in servers]
+        return [kind(server, self.how) for server in servers]
 
     def target(self, engines: Sequence[Engine]) -> ServedTarget:
         """Return where versions go.
@@ -77,9 +82,7 @@ class Served:
             raise UsageError("--lora: give the name that requests call the adapter by")
         adapter = self.adapter or ""
         try:
-            return ServedTarget(
-                self.folder, engines, seen=self.seen, like=self.like, adapter=adapter
-            )
+            return ServedTarget(engines, self.how, like=self.like, adapter=adapter)
         except OSError as error:
             raise UsageError(f"--folder {self.folder}, --like {self.like}: {error}") from None
         except WeightBusError as error:

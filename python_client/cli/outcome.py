@@ -1,8 +1,8 @@
 """How a command ends: its exit code, and one line about what went wrong instead of a traceback.
 
-0     done; or a command that runs until it is stopped (publish --watch, subscribe) was stopped
-1     not achieved: too few workers, a version that could not be applied, a damaged file, an address
-      that is taken, an extra that is not installed
+0     done; or what runs until it is stopped (publish --watch, subscribe, bridge) was stopped
+1     not achieved: too few workers, a version that could not be applied, a server that refuses, a
+      damaged file, an address that is taken, an extra that is not installed
 2     wrong usage: what can never work, such as a missing file or a name that may not be one
 130   interrupted (SIGINT, Ctrl-C) before it was done
 143   terminated (SIGTERM) before it was done

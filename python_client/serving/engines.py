@@ -5,7 +5,9 @@ Read in sglang 0.5.23 and vllm 0.28.0 and 0.33.0. Every call may be made twice (
 sglang  /update_weights_from_disk waits until running requests have ended, and holds new ones back.
         It answers {"success", "message"}, with 400 where it has failed; "Weights were updated, ..."
         means that only the cache was not flushed. What it calls a rollback reads the new files.
-        An adapter can only be unloaded, which waits for the requests that use it, and loaded.
+        An adapter can only be unloaded, which waits for the requests that use it, and loaded. A
+        request that comes in between has it loaded again from the path that it had: so that path
+        is a link, which leads to the new version by then.
 vllm    /collective_rpc has each rank call `reload_weights`; the server must not generate meanwhile.
         Its answer is a list, or 500 with the exception's words. With VLLM_SERVER_DEV_MODE=1 only.
         An adapter is loaded before the one of its name is removed. The prefix cache knows adapters
@@ -13,11 +15,12 @@ vllm    /collective_rpc has each rank call `reload_weights`; the server must not
 """
 
 import contextlib
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, NoReturn, cast
 from zlib import crc32
 
@@ -38,12 +41,14 @@ class How:
     Attributes:
         pause: What becomes of running requests: a mode of the engine's; None: its default.
         seconds: That a server may take to load a version.
-        marks: A folder that says which servers are paused, for whoever comes after us.
+        folder: Where versions are, and what has to outlive us: who is paused, and links.
+        seen: What servers call it.
     """
 
     pause: str | None
     seconds: float
-    marks: Path
+    folder: Path
+    seen: str
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ class Engine(ABC):
     def __init__(self, server: Server, how: How) -> None:
         self._server, self._how = server, how
         self._pause = self.pauses[0] if how.pause is None else how.pause
-        self._mark = how.marks / f".paused-{crc32(self.url.encode()):08x}"
+        self._mark = how.folder / f".paused-{crc32(self.url.encode()):08x}"
 
     @property
     def url(self) -> str:
@@ -269,15 +274,32 @@ class Sglang(Engine):
         path = f"/flush_cache?timeout={FLUSH_SECONDS:g}"
         self._checked(self._server.post(path, {}, FLUSH_SECONDS + ANSWER_SECONDS), path)
 
+    def adapters(self) -> dict[str, str]:
+        """Return where each adapter was read from: where our link leads, if it was that."""
+        found = super().adapters()
+        link = self._link
+        ours = [name for name, path in found.items() if PurePosixPath(path).name == link.name]
+        return found | {name: os.readlink(link) for name in ours if link.is_symlink()}
+
+    @property
+    def _link(self) -> Path:
+        return self._how.folder / f".adapter-{crc32(self.url.encode()):08x}"
+
     def _load_adapter(self, name: str, folder: str) -> None:
-        if name in self.adapters():
+        there = name in self.adapters()
+        new = self._link.with_suffix(".new")
+        new.unlink(missing_ok=True)
+        new.symlink_to(folder)
+        new.replace(self._link)
+        if there:
             body = {"lora_name": name}
             answer = self._server.post("/unload_lora_adapter", body, self._how.seconds)
             if "does not exist" not in answer.message:
                 self._adapter_done(answer, "/unload_lora_adapter")
-        body = {"lora_name": name, "lora_path": folder}
+        body = {"lora_name": name, "lora_path": f"{self._how.seen}/{self._link.name}"}
         answer = self._server.post("/load_lora_adapter", body, self._how.seconds)
-        self._adapter_done(answer, "/load_lora_adapter")
+        if "already loaded" not in answer.message:  # for a request that came in between
+            self._adapter_done(answer, "/load_lora_adapter")
 
     def _adapter_done(self, answer: Answer, route: str) -> None:
         if self._checked(answer, route).fields.get("success") is not True:

@@ -25,7 +25,7 @@ from ..checkpoints.checkpoint import open_checkpoint
 from ..file_target import FileTarget
 from ..loading import OutsideTarget, UnreadableTargetError
 from .calls import CallError, SilentError
-from .engines import Engine, Weights
+from .engines import Engine, How, Weights
 
 WEIGHTS, ADAPTER, CONFIG = "model.safetensors", "adapter_model.safetensors", "adapter_config.json"
 VERSION = re.compile(r"\d+\.\d+")  # the name of a version's folder, and what servers say they run
@@ -45,9 +45,8 @@ class ServedTarget(OutsideTarget):
     """A folder whose versions some servers load.
 
     Args:
-        folder: Where versions are written; made if its parent is there.
         engines: The servers.
-        seen: What the servers call the folder, if that is another path.
+        how: How they are treated. Its folder is made if its parent is there.
         like: A checkpoint, or an adapter, of the same form: its other files go beside the weights.
         adapter: Versions are an adapter that servers know by this name; empty: the whole model.
 
@@ -61,15 +60,15 @@ class ServedTarget(OutsideTarget):
 
     def __init__(
         self,
-        folder: Path,
         engines: Sequence[Engine],
+        how: How,
         *,
-        seen: str | None = None,
         like: Path | None = None,
         adapter: str = "",
     ) -> None:
-        self._folder, self._engines, self._adapter = folder, engines, adapter
-        self._seen = str(folder.absolute()) if seen is None else seen.rstrip("/")
+        self._folder, self._seen = how.folder, how.seen
+        self._engines, self._adapter = engines, adapter
+        folder = how.folder
         folder.mkdir(exist_ok=True)
         FileTarget(folder / WEIGHTS)  # which tries whether it can be written to
         self._beside = [] if like is None else _beside(like)

@@ -241,9 +241,14 @@ class FakeEngine:
             return 200, {"success": True, "loaded_adapters": {name: body["lora_path"]}}
 
         def unload(body: dict[str, Any]) -> Said:
-            if self.adapters.pop(body["lora_name"], None) is None:
-                text = f"LoRA with name {body['lora_name']} does not exist."
+            name = body["lora_name"]
+            if name not in self.adapters:
+                text = f"LoRA with name {name} does not exist."
                 return 400, {"success": False, "error_message": text}
+            path, _ = self.adapters.pop(name)
+            if self.busy:  # with requests that have it loaded again, from where it was
+                with contextlib.suppress(ValueError):
+                    self._read_adapter(name, path)
             return 200, {"success": True}
 
         return {

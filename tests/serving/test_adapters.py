@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from weightbus.tests.serving.fake_engines import Arrays, Fault
 from weightbus.tests.serving.test_bridge import KINDS, of, standing, told, versions
@@ -45,9 +46,12 @@ def test_adapters_are_loaded_under_their_name(tmp_path: Path, kind: str) -> None
             assert told(receipt)[0] == "applied"
             assert runs(engine, adapter(value))
             path, _ = engine.adapters["policy-lora"]
-            folders.append(Path(path).name)
+            folders.append(Path(path).resolve().name)
             assert json.loads((Path(path) / "adapter_config.json").read_text()) == CONFIG
-        assert len(set(folders)) == 3  # else a prefix cache would take them for the same
+        assert len(set(folders)) == 3
+        paths = {body["lora_path"] for route, body in engine.calls if route == LOADS[kind]}
+        # One that stays, for requests that have it loaded again; or new ones, for a prefix cache.
+        assert len(paths) == (1 if kind == "sglang" else 3)
         assert versions(stand.folder) == folders[1:]  # requests may read the one before again
         assert engine.weights.keys() == of(0).keys()
         assert (engine.version, engine.paused) == ("default", False)
@@ -65,6 +69,30 @@ def test_an_adapter_that_is_refused(tmp_path: Path, kind: str) -> None:
         assert engine.url in text
         assert runs(engine, adapter(1))
         assert stand.worker.version("policy") == 1
+
+
+def test_requests_that_have_an_adapter_loaded_again_get_the_new_one(tmp_path: Path) -> None:
+    """SGLang loads what a request names from where it was, between our two calls."""
+    with standing(tmp_path, "sglang", adapter="policy-lora") as (stand, (engine,)):
+        engine.busy = True
+        for value in (1, 2, 3):
+            assert told(stand.publish(adapter(value), metadata=said())[0])[0] == "applied"
+            assert runs(engine, adapter(value))
+        engine.fail(LOADS["sglang"], Fault(500, {"error": {"message": "no room"}}))
+        assert told(stand.publish(adapter(4), metadata=said())[0])[0] == "failed"
+        assert runs(engine, adapter(3))
+
+
+def test_an_adapter_from_elsewhere_is_what_a_server_goes_back_to(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "adapter_config.json").write_text(json.dumps(CONFIG))
+    save_file(adapter(9), other / "adapter_model.safetensors")
+    with standing(tmp_path, "sglang", adapter="policy-lora") as (stand, (engine,)):
+        engine._read_adapter("policy-lora", str(other))  # noqa: SLF001 - as it was started
+        receipt, _ = stand.publish(adapter(1), metadata=said(r=64))
+        assert "it has loaded what it had before" in told(receipt)[1]
+        assert runs(engine, adapter(9))
 
 
 @pytest.mark.parametrize("kind", KINDS)
