@@ -3,7 +3,8 @@
 This is the face: users import from here, and everything else may move. Each name is loaded when it
 is first used, so that importing the package costs nothing and needs neither torch nor ZeroMQ.
 Public classes say in their body that they are of here, which `help()` and tracebacks then show.
-`weightbus.types` names what calls return, `weightbus.torchrl` what TorchRL's users import.
+`weightbus.types` names what calls return, `weightbus.torchrl` what TorchRL's users import, and
+`weightbus.vllm` what vLLM's do.
 """
 
 from importlib import import_module
@@ -12,6 +13,7 @@ TYPE_CHECKING = False  # not from `typing`, which takes longer than everything e
 if TYPE_CHECKING:
     from weightbus import torchrl as torchrl
     from weightbus import types as types
+    from weightbus import vllm as vllm
 
     from .bus.errors import (
         AddressError,
@@ -98,7 +100,8 @@ _HOMES = {
 }
 
 
-_FACES = ("torchrl", "types")  # faces of their own, for fewer users
+_FACES = ("torchrl", "types", "vllm")  # faces of their own, for fewer users
+_MOVED = ("torchrl", "types")  # those that have what stood here before
 
 
 def __getattr__(name: str) -> object:
@@ -114,7 +117,7 @@ def _moved(name: str) -> object:
     """Return one of the other faces, or what stood here before it was moved to one of them."""
     if name in _FACES:
         return import_module(f".{name}", __name__)
-    for face in () if name.startswith("_") else _FACES:
+    for face in () if name.startswith("_") else _MOVED:
         there = import_module(f".{face}", __name__)
         if name in there.__all__:
             _warn(f"weightbus.{name} has moved to weightbus.{face}: import it from there")

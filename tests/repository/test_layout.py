@@ -152,14 +152,23 @@ FACES = {
         "Pairs",
         "Receipt",
         "Running",
+        "Staged",
         "StoredVersion",
         "Update",
         "WorkerEvent",
         "WorkerReceipt",
         "WorkerStatus",
     ],
+    "vllm": [
+        "ServerError",
+        "TrainerInit",
+        "UnsupportedVllmError",
+        "VllmServer",
+        "VllmServers",
+        "register",
+    ],
 }
-MOVED = [(face, public) for face, names in FACES.items() for public in names]
+MOVED = [(face, public) for face in ("torchrl", "types") for public in FACES[face]]
 
 
 @cache

@@ -42,7 +42,8 @@ def test_all_phases_reach_all_ranks_of_all_servers(server: Server) -> None:
             assert isinstance(rank, Local)
             assert rank.worker.told[0][1]["init_info"]["deployment"] == name
             assert rank.worker.told[2] == ("update_weights", {"update_info": {"version": 3}})
-    servers.close(), other.close()
+    servers.close()
+    other.close()
 
 
 def test_they_resume_whatever_happens(server: Server) -> None:

@@ -1,0 +1,101 @@
+"""What makes weightbus known to vLLM, and says which vLLM it is not for.
+
+vLLM calls `register` in each of its processes, through the entry point group
+`vllm.general_plugins`. Whether a vLLM will do is told by what it has, not by its number.
+"""
+
+import logging
+import os
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+
+from ...codecs.errors import WeightBusError
+
+log = logging.getLogger("weightbus.serving")
+
+NAME = "weightbus"
+TESTED = "vLLM 0.26 to 0.33"
+TRANSFER = "vllm.distributed.weight_transfer"
+RELOAD = "vllm.model_executor.model_loader.reload.layerwise"
+
+# What each side needs, by module.
+WORKER = {
+    f"{TRANSFER}.base": (
+        *("WeightTransferEngine", "WeightTransferInitInfo", "WeightTransferUpdateInfo"),
+        "TrainerInitInfo",  # where there is none, the engine has another life
+    ),
+    RELOAD: (
+        *("initialize_layerwise_reload", "finalize_layerwise_reload", "get_layerwise_info"),
+        "_place_kernel_tensors",
+    ),
+    "vllm.config": ("set_current_vllm_config",),
+}
+TRAINER = {
+    f"{TRANSFER}.base": (
+        *("TrainerInitInfo", "TrainerWeightTransferEngine", "VLLMWeightSyncClient", "WeightSource"),
+    ),
+    f"{TRANSFER}.factory": ("WeightTransferTrainerFactory",),
+}
+
+
+class UnsupportedVllmError(WeightBusError, ImportError):
+    """The vLLM that is installed is none that weightbus works with."""
+
+    __module__ = "weightbus.vllm"
+
+
+def require(needed: dict[str, tuple[str, ...]]) -> None:
+    """Check that vLLM has what is needed of it.
+
+    Raises:
+        UnsupportedVllmError: It has not, or there is none.
+    """
+    lacking: list[str] = []
+    for module, names in needed.items():
+        try:
+            found = import_module(module)
+        except ImportError as error:
+            lacking.append(f"{module} ({error})")
+        else:
+            lacking += [f"{module}.{name}" for name in names if not hasattr(found, name)]
+    if lacking:
+        raise UnsupportedVllmError(
+            f"weightbus works with {TESTED}; {_this()} lacks {', '.join(lacking)}: install one of "
+            "those, or serve with `weightbus bridge`, which needs nothing of it"
+        )
+
+
+def _this() -> str:
+    try:
+        return f"vLLM {version('vllm')}, which is installed,"
+    except PackageNotFoundError:
+        return "this environment, in which vLLM is not installed,"
+
+
+def register() -> None:
+    """Make weightbus known to the vLLM of this process; again, it does nothing.
+
+    It raises nothing, since vLLM would not start then, also for who wants nothing of weightbus.
+    """
+    try:
+        factory = import_module(f"{TRANSFER}.factory")
+    except ImportError as error:
+        log.warning(
+            "%s has no weight transfer (%s): weightbus works with %s", _this(), error, TESTED
+        )
+        return
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is not None and NAME not in allowed.split(","):
+        log.warning(
+            "VLLM_PLUGINS=%s leaves weightbus out, so a vLLM with this environment does not know "
+            "the backend: add it, VLLM_PLUGINS=%s",
+            allowed,
+            f"{allowed},{NAME}" if allowed else NAME,
+        )
+    for kind, module, name in (
+        ("WeightTransferEngineFactory", "vllm_worker", "WeightbusEngine"),
+        ("WeightTransferTrainerFactory", "vllm_trainer", "WeightbusTrainerEngine"),
+    ):
+        known = getattr(factory, kind, None)
+        if known is not None and NAME not in known._registry:  # noqa: SLF001 - it raises otherwise
+            known.register_engine(NAME, f"{__package__}.{module}", name)

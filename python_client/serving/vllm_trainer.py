@@ -1,0 +1,170 @@
+# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportUntypedBaseClass=false
+"""The trainer's side of a transfer: vLLM's trainer engine, one in each rank of the trainer."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from ...bus.receipt import Receipt
+from ...codecs.dtypes import name_of_torch
+from ...codecs.layout import Signature
+from ..publisher import Publisher
+from .server import PauseMode, VllmServers
+from .transfers import Counting, Transfers
+from .vllm_plugin import TRAINER, register, require
+
+require(TRAINER)
+
+from vllm.distributed.weight_transfer.base import (  # noqa: E402 - once it is known to be there
+    TrainerInitInfo,
+    TrainerWeightTransferEngine,
+    VLLMWeightSyncClient,
+    WeightSource,
+)
+
+if TYPE_CHECKING:
+    from typing import Self
+
+
+@dataclass
+class TrainerInit(TrainerInitInfo):
+    """Where and how a trainer publishes: for vLLM's `WeightTransferTrainerFactory.trainer_init`.
+
+    Attributes:
+        rank: This trainer process's; 0 sends.
+        address: Where it publishes: servers on other hosts need an address that they can reach.
+        model: The model's id on the bus.
+        deployment: What the servers are called there.
+        timeout: Seconds until every rank has the weights, while the servers generate.
+        pause_timeout: Seconds that the servers may stand still then.
+        pause: What becomes of running requests meanwhile: `keep`, `wait` or `abort`; None: you
+            pause, or need not.
+        world_size: How many ranks there are, if the client cannot tell.
+        publisher: A publisher of yours, in place of one at `address`.
+    """
+
+    backend: ClassVar[str] = "weightbus"
+
+    address: str = "tcp://127.0.0.1:0"
+    model: str = "policy"
+    deployment: str = "vllm"
+    timeout: float = 300.0
+    pause_timeout: float = 60.0
+    pause: PauseMode | None = "keep"
+    world_size: int | None = None
+    publisher: Publisher | None = field(default=None, repr=False)
+
+
+class WeightbusTrainerEngine(TrainerWeightTransferEngine[TrainerInit]):
+    """Publishes a `WeightSource`, and has vLLM load it.
+
+    Attributes:
+        receipt: Of the last `send_weights()`; None on ranks that do not send.
+    """
+
+    init_info_cls = TrainerInit
+
+    def __init__(
+        self,
+        *,
+        client: VLLMWeightSyncClient,
+        source: WeightSource,
+        init_info: TrainerInit,
+    ) -> None:
+        super().__init__(client=client, source=source, is_sender=init_info.is_sender)
+        self.rank = init_info.rank
+        self.receipt: Receipt | None = None
+        self._kept: dict[str, torch.Tensor] = {}
+        self._close: list[Any] = []
+        if not self.is_sender:
+            return
+        publisher = init_info.publisher
+        if publisher is None:
+            publisher = Publisher(init_info.address)
+            self._close.append(publisher)
+        servers: Any = client
+        if not isinstance(client, Counting) and hasattr(client, "base_url"):
+            servers = VllmServers(client.base_url)  # vLLM's own client of one server
+            self._close.append(servers)
+        self._transfers = Transfers(
+            publisher,
+            servers,
+            model=init_info.model,
+            deployment=init_info.deployment,
+            ranks=init_info.world_size,
+            timeout=init_info.timeout,
+            pause_timeout=init_info.pause_timeout,
+            pause=init_info.pause,
+        )
+        self._transfers.join(_signatures(source))
+
+    @classmethod
+    def trainer_init(
+        cls,
+        init_info: TrainerInit,
+        *,
+        client: VLLMWeightSyncClient,
+        source: WeightSource | None = None,
+    ) -> "Self":
+        """Have every rank of the servers join this trainer's bus."""
+        if source is None:
+            raise ValueError("weightbus publishes whole models: give it a WeightSource as source=")
+        if hasattr(source, "implements_iter_full") and not source.implements_iter_full():
+            raise TypeError(
+                f"weightbus publishes full tensors, and {type(source).__name__} has no iter_full()"
+            )
+        return cls(client=client, source=source, init_info=init_info)
+
+    def send_weights(self) -> None:
+        """Publish the weights, and return when every rank of every server runs them.
+
+        Raises:
+            PublishError: A rank does not; it says which and why.
+        """
+        if not self.is_sender:
+            for _ in _full(self.source):
+                pass  # what gathers the tensors is done by all ranks
+            return
+        weights = {_name(name): self._held(name, tensor) for name, tensor in _full(self.source)}
+        self.receipt = self._transfers.send(weights)
+
+    def _held(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Keep a gathered tensor on the host: the whole model may not fit on one device."""
+        if tensor.device.type == "cpu" or not torch.distributed.is_initialized():
+            return tensor.detach()
+        held = self._kept.get(name)
+        if held is None:
+            held = self._kept[name] = torch.empty_like(tensor, device="cpu")
+        held.copy_(tensor.detach())
+        return held
+
+    def shutdown(self) -> None:
+        """End what was made here."""
+        for each in self._close:
+            each.close()
+
+
+def _full(source: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Iterate over full tensors: `iter_full()` since vLLM 0.33, the source itself before."""
+    full: Iterable[tuple[str, torch.Tensor]] = (
+        source.iter_full() if hasattr(source, "iter_full") else source
+    )
+    return iter(full)
+
+
+def _signatures(source: Any) -> dict[str, Signature]:
+    """Return what the source will yield: `metadata` since vLLM 0.33, `metadata()` before."""
+    metadata: Any = source.metadata() if callable(source.metadata) else source.metadata
+    return {_name(each.name): (name_of_torch(each.dtype), tuple(each.shape)) for each in metadata}
+
+
+def _name(name: str) -> str:
+    """Return a name as checkpoints have it: a trainer's wrapper puts its own before it."""
+    return name.removeprefix("module.")
+
+
+register()  # vLLM does so in its own processes, of which a trainer is none
