@@ -11,10 +11,11 @@ LARGE ?= 2000
 CLIENTS := rust_client go_client c_client cpp_client java_client node_client
 BIN := .venv/bin
 STAMP := .venv/installed
+TRL := .venv-trl/installed
 DEMO := .venv/demo-installed
 INSTALLED := pyproject.toml setup.py constraints.txt codecs/_native.c codecs/_crc32c.h codecs/_delta.c codecs/_delta_scan.h
 
-.PHONY: demo demo-llm recording test twins sanitize aarch64 training operators pictures examples check site version release packages wheel bench targets must performance floods sim fuzz explore chaos soak build $(CLIENTS) clients $(CLIENTS:=-tested) conformance compose-test bench-clients clean
+.PHONY: demo demo-llm recording test twins sanitize aarch64 training serving operators pictures examples check site version release packages wheel bench targets must performance floods sim fuzz explore chaos soak build $(CLIENTS) clients $(CLIENTS:=-tested) conformance compose-test bench-clients clean
 
 demo: $(DEMO)
 	$(BIN)/weightbus demo --seconds 30 --plot demo.png
@@ -50,6 +51,10 @@ aarch64:
 # In the trainers and collectors of others, which take long to start, and whose own warnings are theirs.
 training: $(STAMP)
 	$(BIN)/pytest -W default --numprocesses 2 --dist loadfile tests/training
+
+# Where models are served, and trained with reinforcement: with TRL, in an environment of its own.
+serving: $(TRL)
+	.venv-trl/bin/pytest -W default tests/serving/trl
 
 # What operators see, with the real Prometheus and a browser (Debian: prometheus chromium).
 operators: $(STAMP)
@@ -163,7 +168,7 @@ bench-clients: $(STAMP)
 	$(BIN)/python benchmarks/clients.py $(if $(AGAINST),--against $(AGAINST))
 
 clean:
-	rm -rf .venv build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage demo.png demo-llm.png
+	rm -rf .venv .venv-trl build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage demo.png demo-llm.png
 
 # pip shows what it does: the first time it takes minutes.
 $(STAMP): $(INSTALLED)
@@ -178,3 +183,9 @@ $(DEMO): $(INSTALLED)
 	@echo "Installing weightbus and what the demo needs (torch, gymnasium, matplotlib) into .venv."
 	$(BIN)/pip install -c constraints.txt -e '.[demo]'
 	touch $(DEMO)
+
+$(TRL): $(INSTALLED)
+	$(PYTHON) -m venv .venv-trl
+	@echo "Installing weightbus and TRL into .venv-trl."
+	.venv-trl/bin/pip install -c constraints.txt -e '.[trl]' hypothesis pytest pytest-timeout
+	touch $(TRL)

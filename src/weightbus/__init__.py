@@ -3,8 +3,8 @@
 This is the face: users import from here, and everything else may move. Each name is loaded when it
 is first used, so that importing the package costs nothing and needs neither torch nor ZeroMQ.
 Public classes say in their body that they are of here, which `help()` and tracebacks then show.
-`weightbus.types` names what calls return, `weightbus.torchrl` what TorchRL's users import, and
-`weightbus.vllm` what vLLM's do.
+`weightbus.types` names what calls return; `weightbus.torchrl`, `weightbus.trl` and `weightbus.vllm`
+have what users of TorchRL, TRL and vLLM import.
 """
 
 from importlib import import_module
@@ -12,6 +12,7 @@ from importlib import import_module
 TYPE_CHECKING = False  # not from `typing`, which takes longer than everything else here
 if TYPE_CHECKING:
     from weightbus import torchrl as torchrl
+    from weightbus import trl as trl
     from weightbus import types as types
     from weightbus import vllm as vllm
 
@@ -100,7 +101,7 @@ _HOMES = {
 }
 
 
-_FACES = ("torchrl", "types", "vllm")  # faces of their own, for fewer users
+_FACES = ("torchrl", "trl", "types", "vllm")  # faces of their own, for fewer users
 _MOVED = ("torchrl", "types")  # those that have what stood here before
 
 

@@ -170,9 +170,8 @@ def test_every_block_is_checked() -> None:
 # The reference.
 
 # By name, in which module it is public.
-PUBLIC = {
-    name: face for face in (weightbus, weightbus.torchrl, weightbus.types) for name in face.__all__
-}
+FACES = weightbus, weightbus.torchrl, weightbus.trl, weightbus.types
+PUBLIC = {name: face for face in FACES for name in face.__all__}
 
 
 def public() -> Iterator[tuple[str, object, str]]:

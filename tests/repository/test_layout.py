@@ -159,6 +159,7 @@ FACES = {
         "WorkerReceipt",
         "WorkerStatus",
     ],
+    "trl": ["WeightTransfer"],
     "vllm": [
         "ServerError",
         "TrainerInit",

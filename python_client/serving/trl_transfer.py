@@ -1,0 +1,309 @@
+"""Weights out of TRL's asynchronous trainers: what they take as `weight_transfer=`.
+
+TRL calls `pause`, `send_weights` and `resume`, in this order, in the thread that trains; so a
+server that `pause` stops stands still while the weights travel, and `resume` is not called where
+they did not arrive. Here `pause` does nothing, and `send_weights` has three steps:
+
+    publish    the weights are copied; they travel, and are verified, while everybody generates
+    commit     all have them: workers of your own take them before their next batch
+    servers    are paused now, load what they have, and are resumed whatever happens (`transfers`)
+
+Workers of your own are not waited for once they have a version. They might be at a long batch; or
+wait for the trainer to take what they have generated, which it does only once this returns. One
+that fails to load a version ends the training when the next one is sent.
+"""
+
+import inspect
+import logging
+import queue
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from types import GeneratorType
+from typing import TYPE_CHECKING, Any, Unpack, cast
+
+from ...bus.deadline import ANSWER_SECONDS
+from ...bus.errors import ClosedError, PublishError
+from ...bus.net.publisher_loop import Promise
+from ...bus.receipt import Receipt
+from ...codecs.dtypes import name_of_torch
+from ...codecs.errors import StateError
+from .. import checks
+from ..options import TIMEOUT, PublishOptions
+from ..publisher import Publisher
+from .server import PauseMode, VllmServers
+from .transfers import RESUME_SECONDS, Transfers
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger("weightbus.trl")
+
+PAUSE_SECONDS = 60.0
+
+
+class WeightTransfer:
+    """Publishes what TRL's `AsyncGRPOTrainer` or `AsyncDistillationTrainer` trains.
+
+        trainer = AsyncGRPOTrainer(..., weight_transfer=WeightTransfer("tcp://127.0.0.1:5555"))
+
+    Each update is a version that nobody applies before all have it. The trainer's log has what it
+    took, and how far workers are behind, as `weightbus/...`.
+
+    Args:
+        publisher: A publisher, which stays open; or an address to bind one to, until the training
+            is over.
+        model: What the model is called on the bus.
+        server: URLs of vLLM servers that run weightbus's engine. Each is paused only while it loads
+            what it has received. Without any, workers of your own subscribe.
+        pause: What becomes of a server's requests meanwhile: `keep`, `wait` or `abort`.
+        pause_timeout: Seconds that a server may stand still.
+        deployment: What the servers are called on the bus.
+        timeout: Seconds until all have a version.
+        **options: Further keywords of `Publisher.publish`. Of workers of your own, all that live
+            must get each version; `expect=2` ends the training if fewer than two do.
+
+    Attributes:
+        publisher: The publisher, once the training has begun.
+        receipt: Of the last update that is over: what each worker did with it, and when.
+        metrics: What the last update has put into the trainer's log.
+
+    Raises:
+        ModuleNotFoundError, ValueError: A `server` cannot be called, or is no URL.
+        TypeError: An option makes no sense with servers.
+    """
+
+    __module__ = "weightbus.trl"
+
+    def __init__(
+        self,
+        publisher: Publisher | str,
+        model: str = "policy",
+        *,
+        server: str | Iterable[str] = (),
+        pause: PauseMode = "keep",
+        pause_timeout: float = PAUSE_SECONDS,
+        deployment: str = "vllm",
+        **options: Unpack[PublishOptions],
+    ) -> None:
+        self._given, self._model = publisher, model
+        self._timeout = checks.seconds(options.get("timeout", TIMEOUT), "timeout", positive=True)
+        self._options: PublishOptions = {"commit": "together", "require": "alive", **options}
+        self._pause: PauseMode = pause
+        self._deployment = deployment
+        self._pause_timeout = checks.seconds(pause_timeout, "pause_timeout", positive=True)
+        urls = [server] if isinstance(server, str) else [*server]
+        unknown = options.keys() - {"timeout", "metadata"} if urls else set[str]()
+        if unknown:
+            raise TypeError(
+                f"with servers, all of their ranks get each version: leave out {', '.join(unknown)}"
+            )
+        self._servers = _Servers(urls) if urls else None
+        self._transfers: Transfers | None = None
+        self._open: list[Promise] = []  # updates that not all workers have applied yet
+        self._version = 0  # the last that all had
+        self.publisher = publisher if isinstance(publisher, Publisher) else None
+        self.receipt: Receipt | None = None
+        self.metrics: dict[str, float] = {}
+
+    # What TRL calls.
+
+    def init_weight_transfer(self) -> None:
+        """Bind the publisher, and ask the servers for their ranks.
+
+        Raises:
+            AddressError: The publisher cannot be bound.
+            ServerError: A server does not answer, or is no vLLM with the routes of a transfer.
+        """
+        if self.publisher is None:
+            self.publisher = Publisher(str(self._given))
+            log.info("publishing %s at %s", self._model, self.publisher.address)
+        if self._servers is not None:
+            self._transfers = Transfers(
+                self.publisher,
+                self._servers,
+                model=self._model,
+                deployment=self._deployment,
+                timeout=self._timeout,
+                pause_timeout=self._pause_timeout,
+                pause=self._pause,
+            )
+
+    def pause(self) -> None:
+        """Do nothing: everybody generates until the weights have arrived."""
+
+    def send_weights(self, iterator: "Iterator[tuple[str, torch.Tensor]]") -> None:
+        """Publish the weights, and return once all have them; servers run them then.
+
+        Args:
+            iterator: Their names and tensors.
+
+        Raises:
+            PublishError: Not all have them, or one has failed to load them or those before; it
+                says who, and why.
+            StateError: Two tensors have one name, or the weights cannot travel.
+            ServerError: A server does not answer.
+            DeadlineError: The weights were not copied in time.
+        """
+        if self.publisher is None:
+            raise ClosedError("init_weight_transfer() comes before send_weights()")
+        told = _metrics_queue(iterator)  # of a generator that is over, nobody knows whose it was
+        weights, began = named(iterator), time.monotonic()
+        behind = self._behind(self.publisher)
+        if self._transfers is None:
+            lags = self._hand_out(self.publisher, weights)
+        else:
+            lags = self._serve(self._transfers, weights)
+        self.metrics = {
+            "weightbus/version_max": float(self._version),
+            "weightbus/update_s": time.monotonic() - began,
+            "weightbus/workers": float(len(behind)),
+            "weightbus/lag_versions_max": float(max(behind, default=0)),
+            **({"weightbus/lag_s_max": max(lags)} if lags else {}),
+            **({} if self._servers is None else {"weightbus/paused_s": self._servers.paused_s}),
+        }
+        if told is not None:
+            with suppress(queue.Full):
+                told.put_nowait(self.metrics)
+
+    def resume(self) -> None:
+        """Have a server go on that has not done so as soon as it had loaded a version.
+
+        Raises:
+            ServerError: It does not.
+        """
+        if self._servers is not None:
+            self._servers.go_on()
+
+    def destroy(self) -> None:
+        """End what was begun, and have no server stand still. It raises nothing: see the log."""
+        for end in (self._settle, self.resume):
+            try:
+                end()
+            except Exception as error:
+                log.warning("%s", error)
+        if self._servers is not None:
+            self._servers.close()
+        if self.publisher is not None and self.publisher is not self._given:
+            self.publisher.close()
+            self.publisher = None
+
+    # How weights go out.
+
+    def _serve(self, transfers: Transfers, weights: "dict[str, torch.Tensor]") -> list[float]:
+        """Have the servers load them; return what that took each of their ranks."""
+        if self._version == 0:
+            transfers.join({n: (name_of_torch(t.dtype), (*t.shape,)) for n, t in weights.items()})
+        self.receipt = transfers.send(weights, self._options.get("metadata"))
+        self._version = self.receipt.version
+        return _lags(self.receipt)
+
+    def _hand_out(self, publisher: Publisher, weights: "dict[str, torch.Tensor]") -> list[float]:
+        """Have workers stage them; return what it took each to apply those before."""
+        lags = self._settle()
+        future = publisher.publish_async(self._model, weights, **self._options)
+        assert isinstance(future, Promise)  # noqa: S101 - it is of our publisher
+        if not publisher.wait_for_commit(future, self._timeout + ANSWER_SECONDS):
+            self.receipt = future.result(ANSWER_SECONDS)  # it says who has not got them
+        publication = future.publication  # None: it is over already
+        self._open.append(future)
+        lags += self._settle()
+        if publication is not None:
+            self._version = publication.version.version
+        elif self.receipt is not None:
+            self._version = self.receipt.version
+        return lags
+
+    def _settle(self) -> list[float]:
+        """Take the receipts that are there; return what the updates took each worker.
+
+        Raises:
+            PublishError: A worker has failed to load one.
+        """
+        over = [future for future in self._open if future.done()]
+        self._open = [future for future in self._open if future not in over]
+        lags = list[float]()
+        for future in over:
+            error = future.exception()
+            if error is None:
+                self.receipt = future.result()
+            elif isinstance(error, PublishError) and not error.receipt.in_state("failed"):
+                self.receipt = error.receipt
+                log.warning("%s", error)  # who died, or was held up, gets the next one
+            else:
+                raise error
+            lags += _lags(self.receipt)
+        return lags
+
+    def _behind(self, publisher: Publisher) -> list[int]:
+        """Return of each worker how many versions it is behind the last one that all had."""
+        known = [w for w in publisher.workers().values() if w.state != "lost"]
+        runs = [w.running.get(self._model, (0, 0)) for w in known if self._model in w.models]
+        return [self._version - (v if e == publisher.epoch else 0) for e, v in runs]
+
+
+class _Servers(VllmServers):
+    """Servers, and how long they have stood still.
+
+    Attributes:
+        paused_s: Seconds, the last time.
+    """
+
+    def __init__(self, urls: Iterable[str]) -> None:
+        super().__init__(urls)
+        self.paused_s, self._since = 0.0, 0.0  # when they were paused; 0: they are not
+
+    def pause(self, mode: PauseMode = "keep") -> None:
+        self._since = time.monotonic()
+        super().pause(mode)
+
+    def resume(self) -> None:
+        super().resume()
+        self.paused_s, self._since = time.monotonic() - self._since, 0.0
+
+    def go_on(self) -> None:
+        """Resume what could not be resumed before."""
+        if self._since:
+            self.within(RESUME_SECONDS)
+            self.resume()
+
+
+def named(pairs: "Iterable[tuple[str, torch.Tensor]]") -> "dict[str, torch.Tensor]":
+    """Return tensors by the names that checkpoints have: wrappers put words of their own between.
+
+    Raises:
+        StateError: Two tensors have one name.
+    """
+    weights: dict[str, torch.Tensor] = {}
+    for name, tensor in pairs:
+        short = name.replace("_orig_mod.", "").removeprefix("module.")  # of compile(), of DDP
+        if short in weights:
+            raise StateError(f"{name}: there is another {short}: publish each tensor once")
+        weights[short] = _held(tensor.detach())
+    return weights
+
+
+def _held(tensor: "torch.Tensor") -> "torch.Tensor":
+    """Return a tensor that may be kept: the whole model may not fit on one device of several."""
+    if tensor.device.type == "cpu":
+        return tensor
+    from torch import distributed
+
+    gathered = distributed.is_available() and distributed.is_initialized()
+    return tensor.cpu() if gathered and distributed.get_world_size() > 1 else tensor
+
+
+def _lags(receipt: Receipt) -> list[float]:
+    return [w.seconds for w in receipt.workers.values() if w.state == "applied" and w.seconds]
+
+
+def _metrics_queue(iterator: object) -> Any:
+    """Return what the trainer takes metrics from, for its log: its rollout worker has it.
+
+    The object that `weight_transfer=` takes is not told of the trainer, but what it is to send is a
+    generator that is a method of it.
+    """
+    if not isinstance(iterator, GeneratorType):
+        return None
+    trainer = inspect.getgeneratorlocals(cast("GeneratorType[Any]", iterator)).get("self")
+    return getattr(getattr(trainer, "rollout_worker", None), "metrics_queue", None)
