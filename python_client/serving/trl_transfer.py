@@ -17,7 +17,7 @@ import inspect
 import logging
 import queue
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any, Unpack, cast
@@ -147,13 +147,13 @@ class WeightTransfer:
         """
         if self.publisher is None:
             raise ClosedError("init_weight_transfer() comes before send_weights()")
-        told = _metrics_queue(iterator)  # of a generator that is over, nobody knows whose it was
+        trainer = _trainer_of(iterator)  # while it is not over
         weights, began = named(iterator), time.monotonic()
-        behind = self._behind(self.publisher)
+        behind, said = self._behind(self.publisher), self._said(trainer)
         if self._transfers is None:
-            lags = self._hand_out(self.publisher, weights)
+            lags = self._hand_out(self.publisher, weights, said)
         else:
-            lags = self._serve(self._transfers, weights)
+            lags = self._serve(self._transfers, weights, said)
         self.metrics = {
             "weightbus/version_max": float(self._version),
             "weightbus/update_s": time.monotonic() - began,
@@ -162,9 +162,10 @@ class WeightTransfer:
             **({"weightbus/lag_s_max": max(lags)} if lags else {}),
             **({} if self._servers is None else {"weightbus/paused_s": self._servers.paused_s}),
         }
-        if told is not None:
+        log_queue = getattr(getattr(trainer, "rollout_worker", None), "metrics_queue", None)
+        if log_queue is not None:
             with suppress(queue.Full):
-                told.put_nowait(self.metrics)
+                log_queue.put_nowait(self.metrics)
 
     def resume(self) -> None:
         """Have a server go on that has not done so as soon as it had loaded a version.
@@ -190,18 +191,30 @@ class WeightTransfer:
 
     # How weights go out.
 
-    def _serve(self, transfers: Transfers, weights: "dict[str, torch.Tensor]") -> list[float]:
+    def _serve(
+        self,
+        transfers: Transfers,
+        weights: "dict[str, torch.Tensor]",
+        said: Mapping[str, str],
+    ) -> list[float]:
         """Have the servers load them; return what that took each of their ranks."""
         if self._version == 0:
             transfers.join({n: (name_of_torch(t.dtype), (*t.shape,)) for n, t in weights.items()})
-        self.receipt = transfers.send(weights, self._options.get("metadata"))
+        self.receipt = transfers.send(weights, said)
         self._version = self.receipt.version
+        log.info("%s", self.receipt)
         return _lags(self.receipt)
 
-    def _hand_out(self, publisher: Publisher, weights: "dict[str, torch.Tensor]") -> list[float]:
+    def _hand_out(
+        self,
+        publisher: Publisher,
+        weights: "dict[str, torch.Tensor]",
+        said: Mapping[str, str],
+    ) -> list[float]:
         """Have workers stage them; return what it took each to apply those before."""
         lags = self._settle()
-        future = publisher.publish_async(self._model, weights, **self._options)
+        options: PublishOptions = {**self._options, "metadata": said}
+        future = publisher.publish_async(self._model, weights, **options)
         assert isinstance(future, Promise)  # noqa: S101 - it is of our publisher
         if not publisher.wait_for_commit(future, self._timeout + ANSWER_SECONDS):
             self.receipt = future.result(ANSWER_SECONDS)  # it says who has not got them
@@ -227,6 +240,7 @@ class WeightTransfer:
             error = future.exception()
             if error is None:
                 self.receipt = future.result()
+                log.info("%s", self.receipt)
             elif isinstance(error, PublishError) and not error.receipt.in_state("failed"):
                 self.receipt = error.receipt
                 log.warning("%s", error)  # who died, or was held up, gets the next one
@@ -239,7 +253,13 @@ class WeightTransfer:
         """Return of each worker how many versions it is behind the last one that all had."""
         known = [w for w in publisher.workers().values() if w.state != "lost"]
         runs = [w.running.get(self._model, (0, 0)) for w in known if self._model in w.models]
-        return [self._version - (v if e == publisher.epoch else 0) for e, v in runs]
+        return [max(0, self._version - (v if e == publisher.epoch else 0)) for e, v in runs]
+
+    def _said(self, trainer: Any) -> dict[str, str]:
+        """Return what is said of a version: the step that it is of, beside what was given."""
+        step = getattr(getattr(trainer, "state", None), "global_step", None)
+        of_step = {} if step is None else {"step": str(step)}
+        return {**of_step, **(self._options.get("metadata") or {})}
 
 
 class _Servers(VllmServers):
@@ -297,13 +317,12 @@ def _lags(receipt: Receipt) -> list[float]:
     return [w.seconds for w in receipt.workers.values() if w.state == "applied" and w.seconds]
 
 
-def _metrics_queue(iterator: object) -> Any:
-    """Return what the trainer takes metrics from, for its log: its rollout worker has it.
+def _trainer_of(iterator: object) -> Any:
+    """Return the trainer whose weights these are, if that can be known.
 
-    The object that `weight_transfer=` takes is not told of the trainer, but what it is to send is a
-    generator that is a method of it.
+    Nobody tells the object that `weight_transfer=` takes. But what it is to send is a generator
+    that is a method of the trainer, which has the step, and the queue for what is to be logged.
     """
     if not isinstance(iterator, GeneratorType):
         return None
-    trainer = inspect.getgeneratorlocals(cast("GeneratorType[Any]", iterator)).get("self")
-    return getattr(getattr(trainer, "rollout_worker", None), "metrics_queue", None)
+    return inspect.getgeneratorlocals(cast("GeneratorType[Any]", iterator)).get("self")

@@ -5,6 +5,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import numpy as np
@@ -49,6 +50,7 @@ class Trainer:
         self.weight_transfer, self.model = weight_transfer, model
         self.rollout_worker = Rollouts()
         self.model_version = 0
+        self.state = SimpleNamespace(global_step=100)
 
     def _streaming_iter(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, param in self.model.named_parameters():
@@ -122,7 +124,7 @@ def test_it_has_what_trl_calls() -> None:
 def test_workers_get_each_update_and_the_log_says_how_far_they_are_behind(
     publisher: weightbus.Publisher, begun: Callable[..., Trainer]
 ) -> None:
-    trainer, target = begun(), layers(9.0)
+    trainer, target = begun(metadata={"run": "a"}), layers(9.0)
     trainer.sync()  # before anybody is there: it waits for who joins
     with weightbus.Subscriber(publisher.address, {"policy": target}, name="w") as worker:
         publisher.wait_for_workers(1, SECONDS)
@@ -133,6 +135,7 @@ def test_workers_get_each_update_and_the_log_says_how_far_they_are_behind(
             update = worker.receive(SECONDS)
             assert update is not None
             assert update.version == trainer.model_version
+            assert update.metadata == {"run": "a", "step": "100"}
             for mine, theirs in zip(target.parameters(), trainer.model.parameters(), strict=True):
                 assert torch.equal(mine, theirs)
         wait_for(lambda: publisher.workers()["w"].running["policy"][1] == 3, "it says so", SECONDS)
@@ -476,6 +479,28 @@ def test_of_two_servers_one_dies_while_it_is_paused(
         trainer.sync()
     assert time.monotonic() - began < 3 * SHORT + SLACK
     assert not lives.paused
+
+
+def test_a_server_that_hangs_is_given_up_by_the_deadline_and_goes_on(
+    served: Callable[..., Deployment],
+    begun: Callable[..., Trainer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    deployment, end = served(), threading.Event()
+    trainer = begun(layers(1.0), server=deployment.urls, timeout=4.0, pause_timeout=SHORT)
+    trainer.sync()
+
+    def hang(*_: object) -> None:
+        assert end.wait(SECONDS)
+
+    monkeypatch.setattr(deployment.engines[1], "update_weights", hang)
+    trainer.model, began = layers(2.0), time.monotonic()
+    with pytest.raises(weightbus.PublishError, match=r"has not answered POST /update_weights"):
+        trainer.sync()
+    assert time.monotonic() - began < 4.0 + 3 * SHORT + 2 * SLACK
+    assert not deployment.servers[0].paused
+    assert deployment.run(1.0) == [True, True]
+    end.set()
 
 
 def test_a_server_that_is_none_is_said_so_when_training_begins(

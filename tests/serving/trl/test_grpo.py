@@ -8,10 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
 from transformers import AttentionInterface, LlamaForCausalLM
+from trl.experimental.async_distillation import async_distillation_trainer
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from trl.experimental.async_grpo.async_grpo_trainer import (
     RolloutWorkerProtocol,
@@ -22,6 +24,8 @@ from trl.experimental.async_grpo.packing import TREE_ATTENTION
 
 import weightbus
 from weightbus.examples.grpo_trainer import Rollouts, attention, make_model, samples
+from weightbus.tests.serving.ranks import PlainEngine
+from weightbus.tests.serving.standin import Local, Server, Worker
 from weightbus.trl import WeightTransfer
 from weightbus.types import Pairs
 
@@ -84,7 +88,11 @@ def trainer_of(folder: Path, rollouts: Written, transfer: WeightTransfer) -> Asy
 
 @pytest.mark.parametrize(
     ("theirs", "ours"),
-    [(WeightTransferProtocol, WeightTransfer), (RolloutWorkerProtocol, Rollouts)],
+    [
+        (WeightTransferProtocol, WeightTransfer),
+        (async_distillation_trainer.WeightTransferProtocol, WeightTransfer),
+        (RolloutWorkerProtocol, Rollouts),
+    ],
 )
 def test_the_protocols_are_those_that_we_know(theirs: type, ours: type) -> None:
     for name, method in inspect.getmembers(theirs, inspect.isfunction):
@@ -128,6 +136,47 @@ def test_all_that_is_trained_arrives_and_the_log_has_each_update(tmp_path: Path)
     logged = [e["weightbus/version_max"] for e in trainer.state.log_history if "loss" in e]
     assert logged == [2.0, 3.0, 4.0, 5.0]
     assert rollouts.stopped
+
+
+class Engine(PlainEngine):
+    """A rank of a model's own names, which may be told to fail to load."""
+
+    def __init__(self, number: int, folder: Path) -> None:
+        super().__init__(number)
+        served = LlamaForCausalLM.from_pretrained(folder).named_parameters()
+        self.model = {name: np.zeros(value.shape, "<f4") for name, value in served}
+        self.fails = False
+
+    def loaded(self, n: int) -> None:
+        if self.fails and n == 1:
+            raise RuntimeError("told to fail")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_servers_run_what_is_trained_and_are_never_left_paused(tmp_path: Path, fails: bool) -> None:
+    make_model(str(tmp_path))
+    engines = [Engine(number, tmp_path) for number in range(2)]
+    server, rollouts = Server([Local(Worker(engine)) for engine in engines]), Written(10)
+    transfer = WeightTransfer("tcp://127.0.0.1:0", server=server.url, timeout=SECONDS)
+    trainer = trainer_of(tmp_path, rollouts, transfer)
+    engines[1].fails = fails
+    if fails:
+        with pytest.raises(weightbus.PublishError, match=r"rank1 .*told to fail"):
+            trainer.train()
+    else:
+        trainer.train()
+        for engine in engines:
+            for name, trained in trainer.model.named_parameters():
+                assert np.array_equal(engine.model[name], trained.detach().numpy()), name
+        assert transfer.receipt is not None
+        assert server.version == f"{transfer.receipt.epoch}.5"
+        logged = [e for e in trainer.state.log_history if "weightbus/paused_s" in e]
+        assert len(logged) == 4
+    assert rollouts.stopped
+    assert not server.paused
+    for engine in engines:
+        engine.shutdown()
+    server.close()
 
 
 def test_a_worker_that_fails_ends_the_training(tmp_path: Path) -> None:
