@@ -181,11 +181,14 @@ def test_asking_again_has_a_bound(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_server_that_hangs(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("after", [False, True], ids=["before its work", "after it"])
+def test_a_server_that_hangs(
+    tmp_path: Path, kind: str, after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("weightbus.python_client.serving.engines.ANSWER_SECONDS", SECONDS)
     with standing(tmp_path, kind, seconds=SECONDS) as (stand, (engine,)):
         stand.publish(of(1))
-        engine.fail(LOADS[kind], Fault(hang=True))
+        engine.fail(LOADS[kind], Fault(hang=True, after=after))
         receipt, _ = stand.publish(of(2))
         assert told(receipt)[0] == "failed"
         assert f"{engine.url} gave no answer in that time" in told(receipt)[1]
@@ -299,7 +302,8 @@ def test_a_server_that_others_have_paused_stays_so(tmp_path: Path, kind: str) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_server_that_does_not_go_on_is_told_again(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("by", ["a look", "a version"])
+def test_a_server_that_does_not_go_on_is_told_again(tmp_path: Path, kind: str, by: str) -> None:
     with standing(tmp_path, kind) as (stand, (engine,)):
         engine.fail(RESUMES[kind], *[Fault(500, {"error": "busy"})] * 10)
         receipt, said = stand.publish(of(1))
@@ -309,7 +313,10 @@ def test_a_server_that_does_not_go_on_is_told_again(tmp_path: Path, kind: str) -
         assert f"curl -X POST {engine.url}{RESUMES[kind]}" in said
         assert engine.paused
         assert marks(stand.folder)
-        stand.target.look()
+        if by == "a look":
+            stand.target.look()
+        else:
+            assert told(stand.publish(of(2))[0])[0] == "applied"
         assert not engine.paused
         assert not marks(stand.folder)
 
@@ -325,7 +332,7 @@ def test_what_a_killed_bridge_has_left_paused_goes_on(tmp_path: Path, kind: str)
         dead = ENGINES[kind](server, how)
         dead._mark.write_text(engine.url)  # noqa: SLF001 - as it does before it pauses
         stand = Stand(folder, [engine])
-        assert stand.target.look() == []
+        assert stand.target.missing() == ""
         assert not engine.paused
         assert marks(folder) == []
         stand.close()
@@ -448,6 +455,23 @@ def test_a_cache_that_cannot_be_flushed(tmp_path: Path, monkeypatch: pytest.Monk
         assert told(receipt)[0] == "failed"
         assert "does not let go of what its prefix cache has" in said
         assert not engine.paused
+
+
+def test_requests_that_go_on_where_they_were_keep_their_cache(tmp_path: Path) -> None:
+    with standing(tmp_path, "sglang", pause="in_place") as (stand, (engine,)):
+        engine.busy = True
+        assert told(stand.publish(of(1))[0])[0] == "applied"
+        assert engine.routes() == [
+            "/pause_generation",
+            "/update_weights_from_disk",
+            "/continue_generation",
+        ]
+
+
+def test_a_version_that_is_not_named(tmp_path: Path) -> None:
+    with standing(tmp_path, "vllm") as (stand, (engine,)):
+        engine.fail("/update_weight_version", Fault(500, {"error": {"message": "no"}}))
+        assert "/update_weight_version: 500 no" in told(stand.publish(of(1))[0])[1]
 
 
 # The folder.

@@ -4,6 +4,7 @@ import json
 import signal
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import weightbus
+from weightbus.python_client.serving.calls import Server
 from weightbus.tests.cli.test_cli import Command, result_of, run
 from weightbus.tests.serving.fake_engines import FakeEngine, Fault, engines
 from weightbus.tests.serving.test_bridge import LOADS, marks, of, same
@@ -95,7 +97,9 @@ def test_weights_in_like_that_cannot_be_read(tmp_path: Path) -> None:
     assert "cut short" in found.output
 
 
-def test_a_server_that_never_comes(tmp_path: Path) -> None:
+def test_a_server_that_never_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = partial(Server, pause=0.01)
+    monkeypatch.setattr("weightbus.python_client.cli.bridge.Server", quick)
     with engines("sglang", of(0)) as (engine,):
         pass
     command = words("tcp://127.0.0.1:1", tmp_path / "served", engine, load_timeout=0.2)
@@ -158,6 +162,19 @@ def test_ctrl_c_while_a_server_loads(tmp_path: Path) -> None:
         assert not engine.paused
         assert same(engine, of(0))  # all or nothing
         assert engine.served_broken == []
+
+
+def test_ctrl_c_while_a_server_is_awaited(tmp_path: Path) -> None:
+    with engines("vllm", of(0)) as (engine,):
+        gate = threading.Event()
+        engine.fail("/weight_info", Fault(gate=gate))
+        command = Command(*words("tcp://127.0.0.1:1", tmp_path / "served", engine))
+        with engine.called:
+            assert engine.called.wait_for(lambda: engine.calls, 60)
+        command.process.send_signal(signal.SIGINT)
+        gate.set()
+        code, told = command.end()
+        assert (code, told["kind"], told["achieved"]) == (130, "stopped", False)
 
 
 def test_a_killed_bridge_leaves_a_pause_to_the_next(tmp_path: Path) -> None:
