@@ -52,7 +52,7 @@ aarch64:
 training: $(STAMP)
 	$(BIN)/pytest -W default --numprocesses 2 --dist loadfile tests/training
 
-# Where models are served, and trained with reinforcement: with TRL, in an environment of its own.
+# Where models are served, and trained with reinforcement: with TRL and PEFT, in an environment of its own.
 serving: $(TRL)
 	.venv-trl/bin/pytest -W default tests/serving/trl
 
@@ -187,5 +187,5 @@ $(DEMO): $(INSTALLED)
 $(TRL): $(INSTALLED)
 	$(PYTHON) -m venv .venv-trl
 	@echo "Installing weightbus and TRL into .venv-trl."
-	.venv-trl/bin/pip install -c constraints.txt -e '.[trl]' hypothesis pytest pytest-timeout
+	.venv-trl/bin/pip install -c constraints.txt -e '.[trl]' hypothesis peft pytest pytest-timeout
 	touch $(TRL)
