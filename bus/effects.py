@@ -99,8 +99,7 @@ class Ready(msgspec.Struct, frozen=True):
 class Whole(msgspec.Struct, frozen=True):
     """A version is staged and verified, and may be applied once its publisher commits it."""
 
-    model: str
-    key: tuple[int, int]
+    staged: StagedVersion
 
 
 class Renamed(msgspec.Struct, frozen=True):
@@ -135,6 +134,12 @@ class Joined(msgspec.Struct, frozen=True):
     epoch: int
 
 
+class Flushed(msgspec.Struct, frozen=True):
+    """The publisher has heard what was said before this was asked for (`Flush`)."""
+
+    mark: int
+
+
 class Examine(msgspec.Struct, frozen=True):
     """Look at what the weights are by now, which may take long. `Examined` answers it."""
 
@@ -158,5 +163,6 @@ Effect = (
     | Rejected
     | Refused
     | Joined
+    | Flushed
     | Examine
 )

@@ -1,5 +1,6 @@
 """Subscribing: `Subscriber` receives versions and applies them in place, at a safe point."""
 
+import itertools
 import logging
 import os
 import re
@@ -25,6 +26,7 @@ from ..bus.net.handoff import Handoff
 from ..bus.net.worker_loop import WorkerLoop
 from ..bus.observed import CHECKING
 from ..bus.trust.keys import WorkerKeys
+from ..bus.worker.events import Flush
 from ..bus.worker.keyring import Keyring
 from ..bus.worker.machine import WorkerMachine
 from ..bus.worker.reports import Identity
@@ -133,6 +135,7 @@ class Subscriber(AsyncClosable):
         self._applied = self._handoff.changed
         self._calls = Calls(few.apply_timeout)
         self._running: dict[str, Update] = {}
+        self._marks = itertools.count(1)
         self._pid = os.getpid()
         who = _identity(self.name, shared_memory=few.shared_memory)
         like = {model: target.expected() for model, target in self._targets.items()}
@@ -280,6 +283,12 @@ class Subscriber(AsyncClosable):
         self._check_usable()
         name, epoch, number = self._exact(version, model)
         return self._applier.stage(name, number, epoch, checks.seconds(timeout, "timeout"))
+
+    def _flush(self, timeout: float) -> bool:
+        """Wait until the publisher has heard all that was said here; return whether it has."""
+        mark = next(self._marks)
+        self._loop.tell(Flush(mark))
+        return self._handoff.wait_flushed(mark, timeout)
 
     async def receive_awaitable(
         self,

@@ -35,7 +35,8 @@ class Handoff:
         self.joined_epoch = 0
         self.asked = False  # whether anybody ever came to take a version
         self._awaited: set[tuple[str, int, int]] = set()  # versions that are wanted, and no others
-        self._whole: set[tuple[str, int, int]] = set()  # of these, those that wait for a commit
+        self._whole: dict[tuple[str, int, int], StagedVersion] = {}  # that wait for a commit
+        self._flushed = 0
 
     # For the worker's thread.
 
@@ -74,12 +75,19 @@ class Handoff:
             self._tell()
             return True
 
-    def whole(self, model: str, key: tuple[int, int]) -> None:
+    def whole(self, staged: StagedVersion) -> None:
         """A version that is wanted alone is here, and waits for its publisher to commit it."""
         with self._lock:
-            if (model, *key) in self._awaited:
-                self._whole.add((model, *key))
+            awaited = (staged.model, *staged.key)
+            if awaited in self._awaited:
+                self._whole[awaited] = staged
                 self._tell()
+
+    def flush(self, mark: int) -> None:
+        """The publisher has heard what was said before this mark."""
+        with self._lock:
+            self._flushed = max(self._flushed, mark)
+            self._tell()
 
     def reject(self, error: ApplyError) -> None:
         """Leave word that a version could not be taken; once for each version."""
@@ -219,7 +227,7 @@ class Handoff:
         finally:
             with self._lock:
                 self._awaited.discard(awaited)
-                self._whole.discard(awaited)
+                self._whole.pop(awaited, None)
                 for error in tuple(self._errors):
                     about = (error.model, error.epoch, error.version)
                     if about == awaited and error.code == "gone":
@@ -227,8 +235,8 @@ class Handoff:
 
     def wait_whole(
         self, model: str, key: tuple[int, int], timeout: float, done: Callable[[], bool]
-    ) -> bool:
-        """Wait until this version, which is awaited, is here or done; return whether it is.
+    ) -> tuple[bool, StagedVersion | None]:
+        """Wait until this version, which is awaited, is here or done; say whether it is.
 
         Raises:
             ApplyError: It could not be taken.
@@ -237,22 +245,29 @@ class Handoff:
             ClosedError: Nothing will come any more.
         """
 
-        def here() -> bool:
+        def here() -> StagedVersion | None:
             ready = self._ready.get(model)
-            is_ready = ready is not None and ready.key == key
-            return is_ready or (model, *key) in self._whole or done()
+            return ready if ready and ready.key == key else self._whole.get((model, *key))
 
         def told() -> bool:
             return any((e.model, e.epoch, e.version) == (model, *key) for e in self._errors)
 
+        def news() -> bool:
+            return bool(here() or done() or told() or self._refusal or self._closed)
+
         with self._lock:
             self.asked = True
-            self.changed.wait_for(
-                lambda: here() or told() or bool(self._refusal or self._closed), timeout
-            )
-            if not here():
-                self._check(model, key)
-            return here()
+            self.changed.wait_for(news, timeout)
+            if (staged := here()) is not None or done():
+                return True, staged
+            self._check(model, key)
+            return False, None
+
+    def wait_flushed(self, mark: int, timeout: float) -> bool:
+        """Wait until the publisher has heard what was said before a mark; return whether it has."""
+        with self._lock:
+            self.changed.wait_for(lambda: self._flushed >= mark or self.closed, timeout)
+            return self._flushed >= mark
 
     def take_exact(
         self,

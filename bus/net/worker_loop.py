@@ -22,6 +22,7 @@ from ..effects import (
     Decode,
     Effect,
     Examine,
+    Flushed,
     Joined,
     Notice,
     Open,
@@ -202,8 +203,8 @@ class WorkerLoop:
                     self._sockets.send(encode(message), token)
                 case Ready():
                     self._leave(effect.staged)
-                case Whole(model, key):
-                    self._handoff.whole(model, key)
+                case Whole(staged):
+                    self._handoff.whole(staged)
                 case Reserve():
                     self._done(Granted(effect.model, effect.key, self._memory(effect)))
                 case Open(model, key, shared, nbytes):
@@ -225,6 +226,8 @@ class WorkerLoop:
                     self._connect(effect.endpoint, effect.ticket)
                 case Redial():
                     self._sockets.redial()
+                case Flushed(mark):
+                    self._handoff.flush(mark)
                 case Joined():
                     self._join(effect.epoch)
                 case Rejected(model, epoch, version, code, text):

@@ -108,8 +108,9 @@ class Asking:
         for other in self._holds.all("announced", "arriving"):
             if other.key != key:
                 self._holds.move(other, "newer")
-        if self._holds.find(key, "staged") is not None:
-            return [Whole(self._model, key)]
+        here = self._holds.find(key, "staged")
+        if here is not None and here.staged is not None:
+            return [Whole(here.staged)]
         return self.exact(now)
 
     def exact(self, now: float) -> list[Effect]:

@@ -105,5 +105,11 @@ class Examined(msgspec.Struct, frozen=True):
     answer: Checked
 
 
+class Flush(msgspec.Struct, frozen=True):
+    """The user waits until the publisher has heard what was said before: then `Flushed` says so."""
+
+    mark: int
+
+
 OfSlot = Granted | Opened | Copied | Decoded | Report | Waits | Wanted  # it has a `model`
-Happening = OfSlot | Examined
+Happening = OfSlot | Examined | Flush

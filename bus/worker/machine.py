@@ -14,6 +14,7 @@ from ..effects import (
     Connect,
     Effect,
     Examine,
+    Flushed,
     Joined,
     Notice,
     Open,
@@ -55,13 +56,17 @@ from ..messages import (
 from ..observed import Check, ToWorker, to_worker, unchecked
 from ..staged import SharedMemory
 from . import reports
-from .events import Examined, Happening, Opened, Wanted
+from .events import Examined, Flush, Happening, Opened, Wanted
 from .keyring import Keyring
 from .layouts import Accepts, Expected
 from .phases import SESSIONS, TURNED_AWAY, Change, Session
 from .reports import Identity
 from .slot import Slot
 from .transfer import place_for
+
+FLUSHING = (
+    2**52
+)  # and more: the token of a ping that is sent for its answer alone, and tells no time
 
 # What speaks of one model.
 OfModel = Abort | Announce | Beacon | Chunk | Commit | End | Prepare | Rename | SealedChunk
@@ -202,6 +207,9 @@ class WorkerMachine:
                 return []
             case Check():
                 return self._check(message, now)
+            case Pong(token=token) if token >= FLUSHING:
+                self._heard_at = now
+                return [Flushed(token - FLUSHING)]
             case Pong():
                 self._heard_at = now
                 for each in self.slots.values():
@@ -414,6 +422,9 @@ class WorkerMachine:
         """Take how an effect has ended, or what became of a version that was ready."""
         if isinstance(event, Examined):
             return [Send(event.answer)] if self.inside else []
+        if isinstance(event, Flush):  # what was said on this channel has been heard before its pong
+            about = {"subscribed": self._subscribed, "shared": self.shared}
+            return [Send(Ping(token=FLUSHING + event.mark, **about))] if self.inside else []
         slot = self.slots.get(event.model)
         if slot is None:  # it is the publisher's probe
             welcome, self._welcomed = self._welcomed, None

@@ -317,7 +317,7 @@ class Slot:
         if announce.commit != "together":
             effects += self._commit(held)
         elif self.asking.only == held.key:
-            effects.append(Whole(self.model, held.key))
+            effects.append(Whole(held.staged))
         return effects + self._turn("completed", now)
 
     def _commit(self, held: Held) -> list[Effect]:

@@ -8,8 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from weightbus import ApplyError, ClosedError, Publisher, PublishError, Settings, TornError
+from weightbus import (
+    ApplyError,
+    ClosedError,
+    Publisher,
+    PublishError,
+    Settings,
+    TornError,
+    UnchangedError,
+)
+from weightbus.bus.limits import BUFFERS_MAX
+from weightbus.codecs import device_memory
 from weightbus.codecs.layout import Layout
 from weightbus.tests.client.test_bus import SECONDS, Bus, arrays
 from weightbus.tests.compose.waiting import wait_for
@@ -156,6 +167,52 @@ def test_a_function_that_failed_half_way_may_be_told_to_try_again(bus: Bus) -> N
             staged.apply(SECONDS)
         assert staged.apply(SECONDS) is not None
     assert loaded == [1.0]
+
+
+def test_a_device_is_to_copy_from_each_buffer_directly_and_is_told_so_once(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned = list[int]()
+
+    def pin(data: np.ndarray[Any, Any], device: torch.device) -> object:
+        assert device == torch.device("cuda:1")
+        pinned.append(data.ctypes.data)
+        return object()
+
+    monkeypatch.setattr(device_memory, "pinned", pin)
+    publisher, addresses = bus.publisher(), list[int]()
+
+    def load(pairs: Pairs) -> None:
+        addresses.append(dict(pairs.arrays())["w"].ctypes.data)
+
+    worker = bus.subscriber(publisher, load)
+    for number in range(1, 7):
+        receipt = together(publisher, arrays(number))
+        with worker.stage(SECONDS, version=(publisher.epoch, number)) as staged:
+            for device in ("cuda:1", "cpu"):
+                staged.pin(device)
+            assert staged.apply(SECONDS) is not None
+        assert receipt.result(SECONDS).in_state("applied")
+    assert set(addresses) == set(pinned)
+    assert len(pinned) == len(set(pinned)) <= BUFFERS_MAX
+
+
+def test_a_worker_can_wait_until_what_it_has_said_was_heard(bus: Bus) -> None:
+    def load(_: Pairs) -> None:
+        raise UnchangedError("not this one")
+
+    publisher = bus.publisher()
+    worker = bus.subscriber(publisher, load)
+    for number in range(1, 21):
+        receipt = together(publisher, arrays(number))
+        with worker.stage(SECONDS, version=(publisher.epoch, number)) as staged:
+            with pytest.raises(ApplyError, match="not this one"):
+                staged.apply(SECONDS)
+            assert worker._flush(SECONDS)  # noqa: SLF001 # pyright: ignore
+            assert receipt.done()
+            assert isinstance(receipt.exception(), PublishError)
+    worker.close()
+    assert not worker._flush(SECONDS), "nobody hears it"  # noqa: SLF001 # pyright: ignore
 
 
 # What a function keeps.
