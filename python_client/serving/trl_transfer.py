@@ -29,7 +29,7 @@ from ...bus.receipt import Receipt
 from ...codecs.dtypes import name_of_torch
 from ...codecs.errors import StateError
 from .. import checks
-from ..options import TIMEOUT, PublishOptions
+from ..options import PublishOptions
 from ..publisher import Publisher
 from .server import PauseMode, VllmServers
 from .transfers import RESUME_SECONDS, Transfers
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("weightbus.trl")
 
+STAGE_SECONDS = 300.0
 PAUSE_SECONDS = 60.0
 
 
@@ -87,7 +88,8 @@ class WeightTransfer:
         **options: Unpack[PublishOptions],
     ) -> None:
         self._given, self._model = publisher, model
-        self._timeout = checks.seconds(options.get("timeout", TIMEOUT), "timeout", positive=True)
+        self._timeout = options.setdefault("timeout", STAGE_SECONDS)
+        checks.seconds(self._timeout, "timeout", positive=True)
         self._options: PublishOptions = {"commit": "together", "require": "alive", **options}
         self._pause: PauseMode = pause
         self._deployment = deployment

@@ -2,6 +2,9 @@
 
 import inspect
 import queue
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -104,6 +107,14 @@ def _begun(publisher: weightbus.Publisher) -> Iterator[Callable[..., Trainer]]:
         trainer.weight_transfer.destroy()
 
 
+def apply(worker: weightbus.Subscriber, version: int) -> None:
+    """Apply what is committed, up to a version: the trainer knows that before the worker does."""
+    while (update := worker.receive(SECONDS)) is not None and update.version < version:
+        pass
+    assert update is not None
+    assert update.version == version
+
+
 def receipt_of(trainer: Trainer) -> weightbus.types.Receipt:
     transfer = trainer.weight_transfer
     assert isinstance(transfer, WeightTransfer)
@@ -160,9 +171,7 @@ def test_a_worker_that_is_at_something_else_is_not_waited_for(
         for _ in range(3):
             trainer.sync()
         assert trainer.logged()["weightbus/lag_versions_max"] == 2.0
-        update = worker.receive(SECONDS)
-        assert update is not None
-        assert update.version == 3
+        apply(worker, 3)
 
 
 def test_a_worker_that_cannot_load_a_version_ends_the_training(
@@ -225,6 +234,39 @@ def test_a_worker_that_died_is_missed_only_if_it_is_expected(
             strict.sync()
         assert time.monotonic() - began < SHORT + SLACK
         lenient.sync()
+
+
+WORKER = """
+import sys, time, numpy, weightbus
+weights = {f"layers.{i}.weight": numpy.zeros((64, 64), "f4") for i in range(3)}
+with weightbus.Subscriber(sys.argv[1], {"policy": weights}, name="other").start():
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_is_killed_or_stopped_does_not_end_the_training(how: int) -> None:
+    soon = weightbus.Settings(ping=0.05, lost_after=0.5)
+    with weightbus.Publisher(settings=soon) as publisher:
+        trainer = Trainer(WeightTransfer(publisher, timeout=SECONDS), layers(1.0))
+        trainer.weight_transfer.init_weight_transfer()
+        target = layers(9.0)
+        command = [sys.executable, "-c", WORKER, publisher.address]
+        with (
+            weightbus.Subscriber(publisher.address, {"policy": target}, name="w") as worker,
+            subprocess.Popen(command) as other,  # noqa: S603 - our own
+        ):
+            try:
+                publisher.wait_for_workers(2, SECONDS)
+                trainer.sync()
+                other.send_signal(how)
+                trainer.model = layers(2.0)
+                trainer.sync()
+                apply(worker, 2)
+            finally:
+                other.kill()
+        assert all(map(torch.equal, target.parameters(), layers(2.0).parameters()))
+        trainer.weight_transfer.destroy()
 
 
 def test_an_iterator_that_raises_in_the_middle_publishes_nothing(
