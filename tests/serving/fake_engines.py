@@ -226,6 +226,18 @@ class FakeEngine:
             self._resumed()
             return 200, {"status": "ok"}
 
+        return {
+            "GET /model_info": info,
+            "GET /ready": lambda _: (503 if self.paused else 200, ""),
+            "POST /update_weights_from_disk": update,
+            "POST /flush_cache": flush,
+            "POST /update_weight_version": named,
+            "POST /pause_generation": pause,
+            "POST /continue_generation": go_on,
+            **self._sglang_adapters(),
+        }
+
+    def _sglang_adapters(self) -> dict[str, Callable[[dict[str, Any]], Said]]:
         def load(body: dict[str, Any]) -> Said:
             name = body["lora_name"]
             if not self.lora:
@@ -251,17 +263,7 @@ class FakeEngine:
                     self._read_adapter(name, path)
             return 200, {"success": True}
 
-        return {
-            "GET /model_info": info,
-            "GET /ready": lambda _: (503 if self.paused else 200, ""),
-            "POST /update_weights_from_disk": update,
-            "POST /flush_cache": flush,
-            "POST /update_weight_version": named,
-            "POST /pause_generation": pause,
-            "POST /continue_generation": go_on,
-            "POST /load_lora_adapter": load,
-            "POST /unload_lora_adapter": unload,
-        }
+        return {"POST /load_lora_adapter": load, "POST /unload_lora_adapter": unload}
 
     def _vllm(self) -> dict[str, Callable[[dict[str, Any]], Said]]:
         def rpc(body: dict[str, Any]) -> Said:
