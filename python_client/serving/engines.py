@@ -97,9 +97,17 @@ class Engine(ABC):
     def home(self) -> str:
         """Return where its weights were read from, as it calls that."""
 
-    def adapters(self) -> dict[str, str]:
-        """Return where each adapter was read from, by name."""
-        return {card: root for card, (root, parent) in self._cards().items() if parent}
+    def adapter(self, name: str) -> str | None:
+        """Return where an adapter was read from; None if there is none of this name.
+
+        Raises:
+            CallError: The model itself has that name.
+        """
+        root, parent = self._cards().get(name, (None, "none"))
+        if not parent:
+            text = f"{self.url} calls its own model {name!r}: give another name with --lora"
+            raise CallError(text, harmless=True)
+        return root
 
     def _cards(self) -> dict[str, tuple[str, str]]:
         """Return the models that it lists: where each lies, and its base if it is an adapter."""
@@ -122,9 +130,11 @@ class Engine(ABC):
             try:
                 self._take(new)
             except CallError as error:
-                if error.harmless or old is None:
-                    raise
-                self._return(old, error)
+                if old is not None and not error.harmless:
+                    self._return(old, error)
+                if new.adapter and old is None and not isinstance(error, SilentError):
+                    raise CallError(str(error), harmless=True) from None  # it has none, as before
+                raise
 
     def _return(self, old: Weights, cause: CallError) -> NoReturn:
         try:
@@ -274,28 +284,25 @@ class Sglang(Engine):
         path = f"/flush_cache?timeout={FLUSH_SECONDS:g}"
         self._checked(self._server.post(path, {}, FLUSH_SECONDS + ANSWER_SECONDS), path)
 
-    def adapters(self) -> dict[str, str]:
-        """Return where each adapter was read from: where our link leads, if it was that."""
-        found = super().adapters()
-        link = self._link
-        ours = [name for name, path in found.items() if PurePosixPath(path).name == link.name]
-        return found | {name: os.readlink(link) for name in ours if link.is_symlink()}
+    def adapter(self, name: str) -> str | None:
+        """Return where an adapter was read from: where our link leads, if it was that."""
+        path, link = super().adapter(name), self._link
+        ours = path is not None and PurePosixPath(path).name == link.name and link.is_symlink()
+        return os.readlink(link) if ours else path
 
     @property
     def _link(self) -> Path:
         return self._how.folder / f".adapter-{crc32(self.url.encode()):08x}"
 
     def _load_adapter(self, name: str, folder: str) -> None:
-        there = name in self.adapters()
         new = self._link.with_suffix(".new")
         new.unlink(missing_ok=True)
         new.symlink_to(folder)
         new.replace(self._link)
-        if there:
-            body = {"lora_name": name}
-            answer = self._server.post("/unload_lora_adapter", body, self._how.seconds)
-            if "does not exist" not in answer.message:
-                self._adapter_done(answer, "/unload_lora_adapter")
+        # Listed or not: there may be one that was loaded or unloaded by some ranks only.
+        answer = self._server.post("/unload_lora_adapter", {"lora_name": name}, self._how.seconds)
+        if "does not exist" not in answer.message:
+            self._adapter_done(answer, "/unload_lora_adapter")
         body = {"lora_name": name, "lora_path": f"{self._how.seen}/{self._link.name}"}
         answer = self._server.post("/load_lora_adapter", body, self._how.seconds)
         if "already loaded" not in answer.message:  # for a request that came in between

@@ -142,7 +142,7 @@ class ServedTarget(OutsideTarget):
     def _old(self, engine: Engine) -> Weights | None:
         """Return what a server runs now; None: no adapter of that name, or it does not say."""
         if self._adapter:
-            path = engine.adapters().get(self._adapter)
+            path = engine.adapter(self._adapter)
             return None if path is None else Weights(path, adapter=self._adapter)
         version = engine.version()
         ours = VERSION.fullmatch(version) and (self._folder / version).is_dir()

@@ -56,7 +56,7 @@ def test_adapters_are_loaded_under_their_name(tmp_path: Path, kind: str) -> None
         assert engine.weights.keys() == of(0).keys()
         assert (engine.version, engine.paused) == ("default", False)
         unloads = engine.routes().count("/unload_lora_adapter")
-        assert unloads == (2 if kind == "sglang" else 0)
+        assert unloads == (3 if kind == "sglang" else 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -99,7 +99,9 @@ def test_an_adapter_from_elsewhere_is_what_a_server_goes_back_to(tmp_path: Path)
 def test_the_first_adapter_is_refused(tmp_path: Path, kind: str) -> None:
     with standing(tmp_path, kind, adapter="policy-lora") as (stand, (engine,)):
         engine.fail(LOADS[kind], Fault(500, {"error": {"message": "no room"}}))
-        assert told(stand.publish(adapter(1), metadata=said())[0])[0] == "failed"
+        receipt, text = stand.publish(adapter(1), metadata=said())
+        assert told(receipt)[0] == "failed"
+        assert "no version runs" not in text
         assert engine.adapters == {}
         assert told(stand.publish(adapter(2), metadata=said())[0])[0] == "applied"
         assert runs(engine, adapter(2))
@@ -151,6 +153,14 @@ def test_what_is_no_adapter(
         assert words in told(receipt)[1]
         assert engine.routes() == []
         assert versions(stand.folder) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_name_that_the_model_has(tmp_path: Path, kind: str) -> None:
+    with standing(tmp_path, kind, adapter="policy") as (stand, (engine,)):
+        receipt, _ = stand.publish(adapter(1), metadata=said())
+        assert "calls its own model 'policy': give another name with --lora" in told(receipt)[1]
+        assert engine.routes() == []
 
 
 def test_the_configuration_of_a_folder(tmp_path: Path) -> None:
