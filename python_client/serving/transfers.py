@@ -105,6 +105,7 @@ class Transfers:
         self._timeout, self._pause_timeout = timeout, pause_timeout
         self._pause: PauseMode | None = pause
         self._join: dict[str, Any] = {}
+        self._gathered = False  # all ranks were there since they were told to join
         self._names = client.ranks(deployment) if isinstance(client, Counting) else None
         count = ranks if self._names is None else len(self._names)
         if count is None:
@@ -123,7 +124,7 @@ class Transfers:
             deadline=self._pause_timeout,
             tensors={name: (dtype, [*shape]) for name, (dtype, shape) in tensors.items()},
         )
-        self._join = asdict(said)
+        self._join, self._gathered = asdict(said), False
         self._client.init_weight_transfer_engine(self._join)
 
     def send(self, weights: object, metadata: Mapping[str, str] | None = None) -> Receipt:
@@ -154,11 +155,12 @@ class Transfers:
     def _gather(self) -> None:
         """Wait until all ranks are there; those of a server that was started again join again."""
         until = time.monotonic() + self._timeout
-        if self._names is not None and self._missing():
+        if self._gathered and self._missing():
             self._client.init_weight_transfer_engine(self._join)
         while True:
             there = self._there()
             if len(there) >= self._count and not self._missing():
+                self._gathered = True
                 return
             left = max(0.0, until - time.monotonic())
             self._publisher.wait_for_workers(

@@ -59,7 +59,7 @@ class TrainerInit(TrainerInitInfo):
     publisher: Publisher | None = field(default=None, repr=False)
 
 
-class WeightbusTrainerEngine(TrainerWeightTransferEngine[TrainerInit]):
+class WeightbusTrainerEngine(TrainerWeightTransferEngine):
     """Publishes a `WeightSource`, and has vLLM load it.
 
     Attributes:
@@ -82,7 +82,15 @@ class WeightbusTrainerEngine(TrainerWeightTransferEngine[TrainerInit]):
         self._close: list[Any] = []
         if not self.is_sender:
             return
-        publisher = init_info.publisher
+        try:
+            self._join(init_info)
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def _join(self, init_info: TrainerInit) -> None:
+        """Have every rank of the servers join."""
+        publisher, client = init_info.publisher, self.client
         if publisher is None:
             publisher = Publisher(init_info.address)
             self._close.append(publisher)
@@ -100,7 +108,7 @@ class WeightbusTrainerEngine(TrainerWeightTransferEngine[TrainerInit]):
             pause_timeout=init_info.pause_timeout,
             pause=init_info.pause,
         )
-        self._transfers.join(_signatures(source))
+        self._transfers.join(_signatures(self.source))
 
     @classmethod
     def trainer_init(
@@ -151,7 +159,7 @@ class WeightbusTrainerEngine(TrainerWeightTransferEngine[TrainerInit]):
 def _full(source: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Iterate over full tensors: `iter_full()` since vLLM 0.33, the source itself before."""
     full: Iterable[tuple[str, torch.Tensor]] = (
-        source.iter_full() if hasattr(source, "iter_full") else source
+        source.iter_full() if hasattr(WeightSource, "iter_full") else source
     )
     return iter(full)
 

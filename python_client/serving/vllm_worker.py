@@ -38,7 +38,7 @@ class UpdateInfo(Version, WeightTransferUpdateInfo):
     """What a trainer's `update_weights` says."""
 
 
-class WeightbusEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
+class WeightbusEngine(WeightTransferEngine):
     """Loads what a trainer publishes; see `rank`."""
 
     init_info_cls = InitInfo

@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from queue import Queue
 from typing import Any, Literal
@@ -26,7 +27,7 @@ from weightbus.types import Pairs
 Phase = Literal["stage", "start", "update", "load"]
 How = Literal["raise", "die", "stop", "shape"]
 LAYERS, WIDTH = 3, 64
-SECONDS = 30.0  # that a rank may take to start, or to end
+SECONDS = 100.0  # that a rank may take to start, with all that it imports, or to end
 
 
 def weights(value: float) -> dict[str, np.ndarray[Any, Any]]:
@@ -49,8 +50,11 @@ class PlainEngine:
         self.model = weights(0.0)
         self._number, self.rank = number, Rank(self)
 
-    def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
-        return self.model
+    def sum(self) -> str:
+        return summed(self.model)
+
+    def expected(self, value: float) -> str:
+        return summed(weights(value))
 
     def reshape(self, more: int) -> None:
         """Give the last tensor another shape than is published; with 0, that again."""
@@ -133,7 +137,24 @@ class Served:
         self.engine.reshape(more)
 
     def sum(self) -> str:
-        return summed(self.engine.arrays())
+        return str(self.engine.sum())
+
+    def expected(self, value: float) -> str:
+        """Return what `sum` is to be once it has loaded the weights of a value."""
+        return str(self.engine.expected(value))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What ranks are made of.
+
+    Attributes:
+        make: Makes a worker and its engine, in the rank's process.
+        weights: What a trainer publishes, for a value.
+    """
+
+    make: Callable[[int], tuple[Any, Any]]
+    weights: Callable[[float], Mapping[str, Any]]
 
 
 def plain(number: int) -> tuple[Any, Any]:
@@ -162,9 +183,9 @@ def serve(pipe: Connection, number: int, make: Callable[[int], tuple[Any, Any]])
 class RankProcess:
     """A rank in a process of its own."""
 
-    def __init__(self, number: int, make: Callable[[int], tuple[Any, Any]] = plain) -> None:
+    def __init__(self, number: int, make: Callable[[int], tuple[Any, Any]]) -> None:
         context = multiprocessing.get_context("forkserver")  # imports take longer than all else
-        context.set_forkserver_preload([make.__module__])
+        context.set_forkserver_preload([getattr(make, "func", make).__module__])
         self._pipe, theirs = context.Pipe()
         self.process = context.Process(target=serve, args=(theirs, number, make), daemon=True)
         self.process.start()
