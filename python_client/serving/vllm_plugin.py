@@ -14,7 +14,7 @@ from ...codecs.errors import WeightBusError
 log = logging.getLogger("weightbus.serving")
 
 NAME = "weightbus"
-TESTED = "vLLM 0.26 to 0.33"
+TESTED = "vLLM 0.28 to 0.33"
 TRANSFER = "vllm.distributed.weight_transfer"
 RELOAD = "vllm.model_executor.model_loader.reload.layerwise"
 
@@ -59,10 +59,15 @@ def require(needed: dict[str, tuple[str, ...]]) -> None:
         else:
             lacking += [f"{module}.{name}" for name in names if not hasattr(found, name)]
     if lacking:
-        raise UnsupportedVllmError(
-            f"weightbus works with {TESTED}; {_this()} lacks {', '.join(lacking)}: install one of "
-            "those, or serve with `weightbus bridge`, which needs nothing of it"
-        )
+        raise unsupported(f"lacks {', '.join(lacking)}")
+
+
+def unsupported(why: str) -> UnsupportedVllmError:
+    """Return the error that says why the vLLM that is installed will not do."""
+    return UnsupportedVllmError(
+        f"weightbus works with {TESTED}; {_this()} {why}: install one of those, or serve with "
+        "`weightbus bridge`, which needs nothing of it"
+    )
 
 
 def _this() -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .rank import Join, Rank, Version
-from .vllm_plugin import WORKER, require
+from .vllm_plugin import WORKER, require, unsupported
 
 require(WORKER)
 
@@ -79,3 +79,7 @@ class WeightbusEngine(WeightTransferEngine):
     def shutdown(self) -> None:
         """Leave the bus."""
         self._rank.leave()
+
+
+if asked := getattr(WeightbusEngine, "__abstractmethods__", ()):
+    raise unsupported(f"asks an engine for {', '.join(sorted(asked))}")

@@ -18,7 +18,8 @@ from zipfile import ZipFile
 ROOT = Path(__file__).resolve().parents[3]
 HERE = Path("tests/serving/vllm")
 KEPT = ROOT / ".serving"
-VERSIONS = [f"0.{minor}.0" for minor in range(26, 34)]
+REFUSED = "0.27.0"
+VERSIONS = [REFUSED, *(f"0.{minor}.0" for minor in range(28, 34))]
 NEWEST = VERSIONS[-1]
 SECONDS = 900  # for one version
 
@@ -67,9 +68,11 @@ def main() -> int:
         path = os.pathsep.join(map(str, (unpacked(version), packages())))
         env = {**os.environ, "PYTHONPATH": path, "VLLM_LOGGING_LEVEL": "ERROR"}
         env.pop("VLLM_PLUGINS", None)
-        tests = [str(HERE)] if version == NEWEST else [str(HERE / "test_engine.py")]
+        tests = [HERE / ("test_refused.py" if version == REFUSED else "test_engine.py")]
+        if version == NEWEST:
+            tests.append(HERE / "test_failures_in_vllm.py")
         command = [sys.executable, "-m", "pytest", "-q", "-W", "default", "--numprocesses", "2"]
-        command += tests
+        command += map(str, tests)
         done = subprocess.run(command, env=env, cwd=ROOT, timeout=SECONDS)  # noqa: S603
         if done.returncode:
             failed.append(version)

@@ -283,7 +283,7 @@ def test_a_server_with_another_engine_is_told_what_to_do(plain: Bench) -> None:
 
 def test_another_vllm_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(layerwise, "get_layerwise_info")
-    with pytest.raises(UnsupportedVllmError, match=r"0.26 to 0.33.*layerwise.get_layerwise_info"):
+    with pytest.raises(UnsupportedVllmError, match=r"0.28 to 0.33.*layerwise.get_layerwise_info"):
         vllm_plugin.require(vllm_plugin.WORKER)
     vllm_plugin.require(vllm_plugin.TRAINER)
 
