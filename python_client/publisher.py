@@ -342,8 +342,10 @@ class Publisher(AsyncClosable):
             kept.offer(version, asked.encoding, takers, until, to_all=not asked.workers)
         self._loop.submit(asked.publication(next(self._ids), version), future)
 
-    def wait_for_commit(self, publishing: "Future[Receipt]", timeout: float) -> bool:
-        """Wait until a `together` publish is decided; return whether its workers are to apply it.
+    def wait_for_commit(
+        self, publishing: "Future[Receipt]", timeout: float
+    ) -> tuple[int, int] | None:
+        """Wait until a `together` publish is decided; return the version that workers now apply.
 
         Until then its bytes travel and are verified, and no worker has changed anything. So what
         must stand still while weights change, such as a server's requests, need not do so before.
@@ -353,18 +355,24 @@ class Publisher(AsyncClosable):
             timeout: Seconds; the publish has a deadline of its own, by which it is decided.
 
         Returns:
-            True: enough workers have staged it, and apply it from now on. False: it is given up, or
-            not decided yet; the future says why.
-        """
+            Its (epoch, version), once enough workers have staged it. None: it is given up, or not
+            decided yet; the future says why.
 
+        Raises:
+            TypeError: It is no future of `publish_async`.
+        """
         if not isinstance(publishing, Promise):
             raise TypeError(f"wait_for_commit takes a future of publish_async, not {publishing!r}")
-        over = self._loop.watch(lambda _m, _: publishing.done() or publishing.decision != "open")
+
+        def decided(_machine: PublisherMachine, _now: float) -> bool:
+            return publishing.done() or publishing.committed is not None
+
+        over = self._loop.watch(decided)
         try:
             over.result(checks.seconds(timeout, "timeout"))
         except FutureTimeout:
             over.cancel()
-        return publishing.decision == "commit"
+        return publishing.committed
 
     @had_more_keywords("publish")
     async def publish_awaitable(

@@ -43,7 +43,6 @@ from ..publisher.effects import (
 )
 from ..publisher.machine import PublisherMachine
 from ..publisher.offers import Unhurried, hash_all, worded
-from ..publisher.phases import Decision
 from ..publisher.publication import Publication
 from ..publisher.status import WorkerStatus
 from ..publisher.version import Snapshot, Version
@@ -458,7 +457,7 @@ class PublisherLoop:
     def _resolve(self, effect: Resolve) -> None:
         future = self._open.pop(effect.publication)
         if future.publication is not None:
-            future.let_go()
+            future.over()
         if not future.set_running_or_notify_cancel():
             return
         if effect.achieved:
@@ -495,25 +494,27 @@ class Promise(Future[Receipt]):
 
     Attributes:
         publication: The call of a `together` publish, from when its weights are here until it is
-            decided and over.
+            over.
     """
 
     def __init__(self, complaints: Complaints) -> None:
         super().__init__()
         self._complaints, self._asked = complaints, False
         self.publication: Publication | None = None
-        self._decision: Decision = "open"
+        self._committed: tuple[int, int] | None = None
 
     @property
-    def decision(self) -> Decision:
-        """Whether a `together` publish is decided, and how."""
+    def committed(self) -> tuple[int, int] | None:
+        """Epoch and number of a `together` publish that its workers are to apply."""
         publication = self.publication
-        return self._decision if publication is None else publication.decision
+        if publication is None:
+            return self._committed
+        return publication.version.key if publication.decision == "commit" else None
 
-    def let_go(self) -> None:
-        """It is over: hold on to nothing of the version, for as long as the receipt is kept."""
-        if self.decision != "open":
-            self._decision, self.publication = self.decision, None
+    def over(self) -> None:
+        """Hold on to nothing of the version, for as long as the receipt is kept."""
+        if self.publication is not None and self.publication.decision != "open":
+            self._committed, self.publication = self.committed, None
 
     def result(self, timeout: float | None = None) -> Receipt:
         """Wait for the receipt; see `Future`."""

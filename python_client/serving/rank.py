@@ -8,12 +8,11 @@ trainer; the others are then told to give the version up, before anybody has loa
 join      joins the bus, and tries on the model whether what will be published can be loaded at all
           (what cannot is refused as soon as it is announced, and so no rank stages it)
 start     nothing
-update    waits until the version is here, verified; or gives it up
+update    waits until the version is here, verified, and makes ready; or gives it up
 finish    loads it, and acknowledges it
 """
 
 import logging
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -28,8 +27,7 @@ from ..subscriber import Subscriber
 
 log = logging.getLogger("weightbus.serving")
 
-DECLINE_SECONDS = 1.0  # that a publisher's decision is waited for, before it is told that we cannot
-FIRST_SECONDS = 0.1  # that what is told over the bus is given, before a call's answer
+DECLINE_SECONDS = 1.0  # for what is waited for before a call that is to give up is answered
 
 
 class Loader(Protocol):
@@ -37,6 +35,10 @@ class Loader(Protocol):
 
     def rehearse(self, tensors: Mapping[str, Signature]) -> str:
         """Say why a model of these tensors cannot be loaded; nothing if it can. Changes nothing."""
+        ...
+
+    def make_ready(self, staged: Staged) -> None:
+        """Do what can be done before the model stands still for a version. Changes nothing."""
         ...
 
     def load(self, pairs: Pairs) -> None:
@@ -138,7 +140,11 @@ class Rank:
         self._release()
 
     def update(self, said: Version) -> None:
-        """Wait until a version is here; or give it up."""
+        """Wait until a version is here; or give it up.
+
+        Raises:
+            TimeoutError: It is not here, and so nothing can be said of it over the bus.
+        """
         self._release()
         if self._worker is None:
             log.error("no trainer has joined this server yet: init_weight_transfer_engine first")
@@ -148,14 +154,13 @@ class Rank:
         try:
             self._staged = self._worker.stage(seconds, version=key, model=self._model)
         except (WeightBusError, RuntimeError) as error:
-            why = str(error)
-        else:
-            why = "" if self._staged else f"it was not here within {seconds:g} s"
-        if self._staged and said.cancel:
+            log.error("%s: %s", self._worker.name, error)  # noqa: TRY400 - its cause is in it
+            self._be_heard()
+            return
+        if said.cancel:
             self._decline(self._staged, f"given up: {said.cancel}")
-        elif why:
-            log.error("%s: %s version %s: %s", self._worker.name, self._model, said.version, why)
-            time.sleep(FIRST_SECONDS)
+        else:
+            self._loader.make_ready(self._staged)
 
     def finish(self) -> None:
         """Load the version, and acknowledge it; nothing if it is not here, or was given up."""
@@ -200,7 +205,12 @@ class Rank:
             log.warning("%s", error)
         finally:
             self._release()
-        time.sleep(FIRST_SECONDS)
+        self._be_heard()
+
+    def _be_heard(self) -> None:
+        """Have the trainer hear on the bus what went wrong, before our call is answered."""
+        if self._worker is not None:
+            self._worker._flush(DECLINE_SECONDS)  # noqa: SLF001 - one of ours
 
     def _release(self) -> None:
         self._declined = ""

@@ -7,7 +7,7 @@ They exist only where the server runs with VLLM_SERVER_DEV_MODE=1, and need no k
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from ...codecs.errors import WeightBusError
@@ -122,9 +122,14 @@ class VllmServer:
         """Close the connections."""
         self._client.close()
 
-    def within(self, seconds: float) -> None:
-        """Give each call from now on at most so many seconds."""
-        self._timeout = max(0.001, seconds)
+    @contextmanager
+    def within(self, seconds: float) -> Generator[None]:
+        """Give each call in this block at most so many seconds."""
+        before, self._timeout = self._timeout, max(0.001, seconds)
+        try:
+            yield
+        finally:
+            self._timeout = before
 
     def _get(self, path: str) -> dict[str, Any]:
         return self._call("GET", path, None)
@@ -252,10 +257,13 @@ class VllmServers:
         for server in self.servers:
             server.close()
 
-    def within(self, seconds: float) -> None:
-        """Give each call from now on at most so many seconds."""
-        for server in self.servers:
-            server.within(seconds)
+    @contextmanager
+    def within(self, seconds: float) -> Generator[None]:
+        """Give each call in this block at most so many seconds."""
+        with ExitStack() as restore:
+            for server in self.servers:
+                restore.enter_context(server.within(seconds))
+            yield
 
     def _names(self, deployment: str) -> list[str]:
         several = len(self.servers) > 1

@@ -3,9 +3,9 @@
 The bus decides and tells: a version is committed once every rank has staged it, and its receipt
 says what each rank made of it. The server's calls only say when: they are made once all have it.
 
-    publish together ... all ranks staged it          the server generates; nobody changed anything
-    pause, start, update ... still nobody has failed   or all are told to give it up
-    finish ... all ranks acknowledged                  each loads it
+    publish together ... all ranks staged it           they generate; nobody has changed anything
+    start, update ... each rank holds it, ready        or all are told to give it up
+    pause, finish ... all ranks acknowledged           each loads it
     version, resume                                    resumed whatever happened
 """
 
@@ -13,14 +13,14 @@ import logging
 import time
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
+from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
 
 from ...bus.deadline import ANSWER_SECONDS
 from ...bus.errors import PublishError
-from ...bus.net.publisher_loop import Promise
 from ...bus.receipt import Receipt
 from ...codecs.layout import Signature
 from ..publisher import Publisher
@@ -61,7 +61,7 @@ class Telling(Protocol):
 class Bounded(Protocol):
     """A client whose calls end in time."""
 
-    def within(self, seconds: float) -> None: ...
+    def within(self, seconds: float) -> AbstractContextManager[None]: ...
 
 
 @runtime_checkable
@@ -148,9 +148,10 @@ class Transfers:
             timeout=self._timeout + self._pause_timeout,
             metadata=metadata,
         )
-        if not self._publisher.wait_for_commit(future, self._timeout):
+        version = self._publisher.wait_for_commit(future, self._timeout)
+        if version is None:
             return future.result(self._pause_timeout + ANSWER_SECONDS)  # it says who has not
-        return self._swap(future)
+        return self._swap(version, future)
 
     def _gather(self) -> None:
         """Wait until all ranks are there; those of a server that was started again join again."""
@@ -174,19 +175,23 @@ class Transfers:
     def _missing(self) -> set[str]:
         return set(self._names or ()) - set(self._there())
 
-    def _swap(self, future: Future[Receipt]) -> Receipt:
+    def _swap(self, version: tuple[int, int], future: Future[Receipt]) -> Receipt:
         """Have what is staged everywhere loaded."""
-        assert isinstance(future, Promise)  # noqa: S101 - it is of our publisher
-        publication, until = future.publication, time.monotonic() + self._pause_timeout
-        if publication is None:
-            return future.result()  # somebody has failed since
-        epoch, number = publication.version.epoch, publication.version.version
-        said = Version(epoch=epoch, version=number, deadline=self._pause_timeout)
+        until = time.monotonic() + self._pause_timeout
+        said = asdict(Version(*version, deadline=self._pause_timeout))
+        name = None if isinstance(self._client, Telling) else "{}.{}".format(*version)
         try:
-            with self._paused(until):
-                self._load(asdict(said), future, until)
-                receipt = future.result(max(0.0, until - time.monotonic()))
-                self._tell(receipt)
+            with ExitStack() as unless_loading:
+                unless_loading.push(partial(self._give_up, said, until))
+                self._call(self._start, until)
+                self._call(partial(self._client.update_weights, said), until)
+                if future.done():
+                    future.result()
+                with self._paused(until):
+                    unless_loading.pop_all()
+                    self._call(partial(self._client.finish_weight_update, name), until)
+                    receipt = future.result(max(0.0, until - time.monotonic()))
+                    self._tell(receipt)
         except Exception as error:
             if future.done() and error is future.exception():
                 raise
@@ -194,29 +199,27 @@ class Transfers:
             self._tell(receipt)
         return receipt
 
+    def _give_up(
+        self,
+        said: dict[str, Any],
+        until: float,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _where: TracebackType | None,
+    ) -> None:
+        """Have every rank give a version up, of which none has begun to load it."""
+        if error is None:
+            return
+        why = " ".join(str(error).split())[:500]
+        end = min(until, time.monotonic() + CANCEL_SECONDS)
+        cancel = partial(self._client.update_weights, {**said, "cancel": why})
+        for call in (cancel, self._client.finish_weight_update):
+            with suppress(Exception):  # it may be what has failed
+                self._call(call, end)
+
     def _tell(self, receipt: Receipt) -> None:
         if isinstance(self._client, Telling):
             self._client.update_weight_version(f"{receipt.epoch}.{receipt.version}")
-
-    def _load(self, said: dict[str, Any], future: Future[Receipt], until: float) -> None:
-        """Have a session: give the version up everywhere if anybody cannot load it."""
-        try:
-            self._call(self._start, until)
-            self._call(lambda: self._client.update_weights(said), until)
-            if future.done():
-                future.result()
-        except BaseException as error:
-            why = " ".join(str(error).split())[:500]
-            end = min(until, time.monotonic() + CANCEL_SECONDS)
-            cancel = partial(self._client.update_weights, {**said, "cancel": why})
-            for call in (cancel, self._client.finish_weight_update):
-                with suppress(Exception):  # it may be what has failed
-                    self._call(call, end)
-            raise
-        version = (
-            None if isinstance(self._client, Telling) else f"{said['epoch']}.{said['version']}"
-        )
-        self._call(lambda: self._client.finish_weight_update(version), until)
 
     def _start(self) -> None:
         try:
@@ -230,9 +233,9 @@ class Transfers:
             self._client.start_weight_update()
 
     def _call(self, call: Callable[[], None], until: float) -> None:
-        if isinstance(self._client, Bounded):
-            self._client.within(until - time.monotonic())
-        call()
+        left, client = until - time.monotonic(), self._client
+        with client.within(left) if isinstance(client, Bounded) else nullcontext():
+            call()
 
     @contextmanager
     def _paused(self, until: float) -> Generator[None]:

@@ -18,13 +18,13 @@ import logging
 import queue
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from ...bus.deadline import ANSWER_SECONDS
 from ...bus.errors import ClosedError, PublishError
-from ...bus.net.publisher_loop import Promise
 from ...bus.receipt import Receipt
 from ...codecs.dtypes import name_of_torch
 from ...codecs.errors import StateError
@@ -102,7 +102,7 @@ class WeightTransfer:
             )
         self._servers = _Servers(urls) if urls else None
         self._transfers: Transfers | None = None
-        self._open: list[Promise] = []  # updates that not all workers have applied yet
+        self._open: list[Future[Receipt]] = []  # updates that not all workers have applied yet
         self._version = 0  # the last that all had
         self.publisher = publisher if isinstance(publisher, Publisher) else None
         self.receipt: Receipt | None = None
@@ -217,17 +217,13 @@ class WeightTransfer:
         lags = self._settle()
         options: PublishOptions = {**self._options, "metadata": said}
         future = publisher.publish_async(self._model, weights, **options)
-        assert isinstance(future, Promise)  # noqa: S101 - it is of our publisher
-        if not publisher.wait_for_commit(future, self._timeout + ANSWER_SECONDS):
+        committed = publisher.wait_for_commit(future, self._timeout + ANSWER_SECONDS)
+        if committed is None:
             self.receipt = future.result(ANSWER_SECONDS)  # it says who has not got them
-        publication = future.publication  # None: it is over already
+            committed = self.receipt.epoch, self.receipt.version
         self._open.append(future)
-        lags += self._settle()
-        if publication is not None:
-            self._version = publication.version.version
-        elif self.receipt is not None:
-            self._version = self.receipt.version
-        return lags
+        self._version = committed[1]
+        return lags + self._settle()
 
     def _settle(self) -> list[float]:
         """Take the receipts that are there; return what the updates took each worker.
@@ -286,8 +282,8 @@ class _Servers(VllmServers):
     def go_on(self) -> None:
         """Resume what could not be resumed before."""
         if self._since:
-            self.within(RESUME_SECONDS)
-            self.resume()
+            with self.within(RESUME_SECONDS):
+                self.resume()
 
 
 def named(pairs: "Iterable[tuple[str, torch.Tensor]]") -> "dict[str, torch.Tensor]":

@@ -24,6 +24,7 @@ from vllm.model_executor.model_loader.reload import layerwise
 from ...codecs.dtypes import dtype_named, torch_dtype
 from ...codecs.errors import WeightBusError
 from ...codecs.layout import Signature
+from ..applying import Staged
 from ..loading import Pairs, UnchangedError
 
 if TYPE_CHECKING:
@@ -44,12 +45,17 @@ class LayerwiseLoader:
     """Loads versions into one model of vLLM's.
 
     Args:
-        model, model_config, vllm_config: As a weight transfer engine of vLLM's has them.
+        model, model_config, vllm_config, device: As a weight transfer engine of vLLM's has them.
     """
 
     def __init__(
-        self, model: torch.nn.Module, model_config: "ModelConfig", vllm_config: "VllmConfig"
+        self,
+        model: torch.nn.Module,
+        model_config: "ModelConfig",
+        vllm_config: "VllmConfig",
+        device: torch.device,
     ) -> None:
+        self._device = torch.device(device)
         self._model: Any = model  # what has vLLM's methods
         self._model_config, self._vllm_config = model_config, vllm_config
 
@@ -78,6 +84,11 @@ class LayerwiseLoader:
                 f"in none of the {len(tensors)} tensors ({some}): {PUBLISH_LIKE}"
             )
         return ""
+
+    def make_ready(self, staged: Staged) -> None:
+        """Have the device copy from where the version lies directly."""
+        if self._device.type == "cuda":
+            staged.pin(self._device)
 
     @property
     def _quantised(self) -> bool:

@@ -22,7 +22,7 @@ from weightbus.codecs.layout import Signature, difference
 from weightbus.python_client.loading import UnchangedError
 from weightbus.python_client.serving.rank import Join, Rank, Version
 from weightbus.tests.serving.standin import Worker
-from weightbus.types import Pairs
+from weightbus.types import Pairs, Staged
 
 Phase = Literal["stage", "start", "update", "load"]
 How = Literal["raise", "die", "stop", "shape"]
@@ -65,6 +65,9 @@ class PlainEngine:
     def rehearse(self, tensors: Mapping[str, Signature]) -> str:
         mine = {name: ("F32", array.shape) for name, array in self.model.items()}
         return "; ".join(difference(tensors, mine))
+
+    def make_ready(self, staged: Staged) -> None:
+        """Nothing can be done ahead."""
 
     def load(self, pairs: Pairs) -> None:
         for n, (name, array) in enumerate(pairs.arrays()):

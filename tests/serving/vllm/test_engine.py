@@ -216,8 +216,9 @@ def test_a_load_that_fails_is_said_plainly_and_a_full_publish_repairs_it(
 
 
 def test_a_rehearsal_leaves_no_trace(plain: Bench) -> None:
+    config = plain.worker.vllm_config
     loader = vllm_loading.LayerwiseLoader(
-        plain.served, plain.worker.vllm_config.model_config, plain.worker.vllm_config
+        plain.served, config.model_config, config, torch.device("cpu")
     )
     parameters = {n: id(p) for n, p in plain.served.named_parameters()}
     attributes = {n: sorted(vars(p)) for n, p in plain.served.named_parameters()}
