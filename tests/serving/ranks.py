@@ -175,7 +175,10 @@ def serve(pipe: Connection, number: int, make: Callable[[int], tuple[Any, Any]])
         except EOFError:
             break
         try:
-            said = getattr(served if asked else served.worker, method)(**given)
+            owner: Any = served.worker
+            if asked:
+                owner = served if hasattr(served, method) else served.engine
+            said = getattr(owner, method)(**given)
         except Exception as error:
             pipe.send((asked, f"{error}"))
         else:
