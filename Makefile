@@ -6,6 +6,7 @@ FIRST ?= 0
 RUNS ?= 100000
 ROUNDS ?= 100
 PUBLISHER ?= python
+VLLM ?=
 SMALL ?= 200000
 LARGE ?= 2000
 CLIENTS := rust_client go_client c_client cpp_client java_client node_client

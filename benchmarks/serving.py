@@ -195,17 +195,17 @@ def measured(rows: Rows, *, shared: bool, layers: int, nbytes: int, rounds: int)
         PAUSE_REACH,
         f"({ms[0]:.0f} ms over {ms[1]:.0f} ms)",
     )
-    whole = max(peak for peak, _ in peaks)
-    load = statistics.median(sorted(extra for _, extra in peaks[2 * RANKS :]))
+    most = max(peak for peak, _ in peaks)
+    alone = statistics.median(extra for _, extra in peaks[2 * RANKS :])
     rows.add(
         f"peak beyond the model, {road}: in layers",
-        whole / nbytes,
+        most / nbytes,
         layers + LAYERS_MUST,
         LAYERS_MUST,
-        f"({whole / MIB:.0f} MiB; a layer has {nbytes / MIB:.0f})",
+        f"({most / MIB:.0f} MiB; a layer has {nbytes / MIB:.0f})",
     )
     rows.add(
-        f"of that, in the load alone, {road}: in layers", load / nbytes, LAYERS_MUST, LAYERS_MUST
+        f"of that, in the load alone, {road}: in layers", alone / nbytes, LAYERS_MUST, LAYERS_MUST
     )
     for each in ranks:
         each.close()

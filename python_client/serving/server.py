@@ -75,7 +75,7 @@ class VllmServer:
         return said
 
     def init_weight_transfer_engine(self, init_info: Mapping[str, object]) -> None:
-        """Have every rank join."""
+        """Have every rank join, with the `init_info` of the engine that it runs."""
         try:
             self._post("/init_weight_transfer_engine", {"init_info": dict(init_info)})
         except ServerError as error:
@@ -89,17 +89,17 @@ class VllmServer:
         self._post("/start_weight_update")
 
     def update_weights(self, update_info: Mapping[str, object] | list[dict[str, Any]]) -> None:
-        """Tell the ranks which version it is."""
+        """Tell the ranks which version it is, in the `update_info` of their engine."""
         given = update_info if isinstance(update_info, list) else dict(update_info)
         self._post("/update_weights", {"update_info": given})
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """Have the ranks load it, and end the session."""
+        """Have the ranks load it and end the session; it says `weight_version` from then on."""
         said = None if weight_version is None else {"weight_version": weight_version}
         self._post("/finish_weight_update", said)
 
     def update_weight_version(self, new_version: str) -> None:
-        """Say which weights it runs from now on."""
+        """Say that it runs `new_version` from now on."""
         self._post("/update_weight_version", {"new_version": new_version})
 
     def weight_version(self) -> str:
@@ -107,7 +107,11 @@ class VllmServer:
         return str(self._get("/weight_info").get("weight_version", ""))
 
     def pause(self, mode: PauseMode = "keep") -> None:
-        """Have it generate nothing; with `keep`, requests go on where they are once it resumes."""
+        """Have it generate nothing.
+
+        Args:
+            mode: What becomes of running requests: with `keep`, they go on once it resumes.
+        """
         self._post(f"/pause?mode={checks.choice(mode, 'mode', ('keep', 'wait', 'abort'))}")
 
     def resume(self) -> None:
@@ -124,7 +128,7 @@ class VllmServer:
 
     @contextmanager
     def within(self, seconds: float) -> Generator[None]:
-        """Give each call in this block at most so many seconds."""
+        """Give each call in this block at most so many `seconds`."""
         before, self._timeout = self._timeout, max(0.001, seconds)
         try:
             yield
@@ -200,7 +204,7 @@ class VllmServers:
         self._threads = ThreadPoolExecutor(len(given), "weightbus-servers")
 
     def ranks(self, deployment: str) -> list[str]:
-        """Return the names of the workers that their ranks will be."""
+        """Return the names of the workers that their ranks will be, in such a `deployment`."""
         sizes = self._all(lambda s: (s.world_size(), s.world_size(include_dp=False)))
         return [
             f"{name}-dp{rank // size}-rank{rank % size}"
@@ -209,7 +213,7 @@ class VllmServers:
         ]
 
     def init_weight_transfer_engine(self, init_info: Mapping[str, object]) -> None:
-        """Have every rank of every server join, under the name of its deployment."""
+        """Have every rank of every server join; `init_info` names the deployment of them all."""
         names = iter(self._names(str(init_info.get("deployment", ""))))
         each = {s.url: {**init_info, "deployment": next(names)} for s in self.servers}
         self._all(lambda s: s.init_weight_transfer_engine(each[s.url]))
@@ -219,19 +223,19 @@ class VllmServers:
         self._all(VllmServer.start_weight_update)
 
     def update_weights(self, update_info: Mapping[str, object] | list[dict[str, Any]]) -> None:
-        """Tell each which version it is."""
+        """Tell each which version it is, in the `update_info` of their engine."""
         self._all(lambda s: s.update_weights(update_info))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """Have each load it, and end the session."""
+        """Have each load it and end the session; it says `weight_version` from then on."""
         self._all(lambda s: s.finish_weight_update(weight_version))
 
     def update_weight_version(self, new_version: str) -> None:
-        """Have each say which weights it runs."""
+        """Have each say that it runs `new_version`."""
         self._all(lambda s: s.update_weight_version(new_version))
 
     def pause(self, mode: PauseMode = "keep") -> None:
-        """Have none of them generate."""
+        """Have none of them generate; `mode` says what becomes of running requests."""
         self._all(lambda s: s.pause(mode))
 
     def resume(self) -> None:
@@ -244,7 +248,11 @@ class VllmServers:
 
     @contextmanager
     def paused(self, mode: PauseMode = "keep") -> Generator[None]:
-        """Return a block in which they do not generate; they do afterwards, whatever happens."""
+        """Return a block in which they do not generate, and resume after it whatever happens.
+
+        Args:
+            mode: As of `pause`.
+        """
         try:
             self.pause(mode)
             yield
@@ -259,7 +267,7 @@ class VllmServers:
 
     @contextmanager
     def within(self, seconds: float) -> Generator[None]:
-        """Give each call in this block at most so many seconds."""
+        """Give each call in this block at most so many `seconds`."""
         with ExitStack() as restore:
             for server in self.servers:
                 restore.enter_context(server.within(seconds))

@@ -171,8 +171,8 @@ def _signatures(source: Any) -> dict[str, Signature]:
 
 
 def _name(name: str) -> str:
-    """Return a name as checkpoints have it: a trainer's wrapper puts its own before it."""
-    return name.removeprefix("module.")
+    """Return a name as checkpoints have it: wrappers put words of their own between."""
+    return name.replace("_orig_mod.", "").removeprefix("module.")  # of compile(), of DDP
 
 
 register()  # vLLM does so in its own processes, of which a trainer is none

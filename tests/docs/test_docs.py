@@ -169,9 +169,9 @@ def test_every_block_is_checked() -> None:
 
 # The reference.
 
-# By name, in which module it is public.
-FACES = weightbus, weightbus.torchrl, weightbus.trl, weightbus.types
-PUBLIC = {name: face for face in FACES for name in face.__all__}
+# By name, in which module it is public; but for a class of vLLM's, which is not installed.
+FACES = weightbus, weightbus.torchrl, weightbus.trl, weightbus.types, weightbus.vllm
+PUBLIC = {name: face for face in FACES for name in face.__all__ if name != "TrainerInit"}
 
 
 def public() -> Iterator[tuple[str, object, str]]:

@@ -27,6 +27,7 @@ from weightbus.tests.repository.cloning import ROOT, clone
 SHELVES = ("bus", "codecs", "python_client")
 DEMO_SECONDS = 8
 EXTRAS = frozenset({"demo", "keys", "metrics", "ray", "torchrl", "training"})
+NOT_IMPORTED = ("__main__", "vllm_loading", "vllm_trainer", "vllm_worker")  # or only in a vLLM
 PATIENCE = 600  # seconds for one step
 
 
@@ -114,7 +115,7 @@ def main() -> None:
         for name in needed(installed, EXTRAS):
             linked(name, site)
         names = sorted(n[:-3].replace("/", ".") for n in held if n.endswith(".py"))
-        names = [n.removesuffix(".__init__") for n in names if not n.endswith("__main__")]
+        names = [n.removesuffix(".__init__") for n in names if not n.endswith(NOT_IMPORTED)]
         imports = f"import importlib; [importlib.import_module(n) for n in {names}]"
         run(python, "-W", "ignore", "-c", imports, cwd=clean)
         beside = f"import weightbus; assert weightbus.__file__.startswith({str(clean / 'env')!r})"
