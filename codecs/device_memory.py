@@ -83,22 +83,24 @@ class Pinned:
     """Memory of this process, in pages that stay where they are, for as long as this lives.
 
     It is pinned in pieces (`pieces`), so that other threads that map memory get their turn in
-    between. CUDA refuses a copy that reaches from one into the next.
+    between. CUDA refuses a copy that reaches from one into the next: what others copy from needs to
+    be pinned as a `whole`.
 
     Args:
         data: It. If it is read-only, the device can only read it.
         index: The device whose context asks for it; all may use it.
+        whole: In one piece.
 
     Raises:
         DriverError: It cannot be.
     """
 
-    def __init__(self, data: Bytes, index: int) -> None:
+    def __init__(self, data: Bytes, index: int, *, whole: bool = False) -> None:
         self._data, self._index = data, index  # no page is unmapped before it is let go of
         self._addresses: list[int] = []
         first: int = data.__array_interface__["data"][0]
         flags = ctypes.c_uint(PORTABLE if data.flags.writeable else PORTABLE | READ_ONLY)
-        for begin, end in pieces(first, data.nbytes):
+        for begin, end in [(0, data.nbytes)] if whole else pieces(first, data.nbytes):
             where, nbytes = ctypes.c_void_p(first + begin), ctypes.c_size_t(end - begin)
             with _context(index):
                 _call("cuMemHostRegister_v2", where, nbytes, flags)
@@ -118,12 +120,12 @@ def pieces(address: int, nbytes: int) -> list[tuple[int, int]]:
     return list(pairwise(cuts))
 
 
-def pinned(data: Bytes, device: torch.device) -> Pinned | None:
+def pinned(data: Bytes, device: torch.device, *, whole: bool = False) -> Pinned | None:
     """Pin memory; None if it is pinned, or cannot be, which is only slower."""
     if not data.nbytes:
         return None
     try:
-        return Pinned(data, _index(device))
+        return Pinned(data, _index(device), whole=whole)
     except DriverError as error:
         if error.code != ALREADY_REGISTERED and _driver() is not None:
             log.warning(

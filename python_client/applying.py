@@ -335,7 +335,7 @@ class Applier:
         pinned = staged is None or any(data is staged.data for data, _ in self._pinned)
         if staged is None or pinned or where.type != "cuda":
             return
-        pages = device_memory.pinned(staged.data, where)
+        pages = device_memory.pinned(staged.data, where, whole=True)
         self._pinned = [*self._pinned, (staged.data, pages)][-PINNED_MAX:]
 
     def _apply_staged(self, model: str, key: tuple[int, int], timeout: float) -> Update | None:

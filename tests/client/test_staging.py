@@ -174,8 +174,9 @@ def test_a_device_is_to_copy_from_each_buffer_directly_and_is_told_so_once(
 ) -> None:
     pinned = list[int]()
 
-    def pin(data: np.ndarray[Any, Any], device: torch.device) -> object:
+    def pin(data: np.ndarray[Any, Any], device: torch.device, *, whole: bool) -> object:
         assert device == torch.device("cuda:1")
+        assert whole, "the function's copies cannot be cut where pieces end"
         pinned.append(data.ctypes.data)
         return object()
 
