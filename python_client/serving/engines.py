@@ -141,8 +141,8 @@ class Engine(ABC):
             self._take(old)
         except CallError as error:
             raise CallError(
-                f"{cause}; nor has it loaded what it had before, from {old.folder} ({error}): what "
-                "it holds now is unknown, so restart it"
+                f"{cause}; nor has it loaded what it had before, from {old.folder} ({error}): it "
+                "may hold parts of both until it loads a version; publish again, or restart it"
             ) from None
         raise CallError(f"{cause}; it has loaded what it had before", harmless=True) from None
 
@@ -199,7 +199,7 @@ class Engine(ABC):
         try:
             answer = self._server.post(self.go_on, {}, ANSWER_SECONDS)
             why = "" if answer.done else f"{self.url} answers {answer}"
-        except SilentError as error:
+        except CallError as error:
             why = str(error)
         if why:
             raise CallError(
