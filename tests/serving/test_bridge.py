@@ -2,7 +2,7 @@
 
 import contextlib
 import errno
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ class Stand:
         )
         self.publisher.wait_for_workers(1, timeout=20)
 
-    def publish(self, weights: Arrays, **options: Any) -> tuple[Receipt, str]:
+    def publish(self, weights: Mapping[str, Any], **options: Any) -> tuple[Receipt, str]:
         """Publish something, and have the bridge apply it; return the receipt, and what it says."""
         future, said = self.publisher.publish_async("policy", weights, timeout=20, **options), ""
         while not future.done():  # what failed half-way is tried again, and may come first

@@ -20,7 +20,7 @@ HERE = Path("tests/serving/vllm")
 KEPT = ROOT / ".serving"
 REFUSED = "0.27.0"
 VERSIONS = [REFUSED, *(f"0.{minor}.0" for minor in range(28, 34))]
-NEWEST = VERSIONS[-1]
+OLDEST, NEWEST = VERSIONS[1], VERSIONS[-1]  # that are supported
 SECONDS = 900  # for one version
 
 
@@ -69,6 +69,8 @@ def main() -> int:
         env = {**os.environ, "PYTHONPATH": path, "VLLM_LOGGING_LEVEL": "ERROR"}
         env.pop("VLLM_PLUGINS", None)
         tests = [HERE / ("test_refused.py" if version == REFUSED else "test_engine.py")]
+        if version in (OLDEST, NEWEST):
+            tests.append(HERE / "test_bridge_in_vllm.py")
         if version == NEWEST:
             tests.append(HERE / "test_failures_in_vllm.py")
         command = [sys.executable, "-m", "pytest", "-q", "-W", "default", "--numprocesses", "2"]
