@@ -284,9 +284,13 @@ class Subscriber(AsyncClosable):
         name, epoch, number = self._exact(version, model)
         return self._applier.stage(name, number, epoch, checks.seconds(timeout, "timeout"))
 
-    def _flush(self, timeout: float) -> bool:
-        """Wait until the publisher has heard all that was said here; return whether it has."""
-        mark = next(self._marks)
+    def flush(self, timeout: float) -> bool:
+        """Wait until the publisher has heard all that this worker has said; return whether it has.
+
+        For code that answers elsewhere as well, for example a server's call, and must not be heard
+        there first: a failure is in the receipt by then.
+        """
+        timeout, mark = checks.seconds(timeout, "timeout"), next(self._marks)
         self._loop.tell(Flush(mark))
         return self._handoff.wait_flushed(mark, timeout)
 

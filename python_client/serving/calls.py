@@ -1,7 +1,7 @@
 """Calls to one server over HTTP: each has a deadline, few tries, and an answer of bounded length.
 
-Only what leaves a server as it is when it is done twice may be called so: it is done again whenever
-no answer has come, which says nothing of whether the first was heard.
+A call is made again where no answer has come, which says nothing of whether the first was heard: so
+more than one try is for what leaves a server as it is when it is done twice.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from functools import cached_property
 from types import ModuleType
 from typing import Any, cast
 
-from .server import ServerError
+from ...codecs.errors import WeightBusError
 
 CONNECT_SECONDS = 5.0  # that a host may take to accept a connection
 TRIES = 4
@@ -23,8 +23,14 @@ SAID_MAX = 600  # characters of an engine's own words; a report has room for 409
 NOT_NOW = {502, 503, 504}  # from a server that starts or ends, or what stands before it
 
 
+class ServerError(WeightBusError):
+    """A server has not done what it was asked to."""
+
+    __module__ = "weightbus.vllm"
+
+
 class CallError(ServerError):
-    """A server has not done what it was asked to.
+    """A call has not come to what it was made for.
 
     Args:
         text: Which one, and why, in words.
@@ -97,7 +103,7 @@ class Server:
         self._httpx = _httpx()
         parts = self._httpx.URL(url)
         if parts.scheme not in ("http", "https") or not parts.host:
-            raise ValueError(f"{url!r} is no server's URL; give one such as http://gpu-1:8000")
+            raise ValueError(f"{url!r} is no server's URL: give one such as http://gpu-1:8000")
         self.url, self._tries, self._pause = url.rstrip("/"), tries, pause
         # No proxy of the environment, nor any other host that the server names: that is not it.
         self._client = self._httpx.Client(
@@ -135,17 +141,17 @@ class Server:
             try:
                 answer = self._once(method, path, body, end)
             except (self._httpx.ConnectError, self._httpx.ConnectTimeout) as error:
-                why = f"cannot be reached ({error})"
+                why = f"cannot be reached ({error}), so check that it runs there"
             except self._httpx.TimeoutException:
-                reached, why = True, "gave no answer in that time"
+                reached, why = True, f"gave no answer within {seconds:.3g} s"
             except self._httpx.HTTPError as error:
                 reached, why = True, f"broke off ({error})"
             else:
                 if answer.status not in NOT_NOW:
                     return answer
                 reached, why = True, f"is not ready ({answer})"
-        text = f"{self.url} {why}: {method} {path}, {tried} times"
-        raise SilentError(text, harmless=not reached)
+        times = f", {tried} times" if tried > 1 else ""
+        raise SilentError(f"{self.url} {why}: {method} {path}{times}", harmless=not reached)
 
     def _once(self, method: str, path: str, body: object, end: float) -> Answer:
         left = max(0.001, end - time.monotonic())

@@ -210,7 +210,7 @@ class Rank:
     def _be_heard(self) -> None:
         """Have the trainer hear on the bus what went wrong, before our call is answered."""
         if self._worker is not None:
-            self._worker._flush(DECLINE_SECONDS)  # noqa: SLF001 - one of ours
+            self._worker.flush(DECLINE_SECONDS)
 
     def _release(self) -> None:
         self._declined = ""

@@ -8,20 +8,15 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
-from ...codecs.errors import WeightBusError
 from .. import checks
-
-if TYPE_CHECKING:
-    import httpx
+from .calls import CONNECT_SECONDS, Server, ServerError
 
 T = TypeVar("T")
 
 PauseMode = Literal["keep", "wait", "abort"]
-CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 60.0  # for what waits for no weights
-SAID_MAX = 2000  # characters of a server's own words
 SERVERS_MAX = 256  # each is called by a thread of its own
 
 START = (
@@ -34,10 +29,6 @@ OTHER_ENGINE = (
     '--weight-transfer-config \'{"backend": "weightbus"}\', and name weightbus in VLLM_PLUGINS if '
     "that is set there"
 )
-
-
-class ServerError(WeightBusError):
-    """A server has not done what it was asked to."""
 
 
 class VllmServer:
@@ -53,19 +44,11 @@ class VllmServer:
     """
 
     def __init__(self, url: str, timeout: float = ANSWER_SECONDS) -> None:
-        try:
-            import httpx
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                f"servers are called with {error.name}: pip install 'weightbus[serving]'",
-                name=error.name,
-            ) from None
-        parts = httpx.URL(url)
-        if parts.scheme not in ("http", "https") or not parts.host:
-            raise ValueError(f"{url!r} is no server's URL: give one such as http://gpu-1:8000")
-        self.url, self._timeout = url.rstrip("/"), checks.seconds(timeout, "timeout", positive=True)
-        # No proxy of the environment: it is not who is asked.
-        self._client = httpx.Client(trust_env=False)
+        self._server = Server(url, tries=1)
+        self.url, self._timeout = (
+            self._server.url,
+            checks.seconds(timeout, "timeout", positive=True),
+        )
 
     def world_size(self, *, include_dp: bool = True) -> int:
         """Return of how many ranks it is; without `include_dp`, each of its replicas."""
@@ -124,7 +107,7 @@ class VllmServer:
 
     def close(self) -> None:
         """Close the connections."""
-        self._client.close()
+        self._server.close()
 
     @contextmanager
     def within(self, seconds: float) -> Generator[None]:
@@ -143,39 +126,19 @@ class VllmServer:
 
     def _call(self, method: str, path: str, body: object) -> dict[str, Any]:
         begun = time.monotonic()
-        answer = self._ask(method, path, body, self._timeout)
-        if answer.status_code == 200:
-            found = _object(answer)
-            if found is not None:
-                return found
-        if answer.status_code in (200, 404, 405):
+        answer = self._server.call(method, path, body, self._timeout)
+        if answer.done and answer.fields:
+            return answer.fields
+        if answer.status in (200, 404, 405):
             raise ServerError(f"{self.url} has no {method} {path}: {self._what_it_is()}")
         raise ServerError(
-            f"{self.url} has answered {method} {path} with {answer.status_code} after "
-            f"{time.monotonic() - begun:.1f} s: {_words(answer)}"
+            f"{self.url} has answered {method} {path} with {answer.status} after "
+            f"{time.monotonic() - begun:.1f} s: {answer.message}"
         )
 
-    def _ask(self, method: str, path: str, body: object, seconds: float) -> "httpx.Response":
-        import httpx
-
-        limits = httpx.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds))
-        try:
-            return self._client.request(method, self.url + path, json=body, timeout=limits)
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise ServerError(
-                f"no server answers at {self.url} ({error}): check that it runs and that this is "
-                "its address"
-            ) from error
-        except httpx.TimeoutException as error:
-            raise ServerError(
-                f"{self.url} has not answered {method} {path} within {seconds:.3g} s"
-            ) from error
-        except httpx.HTTPError as error:
-            raise ServerError(f"{self.url} broke off {method} {path}: {error}") from error
-
     def _what_it_is(self) -> str:
-        answer = self._ask("GET", "/version", None, min(self._timeout, CONNECT_SECONDS))
-        version = (_object(answer) or {}).get("version") if answer.status_code == 200 else None
+        answer = self._server.get("/version", min(self._timeout, CONNECT_SECONDS))
+        version = answer.fields.get("version") if answer.done else None
         if version is None:
             return "it is no vLLM server; check the address"
         return f"it is vLLM {version} without the routes of a weight transfer; {START}"
@@ -291,19 +254,3 @@ class VllmServers:
 
 def _version(server: VllmServer) -> str:
     return server.weight_version()
-
-
-def _object(answer: "httpx.Response") -> dict[str, Any] | None:
-    try:
-        found = answer.json()
-    except ValueError:
-        return None
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else None
-
-
-def _words(answer: "httpx.Response") -> str:
-    """Return a server's own words, wherever it puts them."""
-    found = _object(answer) or {}
-    error = found.get("error", found.get("detail", found.get("message")))
-    said = cast("dict[str, Any]", error).get("message") if isinstance(error, dict) else error
-    return " ".join(str(said or answer.text).split())[:SAID_MAX]

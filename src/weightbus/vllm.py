@@ -9,7 +9,8 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # as in the face of the package
 if TYPE_CHECKING:
-    from weightbus.python_client.serving.server import ServerError, VllmServer, VllmServers
+    from weightbus.python_client.serving.calls import ServerError
+    from weightbus.python_client.serving.server import VllmServer, VllmServers
     from weightbus.python_client.serving.vllm_plugin import UnsupportedVllmError, register
     from weightbus.python_client.serving.vllm_trainer import TrainerInit
 
@@ -24,7 +25,7 @@ __all__ = [
 
 # Where each of them lives.
 _HOMES = {
-    "ServerError": "server",
+    "ServerError": "calls",
     "TrainerInit": "vllm_trainer",
     "UnsupportedVllmError": "vllm_plugin",
     "VllmServer": "server",

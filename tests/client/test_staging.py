@@ -209,11 +209,11 @@ def test_a_worker_can_wait_until_what_it_has_said_was_heard(bus: Bus) -> None:
         with worker.stage(SECONDS, version=(publisher.epoch, number)) as staged:
             with pytest.raises(ApplyError, match="not this one"):
                 staged.apply(SECONDS)
-            assert worker._flush(SECONDS)  # noqa: SLF001 # pyright: ignore
+            assert worker.flush(SECONDS)
             assert receipt.done()
             assert isinstance(receipt.exception(), PublishError)
     worker.close()
-    assert not worker._flush(SECONDS), "nobody hears it"  # noqa: SLF001 # pyright: ignore
+    assert not worker.flush(SECONDS), "nobody hears it"
 
 
 # What a function keeps.

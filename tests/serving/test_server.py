@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from weightbus.python_client.serving.server import ServerError, VllmServer, VllmServers
+from weightbus.python_client.serving.calls import ServerError
+from weightbus.python_client.serving.server import VllmServer, VllmServers
 from weightbus.tests.serving.standin import Local, Server
 
 
@@ -69,7 +70,7 @@ def test_a_server_without_the_routes_is_told_what_to_start_it_with() -> None:
 
 def test_nobody_there_is_said_within_the_deadline(server: Server) -> None:
     server.close()
-    with pytest.raises(ServerError, match="no server answers at"):
+    with pytest.raises(ServerError, match="cannot be reached"):
         VllmServer(server.url, 5.0).resume()
 
 

@@ -18,7 +18,8 @@ import torch
 import weightbus
 from weightbus.bus.errors import ClosedError
 from weightbus.codecs.errors import StateError
-from weightbus.python_client.serving.server import ServerError, VllmServer, VllmServers
+from weightbus.python_client.serving.calls import ServerError
+from weightbus.python_client.serving.server import VllmServer, VllmServers
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.serving.ranks import PlainEngine, weights
 from weightbus.tests.serving.standin import Local, Server, Worker
@@ -492,7 +493,7 @@ def test_of_two_servers_one_is_dead(
     for engine in deployment.engines[2:]:
         engine.shutdown()
     trainer.model, began = layers(2.0), time.monotonic()
-    with pytest.raises(weightbus.WeightBusError, match=rf"no server answers at {dies.url}"):
+    with pytest.raises(weightbus.WeightBusError, match=rf"{dies.url} cannot be reached"):
         trainer.sync()
     assert time.monotonic() - began < 3 * SHORT + SLACK
     assert not lives.paused
@@ -516,7 +517,7 @@ def test_of_two_servers_one_dies_while_it_is_paused(
 
     monkeypatch.setattr(VllmServers, "finish_weight_update", die)
     trainer.model, began = layers(2.0), time.monotonic()
-    with pytest.raises(weightbus.WeightBusError, match=rf"no server answers at {dies.url}"):
+    with pytest.raises(weightbus.WeightBusError, match=rf"{dies.url} cannot be reached"):
         trainer.sync()
     assert time.monotonic() - began < 3 * SHORT + SLACK
     assert not lives.paused
@@ -536,7 +537,9 @@ def test_a_server_that_hangs_is_given_up_by_the_deadline_and_goes_on(
 
     monkeypatch.setattr(deployment.engines[1], "update_weights", hang)
     trainer.model, began = layers(2.0), time.monotonic()
-    with pytest.raises(weightbus.PublishError, match=r"has not answered POST /update_weights"):
+    with pytest.raises(
+        weightbus.PublishError, match=r"gave no answer within .* s: POST /update_weights"
+    ):
         trainer.sync()
     assert time.monotonic() - began < 4.0 + 3 * SHORT + 2 * SLACK
     assert not deployment.servers[0].paused
