@@ -6,16 +6,17 @@ this processor.
 
 pause   how long generation stands still for one update that was staged before, over one that is
         made wholly in the pause: in turns, the median of the ratio of each round
-memory  how much more a rank has at its peak than when it had joined, in layers: with the version
-        that is staged, and in the load alone
+memory  how much more of its own a rank has at its peak than when it had joined, in layers: with the
+        version that is staged
 """
 
 import argparse
 import os
 import statistics
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,35 +37,42 @@ LAYERS_MUST = 1.2  # beyond what is staged
 
 
 class Engine:
-    """A rank's engine, and how much memory the process has had."""
+    """What `RankProcess` asks of a rank."""
 
     def __init__(self, worker: Any) -> None:
-        self._worker, self.rank = worker, vars(worker.weight_transfer_engine)["_rank"]
-        self._joined = self._before = self._peak = 0
-        own = worker.weight_transfer_engine.finish_weight_update
-
-        def finish() -> None:
-            self._before = _status("VmRSS")
-            own()
-            self._peak = _status("VmHWM")
-
-        worker.weight_transfer_engine.finish_weight_update = finish
-
-    def mark(self) -> None:
-        """From here on the peak counts."""
-        Path("/proc/self/clear_refs").write_text("5")
-        self._joined = self._joined or _status("VmRSS")
-
-    def peaks(self) -> str:
-        """Say how much more there was at the peak than after joining, and than before the load."""
-        return f"{self._peak - self._joined} {self._peak - self._before}"
+        self.rank = vars(worker.weight_transfer_engine)["_rank"]
 
 
-def _status(what: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{what}:"):
-            return int(line.split()[1]) * 1024
-    raise LookupError(what)
+class Memory:
+    """The memory of some processes: what is their own, and what they map of others.
+
+    Read every millisecond: the peak of a part cannot be asked for.
+    """
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._pids, self._over = pids, threading.Event()
+        self.base = [self._now(pid) for pid in pids]
+        self.peak = list(self.base)
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        while not self._over.wait(0.001):
+            for n, pid in enumerate(self._pids):
+                self.peak[n] = max(self.peak[n], self._now(pid))
+
+    def _now(self, pid: int) -> int:
+        """Return the bytes of a process that are in no memory of others."""
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * 1024
+        raise LookupError(pid)
+
+    def more(self) -> int:
+        """Return by how much that of one of them has grown at most."""
+        self._over.set()
+        self._thread.join()
+        return max(peak - base for peak, base in zip(self.peak, self.base, strict=True))
 
 
 def weights(layers: int, nbytes: int, value: float) -> Mapping[str, torch.Tensor]:
@@ -73,7 +81,7 @@ def weights(layers: int, nbytes: int, value: float) -> Mapping[str, torch.Tensor
     return {f"layers.{i}.weight": torch.full((side, side), value + i) for i in range(layers)}
 
 
-def rank(layers: int, nbytes: int, number: int) -> tuple[Any, Engine]:
+def rank(layers: int, nbytes: int, number: int, _start: int) -> tuple[Any, Engine]:
     """Make a worker of vLLM's class with such a model. (In the rank's process.)"""
     from vllm.config.weight_transfer import WeightTransferConfig
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
@@ -139,7 +147,7 @@ class Rows:
 def measured(rows: Rows, *, shared: bool, layers: int, nbytes: int, rounds: int) -> None:
     """Measure both, on one of the roads."""
     road = "shared memory" if shared else "network"
-    ranks = [RankProcess(n, partial(rank, layers, nbytes)) for n in range(RANKS)]
+    ranks = [RankProcess(partial(rank, layers, nbytes), n) for n in range(RANKS)]
     assert not any(each.said() for each in ranks)
     server = Server(ranks)
     publisher = Publisher(settings=Settings(shared_memory=shared))
@@ -158,8 +166,6 @@ def measured(rows: Rows, *, shared: bool, layers: int, nbytes: int, rounds: int)
     staged.join({n: ("F32", tuple(t.shape)) for n, t in given.items()})
     within.join({n: ("F32", tuple(t.shape)) for n, t in given.items()})
     within._gather()  # noqa: SLF001 - the ranks have joined before anything is marked
-    for each in ranks:
-        each.ask("mark")
 
     def before(value: float) -> float:
         staged.send(weights(layers, nbytes, value))
@@ -171,20 +177,13 @@ def measured(rows: Rows, *, shared: bool, layers: int, nbytes: int, rounds: int)
             within.send(ready)
         return servers.stood
 
-    peaks: list[tuple[int, int]] = []
+    memory = Memory([each.process.pid or 0 for each in ranks])
     pairs: list[tuple[float, float]] = []
-    turns: tuple[Callable[[float], float], ...] = (before, wholly)
     for number in range(rounds + 2):  # the first two warm up
-        for each in ranks:
-            each.ask("mark")
-        took = tuple(turn(2.0 * number + n) for n, turn in enumerate(turns))
-        if number == 0:
-            first = max(int(each.ask("peaks").split()[0]) for each in ranks)
-        for each in ranks:
-            whole, load = map(int, each.ask("peaks").split())
-            peaks.append((max(whole, first), load))
+        took = before(2.0 * number), wholly(2.0 * number + 1)
         if number >= 2:
-            pairs.append((took[0], took[1]))
+            pairs.append(took)
+    more = memory.more()
     ratio = statistics.median(a / b for a, b in pairs)
     ms = [1e3 * statistics.median(each) for each in zip(*pairs, strict=True)]
     size = layers * nbytes / MIB
@@ -195,23 +194,18 @@ def measured(rows: Rows, *, shared: bool, layers: int, nbytes: int, rounds: int)
         PAUSE_REACH,
         f"({ms[0]:.0f} ms over {ms[1]:.0f} ms)",
     )
-    most = max(peak for peak, _ in peaks)
-    alone = statistics.median(extra for _, extra in peaks[2 * RANKS :])
     rows.add(
-        f"peak beyond the model, {road}: in layers",
-        most / nbytes,
+        f"peak of a rank beyond the model, {road}: in layers",
+        more / nbytes,
         layers + LAYERS_MUST,
         LAYERS_MUST,
-        f"({most / MIB:.0f} MiB; a layer has {nbytes / MIB:.0f})",
+        f"({more / MIB:.0f} MiB; a layer has {nbytes / MIB:.0f})",
     )
-    rows.add(
-        f"of that, in the load alone, {road}: in layers", alone / nbytes, LAYERS_MUST, LAYERS_MUST
-    )
+    publisher.close()
     for each in ranks:
         each.close()
     servers.close()
     server.close()
-    publisher.close()
 
 
 def main() -> None:
@@ -223,6 +217,7 @@ def main() -> None:
         path = os.pathsep.join(map(str, (unpacked(NEWEST), packages())))
         env = {**os.environ, "PYTHONPATH": path, "WEIGHTBUS_SERVING": NEWEST}
         env["VLLM_LOGGING_LEVEL"] = "ERROR"
+        env["MALLOC_MMAP_THRESHOLD_"] = str(MIB)  # or freed layers stay, and the next is no more
         os.execve(sys.executable, [sys.executable, *sys.argv], env)  # noqa: S606 - ourselves
     nbytes, rounds = (2 * MIB, 2) if options.quick else (25 * MIB, 9)
     rows = Rows()

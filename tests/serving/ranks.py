@@ -10,7 +10,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from queue import Queue
@@ -26,6 +25,7 @@ from weightbus.types import Pairs, Staged
 
 Phase = Literal["stage", "start", "update", "load"]
 How = Literal["raise", "die", "stop", "shape"]
+Make = Callable[[int, int], tuple[Any, Any]]  # of a number, and of how often the server started
 LAYERS, WIDTH = 3, 64
 SECONDS = 100.0  # that a rank may take to start, with all that it imports, or to end
 
@@ -111,9 +111,8 @@ def fail(how: How) -> None:
 class Served:
     """What one rank's process holds."""
 
-    def __init__(self, number: int, make: Callable[[int], tuple[Any, Any]]) -> None:
-        self.worker, self.engine = make(number)
-        self._undo: list[Callable[[], None]] = []
+    def __init__(self, worker: Any, engine: Any) -> None:
+        self.worker, self.engine = worker, engine
 
     def fail_at(self, phase: Phase, how: How) -> None:
         """Fail once, in a phase of the next session."""
@@ -156,18 +155,18 @@ class Kind:
         weights: What a trainer publishes, for a value.
     """
 
-    make: Callable[[int], tuple[Any, Any]]
+    make: Make
     weights: Callable[[float], Mapping[str, Any]]
 
 
-def plain(number: int) -> tuple[Any, Any]:
+def plain(number: int, _start: int) -> tuple[Any, Any]:
     engine = PlainEngine(number)
     return Worker(engine), engine
 
 
-def serve(pipe: Connection, number: int, make: Callable[[int], tuple[Any, Any]]) -> None:
+def serve(pipe: Connection, make: Make, number: int, start: int) -> None:
     """Do what is asked, until nobody asks any more."""
-    served = Served(number, make)
+    served = Served(*make(number, start))
     pipe.send((True, ""))
     while True:
         try:
@@ -189,11 +188,12 @@ def serve(pipe: Connection, number: int, make: Callable[[int], tuple[Any, Any]])
 class RankProcess:
     """A rank in a process of its own."""
 
-    def __init__(self, number: int, make: Callable[[int], tuple[Any, Any]]) -> None:
-        context = multiprocessing.get_context("forkserver")  # imports take longer than all else
-        context.set_forkserver_preload([getattr(make, "func", make).__module__])
+    def __init__(self, make: Make, number: int, start: int = 0) -> None:
+        context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(theirs, number, make), daemon=True)
+        self.process = context.Process(
+            target=serve, args=(theirs, make, number, start), daemon=True
+        )
         self.process.start()
         theirs.close()
         self._asked, self._called = Queue[str | None](), Queue[str | None]()
@@ -228,8 +228,6 @@ class RankProcess:
         os.kill(self.process.pid or 0, signal.SIGCONT)
 
     def close(self) -> None:
-        with suppress(ProcessLookupError):
-            self.go_on()
         self.process.kill()
         self.process.join()
         self._pipe.close()

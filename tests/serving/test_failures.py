@@ -14,7 +14,7 @@ import weightbus
 from weightbus.python_client.serving.server import VllmServers
 from weightbus.python_client.serving.transfers import Transfers
 from weightbus.tests.serving.ranks import How, Kind, Phase, RankProcess, plain, weights
-from weightbus.tests.serving.standin import Server
+from weightbus.tests.serving.standin import Executor, Server
 
 RANKS = 2
 SECONDS = 20.0  # for what does not fail by its deadline
@@ -23,15 +23,34 @@ SLACK = 8.0  # that a busy machine may take for all else
 
 
 class Deployment:
-    """A server of two ranks, and a trainer."""
+    """A server of two ranks, and for each test a trainer that nobody knows yet."""
 
-    def __init__(self, kind: Kind, *, shared: bool = True) -> None:
-        self.ranks = [RankProcess(number, kind.make) for number in range(RANKS)]
-        assert not any(rank.said() for rank in self.ranks)
-        self.make, self.weights = kind.make, kind.weights
-        self.server = Server(self.ranks)
-        self.publisher = weightbus.Publisher(settings=weightbus.Settings(shared_memory=shared))
+    def __init__(self, kind: Kind) -> None:
+        self._kind, self.weights = kind, kind.weights
+        self.server = Server()
         self.servers = VllmServers(self.server.url)
+        self.ranks: list[RankProcess] = []
+        self._starts = 0
+        self.publisher = weightbus.Publisher()
+
+    def begin(self, *, shared: bool = True) -> "Deployment":
+        """Have a trainer, and ranks that all live."""
+        self.publisher.close()
+        self.publisher = weightbus.Publisher(settings=weightbus.Settings(shared_memory=shared))
+        if not self.ranks or not all(rank.process.is_alive() for rank in self.ranks):
+            self.restart()
+        self.server.calls.clear()
+        return self
+
+    def restart(self) -> None:
+        """Start the server again, as far as a trainer sees it."""
+        for rank in self.ranks:
+            rank.close()
+        self._starts += 1
+        self.ranks = [RankProcess(self._kind.make, n, self._starts) for n in range(RANKS)]
+        assert not any(rank.said() for rank in self.ranks)
+        self.server.executor = Executor(self.ranks)
+        self.server.paused = False
 
     def transfers(self, seconds: float = SECONDS, *, join: bool = True) -> Transfers:
         made = Transfers(
@@ -61,21 +80,26 @@ class Deployment:
         return [rank.ask("expected", value=value) for rank in self.ranks]
 
 
-@pytest.fixture(name="kind")
+@pytest.fixture(name="kind", scope="module")
 def _kind() -> Kind:
     return Kind(plain, weights)
 
 
-@pytest.fixture(name="deployment")
-def _deployment(kind: Kind) -> Iterator[Deployment]:
+@pytest.fixture(name="deployed", scope="module")
+def _deployed(kind: Kind) -> Iterator[Deployment]:
     made = Deployment(kind)
     yield made
     made.close()
 
 
+@pytest.fixture(name="deployment")
+def _deployment(deployed: Deployment) -> Deployment:
+    return deployed.begin()
+
+
 @pytest.mark.parametrize("shared", [True, False], ids=["shared memory", "network"])
-def test_all_ranks_load_what_is_sent(kind: Kind, shared: bool) -> None:
-    deployment = Deployment(kind, shared=shared)
+def test_all_ranks_load_what_is_sent(deployed: Deployment, shared: bool) -> None:
+    deployment = deployed.begin(shared=shared)
     transfers = deployment.transfers()
     for value in (1.0, 2.0):
         receipt = transfers.send(deployment.weights(value), {"step": "7"})
@@ -87,7 +111,6 @@ def test_all_ranks_load_what_is_sent(kind: Kind, shared: bool) -> None:
         *("start_weight_update", "update_weights", "pause keep", "finish_weight_update"),
         *("update_weight_version", "resume"),
     ]
-    deployment.close()
 
 
 @pytest.mark.parametrize("how", ["raise", "die", "stop", "shape"])
@@ -142,16 +165,13 @@ def test_a_rank_that_fails(deployment: Deployment, phase: Phase, number: int, ho
 def test_the_ranks_of_a_server_that_was_started_again_join_again(deployment: Deployment) -> None:
     transfers = deployment.transfers()
     transfers.send(deployment.weights(1.0))
-    for rank in deployment.ranks:
-        rank.close()
-    deployment.ranks[:] = [RankProcess(number, deployment.make) for number in range(RANKS)]
-    assert not any(rank.said() for rank in deployment.ranks)
-    deployment.server.executor.dead = False
+    deployment.restart()
     transfers.send(deployment.weights(2.0))
     assert deployment.sums == deployment.expected(2.0)
 
 
-def test_a_server_that_is_gone_is_named(deployment: Deployment) -> None:
+def test_a_server_that_is_gone_is_named(kind: Kind) -> None:
+    deployment = Deployment(kind).begin()
     transfers = deployment.transfers(SHORT)
     transfers.send(deployment.weights(1.0))
     for rank in deployment.ranks:
@@ -159,3 +179,5 @@ def test_a_server_that_is_gone_is_named(deployment: Deployment) -> None:
     deployment.server.close()
     with pytest.raises(weightbus.WeightBusError, match=deployment.server.url):
         transfers.send(deployment.weights(2.0))
+    deployment.servers.close()
+    deployment.publisher.close()

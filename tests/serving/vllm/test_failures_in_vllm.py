@@ -17,13 +17,14 @@ from vllm.model_executor.model_loader.reload import layerwise
 from weightbus.tests.serving.ranks import Kind
 from weightbus.tests.serving.test_failures import (
     RANKS,
+    _deployed,
     _deployment,
     test_a_rank_that_fails,
     test_all_ranks_load_what_is_sent,
 )
 from weightbus.tests.serving.vllm import llama
 
-__all__ = ["_deployment", "test_a_rank_that_fails", "test_all_ranks_load_what_is_sent"]
+__all__ = ["_deployed", "_deployment", "test_a_rank_that_fails", "test_all_ranks_load_what_is_sent"]
 
 
 class RealEngine:
@@ -74,12 +75,12 @@ def _weights(folder: Path, value: float) -> Mapping[str, torch.Tensor]:
     return found
 
 
-def _real(folder: Path, number: int) -> tuple[Any, Any]:
-    worker = llama.served(folder, number, RANKS)
+def _real(folder: Path, number: int, start: int) -> tuple[Any, Any]:
+    worker = llama.served(folder, number, RANKS, folder / f"meeting-{start}")
     return worker, RealEngine(folder, worker)
 
 
-@pytest.fixture(name="kind")
-def _kind(tmp_path: Path) -> Kind:
-    folder = llama.config(tmp_path)
+@pytest.fixture(name="kind", scope="module")
+def _kind(tmp_path_factory: pytest.TempPathFactory) -> Kind:
+    folder = llama.config(tmp_path_factory.mktemp("llama"))
     return Kind(partial(_real, folder), partial(_weights, folder))
