@@ -27,7 +27,7 @@ Phase = Literal["stage", "start", "update", "load"]
 How = Literal["raise", "die", "stop", "shape"]
 Make = Callable[[int, int], tuple[Any, Any]]  # of a number, and of how often the server started
 LAYERS, WIDTH = 3, 64
-SECONDS = 100.0  # that a rank may take to start, with all that it imports, or to end
+SECONDS = 200.0  # that a rank may take to start, with all that it imports, or to end
 
 
 def weights(value: float) -> dict[str, np.ndarray[Any, Any]]:

@@ -73,7 +73,18 @@ def main() -> int:
             tests.append(HERE / "test_bridge_in_vllm.py")
         if version == NEWEST:
             tests.append(HERE / "test_failures_in_vllm.py")
-        command = [sys.executable, "-m", "pytest", "-q", "-W", "default", "--numprocesses", "2"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-W",
+            "default",
+            "--numprocesses",
+            "2",
+            "--timeout",
+            "400",
+        ]
         command += map(str, tests)
         done = subprocess.run(command, env=env, cwd=ROOT, timeout=SECONDS)  # noqa: S603
         if done.returncode:
