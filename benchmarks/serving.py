@@ -217,7 +217,6 @@ def main() -> None:
         path = os.pathsep.join(map(str, (unpacked(NEWEST), packages())))
         env = {**os.environ, "PYTHONPATH": path, "WEIGHTBUS_SERVING": NEWEST}
         env["VLLM_LOGGING_LEVEL"] = "ERROR"
-        env["MALLOC_MMAP_THRESHOLD_"] = str(MIB)  # or freed layers stay, and the next is no more
         os.execve(sys.executable, [sys.executable, *sys.argv], env)  # noqa: S606 - ourselves
     nbytes, rounds = (2 * MIB, 2) if options.quick else (25 * MIB, 9)
     rows = Rows()
