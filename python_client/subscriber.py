@@ -289,6 +289,9 @@ class Subscriber(AsyncClosable):
 
         For code that answers elsewhere as well, for example a server's call, and must not be heard
         there first: a failure is in the receipt by then.
+
+        Args:
+            timeout: Seconds to wait.
         """
         timeout, mark = checks.seconds(timeout, "timeout"), next(self._marks)
         self._loop.tell(Flush(mark))
