@@ -16,7 +16,7 @@ TRL := .venv-trl/installed
 DEMO := .venv/demo-installed
 INSTALLED := pyproject.toml setup.py constraints.txt codecs/_native.c codecs/_crc32c.h codecs/_delta.c codecs/_delta_scan.h
 
-.PHONY: demo demo-llm recording test twins sanitize aarch64 training serving serving-vllm operators pictures examples check site version release packages wheel bench targets must performance floods sim fuzz explore chaos soak build $(CLIENTS) clients $(CLIENTS:=-tested) conformance compose-test bench-clients clean
+.PHONY: demo demo-llm recording test twins sanitize aarch64 training serving serving-vllm serving-real operators pictures examples check site version release packages wheel bench targets must performance floods sim fuzz explore chaos soak build $(CLIENTS) clients $(CLIENTS:=-tested) conformance compose-test bench-clients clean
 
 demo: $(DEMO)
 	$(BIN)/weightbus demo --seconds 30 --plot demo.png
@@ -54,12 +54,16 @@ training: $(STAMP)
 	$(BIN)/pytest -W default --numprocesses 2 --dist loadfile tests/training
 
 # Where models are served, and trained with reinforcement: with TRL and PEFT, in an environment of its own.
-serving: $(TRL) serving-vllm
+serving: $(TRL) serving-vllm serving-real
 	.venv-trl/bin/pytest -W default tests/serving/trl
 
 # In real vLLMs, of which only the Python is fetched, into .serving: what the engine does in them without a GPU.
 serving-vllm: $(STAMP)
 	$(BIN)/python tests/serving/vllm/run.py $(VLLM)
+
+# In vLLMs that really run, on this processor: an LLM, and all processes of a server, with a small model.
+serving-real: $(STAMP)
+	$(BIN)/python tests/serving/real/run.py $(VLLM)
 
 # What operators see, with the real Prometheus and a browser (Debian: prometheus chromium).
 operators: $(STAMP)

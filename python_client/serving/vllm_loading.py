@@ -62,7 +62,8 @@ class LayerwiseLoader:
     def rehearse(self, tensors: Mapping[str, Signature]) -> str:
         """Say why tensors of these names, dtypes and shapes cannot be loaded."""
         at = _At()
-        wanted = {name for name, _ in self._model.named_parameters()}
+        # A layer that may have adapters is one around the checkpoint's, and not in its names.
+        wanted = {name.replace(".base_layer.", ".") for name, _ in self._model.named_parameters()}
         torchao = getattr(self._model, "_do_torchao_reload", False)
         with set_current_vllm_config(self._vllm_config):
             layerwise.initialize_layerwise_reload(self._model)

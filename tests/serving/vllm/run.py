@@ -29,9 +29,10 @@ def pip(*given: str) -> None:
     subprocess.run(command, check=True)  # noqa: S603 - of ours
 
 
-def packages() -> Path:
+def packages(listed: str = f"{HERE}/packages.txt") -> Path:
     """Return a folder of what vLLM imports."""
-    wanted, kept = ROOT / HERE / "packages.txt", KEPT / "packages"
+    wanted = ROOT / listed
+    kept = KEPT / f"packages-{wanted.parent.name}"
     stamp = kept / "packages.txt"
     if not stamp.is_file() or stamp.read_text() != wanted.read_text():
         pip("install", "--no-deps", "--upgrade", "--target", str(kept), "-r", str(wanted))
