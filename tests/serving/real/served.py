@@ -87,7 +87,7 @@ class Served:
             *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder)),
             *("--served-model-name", "policy", "--host", "127.0.0.1", "--port", str(port)),
             *("--dtype", "float32", "--max-model-len", "2048", "--max-num-seqs", "8"),
-            *("--kv-cache-memory-bytes", str(2**26), "--enforce-eager"),
+            *("--kv-cache-memory-bytes", str(2**27), "--enforce-eager"),
             *("--enable-lora", "--max-lora-rank", str(LORA_RANK)),
             *("--compilation-config", '{"custom_ops": ["none"], "mode": 0}'),
             *("--weight-transfer-config", '{"backend": "weightbus"}'),
