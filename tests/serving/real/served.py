@@ -70,6 +70,17 @@ def answer_of(model: transformers.PreTrainedModel, length: int = 16) -> list[int
     return tokens[0, len(PROMPT) :].tolist()
 
 
+def chosen(model: transformers.PreTrainedModel, answer: list[int]) -> list[bool]:
+    """Return which words of an answer to the prompt are those that transformers would choose.
+
+    The model reads all that is before a word. Rounding may decide where two are as good.
+    """
+    with torch.no_grad():
+        logits = model(torch.tensor([PROMPT + answer])).logits[0, len(PROMPT) - 1 : -1]
+    said = logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
+    return (logits.max(-1).values - said < 0.01).tolist()
+
+
 class Served:
     """A `vllm serve` with weightbus's engine, in a process group of its own.
 
