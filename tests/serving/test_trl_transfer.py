@@ -237,10 +237,10 @@ def test_a_worker_that_died_is_missed_only_if_it_is_expected(
 
 
 WORKER = """
-import sys, time, numpy, weightbus
+import signal, sys, numpy, weightbus
 weights = {f"layers.{i}.weight": numpy.zeros((64, 64), "f4") for i in range(3)}
 with weightbus.Subscriber(sys.argv[1], {"policy": weights}, name="other").start():
-    time.sleep(600)
+    signal.pause()
 """
 
 

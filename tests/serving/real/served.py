@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ import httpx
 import torch
 import transformers
 from tokenizers import Tokenizer, models
+
+from weightbus.tests.compose.waiting import wait_for
 
 WORDS = 512
 START_SECONDS = 240.0  # three processes, one after the other, import all of vLLM
@@ -113,13 +114,11 @@ class Served:
             self._process = subprocess.Popen(  # noqa: S603 - of ours
                 self._command, env=env, stdout=log, stderr=log, start_new_session=True
             )
-        until = time.monotonic() + START_SECONDS
-        while not self._up():
-            assert self._process.poll() is None, self.said()
-            assert time.monotonic() < until, self.said()
-            time.sleep(0.2)
+        wait_for(self._up, "vllm serve answers", START_SECONDS)
 
     def _up(self) -> bool:
+        assert self._process is not None, "it was never started"
+        assert self._process.poll() is None, self.said()
         with contextlib.suppress(httpx.TransportError):
             return self._client.get("/health").status_code == 200
         return False
