@@ -11,21 +11,25 @@ says what each rank made of it. The server's calls only say when: they are made 
 
 import logging
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ...bus.deadline import ANSWER_SECONDS
 from ...bus.errors import PublishError
 from ...bus.receipt import Receipt
+from ...codecs.errors import StateError
 from ...codecs.layout import Signature
 from ..publisher import Publisher
 from .rank import Join, Version
 from .server import PauseMode
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger("weightbus.serving")
 
@@ -274,3 +278,33 @@ class Transfers:
             "all ranks run version %s, although a server failed: %s", receipt.version, error
         )
         return receipt
+
+
+def checkpoint_name(name: str) -> str:
+    """Return a name as checkpoints have it: wrappers put words of their own between."""
+    return name.replace("_orig_mod.", "").removeprefix("module.")  # of compile(), of DDP
+
+
+def named(pairs: "Iterable[tuple[str, torch.Tensor]]") -> "dict[str, torch.Tensor]":
+    """Return tensors by the names that checkpoints have: wrappers put words of their own between.
+
+    Raises:
+        StateError: Two tensors have one name.
+    """
+    weights: dict[str, torch.Tensor] = {}
+    for name, tensor in pairs:
+        short = checkpoint_name(name)
+        if short in weights:
+            raise StateError(f"{name}: there is another {short}: publish each tensor once")
+        weights[short] = _held(tensor.detach())
+    return weights
+
+
+def _held(tensor: "torch.Tensor") -> "torch.Tensor":
+    """Return a tensor that may be kept: the whole model may not fit on one device of several."""
+    if tensor.device.type == "cpu":
+        return tensor
+    from torch import distributed
+
+    gathered = distributed.is_available() and distributed.is_initialized()
+    return tensor.cpu() if gathered and distributed.get_world_size() > 1 else tensor

@@ -27,12 +27,11 @@ from ...bus.deadline import ANSWER_SECONDS
 from ...bus.errors import ClosedError, PublishError
 from ...bus.receipt import Receipt
 from ...codecs.dtypes import name_of_torch
-from ...codecs.errors import StateError
 from .. import checks
 from ..options import PublishOptions
 from ..publisher import Publisher
 from .server import PauseMode, VllmServers
-from .transfers import RESUME_SECONDS, Transfers
+from .transfers import RESUME_SECONDS, Transfers, named
 
 if TYPE_CHECKING:
     import torch
@@ -284,31 +283,6 @@ class _Servers(VllmServers):
         if self._since:
             with self.within(RESUME_SECONDS):
                 self.resume()
-
-
-def named(pairs: "Iterable[tuple[str, torch.Tensor]]") -> "dict[str, torch.Tensor]":
-    """Return tensors by the names that checkpoints have: wrappers put words of their own between.
-
-    Raises:
-        StateError: Two tensors have one name.
-    """
-    weights: dict[str, torch.Tensor] = {}
-    for name, tensor in pairs:
-        short = name.replace("_orig_mod.", "").removeprefix("module.")  # of compile(), of DDP
-        if short in weights:
-            raise StateError(f"{name}: there is another {short}: publish each tensor once")
-        weights[short] = _held(tensor.detach())
-    return weights
-
-
-def _held(tensor: "torch.Tensor") -> "torch.Tensor":
-    """Return a tensor that may be kept: the whole model may not fit on one device of several."""
-    if tensor.device.type == "cpu":
-        return tensor
-    from torch import distributed
-
-    gathered = distributed.is_available() and distributed.is_initialized()
-    return tensor.cpu() if gathered and distributed.get_world_size() > 1 else tensor
 
 
 def _lags(receipt: Receipt) -> list[float]:

@@ -14,7 +14,7 @@ from ...codecs.dtypes import name_of_torch
 from ...codecs.layout import Signature
 from ..publisher import Publisher
 from .server import PauseMode, VllmServers
-from .transfers import Counting, Transfers
+from .transfers import Counting, Transfers, checkpoint_name, named
 from .vllm_plugin import TRAINER, register, require
 
 require(TRAINER)
@@ -78,7 +78,6 @@ class WeightbusTrainerEngine(TrainerWeightTransferEngine):
         super().__init__(client=client, source=source, is_sender=init_info.is_sender)
         self.rank = init_info.rank
         self.receipt: Receipt | None = None
-        self._kept: dict[str, torch.Tensor] = {}
         self._close: list[Any] = []
         if not self.is_sender:
             return
@@ -137,18 +136,7 @@ class WeightbusTrainerEngine(TrainerWeightTransferEngine):
             for _ in _full(self.source):
                 pass  # what gathers the tensors is done by all ranks
             return
-        weights = {_name(name): self._held(name, tensor) for name, tensor in _full(self.source)}
-        self.receipt = self._transfers.send(weights)
-
-    def _held(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Keep a gathered tensor on the host: the whole model may not fit on one device."""
-        if tensor.device.type == "cpu" or not torch.distributed.is_initialized():
-            return tensor.detach()
-        held = self._kept.get(name)
-        if held is None:
-            held = self._kept[name] = torch.empty_like(tensor, device="cpu")
-        held.copy_(tensor.detach())
-        return held
+        self.receipt = self._transfers.send(named(_full(self.source)))
 
     def shutdown(self) -> None:
         """End what was made here."""
@@ -167,12 +155,10 @@ def _full(source: Any) -> Iterator[tuple[str, torch.Tensor]]:
 def _signatures(source: Any) -> dict[str, Signature]:
     """Return what the source will yield: `metadata` since vLLM 0.33, `metadata()` before."""
     metadata: Any = source.metadata() if callable(source.metadata) else source.metadata
-    return {_name(each.name): (name_of_torch(each.dtype), tuple(each.shape)) for each in metadata}
-
-
-def _name(name: str) -> str:
-    """Return a name as checkpoints have it: wrappers put words of their own between."""
-    return name.replace("_orig_mod.", "").removeprefix("module.")  # of compile(), of DDP
+    return {
+        checkpoint_name(each.name): (name_of_torch(each.dtype), tuple(each.shape))
+        for each in metadata
+    }
 
 
 register()  # vLLM does so in its own processes, of which a trainer is none
