@@ -68,6 +68,14 @@ def busy_close(publisher: Publisher) -> None:
     assert isinstance(future.exception(0), PublishError)
 
 
+def undecided(publisher: Publisher) -> None:
+    """Wait for the decision on a publish that takes far longer."""
+    future = publisher.publish_async(
+        "m", WEIGHTS, commit="together", timeout=10 * DEADLINE, expect=2
+    )
+    assert publisher.wait_for_commit(future, DEADLINE) is None
+
+
 # What each call does with a publisher whose worker says nothing; closing comes last.
 OF_PUBLISHER: dict[str, Callable[[Publisher], object]] = {
     "publish": lambda p: raising(lambda: p.publish("m", WEIGHTS, **EXPECTED), FELL_SHORT),
@@ -80,6 +88,7 @@ OF_PUBLISHER: dict[str, Callable[[Publisher], object]] = {
     "rollback": lambda p: raising(
         lambda: p.rollback("m", p.history("m")[0].key, **EXPECTED), FELL_SHORT
     ),
+    "wait_for_commit": undecided,
     "wait_for_workers": lambda p: raising(
         lambda: p.wait_for_workers(2, timeout=DEADLINE), WorkersMissingError
     ),
@@ -101,6 +110,8 @@ def reads(subscriber: Any) -> None:
 OF_SUBSCRIBER: dict[str, Callable[[Subscriber], object]] = {
     "receive": lambda s: s.receive(DEADLINE),
     "receive_awaitable": lambda s: asyncio.run(s.receive_awaitable(DEADLINE)),
+    "stage": lambda s: raising(lambda: s.stage(DEADLINE, version=1), TimeoutError),
+    "flush": lambda s: s.flush(DEADLINE),
     "reading": reads,
     "wait_for_version": lambda s: s.wait_for_version("m", timeout=DEADLINE),
     "wait_for_version_awaitable": lambda s: asyncio.run(

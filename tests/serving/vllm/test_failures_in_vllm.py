@@ -1,4 +1,4 @@
-"""The failures of `tests/serving/test_failures.py`, with vLLM's own workers, reload and models.
+"""The failures of `test_failing_ranks.py`, with vLLM's own workers, reload and models.
 
 Two processes are the ranks of one tensor parallel model, each with its own half of most layers.
 """
@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from weightbus.tests.serving.ranks import Kind
-from weightbus.tests.serving.test_failures import (
+from weightbus.tests.serving.test_failing_ranks import (
     _deployed,
     _deployment,
     test_a_rank_that_fails,
