@@ -16,7 +16,7 @@ TRL := .venv-trl/installed
 DEMO := .venv/demo-installed
 INSTALLED := pyproject.toml setup.py constraints.txt codecs/_native.c codecs/_crc32c.h codecs/_delta.c codecs/_delta_scan.h
 
-.PHONY: demo demo-llm recording test twins sanitize aarch64 training serving serving-vllm serving-real operators pictures examples check site version release packages wheel bench targets must performance floods sim fuzz explore chaos soak build $(CLIENTS) clients $(CLIENTS:=-tested) conformance compose-test bench-clients clean
+.PHONY: demo demo-llm recording test twins sanitize aarch64 training serving serving-short serving-vllm serving-real operators pictures examples check site version release packages wheel bench targets must performance floods sim fuzz explore chaos soak build $(CLIENTS) clients $(CLIENTS:=-tested) conformance compose-test bench-clients clean
 
 demo: $(DEMO)
 	$(BIN)/weightbus demo --seconds 30 --plot demo.png
@@ -55,6 +55,12 @@ training: $(STAMP)
 
 # Where models are served, and trained with reinforcement: with TRL and PEFT, in an environment of its own.
 serving: $(TRL) serving-vllm serving-real
+	.venv-trl/bin/pytest -W default tests/serving/trl
+
+# Of that, what a change is held to (.ci/run): the oldest and the newest vLLM, no ranks that fail in them, and no server.
+serving-short: $(TRL) $(STAMP)
+	$(BIN)/python tests/serving/vllm/run.py --short
+	$(BIN)/python tests/serving/real/run.py --short
 	.venv-trl/bin/pytest -W default tests/serving/trl
 
 # In real vLLMs, of which only the Python is fetched, into .serving: what the engine does in them without a GPU.
