@@ -116,8 +116,8 @@ class Story:
 
     def _trainer_crashes(self) -> None:
         self._say(f"killing {self.trainer}")
+        epoch = self._newest()[0]  # one that starts quickly is there before the call returns
         self._fleet.crash(self.trainer)
-        epoch = self._newest()[0]
         self._time_recovery("restart", self.workers, lambda name: self._latest(name)[0] > epoch)
         self._wait(lambda: self._newest()[0] > epoch, "a new epoch, says the trainer")
         first = min(key for key in self._read().published.values() if key[0] > epoch)

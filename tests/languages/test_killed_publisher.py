@@ -133,6 +133,10 @@ def test_kills_in_the_middle_of_publishes(tmp_path: Path, seed: int) -> None:
             calls = [lives.publish(publisher, commit=commit) for _ in range(rng.randint(1, 4))]
             threading.Event().wait(rng.uniform(0, SENDING))
             lives.kill(publisher, calls)
+        publisher = (
+            lives.start()
+        )  # where all were quick, this one is still at it: nobody else comes
+        lives.kill(publisher, [lives.publish(publisher, expect=len(lives.workers) + 1)])
         with closing(lives.start()) as publisher:
             receipt = lives.publish(publisher, expect=len(lives.workers)).result(SECONDS)
             assert receipt.in_state("applied") == ["p", "r"]
