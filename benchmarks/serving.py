@@ -15,7 +15,6 @@ import os
 import statistics
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from typing import Any
 import torch
 
 from weightbus import Publisher, Settings
-from weightbus.python_client.serving.server import PauseMode, VllmServers
+from weightbus.python_client.serving.server import VllmServers
 from weightbus.python_client.serving.transfers import Transfers
 from weightbus.tests.serving.ranks import RankProcess
 from weightbus.tests.serving.standin import Server
@@ -118,20 +117,6 @@ def rank(layers: int, nbytes: int, number: int, _start: int) -> tuple[Any, Engin
     return worker, Engine(worker)
 
 
-class Watched(VllmServers):
-    """Servers of which it is known how long they stood still."""
-
-    stood = 0.0
-
-    def pause(self, mode: PauseMode = "keep") -> None:
-        super().pause(mode)
-        self._since = time.perf_counter()
-
-    def resume(self) -> None:
-        self.stood = time.perf_counter() - self._since
-        super().resume()
-
-
 class Rows:
     """What was measured, line by line."""
 
@@ -153,7 +138,7 @@ def measured(
     assert not any(each.said() for each in ranks)
     server = Server(ranks)
     publisher = Publisher(settings=Settings(shared_memory=shared))
-    servers = Watched(server.url, SECONDS)
+    servers = VllmServers(server.url, SECONDS)
     made = partial(
         Transfers,
         publisher,
@@ -171,13 +156,13 @@ def measured(
 
     def before(value: float) -> float:
         staged.send(weights(layers, nbytes, value))
-        return servers.stood
+        return servers.paused_s
 
     def wholly(value: float) -> float:
         ready = weights(layers, nbytes, value)
         with servers.paused():
             within.send(ready)
-        return servers.stood
+        return servers.paused_s
 
     watched = Memory([each.process.pid or 0 for each in ranks])
     pairs: list[tuple[float, float]] = []

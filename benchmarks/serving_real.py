@@ -24,7 +24,7 @@ import httpx
 
 from weightbus import Publisher, Settings
 from weightbus.codecs.dtypes import name_of_torch
-from weightbus.python_client.serving.server import PauseMode, VllmServers
+from weightbus.python_client.serving.server import VllmServers
 from weightbus.python_client.serving.transfers import Transfers
 from weightbus.tests.serving.real.run import environment
 from weightbus.tests.serving.real.served import Served, saved, trained
@@ -40,20 +40,6 @@ SIZES = {
     "num_key_value_heads": 4,
     "head_dim": 64,
 }
-
-
-class Watched(VllmServers):
-    """A server of which it is known how long it stood still."""
-
-    stood = 0.0
-
-    def pause(self, mode: PauseMode = "keep") -> None:
-        super().pause(mode)
-        self._since = time.perf_counter()
-
-    def resume(self) -> None:
-        super().resume()
-        self.stood = time.perf_counter() - self._since
 
 
 class Generating:
@@ -103,7 +89,7 @@ def serving(folder: Path, version: str) -> Iterator[Served]:
 def measured(served: Served, folder: Path, rounds: int, *, shared: bool) -> None:
     """Measure, and print."""
     publisher = Publisher(settings=Settings(shared_memory=shared))
-    servers = Watched(served.url, SECONDS)
+    servers = VllmServers(served.url, SECONDS)
     staging, inside = (
         Transfers(
             publisher,
@@ -147,7 +133,7 @@ def measured(served: Served, folder: Path, rounds: int, *, shared: bool) -> None
                 generating.longest()
                 turn()
                 if number:
-                    stood[name].append(servers.stood)
+                    stood[name].append(servers.paused_s)
                     waited[name].append(generating.longest())
     nbytes = sum(t.numel() * t.element_size() for t in weights.values())
     road = "shared memory" if shared else "network"

@@ -164,9 +164,9 @@ class Staged:
         """Have a CUDA device copy directly from where the version lies.
 
         Do it before you pause what runs on the old weights, if a function loads versions to a
-        device: copies then take a fraction of the time. It takes about half a second for each GB,
-        once for each of the two buffers that versions arrive in. Where it cannot be done, copies
-        are only slower; the log says so.
+        device: copies then take a fraction of the time. It takes long, once for each of the two
+        buffers that versions arrive in. Where it cannot be done, copies are only slower; the log
+        says so.
         """
         if not self._release.alive:
             raise RuntimeError(f"{self} was released: stage it again")
@@ -361,8 +361,8 @@ class Applier:
                 self._tell(Wanted(model, key))
                 yield
         finally:
+            self._tell(Wanted(model, None))  # else it would end what is wanted next
             del self._wanted[model]
-            self._tell(Wanted(model, None))
 
     def _apply_exact(
         self, model: str, key: tuple[int, int], deadline: float, stop: Callable[[], bool]

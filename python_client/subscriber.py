@@ -226,6 +226,7 @@ class Subscriber(AsyncClosable):
             ClosedError: The subscriber is closed, or applies in the background.
             KeyError: There is no such model.
             ValueError: There are several models, and `model` is missing.
+            RuntimeError: Another `version` of the model is awaited, or staged.
         """
         return self._receive(timeout, version, model, NEVER)
 

@@ -64,9 +64,7 @@ from .reports import Identity
 from .slot import Slot
 from .transfer import place_for
 
-FLUSHING = (
-    2**52
-)  # and more: the token of a ping that is sent for its answer alone, and tells no time
+FLUSHING = 2**52  # from here on a ping's token tells no time: only that its pong is waited for
 
 # What speaks of one model.
 OfModel = Abort | Announce | Beacon | Chunk | Commit | End | Prepare | Rename | SealedChunk

@@ -156,6 +156,9 @@ class VllmServers:
         urls: One URL or several; each server runs an engine of its own.
         timeout: Seconds for each call.
 
+    Attributes:
+        paused_s: Seconds that they stood still, the last time.
+
     Raises:
         ModuleNotFoundError, ValueError: As of `VllmServer`.
     """
@@ -164,6 +167,7 @@ class VllmServers:
         given = [urls] if isinstance(urls, str) else [*urls]
         checks.whole(len(given), "urls (how many)", 1, SERVERS_MAX)
         self.servers = [VllmServer(url, timeout) for url in given]
+        self.paused_s, self._since = 0.0, 0.0  # when they were paused; 0: they are not
         self._threads = ThreadPoolExecutor(len(given), "weightbus-servers")
 
     def ranks(self, deployment: str) -> list[str]:
@@ -199,11 +203,18 @@ class VllmServers:
 
     def pause(self, mode: PauseMode = "keep") -> None:
         """Have none of them generate; `mode` says what becomes of running requests."""
+        self._since = time.monotonic()
         self._all(lambda s: s.pause(mode))
 
     def resume(self) -> None:
         """Have all of them generate again."""
         self._all(VllmServer.resume)
+        self.paused_s, self._since = time.monotonic() - self._since, 0.0
+
+    def resume_late(self) -> None:
+        """Resume what could not be resumed before; nothing if all were."""
+        if self._since:
+            self.resume()
 
     def weight_versions(self) -> dict[str, str]:
         """Return which weights each says it runs, by URL."""

@@ -99,7 +99,7 @@ class WeightTransfer:
             raise TypeError(
                 f"with servers, all of their ranks get each version: leave out {', '.join(unknown)}"
             )
-        self._servers = _Servers(urls) if urls else None
+        self._servers = VllmServers(urls) if urls else None
         self._transfers: Transfers | None = None
         self._open: list[Future[Receipt]] = []  # updates that not all workers have applied yet
         self._version = 0  # the last that all had
@@ -175,7 +175,8 @@ class WeightTransfer:
             ServerError: It does not.
         """
         if self._servers is not None:
-            self._servers.go_on()
+            with self._servers.within(RESUME_SECONDS):
+                self._servers.resume_late()
 
     def destroy(self) -> None:
         """End what was begun, and have no server stand still. It raises nothing: see the log."""
@@ -257,32 +258,6 @@ class WeightTransfer:
         step = getattr(getattr(trainer, "state", None), "global_step", None)
         of_step = {} if step is None else {"step": str(step)}
         return {**of_step, **(self._options.get("metadata") or {})}
-
-
-class _Servers(VllmServers):
-    """Servers, and how long they have stood still.
-
-    Attributes:
-        paused_s: Seconds, the last time.
-    """
-
-    def __init__(self, urls: Iterable[str]) -> None:
-        super().__init__(urls)
-        self.paused_s, self._since = 0.0, 0.0  # when they were paused; 0: they are not
-
-    def pause(self, mode: PauseMode = "keep") -> None:
-        self._since = time.monotonic()
-        super().pause(mode)
-
-    def resume(self) -> None:
-        super().resume()
-        self.paused_s, self._since = time.monotonic() - self._since, 0.0
-
-    def go_on(self) -> None:
-        """Resume what could not be resumed before."""
-        if self._since:
-            with self.within(RESUME_SECONDS):
-                self.resume()
 
 
 def _lags(receipt: Receipt) -> list[float]:

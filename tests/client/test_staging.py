@@ -20,6 +20,7 @@ from weightbus import (
     UnchangedError,
 )
 from weightbus.bus.limits import BUFFERS_MAX
+from weightbus.bus.worker.events import Happening, Wanted
 from weightbus.codecs import device_memory
 from weightbus.codecs.layout import Layout
 from weightbus.tests.client.test_bus import SECONDS, Bus, arrays
@@ -125,6 +126,28 @@ def test_one_of_a_model_is_staged_at_a_time(bus: Bus) -> None:
     staged.release()
     staged.release()
     assert worker.receive(SECONDS, version=1) is not None
+
+
+def test_the_end_of_one_does_not_end_what_is_staged_next(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher, told = bus.publisher(), list[object]()
+    worker = bus.subscriber(publisher, arrays(0))
+    publisher.publish("m", arrays(1), settings=Settings(wait="none"))
+    staged = worker.stage(SECONDS, version=1)
+    applier = worker._applier  # noqa: SLF001 # pyright: ignore
+    tell = applier._tell  # noqa: SLF001 # pyright: ignore
+
+    def telling(event: Happening) -> None:
+        if isinstance(event, Wanted):
+            told.append(event.key)
+            with pytest.raises(RuntimeError, match="release it first"):
+                worker.stage(0.0, version=2)
+        tell(event)
+
+    monkeypatch.setattr(applier, "_tell", telling)
+    staged.release()
+    assert told == [None]
 
 
 def test_one_that_is_forgotten_keeps_nothing_newer_out(bus: Bus) -> None:
