@@ -1,6 +1,7 @@
 """How a version's data section is cut into chunks: all of one size, but the last."""
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from ..codecs.checksum import CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN
 
@@ -40,3 +41,7 @@ class ChunkPlan:
     def of(self, chunks: int) -> int:
         """Return about how many bytes so many chunks have."""
         return min(chunks * self.chunk_bytes, self.nbytes)
+
+
+# Versions of a model are cut alike: what a plan says is worked out once.
+plan_of = lru_cache(maxsize=64)(ChunkPlan)

@@ -391,8 +391,8 @@ class Pool:
             self.shrink()
             self._surplus = False
         block = self._reuse(nbytes)
-        if block is None and replaces_latest and self._take_lent():
-            block = self._reuse(nbytes)
+        if block is None and replaces_latest:
+            block = self._take_lent(nbytes)
         # What was kept counts again once it is let go: there may be more than one too many.
         while block is None and self._counted() >= SNAPSHOTS_MAX and not self._free():
             self._wait(make_room, replaces_latest, min(self._patience, deadline.left()))
@@ -437,14 +437,16 @@ class Pool:
                 return block
         return None
 
-    def _take_lent(self) -> bool:
-        """Take the latest version's memory if it is lent, and have sockets let go of it."""
+    def _take_lent(self, nbytes: int) -> MemoryBlock | None:
+        """Take the latest version's memory if it is lent, once sockets have let go of it."""
         for snapshot in self._blocks.values():
             if snapshot is not None and snapshot.take():
-                if snapshot.in_use:
+                block = self._reuse(nbytes)
+                if block is None and snapshot.in_use:
                     self._wait_until(self._any_free, min(REUSE_PATIENCE, self._patience))
-                return True
-        return False
+                    block = self._reuse(nbytes)
+                return block
+        return None
 
     def _another(self, nbytes: int, deadline: Deadline) -> MemoryBlock:
         """Make another block, in place of one that a stopped worker holds on to if need be."""

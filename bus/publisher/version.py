@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ...codecs.checksum import digest
 from ...codecs.layout import Layout
-from ..chunks import ChunkPlan
+from ..chunks import ChunkPlan, plan_of
 from ..messages import Applied, Buffer, Patch, PatchId, Running, Shared, Staged
 from ..sealer import ByteSource, SealedVersion
 from .phases import VersionPhase
@@ -147,7 +147,7 @@ class Version(Chunked):
         snapshot: Snapshot,
         shared: Shared | None = None,
     ) -> None:
-        super().__init__(ChunkPlan(layout.nbytes, chunk_bytes))
+        super().__init__(plan_of(layout.nbytes, chunk_bytes))
         self.model, self.epoch, self.version = model, 0, 0
         self.layout, self._snapshot, self.shared = layout, snapshot, shared
         self.names: frozenset[tuple[int, int]] = frozenset()
@@ -253,7 +253,7 @@ class VersionPatch(Chunked):
         work: float = 0.0,
     ) -> None:
         self.id = PatchId(encoding, base.epoch, base.version)
-        super().__init__(ChunkPlan(len(data), version.plan.chunk_bytes), self.id)
+        super().__init__(plan_of(len(data), version.plan.chunk_bytes), self.id)
         self.base, self._version, self._data = base, version, memoryview(data)
         self.classes, self.work = classes, work
         self._given: dict[int, memoryview] = {}  # by where it begins: whoever sends refers weakly

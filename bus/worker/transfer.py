@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from ...codecs.checksum import digest
 from ...codecs.native import copy_crc32c, crc32c
 from ...codecs.sealing import Opening
-from ..chunks import ChunkPlan
+from ..chunks import plan_of
 from ..lease import Lease
 from ..limits import LABEL_MAX, TRIES_MAX, WINDOW_CHUNKS, Timing
 from ..messages import Announce, Buffer, Chunk, Patch, PatchId, SealedChunk
@@ -67,7 +67,7 @@ class Transfer:
     ) -> None:
         self.announce, self.buffer = announce, buffer
         nbytes = announce.nbytes if patch is None else patch.nbytes
-        self.plan = ChunkPlan(nbytes, announce.chunk_bytes)
+        self.plan = plan_of(nbytes, announce.chunk_bytes)
         self.patch: PatchId | None = None
         if patch is not None:
             self.patch = PatchId(patch.encoding, patch.epoch, patch.version)
