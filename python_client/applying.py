@@ -26,6 +26,7 @@ from ..codecs.checksum import digest_of
 from ..codecs.layout import Layout
 from . import checks
 from .calls import Calls, LateError
+from .loading import Named
 from .observing.traces import SDK, on_apply
 from .reading import READING_SECONDS, InUseError, ReadingLock
 from .targets import Target
@@ -108,22 +109,17 @@ class Running:
         return f"<Running {self.model}: {self.update}>"
 
 
-class Offer:
+class Offer(Named):
     """A `staged` version that is about to be applied, for `before_apply`.
 
     Attributes:
-        model, epoch, version: Its model id, epoch and number.
-        nbytes: Bytes of its tensors.
-        digest: The digest of its bytes; empty if it is read from shared memory.
-        metadata: The publisher's metadata, as text by name.
+        model, epoch, version, nbytes, digest, metadata: As of `Pairs`.
     """
 
     __module__ = "weightbus.types"
 
     def __init__(self, staged: StagedVersion) -> None:
-        self.model, self.epoch, self.version = staged.model, staged.epoch, staged.version
-        self.nbytes, self.digest = staged.layout.nbytes, staged.digest
-        self.metadata = dict(staged.metadata)
+        super().__init__(staged)
         self._staged = staged
 
     def arrays(self) -> dict[str, NDArray[Any]]:

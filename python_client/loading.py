@@ -59,7 +59,16 @@ def _release_all() -> None:
         _HELD.pop().close()
 
 
-class Pairs:
+class Named:
+    """What users are told of a staged version before it is applied."""
+
+    def __init__(self, staged: StagedVersion) -> None:
+        self.model, self.epoch, self.version = staged.model, staged.epoch, staged.version
+        self.nbytes, self.digest = staged.layout.nbytes, staged.digest
+        self.metadata = dict(staged.metadata)
+
+
+class Pairs(Named):
     """The tensors of a `staged` version, for a target function, until it returns.
 
     Iterating yields (name, torch tensor) pairs; `arrays()` yields the same with numpy arrays. A
@@ -78,9 +87,7 @@ class Pairs:
     __module__ = "weightbus.types"
 
     def __init__(self, staged: StagedVersion) -> None:
-        self.model, self.epoch, self.version = staged.model, staged.epoch, staged.version
-        self.nbytes, self.digest = staged.layout.nbytes, staged.digest
-        self.metadata = dict(staged.metadata)
+        super().__init__(staged)
         self._layout = staged.layout
         # What numpy and torch make of this holds it, so that it tells whether anything is kept.
         lent = (ctypes.c_uint8 * self.nbytes).from_address(address_of(staged.data))

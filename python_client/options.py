@@ -1,7 +1,8 @@
 """The keywords of publish, and what a call that is given some asks for."""
 
-from collections.abc import Iterable, Mapping
-from typing import Literal, TypedDict
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, TypedDict, TypeVar
 
 import msgspec
 
@@ -15,6 +16,7 @@ from . import checks
 from .checks import check_name
 from .settings import Encoding, Settings, settings_of
 
+Way = TypeVar("Way", bound=Callable[..., Any])
 Require = Literal["all", "alive"] | int  # all workers, those that are not lost, or this many
 
 TIMEOUT = 60.0  # seconds that a publish gets unless it is told otherwise
@@ -32,6 +34,19 @@ class PublishOptions(TypedDict, total=False):
     timeout: float
     metadata: Mapping[str, str] | None
     settings: Settings | None
+
+
+def shows_keywords_of(publish: Callable[..., object]) -> Callable[[Way], Way]:
+    """Have `help()` and the documentation show a call's `**options` as the keywords they are."""
+
+    def decorate(call: Way) -> Way:
+        own, first = inspect.signature(call), inspect.signature(publish).parameters.values()
+        shown = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        shown += [p for p in first if p.kind is p.KEYWORD_ONLY]
+        vars(call)["__signature__"] = own.replace(parameters=shown)
+        return call
+
+    return decorate
 
 
 class Request(msgspec.Struct, frozen=True, eq=False):
@@ -93,14 +108,14 @@ class Request(msgspec.Struct, frozen=True, eq=False):
 
 def request(
     started: float,
-    settings: Settings | None,
     *,
-    workers: Iterable[str] | None,
-    require: Require,
-    expect: int | None,
-    commit: CommitMode,
-    timeout: float,
-    metadata: Mapping[str, str] | None,
+    workers: Iterable[str] | None = None,
+    require: Require = "all",
+    expect: int | None = None,
+    commit: CommitMode = "auto",
+    timeout: float = TIMEOUT,
+    metadata: Mapping[str, str] | None = None,
+    settings: Settings | None = None,
     defaults: Settings,
     expected: int,
     lost_after: float,
@@ -109,7 +124,7 @@ def request(
 
     Args:
         started: When it was called.
-        settings, workers, require, expect, commit, timeout, metadata: Its keywords.
+        workers, require, expect, commit, timeout, metadata, settings: Its keywords.
         defaults: The publisher's settings, checked before.
         expected, lost_after: What the publisher was told of these.
 

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Unpack
 
 from ..bus.complaints import Complaints
 from ..bus.deadline import ANSWER_SECONDS, Deadline, result_of
@@ -48,7 +48,7 @@ from .models import PublishedModel, after, restore
 from .observing.access import Http
 from .observing.shown import Shown
 from .observing.traces import settle
-from .options import TIMEOUT, Request, Require, request
+from .options import TIMEOUT, PublishOptions, Request, Require, request, shows_keywords_of
 from .settings import Settings, had_more_keywords, of_bytes, settings_of
 from .state_folder import StateFolder, StateFolderError, StoredVersion, age_from_now, new_epoch
 
@@ -243,31 +243,22 @@ class Publisher(AsyncClosable):
         started = time.monotonic()
         asked = self._request(
             started,
-            settings,
             workers=workers,
             require=require,
             expect=expect,
             commit=commit,
             timeout=timeout,
             metadata=metadata,
+            settings=settings,
         )
         future = self._begin(model, weights, asked)
         left = started + float(timeout) - time.monotonic()
         return result_of(future, max(0.0, left) + ANSWER_SECONDS)
 
     @had_more_keywords("publish")
+    @shows_keywords_of(publish)
     def publish_async(
-        self,
-        model: str,
-        weights: object,
-        *,
-        workers: Iterable[str] | None = None,
-        require: Require = "all",
-        expect: int | None = None,
-        commit: CommitMode = "auto",
-        timeout: float = TIMEOUT,
-        metadata: Mapping[str, str] | None = None,
-        settings: Settings | None = None,
+        self, model: str, weights: object, **options: Unpack[PublishOptions]
     ) -> "Future[Receipt]":
         """Publish, and return a future of the receipt as soon as the weights are copied.
 
@@ -277,17 +268,7 @@ class Publisher(AsyncClosable):
         success. If the publish fails and you drop the future without asking for its result, the log
         warns.
         """
-        asked = self._request(
-            time.monotonic(),
-            settings,
-            workers=workers,
-            require=require,
-            expect=expect,
-            commit=commit,
-            timeout=timeout,
-            metadata=metadata,
-        )
-        return self._begin(model, weights, asked)
+        return self._begin(model, weights, self._request(time.monotonic(), **options))
 
     def _begin(self, model: str, weights: object, asked: Request) -> "Future[Receipt]":
         """Copy the weights and have them published."""
@@ -375,18 +356,9 @@ class Publisher(AsyncClosable):
         return publishing.committed
 
     @had_more_keywords("publish")
+    @shows_keywords_of(publish)
     async def publish_awaitable(
-        self,
-        model: str,
-        weights: object,
-        *,
-        workers: Iterable[str] | None = None,
-        require: Require = "all",
-        expect: int | None = None,
-        commit: CommitMode = "auto",
-        timeout: float = TIMEOUT,
-        metadata: Mapping[str, str] | None = None,
-        settings: Settings | None = None,
+        self, model: str, weights: object, **options: Unpack[PublishOptions]
     ) -> Receipt:
         """Publish from a coroutine. Arguments, result and errors are those of `publish`.
 
@@ -397,32 +369,12 @@ class Publisher(AsyncClosable):
         `await asyncio.to_thread(publisher.publish, ...)`, and do not change the weights before it
         returns.
         """
-        future = self.publish_async(
-            model,
-            weights,
-            workers=workers,
-            require=require,
-            expect=expect,
-            commit=commit,
-            timeout=timeout,
-            metadata=metadata,
-            settings=settings,
-        )
-        return await asyncio.wrap_future(future)
+        return await asyncio.wrap_future(self.publish_async(model, weights, **options))
 
     @had_more_keywords("publish")
+    @shows_keywords_of(publish)
     def rollback(
-        self,
-        model: str,
-        to: tuple[int, int],
-        *,
-        workers: Iterable[str] | None = None,
-        require: Require = "all",
-        expect: int | None = None,
-        commit: CommitMode = "auto",
-        timeout: float = TIMEOUT,
-        metadata: Mapping[str, str] | None = None,
-        settings: Settings | None = None,
+        self, model: str, to: tuple[int, int], **options: Unpack[PublishOptions]
     ) -> Receipt:
         """Publish an older version's bytes again, as a new version, and wait for the workers.
 
@@ -442,18 +394,9 @@ class Publisher(AsyncClosable):
             PublishError, UnknownWorkerError, ClosedError: As of `publish`.
         """
         folder = self._need_folder()
-        settings = of_bytes(self._settings) if settings is None else settings
-        return self.publish(
-            model,
-            folder.open(folder.find(model, to)),
-            workers=workers,
-            require=require,
-            expect=expect,
-            commit=commit,
-            timeout=timeout,
-            metadata=metadata,
-            settings=settings,
-        )
+        if options.get("settings") is None:
+            options["settings"] = of_bytes(self._settings)
+        return self.publish(model, folder.open(folder.find(model, to)), **options)
 
     def history(self, model: str) -> list[StoredVersion]:
         """Return the versions of a `model` that are on disk, the newest first.

@@ -1,9 +1,10 @@
 """The commands: their names, arguments and help. What each of them does stands in `cli_<name>`."""
 
+from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Concatenate, NoReturn, ParamSpec
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
@@ -29,6 +30,8 @@ from .subscribe import subscribe as run_subscribe
 from .top import SORTS, Choice
 from .top import top as run_top
 from .verify import verify as run_verify
+
+P = ParamSpec("P")
 
 
 class _Command(TyperCommand):
@@ -161,6 +164,14 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _end_with(
+    as_json: bool, work: Callable[Concatenate[Screen, P], int], *args: P.args, **options: P.kwargs
+) -> NoReturn:
+    """Do a command's work on a screen, and exit with its status."""
+    screen = Screen(as_json)
+    raise typer.Exit(conclude(screen, partial(work, screen, *args, **options)))
+
+
 @app.callback()
 def weightbus(
     version: Annotated[
@@ -267,11 +278,10 @@ def publish(
     as_json: Json = False,
 ) -> None:
     """Publish a checkpoint, and show what every worker did with it."""
-    screen = Screen(as_json)
     pages = PageOptions(dashboard, metrics, token, insecure_http)
     how = (dtype or (), keys, insecure, pages, encoding, metadata or ())
     order = Order(path, model, bind, expect, watch, timeout, state, grace, *how)
-    raise typer.Exit(conclude(screen, partial(run_publish, screen, order)))
+    _end_with(as_json, run_publish, order)
 
 
 @app.command(cls=_Command)
@@ -292,9 +302,8 @@ def subscribe(
     ] = False,
 ) -> None:
     """Write a model's versions into a file as they are published."""
-    screen = Screen(as_json)
     wanted = Wanted(address, model, once, timeout, name, keys)
-    raise typer.Exit(conclude(screen, partial(run_subscribe, screen, wanted, out, untied=untied)))
+    _end_with(as_json, run_subscribe, wanted, out, untied=untied)
 
 
 @app.command(cls=_Command)
@@ -359,11 +368,10 @@ def bridge(
     ] = None,
 ) -> None:
     """Have inference servers load a model's versions as they are published."""
-    screen = Screen(as_json)
     wanted = Wanted(address, model, once, timeout, name, keys)
     how = (server_folder, like, lora, pause, load_timeout, token)
     served = Served(server, kind, folder, *how)
-    raise typer.Exit(conclude(screen, partial(run_bridge, screen, wanted, served)))
+    _end_with(as_json, run_bridge, wanted, served)
 
 
 @app.command(cls=_Command)
@@ -388,9 +396,8 @@ def top(
     """Watch who runs which version, the worst first."""
     if sort not in SORTS:
         raise typer.BadParameter(f"{sort!r} is none of {', '.join(SORTS)}")
-    screen, choice = Screen(as_json), Choice(sort, only)
-    shown = partial(run_top, screen, address, choice, once=once, timeout=timeout, keys=keys)
-    raise typer.Exit(conclude(screen, shown))
+    choice = Choice(sort, only)
+    _end_with(as_json, run_top, address, choice, once=once, timeout=timeout, keys=keys)
 
 
 @app.command(cls=_Command)
@@ -408,9 +415,7 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Say whether all workers run the newest versions: 0 yes, 1 no, 2 no answer."""
-    screen = Screen(as_json)
-    ask = partial(run_status, screen, address, expect, timeout, keys, within)
-    raise typer.Exit(conclude(screen, ask))
+    _end_with(as_json, run_status, address, expect, timeout, keys, within)
 
 
 @app.command(cls=_Command)
@@ -427,9 +432,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Compare workers' weights with the published: 0 same, 1 not, 2 no answer, 3 unknown."""
-    screen = Screen(as_json)
-    ask = partial(run_verify, screen, address, worker, model, timeout, keys)
-    raise typer.Exit(conclude(screen, ask))
+    _end_with(as_json, run_verify, address, worker, model, timeout, keys)
 
 
 @app.command(cls=_Command)
@@ -442,8 +445,7 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Find problems here and at the publisher: 0 none, 1 some, 2 no answer."""
-    screen = Screen(as_json)
-    raise typer.Exit(conclude(screen, partial(run_doctor, screen, address, timeout, keys)))
+    _end_with(as_json, run_doctor, address, timeout, keys)
 
 
 @app.command(cls=_Command)
@@ -460,8 +462,7 @@ def keygen(
     as_json: Json = False,
 ) -> None:
     """Make keys: a publisher's, and one for each worker that may have its weights."""
-    screen = Screen(as_json)
-    raise typer.Exit(conclude(screen, partial(run_keygen, screen, folder, names, observer)))
+    _end_with(as_json, run_keygen, folder, names, observer)
 
 
 @app.command(cls=_Command)
@@ -471,5 +472,4 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show what a checkpoint holds, and the digest of its publish."""
-    screen = Screen(as_json)
-    raise typer.Exit(conclude(screen, partial(run_inspect, screen, path, every)))
+    _end_with(as_json, run_inspect, path, every)

@@ -309,13 +309,7 @@ class WeightReceiver:
     def apply_weights(self, weights: Any, inplace: bool = True) -> None:
         """Apply weights that came by another transport.
 
-        Args:
-            weights: A TensorDict, a dict of tensors, or a module.
-            inplace: Write into the model's own tensors; otherwise give it new ones.
-
-        Raises:
-            ValueError: There is no model.
-            DestinationError: They do not fit; the model is unchanged.
+        Arguments (`weights`, `inplace`) and errors are those of `WeightSyncScheme.apply_weights`.
         """
         if not self._scheme.initialized_on_receiver:
             raise ValueError("No model registered")

@@ -327,12 +327,9 @@ class WeightSender:
     def send_async(
         self, weights: Any = None, worker_ids: WorkerIds = None, *, timeout: float | None = None
     ) -> None:
-        """Send weights and return as soon as you may change them. `wait_async` must follow.
+        """Start a `send`, and return as soon as you may change the weights. Arguments are the same.
 
-        Arguments are those of `WeightSyncScheme.send`.
-
-        Raises:
-            RuntimeError: A `send_async` was not waited for.
+        `wait_async` must follow.
         """
         self._sending().send_async(self._scheme, weights, worker_ids, timeout)
 

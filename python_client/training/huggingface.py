@@ -26,39 +26,24 @@ class PublishWeights(StepCallback, TrainerCallback):
     """
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: Any = None,
-        **_: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Publish what training starts from."""
         if args.fsdp or is_deepspeed_zero3_enabled():  # type: ignore[no-untyped-call]
             refuse_shards("FSDP" if args.fsdp else "ZeRO 3")
         if state.is_world_process_zero:
-            self._steps.begin(state.global_step, model)
+            self._steps.begin(state.global_step, kwargs.get("model"))
 
     def on_step_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: Any = None,
-        **_: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Publish if it is time to."""
         if state.is_world_process_zero:
-            self._steps.step(state.global_step, model)
+            self._steps.step(state.global_step, kwargs.get("model"))
 
     def on_train_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: Any = None,
-        **_: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Publish what training ended with, and wait until it has arrived."""
         if state.is_world_process_zero:
-            self._steps.end(state.global_step, model)
+            self._steps.end(state.global_step, kwargs.get("model"))

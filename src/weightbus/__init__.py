@@ -9,6 +9,8 @@ have what users of TorchRL, TRL and vLLM import.
 
 from importlib import import_module
 
+from .python_client.lazy import lazy
+
 TYPE_CHECKING = False  # not from `typing`, which takes longer than everything else here
 if TYPE_CHECKING:
     from weightbus import torchrl as torchrl
@@ -105,13 +107,11 @@ _FACES = ("torchrl", "trl", "types", "vllm")  # faces of their own, for fewer us
 _MOVED = ("torchrl", "types")  # those that have what stood here before
 
 
+_load, _names = lazy(globals(), __name__, _HOMES)
+
+
 def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
-        return _moved(name)
-    value = getattr(import_module(f".{home}", __name__), name)
-    globals()[name] = value  # found without us from now on
-    return value
+    return _load(name) if name in _HOMES else _moved(name)
 
 
 def _moved(name: str) -> object:
@@ -136,4 +136,4 @@ def _warn(text: str) -> None:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_FACES})
+    return sorted({*_names(), *_FACES})

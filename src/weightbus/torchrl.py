@@ -4,7 +4,7 @@ The names are TorchRL's, so that its users change one import. Each is loaded whe
 importing this needs neither torch nor TorchRL.
 """
 
-from importlib import import_module
+from weightbus.python_client.lazy import lazy
 
 TYPE_CHECKING = False  # as in the face of the package
 if TYPE_CHECKING:
@@ -70,45 +70,35 @@ __all__ = [
     "register_weight_sync_backend",
 ]
 
-# Where each of them lives.
-_HOMES = {
-    "DistributedTransport": "python_client.schemes.vintage",
-    "DistributedWeightSyncScheme": "python_client.schemes.bus",
-    "InitialSyncTransport": "python_client.schemes.vintage",
-    "MPTransport": "python_client.schemes.bus",
-    "MultiProcessWeightSyncScheme": "python_client.schemes.bus",
-    "NoWeightSyncScheme": "python_client.schemes.none",
-    "RPCTransport": "python_client.schemes.torch_rpc",
-    "RPCWeightSyncScheme": "python_client.schemes.torch_rpc",
-    "RayActorTransport": "python_client.schemes.ray",
-    "RayModuleTransformReceiver": "python_client.schemes.ray",
-    "RayModuleTransformScheme": "python_client.schemes.ray",
-    "RayModuleTransformSender": "python_client.schemes.ray",
-    "RayTransport": "python_client.schemes.ray",
-    "RayWeightSyncScheme": "python_client.schemes.ray",
-    "RayWeightUpdater": "python_client.schemes.updater",
-    "SharedMemTransport": "python_client.schemes.vintage",
-    "SharedMemWeightSyncScheme": "python_client.schemes.bus",
-    "TransportBackend": "python_client.schemes.vintage",
-    "WeightReceiver": "python_client.schemes.receiver",
-    "WeightSender": "python_client.schemes.sender",
-    "WeightStrategy": "python_client.schemes.strategy",
-    "WeightSyncBackend": "python_client.schemes.carrier",
-    "WeightSyncScheme": "python_client.schemes.vintage",
-    "WeightUpdaterBase": "python_client.schemes.updater",
-    "ZMQWeightSyncScheme": "python_client.schemes.bus",
-    "register_weight_sync_backend": "python_client.schemes.carrier",
-}
-
-
-def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"weightbus.{home}"), name)
-    globals()[name] = value  # found without us from now on
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(
+    globals(),
+    "weightbus.python_client.schemes",
+    {
+        "DistributedTransport": "vintage",
+        "DistributedWeightSyncScheme": "bus",
+        "InitialSyncTransport": "vintage",
+        "MPTransport": "bus",
+        "MultiProcessWeightSyncScheme": "bus",
+        "NoWeightSyncScheme": "none",
+        "RPCTransport": "torch_rpc",
+        "RPCWeightSyncScheme": "torch_rpc",
+        "RayActorTransport": "ray",
+        "RayModuleTransformReceiver": "ray",
+        "RayModuleTransformScheme": "ray",
+        "RayModuleTransformSender": "ray",
+        "RayTransport": "ray",
+        "RayWeightSyncScheme": "ray",
+        "RayWeightUpdater": "updater",
+        "SharedMemTransport": "vintage",
+        "SharedMemWeightSyncScheme": "bus",
+        "TransportBackend": "vintage",
+        "WeightReceiver": "receiver",
+        "WeightSender": "sender",
+        "WeightStrategy": "strategy",
+        "WeightSyncBackend": "carrier",
+        "WeightSyncScheme": "vintage",
+        "WeightUpdaterBase": "updater",
+        "ZMQWeightSyncScheme": "bus",
+        "register_weight_sync_backend": "carrier",
+    },
+)

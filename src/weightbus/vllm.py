@@ -5,7 +5,7 @@ its workers load what a trainer publishes: vLLM calls `register` in each of its 
 this needs neither vLLM nor torch; `TrainerInit` needs both, and makes weightbus known to vLLM.
 """
 
-from importlib import import_module
+from weightbus.python_client.lazy import lazy
 
 TYPE_CHECKING = False  # as in the face of the package
 if TYPE_CHECKING:
@@ -23,25 +23,15 @@ __all__ = [
     "register",
 ]
 
-# Where each of them lives.
-_HOMES = {
-    "ServerError": "calls",
-    "TrainerInit": "vllm_trainer",
-    "UnsupportedVllmError": "vllm_plugin",
-    "VllmServer": "server",
-    "VllmServers": "server",
-    "register": "vllm_plugin",
-}
-
-
-def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"weightbus.python_client.serving.{home}"), name)
-    globals()[name] = value  # found without us from now on
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(
+    globals(),
+    "weightbus.python_client.serving",
+    {
+        "ServerError": "calls",
+        "TrainerInit": "vllm_trainer",
+        "UnsupportedVllmError": "vllm_plugin",
+        "VllmServer": "server",
+        "VllmServers": "server",
+        "register": "vllm_plugin",
+    },
+)

@@ -100,7 +100,7 @@ def network() -> nn.Module:
 
 # What may be given.
 
-WAYS = (
+WAYS: tuple[Callable[..., object], ...] = (
     Publisher.publish,
     Publisher.publish_async,
     Publisher.publish_awaitable,

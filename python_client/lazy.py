@@ -1,0 +1,31 @@
+"""The names of a face of the package, each loaded when it is first used."""
+
+from importlib import import_module
+
+TYPE_CHECKING = False  # as in the face of the package
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+def lazy(
+    face: dict[str, object], package: str, homes: "Mapping[str, str]"
+) -> "tuple[Callable[[str], object], Callable[[], list[str]]]":
+    """Return the `__getattr__` and the `__dir__` of a module.
+
+    Args:
+        face: Its globals.
+        package: What the modules are in that have the names.
+        homes: The module of each name.
+    """
+
+    def load(name: str) -> object:
+        home = homes.get(name)
+        if home is None:
+            raise AttributeError(f"module {face['__name__']!r} has no attribute {name!r}")
+        face[name] = value = getattr(import_module(f".{home}", package), name)  # found from now on
+        return value
+
+    def names() -> list[str]:
+        return sorted({*face, *homes})
+
+    return load, names
