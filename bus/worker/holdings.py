@@ -7,11 +7,13 @@ versions touches no fresh memory. Where patches may come, a third holds what run
 
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...codecs.layout import Layout
+from ..lease import Lease
 from ..limits import BUFFERS_MAX
 from ..messages import Announce, Buffer, Running
 from ..staged import Base, SharedMemory, StagedVersion
@@ -61,7 +63,8 @@ class Holdings:
         self.mode: Mode = "following"
         self._free: list[NDArray[np.uint8]] = []
         self._nbytes = 0  # of each of these: as much as the version that was begun last
-        self._taken = 0  # buffers that versions have, or are being copied into for nobody
+        self._taken = 0  # buffers that versions have, or are being filled for nobody yet or any more
+        self._lent: tuple[Lease, NDArray[np.uint8]] | None = None  # one that is, the last
         self.base: Base | None = None  # what patches may build on
         # Could not be taken; not tried again. An older one still may be: what was rejected may
         # have been aborted, or meant for few, and the latest for all be one that was missed.
@@ -118,8 +121,27 @@ class Holdings:
         """Whether there is no buffer yet."""
         return not self._taken and not self._free
 
+    def lend(self, announce: Announce) -> Lease | None:
+        """Lend a buffer to what comes with an announcement, which need not be copied there then."""
+        if self.full or not self._free or announce.nbytes != self._nbytes:
+            return None
+        buffer = self._free.pop()
+        self._taken += 1
+        lease = Lease(buffer.data, announce, partial(self.give_back, buffer), hashed=False)
+        self._lent = lease, buffer
+        return lease
+
     def reuse(self, held: Held) -> bool:
-        """Give a version a buffer that was used before; return whether one is of its size."""
+        """Give a version a buffer that was used before; return whether one is of its size.
+
+        If it was received in one, that is its own.
+        """
+        lease, buffer = self._lent or (None, None)
+        if lease is not None and lease.live and held.payload is lease.view:
+            lease.live, self._lent, held.buffer = False, None, buffer
+            return True
+        if self.full:
+            return False
         if self._nbytes != held.announce.nbytes:
             self._free.clear()  # the model has changed its size: the old memory will not fit again
             self._nbytes = held.announce.nbytes

@@ -160,6 +160,10 @@ class WorkerMachine:
             return None
         if isinstance(message, Chunk | SealedChunk):
             return slot.place(message, size)
+        if keyring is None and message.whole is not None and size == message.nbytes:
+            lent = slot.holds.lend(message) if size <= WHOLE_BYTES_MAX else None
+            if lent is not None:
+                return lent
         lease = place_for(message, size, self._whole)
         if lease is not None and keyring is not None:
             keyring.count(header)  # without one it is received, and counts then

@@ -126,11 +126,11 @@ class Slot:
         if older is not None:  # the newer version takes its place
             self.holds.move(older, "newer")  # W8
             effects = self._turn("replaced")
+        if self.holds.reuse(held):
+            return effects + self._receive(held, now)
         if self.holds.full:
             held.payload = None
             return effects
-        if self.holds.reuse(held):
-            return effects + self._receive(held, now)
         return [*effects, Reserve(self.model, held.key, held.announce.nbytes)]
 
     def _granted(

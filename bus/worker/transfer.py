@@ -369,11 +369,15 @@ def place_for(announce: Announce, size: int, buffer: bytearray) -> Lease | None:
 
 
 def take_whole(announce: Announce, payload: Buffer, buffer: NDArray[np.uint8]) -> str | None:
-    """Take a version that came with its announcement; return its digest, None if it is damaged."""
+    """Take a version that came with its announcement; return its digest, None if it is damaged.
+
+    It was received in its buffer already, or is copied there.
+    """
     whole = announce.whole
     if whole is None or len(payload) != buffer.nbytes:
         return None
-    crc = copy_crc32c(buffer, np.frombuffer(payload, np.uint8))
+    there = isinstance(payload, memoryview) and payload.obj is buffer
+    crc = crc32c(payload) if there else copy_crc32c(buffer, np.frombuffer(payload, np.uint8))
     if whole.crc != crc or whole.digest != digest(announce.layout, announce.chunk_bytes, [crc]):
         return None
     return whole.digest

@@ -19,6 +19,7 @@ from weightbus.bus.effects import (
     Subscribe,
     Warm,
 )
+from weightbus.bus.lease import Lease
 from weightbus.bus.limits import Timing
 from weightbus.bus.messages import (
     Announce,
@@ -462,6 +463,57 @@ def test_the_data_of_a_whole_version_has_a_place_if_its_length_is_right() -> Non
     header = encode(whole(2))
     assert bench.machine.place([b"a/ctl", header], len(DATA)) is not None
     assert bench.machine.place([b"a/ctl", header], len(LAYOUT.header)) is None
+
+
+def received(bench: Bench, message: Announce, data: bytes) -> tuple[list[Effect], Lease]:
+    """Have a version arrive piece by piece in the place that it is given."""
+    lease = bench.machine.place([b"a/ctl", encode(message)], len(data))
+    assert lease is not None
+    lease.view[:] = data
+    lease.received(len(data))
+    return bench.done(bench.machine.receive_published(lease, bench.now)), lease
+
+
+def test_what_comes_whole_stays_where_it_was_received_and_no_buffer_is_lost() -> None:
+    bench = Bench()
+    bench.publish(announce(), LAYOUT.header)
+    applied(bench, bench.publish(whole(1), DATA))
+    for number in range(2, 9):
+        effects, lease = received(bench, whole(number), DATA)
+        [staged] = [e.staged for e in effects if isinstance(e, Ready)]
+        assert np.shares_memory(staged.data, np.asarray(lease.view)), "it was copied"
+        assert applied(bench, effects)
+        effects, lease = received(bench, whole(number), DATA)
+        assert not effects, "it is known"
+        assert not lease.live, "its buffer is free again"
+        abandoned = bench.machine.place([b"a/ctl", encode(whole(number + 1))], len(DATA))
+        assert abandoned is not None
+        abandoned.cancel()
+
+
+def test_what_comes_whole_and_damaged_is_fetched_to_where_it_was_received() -> None:
+    bench = Bench()
+    bench.publish(announce(), LAYOUT.header)
+    applied(bench, bench.publish(whole(1), DATA))
+    effects, lease = received(bench, whole(2), DATA[::-1])
+    assert sent(effects, Fetch) == [Fetch(model="a", epoch=EPOCH, version=2, first=0, count=1)]
+    chunk = Chunk(model="a", epoch=EPOCH, version=2, index=0, crc=crc32c(DATA))
+    effects = bench.done(bench.machine.receive([encode(chunk), DATA], bench.now))
+    assert bytes(lease.view) == DATA
+    assert applied(bench, effects)
+
+
+def test_a_version_that_is_being_received_keeps_its_buffer_from_others() -> None:
+    bench = Bench()
+    bench.publish(announce(), LAYOUT.header)
+    applied(bench, bench.publish(whole(1), DATA))
+    lease = bench.machine.place([b"a/ctl", encode(whole(2))], len(DATA))
+    assert lease is not None
+    lease.view[:] = bytes(4)
+    effects = bench.publish(whole(3), DATA)  # as if another connection were faster
+    [staged] = [e.staged for e in effects if isinstance(e, Ready)]
+    assert not np.shares_memory(staged.data, np.asarray(lease.view))
+    assert bytes(staged.data) == DATA
 
 
 @pytest.mark.parametrize(
