@@ -6,7 +6,7 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -418,16 +418,17 @@ class Applier:
 
         It is called in the worker's thread: to wake another would take longer.
         """
-        if staged.model not in self._quick:
+        if staged.model not in self._quick or self._handoff.closed:
             return False
-        lock = self.lock_of(staged.model)
+        writer = self.lock.write_at_once(_doing(staged))
+        if writer is None:  # somebody is reading
+            return False
         try:
-            with self._writing(lock, staged, 0.0, lambda: self._handoff.closed):
-                self._apply(lock, staged)
-        except InUseError:  # somebody is reading
-            return False
+            self._apply(self.lock, staged)
         except StaleError:
             self._say(staged, "stale")
+        finally:
+            self.lock.written(writer)
         return True
 
     def in_turn(self, staged: StagedVersion) -> bool:
@@ -439,20 +440,23 @@ class Applier:
             return False
         if self._targets[staged.model].devices:
             return False
-        lock = self.lock_of(staged.model)
-        with suppress(InUseError), self._writing(lock, staged, 0.0, NEVER):
+        writer = self.lock.write_at_once(_doing(staged))
+        if writer is None:  # somebody is reading
+            return False
+        try:
             turn = self._handoff.borrow(staged.model)
             if turn is None:
                 return False
             try:
-                turn.set_result(self._apply(lock, staged))
+                turn.set_result(self._apply(self.lock, staged))
             except StaleError:
                 self._say(staged, "stale")
                 turn.set_result(None)
             except BaseException as error:  # it is raised where the turn was lent
                 turn.set_exception(error)
-            return True
-        return False
+        finally:
+            self.lock.written(writer)
+        return True
 
     def _say(self, staged: StagedVersion, what: Outcome) -> None:
         self._tell(Report(staged.model, staged.key, what))
@@ -492,8 +496,7 @@ class Applier:
                 named = f"{staged.model} version {staged.version}"
                 self._held_up.warn(f"{named} has waited {span(seconds)}: {who}", time.monotonic())
 
-        doing = f"applying {staged.model} version {staged.version}"
-        return lock.writing(timeout, doing, stop=stop, waiting=waits)
+        return lock.writing(timeout, _doing(staged), stop=stop, waiting=waits)
 
     def _apply(self, lock: ReadingLock, staged: StagedVersion) -> Update | None:
         """Apply a version; what fails once bytes have changed leaves none, unless it is undone."""
@@ -535,17 +538,23 @@ class Applier:
         if lock.streams is not None:
             lock.ordered()
         second = bool(devices) and target.from_second(staged)
-        with staged.reading(second=second):
-            if target.asks_user:  # how far it has come then only it could say
-                late = partial(self._late, staged, "its target", lambda: False, writes=True)
-                self._calls.make(partial(target.apply, staged), late)
-            else:
-                target.apply(staged)
-            if staged.hash_chunks:
-                digest = digest_of(staged.layout.id, staged.data, staged.hash_chunks)
+        if staged.shared is None:
+            self._put(staged, target)
+        else:
+            with staged.reading(second=second):
+                self._put(staged, target)
+                if staged.hash_chunks:
+                    digest = digest_of(staged.layout.id, staged.data, staged.hash_chunks)
         nbytes, seconds = staged.layout.nbytes, time.perf_counter() - before
         about = staged.model, staged.epoch, staged.version, nbytes, digest, seconds
         return Update(*about, dict(staged.metadata))
+
+    def _put(self, staged: StagedVersion, target: Target) -> None:
+        if target.asks_user:  # how far it has come then only it could say
+            late = partial(self._late, staged, "its target", lambda: False, writes=True)
+            self._calls.make(partial(target.apply, staged), late)
+        else:
+            target.apply(staged)
 
     def _late(
         self,
@@ -595,6 +604,10 @@ class Applier:
         kept = self._targets[staged.model].keeps(staged.key)
         self._tell(Report(staged.model, staged.key, what, told_of(error), still=still, kept=kept))
         return told
+
+
+def _doing(staged: StagedVersion) -> str:
+    return f"applying {staged.model} version {staged.version}"
 
 
 def _cut(text: str) -> str:

@@ -404,12 +404,32 @@ class ReadingLock:
         try:
             yield
         finally:
-            with self._lock:
-                self._writer = self._late = None
-                if self._queue:
+            self.written(writer)
+
+    def write_at_once(self, doing: str) -> Holder | None:
+        """Begin to write if nobody is in the way; `written` must follow. None: somebody is."""
+        writer = Holder(self, doing)
+        with self._lock:
+            self._waiting_writers += 1  # readers see that, or are seen here
+            if not (self._writer or self._readers):
+                self._writer = writer
+            self._waiting_writers -= 1
+            if self._writer is not writer:
+                if not (self._writer or self._waiting_writers):
                     self._let_in()
+                return None
+        writer.hold()
+        return writer
+
+    def written(self, writer: Holder) -> None:
+        """Whoever began to write is done."""
+        with self._lock:
+            self._writer = self._late = None
+            if self._queue:
+                self._let_in()
+            if self._waiting_writers:
                 self._left.notify_all()
-            writer.let_go()
+        writer.let_go()
 
     def _wait_alone(
         self,

@@ -63,7 +63,7 @@ class Holdings:
         self.mode: Mode = "following"
         self._free: list[NDArray[np.uint8]] = []
         self._nbytes = 0  # of each of these: as much as the version that was begun last
-        self._taken = 0  # buffers that versions have, or are being filled for nobody yet or any more
+        self._taken = 0  # buffers that versions have, or that are being filled for nobody (yet)
         self._lent: tuple[Lease, NDArray[np.uint8]] | None = None  # one that is, the last
         self.base: Base | None = None  # what patches may build on
         # Could not be taken; not tried again. An older one still may be: what was rejected may

@@ -376,7 +376,8 @@ def take_whole(announce: Announce, payload: Buffer, buffer: NDArray[np.uint8]) -
     whole = announce.whole
     if whole is None or len(payload) != buffer.nbytes:
         return None
-    there = isinstance(payload, memoryview) and payload.obj is buffer
+    where: object = payload.obj if isinstance(payload, memoryview) else None
+    there = where is buffer
     crc = crc32c(payload) if there else copy_crc32c(buffer, np.frombuffer(payload, np.uint8))
     if whole.crc != crc or whole.digest != digest(announce.layout, announce.chunk_bytes, [crc]):
         return None

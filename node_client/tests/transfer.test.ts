@@ -169,7 +169,7 @@ test("any order and any loss end whole", () => {
   fc.assert(
     fc.property(
       chunks,
-      fc.double({ min: 0, max: 0.9, noNaN: true }),
+      fc.double({ min: 0, max: 0.7, noNaN: true }), // bad luck alone cannot take all turns then
       fc.infiniteStream(fc.nat(999)),
       (count, loss, dice) => {
         const line = new Line(count);
