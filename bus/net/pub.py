@@ -20,7 +20,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import NamedTuple
 
 from ..allowance import Allowance
@@ -28,7 +28,6 @@ from ..complaints import Complaints
 from ..lease import Lease
 from ..limits import (
     ACCEPTS,
-    MODELS_MAX,
     STRANGER_SECONDS,
     SUBSCRIPTIONS,
     TOPIC_BYTES_MAX,
@@ -107,6 +106,7 @@ class Outlet:
         self._blocked = False
         self._moved_at = now  # when the kernel took something last
         self.topics: set[bytes] = set()
+        self.changed = False  # they were, since somebody looked
         self.asked: dict[bytes, None] = {}  # of these, what nobody was told of yet
         self.owner: tuple[str, str] | None = None  # name and key of its worker, if it has shown one
         self.admitted, self.since = not ticketed, now
@@ -125,8 +125,11 @@ class Outlet:
         """Whether anything waits to be sent."""
         return bool(self._left or self.queue or self._stream.outgoing)
 
-    def put(self, message: QueuedMessage, now: float) -> None:
+    def put(self, message: QueuedMessage, now: float) -> bool:
         """Send a message if nothing else waits; else keep it, unless too many wait already.
+
+        Returns:
+            Whether anything waits to be sent.
 
         Raises:
             OSError: The connection is gone.
@@ -134,8 +137,10 @@ class Outlet:
         if not (self._left or self.queue or self._stream.outgoing):
             self._begin(message)
             self.write(now)
-        elif len(self.queue) < self._room:
+            return self._left > 0
+        if len(self.queue) < self._room:
             self.queue.append(message)
+        return True
 
     def withdraw(self, topics: Collection[bytes]) -> None:
         """Forget what waits of some topics; what is half sent is copied, to let its memory go."""
@@ -232,6 +237,7 @@ class Outlet:
             return
         if on not in (OFF, ON) or len(topic) > TOPIC_BYTES_MAX:
             raise ZmtpError("it sent something else than subscriptions to topics of ours")
+        self.changed = True
         if on == ON:
             self.topics.add(topic)
             self.asked[topic] = None
@@ -248,12 +254,6 @@ class Outlet:
 
 def _nowhere(_frames: Iterable[Buffer], _size: int) -> None:
     """Have no place for a payload: subscribers send none."""
-
-
-@lru_cache(maxsize=2 * MODELS_MAX)
-def _beginnings(topic: bytes) -> frozenset[bytes]:
-    """Return what one may have subscribed to who is to hear of a topic."""
-    return frozenset(topic[:size] for size in range(len(topic) + 1))
 
 
 class Heard(NamedTuple):
@@ -293,6 +293,7 @@ class Distribution:
         self._not_accepted = Complaints(log, "cannot accept a subscriber, will try again: %s")
         self._listener: Listener | None = None
         self._outlets: dict[int, Outlet] = {}
+        self._subscribers: dict[bytes, list[Outlet]] = {}  # by topic, until any changes its mind
         self.asking: dict[Outlet, None] = {}
         self._accepts = Allowance(ACCEPTS, 0.0)
         self._ping_at = self._hold_at = self.due = 0.0
@@ -323,6 +324,9 @@ class Distribution:
                 # What it said before is to be dealt with first, so that it takes no more memory.
                 if events & selectors.EVENT_READ and not outlet.said and outlet.read(now):
                     self.asking[outlet] = None
+                if outlet.changed:
+                    outlet.changed = False
+                    self._subscribers.clear()
                 if outlet.unsent or events & selectors.EVENT_WRITE:
                     self._write(outlet, now)
             except ZmtpError as error:
@@ -372,6 +376,7 @@ class Distribution:
         for other in [each for each in self._outlets.values() if each.owner == owner]:
             self._hang_up(other)
         outlet.owner, outlet.admitted, outlet.ticket = owner, True, ""
+        self._subscribers.clear()
         return True
 
     def screen(self) -> None:
@@ -397,8 +402,7 @@ class Distribution:
 
     def _put(self, outlet: Outlet, message: QueuedMessage, now: float) -> None:
         try:
-            outlet.put(message, now)
-            if outlet.unsent or outlet.watched != selectors.EVENT_READ:
+            if outlet.put(message, now) or outlet.watched != selectors.EVENT_READ:
                 self._watch(outlet)
         except OSError:
             self._hang_up(outlet)
@@ -413,12 +417,15 @@ class Distribution:
 
     def subscribers(self, topic: bytes) -> list[Outlet]:
         """Return those who subscribed to a topic, or to the beginning of it."""
-        beginnings = _beginnings(topic)
-        return [
-            outlet
-            for outlet in self._outlets.values()
-            if outlet.admitted and not beginnings.isdisjoint(outlet.topics)
-        ]
+        found = self._subscribers.get(topic)
+        if found is None:
+            beginnings = {topic[:size] for size in range(len(topic) + 1)}
+            found = self._subscribers[topic] = [
+                outlet
+                for outlet in self._outlets.values()
+                if outlet.admitted and not beginnings.isdisjoint(outlet.topics)
+            ]
+        return found
 
     def withdraw(self, topics: Collection[bytes]) -> None:
         """Forget what is not on its way yet of some topics: something newer takes its place."""
@@ -504,6 +511,7 @@ class Distribution:
 
     def _hang_up(self, outlet: Outlet) -> None:
         self.asking.pop(outlet, None)
+        self._subscribers.clear()
         del self._outlets[outlet.fileno()]
         self._selector.unregister(outlet)
         outlet.close()

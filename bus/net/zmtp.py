@@ -15,6 +15,7 @@ to its place. (Why the publisher sends them itself: `pub.py`.) Feed what arrives
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Final, Literal
 
 from ..lease import Lease
@@ -87,7 +88,7 @@ class Stream:
         """Send a message of one frame, if nothing else waits; return whether it is to be sent."""
         if self.state != "open" or self.outgoing:
             return False
-        self.outgoing += _head(body, 0) + body
+        self.outgoing += _head(len(body), 0) + body
         return True
 
     def ping(self) -> None:
@@ -239,12 +240,12 @@ def message_parts(frames: Sequence[Buffer]) -> Sequence[Buffer]:
     """Return a message as the buffers to send one after the other; the last frame is not copied."""
     heads, last = b"", frames[-1]
     for frame in frames[:-1]:
-        heads += _head(frame, MORE) + frame
-    return heads + _head(last, 0), last
+        heads += _head(len(frame), MORE) + frame
+    return heads + _head(len(last), 0), last
 
 
-def _head(frame: Buffer, flags: int) -> bytes:
-    size = len(frame)
+@lru_cache  # of few sizes
+def _head(size: int, flags: int) -> bytes:
     if size < 256:
         return bytes([flags, size])
     return bytes([flags | LONG]) + size.to_bytes(8, "big")

@@ -24,15 +24,23 @@ pytestmark = pytest.mark.skipif(not processes.PROC.exists(), reason="needs Linux
 
 @contextlib.contextmanager
 def a_connection() -> Generator[tuple[socket.socket, int]]:
-    """A connection of ours to elsewhere, and the port that the kernel has given it."""
+    """A connection of ours to elsewhere, and its port; the one below that is nobody's."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        # Bound, so that its port is no other's, and none that a connection before it has left.
-        own = ("127.0.0.1", 0)
-        connection = socket.create_connection(server.getsockname(), source_address=own)
+        connection = next(filter(None, (_beside(server.getsockname()) for _ in range(100))))
         # So that it leaves nothing behind, which the kernel would keep for a minute.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         with connection:
             yield connection, connection.getsockname()[1]
+
+
+def _beside(address: tuple[str, int]) -> socket.socket | None:
+    """Connect from a port with a free one below it, if there is such a pair this moment."""
+    with socket.socket() as below:
+        below.bind(("127.0.0.1", 0))
+        own = ("127.0.0.1", below.getsockname()[1] + 1)
+        with contextlib.suppress(OSError, OverflowError):
+            return socket.create_connection(address, source_address=own)
+    return None
 
 
 @contextlib.contextmanager
