@@ -26,6 +26,7 @@ from ..bus.net.control import PublisherSockets
 from ..bus.net.publisher_loop import Promise, PublisherLoop
 from ..bus.publisher.machine import PublisherMachine
 from ..bus.publisher.publication import CommitMode
+from ..bus.publisher.state import PublisherState
 from ..bus.publisher.status import WorkerStatus
 from ..bus.publisher.version import Version
 from ..bus.receipt import Receipt
@@ -139,7 +140,9 @@ class Publisher(AsyncClosable):
             keeper = self._keeper = _keeper_of(self._folder, undo)
             recorded = None if keeper is None else keeper.recorded
             self._machine = PublisherMachine(
-                epoch, told, few.timing, shared, age, draw, *trust, time.time, recorded
+                PublisherState(
+                    epoch, told, few.timing, shared, age, draw, *trust, time.time, recorded
+                )
             )
             if keeper is not None:
                 keeper.heed(_busy(self._machine))
@@ -149,7 +152,7 @@ class Publisher(AsyncClosable):
         self._loop.start()
         if keys is not None:
             revoked = partial(retire, self._models)  # not us: we may be dropped meanwhile
-            watch_keys(keys, self._machine.timing, self._loop, revoked)
+            watch_keys(keys, self._machine.state.timing, self._loop, revoked)
         self.shown = Shown(self, self._loop, self._machine)
         self.shown.serve(dashboard, metrics, self.close)
 
@@ -165,7 +168,7 @@ class Publisher(AsyncClosable):
     @property
     def epoch(self) -> int:
         """This publisher's incarnation."""
-        return self._machine.epoch
+        return self._machine.state.epoch
 
     @had_more_keywords("publish")
     def prepare(self, model: str, weights: object, *, settings: Settings | None = None) -> None:
@@ -319,7 +322,9 @@ class Publisher(AsyncClosable):
         """Have a version published that was copied, with patches if those are wanted."""
         if asked.encoding != "raw" or kept.bases.kept:
             shared = version.shared is not None
-            takers = partial(self._machine.roster.takers, kept.name, asked.workers, shared=shared)
+            takers = partial(
+                self._machine.state.roster.takers, kept.name, asked.workers, shared=shared
+            )
             kept.offer(version, asked.encoding, takers, until, to_all=not asked.workers)
         self._loop.submit(asked.publication(next(self._ids), version), future)
 

@@ -292,7 +292,7 @@ class PublisherLoop:
         """Take what there is, push what may be pushed, tick when it is time."""
         if self._work:  # before anything else: somebody waits for it
             self._do_work(time.monotonic())
-        pushes = self._machine.pushes.each
+        pushes = self._machine.state.pushes
         busy = self._work or self._unhurried.waiting or (pushes and self._with_room())
         wait = 0.0 if busy else next_tick - time.monotonic()
         activity = self._sockets.poll(wait)
@@ -308,7 +308,7 @@ class PublisherLoop:
         if self._unhurried.waiting:
             self._perform(self._unhurried.go_on(now), now)
         if now >= next_tick:
-            grace = min(self._machine.timing.ping, HELD_UP)
+            grace = min(self._machine.state.timing.ping, HELD_UP)
             self._held_up = now - next_tick >= grace and not self._held_up
             if self._held_up:  # with the whole host, perhaps: nobody was silent but who still is
                 return now + grace
@@ -331,7 +331,7 @@ class PublisherLoop:
     def _with_room(self) -> list[bytes]:
         """Return the topics of what is being pushed for which somebody's connection has room."""
         keep_up = self._sockets.data.keep_up
-        return [topic for topic in self._machine.pushes.ready if keep_up(topic)]
+        return [topic for topic in self._machine.ready if keep_up(topic)]
 
     def _do_work(self, now: float) -> None:
         while self._work:

@@ -10,14 +10,13 @@ says for what. So it is said here, once, and with it what is probably meant.
 import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from ..effects import Notice, Send
-from ..limits import ABSENT_MAX, ABSENT_SECONDS, CROWDED_SECONDS, Timing
+from ..limits import ABSENT_MAX, ABSENT_SECONDS, CROWDED_SECONDS
 from ..messages import Refuse
 from .effects import Effect
-from .roster import Peer, Roster
-from .store import Store
+from .roster import Peer
+from .state import Absence, PublisherState
 
 LOOKS = 6  # until something is said
 LIKE = 0.8  # from where two names are alike, to `difflib`: `polcy` is at 0.91, `policy_old` at 0.75
@@ -27,59 +26,39 @@ NAMED = 3  # of many workers, in one line
 _COUNTS = re.compile(r"[._-]?\d+|[._-][A-Za-z]\b")
 
 
-@dataclass(frozen=True, slots=True)
-class Absence:
-    """One worker that is not there."""
+def note(
+    state: PublisherState, name: str, models: Collection[str], code: str, text: str, now: float
+) -> bool:
+    """Remember why a worker is not there; return whether that is news.
 
-    models: frozenset[str]
-    code: str
-    text: str
-    at: float
-
-
-class Absent:
-    """The workers that have left one publisher, or that it refuses.
-
-    Attributes:
-        crowded: Whom it has turned away unheard, for want of descriptors; empty: nobody.
+    A worker that is refused asks again and again, and anybody can ask under any number of names: a
+    name is news once in a while, and so are only so many names.
     """
-
-    def __init__(self) -> None:
-        self._known: dict[str, Absence] = {}  # by name, the oldest first
-        self.crowded, self._crowded_at = "", float("-inf")
-
-    def note(self, name: str, models: Collection[str], code: str, text: str, now: float) -> bool:
-        """Remember why a worker is not there; return whether that is news.
-
-        A worker that is refused asks again and again, and anybody can ask under any number of
-        names: a name is news once in a while, and so are only so many names.
-        """
-        before = self._known.get(name)
-        if before is None and len(self._known) >= ABSENT_MAX:
-            oldest = next(iter(self._known))
-            if now - self._known[oldest].at < ABSENT_SECONDS:
-                return False
-            del self._known[oldest]
-        if before is not None and before.code == code and now - before.at < ABSENT_SECONDS:
+    absent = state.absent
+    before = absent.get(name)
+    if before is None and len(absent) >= ABSENT_MAX:
+        oldest = next(iter(absent))
+        if now - absent[oldest].at < ABSENT_SECONDS:
             return False
-        self._known.pop(name, None)
-        self._known[name] = Absence(frozenset(models), code, text, now)
-        return True
+        del absent[oldest]
+    if before is not None and before.code == code and now - before.at < ABSENT_SECONDS:
+        return False
+    absent.pop(name, None)
+    absent[name] = Absence(frozenset(models), code, text, now)
+    return True
 
-    def forget(self, name: str) -> None:
-        """A worker is there."""
-        self._known.pop(name, None)
 
-    def crowd(self, text: str, now: float) -> bool:
-        """Remember who was turned away unheard, if anybody was; return whether that is news."""
-        news = bool(text) and now - self._crowded_at >= CROWDED_SECONDS
-        self.crowded, self._crowded_at = text, now if news else self._crowded_at
-        return news
+def crowd(state: PublisherState, text: str, now: float) -> list[Effect]:
+    """Remember who was turned away unheard, if anybody was; say so once in a while."""
+    news = bool(text) and now - state.crowded_at >= CROWDED_SECONDS
+    state.crowded, state.crowded_at = text, now if news else state.crowded_at
+    return [Notice("crowded", text, warning=True)] if news else []
 
-    def of(self, model: str) -> list[str]:
-        """Say of every worker that wanted a model why it is not there; and who might have."""
-        known = [absence.text for absence in self._known.values() if model in absence.models]
-        return [*known, self.crowded] if self.crowded else known
+
+def reasons(state: PublisherState, model: str) -> list[str]:
+    """Say of every worker that wanted a model why it is not there; and who might have."""
+    known = [absence.text for absence in state.absent.values() if model in absence.models]
+    return [*known, state.crowded] if state.crowded else known
 
 
 def meant_by(name: str, names: Iterable[str]) -> str:
@@ -98,106 +77,63 @@ def others_want(model: str, wanted: Sequence[str]) -> str:
     return f"no worker wants {model!r}, and those that are there want {shown}{question}"
 
 
-class Oversights:
-    """What one publisher finds overlooked.
-
-    Args:
-        roster, store: Its workers and versions.
-        timing: How long it waits.
-        told: Models of which it was said what workers want in their place.
-    """
-
-    def __init__(self, roster: Roster, store: Store, timing: Timing, told: Collection[str]) -> None:
-        self._roster, self._store, self._timing = roster, store, timing
-        self._told = told
-        self._due = 0.0
-        self._misspelt, self._untaken = _Lasting(), _Lasting()  # by model
-
-    def tick(self, now: float) -> list[Effect]:
-        """Look for what lasts too long, if it is time."""
-        if now < self._due:
-            return []
-        self._due = now + self._timing.hint_after / LOOKS
-        return [*self._who_misspells(now), *self._who_takes_nothing(now)]
-
-    def _who_misspells(self, now: float) -> Iterator[Effect]:
-        """Find models that workers want and nobody publishes, and others that are called alike."""
-        published = [versions.model for versions in self._store if versions.any]
-        if not published:
-            return
-        found = self._live(lambda p: [m for m in p.hello.models if m not in published])
-        meant = {m: meant_by(m, published) for m in self._misspelt.news(found, NAMES_MAX)}
-        alike = {m: found[m] for m, other in meant.items() if other}
-        for model, peers in self._misspelt.lasting(alike, now - self._timing.hint_after, now):
-            others = [p for p in peers if meant[model] not in p.hello.models]
-            if not others:
-                continue  # who wants both knows them apart
-            text = (
-                f"{_names(others, 'wants', 'want')} {model!r}, of which nothing is published: is "
-                f"{meant[model]!r} meant?"
-            )
-            if meant[model] not in self._told:
-                yield Notice("misspelt", text, others[0].name, warning=True)
-            refuse = Refuse(code="no-model", text=text, model=model)  # P25
-            yield from (Send(refuse, to=peer.identity) for peer in others)
-
-    def _who_takes_nothing(self, now: float) -> Iterator[Effect]:
-        """Find workers that have a version and have never applied any."""
-        found = self._live(lambda p: [m for m in p.incoming if self._waits(p, m)])
-        for model, peers in self._untaken.lasting(found, now - self._timing.hint_after, now):
-            version = peers[0].incoming[model].version
-            text = (
-                f"{_names(peers, 'has', 'have')} version {version} of {model}, and nothing there "
-                "applies it: is start() called, or receive() where weights may change?"
-            )
-            yield Notice("untaken", text, peers[0].name, warning=True)
-
-    def _waits(self, peer: Peer, model: str) -> bool:
-        """Return whether a worker has a version that its user has to apply, for the first time."""
-        incoming, versions = peer.incoming[model], self._store.get(model)
-        pending = versions.pending if versions is not None else None
-        waits = pending is not None and pending.version == incoming.version  # for its commit
-        return incoming.phase == "staged" and not waits and peer.runs(model) == (0, 0)
-
-    def _live(self, models: Callable[[Peer], list[str]]) -> dict[str, list[Peer]]:
-        """Return, by model, the workers that are there and of which it is so."""
-        found: dict[str, list[Peer]] = {}
-        for peer in self._roster:
-            for model in () if peer.lost else models(peer):
-                found.setdefault(model, []).append(peer)
-        return found
+def overlooked(state: PublisherState, now: float) -> list[Effect]:
+    """Look for what lasts too long, if it is time."""
+    if now < state.hints_at:
+        return []
+    state.hints_at = now + state.timing.hint_after / LOOKS
+    return [*_who_misspells(state, now), *_who_takes_nothing(state, now)]
 
 
-class _Lasting:
-    """What is so for some models at some workers, and since when; told once for each model."""
+def _who_misspells(state: PublisherState, now: float) -> Iterator[Effect]:
+    """Find models that workers want and nobody publishes, and others that are called alike."""
+    published = [model for model, versions in state.store.items() if versions.any]
+    if not published:
+        return
+    found = _live(state, lambda p: [m for m in p.hello.models if m not in published])
+    meant = {m: meant_by(m, published) for m in state.misspelt.news(found, NAMES_MAX)}
+    alike = {m: found[m] for m, other in meant.items() if other}
+    for model, peers in state.misspelt.lasting(alike, now - state.timing.hint_after, now):
+        others = [p for p in peers if meant[model] not in p.hello.models]
+        if not others:
+            continue  # who wants both knows them apart
+        text = (
+            f"{_names(others, 'wants', 'want')} {model!r}, of which nothing is published: is "
+            f"{meant[model]!r} meant?"
+        )
+        if meant[model] not in state.told:
+            yield Notice("misspelt", text, others[0].name, warning=True)
+        refuse = Refuse(code="no-model", text=text, model=model)  # P25
+        yield from (Send(refuse, to=peer.identity) for peer in others)
 
-    def __init__(self) -> None:
-        self._since: dict[str, tuple[float, set[str]]] = {}
-        self._told: set[str] = set()
 
-    def news(self, found: Iterable[str], most: int) -> list[str]:
-        """Return so many models that were not told yet; none once too many were."""
-        if len(self._told) >= ABSENT_MAX:
-            return []
-        return [model for model in found if model not in self._told][:most]
+def _who_takes_nothing(state: PublisherState, now: float) -> Iterator[Effect]:
+    """Find workers that have a version and have never applied any."""
+    found = _live(state, lambda p: [m for m in p.incoming if _waits(state, p, m)])
+    for model, peers in state.untaken.lasting(found, now - state.timing.hint_after, now):
+        version = peers[0].incoming[model].version
+        text = (
+            f"{_names(peers, 'has', 'have')} version {version} of {model}, and nothing there "
+            "applies it: is start() called, or receive() where weights may change?"
+        )
+        yield Notice("untaken", text, peers[0].name, warning=True)
 
-    def lasting(
-        self, found: dict[str, list[Peer]], since: float, now: float
-    ) -> list[tuple[str, list[Peer]]]:
-        """Take what is so now; return for whom it was at each look since then."""
-        kept, told = self._since, list[tuple[str, list[Peer]]]()
-        self._since = {}
-        for model in self.news(found, ABSENT_MAX):
-            names = {peer.name for peer in found[model]}
-            began, before = kept.get(model, (now, names))
-            names &= before
-            if not names:
-                continue  # others than before: it passes by itself
-            self._since[model] = began, names
-            if began <= since:
-                self._told.add(model)
-                told.append((model, [peer for peer in found[model] if peer.name in names]))
-        return told
+
+def _waits(state: PublisherState, peer: Peer, model: str) -> bool:
+    """Return whether a worker has a version that its user has to apply, for the first time."""
+    incoming, versions = peer.incoming[model], state.store.get(model)
+    pending = versions.pending if versions is not None else None
+    waits = pending is not None and pending.version == incoming.version  # for its commit
+    return incoming.phase == "staged" and not waits and peer.runs(model) == (0, 0)
+
+
+def _live(state: PublisherState, models: Callable[[Peer], list[str]]) -> dict[str, list[Peer]]:
+    """Return, by model, the workers that are there and of which it is so."""
+    found: dict[str, list[Peer]] = {}
+    for peer in state.roster:
+        for model in () if peer.lost else models(peer):
+            found.setdefault(model, []).append(peer)
+    return found
 
 
 def _names(peers: list[Peer], one: str, many: str) -> str:

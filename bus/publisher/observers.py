@@ -27,7 +27,6 @@ from ..limits import (
     ROWS,
     VERSIONS_TIMED,
     VERSIONS_TOLD,
-    Timing,
 )
 from ..messages import Applied, Failed, Message, Ping, Progress, Refuse, Staged
 from ..observed import (
@@ -45,9 +44,10 @@ from ..observed import (
 )
 from ..trust.grants import Grant
 from .effects import Effect
-from .roster import Peer, Roster
+from .roster import Peer
+from .state import PublisherState
 from .status import chunks_of, is_stuck, reason_of, road_of
-from .store import Store, Versions
+from .store import Versions
 from .verifying import Checks
 from .version import Version
 
@@ -102,16 +102,8 @@ class _Page:
 class Observers:
     """Those who look on: what each of them is told, when it asks. (P23)"""
 
-    def __init__(
-        self,
-        roster: Roster,
-        store: Store,
-        timing: Timing,
-        clock: Callable[[], float] | None = None,
-    ) -> None:
-        self.checks = Checks(roster, store, timing)
-        self._clock = clock  # seconds since 1970; None: nobody is told
-        self._roster, self._store, self._timing = roster, store, timing
+    def __init__(self, state: PublisherState) -> None:
+        self.checks, self._state = Checks(state), state
         self._asked: dict[bytes, float] = {}  # by connection, when it asked last
         self._rows = Allowance(ROWS, 0.0)
         self._models: dict[str, _Model] = {}
@@ -144,7 +136,7 @@ class Observers:
         """Take note of how long a worker took to what it runs, and what that makes up for."""
         epoch, version = peer.runs(model)
         published = self._models[model].times.get(version) if model in self._models else None
-        new = epoch == self._store.epoch and peer.seen.took.get(model, (0, 0))[0] != version
+        new = epoch == self._state.epoch and peer.seen.took.get(model, (0, 0))[0] != version
         if published is not None and new:
             peer.seen.took[model] = (version, max(1, round(1e6 * (now - published))))
         if peer.seen.failed.get(model, (version + 1, ""))[0] <= version:
@@ -153,7 +145,7 @@ class Observers:
     def _note(self, peer: Peer, about: str, seen: object) -> None:
         if peer.seen.told.get(about) != seen:
             peer.seen.told[about] = seen
-            self._roster.touch(peer)
+            self._state.roster.touch(peer)
 
     def published(self, version: Version, now: float) -> None:
         """A version was published."""
@@ -168,11 +160,11 @@ class Observers:
     def happened(self, notice: Notice, now: float) -> None:
         """Something became of a worker."""
         if notice.worker:
-            self._roster.revision += 1
-            self._events.append((self._roster.revision, now, notice))
-            peer = self._roster.by_name(notice.worker)
+            self._state.roster.revision += 1
+            self._events.append((self._state.roster.revision, now, notice))
+            peer = self._state.roster.by_name(notice.worker)
             if peer is not None:
-                self._roster.touch(peer)
+                self._state.roster.touch(peer)
 
     # What is told.
 
@@ -199,10 +191,10 @@ class Observers:
 
     def pages(self, asked: Observe, now: float) -> list[RosterPage]:
         """Return what has changed since a revision, the longest ago first, as far as it fits."""
-        for versions in self._store:
+        for versions in self._state.store.values():
             self._look(versions)
-        latest = self._roster.revision
-        known = asked.epoch == self._store.epoch and asked.since <= latest
+        latest = self._state.roster.revision
+        known = asked.epoch == self._state.epoch and asked.since <= latest
         since = asked.since if known else 0
         pages, more = [_Page(since)], False
         for at, make in self._changed(since) if since < latest else ():
@@ -217,17 +209,18 @@ class Observers:
                 break
         else:
             pages[-1].revision = latest
-        last = pages[-1]
+        last, clock = pages[-1], self._state.clock
+        time_ms = 0 if clock is None else _ms(clock())
         return [
             RosterPage(
-                epoch=self._store.epoch,
+                epoch=self._state.epoch,
                 since=page.since,
                 revision=page.revision,
                 latest=latest,
-                workers=len(self._roster),
+                workers=len(self._state.roster),
                 more=more or page is not last,
                 follows=page is not last,
-                time_ms=0 if self._clock is None else _ms(self._clock()),
+                time_ms=time_ms,
                 models=page.models,
                 rows=page.rows,
                 events=page.events,
@@ -239,14 +232,14 @@ class Observers:
         """Take note of a model's latest version, and of which workers another one is the newest."""
         model, latest = self._models.setdefault(versions.model, _Model()), versions.latest
         if latest is not None and latest.key != model.latest:
-            self._roster.revision += 1
-            model.latest, model.revision = latest.key, self._roster.revision
+            self._state.roster.revision += 1
+            model.latest, model.revision = latest.key, self._state.roster.revision
             model.nbytes, model.metadata = latest.layout.nbytes, dict(latest.metadata)
         targeted = versions.targeted()
         for worker in sorted({name for name, _ in targeted.items() ^ model.targeted.items()}):
-            peer = self._roster.by_name(worker)
+            peer = self._state.roster.by_name(worker)
             if peer is not None:
-                self._roster.touch(peer)
+                self._state.roster.touch(peer)
         model.targeted = targeted
 
     def _changed(self, since: int) -> "Iterator[tuple[int, Callable[[float], Row]]]":
@@ -259,14 +252,14 @@ class Observers:
             ),
             key=REVISION,
         )
-        workers = ((p.revision, partial(self._row, p)) for p in self._roster.changed(since))
+        workers = ((p.revision, partial(self._row, p)) for p in self._state.roster.changed(since))
         events = ((at, partial(_event, notice, t)) for at, t, notice in self._events if at > since)
         return merge(models, workers, events, key=REVISION)
 
     def _row(self, peer: Peer, now: float) -> WorkerRow:
         return WorkerRow(
             name=peer.name,
-            state="lost" if peer.lost else "stuck" if is_stuck(peer, self._timing, now) else "live",
+            state="lost" if peer.lost else "stuck" if is_stuck(self._state, peer, now) else "live",
             road=road_of(peer),
             heard_ms=_ms(now - peer.heard_at),
             models={model: self._doing(peer, model, now) for model in peer.hello.models},
@@ -276,7 +269,7 @@ class Observers:
         )
 
     def _doing(self, peer: Peer, model: str, now: float) -> Doing:
-        (epoch, version), versions = peer.runs(model), self._store.get(model)
+        (epoch, version), versions = peer.runs(model), self._state.store.get(model)
         newest = versions.latest_for(peer.name) if versions is not None else None
         took, (failed, error) = peer.seen.took.get(model), peer.seen.failed.get(model, (0, ""))
         doing = Doing(
@@ -295,7 +288,7 @@ class Observers:
             incoming=incoming.version,
             phase=cast("Phase", incoming.phase),
             chunks=incoming.chunks,
-            count=chunks_of(model, incoming, self._store),
+            count=chunks_of(self._state, model, incoming),
             idle_ms=_ms(now - incoming.since),
         )
 

@@ -10,13 +10,10 @@ them: no hashed byte waits for others to be hashed, and it is still in the cache
 The end says what all of them hash to, so it goes out in the step after the last.
 """
 
-from collections.abc import Collection
-
 from ..limits import PUSH_CHUNKS
-from ..messages import Progress, control_topic, data_topic, patch_topic
+from ..messages import control_topic
 from .effects import Broadcast, BroadcastChunk, Effect
 from .offers import chunks_topic, end_of
-from .store import Store
 from .version import Chunked
 
 BURST_BYTES = 2**20  # pushed before other work gets a turn
@@ -70,55 +67,3 @@ class Push:
         if self.next > first:
             self._moved_at = now
         return [BroadcastChunk(self.version, index) for index in range(first, self.next)]
-
-
-class Pushes:
-    """What one publisher is pushing: of each model what was published last, and a patch to that.
-
-    Attributes:
-        each: By topic.
-    """
-
-    def __init__(self, store: Store, patience: float) -> None:
-        self._store, self._patience = store, patience
-        self.each: dict[bytes, Push] = {}
-
-    def begin(self, version: Chunked, now: float) -> None:
-        """Push a version, or a patch."""
-        push = Push(version, now, self._patience)
-        self.each[push.topic] = push
-
-    def end(self, model: str) -> None:
-        """Push no more of what was published of a model."""
-        for topic in () if not self.each else (data_topic(model), patch_topic(model)):
-            self.each.pop(topic, None)
-
-    def report(self, report: Progress, now: float) -> None:
-        """Some worker has so many chunks of a version, or of a patch."""
-        topic = (data_topic if report.patch is None else patch_topic)(report.model)
-        push = self.each.get(topic)
-        if push is None or push.version.patch != report.patch:
-            return
-        if push.version.target.version == report.version:
-            push.report(report.chunks, now)
-
-    @property
-    def ready(self) -> list[bytes]:
-        """The topics for which `step` has something to send now."""
-        return [push.topic for push in self.each.values() if push.ready]
-
-    def step(self, now: float, topics: Collection[bytes] | None = None) -> list[Effect]:
-        """Push what comes next, of some topics alone if they are given."""
-        effects: list[Effect] = []
-        for push in list(self.each.values()):
-            if topics is not None and push.topic not in topics:
-                continue
-            version = push.version.target
-            held = version.phase not in ("lent", "gone")
-            if held or self._store.hold(version):  # else it was aborted, or is being overwritten
-                effects += push.step(now)
-                if push.stalled and push.needs_digest:
-                    effects += self._store.hash(version)
-            if push.done or version.phase == "gone":
-                del self.each[push.topic]
-        return effects

@@ -15,7 +15,7 @@ from typing import Literal
 from ..chunks import ChunkPlan
 from ..errors import UnknownWorkerError
 from ..limits import ROSTER_MODELS_MAX, WORKERS_MAX
-from ..messages import DELTA, Hello, PatchId, Progress, Running
+from ..messages import DELTA, Failed, Hello, PatchId, Progress, Running
 from .phases import WORKERS, WorkerEvent, WorkerPhase
 
 Admission = Literal["new", "known", "again", "contested", "taken", "full"]
@@ -164,13 +164,37 @@ class Peer:
             pace = seconds / work
             self.decode[classes] = (self.decode.get(classes, pace) + pace) / 2
 
-    def note(self, model: str, version: int, phase: str, chunks: int | None, now: float) -> None:
+    def note(
+        self, model: str, version: int, phase: str, chunks: int | None, now: float
+    ) -> Delivery:
         """Remember what it is doing, and since when it has not moved."""
-        old = self.incoming.get(model)
-        if old is None or (old.version, old.phase) != (version, phase):
-            self.incoming[model] = Delivery(version, phase, chunks or 0, now)
-        elif chunks is not None and chunks != old.chunks:
-            old.chunks, old.since = chunks, now
+        doing = self.incoming.get(model)
+        if doing is None or (doing.version, doing.phase) != (version, phase):
+            doing = self.incoming[model] = Delivery(version, phase, chunks or 0, now)
+        elif chunks is not None and chunks != doing.chunks:
+            doing.chunks, doing.since = chunks, now
+        return doing
+
+    def applied(self, model: str, running: Running, *, current: bool) -> None:
+        """It runs a version; one of the current epoch is on its way no more, nor any before it."""
+        self.running[model] = running
+        incoming = self.incoming.get(model) if current else None
+        if incoming is not None and incoming.version <= running.version:
+            del self.incoming[model]
+
+    def failed(self, failed: Failed, *, current: bool) -> None:
+        """It does not run a version, of the current epoch or not; and none if it is not intact."""
+        if not failed.intact:
+            self.running.pop(failed.model, None)
+            self.torn.add(failed.model)
+        incoming = self.incoming.get(failed.model) if current else None
+        if incoming is not None and incoming.version == failed.version:
+            del self.incoming[failed.model]
+
+    def forget(self) -> None:
+        """What it was doing is over, and nothing that is published is known to reach it."""
+        self.subscribed = False
+        self.incoming.clear()
 
 
 class Roster:

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ..limits import ERROR_MAX, Timing
+from ..limits import ERROR_MAX
 from ..messages import Failed
 from ..observed import Road
 from ..units import span
 from .roster import Delivery, Peer
-from .store import Store
+from .state import PublisherState
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +49,22 @@ def road_of(peer: Peer) -> Road:
     return "shared" if peer.shared else "pushed" if peer.subscribed else "pulled"
 
 
-def is_stuck(peer: Peer, timing: Timing, now: float) -> bool:
+def is_stuck(state: PublisherState, peer: Peer, now: float) -> bool:
     """Return whether a worker has something on its way that has not moved for long."""
-    return any(now - i.since >= timing.stuck_after for i in peer.incoming.values())
+    return any(now - i.since >= state.timing.stuck_after for i in peer.incoming.values())
 
 
-def status_of(peer: Peer, store: Store, timing: Timing, now: float) -> WorkerStatus:
+def status_of(state: PublisherState, peer: Peer, now: float) -> WorkerStatus:
     """Return how things stand with a worker."""
     return WorkerStatus(
         name=peer.name,
-        state="lost" if peer.lost else "stuck" if is_stuck(peer, timing, now) else "live",
+        state="lost" if peer.lost else "stuck" if is_stuck(state, peer, now) else "live",
         road=road_of(peer),
         models=tuple(peer.hello.models),
         running={m: (r.epoch, r.version) for m, r in peer.running.items()},
-        phase={m: phase_of(m, i, store, timing, now) for m, i in peer.incoming.items()},
+        phase={m: phase_of(state, m, i, now) for m, i in peer.incoming.items()},
         progress={
-            m: (i.chunks, chunks_of(m, i, store))
+            m: (i.chunks, chunks_of(state, m, i))
             for m, i in peer.incoming.items()
             if i.phase == "receiving"
         },
@@ -75,15 +75,15 @@ def status_of(peer: Peer, store: Store, timing: Timing, now: float) -> WorkerSta
     )
 
 
-def phase_of(model: str, incoming: Delivery, store: Store, timing: Timing, now: float) -> str:
+def phase_of(state: PublisherState, model: str, incoming: Delivery, now: float) -> str:
     """Say what a worker is doing with a version, and since when it has not moved."""
     text = f"{incoming.phase} version {incoming.version}"
     if incoming.phase == "receiving":
-        text += f", {incoming.chunks} of {chunks_of(model, incoming, store)} chunks here"
+        text += f", {incoming.chunks} of {chunks_of(state, model, incoming)} chunks here"
     if incoming.waits:
         text += f", which waits for who uses the old weights: {incoming.waits}"
     idle = now - incoming.since
-    return text + (f", no progress for {span(idle)}" if idle >= timing.quiet else "")
+    return text + (f", no progress for {span(idle)}" if idle >= state.timing.quiet else "")
 
 
 def reason_of(failed: Failed) -> str:
@@ -91,9 +91,9 @@ def reason_of(failed: Failed) -> str:
     return f"{failed.code}: {failed.text}"[:ERROR_MAX]
 
 
-def chunks_of(model: str, incoming: Delivery, store: Store) -> int:
+def chunks_of(state: PublisherState, model: str, incoming: Delivery) -> int:
     """Return how many chunks the version has; what is here, if it is gone by now."""
-    versions = store.get(model)
+    versions = state.store.get(model)
     version = versions.find(incoming.version) if versions is not None else None
     coming = version.find(incoming.patch) if version is not None else None
     return coming.plan.count if coming is not None else incoming.chunks

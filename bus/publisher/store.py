@@ -6,7 +6,7 @@ lent while nobody is receiving it: the next one is written over it, so that one 
 enough. Where the copies that there may be are all in use, the least needed one is given up.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from ..limits import EPOCHS_KEPT
 from .effects import Effect, Hash, Lend, Release, Stamp
@@ -50,7 +50,7 @@ class Versions:
     def renew(self, epoch: int) -> list[Effect]:
         """Give what is still needed a number of a later epoch; nobody has anything of that yet."""
         for version in list(self):
-            version.receivers.clear()
+            version.left_by(*version.receivers)
             version.ends.clear()
             version.claims.clear()
             version.patches = ()  # of names that are no more
@@ -68,7 +68,9 @@ class Versions:
     def find(self, number: int) -> Version | None:
         """Return a version that is there: to speak of it, not to give it out."""
         version = self._versions.get(number)
-        return version if version is not None and _there(version) else None
+        if version is None or version.phase != "lent" or version.snapshot.there:
+            return version
+        return None
 
     def get(self, number: int) -> Version | None:
         """Return a version that can be given out."""
@@ -130,15 +132,15 @@ class Versions:
             self.pending = None
         self._move(version, "for-all" if targets is None else "for-some")
         if targets is None:
-            if self.latest is None or self.latest.key < version.key:
+            if self.latest is None or self.latest.version < version.version:
                 self.latest = version
             if self._targeted:
-                newer = {w: v for w, v in self._targeted.items() if v.key > self.latest.key}
-                self._targeted = newer
+                each, number = self._targeted.items(), self.latest.version
+                self._targeted = {w: v for w, v in each if v.version > number}
         else:
             for worker in targets:
                 known = self._targeted.get(worker)
-                if known is None or known.key < version.key:
+                if known is None or known.version < version.version:
                     self._targeted[worker] = version
         self.changed = True
 
@@ -173,22 +175,37 @@ class Versions:
         """
         for version in self._versions.values():
             if version is not latest and version.shared is not None and not version.hashing:
-                version.receivers.difference_update([p.name for p in peers if p.shared])
-                self.changed = True
+                self.changed |= version.left_by(*[p.name for p in peers if p.shared])
 
     def left_all(self, worker: str, *, but: int) -> None:
         """A worker is at no version, but perhaps at one."""
         for number, version in self._versions.items():
             if number != but and worker in version.receivers:
-                version.receivers.discard(worker)
-                self.changed = True
+                self.changed |= version.left_by(worker)
 
     def left(self, worker: str, older_than: int) -> None:
         """A worker is no longer at any version below this number."""
         for number, version in self._versions.items():
             if number < older_than and worker in version.receivers:
-                version.receivers.discard(worker)
-                self.changed |= not version.receivers  # it is kept for any as for many
+                self.changed |= version.left_by(worker)  # it is kept for any as for many
+
+    # Reading all of a version.
+
+    def hash(self, version: Version) -> list[Effect]:
+        """Have all of a version hashed, which is held: somebody needs the digest."""
+        if version.hashing:
+            return []
+        version.hashing = True
+        return [Hash(version)]
+
+    def hashed(self, version: Version) -> None:
+        """All of a version is hashed."""
+        version.hashing, self.changed = False, True
+
+    def compared(self, version: Version) -> None:
+        """A comparison with a version, which is held, is over: it may be lent again."""
+        version.readers -= 1
+        self.changed = True
 
     # Letting memory go.
 
@@ -235,53 +252,13 @@ class Versions:
             del self._digests[next(iter(self._digests))]
 
 
-class Store:
-    """The versions of all models.
-
-    Args:
-        epoch: Of which epoch they are.
-    """
-
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-        self._models: dict[str, Versions] = {}
-
-    def __iter__(self) -> Iterator[Versions]:
-        return iter(self._models.values())
-
-    def __getitem__(self, model: str) -> Versions:
-        versions = self._models.get(model)
-        if versions is None:
-            versions = self._models[model] = Versions(model)
-        return versions
-
-    def get(self, model: str) -> Versions | None:
-        """Return the versions of a model that has been published."""
-        return self._models.get(model)
-
-    def hold(self, version: Version) -> bool:
-        """Have a version to give out, though it was lent; return whether it can be had."""
-        return self[version.model].hold(version)
-
-    def hash(self, version: Version) -> list[Effect]:
-        """Have all of a version hashed, which is held: somebody needs the digest."""
-        if version.hashing:
-            return []
-        version.hashing = True
-        return [Hash(version)]
-
-    def hashed(self, version: Version) -> None:
-        """All of a version is hashed."""
-        version.hashing = False
-        self[version.model].changed = True
-
-    def freed(self) -> list[Effect]:
-        """Say which memory is no longer needed since this was asked last, or may be taken."""
-        freed: list[Effect] = []
-        for versions in self._models.values():
-            if versions.changed:
-                freed += versions.freed()
-        return freed
+def freed(store: Mapping[str, Versions]) -> list[Effect]:
+    """Say which memory is no longer needed since this was asked last, or may be taken."""
+    effects: list[Effect] = []
+    for versions in store.values():
+        if versions.changed:
+            effects += versions.freed()
+    return effects
 
 
 def _there(version: Version) -> bool:

@@ -14,7 +14,7 @@ import msgspec
 from ...codecs.layout import TensorSpec
 from ...codecs.native import crc32c
 from ..effects import Send
-from ..limits import DIFFERENCES_TOLD, OBSERVERS_MAX, Timing
+from ..limits import DIFFERENCES_TOLD, OBSERVERS_MAX
 from ..observed import (
     CHECKING,
     PAGE_BYTES,
@@ -26,8 +26,8 @@ from ..observed import (
 )
 from .effects import Compare, Effect
 from .offers import SLICE_BYTES
-from .roster import Peer, Roster
-from .store import Store
+from .roster import Peer
+from .state import PublisherState
 from .version import Version
 
 
@@ -107,13 +107,13 @@ class _Open:
 class Checks:
     """What observers want to know of workers' weights."""
 
-    def __init__(self, roster: Roster, store: Store, timing: Timing) -> None:
-        self._roster, self._store, self._timing = roster, store, timing
+    def __init__(self, state: PublisherState) -> None:
+        self._state = state
         self._open: dict[str, _Open] = {}  # by worker
 
     def verify(self, observer: bytes, asked: Verify, now: float) -> list[Effect]:
         """An observer asks: ask the worker, or say why not."""
-        peer = self._roster.by_name(asked.worker)
+        peer = self._state.roster.by_name(asked.worker)
         code, text = self._obstacle(peer, observer, asked)
         if code or peer is None:
             return [_unverified(observer, asked, code, text)]
@@ -144,8 +144,8 @@ class Checks:
         return "", ""
 
     def _version(self, model: str, epoch: int, number: int) -> Version | None:
-        versions = self._store.get(model)
-        return versions.find(number) if versions and epoch == self._store.epoch else None
+        versions = self._state.store.get(model)
+        return versions.find(number) if versions and epoch == self._state.epoch else None
 
     def checked(self, peer: Peer, answer: Checked) -> list[Effect]:
         """A worker has answered: compare, if it is what was asked."""
@@ -159,7 +159,7 @@ class Checks:
         if answer.code is not None:
             return [_unverified(found.observer, asked, answer.code, answer.text)]
         version = self._version(answer.model, *key)
-        if version is None or not self._store.hold(version):
+        if version is None or not self._state.store[version.model].hold(version):
             text = f"version {key[1]} was replaced meanwhile"
             return [_unverified(found.observer, asked, "gone", text)]
         version.readers += 1
@@ -168,7 +168,7 @@ class Checks:
     def compared(self, comparison: Comparison) -> list[Effect]:
         """The shell has taken all steps, unless the version has gone meanwhile."""
         version = comparison.version
-        version.readers -= 1
+        self._state.store[version.model].compared(version)
         if comparison.answer is not None:
             return [Send(comparison.answer, to=comparison.observer)]
         text = f"version {version.version} was replaced meanwhile"
@@ -176,10 +176,10 @@ class Checks:
 
     def tick(self, now: float) -> list[Effect]:
         """Answer for workers that do not."""
-        late = [o for o in self._open.values() if now - o.since >= self._timing.lost_after]
+        late = [o for o in self._open.values() if now - o.since >= self._state.timing.lost_after]
         for each in late:
             del self._open[each.asked.worker]
-        text = f"it has not answered for {self._timing.lost_after:g} s"
+        text = f"it has not answered for {self._state.timing.lost_after:g} s"
         return [_unverified(each.observer, each.asked, "silent", text) for each in late]
 
 

@@ -194,6 +194,15 @@ class Version(Chunked):
         """Its bytes."""
         return self._snapshot
 
+    def read_by(self, worker: str) -> None:
+        """A worker is at it."""
+        self.receivers.add(worker)
+
+    def left_by(self, *workers: str) -> bool:
+        """Workers are not at it any more; return whether nobody is."""
+        self.receivers.difference_update(workers)
+        return not self.receivers
+
     def find(self, patch: PatchId | None) -> Chunked | None:
         """Return one of its patches, if there is that; with None, itself."""
         if patch is None:

@@ -105,7 +105,7 @@ class Shown:
 
         from .metrics import Metrics
 
-        metrics = Metrics(_Inside(self._loop).refresh, lambda: self._machine.malformed)
+        metrics = Metrics(_Inside(self._loop).refresh, lambda: self._machine.state.malformed)
 
         async def page(_request: web.Request) -> web.StreamResponse:
             body = await asyncio.to_thread(metrics.text)

@@ -19,7 +19,6 @@ import numpy as np
 from weightbus.bus.chunks import ChunkPlan
 from weightbus.bus.epochs import Ages
 from weightbus.bus.limits import Timing
-from weightbus.bus.publisher.sessions import Introduction
 from weightbus.bus.publisher.version import VersionPatch
 from weightbus.bus.staged import Patching
 from weightbus.bus.worker.holdings import Held, Holdings
@@ -31,7 +30,7 @@ from weightbus.codecs.layout import Layout
 # What never changes once it is made.
 FIXED = (
     *(type(None), bool, int, float, str, bytes, memoryview, type, FunctionType),
-    *(msgspec.Struct, Layout, Timing, ChunkPlan, Introduction, Expected, Identity),
+    *(msgspec.Struct, Layout, Timing, ChunkPlan, Expected, Identity),
 )
 # Moments in the past, and how many seconds of their age matter: as many as the longest timer that
 # begins with them. 0: nothing depends on it but what people are told.
@@ -50,20 +49,20 @@ SINCE: dict[str, float] = {
     "closed_at": 2,
     "since": 0,
     "_moved_at": 1,
-    "_renewed_at": 2,
+    "renewed_at": 2,
     "started": 0,
     "ticket_at": 0,  # nobody has a key here
     "at": 0,
 }
 # Moments at which something is due. Once they have passed it does not matter when.
-UNTIL = {"_until", "_beacon_at", "deadline", "_away", "mute_at"}
+UNTIL = {"_until", "beacon_at", "deadline", "_away", "mute_at"}
 LENGTHS = {"_ping_every", "_pause", "_patience", "_gap", "_lost_after", "grace", "grace_of_gone"}
 # What leads to nothing but words for people, and what it is here.
 TOLD: dict[str, object] = {
     "malformed": 0,
     "damaged": 0,
     "_unheard_at": math.inf,
-    "_due": math.inf,  # of what users overlook
+    "hints_at": math.inf,  # of what users overlook
     "detail": "",
     "why": "",
     "revision": 0,  # for observers, of whom there are none

@@ -30,6 +30,7 @@ from weightbus.bus.publisher.effects import Broadcast, HangUp, Hash, Resolve, Se
 from weightbus.bus.publisher.effects import Effect as PublisherEffect
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import Publication
+from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import Version, VersionPatch
 from weightbus.bus.staged import Patching, StagedVersion
 from weightbus.bus.worker.events import Decoded, Report
@@ -267,7 +268,7 @@ class PublisherSide:
     def __init__(self, epoch: int, *, patched: bool) -> None:
         self._patched = patched
         self._bases: tuple[int, ...] = ()  # labels of the versions that patches may build on
-        self.machine = PublisherMachine(epoch, "tcp://p:1", TIMING)
+        self.machine = PublisherMachine(PublisherState(epoch, "tcp://p:1", TIMING))
         self.machine._patience = Tolerant()  # type: ignore[assignment]  # noqa: SLF001 # pyright: ignore
         self.machine.observers = Unobserved()  # type: ignore[assignment] # pyright: ignore
 
@@ -279,7 +280,7 @@ class PublisherSide:
                 self.do(self.machine.receive(identity, frames, now), did, now)
             case ("tick",):
                 self.do(self.machine.tick(now), did, now)
-                late = [p.id for p in self.machine._publications if now >= p.deadline]  # noqa: SLF001 # pyright: ignore
+                late = [n for n, call in self.machine.state.calls.items() if now >= call.deadline]
                 assert not late, f"{late} are open after their deadline"
             case ("unreachable", identity):
                 self.do(self.machine.unreachable(identity, now), did, now)
@@ -303,19 +304,19 @@ class PublisherSide:
                 self.offer(label, key, did, now)
             case _:
                 raise AssertionError(event)
-        while self.machine.pushes.ready:
+        while self.machine.ready:
             self.do(self.machine.push(now), did, now)
         return did
 
     @property
     def versions(self) -> list[Version]:
         """The versions that it has."""
-        return [version for versions in self.machine.store for version in versions]
+        return [version for versions in self.machine.state.store.values() for version in versions]
 
     @property
     def latest(self) -> Key:
         """The latest version for all; (0, 0): none."""
-        versions = self.machine.store.get(MODEL)
+        versions = self.machine.state.store.get(MODEL)
         version = versions.latest if versions else None
         return version.key if version is not None else (0, 0)
 
@@ -346,7 +347,7 @@ class PublisherSide:
 
     def patch(self, version: Version, label: int) -> None:
         """Do as `python_client.models.Bases` does."""
-        takers = self.machine.roster.takers(MODEL, None, shared=False)
+        takers = self.machine.state.roster.takers(MODEL, None, shared=False)
         if not takers:
             self._bases = ()
             return
@@ -412,5 +413,5 @@ class PublisherSide:
             snapshot = version.snapshot
             assert isinstance(snapshot, PlainSnapshot)
             assert version.lent or snapshot.phase == "held", f"{version} is {snapshot.phase}"
-        roster = list(self.machine.roster)
+        roster = list(self.machine.state.roster)
         assert len({p.identity for p in roster}) == len(roster)

@@ -496,7 +496,7 @@ class World:
         """What the publisher believes of workers was so at some time."""
         known = self._rosters.get(state.publisher)
         if known is None:
-            roster = self.publishers[state.publisher].machine.roster
+            roster = self.publishers[state.publisher].machine.state.roster
             known = self._rosters[state.publisher] = [
                 (int(peer.name[1:]), (running.epoch, running.version))
                 for peer in roster
@@ -519,7 +519,7 @@ class World:
 
     def _lag(self, place: Place, side: PublisherSide) -> str:
         worker, name = self.workers[place.node], place.name
-        peer = side.machine.roster.by_name(name)
+        peer = side.machine.state.roster.by_name(name)
         if not worker.machine.inside:
             return f"{name} is in no session ({worker.refusal})"
         if worker.runs < side.latest and side.latest not in place.refused:

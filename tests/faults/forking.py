@@ -39,7 +39,7 @@ def weights(value: float) -> dict[str, np.ndarray]:
 def is_subscribed(publisher: Publisher, worker: str) -> bool:
     """Return whether published messages are known to reach a worker."""
     machine = vars(vars(publisher)["_loop"])["_machine"]
-    return bool(machine.roster.by_name(worker).subscribed)
+    return bool(machine.state.roster.by_name(worker).subscribed)
 
 
 @contextlib.contextmanager

@@ -298,7 +298,7 @@ def test_a_worker_whose_connection_breaks_is_not_lost(scene: Scene, *, far: bool
 def publisher_identities(publisher: Publisher) -> Iterator[bytes]:
     """Yield what its ROUTER calls each worker."""
     machine: PublisherMachine = vars(publisher)["_machine"]
-    for peer in machine.roster.everybody():
+    for peer in machine.state.roster.everybody():
         yield peer.identity
 
 

@@ -44,6 +44,7 @@ from weightbus.bus.net.zmtp import Stream, ZmtpError
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.offers import announcement, chunk_of, end_of
 from weightbus.bus.publisher.publication import Publication
+from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import Chunked, Version, VersionPatch
 from weightbus.bus.staged import StagedVersion, StaleError
 from weightbus.bus.worker.events import Report
@@ -277,7 +278,7 @@ def patched_worker(case: Case) -> None:
 
 def publisher(case: Case) -> None:
     """A publisher's machine with a worker and a version, and a patch; odd frames: a stranger's."""
-    machine, clock = PublisherMachine(7, "tcp://p:1"), _Clock()
+    machine, clock = PublisherMachine(PublisherState(7, "tcp://p:1")), _Clock()
     version, _ = _patched(1, Running(6, 9, _version(9).digest))
     effects = machine.receive(b"w", [encode(_HELLO)], clock.now)
     call = Publication(1, version, None, None, "applied", "auto", 0.0, 60.0)
@@ -288,8 +289,8 @@ def publisher(case: Case) -> None:
             effects = machine.tick(clock.now)
         else:
             effects = machine.receive(b"ws"[index % 2 : index % 2 + 1], [frame], clock.now)
-    assert len(list(machine.roster)) <= 2 + FRAMES_MAX
-    for peer in machine.roster:
+    assert len(list(machine.state.roster)) <= 2 + FRAMES_MAX
+    for peer in machine.state.roster:
         running = peer.running.get("policy")
         assert running is None or running.epoch != 7 or running.digest in ("", version.digest)
 

@@ -15,7 +15,7 @@ from weightbus.bus.limits import SNAPSHOTS_MAX
 from weightbus.bus.memory.segment import MappedSegment
 from weightbus.bus.memory.snapshots import Pool, Snapshot, nobody
 from weightbus.bus.publisher.effects import Effect, Lend, Release
-from weightbus.bus.publisher.store import DIGESTS_KEPT, Store
+from weightbus.bus.publisher.store import DIGESTS_KEPT, Versions, freed
 from weightbus.bus.publisher.version import Version
 from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.errors import WeightBusError
@@ -30,7 +30,7 @@ class Bench:
     """Memory and versions, used as a publisher uses them, all in one thread."""
 
     def __init__(self, *, share: bool = False, patience: float = 0.01) -> None:
-        self.pool, self.store = Pool("a", patience, share=share), Store(1)
+        self.pool, self.store = Pool("a", patience, share=share), {"a": Versions("a")}
         self.versions, self.taken = self.store["a"], 0
 
     def take(self, nbytes: int = 20, *, replaces_latest: bool = True) -> Version:
@@ -53,13 +53,13 @@ class Bench:
         return version
 
     def free(self) -> list[Effect]:
-        freed = self.store.freed()
-        for effect in freed:
+        found = freed(self.store)
+        for effect in found:
             if isinstance(effect, Lend):
                 effect.version.snapshot.lend()
             elif isinstance(effect, Release):
                 effect.version.snapshot.release()
-        return freed
+        return found
 
     def make_room(self, among: Collection[Snapshot], replaces_latest: bool, _left: float) -> bool:
         self.versions.give_up(among, replaces_latest=replaces_latest)
@@ -337,7 +337,8 @@ class Machine(threading.Thread):
 
     def __init__(self, pools: dict[str, Pool], seed: int) -> None:
         super().__init__(daemon=True)
-        self.pools, self.rng, self.store = pools, random.Random(seed), Store(1)
+        self.pools, self.rng = pools, random.Random(seed)
+        self.store = {model: Versions(model) for model in pools}
         self.work: deque[tuple[Version, str]] = deque()  # and what it hashed to when it was copied
         self.rooms: deque[tuple[str, Collection[Snapshot], bool, list[bool], threading.Event]]
         self.rooms = deque()
@@ -373,7 +374,7 @@ class Machine(threading.Thread):
             self.store[model].give_up(among, replaces_latest=replaces)
             answer.append(self.free())
             done.set()
-        for versions in self.store:
+        for versions in self.store.values():
             self.use(versions.latest)
             for version in list(versions):
                 if self.rng.random() < 0.3:
@@ -383,7 +384,7 @@ class Machine(threading.Thread):
 
     def use(self, version: Version | None) -> None:
         """Give a version out, if it can be had: it is whole, whatever trainers do meanwhile."""
-        if version is None or not self.store.hold(version):
+        if version is None or not self.store[version.model].hold(version):
             self.missed += version is not None
             return
         assert hash_all(version) == self.expected[version], "torn"
@@ -396,8 +397,8 @@ class Machine(threading.Thread):
         self.checked += 1
 
     def free(self) -> bool:
-        freed = self.store.freed()
-        for effect in freed:
+        found = freed(self.store)
+        for effect in found:
             match effect:
                 case Lend(version):
                     version.snapshot.lend()
@@ -406,7 +407,7 @@ class Machine(threading.Thread):
                     del self.expected[version]
                 case _:
                     pass
-        return any(isinstance(effect, Release) for effect in freed)
+        return any(isinstance(effect, Release) for effect in found)
 
 
 @pytest.fixture(name="restless")

@@ -30,6 +30,7 @@ from weightbus.bus.net.sub import Subscription
 from weightbus.bus.net.zmtp import WORD, Stream, message_parts
 from weightbus.bus.publisher.effects import Effect, Resolve
 from weightbus.bus.publisher.machine import PublisherMachine
+from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.bus.worker.reports import Identity
 from weightbus.tests.client.settling import settled
@@ -51,7 +52,7 @@ class Workers(Publishing):
         super().__init__()
         tokens = (f"{i:0{TOKEN_BYTES}x}" for i in itertools.count(1))
         draw = (lambda: next(tokens)) if secret else None
-        self.machine = PublisherMachine(7, "tcp://d:1", Timing(), secret=draw)
+        self.machine = PublisherMachine(PublisherState(7, "tcp://d:1", Timing(), secret=draw))
         self.tokens = {name: self.join(name) for name in names}
         for name in names:
             self.say(name, Ping(subscribed=True))

@@ -80,7 +80,7 @@ def test_lag_is_kept_by_moment_with_whose_it_was_and_only_news_are_told() -> Non
     digest = version.digest
 
     def applied(name: str) -> None:
-        number = bench.machine.store["a"].latest
+        number = bench.machine.state.versions("a").latest
         assert number is not None
         bench.say(name, Applied(model="a", epoch=EPOCH, version=number.version, digest=digest))
 

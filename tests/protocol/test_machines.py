@@ -44,6 +44,7 @@ from weightbus.bus.publisher.effects import Effect as PublisherEffect
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.offers import end_of
 from weightbus.bus.publisher.publication import Publication
+from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import Version
 from weightbus.bus.worker.events import Outcome, Report
 from weightbus.bus.worker.holdings import IN_MEMORY
@@ -213,7 +214,9 @@ class Trainer:
     """Drives a publisher's machine as its loop does, and looks at every effect."""
 
     def __init__(self) -> None:
-        self.machine = PublisherMachine(EPOCH, "tcp://d:1", Timing(ping=1.0, lost_after=3.0))
+        self.machine = PublisherMachine(
+            PublisherState(EPOCH, "tcp://d:1", Timing(ping=1.0, lost_after=3.0))
+        )
         self.now = 0.0
         self.ids = itertools.count()
         self.open: dict[int, Publication] = {}
@@ -253,7 +256,7 @@ class Trainer:
         data = source.snapshot.keep()
         assert data is not None
         version = Version("a", source.layout, CHUNK, PlainSnapshot(data, thief=thief))
-        workers = tuple(p.name for p in self.machine.roster)[:1] if alone else None
+        workers = tuple(p.name for p in self.machine.state.roster)[:1] if alone else None
         publication = Publication(
             id=next(self.ids),
             version=version,
@@ -269,7 +272,7 @@ class Trainer:
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        while self.machine.pushes.ready:
+        while self.machine.ready:
             self.look(self.machine.push(self.now))
         self.look(self.machine.tick(self.now))
         assert all(p.deadline > self.now for p in self.open.values())
@@ -302,9 +305,9 @@ def test_a_publisher_takes_anything(events: list[tuple[Any, ...]]) -> None:
     with patch.object(roster, "WORKERS_MAX", WORKERS_MAX):
         for what, *arguments in events:
             getattr(trainer, what)(*arguments)
-            peers = list(trainer.machine.roster)
+            peers = list(trainer.machine.state.roster)
             assert len(peers) <= WORKERS_MAX
-            assert {versions.model for versions in trainer.machine.store} <= {"a"}
+            assert {*trainer.machine.state.store} <= {"a"}
             assert all(set(peer.incoming) <= {"a"} for peer in peers)
         trainer.machine.status(trainer.now)
         trainer.look(trainer.machine.close(trainer.now))
@@ -430,11 +433,11 @@ def test_a_worker_takes_anything(inside: bool, events: list[tuple[Any, ...]]) ->
 
 @given(st.lists(st.binary(max_size=100), max_size=4))
 def test_random_bytes_are_refused_and_dropped(frames: list[bytes]) -> None:
-    publisher = PublisherMachine(EPOCH, "tcp://d:1")
+    publisher = PublisherMachine(PublisherState(EPOCH, "tcp://d:1"))
     [answer] = publisher.receive(b"stranger", frames, 0.0)
     assert isinstance(answer, Send)
     assert isinstance(answer.message, Refuse)
-    assert publisher.malformed == 1
+    assert publisher.state.malformed == 1
     worker = WorkerMachine(Identity("w0", "0" * 32), ["a"], lambda _m, _l: "")
     assert worker.receive(frames, 0.0) == []
     assert worker.malformed == 1

@@ -119,7 +119,7 @@ def shown(view: View, now: float) -> dict[tuple[str, str], tuple[Any, ...]]:
 
 def step(bench: Watched, rng: random.Random) -> None:
     """Have something happen."""
-    name, latest = rng.choice("abcdefgh"), bench.machine.store["a"].latest
+    name, latest = rng.choice("abcdefgh"), bench.machine.state.versions("a").latest
     version = latest.version if latest is not None else 1
     match rng.randrange(8):
         case 0:
@@ -233,7 +233,7 @@ def test_a_busy_roster_is_complete_though_there_is_always_more(
     assert not view.whole
     assert len(view.workers) == 200
     assert len(view.standings(bench.now)) == 200
-    goal = bench.machine.roster.revision
+    goal = bench.machine.state.roster.revision
     bench.ask(view)
     assert not view.has(goal)
     bench.look(view)
@@ -259,7 +259,7 @@ def test_the_worst_worker_fits_a_page() -> None:
     instance, models = "00" * 16, dict.fromkeys(names)
     bench.say("w" * 128, Hello(name="w" * 128, instance=instance, models=models, host=label))
     for name in names:
-        bench.machine.store[name]
+        bench.machine.state.versions(name)
         text = '\U0001f69a"' * (TEXT_MAX // 2)
         bench.say(
             "w" * 128, Failed(model=name, epoch=7, version=2**53 - 1, code="c" * 128, text=text)

@@ -37,6 +37,7 @@ from weightbus.bus.publisher.effects import Broadcast, Resolve
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import Publication
 from weightbus.bus.publisher.roster import AT_MOST, LINK_BYTES, Link, Taker
+from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import Version, VersionPatch
 from weightbus.bus.sealer import Sealer
 from weightbus.codecs.delta.encoding import encode as encode_patch
@@ -106,7 +107,7 @@ class Bench:
 
     def __init__(self, *names: str) -> None:
         self.now = 0.0
-        self.machine = PublisherMachine(7, "tcp://d:1", Timing())
+        self.machine = PublisherMachine(PublisherState(7, "tcp://d:1", Timing()))
         self.bases = Bases("a")
         self.number = 0
         for name in names:
@@ -123,7 +124,7 @@ class Bench:
     def publish(self, *names: str, **shape: Any) -> tuple[Version, list[Any]]:
         self.number += 1
         made, workers = version(self.number, **shape), names or None
-        takers = self.machine.roster.takers("a", workers, shared=False)
+        takers = self.machine.state.roster.takers("a", workers, shared=False)
         self.bases.offer(made, "delta", takers)
         publication = Publication(
             next(ids), made, workers, None, "applied", "auto", self.now, self.now + 10
@@ -133,7 +134,7 @@ class Bench:
 
     def push(self) -> list[Any]:
         effects: list[Any] = []
-        while self.machine.pushes.ready:
+        while self.machine.ready:
             effects += perform(self.machine, self.machine.push(self.now), self.now)
         return effects
 
@@ -321,26 +322,26 @@ def test_patches_go_when_their_version_does_or_gets_another_name() -> None:
     three, _ = bench.publish()
     assert (two.gone, two.patches) == (True, ())
     assert three.patches
-    bench.machine.store["a"].renew(8)
+    bench.machine.state.versions("a").renew(8)
     assert (three.epoch, three.patches) == (8, ())
 
 
 def test_a_link_is_learned_from_what_is_reported() -> None:
     bench = Bench("p0", "w0")
     bench.publish()
-    assert bench.machine.roster.takers("a", None, shared=False) == [Taker(None)]
+    assert bench.machine.state.roster.takers("a", None, shared=False) == [Taker(None)]
     for chunks in (0, 10, 20):
         bench.now += 0.5
         bench.say("p0", Progress(model="a", epoch=7, version=1, chunks=chunks))
     rate = 10 * CHUNK / 0.5
-    assert bench.machine.roster.takers("a", None, shared=False) == [Taker(None, rate)]
+    assert bench.machine.state.roster.takers("a", None, shared=False) == [Taker(None, rate)]
 
 
 def test_a_link_is_learned_from_versions_that_are_too_small_for_words_on_their_way() -> None:
     bench = Bench("p0", "w0")
 
     def rate() -> float:
-        [taker] = bench.machine.roster.takers("a", None, shared=False)
+        [taker] = bench.machine.state.roster.takers("a", None, shared=False)
         return taker.rate
 
     for seconds, took in [(2.0, 2.0), (0.5, 0.5), (8.0, 1.0), (8.0, 2.0)]:  # busy, it says so late
@@ -391,11 +392,11 @@ def test_how_fast_a_worker_decodes_is_learned_from_what_it_says_once() -> None:
     bench = Bench("p0", "w0")
     one, _ = bench.publish()
     bench.applied("p0", one, decode_us=5000)
-    assert not bench.machine.roster.everybody()[0].decode, "no patch was decoded"
+    assert not bench.machine.state.roster.everybody()[0].decode, "no patch was decoded"
     first, _ = bench.publish()
     first.patches[0].work = 10.0
     bench.applied("p0", first, on(one), decode_us=5000)
-    assert not bench.machine.roster.everybody()[0].decode, "its memory was new"
+    assert not bench.machine.state.roster.everybody()[0].decode, "its memory was new"
     two, _ = bench.publish()
     two.patches[0].classes = False
     two.patches[0].work = 10.0
@@ -411,7 +412,7 @@ def test_how_fast_a_worker_decodes_is_learned_from_what_it_says_once() -> None:
     five, _ = bench.publish()
     bench.applied("p0", five, on(four), decode_us=7)
     assert not five.patches[0].work, "nobody knows"
-    [taker] = bench.machine.roster.takers("a", None, shared=False)
+    [taker] = bench.machine.state.roster.takers("a", None, shared=False)
     assert taker.decode == pytest.approx({False: 4e-4, True: 6e-4})
 
 

@@ -23,6 +23,7 @@ from weightbus.bus.publisher.effects import Effect, HangUp
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.patience import DEAR
 from weightbus.bus.publisher.roster import Roster
+from weightbus.bus.publisher.state import PublisherState
 from weightbus.tests.net.test_accepted import wait_until_closed
 
 SECONDS = 30.0
@@ -38,7 +39,7 @@ class Bench:
     """A publisher, and connections that say things to it."""
 
     def __init__(self, timing: Timing | None = None) -> None:
-        self.machine = PublisherMachine(7, "tcp://d:1", timing)
+        self.machine = PublisherMachine(PublisherState(7, "tcp://d:1", timing or Timing()))
         self.now = 100.0
 
     def say(self, who: bytes, message: Message | bytes) -> list[Effect]:

@@ -17,6 +17,7 @@ from weightbus.bus.net.publisher_loop import PublisherLoop
 from weightbus.bus.publisher import offers, roster
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import Publication
+from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import Version
 from weightbus.codecs.layout import Layout
 from weightbus.tests.simulation.virtual_shell import PlainSnapshot
@@ -86,7 +87,7 @@ class Road:
 @pytest.fixture
 def road(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Road, PublisherLoop]]:
     monkeypatch.setattr(publisher_loop, "TICK", 1e6)  # ticks once, at the beginning
-    machine, road = PublisherMachine(7, "tcp://d:1"), Road()
+    machine, road = PublisherMachine(PublisherState(7, "tcp://d:1")), Road()
     hello = Hello(name="w", instance="0" * 32, models={MODEL: None, "b": None})
     for message in (hello, Ping(subscribed=True)):
         machine.receive(b"w", [encode(message)], time.monotonic())

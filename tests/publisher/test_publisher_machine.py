@@ -53,6 +53,7 @@ from weightbus.bus.publisher.effects import (
 )
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import Publication
+from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import Version
 from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.layout import Layout
@@ -69,7 +70,9 @@ class Bench:
 
     def __init__(self, *names: str, listening: bool = True) -> None:
         self.now = 0.0
-        self.machine = PublisherMachine(EPOCH, "tcp://d:1", Timing(), age=lambda: self.now)
+        self.machine = PublisherMachine(
+            PublisherState(EPOCH, "tcp://d:1", Timing(), age=lambda: self.now)
+        )
         self.pool, self.chunk_bytes, self.model = Pool("a"), CHUNK, "a"
         self.where: Shared | None = None  # where workers on its host find versions
         for name in names:
@@ -192,8 +195,10 @@ def test_workers_hear_of_memory_that_is_prepared_until_something_lies_in_it() ->
     assert sent(bench.say("late", late), Prepare, "late") == [told]
     bench.say("old", stale(age=30.0))
     later = hello("later", "3" * 32, features=[MAPPING])
-    assert [m.epoch for m in sent(bench.say("later", later), Prepare)] == [bench.machine.epoch]
-    assert bench.machine.epoch > EPOCH
+    assert [m.epoch for m in sent(bench.say("later", later), Prepare)] == [
+        bench.machine.state.epoch
+    ]
+    assert bench.machine.state.epoch > EPOCH
     bench.publish()
     late = hello("latest", "2" * 32, features=[MAPPING])
     assert sent(bench.say("latest", late), Prepare) == []
@@ -280,13 +285,15 @@ def test_the_later_of_two_publishers_takes_a_later_epoch() -> None:
     version, _ = bench.publish(seconds=60)
     bench.now = 2.0
     effects = bench.say("old", stale(age=30.0))
-    assert bench.machine.epoch == 50 + 30_000 - 2_002, "where the first one's clock would have it"
+    assert bench.machine.state.epoch == 50 + 30_000 - 2_002, (
+        "where the first one's clock would have it"
+    )
     [warning] = notices(effects, "renewed")
     assert warning.warning
     [welcome] = sent(effects, Welcome, "old")
-    assert (welcome.epoch, welcome.models) == (bench.machine.epoch, {"a": version.version})
-    assert version.key == (bench.machine.epoch, 1)
-    told = Pong(epoch=bench.machine.epoch)
+    assert (welcome.epoch, welcome.models) == (bench.machine.state.epoch, {"a": version.version})
+    assert version.key == (bench.machine.state.epoch, 1)
+    told = Pong(epoch=bench.machine.state.epoch)
     assert sent(effects, Pong, "w0") == [told], "whoever is inside says hello again"
 
 
@@ -307,13 +314,13 @@ def test_a_publisher_that_is_not_known_to_be_later_takes_no_epoch(
         bench.publish()
     bench.now = now
     effects = bench.say("old", said)
-    assert bench.machine.epoch == EPOCH
+    assert bench.machine.state.epoch == EPOCH
     assert [m.code for m in sent(effects, Refuse, "old")] == ["stale-epoch"]
-    assert {"old", "w0"} > {p.name for p in bench.machine.roster}
+    assert {"old", "w0"} > {p.name for p in bench.machine.state.roster}
 
 
 def test_an_epoch_that_was_chosen_is_final_and_no_age_is_told() -> None:
-    machine = PublisherMachine(EPOCH, "tcp://d:1", Timing())
+    machine = PublisherMachine(PublisherState(EPOCH, "tcp://d:1", Timing()))
     effects = machine.receive(b"old", [encode(stale(age=30.0))], 0.0)
     assert sent(effects, Refuse)
     [welcome] = sent(machine.receive(b"w0", [encode(hello("w0"))], 9.0), Welcome)
@@ -326,16 +333,16 @@ def test_a_version_of_our_epoch_that_never_was_is_another_publishers() -> None:
     bench.now = 2.0
     assert sent(bench.say("old", stale(age=1.0, epoch=EPOCH)), Refuse)
     assert sent(bench.say("old", stale(age=9.0, epoch=EPOCH)), Welcome)
-    assert bench.machine.epoch > EPOCH
+    assert bench.machine.state.epoch > EPOCH
 
 
 def test_workers_start_anew_only_so_often_whatever_is_said() -> None:
     bench = Bench("w0")
     bench.say("old", stale(age=30.0))
-    epoch = bench.machine.epoch
+    epoch = bench.machine.state.epoch
     bench.now = 1.0
     assert not bench.say("older", stale("older", age=30.0, epoch=epoch + 9))
-    assert bench.machine.epoch == epoch
+    assert bench.machine.state.epoch == epoch
     bench.now = 6.0
     assert sent(bench.say("older", stale("older", age=30.0, epoch=epoch + 9)), Welcome)
 
@@ -376,7 +383,7 @@ def test_open_calls_settle_in_the_new_epoch() -> None:
     assert resolved(bench.say("w1", report(Applied, version))) is None, "w0 had it, by no such name"
     answer = answered(bench.say("w0", report(Applied, version)))
     assert answer.achieved
-    assert answer.receipt.epoch == bench.machine.epoch
+    assert answer.receipt.epoch == bench.machine.state.epoch
     assert answer.receipt.in_state("applied") == ["w0", "w1"]
 
 
@@ -391,7 +398,7 @@ def test_a_call_that_is_overtaken_is_skipped_across_epochs() -> None:
     answers = [e.receipt for e in effects if isinstance(e, Resolve)]
     assert [(r.epoch, r.workers["w0"].state) for r in answers] == [
         (EPOCH, "skipped"),
-        (bench.machine.epoch, "applied"),
+        (bench.machine.state.epoch, "applied"),
     ]
 
 
@@ -636,12 +643,12 @@ def test_whose_connection_is_closed_may_dial_again() -> None:
     version, _ = bench.publish(seconds=60, grace=5.0)
     assert not gone(bench, "w0")
     assert bench.machine.status(bench.now)[0].state == "live"
-    bench.now += bench.machine.timing.gone_after - 0.01
+    bench.now += bench.machine.state.timing.gone_after - 0.01
     assert not notices(bench.pass_time(0.0), "lost")
     again = bench.machine.receive(b"other", [encode(hello("w0"))], bench.now)
     assert not notices(again, "lost")
     assert sent(again, Welcome, "other")
-    assert not notices(bench.pass_time(bench.machine.timing.gone_after), "lost")
+    assert not notices(bench.pass_time(bench.machine.state.timing.gone_after), "lost")
     bench.machine.receive(b"other", [encode(report(Applied, version))], bench.now)
     assert bench.machine.status(bench.now)[0].running == {"a": version.key}
 
@@ -650,7 +657,7 @@ def test_whose_connection_is_closed_and_makes_no_other_is_lost_and_may_return() 
     bench = Bench("w0")
     bench.publish(seconds=60, grace=5.0)
     gone(bench, "w0")
-    effects = bench.pass_time(bench.machine.timing.gone_after)
+    effects = bench.pass_time(bench.machine.state.timing.gone_after)
     [notice] = notices(effects, "lost")
     assert "its connection is closed, and it made no other in 2 s" in notice.text
     assert resolved(effects) is not None, "it was waited for"
@@ -664,19 +671,21 @@ def test_what_is_heard_of_a_closed_connection_keeps_nobody_from_being_lost_of_si
     bench = Bench("w0")
     gone(bench, "w0")
     bench.say("w0", Ping())
-    assert not notices(bench.pass_time(bench.machine.timing.gone_after), "lost")
-    assert notices(bench.pass_time(bench.machine.timing.lost_after), "lost")
+    assert not notices(bench.pass_time(bench.machine.state.timing.gone_after), "lost")
+    assert notices(bench.pass_time(bench.machine.state.timing.lost_after), "lost")
 
 
 def test_what_the_dead_have_said_on_their_data_connection_is_no_sign_of_life() -> None:
     bench = Bench()
-    bench.machine = PublisherMachine(EPOCH, "tcp://d:1", Timing(), secret=lambda: "5" * 32)
+    bench.machine = PublisherMachine(
+        PublisherState(EPOCH, "tcp://d:1", Timing(), secret=lambda: "5" * 32)
+    )
     bench.say("w0", hello("w0", features=[UPSTREAM]))
     version, _ = bench.publish(seconds=60)
     gone(bench, "w0")
     word = b"5" * 32 + encode(report(Applied, version))
     assert bench.machine.receive_word(word, bench.now)
-    assert notices(bench.pass_time(bench.machine.timing.gone_after), "lost")
+    assert notices(bench.pass_time(bench.machine.state.timing.gone_after), "lost")
 
 
 def test_a_rival_is_let_in_at_once_if_the_connection_of_the_first_is_closed() -> None:
@@ -912,7 +921,7 @@ def test_a_small_version_does_not_go_whole_to_those_who_say_nothing() -> None:
     bench.pass_time(0.5)
     version, effects = bench.publish(small)
     assert [m.whole is None for m in sent(effects, Announce)] == [True]
-    assert bench.machine.pushes.ready == [data_topic("a")]
+    assert bench.machine.ready == [data_topic("a")]
     assert sent(bench.push(), Chunk)
     assert answered(bench.say("mute", report(Applied, version))).achieved
 
@@ -1015,7 +1024,9 @@ def test_what_is_not_there_is_gone(fetch: Fetch) -> None:
     bench.publish()
     effects = bench.say("w0", fetch)
     assert [m.code for m in sent(effects, Refuse)] == ["gone"]
-    assert "b" not in [versions.model for versions in bench.machine.store], "nothing is remembered"
+    assert "b" not in [versions.model for versions in bench.machine.state.store.values()], (
+        "nothing is remembered"
+    )
 
 
 # Publishing.
@@ -1028,10 +1039,10 @@ def test_listeners_are_pushed_to_and_others_told_alone() -> None:
     assert len([e for e in effects if isinstance(e, Broadcast)]) == 1
     assert sent(effects, Announce, "w1")
     assert not sent(effects, Announce, "w0")
-    assert bench.machine.pushes.ready
+    assert bench.machine.ready
     bench = Bench("w0", listening=False)
     bench.publish()
-    assert not bench.machine.pushes.ready, "nobody listens"
+    assert not bench.machine.ready, "nobody listens"
 
 
 def test_whether_a_version_will_be_sent_is_known_before_it_is_copied() -> None:
@@ -1057,7 +1068,7 @@ def test_nothing_is_kept_of_a_failure_with_models_that_a_worker_never_named() ->
             "w0",
             Failed(model=model, epoch=EPOCH, version=1, code="apply", text="", intact=False),
         )
-    [peer] = bench.machine.roster.everybody()
+    [peer] = bench.machine.state.roster.everybody()
     assert peer.torn == {"a"}
 
 
@@ -1080,7 +1091,7 @@ def test_a_push_runs_a_window_ahead_of_the_fastest() -> None:
 
     def pushed() -> list[int]:
         effects: list[Effect] = []
-        while bench.machine.pushes.ready:
+        while bench.machine.ready:
             effects += bench.push()
         return [m.index for m in sent(effects, Chunk)]
 
@@ -1090,7 +1101,7 @@ def test_a_push_runs_a_window_ahead_of_the_fastest() -> None:
     assert pushed() == []
     ended = sent(bench.pass_time(0.25) + bench.push(), End)
     assert ended, "a push that nobody follows ends, so that workers fetch the rest"
-    assert not bench.machine.pushes.ready
+    assert not bench.machine.ready
 
 
 def test_a_targeted_publish_reaches_its_workers_alone() -> None:
@@ -1108,7 +1119,7 @@ def test_an_unknown_name_publishes_nothing() -> None:
     bench = Bench("w0")
     with pytest.raises(UnknownWorkerError, match="no worker named w1 has joined; known are w0"):
         bench.publish(workers=("w0", "w1"))
-    assert not list(bench.machine.store)
+    assert not list(bench.machine.state.store)
 
 
 # Committing together.
@@ -1185,7 +1196,7 @@ def test_a_small_version_goes_out_whole_once_its_layout_is_known() -> None:
     assert isinstance(second.message, Announce)
     assert second.payload == bytes(range(CHUNK))
     assert second.message.whole == Whole(crc32c(bytes(range(CHUNK))), digest(version))
-    assert not bench.machine.pushes.ready, "it is out"
+    assert not bench.machine.ready, "it is out"
 
 
 @pytest.mark.parametrize(
@@ -1248,7 +1259,7 @@ def test_who_runs_a_version_is_not_at_it_whatever_it_asked_before(*, hashed: boo
     version, _ = bench.publish()
     bench.say("w0", report(Applied, version) if hashed else report(Applied, version, digest=""))
     assert (version.lent, bool(version.digest)) == (True, hashed)
-    peer = bench.machine.roster.by_name("w0")
+    peer = bench.machine.state.roster.by_name("w0")
     assert peer is not None
     for count in (0, 3):
         fetch = Fetch(model="a", epoch=EPOCH, version=1 if count else 0, count=count)
@@ -1273,17 +1284,17 @@ def test_a_version_whose_memory_was_taken_is_gone() -> None:
     claim = report(Applied, version, digest="f" * 64)
     assert notices(bench.say("w0", claim), "wrong-digest"), "nobody was told what it hashes to"
     assert bench.say("w0", report(Progress, version, chunks=1)) == []
-    assert list(bench.machine.store["a"]) == []
+    assert list(bench.machine.state.versions("a")) == []
     assert bench.publish()[0].key == (EPOCH, 2)
 
 
 def test_a_version_whose_memory_was_taken_has_no_name_in_another_epoch() -> None:
     bench, version = lent(thief=True)
     bench.say("old", stale(age=30.0))
-    assert bench.machine.epoch > EPOCH
+    assert bench.machine.state.epoch > EPOCH
     assert version.key == (EPOCH, 1)
     newer, _ = bench.publish()
-    assert newer.key == (bench.machine.epoch, 2)
+    assert newer.key == (bench.machine.state.epoch, 2)
 
 
 def test_memory_is_let_go_before_whoever_waits_is_answered() -> None:
@@ -1341,7 +1352,7 @@ def test_a_digest_of_shared_memory_that_is_gone_unhashed_is_believed() -> None:
     assert not version.digest
     running = report(Applied, version, digest="f" * 64)
     assert not notices(bench.say("w0", running), "wrong-digest"), "it hashed what it copied"
-    peer = bench.machine.roster.by_name("w0")
+    peer = bench.machine.state.roster.by_name("w0")
     assert peer is not None
     assert peer.runs("a") == version.key
 
@@ -1371,7 +1382,7 @@ def test_a_version_that_was_lent_is_given_up_while_it_is_being_pushed() -> None:
     perform(bench.machine, effects, bench.now)
     assert bench.push() == []
     newer, _ = bench.publish(CHUNK * 100)
-    assert list(bench.machine.store["a"]) == [newer]
+    assert list(bench.machine.state.versions("a")) == [newer]
 
 
 def test_one_version_is_given_up_for_the_next_the_least_needed_first() -> None:

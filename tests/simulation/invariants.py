@@ -188,17 +188,19 @@ class Invariants:
 
     def on_roster(self, machine: PublisherMachine, told: Mapping[str, str], now: float) -> None:
         """Time passes at a publisher."""
-        for peer in machine.roster:
+        for peer in machine.state.roster:
             for model, running in peer.running.items():
                 key = (model, running.epoch, running.version)
                 assert key in self.applied.get(peer.name, set()), f"{peer.name} does not run {key}"
                 hashed = ("", self.published[key].digest)
                 assert running.digest in hashed, f"{peer.name} has other bytes"
             for model, doing in peer.incoming.items():
-                at = (machine.epoch, doing.version)
+                at = (machine.state.epoch, doing.version)
                 assert peer.runs(model) < at, f"{peer.name} is not {doing.phase} what it runs"
-        for version in (version for versions in machine.store for version in versions):
-            for peer in filter(None, map(machine.roster.by_name, version.receivers)):
+        for version in (
+            version for versions in machine.state.store.values() for version in versions
+        ):
+            for peer in filter(None, map(machine.state.roster.by_name, version.receivers)):
                 assert peer.runs(version.model) < version.key, f"it is kept for {peer.name}"
         assert told == {w.name: w.state for w in machine.status(now)}, "listeners know otherwise"
         for status in machine.status(now):

@@ -226,7 +226,7 @@ class Simulation:
     ) -> None:
         if publisher.alive and publisher.incarnation == incarnation:
             publisher.perform(publisher.machine.unreachable(identity, self.now, ended))
-            peer = publisher.machine.roster.by_identity(identity)
+            peer = publisher.machine.state.roster.by_identity(identity)
             self.met |= {"ended" if ended else "closed"} if peer is not None else set()
             assert not ended or peer is None or peer.lost, f"{identity!r} is not known to be dead"
 
@@ -369,12 +369,12 @@ class Simulation:
             # It follows another publisher, and cannot tell which of the two is the later one.
             told = worker.refusal == "stale-epoch"
             return [] if told else [f"{worker.process} was not told that the epoch is stale"]
-        peer = machine.roster.by_name(worker.name)
+        peer = machine.state.roster.by_name(worker.name)
         if peer is None or peer.instance != worker.machine.identity.instance:
             return [f"{worker.process} is not on the roster"]
         lagging: list[str] = []
         for model, slot in worker.machine.slots.items():
-            versions = machine.store.get(model)
+            versions = machine.state.store.get(model)
             latest = versions.latest_for(worker.name) if versions else None
             runs = (slot.running.epoch, slot.running.version) if slot.running else (0, 0)
             if latest is not None and runs < latest.key and self._wants(worker, latest):
@@ -386,7 +386,7 @@ class Simulation:
     def _unproven(self, epoch: int) -> bool:
         """Return whether nobody can know that the last publisher is later than that of an epoch."""
         older = self.invariants.started.get(epoch, math.inf)
-        return epoch > self.publisher.machine.epoch and older > self.publisher.started - APART
+        return epoch > self.publisher.machine.state.epoch and older > self.publisher.started - APART
 
     def _wants(self, worker: Worker, version: Version) -> bool:
         spoiled = (worker.process, version.model, *version.key) in self.spoiled

@@ -42,6 +42,7 @@ from weightbus.bus.publisher.effects import (
 from weightbus.bus.publisher.effects import Effect as PublisherEffect
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import Publication
+from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import Version
 from weightbus.codecs.errors import WeightBusError
 from weightbus.codecs.layout import Layout
@@ -103,14 +104,16 @@ class Publisher:
         drift = sim.rng.uniform(0.9999, 1.0001)
         self.sealer = sealer = sim.sealer()
         self.machine = PublisherMachine(
-            epoch,
-            self.endpoint,
-            sim.timing,
-            probe,
-            age=lambda: (sim.now - started) * drift,
-            secret=lambda: sim.rng.randbytes(TOKEN_BYTES // 2).hex(),
-            keys=None if sealer is None else lambda _: sealer.keys,
-            recorded=None if self.disk is None else lambda _: sim.changes.random() < 0.5,
+            PublisherState(
+                epoch,
+                self.endpoint,
+                sim.timing,
+                probe,
+                age=lambda: (sim.now - started) * drift,
+                secret=lambda: sim.rng.randbytes(TOKEN_BYTES // 2).hex(),
+                keys=None if sealer is None else lambda _: sealer.keys,
+                recorded=None if self.disk is None else lambda _: sim.changes.random() < 0.5,
+            )
         )
         self.listened: dict[str, str] = {}  # what a listener knows of workers
         self.pools: dict[str, Pool] = {}
@@ -180,15 +183,15 @@ class Publisher:
         self.sim.invariants.on_roster(self.machine, self.listened, self.sim.now)
 
     def receive(self, identity: bytes, frames: Frames) -> None:
-        epoch = self.machine.epoch
+        epoch = self.machine.state.epoch
         self.heard(identity, frames)
         effects = self.machine.receive(identity, frames, self.sim.now)
-        if self.machine.epoch != epoch:
-            for version in (v for versions in self.machine.store for v in versions):
+        if self.machine.state.epoch != epoch:
+            for version in (v for versions in self.machine.state.store.values() for v in versions):
                 self.sim.invariants.on_renewal(version)
             hello = from_worker(frames)[0]
             assert isinstance(hello, Hello)
-            self.sim.invariants.on_outbid(hello.epoch, self.machine.epoch, self.started)
+            self.sim.invariants.on_outbid(hello.epoch, self.machine.state.epoch, self.started)
         self.perform(effects)
         self.pump()
 
@@ -210,13 +213,13 @@ class Publisher:
         """What a welcome names can be had until there is another, or a worker is lost."""  # P9
         match send.message:
             case Welcome(epoch=epoch, models=models):
-                peer = self.machine.roster.by_identity(send.to)
+                peer = self.machine.state.roster.by_identity(send.to)
                 for model, version in models.items():
                     if peer is None or peer.runs(model) < (epoch, version):  # else it has it
                         self.promised[send.to, model] = (model, epoch, version)
             case Refuse(code="gone", version=0, model=model, epoch=epoch):
                 promised = self.promised.get((send.to, model or ""), ("", 0, 0))
-                kept = promised[1] == epoch == self.machine.epoch  # else it has another name
+                kept = promised[1] == epoch == self.machine.state.epoch  # else it has another name
                 assert not kept, f"{send.to!r} was welcomed with {promised}: it is gone"
             case Announce(model=model):
                 self.unheard.setdefault(send.to, self.sim.now)
@@ -229,7 +232,7 @@ class Publisher:
 
     def forget_promises_to_the_silent(self) -> None:
         """Keep nothing for whoever was told of a version and says nothing: it may be stopped."""
-        quiet = self.machine.timing.quiet
+        quiet = self.machine.state.timing.quiet
         silent = {each for each, since in self.unheard.items() if self.sim.now - since >= quiet}
         self.promised = {key: said for key, said in self.promised.items() if key[0] not in silent}
 
@@ -245,11 +248,11 @@ class Publisher:
             self.pump()
 
     def pump(self) -> None:
-        while self.machine.pushes.ready:
+        while self.machine.ready:
             self.perform(self.machine.push(self.sim.now))
 
     def perform(self, effects: Sequence[PublisherEffect]) -> None:
-        self.epochs.add(self.machine.epoch)  # it may have risen: recorded before it is told
+        self.epochs.add(self.machine.state.epoch)  # it may have risen: recorded before it is told
         rng, now = self.sim.rng, self.sim.now
         for effect in effects:
             match effect:
@@ -306,7 +309,7 @@ class Publisher:
             self.listened[notice.worker] = "live"
         elif notice.kind in ("lost", "stuck"):
             self.listened[notice.worker] = notice.kind
-            peer = self.machine.roster.by_name(notice.worker)
+            peer = self.machine.state.roster.by_name(notice.worker)
             lost = peer.identity if peer is not None and peer.lost else b""
             self.promised = {k: said for k, said in self.promised.items() if k[0] != lost}
         elif notice.kind == "left":
@@ -318,7 +321,7 @@ class Publisher:
         model = rng.choice("aaab")
         size = rng.choice(sim.faults.sizes)
         together = rng.random() < 0.3
-        names = [p.name for p in self.machine.roster]
+        names = [p.name for p in self.machine.state.roster]
         workers = tuple(rng.sample(names, rng.randint(1, len(names)))) if names else None
         if rng.random() < 0.6 or not sim.chaotic:
             workers = None
@@ -378,7 +381,7 @@ class Publisher:
         if not self.sim.patched:
             return
         shared = version.shared is not None
-        takers = self.machine.roster.takers(version.model, publication.workers, shared=shared)
+        takers = self.machine.state.roster.takers(version.model, publication.workers, shared=shared)
         encoding: Encoding = "delta" if self.sim.changes.random() < 0.9 else "raw"
         bases = self.bases.setdefault(version.model, Bases(version.model))
         bases.offer(version, encoding, takers)
@@ -386,7 +389,7 @@ class Publisher:
 
     def withdraw_patches(self) -> None:
         """Have no patches any more, of whatever is given out."""
-        for version in (v for versions in self.machine.store for v in versions):
+        for version in (v for versions in self.machine.state.store.values() for v in versions):
             version.patches = ()
 
     def make_room(
@@ -414,7 +417,7 @@ class Publisher:
         try:
             effects = self.machine.publish(publication, self.sim.now)
         except UnknownWorkerError:
-            there = {p.name for p in self.machine.roster}
+            there = {p.name for p in self.machine.state.roster}
             assert not set(publication.workers or ()) <= there
             del self.open[publication.id]
             snapshot.release()

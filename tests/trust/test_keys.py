@@ -45,6 +45,7 @@ from weightbus.bus.net.zmtp import GREETING, ON, TICKET
 from weightbus.bus.observed import Observe, RosterPage, Verified, Verify
 from weightbus.bus.publisher.effects import DropRevoked, Effect, HangUp
 from weightbus.bus.publisher.machine import PublisherMachine
+from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.trust import curve
 from weightbus.bus.trust.grants import Grant, Grants
 from weightbus.bus.trust.keys import Allowed, PublisherKeys, WorkerKeys, file_name, generate
@@ -265,7 +266,7 @@ def test_what_cannot_be_read_is_looked_at_again_and_revocation_goes_on(
     disk.broken.add("w.json")  # and was read once
     allow(folder, "eye", on=False)
     with publisher_of(known) as publisher:
-        grants = vars(publisher._machine)["_grants"]  # noqa: SLF001 # pyright: ignore
+        grants = publisher._machine.state.grants  # noqa: SLF001 # pyright: ignore
         names = lambda: names_in(vars(grants)["_by_key"])  # noqa: E731
         wait_for(lambda: names() == {"gpu-*", "w"}, "a first look", SECONDS)
         nested = b'{"name": "z", "more": ' + b"[" * 100_000
@@ -323,11 +324,13 @@ class Keyed:
         self.granted = {"a": Grant("w"), "b": Grant("gpu-*"), "c": Grant("eye", "observer")}
         tickets = iter(f"{i:0{TOKEN_BYTES}x}" for i in range(1, 1000))
         self.machine = PublisherMachine(
-            7,
-            "tcp://d:1",
-            secret=lambda: next(tickets),
-            keys=lambda _peer: self.group_keys,
-            grants=Grants(self.granted),
+            PublisherState(
+                7,
+                "tcp://d:1",
+                secret=lambda: next(tickets),
+                keys=lambda _peer: self.group_keys,
+                grants=Grants(self.granted),
+            )
         )
         self.group_keys = ["00" * 32]
 
@@ -346,7 +349,7 @@ class Keyed:
 
     @property
     def names(self) -> list[str]:
-        return [peer.name for peer in self.machine.roster]
+        return [peer.name for peer in self.machine.state.roster]
 
 
 def sent(effects: list[Effect]) -> list[Message]:

@@ -1,0 +1,260 @@
+"""The calls of publish that are open: what workers do moves them along, until they are resolved.
+
+A call is open until its future can be resolved. One that commits together stays, even when nobody
+waits for it any more, until it is decided.
+"""
+
+from ..effects import Notice, Send
+from ..messages import Applied, Failed, Staged
+from ..units import span
+from .absent import others_want, reasons
+from .effects import Effect, Resolve, Settled
+from .offers import abort_of, commit_of
+from .phases import TargetEvent
+from .publication import Publication
+from .roster import Peer
+from .state import PublisherState
+from .status import phase_of, reason_of
+from .version import Version, VersionPatch
+
+
+def undecided(state: PublisherState, version: Version) -> Publication | None:
+    """Return the call that published a version, unless it is committed."""
+    for call in state.calls.values():
+        if call.version is version and call.decision != "commit":
+            return call
+    return None
+
+
+def must_hash(state: PublisherState, model: str, version: int) -> bool:
+    """Return whether an open call wants workers to hash a version."""
+    for call in state.calls.values():
+        named = call.version
+        if call.hash and (named.model, named.version) == (model, version):
+            return True
+    return False
+
+
+def carried(
+    state: PublisherState, peer: Peer, said: Staged | Applied, version: Version | None, now: float
+) -> None:
+    """A worker says how a version came to it. (D11)"""
+    by = version.find(said.patch) if version is not None else None
+    road = version is not None and version.shared is not None and peer.shared
+    if by is None or road or not said.digest:
+        return
+    # One of a chunk is there as soon as anything can be, however fast the link.
+    whole = isinstance(by, Version) and by.plan.count > 1 and isinstance(said, Applied)
+    if isinstance(by, VersionPatch) and isinstance(said, Applied):
+        peer.decoded(said.decode_us / 1e6, by.work, classes=by.classes)
+    for call in state.calls.values():
+        if call.version is version:
+            call.carried(peer.name, by)
+            if whole:
+                peer.link.brought(by.plan.nbytes, now - call.started)
+
+
+# What happens.
+
+
+def give_up(state: PublisherState, pending: Version | None, why: str, now: float) -> list[Effect]:
+    """The version that waits for its commit is not to have it."""
+    effects: list[Effect] = []
+    for call in [*state.calls.values()]:
+        if call.version is pending:
+            call.ended = why
+            effects += settle(state, call, now)
+    return effects
+
+
+def renewed(state: PublisherState, epoch: int) -> None:
+    """What is still given out has the number of a later epoch."""
+    for call in state.calls.values():
+        if call.version.epoch == epoch:
+            call.renew()
+
+
+def returned(state: PublisherState, peer: Peer, now: float) -> list[Version]:
+    """A worker is there (again); return what it has to stage, and may not have heard of."""
+    state.unheard.difference_update(peer.hello.models)
+    waiting: list[Version] = []
+    for call in state.calls.values():
+        version = call.version
+        if call.workers is None and version.model in peer.hello.models:
+            call.welcome(peer.name)
+        call.move(peer.name, "returned", now)
+        target = call.targets.get(peer.name)
+        open_ = call.commit == "together" and call.decision == "open"
+        if open_ and not version.gone and target is not None and target.state == "behind":
+            waiting.append(version)
+    return waiting
+
+
+def lost(state: PublisherState, peer: Peer, now: float, *, gone: bool) -> list[Effect]:
+    """A worker is lost; `gone`: it is known that it is not there."""
+    effects: list[Effect] = []
+    for call in [*state.calls.values()]:
+        call.lose(peer.name, now, peer.why, gone=gone)
+        effects += settle(state, call, now)
+    return effects
+
+
+def move(
+    state: PublisherState, peer: Peer, event: TargetEvent, now: float, of: Version | None = None
+) -> list[Effect]:
+    """A worker has staged a version; or has left, whatever the version is."""
+    effects: list[Effect] = []
+    for call in [*state.calls.values()]:
+        if of is None or call.version is of:
+            call.move(peer.name, event, now)
+            effects += settle(state, call, now)
+    return effects
+
+
+def failed(state: PublisherState, peer: Peer, message: Failed, now: float) -> list[Effect]:
+    """A worker will not run a version."""
+    effects: list[Effect] = []
+    for call in [*state.calls.values()]:
+        v = call.version
+        if (v.model, v.version) != (message.model, message.version):
+            continue
+        target = call.targets.get(peer.name)
+        if target is not None and target.state in ("behind", "staged"):
+            detail = f"{message.code}: {message.text}"
+            if not message.intact:
+                detail += "; it runs no version now, until one is applied"
+            text = f"worker {peer.name} failed version {v.version} of {v.model}: {detail}"
+            _, before = peer.seen.failed.get(v.model, (0, ""))
+            news = before != reason_of(message)
+            effects.append(Notice("failed", text, peer.name, warning=news))
+            call.move(peer.name, "failed", now, detail)
+        effects += settle(state, call, now)
+    return effects
+
+
+def arrived(
+    state: PublisherState, peer: Peer, model: str, runs: tuple[int, int], now: float
+) -> list[Effect]:
+    """A worker runs a version: move every publish of that version and of older ones."""
+    effects: list[Effect] = []
+    for call in [*state.calls.values()]:
+        key = call.version.key
+        if call.version.model != model or key > runs:
+            continue
+        if key == runs:
+            call.move(peer.name, "applied", now)
+        else:
+            call.move(peer.name, "skipped", now, f"it runs version {runs[1]}")
+        effects += settle(state, call, now)
+    return effects
+
+
+# Deciding and resolving.
+
+
+def settle_all(state: PublisherState, now: float) -> list[Effect]:
+    """Do what is due."""
+    return [effect for call in [*state.calls.values()] for effect in settle(state, call, now)]
+
+
+def close(state: PublisherState, now: float) -> list[Effect]:
+    """Resolve every call as it stands."""
+    for call in state.calls.values():
+        call.deadline = now  # P20
+    return settle_all(state, now)
+
+
+def settle(state: PublisherState, call: Publication, now: float) -> list[Effect]:
+    """Commit or abort if that is due, and resolve the call if it is over."""
+    effects: list[Effect] = []
+    open_ = call.commit == "together" and call.decision == "open"
+    if open_ and call.decide(now) != "open":
+        effects += _decided(state, call)
+    achieved = call.verdict(now)
+    if achieved is not None and not call.resolved:
+        call.resolved = True
+        _explain(state, call, now)
+        receipt = call.receipt(now, call.version.digest)
+        missing, require = call.missing, call.require
+        why = "" if achieved else _why(state, call)
+        done = call.done
+        effects.append(Resolve(call.id, receipt, achieved, done, missing, require, why))
+        if achieved and call.nobody:
+            effects += _to_nobody(state, call)
+    if call.resolved and (call.commit == "auto" or call.decision != "open"):
+        state.calls.pop(call.id, None)
+    return effects
+
+
+def _decided(state: PublisherState, call: Publication) -> list[Effect]:
+    version = call.version
+    versions = state.store[version.model]
+    peers = [p for n in call.targets if (p := state.roster.by_name(n)) is not None and not p.lost]
+    if call.decision == "commit":
+        targets = None if call.workers is None else frozenset(call.workers)
+        versions.settle(version, targets)
+        staged = [p for p in peers if call.targets[p.name].state == "staged"]
+        settled = [Settled(version)] if targets is None else list[Effect]()
+        return [*settled, *(Send(commit_of(version), to=p.identity) for p in staged)]
+    versions.drop(version)
+    text = call.ended or "not enough staged"
+    abort = abort_of(version.model, version.epoch, version.version, text)
+    return [Send(abort, to=p.identity) for p in peers]
+
+
+def _away(state: PublisherState, call: Publication) -> list[str]:
+    """Say of everybody who wants the model, and is none of those that are there, why."""
+    model = call.version.model
+    lost = [p for p in state.roster if p.lost and model in p.hello.models]
+    others = [p for p in lost if call.alive or p.name not in call.targets]
+    return [f"worker {p.name} is lost: {p.why}" for p in others] + reasons(state, model)
+
+
+def _wanted(state: PublisherState, model: str) -> str:
+    """Say what others want that are there, where none of them wants this model."""
+    wanted = {m for peer in state.roster if not peer.lost for m in peer.hello.models}
+    return "" if model in wanted or not wanted else others_want(model, sorted(wanted))
+
+
+def _why(state: PublisherState, call: Publication) -> str:
+    """Say why a call is given up, and of workers that were expected where they are."""
+    said = [call.ended] if call.ended else []
+    if call.missing:
+        away = _away(state, call)
+        what = "are missing" if away else "never came"
+        why = "; ".join(away) or _wanted(state, call.version.model)
+        why = why or "nobody was refused, is lost or has left"
+        said.append(f"{call.missing} of {call.expect} workers {what} ({why})")
+    return "; ".join(said)
+
+
+def _to_nobody(state: PublisherState, call: Publication) -> list[Effect]:
+    """Say that nobody is there; once, until somebody is."""
+    version = call.version
+    if version.model in state.unheard:
+        return []
+    state.unheard.add(version.model)
+    away, wanted = _away(state, call), _wanted(state, version.model)
+    if wanted and not away:
+        state.told.add(version.model)
+    why = "; ".join(away) or wanted or "no worker has joined"
+    text = (
+        f"version {version.version} of {version.model} was published to nobody: {why}. It "
+        "waits for those that join; publish(expect=N) waits for N workers"
+    )
+    return [Notice("nobody", text, warning=True)]
+
+
+def _explain(state: PublisherState, call: Publication, now: float) -> None:
+    """Say of every target that is not there yet what it is doing."""
+    model = call.version.model
+    for target in call.targets.values():
+        if target.state in call.done or target.detail:
+            continue
+        peer = state.roster.by_name(target.name)
+        if peer is not None:
+            incoming = peer.incoming.get(model)
+            doing = phase_of(state, model, incoming, now) if incoming else "nothing heard of it yet"
+            if incoming and incoming.phase == "staged" and call.commit == "auto":
+                doing += ", and waits for start() or receive() there"
+            target.detail = f"{doing}; last heard {span(now - peer.heard_at)} ago"

@@ -1,0 +1,245 @@
+"""Joining: who is let in, what a worker is told then, and which publisher comes first."""
+
+import math
+
+import msgspec
+
+from ..effects import Notice, Send
+from ..epochs import epoch_above
+from ..messages import (
+    MAPPING,
+    RENAMING,
+    TICKET,
+    UPSTREAM,
+    Hello,
+    Ping,
+    Pong,
+    Prepare,
+    Refuse,
+    Rename,
+    Running,
+    Shared,
+    Welcome,
+)
+from . import absent, calls, publishing
+from .effects import Effect, Follow, Settled, Withdraw
+from .reports import plausible
+from .roster import Peer
+from .sessions import back, keep_newest, leave, lose
+from .state import PublisherState
+
+
+def hello(
+    state: PublisherState, identity: bytes, hello: Hello, now: float, key: str = ""
+) -> list[Effect]:
+    """Somebody wants to join; `key` is its public key, where there are keys."""  # P3
+    effects: list[Effect] = []
+    grant = state.grants.of(key) if state.grants is not None else None
+    if grant is not None and not grant.fits(hello.name):  # K3
+        text = f"its key is for the name {grant.name}; use that, or make a key for this one"
+        return _turn_away(state, identity, hello, "wrong-name", text, now)
+    if grant is not None and grant.role == "observer":  # K4
+        text = "an observer's key reads how things stand, and gets no weights"
+        return _turn_away(state, identity, hello, "not-allowed", text, now)
+    if _runs_another(state, hello):
+        epoch = epoch_above(hello, None if state.age is None else state.age())
+        if epoch is None:
+            return _turn_away(state, identity, hello, "stale-epoch", _stale(state, hello), now)
+        if now - state.renewed_at < state.timing.lost_after:
+            return []  # it says hello again; whatever is said, workers start anew only so often
+        if state.recorded is not None and not state.recorded(epoch):  # P1
+            return []  # it is by the time that it says hello again
+        effects = _renew(state, epoch, hello, now)
+    other = state.roster.by_identity(identity)
+    if other is not None and other.name != hello.name:
+        effects += leave(state, other, "its connection has taken another name", now)
+    return effects + _admit(state, identity, hello, now, key)
+
+
+def _admit(
+    state: PublisherState, identity: bytes, hello: Hello, now: float, key: str
+) -> list[Effect]:
+    admission, peer = state.roster.admit(identity, hello, now, key)
+    match admission:
+        case "contested" if peer is not None and peer.phase == "away":
+            lost = lose(state, peer, now, "contested", "its connection is closed")
+            return lost + _admit(state, identity, hello, now, key)
+        case "contested" if peer is not None:
+            return [Send(Ping(token=0), to=peer.identity)]
+        case "taken" if peer is not None:
+            return _turn_away(state, identity, hello, "name-taken", _name_taken(peer), now)
+        case "full":
+            text = "the roster is full: stop some workers, or start another publisher"
+            return _turn_away(state, identity, hello, "limit", text, now)
+        case _:
+            assert peer is not None  # noqa: S101 - the other admissions have one
+            return _welcome(state, peer, admission, now)
+
+
+def _turn_away(
+    state: PublisherState, identity: bytes, hello: Hello, code: str, text: str, now: float
+) -> list[Effect]:
+    """Refuse a worker; say so once, though it asks again and again.
+
+    Of a full roster all names are news, and there may be any number: the log counts them.
+    """
+    effects: list[Effect] = [Send(Refuse(code=code, text=text), to=identity)]
+    told = f"worker {hello.name} is refused ({code}): {text}"
+    news = absent.note(state, hello.name, hello.models, code, told, now)
+    full = code == "limit"
+    if full:
+        effects.append(Notice("full", told, hello.name, warning=True))
+    if news:
+        effects.append(Notice("refused", told, hello.name, warning=not full))
+    return effects
+
+
+def _welcome(state: PublisherState, peer: Peer, admission: str, now: float) -> list[Effect]:
+    effects: list[Effect] = []
+    peer.contested_at, peer.mute_at, peer.rekeyed = None, math.inf, False
+    state.absent.pop(peer.name, None)
+    if admission != "known":
+        effects.append(Notice("joined", f"worker {peer.name} joined", peer.name))
+    peer.forget()
+    peer.running = {
+        model: running
+        for model, running in peer.hello.models.items()
+        if running is not None and plausible(state, model, running)
+    }
+    effects += back(state, peer, now)
+    for model, running in peer.running.items():
+        if running.epoch == state.epoch:
+            state.store[model].left(peer.name, older_than=running.version + 1)
+            runs = running.epoch, running.version
+            effects += calls.arrived(state, peer, model, runs, now)
+    welcome = Welcome(
+        epoch=state.epoch,
+        data=state.data_endpoint,
+        ping_ms=max(1, round(state.timing.ping * 1000)),
+        lost_ms=max(2, round(state.timing.lost_after * 1000)),
+        models=keep_newest(state, peer),
+        shared=state.shared,
+        age_ms=0 if state.age is None else math.floor(state.age() * 1000),
+        features=_features(state, peer, now),
+        keys=[] if state.keys is None else state.keys(peer),
+    )
+    prepared = state.prepared.values()
+    told = [e for each in prepared for e in _tell_prepared(peer, each)]
+    follow = Follow(peer.hello.pid)
+    return [Send(welcome, to=peer.identity), follow, *_rename(state, peer), *told, *effects]
+
+
+def _features(state: PublisherState, peer: Peer, now: float) -> list[str]:
+    """Give a worker a ticket for its data connection, where there are keys.
+
+    Else let one that can say `applied` there, by a token of its own; not both, since whoever
+    sees that connection could say it, too. (K9, P22)
+    """
+    if state.grants is not None and state.secret is not None:
+        state.roster.ticket(peer, state.secret(), now)
+        return [f"{TICKET}.{peer.ticket}"]
+    secret = None if state.keys is not None else state.secret
+    if secret is None or UPSTREAM not in peer.hello.features:
+        return []
+    if not peer.token:
+        state.roster.give(peer, secret())
+    return [f"{UPSTREAM}.{peer.token}"]
+
+
+def _rename(state: PublisherState, peer: Peer) -> list[Effect]:
+    """Tell a worker which of the versions that it runs are the latest under another name."""
+    effects: list[Effect] = []
+    for model, running in peer.running.items() if RENAMING in peer.hello.features else ():
+        versions = state.store.get(model)
+        version = versions.latest_for(peer.name) if versions else None
+        if version is None or version.key <= peer.runs(model):
+            continue
+        unproven = not running.digest and calls.must_hash(state, model, version.version)
+        if version.is_known_as(running) and not unproven:  # P21, S7
+            epoch, number = version.key
+            rename = Rename(
+                model=model,
+                epoch=epoch,
+                version=number,
+                was=running,
+                metadata=dict(version.metadata),
+            )
+            effects.append(Send(rename, to=peer.identity))
+    return effects
+
+
+# Memory that waits for a first version.
+
+
+def prepare(state: PublisherState, model: str, shared: Shared, nbytes: int) -> list[Effect]:
+    """Tell workers of this host where the first version of a model will lie."""
+    prepared = Prepare(model=model, epoch=state.epoch, nbytes=nbytes, shared=shared)
+    state.prepared[model] = prepared
+    here = [peer for peer in state.roster if peer.shared]
+    return [effect for peer in here for effect in _tell_prepared(peer, prepared)]
+
+
+def _tell_prepared(peer: Peer, prepared: Prepare) -> list[Effect]:
+    """Tell a worker that understands it where the first version of its model will lie."""
+    wanted = prepared.model in peer.hello.models and MAPPING in peer.hello.features
+    return [Send(prepared, to=peer.identity)] if wanted and not peer.lost else []
+
+
+# Which publisher comes first.
+
+
+def _runs_another(state: PublisherState, hello: Hello) -> bool:
+    """Return whether a worker runs weights of a publisher that may be later than this one."""
+    return hello.epoch > state.epoch or any(
+        running is not None and running.epoch == state.epoch and not _had(state, model, running)
+        for model, running in hello.models.items()
+    )
+
+
+def _had(state: PublisherState, model: str, running: Running) -> bool:
+    versions = state.store.get(model)
+    return versions is not None and versions.had(running.version)
+
+
+def _stale(state: PublisherState, hello: Hello) -> str:
+    chosen = (
+        "its epoch was chosen, and stays" if state.age is None else "it did not start after that"
+    )
+    return (
+        f"this publisher is of epoch {state.epoch}, but {hello.name} runs weights of "
+        f"epoch {hello.epoch}, from another publisher, and {chosen}: if the other one is the "
+        "newer, stop this one; if not, stop the other and restart this one, which then takes "
+        "over"
+    )
+
+
+def _renew(state: PublisherState, epoch: int, hello: Hello, now: float) -> list[Effect]:
+    """Take a later epoch. For workers it is as if the publisher had restarted."""
+    text = (
+        f"epoch {state.epoch} becomes {epoch}: {hello.name} runs weights of epoch "
+        f"{hello.epoch}, whose publisher started before this one; one of two clocks is wrong"
+    )
+    effects: list[Effect] = [Notice("renewed", text, warning=True)]
+    for versions in state.store.values():
+        gone = calls.give_up(state, versions.pending, "its publisher takes a new epoch", now)
+        effects += [*gone, Withdraw(versions.model), *versions.renew(epoch)]
+        effects += [Settled(versions.latest)] if versions.latest else []
+        publishing.stop(state, versions.model)
+    state.epoch, state.renewed_at = epoch, now
+    calls.renewed(state, epoch)
+    state.prepared = {
+        model: msgspec.structs.replace(prepared, epoch=epoch)
+        for model, prepared in state.prepared.items()
+    }
+    for peer in state.roster:
+        peer.forget()
+    return effects + [  # of another epoch than theirs: they say hello
+        Send(Pong(epoch=epoch), to=peer.identity) for peer in state.roster if not peer.lost
+    ]
+
+
+def _name_taken(peer: Peer) -> str:
+    return (
+        f"the name {peer.name!r} belongs to a living worker (host {peer.hello.host or 'unknown'}, "
+        f"process {peer.hello.pid}): give this one another name, or stop that one"
+    )

@@ -1,0 +1,151 @@
+"""Publishing: numbering a version, saying that it is there, and pushing it."""
+
+from collections.abc import Collection
+
+from ..effects import Send
+from ..limits import WHOLE_BYTES_MAX
+from ..messages import DELTA, Announce, Progress, control_topic, data_topic, patch_topic
+from . import calls
+from .effects import Broadcast, BroadcastWhole, Effect, Settled, Withdraw
+from .offers import announcement
+from .publication import Publication
+from .push import Push
+from .roster import Peer
+from .state import PublisherState
+from .store import Versions
+from .version import Chunked, Version, VersionPatch
+
+
+def offer(state: PublisherState, version: Version) -> list[Effect]:
+    """Have a version of an earlier publisher as the latest, before anybody is there."""
+    versions = state.versions(version.model)
+    effects = versions.number(version, state.epoch)
+    versions.settle(version, None)
+    return effects
+
+
+def publish(state: PublisherState, call: Publication, now: float) -> list[Effect]:
+    """Publish a version: to every worker that has the model, or to some by name.
+
+    Raises:
+        UnknownWorkerError: A name was never on the roster; nothing was published.
+    """
+    version, workers = call.version, call.workers
+    peers = state.roster.targets(version.model, workers)
+    versions = state.store.get(version.model) or state.versions(version.model)
+    effects = versions.number(version, state.epoch)
+    if versions.pending is not None:
+        effects += calls.give_up(state, versions.pending, "superseded by a newer publish", now)
+    state.prepared.pop(version.model, None)
+    call.aim([p.name for p in peers])
+    for peer in peers:
+        if peer.phase == "lost":
+            call.move(peer.name, "lost", now, "it was lost before the publish")
+            continue
+        peer.mute_at = min(peer.mute_at, now + state.timing.quiet)
+        if now < peer.mute_at:
+            version.read_by(peer.name)
+    if call.commit == "together":
+        versions.await_commit(version)
+    else:
+        versions.settle(version, None if workers is None else frozenset(workers))
+        if workers is None:
+            versions.supersede(version, peers)
+            effects.append(Settled(version))
+    effects += _announce(state, versions, call, peers, now)
+    if call.hash and not version.digest:  # P12: it must be known before it is gone
+        effects += versions.hash(version)
+    state.calls[call.id] = call
+    return effects + calls.settle(state, call, now)
+
+
+def _announce(
+    state: PublisherState, versions: Versions, call: Publication, peers: list[Peer], now: float
+) -> list[Effect]:
+    """Say that a version is there: to all, or to each that would not hear that."""  # P6
+    version, effects = call.version, list[Effect]()
+    announce = announcement(version, call)
+    alone = peers
+    if call.workers is None:
+        alone, push, patch = list[Peer](), False, False
+        for peer in peers:
+            if not peer.subscribed:
+                alone.append(peer)
+            elif not (peer.shared and version.shared):  # S9
+                taken = _patch_for(peer, version) if version.patches else None
+                push = push or taken is None
+                patch = patch or (taken is not None and taken is version.patches[0])
+        if state.pushes:
+            stop(state, version.model)
+        effects += [Withdraw(version.model), _to_all(versions, version, announce, push=push)]
+        if push and not isinstance(effects[-1], BroadcastWhole):
+            begin(state, version, now)
+        if patch:  # D6
+            begin(state, version.patches[0], now)
+    for peer in alone:
+        if not peer.lost:
+            effects.append(Send(announce, to=peer.identity))
+    return effects
+
+
+def _to_all(
+    versions: Versions, version: Version, announce: Announce, *, push: bool
+) -> Broadcast | BroadcastWhole:
+    """Announce a version to all; one that is pushed, and is small enough, goes along."""
+    known = version.layout.id == versions.announced_layout
+    versions.announced_layout = version.layout.id
+    small = version.plan.count == 1 and version.layout.nbytes <= WHOLE_BYTES_MAX
+    if push and known and small and version.receivers:  # P7
+        return BroadcastWhole(version, announce)
+    topic, header = control_topic(version.model), None if known else version.layout.header
+    return Broadcast(topic, announce, header)
+
+
+def _patch_for(peer: Peer, version: Version) -> VersionPatch | None:
+    """Return the patch by which a version can come to a worker, if there is one."""
+    takes = DELTA in peer.hello.features
+    return version.patch_on(peer.running.get(version.model)) if takes else None
+
+
+# Pushing.
+
+
+def begin(state: PublisherState, version: Chunked, now: float) -> None:
+    """Push a version, or a patch."""
+    push = Push(version, now, state.timing.quiet)
+    state.pushes[push.topic] = push
+
+
+def stop(state: PublisherState, model: str) -> None:
+    """Push no more of what was published of a model."""
+    for topic in (data_topic(model), patch_topic(model)):
+        state.pushes.pop(topic, None)
+
+
+def followed(state: PublisherState, report: Progress, now: float) -> None:
+    """Some worker has so many chunks of a version, or of a patch."""
+    topic = (data_topic if report.patch is None else patch_topic)(report.model)
+    push = state.pushes.get(topic)
+    if push is None or push.version.patch != report.patch:
+        return
+    if push.version.target.version == report.version:
+        push.report(report.chunks, now)
+
+
+def push(
+    state: PublisherState, now: float, topics: Collection[bytes] | None = None
+) -> list[Effect]:
+    """Push what comes next, of some topics alone if they are given."""
+    effects: list[Effect] = []
+    for push in list(state.pushes.values()):
+        if topics is not None and push.topic not in topics:
+            continue
+        version = push.version.target
+        versions, held = state.store[version.model], version.phase not in ("lent", "gone")
+        if held or versions.hold(version):  # else it was aborted, or is being overwritten
+            effects += push.step(now)
+            if push.stalled and push.needs_digest:
+                effects += versions.hash(version)
+        if push.done or version.phase == "gone":
+            del state.pushes[push.topic]
+    return effects

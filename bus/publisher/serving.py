@@ -1,0 +1,121 @@
+"""Serving workers: what one that asks for a version is told of it, and sent."""
+
+from ..effects import Notice, Send
+from ..messages import Fetch, Refuse
+from .calls import undecided
+from .effects import Effect, SendChunk
+from .offers import announcement, end_of, refusal_of
+from .roster import Peer
+from .state import PublisherState
+from .version import Chunked, Version
+
+
+def fetch(state: PublisherState, peer: Peer, fetch: Fetch, now: float) -> list[Effect]:
+    """Answer a worker that asks for a version, or for chunks of one."""  # P8
+    versions = state.store.get(fetch.model) if fetch.epoch == state.epoch else None
+    version = versions.get(fetch.version) if versions else None
+    if version is None and versions and fetch.version == 0:
+        version = versions.latest_for(peer.name)
+        if version is not None and _may_need(peer, version):
+            version = versions.get_latest_for(peer.name)
+    if version is not None and fetch.patch is not None:
+        return _give_patch(state, peer, version, fetch, now)
+    code, text = refusal_of(fetch, version)
+    if version is None or code:
+        return _turn_down(state, peer, fetch, code, text)
+    told = _told(peer, version, fetch.unpatched)
+    if fetch.count:
+        return told + _give(state, peer, version, fetch, now)
+    end = fetch.version > 0 and not fetch.layout  # asked for by one who has all chunks
+    return told + describe(state, peer, version, layout=fetch.layout, end=end)
+
+
+def _give_patch(
+    state: PublisherState, peer: Peer, version: Version, fetch: Fetch, now: float
+) -> list[Effect]:
+    """Give chunks of a patch, or what closes it; if there is none, the version is to be had."""
+    patch = version.find(fetch.patch) if fetch.version else None
+    if patch is None or fetch.first + fetch.count > patch.plan.count:  # D8
+        text = f"version {version.version} of {version.model} has no such patch, or not so much"
+        refuse = Refuse(
+            code="no-patch",
+            text=text,
+            model=fetch.model,
+            epoch=fetch.epoch,
+            version=fetch.version,
+        )
+        return [Send(refuse, to=peer.identity)]
+    if fetch.count:
+        return _give(state, peer, patch, fetch, now)
+    return [Send(end_of(patch), to=peer.identity)]
+
+
+def _told(peer: Peer, version: Version, why: str) -> list[Effect]:
+    """A worker says why a patch is of no use to it: it is told once, if there is one."""  # D10
+    if not why or not version.patches or peer.name in version.unpatched:
+        return []
+    version.unpatched.add(peer.name)
+    text = (
+        f"worker {peer.name} takes all of version {version.version} of {version.model}, for "
+        f"which there was a patch: {why}"
+    )
+    return [Notice("unpatched", text, peer.name)]
+
+
+def _turn_down(
+    state: PublisherState, peer: Peer, fetch: Fetch, code: str, text: str
+) -> list[Effect]:
+    """Refuse a fetch; if what it asked for is gone, say what there is instead."""
+    refuse = Refuse(
+        code=code, text=text, model=fetch.model, epoch=fetch.epoch, version=fetch.version
+    )
+    effects: list[Effect] = [Send(refuse, to=peer.identity)]
+    versions = state.store.get(fetch.model)
+    latest = versions.get_latest_for(peer.name) if versions and code == "gone" else None
+    if latest is not None and latest.key != (fetch.epoch, fetch.version):
+        effects += describe(state, peer, latest)
+    return effects
+
+
+def _give(
+    state: PublisherState, peer: Peer, chunked: Chunked, fetch: Fetch, now: float
+) -> list[Effect]:
+    version = chunked.target
+    if _may_need(peer, version):
+        version.read_by(peer.name)
+        delivery = peer.note(version.model, version.version, "receiving", None, now)
+        delivery.patch = chunked.patch
+    state.store[version.model].left(peer.name, older_than=version.version)
+    indexes = range(fetch.first, fetch.first + fetch.count)
+    return [SendChunk(chunked, index, peer.identity) for index in indexes]
+
+
+def describe(
+    state: PublisherState, peer: Peer, version: Version, *, layout: bool = False, end: bool = False
+) -> list[Effect]:
+    """Announce a version to one worker; add the end unless it reads shared memory.
+
+    The end says what the whole hashes to, and comes when that is known.
+    """
+    header = version.layout.header if layout else None
+    announce = announcement(version, undecided(state, version))
+    if _may_need(peer, version):
+        version.read_by(peer.name)
+    effects: list[Effect] = [Send(announce, header, to=peer.identity)]
+    if not end and peer.shared and version.shared:  # S10
+        return effects
+    if version.digest:
+        return [*effects, Send(end_of(version), to=peer.identity)]
+    versions = state.store[version.model]
+    if not versions.hold(version):
+        return effects  # the next one is on its way already
+    version.ends.add(peer.name)
+    return effects + versions.hash(version)
+
+
+def _may_need(peer: Peer, version: Version) -> bool:
+    """Whether a worker that asks for a version is to be taken for one that is at it.
+
+    It may run it by now: what it says on its data connection overtakes what it has asked. (P19)
+    """
+    return peer.runs(version.model) < version.key
