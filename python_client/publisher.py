@@ -139,11 +139,8 @@ class Publisher(AsyncClosable):
             trust = group_keys(sealer), grants
             keeper = self._keeper = _keeper_of(self._folder, undo)
             recorded = None if keeper is None else keeper.recorded
-            self._machine = PublisherMachine(
-                PublisherState(
-                    epoch, told, few.timing, shared, age, draw, *trust, time.time, recorded
-                )
-            )
+            about = epoch, told, few.timing, shared, age, draw, *trust, time.time, recorded
+            self._machine = PublisherMachine(PublisherState(*about, few.queue))
             if keeper is not None:
                 keeper.heed(_busy(self._machine))
             self._loop = PublisherLoop(self._machine, sockets, self._keeper, restored, sealer)

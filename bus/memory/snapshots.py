@@ -222,7 +222,9 @@ class Snapshot:
 
         Whoever may have to wait with them refers to them weakly: they are kept here.
         """
-        view = self.bytes(begin, end)
+        block, whole = self._held()
+        block.arrive()
+        view = whole.data[begin:end]
         return bytes(view) if self._copied else self._given.setdefault(begin, view)
 
     def lend(self) -> None:

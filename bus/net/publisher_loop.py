@@ -57,7 +57,6 @@ log = logging.getLogger("weightbus.publisher")
 TICK = 0.1  # seconds between two looks at the clock when nothing happens
 HELD_UP = 1.0  # seconds, or a ping, after which a tick that is late waits for words of workers
 BATCH = 64  # messages taken from one socket before the other gets a turn
-PUSHES = 4  # bursts of chunks, a MiB each, before others get a turn
 
 T = TypeVar("T")
 Condition = Callable[[PublisherMachine, float], bool]  # of the machine at a time
@@ -321,11 +320,9 @@ class PublisherLoop:
         return next_tick
 
     def _push(self, now: float) -> None:
-        """Push a few bursts, for as long as there is room and nobody wants to publish."""
-        for _ in range(PUSHES):
-            topics = self._with_room()
-            if self._work or not topics:
-                break
+        """Push a burst, if there is room and nobody wants to publish."""
+        topics = [] if self._work else self._with_room()
+        if topics:
             self._perform(self._machine.push(now, topics), now)
 
     def _with_room(self) -> list[bytes]:

@@ -40,6 +40,7 @@ class BroadcastChunk(msgspec.Struct, frozen=True):
 
     version: Chunked
     index: int
+    topic: bytes
 
 
 class BroadcastWhole(msgspec.Struct, frozen=True):

@@ -111,7 +111,11 @@ def hash_chunk(version: Chunked, index: int) -> int:
 
 def chunk_of(chunked: Chunked, index: int) -> tuple[Chunk, Buffer]:
     """Return a chunk and its payload."""
-    crc, version = hash_chunk(chunked, index), chunked.target
+    version, payload = chunked.target, chunked.snapshot.chunk(*chunked.plan.span(index))
+    crc = chunked.crc(index)
+    if crc is None:
+        crc = crc32c(payload)
+        chunked.hashed(index, crc)
     chunk = Chunk(
         model=version.model,
         epoch=version.epoch,
@@ -120,7 +124,7 @@ def chunk_of(chunked: Chunked, index: int) -> tuple[Chunk, Buffer]:
         crc=crc,
         patch=chunked.patch,
     )
-    return chunk, chunked.snapshot.chunk(*chunked.plan.span(index))
+    return chunk, payload
 
 
 def chunks_topic(chunked: Chunked) -> bytes:
@@ -176,7 +180,7 @@ def for_all(effect: BroadcastChunk | BroadcastWhole, sealer: Sealer | None = Non
     """Return the message to all that an effect asks for."""
     if isinstance(effect, BroadcastChunk):
         chunk_for = chunk_of if sealer is None else sealer.chunk
-        return Broadcast(chunks_topic(effect.version), *chunk_for(effect.version, effect.index))
+        return Broadcast(effect.topic, *chunk_for(effect.version, effect.index))
     version, announce = effect.version, effect.announce
     payload: Buffer | None = None
     if sealer is not None:

@@ -112,7 +112,7 @@ def _patch_for(peer: Peer, version: Version) -> VersionPatch | None:
 
 def begin(state: PublisherState, version: Chunked, now: float) -> None:
     """Push a version, or a patch."""
-    push = Push(version, now, state.timing.quiet)
+    push = Push(version, now, state.timing.quiet, state.queue)
     state.pushes[push.topic] = push
 
 

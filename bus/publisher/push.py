@@ -16,13 +16,13 @@ from .effects import Broadcast, BroadcastChunk, Effect
 from .offers import chunks_topic, end_of
 from .version import Chunked
 
-BURST_BYTES = 2**20  # pushed before other work gets a turn
+BURST_BYTES = 2**22  # pushed before other work gets a turn
 
 
 class Push:
     """One version, or a patch that leads to it, on its way out on PUB."""
 
-    def __init__(self, version: Chunked, now: float, patience: float) -> None:
+    def __init__(self, version: Chunked, now: float, patience: float, queue: int) -> None:
         self.version = version
         self.topic = chunks_topic(version)
         self.next, self._count = 0, version.plan.count
@@ -31,7 +31,7 @@ class Push:
         self._reported = 0
         self._moved_at = now
         self._patience = patience
-        self._burst = max(1, BURST_BYTES // version.plan.chunk_bytes)  # in chunks
+        self._burst = max(1, min(BURST_BYTES // version.plan.chunk_bytes, queue))  # in chunks
 
     def report(self, chunks: int, now: float) -> None:
         """Some worker has so many chunks."""
@@ -66,4 +66,4 @@ class Push:
         self.next = min(first + self._burst, self._count, self._reported + PUSH_CHUNKS)
         if self.next > first:
             self._moved_at = now
-        return [BroadcastChunk(self.version, index) for index in range(first, self.next)]
+        return [BroadcastChunk(self.version, i, self.topic) for i in range(first, self.next)]

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from ..limits import ABSENT_MAX, Timing
+from ..limits import ABSENT_MAX, PUSH_CHUNKS, Timing
 from ..messages import Prepare, Shared
 from ..trust.grants import Grants
 from .publication import Publication
@@ -78,6 +78,7 @@ class PublisherState:
         clock: Tells observers the seconds since 1970; None: they are not told.
         recorded: Says whether an epoch may be taken by now, since whoever comes after this one
             will know of it; it must not wait. None: at any time.
+        queue: How many chunks wait for one subscriber before it loses more.
     """
 
     epoch: int
@@ -90,6 +91,7 @@ class PublisherState:
     grants: Grants | None = None
     clock: Callable[[], float] | None = None
     recorded: Callable[[int], bool] | None = None
+    queue: int = PUSH_CHUNKS
 
     roster: Roster = field(init=False)  # who is there
     store: dict[str, Versions] = field(init=False, default_factory=dict[str, Versions])  # by model

@@ -1104,6 +1104,16 @@ def test_a_push_runs_a_window_ahead_of_the_fastest() -> None:
     assert not bench.machine.ready
 
 
+def test_no_more_is_pushed_at_a_time_than_may_wait_for_a_subscriber() -> None:
+    bench = Bench("w0")
+    bench.machine.state.queue = 3
+    bench.publish(CHUNK * 10)
+    steps: list[list[int]] = []
+    while bench.machine.ready:
+        steps.append([m.index for m in sent(bench.push(), Chunk)])
+    assert steps == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9], []], "the end comes last"
+
+
 def test_a_targeted_publish_reaches_its_workers_alone() -> None:
     bench = Bench("w0", "w1")
     version, effects = bench.publish(workers=("w1",))

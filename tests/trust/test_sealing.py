@@ -207,7 +207,7 @@ def test_pushed_and_fetched_and_whole_are_the_same_bytes_sealed_once(
 
     monkeypatch.setattr("weightbus.bus.sealer.seal", counting)
     announce = announcement(version, None)
-    chunk = worded(BroadcastChunk(version, 0), by)
+    chunk = worded(BroadcastChunk(version, 0, b"m/dat"), by)
     whole = worded(BroadcastWhole(version, announce), by)
     assert isinstance(chunk, Broadcast)
     assert isinstance(whole, Broadcast)
@@ -241,7 +241,7 @@ def test_what_there_is_no_memory_to_seal_does_not_go_out_and_ends_nothing() -> N
         numbered(),
     )
     announce = announcement(version, None)
-    for effect in (SendChunk(version, 0, b"w"), BroadcastChunk(version, 0)):
+    for effect in (SendChunk(version, 0, b"w"), BroadcastChunk(version, 0, b"m/dat")):
         assert isinstance(worded(effect, by), Notice)
     assert version.digest, "for its end, after which workers ask for what they miss"
     whole = worded(BroadcastWhole(version, announce), by)
