@@ -84,8 +84,7 @@ class Bases:
             deadline: When it must be there, with patches or without: these may take a part of that.
             to_all: It is for all workers: where it is not patched, nothing is kept for anybody.
         """
-        whole = version.plan.count <= 1 and version.layout.nbytes <= WHOLE_BYTES_MAX
-        if encoding == "raw" or whole or not takers:
+        if encoding == "raw" or _is_small(version) or not takers:
             if to_all:
                 self.forget()
             return
@@ -230,6 +229,11 @@ class Bases:
             self._decode[classes] = (time.perf_counter() - encoded) / work
 
 
+def _is_small(version: Version) -> bool:
+    """Return whether it goes along with its announcement, and nothing could be faster."""
+    return version.plan.count <= 1 and version.layout.nbytes <= WHOLE_BYTES_MAX
+
+
 def _alike(one: Version, other: Version) -> bool:
     """Return whether there may be a patch from one to the other: its digests need one size."""
     return (one.layout.id, one.plan.chunk_bytes) == (other.layout.id, other.plan.chunk_bytes)
@@ -297,7 +301,7 @@ class PublishedModel:
     ) -> None:
         """Have a version offered by patches too: see `Bases`. What ends this ends the version."""
         try:
-            some = () if encoding == "raw" else takers()
+            some = () if encoding == "raw" or _is_small(version) else takers()
             before = len(self.bases.kept)
             self.bases.offer(version, encoding, some, deadline, to_all=to_all)
             if before and not self.bases.kept:

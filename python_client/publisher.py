@@ -26,6 +26,7 @@ from ..bus.net.control import PublisherSockets
 from ..bus.net.publisher_loop import Promise, PublisherLoop
 from ..bus.publisher.machine import PublisherMachine
 from ..bus.publisher.publication import CommitMode
+from ..bus.publisher.roster import Taker
 from ..bus.publisher.state import PublisherState
 from ..bus.publisher.status import WorkerStatus
 from ..bus.publisher.version import Version
@@ -140,17 +141,18 @@ class Publisher(AsyncClosable):
             keeper = self._keeper = _keeper_of(self._folder, undo)
             recorded = None if keeper is None else keeper.recorded
             about = epoch, told, few.timing, shared, age, draw, *trust, time.time, recorded
-            self._machine = PublisherMachine(PublisherState(*about, few.queue))
+            machine = PublisherMachine(PublisherState(*about, few.queue))
+            loop = PublisherLoop(machine, sockets, keeper, restored, sealer)
             if keeper is not None:
-                keeper.heed(_busy(self._machine))
-            self._loop = PublisherLoop(self._machine, sockets, self._keeper, restored, sealer)
-            end_with(self, self._loop)
+                keeper.heed(lambda: loop.busy)
+            self._loop = loop
+            end_with(self, loop)
             undo.pop_all()
         self._loop.start()
         if keys is not None:
             revoked = partial(retire, self._models)  # not us: we may be dropped meanwhile
-            watch_keys(keys, self._machine.state.timing, self._loop, revoked)
-        self.shown = Shown(self, self._loop, self._machine)
+            watch_keys(keys, few.timing, self._loop, revoked)
+        self.shown = Shown(self, self._loop)
         self.shown.serve(dashboard, metrics, self.close)
 
     def __reduce__(self) -> NoReturn:
@@ -165,7 +167,7 @@ class Publisher(AsyncClosable):
     @property
     def epoch(self) -> int:
         """This publisher's incarnation."""
-        return self._machine.state.epoch
+        return self._loop.standing.epoch
 
     @had_more_keywords("publish")
     def prepare(self, model: str, weights: object, *, settings: Settings | None = None) -> None:
@@ -282,9 +284,8 @@ class Publisher(AsyncClosable):
             kept.wait_for_lock(until)
         handed_on = False
         try:
-            sent = partial(
-                self._machine.sends, model, asked.workers, shared=self._probe is not None
-            )
+            shared, sends = self._probe is not None, self._loop.standing.sends
+            sent = partial(sends, model, asked.workers, shared=shared)
             hashed = (lambda: True) if asked.asks_for_digests else sent
             version, arriving = kept.snapshot(
                 weights,
@@ -319,9 +320,11 @@ class Publisher(AsyncClosable):
         """Have a version published that was copied, with patches if those are wanted."""
         if asked.encoding != "raw" or kept.bases.kept:
             shared = version.shared is not None
-            takers = partial(
-                self._machine.state.roster.takers, kept.name, asked.workers, shared=shared
-            )
+
+            def takers() -> list[Taker]:
+                asks = self._loop.takers(kept.name, asked.workers, shared=shared)
+                return result_of(asks, ANSWER_SECONDS)
+
             kept.offer(version, asked.encoding, takers, until, to_all=not asked.workers)
         self._loop.submit(asked.publication(next(self._ids), version), future)
 
@@ -355,7 +358,7 @@ class Publisher(AsyncClosable):
             over.result(checks.seconds(timeout, "timeout"))
         except FutureTimeout:
             over.cancel()
-        return publishing.committed
+        return result_of(self._loop.committed(publishing), ANSWER_SECONDS)
 
     @had_more_keywords("publish")
     @shows_keywords_of(publish)
@@ -414,7 +417,7 @@ class Publisher(AsyncClosable):
         If the publisher closes new connections because it lacks descriptors, the log warns.
         """
         self._check_usable()
-        if away := self._machine.turned_away:
+        if away := self._loop.standing.turned_away:
             self._crowded.warn(away, time.monotonic())
         return self._known()
 
@@ -455,7 +458,7 @@ class Publisher(AsyncClosable):
             future.cancel()
             names = _there(tuple(self._known().values()), model)
             wanted = f" that want {model!r}" if model is not None else ""
-            away = self._machine.turned_away
+            away = self._loop.standing.turned_away
             raise WorkersMissingError(
                 f"{len(names)} of {count} workers{wanted} joined within {timeout} s "
                 f"({', '.join(names) or 'none'}): start the others, and check that they connect to "
@@ -570,8 +573,3 @@ def _keeper_of(folder: StateFolder | None, undo: contextlib.ExitStack) -> Keeper
     keeper = Keeper(folder)
     undo.callback(keeper.close, 0.0)
     return keeper
-
-
-def _busy(machine: PublisherMachine) -> Callable[[], bool]:
-    """Return what tells whether a publish is under way. It keeps no publisher alive."""
-    return lambda: machine.busy

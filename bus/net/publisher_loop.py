@@ -44,6 +44,7 @@ from ..publisher.effects import (
 from ..publisher.machine import PublisherMachine
 from ..publisher.offers import Unhurried, hash_all, worded
 from ..publisher.publication import Publication
+from ..publisher.roster import Taker
 from ..publisher.status import WorkerStatus
 from ..publisher.version import Snapshot, Version
 from ..receipt import Receipt
@@ -74,6 +75,7 @@ class PublisherLoop:
 
     Attributes:
         over: Set once it has ended.
+        standing: What any thread may know; no other than the loop's reads the machine.
     """
 
     def __init__(
@@ -84,7 +86,7 @@ class PublisherLoop:
         restored: Collection[Version] = (),
         sealer: Sealer | None = None,
     ) -> None:
-        self._machine, self._sockets = machine, sockets
+        self._machine, self._sockets, self.standing = machine, sockets, machine.standing()
         self._keeper, self._restored, self._sealer = keeper, restored, sealer
         self._work: deque[tuple[Callable[[float], None], Future[Any]]] = deque()
         self._open: dict[int, Promise] = {}
@@ -121,7 +123,7 @@ class PublisherLoop:
         def work(now: float) -> None:
             self._open[publication.id] = future
             try:
-                if self._sealer is not None and self._machine.will_send(publication):
+                if self._sealer is not None and self._will_send(publication):
                     self._sealer.reserve(publication.version)
                 effects = self._machine.publish(publication, now)
             except Exception as error:
@@ -134,6 +136,11 @@ class PublisherLoop:
 
         self._hand_over(work, future)
         return future
+
+    @property
+    def busy(self) -> bool:
+        """Whether a publish is under way."""
+        return bool(self._open)
 
     def check(self) -> None:
         """Check that the thread is there.
@@ -179,16 +186,21 @@ class PublisherLoop:
 
     def status(self) -> "Future[tuple[WorkerStatus, ...]]":
         """Ask who is there."""
-        future: Future[tuple[WorkerStatus, ...]] = Future()
-        self._hand_over(lambda now: future.set_result(self._machine.status(now)), future)
-        return future
+        return self._ask(lambda now: self._machine.status(now))
 
     def observe(self, asked: Observe) -> "Future[RosterPage]":
         """Ask what an observer is told."""
-        future: Future[RosterPage] = Future()
-        pages = self._machine.observers.pages
-        self._hand_over(lambda now: future.set_result(pages(asked, now)[0]), future)
-        return future
+        return self._ask(lambda now: self._machine.observers.pages(asked, now)[0])
+
+    def takers(
+        self, model: str, workers: Collection[str] | None, *, shared: bool
+    ) -> "Future[list[Taker]]":
+        """Ask who takes patches; see `Roster.takers`."""
+        return self._ask(lambda _: self._machine.state.roster.takers(model, workers, shared=shared))
+
+    def committed(self, promise: "Promise") -> "Future[tuple[int, int] | None]":
+        """Ask for epoch and number of a `together` publish that its workers are to apply."""
+        return self._ask(lambda _now: promise.committed)
 
     def watch(self, condition: Condition) -> "Future[None]":
         """Return a future that is done once the machine fulfils a condition, asked in each turn."""
@@ -236,6 +248,11 @@ class PublisherLoop:
         self._sockets.leaving = True
         self._sockets.wake()
         return not before
+
+    def _ask(self, question: Callable[[float], T]) -> "Future[T]":
+        future: Future[T] = Future()
+        self._hand_over(lambda now: future.set_result(question(now)), future)
+        return future
 
     def _hand_over(self, work: Callable[[float], None], future: "Future[T]") -> None:
         with self._lock:
@@ -376,6 +393,8 @@ class PublisherLoop:
                     self._perform(effects, now)
 
     def _perform(self, effects: list[Effect], now: float) -> None:
+        if self._machine.state.stale:
+            self.standing = self._machine.standing()
         changed, sealer = False, self._sealer
         for each in effects:
             asks = isinstance(each, SendChunk | BroadcastChunk | BroadcastWhole)
@@ -451,6 +470,11 @@ class PublisherLoop:
             for listener in self._listeners:
                 listener.tell(event)
 
+    def _will_send(self, publication: Publication) -> bool:
+        """Return whether what is about to be published would be sent over the network."""
+        version, workers = publication.version, publication.workers
+        return self.standing.sends(version.model, workers, shared=version.shared is not None)
+
     def _resolve(self, effect: Resolve) -> None:
         future = self._open.pop(effect.publication)
         if future.publication is not None:
@@ -502,7 +526,10 @@ class Promise(Future[Receipt]):
 
     @property
     def committed(self) -> tuple[int, int] | None:
-        """Epoch and number of a `together` publish that its workers are to apply."""
+        """Epoch and number of a `together` publish that its workers are to apply.
+
+        Only the publisher's thread asks.
+        """
         publication = self.publication
         if publication is None:
             return self._committed

@@ -51,6 +51,7 @@ def note(
 def crowd(state: PublisherState, text: str, now: float) -> list[Effect]:
     """Remember who was turned away unheard, if anybody was; say so once in a while."""
     news = bool(text) and now - state.crowded_at >= CROWDED_SECONDS
+    state.stale |= text != state.crowded
     state.crowded, state.crowded_at = text, now if news else state.crowded_at
     return [Notice("crowded", text, warning=True)] if news else []
 

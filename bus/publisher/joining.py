@@ -97,6 +97,7 @@ def _turn_away(
 def _welcome(state: PublisherState, peer: Peer, admission: str, now: float) -> list[Effect]:
     effects: list[Effect] = []
     peer.contested_at, peer.mute_at, peer.rekeyed = None, math.inf, False
+    state.stale = True
     state.absent.pop(peer.name, None)
     if admission != "known":
         effects.append(Notice("joined", f"worker {peer.name} joined", peer.name))
@@ -225,7 +226,7 @@ def _renew(state: PublisherState, epoch: int, hello: Hello, now: float) -> list[
         effects += [*gone, Withdraw(versions.model), *versions.renew(epoch)]
         effects += [Settled(versions.latest)] if versions.latest else []
         publishing.stop(state, versions.model)
-    state.epoch, state.renewed_at = epoch, now
+    state.epoch, state.renewed_at, state.stale = epoch, now, True
     calls.renewed(state, epoch)
     state.prepared = {
         model: msgspec.structs.replace(prepared, epoch=epoch)

@@ -48,6 +48,7 @@ from .observers import Observers
 from .patience import DEAR, Patience, cost_of
 from .publication import Publication
 from .roster import Peer
+from .standing import Reached, Standing
 from .state import PublisherState
 from .status import WorkerStatus, status_of
 from .store import freed
@@ -104,7 +105,7 @@ class PublisherMachine:
         try:
             message = to_publisher(frames)
         except ProtocolError as error:  # P5
-            self.state.malformed += 1
+            self.state.malformed, self.state.stale = self.state.malformed + 1, True
             if not self._patience.bears(identity, DEAR, nbytes, now):
                 return [HangUp()]
             return [Send(Refuse(code=error.code, text=str(error)), to=identity)]
@@ -279,37 +280,20 @@ class PublisherMachine:
         """Resolve every call that is still open, as it stands."""
         return calls.close(self.state, now)
 
-    @property
-    def busy(self) -> bool:
-        """Whether a publish is under way. Any thread may ask."""
-        return bool(self.state.calls)
-
-    def sends(self, model: str, workers: Collection[str] | None, *, shared: bool) -> bool:
-        """Return whether a version for these workers would be sent over the network. (P7, S9)
-
-        `shared`: it lies in shared memory. Any thread may ask: whoever is about to copy a version
-        hashes it as well then, in the same pass. What nobody foresaw is hashed when it is sent.
-        """
-        return any(
-            p.subscribed and p.phase != "lost" and not (shared and p.shared)
-            for p in self.state.roster.everybody()
-            if model in p.hello.models and (workers is None or p.name in workers)
-        )
-
-    def will_send(self, publication: Publication) -> bool:
-        """Return whether what is about to be published would be sent over the network."""
-        version = publication.version
-        shared = version.shared is not None
-        return self.sends(version.model, publication.workers, shared=shared)
+    def standing(self) -> Standing:
+        """Return what any thread may know, which is so until the state is `stale` again."""
+        state = self.state
+        state.stale = False
+        reached = [
+            Reached(peer.name, frozenset(peer.hello.models), peer.shared)
+            for peer in state.roster
+            if peer.subscribed and peer.phase != "lost"
+        ]
+        return Standing(state.epoch, tuple(reached), state.crowded, state.malformed)
 
     def crowded(self, text: str, now: float) -> list[Effect]:
         """Say who was turned away before it could say who it is; empty: nobody lately."""
         return absent.crowd(self.state, text, now)
-
-    @property
-    def turned_away(self) -> str:
-        """What was said of that last. Any thread may ask."""
-        return self.state.crowded
 
     def present(self, model: str | None) -> int:
         """Return how many workers are there, that want a model, if one is given."""

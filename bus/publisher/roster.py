@@ -229,10 +229,6 @@ class Roster:
         found.reverse()
         return found
 
-    def everybody(self) -> list[Peer]:
-        """Return who is there this moment, lost ones included. Any thread may ask."""
-        return [*self._by_name.copy().values()]
-
     def by_name(self, name: str) -> Peer | None:
         """Return the worker of a name, lost ones included."""
         return self._by_name.get(name)
@@ -261,11 +257,11 @@ class Roster:
     def takers(self, model: str, workers: Collection[str] | None, *, shared: bool) -> list[Taker]:
         """Return those that take patches, and to whom a version would be sent. (D2)
 
-        `shared`: it lies in shared memory. Any thread may ask: whoever publishes makes the patches.
+        `shared`: it lies in shared memory.
         """
         return [
             Taker(p.running.get(model), p.link.rate, p.decode.copy())
-            for p in self.everybody()
+            for p in self
             if model in p.hello.models and (workers is None or p.name in workers)
             if DELTA in p.hello.features and not (p.lost or (shared and p.shared))
         ]

@@ -21,6 +21,7 @@ REVOKED = "this publisher does not allow the key any more: ask whoever keeps its
 
 def ping(state: PublisherState, peer: Peer, ping: Ping) -> list[Effect]:
     """A worker asks for a sign of life."""  # P17
+    state.stale |= (peer.subscribed, peer.shared) != (ping.subscribed, ping.shared)
     peer.subscribed, peer.shared = ping.subscribed, ping.shared
     pong = Pong(token=ping.token, epoch=state.epoch, models=latest(state, peer))
     return [Send(pong, to=peer.identity)]
@@ -140,6 +141,7 @@ def _doing(state: PublisherState, peer: Peer, now: float) -> str:
 
 def _forget(state: PublisherState, peer: Peer) -> None:
     """A worker is no longer there: nothing is kept for its sake."""
+    state.stale = True
     peer.forget()
     for versions in state.store.values():
         versions.forget_worker(peer.name)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from ...bus.deadline import ANSWER_SECONDS, result_of
 from ...bus.net.callbacks import EventCallback
 from ...bus.net.publisher_loop import PublisherLoop
-from ...bus.publisher.machine import PublisherMachine
 from ...bus.receipt import Receipt
 from .access import Http
 from .traces import SDK, on_publish
@@ -29,9 +28,9 @@ class Shown:
         metrics: Where the metrics are.
     """
 
-    def __init__(self, owner: object, loop: PublisherLoop, machine: PublisherMachine) -> None:
+    def __init__(self, owner: object, loop: PublisherLoop) -> None:
         self.dashboard = self.metrics = ""
-        self._loop, self._machine = loop, machine
+        self._loop = loop
         self._servers: list[HttpServer] = []
         self._listener: EventCallback | None = None
         self._counts: list[Callable[[Future[Receipt]], None]] = []
@@ -105,7 +104,7 @@ class Shown:
 
         from .metrics import Metrics
 
-        metrics = Metrics(_Inside(self._loop).refresh, lambda: self._machine.state.malformed)
+        metrics = Metrics(_Inside(self._loop).refresh, lambda: self._loop.standing.malformed)
 
         async def page(_request: web.Request) -> web.StreamResponse:
             body = await asyncio.to_thread(metrics.text)

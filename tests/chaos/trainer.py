@@ -245,11 +245,11 @@ class Trainer:
         """Return the workers that were offered a patch on what they ran."""
         if isinstance(self._publisher, ProcessPublisher):
             return []  # it does not say
-        machine = self._publisher._machine  # noqa: SLF001 # pyright: ignore
+        machine = self._publisher._loop._machine  # noqa: SLF001 # pyright: ignore
         versions = machine.state.store.get(receipt.model)
         version = versions.find(receipt.version) if versions is not None else None
         bases = {(p.base.epoch, p.base.version) for p in version.patches} if version else set()
-        able = {p.name for p in machine.state.roster.everybody() if DELTA in p.hello.features}
+        able = {p.name for p in [*machine.state.roster] if DELTA in p.hello.features}
         return sorted(name for name, key in ran.items() if key in bases and name in able)
 
     def _say_who_runs_what(self) -> None:

@@ -179,7 +179,7 @@ def test_keys_that_are_missing_or_refused_are_found(tmp_path: Path) -> None:
 def test_clocks_that_differ_are_found(
     publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publisher._machine.state, "clock", lambda: 1e9)  # noqa: SLF001 # pyright: ignore
+    monkeypatch.setattr(publisher._loop._machine.state, "clock", lambda: 1e9)  # noqa: SLF001 # pyright: ignore
     code, found = findings(publisher.address)
     assert (code, found["clock"][0]["state"]) == (1, "problem")
     assert "behind the one here" in found["clock"][0]["text"]

@@ -233,7 +233,8 @@ def test_nothing_is_patched_on_the_shared_road() -> None:
     with bus(few={"shared_memory": True}) as (publisher,), ExitStack() as ends:
         join(ends, publisher, here, "w", shared_memory=True)
         publisher.wait_for_workers(1, SECONDS)
-        wait_for(lambda: publisher._machine.state.roster.by_name("w").shared, "the road", SECONDS)  # noqa: SLF001
+        road = lambda: publisher.workers()["w"].road  # noqa: E731
+        wait_for(lambda: road() == "shared", "the road", SECONDS)
         for step in range(3):
             receipt = patch(publisher, model)
             assert (came(receipt), receipt.workers["w"].nbytes) == ("", 0)

@@ -323,7 +323,7 @@ class PublisherSide:
     @property
     def open(self) -> bool:
         """Whether a call of publish is open."""
-        return self.machine.busy
+        return bool(self.machine.state.calls)
 
     @property
     def lent(self) -> bool:

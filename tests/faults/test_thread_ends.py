@@ -56,7 +56,7 @@ def test_of_a_publisher() -> None:
         future: Future[Any] = publisher.publish_async("m", WEIGHTS, timeout=SECONDS)
 
         def break_() -> None:
-            publisher._machine.tick = boom  # type: ignore[method-assign] # noqa: SLF001 # pyright: ignore
+            publisher._loop._machine.tick = boom  # type: ignore[method-assign] # noqa: SLF001 # pyright: ignore
 
         all_told(
             [lambda: publisher.wait_for_workers(2, SECONDS), lambda: future.result(SECONDS)], break_
@@ -74,7 +74,7 @@ def test_of_a_publisher() -> None:
 
 def test_work_that_fails_in_the_publishers_thread_fails_whoever_waits_for_it() -> None:
     with Publisher(settings=Settings(shared_memory=False)) as publisher:
-        publisher._machine.status = boom  # type: ignore[method-assign] # noqa: SLF001 # pyright: ignore
+        publisher._loop._machine.status = boom  # type: ignore[method-assign] # noqa: SLF001 # pyright: ignore
         is_told(publisher.workers)
 
 

@@ -392,11 +392,11 @@ def test_how_fast_a_worker_decodes_is_learned_from_what_it_says_once() -> None:
     bench = Bench("p0", "w0")
     one, _ = bench.publish()
     bench.applied("p0", one, decode_us=5000)
-    assert not bench.machine.state.roster.everybody()[0].decode, "no patch was decoded"
+    assert not next(iter(bench.machine.state.roster)).decode, "no patch was decoded"
     first, _ = bench.publish()
     first.patches[0].work = 10.0
     bench.applied("p0", first, on(one), decode_us=5000)
-    assert not bench.machine.state.roster.everybody()[0].decode, "its memory was new"
+    assert not next(iter(bench.machine.state.roster)).decode, "its memory was new"
     two, _ = bench.publish()
     two.patches[0].classes = False
     two.patches[0].work = 10.0

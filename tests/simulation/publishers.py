@@ -115,6 +115,7 @@ class Publisher:
                 recorded=None if self.disk is None else lambda _: sim.changes.random() < 0.5,
             )
         )
+        self.standing = self.machine.standing()
         self.listened: dict[str, str] = {}  # what a listener knows of workers
         self.pools: dict[str, Pool] = {}
         self.bases: dict[str, Bases] = {}  # by model
@@ -179,6 +180,7 @@ class Publisher:
         for publication in self.open.values():
             late = self.sim.now - publication.deadline
             assert late < 2 * TICK, f"publish {publication.id} is open {late:.1f} s past its time"
+        assert self.standing == self.machine.standing(), "other threads know otherwise"
         self.pump()
         self.sim.invariants.on_roster(self.machine, self.listened, self.sim.now)
 
@@ -254,6 +256,8 @@ class Publisher:
     def perform(self, effects: Sequence[PublisherEffect]) -> None:
         self.epochs.add(self.machine.state.epoch)  # it may have risen: recorded before it is told
         rng, now = self.sim.rng, self.sim.now
+        if self.machine.state.stale:
+            self.standing = self.machine.standing()
         for effect in effects:
             match effect:
                 case Hash(version):

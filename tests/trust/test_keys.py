@@ -266,7 +266,7 @@ def test_what_cannot_be_read_is_looked_at_again_and_revocation_goes_on(
     disk.broken.add("w.json")  # and was read once
     allow(folder, "eye", on=False)
     with publisher_of(known) as publisher:
-        grants = publisher._machine.state.grants  # noqa: SLF001 # pyright: ignore
+        grants = publisher._loop._machine.state.grants  # noqa: SLF001 # pyright: ignore
         names = lambda: names_in(vars(grants)["_by_key"])  # noqa: E731
         wait_for(lambda: names() == {"gpu-*", "w"}, "a first look", SECONDS)
         nested = b'{"name": "z", "more": ' + b"[" * 100_000

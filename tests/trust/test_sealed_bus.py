@@ -3,7 +3,6 @@
 import threading
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -132,7 +131,8 @@ def test_want_of_memory_for_sealed_bytes_ends_no_publisher(
             scarce.clear()
             publisher.publish("m", weights(2.0), timeout=SECONDS)
             check(here, 2.0)
-            sends = partial(publisher._machine.sends, "m", None, shared=False)  # noqa: SLF001 # pyright: ignore
+            loop = publisher._loop  # noqa: SLF001 # pyright: ignore
+            sends = lambda: loop.standing.sends("m", None, shared=False)  # noqa: E731
             wait_for(sends, "somebody to push to", SECONDS)
             scarce.set()
             with pytest.raises(MemoryError):
