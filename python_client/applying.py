@@ -29,7 +29,7 @@ from .calls import Calls, LateError
 from .loading import Named
 from .observing.traces import SDK, on_apply
 from .reading import READING_SECONDS, InUseError, ReadingLock
-from .targets import Target
+from .target import Target
 
 if TYPE_CHECKING:
     import torch

@@ -18,7 +18,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -27,7 +27,7 @@ from ..bus.staged import StagedVersion
 from ..codecs.apply import STEP_BYTES
 from ..codecs.layout import HEADER_BYTES_MAX, PREFIX_BYTES, Layout
 from ..codecs.native import crc32c
-from .loading import OutsideTarget
+from .target import Names, Sums, Target
 
 FORMAT = {"format": "pt"}  # what save_pretrained says: tensors named and laid out as PyTorch's are
 ACCESS_LIST = "system.posix_acl_access"  # the attribute with what goes beyond the mode, on Linux
@@ -40,7 +40,7 @@ KINDS = {
 }
 
 
-class FileTarget(OutsideTarget):
+class FileTarget(Target):
     """A file that is replaced by each version.
 
     Args:
@@ -56,7 +56,6 @@ class FileTarget(OutsideTarget):
 
     __module__ = "weightbus"
 
-    asks_user = False
     on_disk = True
 
     def __init__(self, path: str | Path, *, untied: bool = False) -> None:
@@ -77,9 +76,7 @@ class FileTarget(OutsideTarget):
         except OSError as error:
             raise self._explained(error) from error
 
-    def summing(
-        self, layout: Layout, names: Iterable[str], sums: list[int | None]
-    ) -> Iterator[int]:
+    def summing(self, layout: Layout, names: Names, sums: Sums) -> Iterator[int]:
         """Sum what the file holds, which somebody else may have written.
 
         Arguments are those of `Target.summing`.

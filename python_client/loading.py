@@ -5,22 +5,20 @@ import ctypes
 import inspect
 import logging
 import weakref
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..bus.memory.pages import address_of
 from ..bus.staged import OverwrittenError, StagedVersion
-from ..bus.worker.layouts import Expected
 from ..codecs.errors import WeightBusError
 from ..codecs.layout import Layout
 from ..codecs.numpy_tensors import Array
 from ..codecs.section import Section
+from .target import Names, Sums, Target
 
 if TYPE_CHECKING:
     import torch
@@ -154,56 +152,7 @@ class Pairs(Named):
         return not self.kept and self._viewed() is not None
 
 
-class OutsideTarget(ABC):
-    """A target that is no memory of ours, so that nothing is known of it beforehand."""
-
-    asks_user: bool
-    on_disk: bool
-    devices: "frozenset[torch.device]" = frozenset()  # it knows of none
-
-    @abstractmethod
-    def summing(
-        self, layout: Layout, names: Iterable[str], sums: list[int | None]
-    ) -> Iterator[int]: ...
-
-    @abstractmethod
-    def apply(self, staged: StagedVersion) -> None: ...
-
-    @abstractmethod
-    def undo(self) -> bool: ...
-
-    @abstractmethod
-    def settle(self) -> None: ...
-
-    def fault(self, layout: Layout) -> str:
-        """Whatever the `layout` is, only an apply can tell."""
-        del layout
-        return ""
-
-    def expected(self) -> Expected:
-        """Nobody knows."""
-        return Expected()
-
-    def from_second(self, staged: StagedVersion) -> bool:
-        """Return False: it is on no device, whatever is `staged`."""
-        del staged
-        return False
-
-    def ahead(self, staged: StagedVersion) -> None:
-        """Nothing can be done before `staged` is applied."""
-        del staged
-
-    def keeps(self, key: tuple[int, int]) -> bool:
-        """Return False: all was copied."""
-        del key
-        return False
-
-    def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
-        """They lie where they were `staged`."""
-        return staged.own
-
-
-class FunctionTarget(OutsideTarget):
+class FunctionTarget(Target):
     """A function that loads versions.
 
     Args:
@@ -211,7 +160,6 @@ class FunctionTarget(OutsideTarget):
     """
 
     asks_user = True
-    on_disk = False
 
     def __init__(self, load: Callable[[Pairs], object]) -> None:
         self._load = load
@@ -219,9 +167,7 @@ class FunctionTarget(OutsideTarget):
         self._kept: tuple[int, int] | None = None  # the version that it has kept last
         self._warned = False
 
-    def summing(
-        self, layout: Layout, names: Iterable[str], sums: list[int | None]
-    ) -> Iterator[int]:
+    def summing(self, layout: Layout, names: Names, sums: Sums) -> Iterator[int]:
         """Nobody but the function knows where they went.
 
         Raises:

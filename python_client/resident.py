@@ -30,7 +30,7 @@ from ..codecs.state import (
     signature,
     state_of,
 )
-from .targets import Target
+from .target import Names, Sums, Target
 
 if TYPE_CHECKING:
     import torch
@@ -253,15 +253,13 @@ def _move_in(tied: Iterable[_Tied], memory: NDArray[np.uint8]) -> None:
             tensor.data = place
 
 
-class ResidentTarget:
+class ResidentTarget(Target):
     """A resident model where it can be one; else a model that is copied to.
 
     Args:
         model: It.
         copying: The same model, overwritten in place.
     """
-
-    on_disk = False
 
     def __init__(self, model: object, copying: Target) -> None:
         self._model, self._copying = model, copying
@@ -273,29 +271,19 @@ class ResidentTarget:
 
     @property
     def devices(self) -> "frozenset[torch.device]":
-        """Those of what is copied to."""
         return self._copying.devices
 
     def from_second(self, staged: StagedVersion) -> bool:
-        """What is copied to says so."""
         return self._copying.from_second(staged)
 
     def fault(self, layout: Layout) -> str:
-        """Name the tensors that differ."""
         return self._copying.fault(layout)
 
     def expected(self) -> Expected:
-        """Say what is known of versions that fit."""
         return self._copying.expected()
 
-    def summing(
-        self, layout: Layout, names: Iterable[str], sums: list[int | None]
-    ) -> Iterator[int]:
-        """Sum the tensors."""
+    def summing(self, layout: Layout, names: Names, sums: Sums) -> Iterator[int]:
         return self._copying.summing(layout, names, sums)
-
-    def ahead(self, staged: StagedVersion) -> None:
-        """Pages are exchanged as quickly as it is."""
 
     def apply(self, staged: StagedVersion) -> None:
         """Exchange pages with staging memory; copy from a segment, which is others', too."""
@@ -316,11 +304,6 @@ class ResidentTarget:
         if self._before is not None and self._residence is not None:
             return self._residence.memory
         return self._copying.lies_in(staged)
-
-    def keeps(self, key: tuple[int, int]) -> bool:
-        """Return False: the user's model has pages of its own."""
-        del key
-        return False
 
     def undo(self) -> bool:
         """Have the old bytes in place again; say whether they are."""

@@ -7,11 +7,11 @@ a function                                                           called to l
 Each of them may have other names than what is published (`RenamedTarget`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,82 +27,19 @@ from ..codecs.renaming import Renaming
 from ..codecs.state import is_module, is_tensor, is_tensordict, named_leaves, state_of
 from . import checks
 from .file_target import FileTarget
-from .loading import FunctionTarget, OutsideTarget
+from .loading import FunctionTarget
+from .target import Names, Sums, Target
 
 if TYPE_CHECKING:
     import torch
 
 # Others may write the layout of the same tensors with spaces, aliases and metadata of their own.
 LAYOUT_SLACK_BYTES = 2**20
-Names = Iterable[str]
-Sums = list[int | None]
 LAYOUTS_MAX = 4  # kept under other names
 READERS_MAX = 4  # readers kept, of the last applies: two staging buffers, or a publisher's blocks
 
 
-class Target(Protocol):
-    """What a version can be applied to."""
-
-    @property
-    def asks_user(self) -> bool:
-        """Whether applying calls the user's code, which has a deadline and may take its time."""
-        ...
-
-    @property
-    def on_disk(self) -> bool:
-        """Whether it is a file: a disk may take its time, and there are no readers to keep out."""
-        ...
-
-    @property
-    def devices(self) -> "frozenset[torch.device]":
-        """The CUDA devices that its tensors are on, as far as that was seen."""
-        ...
-
-    def from_second(self, staged: StagedVersion) -> bool:
-        """Whether a version is copied from the second copy of its bytes, if it is applied next."""
-        ...
-
-    def fault(self, layout: Layout) -> str:
-        """Say why a layout cannot be applied here; nothing if it can. Changes nothing."""
-        ...
-
-    def ahead(self, staged: StagedVersion) -> None:
-        """Do what can be done for an `apply` that follows, while readers go on; change nothing."""
-        ...
-
-    def apply(self, staged: StagedVersion) -> None:
-        """Apply a version: all of it, or an exception."""
-        ...
-
-    def undo(self) -> bool:
-        """Have what was there before the last `apply` in place again; say whether it is.
-
-        It is called after that has failed, or the user's part of it.
-        """
-        ...
-
-    def settle(self) -> None:
-        """The last `apply` stands: let go of what was there before."""
-        ...
-
-    def expected(self) -> Expected:
-        """Say what is known of versions that fit."""
-        ...
-
-    def keeps(self, key: tuple[int, int]) -> bool:
-        """Whether the user goes on using the memory of a version after its `apply`."""
-        ...
-
-    def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
-        """Return where the bytes of what was just applied lie from now on, in one piece."""
-        ...
-
-    def summing(self, layout: Layout, names: Names, sums: Sums) -> Iterator[int]:
-        """Sum what is there by now, a little at a time: see `codecs.apply.summing`."""
-        ...
-
-
-class MemoryTarget:
+class MemoryTarget(Target):
     """A module, TensorDict or mapping whose tensors are overwritten in place.
 
     Args:
@@ -113,7 +50,8 @@ class MemoryTarget:
         sole_writer: Whether nobody else writes there while a version is applied, or just before.
     """
 
-    on_disk = False
+    # A plain attribute, which costs no call: it is looked at for every version.
+    devices: "frozenset[torch.device]" = frozenset()
 
     def __init__(
         self, target: object, *, strict: bool, cast: bool, sole_writer: bool = False
@@ -153,7 +91,6 @@ class MemoryTarget:
         return Expected(layout.nbytes, min(longest, Expected().layout_bytes))
 
     def summing(self, layout: Layout, names: Names, sums: Sums) -> Iterator[int]:
-        """Sum the tensors."""
         return summing(layout, self._target, names, sums)
 
     def ahead(self, staged: StagedVersion) -> None:
@@ -161,7 +98,8 @@ class MemoryTarget:
         self._differ = None
         reader = self._known_reader(staged)
         if reader is None:
-            self.devices, self._on_devices = devices_within(self._target)
+            now, self._on_devices = devices_within(self._target)
+            self.devices = now  # pyright: ignore[reportIncompatibleMethodOverride]
             if self.devices:
                 self._reader(staged).pin(self.devices)
             return
@@ -189,11 +127,6 @@ class MemoryTarget:
 
     def _copy(self, reader: Reader) -> None:
         reader.copy_into(self._target, strict=self._strict, cast=self._cast)
-
-    def keeps(self, key: tuple[int, int]) -> bool:
-        """Return False: all was copied."""
-        del key
-        return False
 
     def undo(self) -> bool:
         """Say whether nothing was changed: nobody keeps the bytes of the version before."""
@@ -226,7 +159,7 @@ class MemoryTarget:
         return None
 
 
-class RenamedTarget:
+class RenamedTarget(Target):
     """A target that has other names than what is published: it is given versions under its own.
 
     Args:
@@ -252,7 +185,6 @@ class RenamedTarget:
 
     @property
     def devices(self) -> "frozenset[torch.device]":
-        """Those of the target."""
         return self._target.devices
 
     def from_second(self, staged: StagedVersion) -> bool:
@@ -281,19 +213,15 @@ class RenamedTarget:
         self._target.apply(known[1] if known and known[0] is staged else self._here(staged))
 
     def undo(self) -> bool:
-        """Have the target do it."""
         return self._target.undo()
 
     def settle(self) -> None:
-        """Have the target do it."""
         self._target.settle()
 
     def keeps(self, key: tuple[int, int]) -> bool:
-        """Say what the target says."""
         return self._target.keeps(key)
 
     def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
-        """Where the target says."""
         return self._target.lies_in(staged)
 
     def _here(self, staged: StagedVersion) -> StagedVersion:
@@ -366,7 +294,7 @@ def targets_of(
     """
 
     def target_of(model: str, named: object) -> Target:
-        if isinstance(named, MemoryTarget | OutsideTarget):
+        if isinstance(named, Target):
             return named
         load = checks.hook(named, "a target that is a function") if is_function(named) else None
         if load is not None:

@@ -14,7 +14,7 @@ from ..applying import Update
 from ..checks import check_name
 from ..file_target import FileTarget
 from ..subscriber import Subscriber
-from ..targets import Target
+from ..target import Target
 from .outcome import DONE, Stopped, UsageError
 from .screen import DIM, Screen, counted, said_of, size
 

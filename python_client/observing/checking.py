@@ -14,7 +14,7 @@ from ...bus.worker.events import Examined
 from ...codecs.errors import WeightBusError
 from ..applying import Applier
 from ..loading import UnreadableTargetError
-from ..targets import Target
+from ..target import Target
 from .aside import Aside
 
 log = logging.getLogger("weightbus.subscriber")

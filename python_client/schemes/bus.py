@@ -38,7 +38,8 @@ from ..publisher import Publisher
 from ..reading import READING_SECONDS
 from ..settings import Settings
 from ..subscriber import Subscriber
-from ..targets import MemoryTarget, Names, Sums
+from ..target import Names, Sums
+from ..targets import MemoryTarget
 from .carrier import TIMEOUT, Carrier, Prepared, Receiver, Weights
 from .model import is_torchrl
 from .receiver import Destination

@@ -13,7 +13,7 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import IO, Any, cast
@@ -23,7 +23,8 @@ from ...codecs.errors import WeightBusError
 from ...codecs.layout import Layout
 from ..checkpoints.checkpoint import open_checkpoint
 from ..file_target import FileTarget
-from ..loading import OutsideTarget, UnreadableTargetError
+from ..loading import UnreadableTargetError
+from ..target import Names, Sums, Target
 from .calls import CallError, SilentError
 from .engines import Engine, How, Weights
 
@@ -41,7 +42,7 @@ class ServersError(WeightBusError):
     """Not all servers have loaded a version."""
 
 
-class ServedTarget(OutsideTarget):
+class ServedTarget(Target):
     """A folder whose versions some servers load.
 
     Args:
@@ -55,8 +56,7 @@ class ServedTarget(OutsideTarget):
         CheckpointError: The weights in `like` cannot be read.
     """
 
-    asks_user = False  # servers are asked, each with a deadline of its own
-    on_disk = True
+    on_disk = True  # `asks_user` not: servers are asked, each with a deadline of its own
 
     def __init__(
         self,
@@ -92,9 +92,7 @@ class ServedTarget(OutsideTarget):
             return _no_adapter(layout)
         return "" if self._known is None else _unlike(layout, self._known)
 
-    def summing(
-        self, layout: Layout, names: Iterable[str], sums: list[int | None]
-    ) -> Iterator[int]:
+    def summing(self, layout: Layout, names: Names, sums: Sums) -> Iterator[int]:
         """Sum what the file holds.
 
         Arguments are those of `Target.summing`.
