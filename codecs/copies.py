@@ -232,11 +232,8 @@ class Differences:
         destinations, sources = self._pairs
         for there, at, values in self._found:
             there[at] = values
-        tensors = [leaf for leaf in _some(destinations, self._large) if not _is_array(leaf)]
+        large = _some(destinations, self._large)
+        tensors = [leaf for leaf in large if not isinstance(leaf, np.ndarray)]
         if tensors:
             of_torch().changed(tensors)
         self._copies.run(_some(destinations, self._small), _some(sources, self._small))
-
-
-def _is_array(leaf: Leaf) -> bool:
-    return isinstance(leaf, np.ndarray)

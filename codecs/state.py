@@ -273,18 +273,6 @@ class Writer:
         self._pair(state)
         self._copies.run(self._views, state.values, check)
 
-    def write_hashed(
-        self, state: State, chunk_bytes: int, check: Callable[[], None] = lambda: None
-    ) -> NDArray[np.uint32]:
-        """Write a state and return the CRC-32C of each chunk; in one pass, by the native helper.
-
-        Raises:
-            StateError, MemoryError: As from `ready`.
-        """
-        self._pair(state)
-        pieces = self._pieces or self._in_pieces(state)
-        return pieces.gather(state.values, chunk_bytes, check)
-
     def _in_pieces(self, state: State) -> "_Pieces":
         self._pieces = _Pieces(self.section, self._views, state)
         return self._pieces

@@ -37,11 +37,6 @@ class _OutOfTimeError(Exception):
     """The publisher is closing, and its deadline has passed."""
 
 
-def _nothing_is() -> bool:
-    """No publish is under way."""
-    return False
-
-
 class Keeper:
     """Writes into a state folder, in a thread of its own; closes the folder in the end.
 
@@ -50,7 +45,8 @@ class Keeper:
     """
 
     def __init__(self, folder: StateFolder) -> None:
-        self._folder, self._is_busy = folder, _nothing_is
+        self._folder = folder
+        self._is_busy: Callable[[], bool] = lambda: False
         self._offered: dict[str, Version] = {}  # by model, what waits to be written
         self._lacking: dict[str, str] = {}  # by model, why its latest is not on disk
         self._epoch = self._on_disk = folder.epoch

@@ -453,7 +453,7 @@ class Publisher(AsyncClosable):
         self, future: "Future[None]", count: int, timeout: float, model: str | None
     ) -> None:
         try:
-            future.result(checks.seconds(timeout, "timeout"))
+            future.result(timeout)
         except FutureTimeout:
             future.cancel()
             names = _there(tuple(self._known().values()), model)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ...bus.errors import AddressError, ClosedError, PublishError, WorkersMissingError
@@ -16,7 +17,7 @@ from ...bus.receipt import Receipt
 from ...bus.units import span
 from ...codecs.metadata import BYTES_MAX, ENTRIES_MAX, FORMAT, checked, fitting
 from ...codecs.precision import precision_of
-from ..checkpoints.checkpoint import Checkpoint, Progress, open_checkpoint, stamp_of
+from ..checkpoints.checkpoint import Checkpoint, open_checkpoint, stamp_of
 from ..checkpoints.watch import Watch
 from ..checks import check_name
 from ..observing.access import Http
@@ -252,13 +253,10 @@ def _next(screen: Screen, order: Order, watch: Watch) -> Checkpoint:
         with screen.waiting(f"watching {order.path}"):
             watch.wait_for_change()
         with screen.bars() as bars:
-            loaded = watch.load(_bar(bars, sum(file.size for file in stamp_of(order.path))))
+            total = sum(file.size for file in stamp_of(order.path))
+            loaded = watch.load(partial(bars.advance, "reading", total=total))
         if loaded is not None:
             return loaded
-
-
-def _bar(bars: Bars, total: int) -> Progress:
-    return lambda nbytes: bars.advance("reading", nbytes, total)
 
 
 def _wait_for_workers(screen: Screen, order: Order, publisher: Publisher, deadline: float) -> str:

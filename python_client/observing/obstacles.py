@@ -84,14 +84,9 @@ def _descriptors() -> Finding:
 
 def available() -> int | None:
     """Return the bytes of memory that a process here can still have; None: nobody says."""
-    found = [*_free_of_host(), *_free_of_group()]
+    of_host = [line for line in _lines(PROC / "meminfo") if line.startswith("MemAvailable:")]
+    found = [*(1024 * int(line.split()[1]) for line in of_host), *_free_of_group()]
     return min(found) if found else None
-
-
-def _free_of_host() -> Iterator[int]:
-    for line in _lines(PROC / "meminfo"):
-        if line.startswith("MemAvailable:"):
-            yield 1024 * int(line.split()[1])
 
 
 def _free_of_group() -> Iterator[int]:

@@ -159,7 +159,6 @@ class Sending:
         """
         workers = [worker_ids] if isinstance(worker_ids, int) else worker_ids
         workers = None if workers is None else list(dict.fromkeys(workers))
-        timeout = checks.seconds(timeout, "timeout", positive=True)
         self._deadline, self._timeout = time.monotonic() + timeout, timeout
         self._check_known(workers)
         if isinstance(weights, Weights):

@@ -45,7 +45,9 @@ class WeightUpdaterBase(abc.ABC):
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
         """Make one that TorchRL's collectors accept, if TorchRL is there."""
-        _meet_torchrl()
+        module = sys.modules.get("torchrl.collectors.weight_update")
+        if module is not None:
+            module.WeightUpdaterBase.register(WeightUpdaterBase)
         return super().__new__(cls)
 
     @classmethod
@@ -192,13 +194,6 @@ class WeightUpdaterBase(abc.ABC):
 def listed(worker_ids: Any) -> list[Any]:
     """Return worker ids as a list, one alone too."""
     return [*cast("Any", worker_ids)] if isinstance(worker_ids, Iterable) else [worker_ids]
-
-
-def _meet_torchrl() -> None:
-    """Have TorchRL, if it is imported, take our updaters for its own."""
-    module = sys.modules.get("torchrl.collectors.weight_update")
-    if module is not None:
-        module.WeightUpdaterBase.register(WeightUpdaterBase)
 
 
 class RayWeightUpdater(WeightUpdaterBase):

@@ -274,15 +274,12 @@ class Sglang(Engine):
         body = {"model_path": folder, "weight_version": version, "flush_cache": flush}
         answer = self._server.post(route, body, self._how.seconds)
         if not answer.done and answer.message.startswith(UPDATED):
-            self._flush()
+            flush_cache = f"/flush_cache?timeout={FLUSH_SECONDS:g}"
+            seconds = FLUSH_SECONDS + ANSWER_SECONDS
+            self._checked(self._server.post(flush_cache, {}, seconds), flush_cache)
             body = {"new_version": version, "abort_all_requests": False}
             answer = self._server.post("/update_weight_version", body, ANSWER_SECONDS)
-        if self._checked(answer, route).fields.get("success") is not True:
-            raise CallError(f"{self.url} refuses {route}: {answer}")
-
-    def _flush(self) -> None:
-        path = f"/flush_cache?timeout={FLUSH_SECONDS:g}"
-        self._checked(self._server.post(path, {}, FLUSH_SECONDS + ANSWER_SECONDS), path)
+        self._succeeded(answer, route)
 
     def adapter(self, name: str) -> str | None:
         """Return where an adapter was read from: where our link leads, if it was that."""
@@ -302,13 +299,13 @@ class Sglang(Engine):
         # Listed or not: there may be one that was loaded or unloaded by some ranks only.
         answer = self._server.post("/unload_lora_adapter", {"lora_name": name}, self._how.seconds)
         if "does not exist" not in answer.message:
-            self._adapter_done(answer, "/unload_lora_adapter")
+            self._succeeded(answer, "/unload_lora_adapter")
         body = {"lora_name": name, "lora_path": f"{self._how.seen}/{self._link.name}"}
         answer = self._server.post("/load_lora_adapter", body, self._how.seconds)
         if "already loaded" not in answer.message:  # for a request that came in between
-            self._adapter_done(answer, "/load_lora_adapter")
+            self._succeeded(answer, "/load_lora_adapter")
 
-    def _adapter_done(self, answer: Answer, route: str) -> None:
+    def _succeeded(self, answer: Answer, route: str) -> None:
         if self._checked(answer, route).fields.get("success") is not True:
             raise CallError(f"{self.url} refuses {route}: {answer}")
 

@@ -45,10 +45,8 @@ class VllmServer:
 
     def __init__(self, url: str, timeout: float = ANSWER_SECONDS) -> None:
         self._server = Server(url, tries=1)
-        self.url, self._timeout = (
-            self._server.url,
-            checks.seconds(timeout, "timeout", positive=True),
-        )
+        self.url = self._server.url
+        self._timeout = checks.seconds(timeout, "timeout", positive=True)
 
     def world_size(self, *, include_dp: bool = True) -> int:
         """Return of how many ranks it is; without `include_dp`, each of its replicas."""
@@ -218,7 +216,8 @@ class VllmServers:
 
     def weight_versions(self) -> dict[str, str]:
         """Return which weights each says it runs, by URL."""
-        return {s.url: said for s, said in zip(self.servers, self._all(_version), strict=True)}
+        said = self._all(VllmServer.weight_version)
+        return {s.url: version for s, version in zip(self.servers, said, strict=True)}
 
     @contextmanager
     def paused(self, mode: PauseMode = "keep") -> Generator[None]:
@@ -261,7 +260,3 @@ class VllmServers:
 
     def __repr__(self) -> str:
         return f"<VllmServers {', '.join(s.url for s in self.servers)}>"
-
-
-def _version(server: VllmServer) -> str:
-    return server.weight_version()

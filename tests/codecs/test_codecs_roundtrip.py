@@ -77,7 +77,7 @@ def packed(state: State) -> tuple[Layout, npt.NDArray[np.uint8]]:
     data = np.full(layout.nbytes, 0xAA, np.uint8)
     write_into(state, layout, data)
     again, chunk_bytes = np.full(layout.nbytes, 0xAA, np.uint8), max(layout.nbytes // 3, 1)
-    crcs = Writer(layout, again).write_hashed(state, chunk_bytes)
+    crcs: Any = Writer(layout, again).begin(state, chunk_bytes=chunk_bytes)
     assert bytes(again) == bytes(data)
     begins = range(0, layout.nbytes, chunk_bytes)
     assert [*crcs] == [crc32c(data[begin : begin + chunk_bytes]) for begin in begins]
@@ -169,7 +169,7 @@ def test_a_writer_is_used_again_and_checks_what_it_is_given() -> None:
     writer.write(state)
     again = state_of({"a": torch.full((3,), 2.0), "b": np.ones(2, np.int64)})
     assert again.layout(layout) is layout
-    writer.write_hashed(again, 5)
+    writer.begin(again, chunk_bytes=5)
     assert as_tensors(layout, data)["a"].tolist() == [2.0] * 3
     assert as_arrays(layout, data)["b"].tolist() == [1, 1]
     before = bytes(data)

@@ -91,10 +91,7 @@ def test_values_are_those_of_a_cast(case: Case, kind: str, hashed: bool) -> None
     layout = state.layout()
     out = np.zeros(layout.nbytes, np.uint8)
     writer = Writer(layout, out)
-    if hashed:
-        writer.write_hashed(state, 2**20)
-    else:
-        writer.write(state)
+    writer.begin(state, chunk_bytes=2**20 if hashed else 0)
     assert cast_fault(case, {"out": out.tobytes().hex()}) == ""
 
 
