@@ -100,10 +100,7 @@ class PublishError(WeightBusError):
 
 
 class RefusedError(WeightBusError):
-    """The publisher refuses to serve this worker.
-
-    Args:
-        text: Why, in words.
+    """The publisher refuses to serve this worker; `text` says why.
 
     Attributes:
         code: The publisher's machine code, such as `name-taken`.

@@ -36,14 +36,18 @@ class PublishOptions(TypedDict, total=False):
     settings: Settings | None
 
 
+def keywords_of(call: Callable[..., object]) -> list[inspect.Parameter]:
+    """Return the keywords of a call."""
+    return [p for p in inspect.signature(call).parameters.values() if p.kind is p.KEYWORD_ONLY]
+
+
 def shows_keywords_of(publish: Callable[..., object]) -> Callable[[Way], Way]:
     """Have `help()` and the documentation show a call's `**options` as the keywords they are."""
 
     def decorate(call: Way) -> Way:
-        own, first = inspect.signature(call), inspect.signature(publish).parameters.values()
+        own = inspect.signature(call)
         shown = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        shown += [p for p in first if p.kind is p.KEYWORD_ONLY]
-        vars(call)["__signature__"] = own.replace(parameters=shown)
+        vars(call)["__signature__"] = own.replace(parameters=[*shown, *keywords_of(publish)])
         return call
 
     return decorate
@@ -109,13 +113,13 @@ class Request(msgspec.Struct, frozen=True, eq=False):
 def request(
     started: float,
     *,
-    workers: Iterable[str] | None = None,
-    require: Require = "all",
-    expect: int | None = None,
-    commit: CommitMode = "auto",
-    timeout: float = TIMEOUT,
-    metadata: Mapping[str, str] | None = None,
-    settings: Settings | None = None,
+    workers: Iterable[str] | None,
+    require: Require,
+    expect: int | None,
+    commit: CommitMode,
+    timeout: float,
+    metadata: Mapping[str, str] | None,
+    settings: Settings | None,
     defaults: Settings,
     expected: int,
     lost_after: float,

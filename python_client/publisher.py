@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
 from pathlib import Path
-from typing import NoReturn, Unpack
+from typing import Any, NoReturn, Unpack
 
 from ..bus.complaints import Complaints
 from ..bus.deadline import ANSWER_SECONDS, Deadline, result_of
@@ -50,7 +50,15 @@ from .models import PublishedModel, after, restore
 from .observing.access import Http
 from .observing.shown import Shown
 from .observing.traces import settle
-from .options import TIMEOUT, PublishOptions, Request, Require, request, shows_keywords_of
+from .options import (
+    TIMEOUT,
+    PublishOptions,
+    Request,
+    Require,
+    keywords_of,
+    request,
+    shows_keywords_of,
+)
 from .settings import Settings, had_more_keywords, of_bytes, settings_of
 from .state_folder import StateFolder, StateFolderError, StoredVersion, age_from_now, new_epoch
 
@@ -114,7 +122,9 @@ class Publisher(AsyncClosable):
         keys = publisher_keys(keys)
         check_exposure(keys, insecure, address, few.data)
         expected = checks.whole(expect, "expect", 0, WORKERS_MAX)
-        self._request = partial(request, defaults=few, expected=expected, lost_after=few.lost_after)
+        usual: Any = {keyword.name: keyword.default for keyword in keywords_of(self.publish)}
+        about: Any = {"defaults": few, "expected": expected, "lost_after": few.lost_after}
+        self._request: Callable[..., Request] = partial(request, **usual, **about)
         age = None if few.epoch is not None else age_from_now()
         self._models: dict[str, PublishedModel] = {}
         self._ids = itertools.count(1)

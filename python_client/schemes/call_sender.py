@@ -12,6 +12,7 @@ import itertools
 import secrets
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -98,18 +99,23 @@ class Payload(Protocol):
         """No call carries it any more; unless `clean`, one may still be reading its memory."""
 
 
-class Peers(Protocol):
-    """The workers that calls are made to, and how."""
+class Peers(ABC):
+    """The `workers` that calls are made to, and how."""
 
-    def __len__(self) -> int: ...
+    def __init__(self, workers: Sequence[Any]) -> None:
+        self.workers = workers
 
-    def pack(self, state: State) -> Payload: ...  # snapshots it
+    @abstractmethod
+    def pack(self, state: State) -> Payload:
+        """Snapshot it."""
 
-    # Starts `call_receiver.deliver` in a worker's process.
-    def call(self, worker: int, payload: Any, what: Call, timeout: float) -> "Future[Answer]": ...
+    @abstractmethod
+    def call(self, worker: int, payload: Any, what: Call, timeout: float) -> "Future[Answer]":
+        """Start `call_receiver.deliver` in a worker's process."""
 
-    # Says what it means that a call raised.
-    def explain(self, worker: int, error: BaseException) -> Answer: ...
+    @abstractmethod
+    def explain(self, worker: int, error: BaseException) -> Answer:
+        """Say what it means that a call raised."""
 
 
 class Channel:
@@ -153,7 +159,7 @@ class CallSender(Carrier):
 
     def workers(self) -> Sequence[int]:
         """Return all ids."""
-        return range(len(self._peers))
+        return range(len(self._peers.workers))
 
     def versions(self) -> Mapping[int, int]:
         """Return what each worker has said last that it runs, even if that was after a deadline."""

@@ -19,7 +19,7 @@ from ...codecs.layout import Layout
 from ...codecs.numpy_tensors import Bytes
 from ...codecs.state import State, Writer
 from .call_receiver import Call, Incoming, deliver
-from .call_sender import CallSender, Channel
+from .call_sender import CallSender, Channel, Peers
 from .carrier import Carrier, Prepared, Receiver
 from .model import Answer, Outcome, arguments, hand_over, keep, references, weights_of
 from .receiver import Destination, WeightReceiver
@@ -218,25 +218,20 @@ def actor_of(owner: Any) -> Any:
     return owner if isinstance(owner, handle) else getattr(owner, "_actor", owner)
 
 
-class _Actors:
-    """Some actors, and calls to them."""
-
+class _Actors(Peers):
     def __init__(self, actors: list[Any]) -> None:
-        self._actors = [actor_of(actor) for actor in actors]
+        super().__init__([actor_of(actor) for actor in actors])
         self._store = Store()
-
-    def __len__(self) -> int:
-        return len(self._actors)
 
     def pack(self, state: State) -> "Stored":
         return self._store.put(state)
 
     def call(self, worker: int, payload: "Stored", what: Call, timeout: float) -> "Future[Answer]":
         del timeout  # Ray's calls have none; whoever waits for the answers keeps the time
-        return call(self._actors[worker], _deliver, what, payload.ref)
+        return call(self.workers[worker], _deliver, what, payload.ref)
 
     def explain(self, worker: int, error: BaseException) -> Answer:
-        return explain(self._actors[worker], error)
+        return explain(self.workers[worker], error)
 
 
 def _deliver(actor: Any, what: Call, version: tuple[bytes, Bytes]) -> Outcome:

@@ -19,7 +19,7 @@ from ...codecs.layout import Layout
 from ...codecs.numpy_tensors import Bytes
 from ...codecs.state import State, Writer
 from .call_receiver import Call, Incoming, deliver
-from .call_sender import CallSender, Channel
+from .call_sender import CallSender, Channel, Peers
 from .carrier import Carrier, Receiver
 from .model import Answer, Outcome
 from .receiver import Destination
@@ -114,27 +114,22 @@ def _peer(given: Any) -> tuple[Any, Any]:
 # On the sender.
 
 
-class _Peers:
-    """Some workers of the group, and RPCs to them."""
-
-    def __init__(self, peers: list[tuple[Any, Any]]) -> None:
-        self._peers = peers
+class _Peers(Peers):
+    def __init__(self, workers: list[tuple[Any, Any]]) -> None:
+        super().__init__(workers)
         self._snapshots = Snapshots()
-
-    def __len__(self) -> int:
-        return len(self._peers)
 
     def pack(self, state: State) -> "Pieces":
         return self._snapshots.take(state)
 
     def call(self, worker: int, payload: "Pieces", what: Call, timeout: float) -> "Future[Answer]":
-        peer, rref = self._peers[worker]
+        peer, rref = self.workers[worker]
         arguments = (what, payload.layout.header, payload.pieces, rref)
         start = cast("Any", rpc).rpc_async
         return _promised(start(peer, _deliver, args=arguments, timeout=timeout))
 
     def explain(self, worker: int, error: BaseException) -> Answer:
-        peer = self._peers[worker][0]
+        peer = self.workers[worker][0]
         name = getattr(peer, "name", peer)
         if _TIMED_OUT in str(error):
             late = f"RPC worker {name} did not answer in time; it is stopped or cut off"

@@ -66,32 +66,20 @@ class WeightSyncScheme(Scheme):
             raise
 
     def get_sender(self) -> WeightSender:
-        """Return the sender; the same one each time.
-
-        Raises:
-            RuntimeError: `init_on_sender` was not called.
-        """
-        if not self.initialized_on_sender:
-            raise RuntimeError(
-                f"Must call init_on_sender() before get_sender() on {type(self).__name__}"
-            )
-        if self._made_sender is None:
-            self._made_sender = self.create_sender()
+        """Return the sender; the same each time. RuntimeError: `init_on_sender` comes first."""
+        self._check(self.initialized_on_sender, "init_on_sender() before get_sender()")
+        self._made_sender = self._made_sender or self.create_sender()
         return self._made_sender
 
     def get_receiver(self) -> WeightReceiver:
-        """Return the receiver; the same one each time.
-
-        Raises:
-            RuntimeError: `init_on_worker` was not called.
-        """
-        if not self.initialized_on_receiver:
-            raise RuntimeError(
-                f"Must call init_on_worker() before get_receiver() on {type(self).__name__}"
-            )
-        if self._made_receiver is None:
-            self._made_receiver = self.create_receiver()
+        """Return the receiver; the same each time. RuntimeError: `init_on_worker` comes first."""
+        self._check(self.initialized_on_receiver, "init_on_worker() before get_receiver()")
+        self._made_receiver = self._made_receiver or self.create_receiver()
         return self._made_receiver
+
+    def _check(self, begun: bool, order: str) -> None:
+        if not begun:
+            raise RuntimeError(f"Must call {order} on {type(self).__name__}")
 
     def create_sender(self) -> WeightSender:
         """Return a new sender of this scheme."""
@@ -196,28 +184,31 @@ class InitialSyncTransport(Protocol):
         """
 
 
-class SharedMemTransport:
+class _Nothing:
+    _instead = ""
+
+    def __new__(cls, *_: Any, **__: Any) -> NoReturn:
+        """Say what to write instead."""
+        raise TypeError(f"{cls.__name__} is nothing by itself here: {cls._instead}")
+
+
+class SharedMemTransport(_Nothing):
     """A name from TorchRL; no transport here uses only shared memory."""
 
-    def __new__(cls, *_: Any, **__: Any) -> NoReturn:
-        """Say what to write instead."""
-        raise TypeError(
-            "SharedMemTransport is nothing by itself here: workers read a publisher's memory. "
-            "Write SharedMemWeightSyncScheme(), and after init_on_sender() take its "
-            "sender_transports; register_shared_weights(model_id, weights) says what to send"
-        )
+    _instead = (
+        "workers read a publisher's memory. Write SharedMemWeightSyncScheme(), and after "
+        "init_on_sender() take its sender_transports; register_shared_weights(model_id, weights) "
+        "says what to send"
+    )
 
 
-class DistributedTransport:
+class DistributedTransport(_Nothing):
     """A name from TorchRL; no transport here needs a store and a rank."""
 
-    def __new__(cls, *_: Any, **__: Any) -> NoReturn:
-        """Say what to write instead."""
-        raise TypeError(
-            "DistributedTransport is nothing by itself here: there is neither store nor process "
-            "group. Write DistributedWeightSyncScheme(), and after init_on_sender(num_workers=...) "
-            "take its sender_transports"
-        )
+    _instead = (
+        "there is neither store nor process group. Write DistributedWeightSyncScheme(), and after "
+        "init_on_sender(num_workers=...) take its sender_transports"
+    )
 
 
 # Pipes, by which workers learn where the sender is.

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("weightbus.trl")
 
+Tensors = dict[str, "torch.Tensor"]
 STAGE_SECONDS = 300.0
 PAUSE_SECONDS = 60.0
 
@@ -194,10 +195,7 @@ class WeightTransfer:
     # How weights go out.
 
     def _serve(
-        self,
-        transfers: Transfers,
-        weights: "dict[str, torch.Tensor]",
-        said: Mapping[str, str],
+        self, transfers: Transfers, weights: Tensors, said: Mapping[str, str]
     ) -> list[float]:
         """Have the servers load them; return what that took each of their ranks."""
         if self._version == 0:
@@ -208,10 +206,7 @@ class WeightTransfer:
         return _lags(self.receipt)
 
     def _hand_out(
-        self,
-        publisher: Publisher,
-        weights: "dict[str, torch.Tensor]",
-        said: Mapping[str, str],
+        self, publisher: Publisher, weights: Tensors, said: Mapping[str, str]
     ) -> list[float]:
         """Have workers stage them; return what it took each to apply those before."""
         lags = self._settle()

@@ -11,7 +11,7 @@ import torch
 from weightbus.bus.errors import PublishError
 from weightbus.codecs.state import State
 from weightbus.python_client.schemes.call_receiver import Call
-from weightbus.python_client.schemes.call_sender import CallSender, Channel
+from weightbus.python_client.schemes.call_sender import CallSender, Channel, Peers
 from weightbus.python_client.schemes.carrier import Carrier, Weights
 from weightbus.python_client.schemes.model import Answer
 from weightbus.python_client.schemes.sender import Sending
@@ -28,16 +28,13 @@ class Snapshot:
         self.ends.append(clean)
 
 
-class Peers:
+class Answering(Peers):
     """Workers that answer when the test has them do so."""
 
     def __init__(self, count: int) -> None:
-        self.count = count
+        super().__init__(range(count))
         self.calls: list[tuple[int, Call, Future[Answer]]] = []
         self.snapshots: list[Snapshot] = []
-
-    def __len__(self) -> int:
-        return self.count
 
     def pack(self, state: State) -> Snapshot:
         self.snapshots.append(Snapshot(state))
@@ -55,7 +52,7 @@ class Peers:
 
 @pytest.mark.parametrize("late_first", [False, True])
 def test_a_worker_that_runs_no_version_is_left_out_until_it_runs_a_newer(late_first: bool) -> None:
-    peers = Peers(1)
+    peers = Answering(1)
     sender = CallSender(Channel(), peers, "tensordict")
     sent = [sender.send(WEIGHTS, None, timeout=10.0) for _ in range(4)]
     first, second, torn, fourth = (future for _, _, future in peers.calls)
@@ -72,7 +69,7 @@ def test_a_worker_that_runs_no_version_is_left_out_until_it_runs_a_newer(late_fi
 
 
 def test_a_version_that_was_refused_whole_leaves_the_one_before_running() -> None:
-    peers = Peers(1)
+    peers = Answering(1)
     sender = CallSender(Channel(), peers, "tensordict")
     for _ in range(2):
         sender.send(WEIGHTS, None, timeout=10.0)
@@ -82,7 +79,7 @@ def test_a_version_that_was_refused_whole_leaves_the_one_before_running() -> Non
 
 
 def test_a_receipt_is_there_as_soon_as_all_have_answered_in_whatever_way() -> None:
-    peers = Peers(4)
+    peers = Answering(4)
     future = CallSender(Channel(), peers, "tensordict").send(WEIGHTS, None, timeout=600.0)
     answers = [Answer("applied"), Answer("skipped", "newer"), Answer("staged", "aside")]
     for (_, _, call), answer in zip(peers.calls, answers, strict=False):
@@ -102,7 +99,7 @@ def test_a_receipt_is_there_as_soon_as_all_have_answered_in_whatever_way() -> No
 
 
 def test_who_has_not_answered_by_the_deadline_is_behind() -> None:
-    peers = Peers(3)
+    peers = Answering(3)
     sender = CallSender(Channel(), peers, "tensordict")
     started = time.monotonic()
     future = sender.send(WEIGHTS, None, timeout=0.2)
@@ -120,12 +117,12 @@ def test_who_has_not_answered_by_the_deadline_is_behind() -> None:
 
 
 def test_a_send_to_nobody_is_over_at_once() -> None:
-    future = CallSender(Channel(), Peers(0), "tensordict").send(WEIGHTS, None, timeout=600.0)
+    future = CallSender(Channel(), Answering(0), "tensordict").send(WEIGHTS, None, timeout=600.0)
     assert future.result(1.0).workers == {}
 
 
 def test_answers_from_many_threads_make_one_receipt() -> None:
-    peers = Peers(32)
+    peers = Answering(32)
     future = CallSender(Channel(), peers, "tensordict").send(WEIGHTS, None, timeout=600.0)
     threads = [
         threading.Thread(target=call.set_result, args=(Answer("applied"),))
