@@ -156,32 +156,6 @@ def test_inference_tensors_and_grads_are_no_obstacle() -> None:
     assert target["y"].is_leaf
 
 
-def test_a_forward_pass_that_is_not_finished_notices() -> None:
-    worker = nn.Linear(2, 2)
-    loss = (worker.weight**2).sum()
-    copy_into(*published(nn.Linear(2, 2)), worker)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
-
-
-def test_aliases_fill_both_names_of_an_untied_target() -> None:
-    w = torch.rand(3)
-    target = {"a": torch.zeros(3), "b": torch.zeros(3)}
-    copy_into(*published({"a": w, "b": w}), target)
-    assert torch.equal(target["a"], w)
-    assert torch.equal(target["b"], w)
-
-
-def test_a_tied_target_takes_equal_values_and_refuses_different_ones() -> None:
-    shared = torch.zeros(2)
-    target = {"a": shared, "b": shared}
-    copy_into(*published({"a": torch.ones(2), "b": torch.ones(2)}), target)
-    assert shared.tolist() == [1, 1]
-    with pytest.raises(StateError, match="'a' and 'b' are one tensor in the target, but"):
-        copy_into(*published({"a": torch.ones(2), "b": torch.zeros(2)}), target)
-    assert shared.tolist() == [1, 1]
-
-
 def test_a_cast_is_made_only_if_allowed() -> None:
     version = published({"x": torch.tensor([1.0, 2.5]), "n": np.int32(7)})
     target: dict[str, Any] = {"x": torch.zeros(2).bfloat16(), "n": np.zeros((), np.int64)}

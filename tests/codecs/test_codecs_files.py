@@ -10,7 +10,7 @@ from torch import nn
 
 from weightbus.codecs.apply import as_arrays, copy_into
 from weightbus.codecs.layout import Layout
-from weightbus.codecs.state import state_of, write_into
+from weightbus.tests.codecs.test_codecs_apply import published
 
 
 def model() -> nn.ModuleDict:
@@ -22,10 +22,8 @@ def model() -> nn.ModuleDict:
 
 
 def written(source: object, path: Path) -> Path:
-    state = state_of(source)
-    data = np.zeros(state.layout().nbytes, np.uint8)
-    write_into(state, state.layout(), data)
-    path.write_bytes(state.layout().header + bytes(data))
+    layout, data = published(source)
+    path.write_bytes(layout.header + bytes(data))
     return path
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from weightbus.codecs.apply import Reader, as_arrays, copy_into
 from weightbus.codecs.errors import StateError
 from weightbus.codecs.state import State, Writer, state_of
+from weightbus.tests.codecs.test_codecs_apply import published
 
 Change = Callable[[Any], object]
 
@@ -144,10 +145,7 @@ def test_any_other_change_of_a_source_is_seen(make: Callable[[], Any], change: C
 @pytest.mark.parametrize(("make", "change"), CHANGES)
 def test_any_other_change_of_a_target_is_seen(make: Callable[[], Any], change: Change) -> None:
     source, target = make(), make()
-    state = state_of(source)
-    layout = state.layout()
-    data = np.zeros(layout.nbytes, np.uint8)
-    Writer(layout, data).write(state)
+    layout, data = published(source)
     reader = Reader(layout, data)
     reader.copy_into(target)
     change(target)
@@ -203,11 +201,7 @@ def test_the_model_is_not_kept_alive() -> None:
 
 def test_a_backward_pass_that_needs_the_old_values_fails() -> None:
     worker = nn.Linear(2, 2)
-    state = state_of(nn.Linear(2, 2))
-    layout = state.layout()
-    data = np.zeros(layout.nbytes, np.uint8)
-    Writer(layout, data).write(state)
-    reader = Reader(layout, data)
+    reader = Reader(*published(nn.Linear(2, 2)))
     reader.copy_into(worker)
     loss = (worker.weight**2).sum()
     reader.copy_into(worker)

@@ -19,11 +19,12 @@ from weightbus.codecs.dtypes import numpy_dtype
 from weightbus.codecs.errors import StateError
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.native import crc32c
-from weightbus.codecs.state import state_of, write_into
+from weightbus.codecs.state import state_of
 from weightbus.python_client.loading import Pairs
 from weightbus.python_client.resident import Residence, residence_of
 from weightbus.python_client.schemes.strategy import DestinationError, WeightStrategy
 from weightbus.tests.client.settling import settled
+from weightbus.tests.codecs.test_codecs_apply import published
 from weightbus.tests.protocol.test_vectors import Case, named, table
 
 SECONDS = 60.0
@@ -40,13 +41,6 @@ class Tied(nn.Module):
             self.lm_head.weight = self.embed.weight
         for parameter in self.parameters():
             nn.init.constant_(parameter, value)
-
-
-def version(source: object) -> tuple[Layout, Any]:
-    state = state_of(source)
-    data = np.zeros(state.layout().nbytes, np.uint8)
-    write_into(state, state.layout(), data)
-    return state.layout(), data
 
 
 def one(value: float) -> torch.Tensor:
@@ -99,7 +93,7 @@ def test_one_published_name_fills_what_is_one_tensor(
     made: Callable[[], object], strict: Any, name: str
 ) -> None:
     target = made()
-    source = version({name: one(2)})
+    source = published({name: one(2)})
     assert check(source[0], target, strict=strict) == []
     copy_into(*source, target, strict=strict)
     assert values_of(target) == {2}
@@ -110,7 +104,7 @@ def test_names_with_equal_bytes_fill_what_is_one_tensor_in_every_version_or_none
     made: Callable[[], object],
 ) -> None:
     target = made()
-    layout, data = version({"embed.weight": one(2), "lm_head.weight": one(2)})
+    layout, data = published({"embed.weight": one(2), "lm_head.weight": one(2)})
     reader = Reader(layout, data)
     for strict in (True, "target"):
         reader.copy_into(target, strict=strict)
@@ -131,7 +125,7 @@ def test_names_with_equal_bytes_fill_what_is_one_tensor_in_every_version_or_none
 @pytest.mark.parametrize("made", TARGETS)
 def test_what_is_cast_fills_what_is_one_tensor(made: Callable[[], object]) -> None:
     target = made()
-    layout, data = version({"lm_head.weight": one(2).double()})
+    layout, data = published({"lm_head.weight": one(2).double()})
     assert len(check(layout, target)) == 1, "of the dtype alone"
     copy_into(layout, data, target, cast=True)
     assert values_of(target) == {2}
@@ -141,18 +135,18 @@ def test_a_module_without_memory_is_filled_by_either_name() -> None:
     for name in ("embed.weight", "lm_head.weight"):
         with torch.device("meta"):
             target = Tied()
-        copy_into(*version({name: one(2)}), target)
+        copy_into(*published({name: one(2)}), target)
         assert values_of(target) == {2}
         assert target.lm_head.weight is target.embed.weight
     with torch.device("meta"):
         untied = Tied(tie=False)
-    assert check(version({"embed.weight": one(2)})[0], untied) == [
+    assert check(published({"embed.weight": one(2)})[0], untied) == [
         "lm_head.weight: F32 [5, 3] in the target, not published"
     ]
 
 
 def test_what_no_published_tensor_reaches_is_refused() -> None:
-    layout, _ = version({"embed.weight": one(2)})
+    layout, _ = published({"embed.weight": one(2)})
     lines = ["lm_head.weight: F32 [5, 3] in the target, not published"]
     for strict in (True, "target"):
         assert check(layout, Tied(tie=False), strict=strict) == lines
@@ -169,7 +163,7 @@ def test_what_no_published_tensor_reaches_is_refused() -> None:
 
 
 def test_a_published_tensor_may_be_in_the_target_by_any_of_its_names() -> None:
-    layout, data = version(Tied(2.0))
+    layout, data = published(Tied(2.0))
     assert layout.aliases
     for name in ("embed.weight", "lm_head.weight"):
         target = {name: torch.zeros(5, 3)}
@@ -182,7 +176,7 @@ def test_a_published_tensor_may_be_in_the_target_by_any_of_its_names() -> None:
 
 
 def test_ties_on_one_side_are_verified_as_what_they_are() -> None:
-    layout, data = version(Tied(2.0))
+    layout, data = published(Tied(2.0))
     target = {"embed.weight": one(2)}
     sums: list[int | None] = []
     for _ in summing(layout, target, layout.sorted_names, sums):
@@ -204,13 +198,13 @@ def test_schemes_take_ties_on_one_side(form: Any, inplace: bool) -> None:
 def test_a_tied_model_can_be_resident_by_a_layout_with_one_of_its_names() -> None:
     for source in ({"embed.weight": one(2)}, {"lm_head.weight": one(2)}, Tied(2.0)):
         model = Tied()
-        assert isinstance(residence_of(model, version(source)[0]), Residence)
+        assert isinstance(residence_of(model, published(source)[0]), Residence)
         assert model.lm_head.weight is model.embed.weight
     for source in (Tied(tie=False), {"embed.weight": one(2), "other": one(2)}, {"other": one(2)}):
         with pytest.raises(StateError, match="exactly the published tensors"):
-            residence_of(Tied(), version(source)[0])
+            residence_of(Tied(), published(source)[0])
     with pytest.raises(StateError, match="exactly the published tensors"):
-        residence_of(Tied(tie=False), version(Tied())[0])
+        residence_of(Tied(tie=False), published(Tied())[0])
 
 
 @pytest.mark.parametrize("case", table("ties.json"), ids=named)
@@ -271,7 +265,9 @@ KINDS = {
 def test_tensors_that_overlap_in_part_are_refused_by_name(kind: str, how: str) -> None:
     a, b = (OVERLAPPING | APART)[how](torch.zeros(8))
     target = KINDS[kind](a, b)
-    layout, data = version({"a": torch.ones(a.shape), "b": torch.ones(b.shape), "c": torch.ones(1)})
+    layout, data = published(
+        {"a": torch.ones(a.shape), "b": torch.ones(b.shape), "c": torch.ones(1)}
+    )
     lines = check(layout, target, strict="target")
     if how in APART:
         assert lines == []
@@ -282,7 +278,7 @@ def test_tensors_that_overlap_in_part_are_refused_by_name(kind: str, how: str) -
     with pytest.raises(StateError, match="a and b: share a part"):
         copy_into(layout, data, target, strict="target")
     assert values_of({"a": a, "b": b}) == {0}
-    assert check(version({"a": torch.ones(a.shape)})[0], target, strict=False) == []
+    assert check(published({"a": torch.ones(a.shape)})[0], target, strict=False) == []
     with pytest.raises(DestinationError, match="a and b: share a part"):
         WeightStrategy().apply_weights(target, {"a": torch.ones(a.shape), "b": torch.ones(b.shape)})
 
