@@ -14,7 +14,7 @@ from weightbus import Publisher, Settings, Subscriber
 from weightbus.codecs.metadata import BYTES_MAX, ENTRIES_MAX, NAME_MAX, checked, fitting
 from weightbus.tests.cli.test_cli import Commands, commands, run, small
 from weightbus.tests.client.settling import settled
-from weightbus.types import Offer, Pairs, Update
+from weightbus.types import Offer, Update
 
 __all__ = ["commands", "small"]  # fixtures
 
@@ -91,21 +91,6 @@ def test_a_patched_version_and_one_that_is_committed_together_have_it() -> None:
             update = worker.update("m")
             assert update is not None
             assert update.metadata == said, way
-
-
-def test_a_function_that_loads_has_it() -> None:
-    seen: list[dict[str, str]] = []
-
-    def load(staged: Pairs) -> None:
-        seen.append(staged.metadata)
-
-    with (
-        Publisher() as publisher,
-        Subscriber(publisher.address, {"m": load}) as worker,
-    ):
-        publisher.publish("m", arrays(), metadata=SAID, settings=Settings(wait="none"))
-        assert worker.receive(SECONDS) is not None
-    assert seen == [SAID]
 
 
 @pytest.mark.parametrize(

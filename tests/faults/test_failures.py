@@ -31,7 +31,6 @@ from weightbus import (
     Subscriber,
     UnknownWorkerError,
 )
-from weightbus.bus.effects import Effect
 from weightbus.bus.messages import Hello, Ping, Refuse, Welcome, encode, from_publisher
 from weightbus.bus.net import publisher_loop
 from weightbus.bus.net.control import UNSENT_MS
@@ -694,41 +693,6 @@ def test_nothing_comes_to_a_closed_subscriber(scene: Scene) -> None:
         subscriber.receive(SECONDS)
     waiting.join(SECONDS)
     subscriber.close()
-
-
-def test_when_the_publishers_thread_dies_everybody_is_told(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publisher = scene.publisher()
-    scene.subscriber(publisher, model(SMALL, 0))
-    publisher.wait_for_workers(1, SECONDS)
-    future = publisher.publish_async("m", model(SMALL, 1), timeout=SECONDS)
-
-    def fail(_machine: PublisherMachine, _now: float) -> list[PublisherEffect]:
-        raise RuntimeError("struck by lightning")
-
-    monkeypatch.setattr(PublisherMachine, "tick", fail)
-    with pytest.raises(ClosedError, match="struck by lightning"):
-        future.result(SECONDS)
-    with pytest.raises(ClosedError, match="struck by lightning"):
-        publisher.publish("m", model(SMALL, 2))
-    with pytest.raises(ClosedError, match="struck by lightning"):
-        publisher.wait_for_workers(5, SECONDS)
-
-
-def test_when_the_subscribers_thread_dies_receive_says_so(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from weightbus.bus.worker.machine import WorkerMachine
-
-    subscriber = scene.subscriber(scene.publisher(), model(SMALL, 0))
-
-    def fail(_machine: WorkerMachine, _now: float) -> list[Effect]:
-        raise RuntimeError("struck by lightning")
-
-    monkeypatch.setattr(WorkerMachine, "tick", fail)
-    with pytest.raises(ClosedError, match="struck by lightning"):
-        subscriber.receive(SECONDS)
 
 
 def test_a_call_cancelled_at_any_moment(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
