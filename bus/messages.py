@@ -469,7 +469,6 @@ def patch_topic(model: str) -> bytes:
 
 @lru_cache(maxsize=2 * MODELS_MAX)
 def topics_of(model: str) -> tuple[bytes, ...]:
-    """Return all topics of a model."""
     return control_topic(model), data_topic(model), patch_topic(model)
 
 

@@ -40,9 +40,7 @@ from .messages import (
 class ByteSource(Protocol):
     """The bytes of a version, which the sealer reads."""
 
-    def bytes(self, begin: int, end: int) -> Buffer:
-        """Return some of them."""
-        ...
+    def bytes(self, begin: int, end: int) -> Buffer: ...
 
 
 class Named(Protocol):
@@ -67,9 +65,7 @@ class Sealable(Protocol):
         ...
 
     @property
-    def snapshot(self) -> ByteSource:
-        """Its bytes."""
-        ...
+    def snapshot(self) -> ByteSource: ...
 
     def crc(self, index: int) -> int | None:
         """Return a chunk's CRC-32C, if it was hashed."""

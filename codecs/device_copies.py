@@ -116,7 +116,6 @@ def _lane(device: torch.device, _direction: Direction) -> Lane:
 
 
 def lane_of(device: torch.device, direction: Direction) -> Lane:
-    """Return what carries in a direction."""
     with _making:
         return _lane(device, direction)
 
@@ -134,7 +133,6 @@ class Arriving:
 
     @property
     def done(self) -> bool:
-        """Whether all of it is there."""
         return all(event.query() for event in self._done)
 
     def wait(self, check: Callable[[], None] = lambda: None) -> None:
@@ -493,7 +491,6 @@ class DeviceCopies:
         return Arriving(done, sources)
 
     def cross(self) -> "Arriving":
-        """Have the second copy cross."""
         return Arriving(
             [each.cross() for each in self._outward if isinstance(each, _Mirrored)], None
         )

@@ -128,7 +128,6 @@ def torch_dtype(name: str) -> "torch.dtype":
 
 @cache
 def name_of_torch(dtype: "torch.dtype") -> str:
-    """Return the safetensors name of a torch dtype."""
     name = _FROM_TORCH.get(str(dtype).removeprefix("torch."))
     if name is None:
         allowed = ", ".join(f"torch.{known}" for known in _FROM_TORCH)

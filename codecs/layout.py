@@ -63,7 +63,6 @@ class TensorSpec(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensor."""
         return self.end - self.begin
 
 

@@ -100,7 +100,6 @@ class GroupKey:
         return plain
 
     def of_version(self, subject: "Subject") -> bytes:
-        """Return the key of a version."""
         return _expand(self._secret, b"version" + subject.names)
 
 

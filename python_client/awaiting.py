@@ -28,11 +28,9 @@ class Cut:
         self._wake, self._made = wake, False
 
     def __call__(self) -> bool:
-        """Tell whether it is so."""
         return self._made
 
     def make(self) -> None:
-        """From now on it is so."""
         self._made = True
         self._wake()
 

@@ -51,7 +51,6 @@ class Background:
         self.error: WeightBusError | None = None
 
     def start(self) -> None:
-        """Begin."""
         for models in self._shares():
             first = not self.threads
             name = "weightbus-apply" if first else f"weightbus-apply-{min(models)}"

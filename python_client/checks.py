@@ -61,14 +61,12 @@ def whole(value: object, name: str, least: int, most: int) -> int:
 
 
 def choice(value: T, name: str, allowed: tuple[T, ...]) -> T:
-    """Return one of a few values."""
     if value not in allowed:
         raise ValueError(f"{name}={value!r}: choose {' or '.join(map(repr, allowed))}")
     return value
 
 
 def instance(value: object, name: str, kind: type[T]) -> T | None:
-    """Return a value of a kind, or None."""
     if value is not None and not isinstance(value, kind):
         raise ValueError(f"{name}={value!r}: give a {kind.__name__}, or leave it out")
     return value

@@ -247,7 +247,6 @@ class Subscriber(AsyncClosable):
     def _exact(
         self, version: int | tuple[int, int] | None, model: str | None
     ) -> tuple[str, int | None, int]:
-        """Return which version of what is meant."""
         if model is None and len(self._targets) > 1:
             names = ", ".join(self._targets)
             raise ValueError(f"version={version!r}: say of which model, of {names}, with model=")

@@ -181,7 +181,6 @@ class Guarded(ABC):
         """Return what the memory says of itself."""
 
     def _second_stamp(self) -> bytes:
-        """Return what it says of the second copy."""
         return b""
 
 

@@ -83,7 +83,6 @@ def is_key(text: str) -> bool:
 
 
 def public_of(secret: str) -> str:
-    """Return the public key of a secret one."""
     check_curve()
     return zmq.curve_public(secret.encode()).decode()
 

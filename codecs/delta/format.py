@@ -60,7 +60,6 @@ class Block:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the block."""
         return self.end - self.begin
 
     @property
@@ -92,7 +91,6 @@ class Header:
     target: str
 
     def pack(self) -> bytes:
-        """Return its bytes."""
         ids = (bytes.fromhex(text) for text in (self.layout_id, self.base, self.target))
         return HEADER.pack(MAGIC, 0, self.chunk_bytes, self.nbytes, *ids)
 

@@ -38,7 +38,6 @@ class _Command(TyperCommand):
     """A command whose `--help` takes no value, and says so."""
 
     def get_help_option(self, ctx: typer.Context) -> TyperOption | None:  # type: ignore[override]
-        """Return the option."""
         return _without_value(super().get_help_option(ctx))
 
 
@@ -46,7 +45,6 @@ class _Commands(TyperGroup):
     """The commands, and a `--help` that takes no value, and says so."""
 
     def get_help_option(self, ctx: typer.Context) -> TyperOption | None:  # type: ignore[override]
-        """Return the option."""
         return _without_value(super().get_help_option(ctx))
 
     def get_params(self, ctx: typer.Context) -> list[Any]:  # type: ignore[override]

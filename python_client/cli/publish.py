@@ -344,7 +344,6 @@ def _move(
 
 
 def _show(screen: Screen, receipt: Receipt, shortfall: str) -> None:
-    """Show what became of a publish."""
     rate = size(round(receipt.nbytes / max(receipt.seconds, 1e-9)))
     head = f"{time.strftime('%H:%M:%S')}  {receipt.model} version {receipt.version}"
     screen.say(f"{head}: {size(receipt.nbytes)} in {span(receipt.seconds)}, {rate}/s")

@@ -57,7 +57,6 @@ class Choice:
     over: bool = field(default=False)
 
     def press(self, key: str) -> None:
-        """Take a key."""
         if key == "\x1b":
             self.text, self.typing = "", False
         elif self.typing:

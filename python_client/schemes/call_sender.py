@@ -158,7 +158,6 @@ class CallSender(Carrier):
         self._lock = threading.Lock()
 
     def workers(self) -> Sequence[int]:
-        """Return all ids."""
         return range(len(self._peers.workers))
 
     def versions(self) -> Mapping[int, int]:

@@ -145,7 +145,6 @@ class ForwardPasses:
 
 
 def _stacks() -> dict[int, FrameType]:
-    """Return what each thread is at."""
     return sys._current_frames()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 

@@ -40,7 +40,6 @@ class Arrivals:
         self._closed = False
 
     def put(self, update: Update) -> None:
-        """Note an update."""
         with self._changed:
             self.newest, self._fresh = update, True
             self._changed.notify_all()

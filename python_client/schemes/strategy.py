@@ -208,7 +208,6 @@ class WeightStrategy:
 
 
 def strategy_named(name: Format) -> WeightStrategy:
-    """Return the strategy of a name; ValueError: there is no such strategy."""
     if name not in ("tensordict", "state_dict"):
         raise ValueError(f"Unknown strategy: {name}. Must be 'tensordict' or 'state_dict'.")
     return WeightStrategy(name)

@@ -50,8 +50,6 @@ class SilentError(CallError):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a server answers."""
-
     status: int
     text: str
 
@@ -171,7 +169,6 @@ class Server:
             return Answer(int(response.status_code), got.decode(errors="replace"))
 
     def close(self) -> None:
-        """Close what connections there are."""
         self._client.close()
 
 

@@ -80,7 +80,6 @@ class Engine(ABC):
 
     @property
     def url(self) -> str:
-        """Where it is."""
         return self._server.url
 
     # What it runs.
@@ -244,8 +243,6 @@ class Engine(ABC):
 
 
 class Sglang(Engine):
-    """A server of SGLang."""
-
     kind = "sglang"
     pauses = (None, "abort", "retract", "in_place")
     go_on = "/continue_generation"
@@ -315,8 +312,6 @@ class Sglang(Engine):
 
 
 class Vllm(Engine):
-    """A server of vLLM."""
-
     kind = "vllm"
     pauses = ("keep", "wait", "abort")
     go_on = "/resume"
