@@ -140,10 +140,8 @@ def test_half_the_bytes_arrive_and_what_is_asked_may_change(bus: Bus) -> None:
 
 
 def test_a_rollback_converts_nothing(tmp_path: Path) -> None:
-    with Publisher(state=tmp_path) as publisher:
-        receipt = publisher.publish(
-            "m", {"w": np.ones(3, np.float32)}, settings=Settings(dtype="f16")
-        )
+    with Publisher(state=tmp_path, settings=Settings(dtype="f16")) as publisher:
+        receipt = publisher.publish("m", {"w": np.ones(3, np.float32)})
         key = receipt.epoch, receipt.version
         wait_for(lambda: publisher.history("m"), "the disk", SECONDS)
         with pytest.raises(ValueError, match="a rollback publishes the bytes that were"):
