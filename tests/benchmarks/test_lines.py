@@ -95,28 +95,6 @@ def test_commits_are_counted_as_they_were_and_the_checkout_as_it_is(repository: 
     assert counted(lines.HERE) == Counter(Python=3)
 
 
-def test_the_table_has_a_column_for_each_commit_and_the_last_over_the_first(
-    repository: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (repository / "go_client" / "vendor").mkdir(parents=True)
-    (repository / "go_client" / "vendor" / "x.go").write_text("5\n" * 6)
-    commit("third")
-    assert lines.main(["HEAD~2", "HEAD"]) == 0
-    rows = {
-        cells[0].strip(): [cell.strip() for cell in cells[1:-1]]
-        for cells in (row[1:].split("│") for row in capsys.readouterr().out.splitlines())
-    }
-    assert rows["Python"] == ["2", "3", "1.50"]
-    assert rows["vendored"] == ["0", "6", "new"]
-    assert rows["all"] == ["2", "9", "4.50"]
-
-
-@pytest.mark.usefixtures("repository")
-def test_what_is_no_commit_is_said_by_git(capfd: pytest.CaptureFixture[str]) -> None:
-    assert lines.main(["HEAD", "nowhere"]) == 2
-    assert "nowhere" in capfd.readouterr().err
-
-
 def test_it_runs_as_a_program() -> None:
     done = subprocess.run(  # noqa: S603 - a script of ours
         [sys.executable, lines.__file__], capture_output=True, text=True, timeout=60, check=False
