@@ -123,8 +123,8 @@ class Publisher(AsyncClosable):
         check_exposure(keys, insecure, address, few.data)
         expected = checks.whole(expect, "expect", 0, WORKERS_MAX)
         usual: Any = {keyword.name: keyword.default for keyword in keywords_of(self.publish)}
-        about: Any = {"defaults": few, "expected": expected, "lost_after": few.lost_after}
-        self._request: Callable[..., Request] = partial(request, **usual, **about)
+        usual |= {"defaults": few, "expected": expected, "lost_after": few.lost_after}
+        self._request: Callable[..., Request] = partial(request, **usual)
         age = None if few.epoch is not None else age_from_now()
         self._models: dict[str, PublishedModel] = {}
         self._ids = itertools.count(1)
