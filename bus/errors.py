@@ -83,10 +83,7 @@ class DeadlineError(WeightBusError, TimeoutError):
 
 
 class PublishError(WeightBusError):
-    """A publish did not reach what it required before its deadline.
-
-    Args:
-        text: Which workers are missing, and what they were doing.
+    """A publish did not reach what it required before its deadline; `text` names those missing.
 
     Attributes:
         receipt: What every worker did, and when.

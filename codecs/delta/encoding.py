@@ -14,23 +14,8 @@ from ..checksum import CHUNK_BYTES_DEFAULT, digest_of
 from ..errors import PatchError
 from ..layout import Layout
 from ..numpy_tensors import Bytes, Memory
+from . import format as fmt
 from . import kernels
-from .format import (
-    BF16,
-    F16,
-    INTEGER,
-    OVERWRITE,
-    PLAIN,
-    RAW,
-    STEPS,
-    UNCHANGED,
-    Block,
-    Header,
-    Table,
-    groups,
-    pack_entry,
-    pack_table,
-)
 from .kernels import Found
 from .patch import Delta
 
@@ -71,9 +56,9 @@ def encode(
         base_digest, target_digest = (digest_of(layout.id, d, chunk_bytes) for d in (old, new))
     else:
         base_digest, target_digest = digests
-    header = Header(layout.id, layout.nbytes, chunk_bytes, base_digest, target_digest)
+    header = fmt.Header(layout.id, layout.nbytes, chunk_bytes, base_digest, target_digest)
     parts = [header.pack()]
-    for blocks in groups(layout):
+    for blocks in fmt.groups(layout):
         parts += _group(blocks, old, new, classes)
         step()
     patch = b"".join(parts)
@@ -90,12 +75,12 @@ def section_bytes(layout: Layout, data: Memory) -> Bytes:
     return flat
 
 
-def _group(blocks: Sequence[Block], old: Bytes, new: Bytes, classes: bool) -> list[bytes]:
+def _group(blocks: Sequence[fmt.Block], old: Bytes, new: Bytes, classes: bool) -> list[bytes]:
     """Return the parts of a group, coded in the way that takes the fewest bytes."""
     pairs = [(old[b.begin : b.end], new[b.begin : b.end]) for b in blocks]
     kind = blocks[0].kind
-    ways = [PLAIN] if kind == PLAIN else [INTEGER]
-    if classes and kind in (BF16, F16):
+    ways = [fmt.PLAIN] if kind == fmt.PLAIN else [fmt.INTEGER]
+    if classes and kind in (fmt.BF16, fmt.F16):
         ways.append(kind)
     group = _Group(blocks, pairs)
     return min((group.coded(way) for way in ways), key=lambda parts: sum(map(len, parts)))
@@ -104,18 +89,18 @@ def _group(blocks: Sequence[Block], old: Bytes, new: Bytes, classes: bool) -> li
 class _Group:
     """Blocks that share a table; what is known of one without steps is kept."""
 
-    def __init__(self, blocks: Sequence[Block], pairs: Sequence[tuple[Bytes, Bytes]]) -> None:
+    def __init__(self, blocks: Sequence[fmt.Block], pairs: Sequence[tuple[Bytes, Bytes]]) -> None:
         self._blocks, self._pairs = blocks, pairs
         self._without: dict[int, tuple[int, bytes]] = {}
 
     def coded(self, way: int) -> list[bytes]:
-        """Return entries, table and bodies: with steps of this kind, or none if it is `PLAIN`."""
-        bodies, table = self._stepped(way) if way != PLAIN else ({}, b"")
+        """Return entries, table and bodies: with steps of this kind, or none if it is PLAIN."""
+        bodies, table = self._stepped(way) if way != fmt.PLAIN else ({}, b"")
         coded = [
-            (STEPS, bodies[index]) if index in bodies else self._without_steps(index)
+            (fmt.STEPS, bodies[index]) if index in bodies else self._without_steps(index)
             for index in range(len(self._blocks))
         ]
-        entries = [pack_entry(mode, len(body)) for mode, body in coded]
+        entries = [fmt.pack_entry(mode, len(body)) for mode, body in coded]
         return [*entries, table, *(body for _, body in coded)]
 
     def _stepped(self, kind: int) -> tuple[dict[int, bytes], bytes]:
@@ -128,7 +113,7 @@ class _Group:
         while found:
             table, bodies = self._written(found)
             if len(bodies) == len(found):
-                return bodies, pack_table(table)
+                return bodies, fmt.pack_table(table)
             alone = {i: each for i, each in found.items() if i in bodies or self._alone(i, each)}
             keep = alone if len(alone) < len(found) else bodies
             found = {index: found[index] for index in keep}
@@ -137,7 +122,7 @@ class _Group:
     def _alone(self, index: int, found: Found) -> bool:
         return bool(self._written({index: found})[1])
 
-    def _written(self, found: Mapping[int, Found]) -> tuple[Table, dict[int, bytes]]:
+    def _written(self, found: Mapping[int, Found]) -> tuple[fmt.Table, dict[int, bytes]]:
         """Return the table of some blocks, and the bodies of those for which steps are best."""
         counts, gaps, steps = zip(*found.values(), strict=True)
         table = kernels.tune(np.stack(counts), np.concatenate(gaps), np.concatenate(steps))
@@ -163,14 +148,14 @@ def _overwrite_least(changes: int, width: int) -> int:
     return 3 + changes // 8 + changes * width
 
 
-def _overwritten(block: Block, before: Bytes, after: Bytes) -> tuple[int, bytes]:
+def _overwritten(block: fmt.Block, before: Bytes, after: Bytes) -> tuple[int, bytes]:
     """Return mode and body of a block that says what differs, or all if that is less."""
     unit = f"<u{block.width}"
     changes = int(np.count_nonzero(before.view(unit) != after.view(unit)))
     if not changes:
-        return UNCHANGED, b""
+        return fmt.UNCHANGED, b""
     if _overwrite_least(changes, block.width) < block.nbytes:
         body = kernels.write_overwrite(before, after, block.width)
         if len(body) < block.nbytes:
-            return OVERWRITE, body
-    return RAW, after.tobytes()
+            return fmt.OVERWRITE, body
+    return fmt.RAW, after.tobytes()

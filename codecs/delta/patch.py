@@ -16,19 +16,8 @@ from ..checksum import CHUNK_BYTES_DEFAULT, crcs_of, digest
 from ..errors import PatchError
 from ..layout import Layout
 from ..numpy_tensors import Bytes, Memory
+from . import format as fmt
 from . import kernels
-from .format import (
-    HEADER,
-    OVERWRITE,
-    STEPS,
-    UNCHANGED,
-    Block,
-    Header,
-    Table,
-    groups,
-    parse_entry,
-    parse_table,
-)
 
 KEPT: Final = 8  # changes are kept up to so small a part of the data section
 
@@ -40,10 +29,10 @@ Change = tuple[kernels.Positions | None, Elements]
 class BlockPatch:
     """What a patch says of one block."""
 
-    block: Block
+    block: fmt.Block
     mode: int
     body: Bytes
-    table: Table | None
+    table: fmt.Table | None
 
     def decode(self, base: Bytes) -> Change:
         """Return the positions that change and their elements, or None and all bytes.
@@ -53,10 +42,10 @@ class BlockPatch:
         """
         block = self.block
         try:
-            if self.mode == STEPS and self.table is not None:
+            if self.mode == fmt.STEPS and self.table is not None:
                 old = base[block.begin : block.end]
                 return kernels.read(self.body, self.table, old, block.kind)
-            if self.mode == OVERWRITE:
+            if self.mode == fmt.OVERWRITE:
                 return kernels.read_overwrite(self.body, block.width, block.elements)
         except PatchError as error:
             raise PatchError(f"the block at byte {block.begin}: {error}") from None
@@ -85,7 +74,7 @@ class Delta:
 
     def __init__(self, layout: Layout, data: Memory) -> None:
         view = memoryview(data).cast("B")  # type: ignore[arg-type]
-        self.header = Header.parse(view)
+        self.header = fmt.Header.parse(view)
         if (self.header.layout_id, self.header.nbytes) != (layout.id, layout.nbytes):
             raise PatchError(
                 f"a patch for the layout {self.header.layout_id[:12]} of {self.header.nbytes} "
@@ -93,25 +82,25 @@ class Delta:
             )
         self._layout = layout
         self.parts: list[BlockPatch] = []
-        at = HEADER.size
-        for blocks in groups(layout):
+        at = fmt.HEADER.size
+        for blocks in fmt.groups(layout):
             at = self._parse_group(blocks, view, at)
         if at != len(view):
             raise PatchError(f"{len(view) - at} bytes follow behind the last block")
 
-    def _parse_group(self, blocks: list[Block], view: memoryview, at: int) -> int:
+    def _parse_group(self, blocks: list[fmt.Block], view: memoryview, at: int) -> int:
         """Read a group at a position; return what is behind it."""
         entries: list[tuple[int, int]] = []
         for block in blocks:
-            mode, nbytes, at = parse_entry(view, at, block)
+            mode, nbytes, at = fmt.parse_entry(view, at, block)
             entries.append((mode, nbytes))
         table = None
-        if any(mode == STEPS for mode, _ in entries):
-            table, at = parse_table(view, at, blocks[0].kind)
+        if any(mode == fmt.STEPS for mode, _ in entries):
+            table, at = fmt.parse_table(view, at, blocks[0].kind)
         for block, (mode, nbytes) in zip(blocks, entries, strict=True):
             if nbytes > len(view) - at:
                 raise PatchError(f"the patch ends in the body of the block at byte {block.begin}")
-            if mode != UNCHANGED:
+            if mode != fmt.UNCHANGED:
                 body = np.frombuffer(view[at : at + nbytes], np.uint8)
                 self.parts.append(BlockPatch(block, mode, body, table))
             at += nbytes
@@ -178,7 +167,7 @@ class Delta:
         `step` is called between two blocks; what it raises ends this.
         """
         changed = {part.block.begin: part for part in self.parts}
-        for block in (block for blocks in groups(self._layout) for block in blocks):
+        for block in (block for blocks in fmt.groups(self._layout) for block in blocks):
             made, wanted = (data[block.begin : block.end] for data in (base, target))
             if part := changed.get(block.begin):
                 made = made.copy()
