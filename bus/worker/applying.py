@@ -34,20 +34,21 @@ class Applying:
 
     def became(self, held: Held, report: Report, now: float) -> list[Effect]:
         """Take what the user did with a version that was ready; say what that means."""
-        older, staged = self._holds.at["running"], held.staged
+        older = self._holds.at["running"]
         if report.kept:
             self._holds.let_go(held)
-        if held.fate is not None:
+        if held.time == "overdue":
             self._holds.move(held, held.fate)
             return []
         match report.what:
-            case "applied" if staged is not None:
+            case "applied":
+                staged = held.staged
                 running = Running(*held.key, report.digest or staged.digest)
                 sent = held.memory is None and staged.shared is None
                 kept = report.bytes if held.announce.keep and self._patches and sent else None
                 if kept is not None or self._holds.base is not None:
                     self._holds.rebase(held, running, kept)  # D3
-                self._holds.move(held, "applied")
+                self._holds.move(held, "applied", running)
                 if older is not None:
                     self._holds.move(older, "newer")
                 return [self.runs(held, running)]
@@ -71,17 +72,13 @@ class Applying:
     def _failed(self, held: Held, report: Report, fate: Event, now: float) -> list[Effect]:
         """The user's part has failed; a version that it still holds stays where it is."""
         if report.still:
-            held.fate = fate
+            held.late(fate)
         else:
             self._holds.move(held, fate)
         return self.fail(held.key, "apply", report.text, now)[:1]
 
     def runs(self, held: Held, running: Running) -> Effect:
         """A version runs by this name; say so."""
-        base = self._holds.base
-        if base is not None and base.running == held.running:  # it has another name
-            base.running = running
-        held.running = running
         self.torn, self.epoch = 0, max(self.epoch, running.epoch)
         known = self.failed
         if known is not None and (known.epoch, known.version) <= held.key:
@@ -104,10 +101,15 @@ class Applying:
             return []
         for older in holds.all("announced", "arriving", "staged"):
             holds.move(older, "newer")
-        holds.rename(held, key)
-        said = self.runs(held, Running(*key, rename.was.digest))
+        running = Running(*key, rename.was.digest)
+        holds.rename(held, running)
+        said = self.runs(held, running)
         self.begun()
         return [Renamed(self._model, *key, rename.metadata), said]
+
+    def reconnected(self) -> None:
+        """A session begins: what was torn may be tried as often as at first."""
+        self.torn = min(self.torn, 1)
 
     def begun(self) -> None:
         """A version is on its way: forget why another was not. (That nothing runs is said on.)"""

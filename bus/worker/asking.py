@@ -10,8 +10,7 @@ import math
 from ..effects import Effect, Rejected, Send, Whole
 from ..limits import Timing
 from ..messages import Fetch
-from .holdings import Held, Holdings, Key
-from .layouts import Acceptance
+from .holdings import Holdings, Key
 
 
 class Asking:
@@ -20,24 +19,22 @@ class Asking:
     Args:
         model: The model's name.
         holds: Its versions that are here.
-        acceptance: Its layouts that are known.
         timing: How long to wait.
     """
 
-    def __init__(self, model: str, holds: Holdings, acceptance: Acceptance, timing: Timing) -> None:
-        self._model, self._holds, self._acceptance = model, holds, acceptance
-        self._timing = timing
+    def __init__(self, model: str, holds: Holdings, timing: Timing) -> None:
+        self._model, self._holds, self._timing = model, holds, timing
         self.only: Key | None = None  # what the user wants, and nothing else
         self._wanted: Key = (0, 0)  # what that is, or was last: who polls wants it again soon
         self._gone, self._exact_at = False, -math.inf  # of that
         self.heard: Key = (0, 0)  # the newest version of which anything was heard
-        self.asked_at = -math.inf  # when the latest announcement was asked for
+        self._latest_at = -math.inf  # when the latest announcement was asked for
         self._answered = -math.inf  # when the last ping was sent that was answered
         self._later, self._until, self._pause = (0, 0), 0.0, 0.0  # what is put off
 
     def reconnected(self, epoch: int) -> None:
         """A session begins, of an epoch that may be lower than the last one's."""
-        self.asked_at = -math.inf
+        self._latest_at = -math.inf
         if self.heard[0] != epoch:
             self.heard = (0, 0)
 
@@ -54,40 +51,39 @@ class Asking:
         if key <= self._later and now < self._until:  # W36
             return []
         waiting = self._holds.at["announced"]
-        if waiting is not None and key <= waiting.key and self._lacks_layout(waiting):
+        if waiting is not None and key <= waiting.key and waiting.lacks == "layout":
             return []  # W7
         return self.latest(epoch, now)
 
-    def latest(self, epoch: int, now: float) -> list[Effect]:
+    def latest(self, epoch: int, now: float, *, at_once: bool = False) -> list[Effect]:
         """Ask for the latest version, but not all the time."""
         if self.only is not None:
             return self.exact(now)
-        if now - self.asked_at < self._timing.quiet:
+        if now - self._latest_at < self._timing.quiet and not at_once:
             return []
-        self.asked_at = now
+        self._latest_at = now
         waiting = self._holds.at["announced"]
-        layout = waiting is not None and self._lacks_layout(waiting)
+        layout = waiting is not None and waiting.lacks == "layout"
         return [Send(Fetch(model=self._model, epoch=epoch, version=0, layout=layout))]
 
     def layout(self, key: Key, now: float) -> list[Effect]:
         """Ask for the layout of a version that was announced. (W7)"""
-        self.asked_at = now
+        self._latest_at = now
         epoch, version = key
         return [Send(Fetch(model=self._model, epoch=epoch, version=version, layout=True))]
 
     def answered(self, sent_at: float) -> None:
         """A ping that was sent then was answered, and whatever was asked before it. (W12)"""
         self._answered = sent_at
-        self._holds.answered(sent_at)
+        arriving = self._holds.at["arriving"]
+        if arriving is not None:
+            arriving.transfer.answered(sent_at)
 
-    def due(self, waiting: Held, now: float) -> bool:
-        """Return whether to try again to begin a version: its layout may be on its way. (W7)"""
-        under_way = self._lacks_layout(waiting) and self._answered <= self.asked_at
-        patience = self._timing.patience_max if under_way else self._timing.patience
-        return now - self.asked_at >= patience
-
-    def _lacks_layout(self, waiting: Held) -> bool:
-        return self._acceptance.layout(waiting.announce) is None
+    def due(self, now: float) -> bool:
+        """Return whether to ask again for a layout, which may be on its way. (W7)"""
+        passed = self._answered > self._latest_at
+        patience = self._timing.patience if passed else self._timing.patience_max
+        return now - self._latest_at >= patience
 
     # Of one version, where the user wants no other. (W8)
 
@@ -109,7 +105,7 @@ class Asking:
             if other.key != key:
                 self._holds.move(other, "newer")
         here = self._holds.find(key, "staged")
-        if here is not None and here.staged is not None:
+        if here is not None:
             return [Whole(here.staged)]
         return self.exact(now)
 

@@ -6,7 +6,7 @@ versions touches no fresh memory. Where patches may come, a third holds what run
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -17,11 +17,14 @@ from ..lease import Lease
 from ..limits import BUFFERS_MAX
 from ..messages import Announce, Buffer, Running
 from ..staged import Base, SharedMemory, StagedVersion
-from .phases import ARROWS, MODES, Event, Mode, Phase, Turn
+from .phases import ARROWS, LACKS, MODES, TIMES, Event, Gain, Lack, Mode, Phase, Time, Turn
 from .transfer import Transfer
 
 Key = tuple[int, int]
 Memory = NDArray[np.uint8]
+Part = (
+    Transfer | StagedVersion | Running
+)  # what it arrives by, what is whole of it, what it runs as
 
 REJECTED_KEPT = 8  # versions remembered that could not be taken here
 IN_MEMORY: set[Phase] = {"arriving", "staged", "ready", "applying"}  # a buffer is needed for these
@@ -29,27 +32,60 @@ IN_MEMORY: set[Phase] = {"arriving", "staged", "ready", "applying"}  # a buffer 
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """A version that is here, and what there is of it in its phase."""
+    """A version that is here. What there is of it besides, its state says."""
 
     key: Key
     announce: Announce
-    pushed: bool = False  # its chunks follow without being asked for
-    payload: Buffer | None = None  # what came along; good until the next message
-    layout: Layout | None = None
-    memory: SharedMemory | None = None  # where it can be copied from
+    pushed: bool  # its chunks follow without being asked for
     phase: Phase = "announced"
+    lacks: Lack = "layout"  # while it is announced
+    layout: Layout = field(init=False)  # once it does not lack that
+    payload: Buffer | None = None  # what came along; good until the next message
+    memory: SharedMemory | None = None  # where it can be copied from
     buffer: NDArray[np.uint8] | None = None
-    transfer: Transfer | None = None
-    staged: StagedVersion | None = None
-    running: Running | None = None
+    transfer: Transfer = field(init=False)  # while it arrives
+    staged: StagedVersion = field(init=False)  # once it is whole
+    running: Running = field(init=False)  # while it runs
     waits: str = ""  # who keeps the user from applying it, since when
-    fate: Event | None = None  # it has failed, and what that means once the user lets go of it
+    time: Time = "in-time"  # while it is applied
+    fate: Event = field(init=False)  # once it is overdue: what happens when the user lets go of it
 
-    def brings(self, other: Announce) -> bool:
-        """Return whether another announcement of it says the same of what arrives."""
-        ours, theirs = self.announce, other
+    def retold(self, announce: Announce) -> bool:
+        """It is announced again; take that, if the same arrives, and return whether it does."""
+        ours, theirs = self.announce, announce
         same = (ours.layout, ours.nbytes) == (theirs.layout, theirs.nbytes)
-        return same and ours.chunk_bytes == theirs.chunk_bytes
+        same = same and ours.chunk_bytes == theirs.chunk_bytes
+        self.announce = theirs if same else ours
+        return same
+
+    def gain(
+        self,
+        event: Gain,
+        layout: Layout | None = None,
+        payload: Buffer | None = None,
+        memory: SharedMemory | None = None,
+    ) -> None:
+        """Something that an announced version lacked is here, or is not to be had for now."""
+        self.lacks = LACKS[self.lacks].get(event, self.lacks)
+        if layout is not None:
+            self.layout, self.payload = layout, payload
+        if memory is not None:
+            self.memory = memory
+        if self.lacks == "buffer":
+            self.payload = None  # by then it is another message's
+
+    def comes_by(self, transfer: Transfer) -> None:
+        """It arrives anew, by other means."""
+        self.transfer = transfer
+
+    def blocked(self, by: str) -> bool:
+        """Somebody keeps the user from applying it; return whether nobody did before."""
+        before, self.waits = self.waits, by
+        return not before
+
+    def late(self, fate: Event) -> None:
+        """The user has no time left to apply it, and has not let go of it."""
+        self.time, self.fate = TIMES[self.time].get("late", self.time), fate
 
 
 class Holdings:
@@ -94,27 +130,25 @@ class Holdings:
         """Return whether a version is here."""
         return any(key in held for held in self._live.values())
 
-    def expect(self, announce: Announce, *, pushed: bool, payload: Buffer | None) -> Held:
+    def expect(self, announce: Announce, *, pushed: bool) -> Held:
         """Take note of a version that was announced, in place of any that was only announced."""
         older = self.at["announced"]
         if older is not None:
             self.move(older, "newer")
-        held = Held((announce.epoch, announce.version), announce, pushed, payload)
+        held = Held((announce.epoch, announce.version), announce, pushed)
         self._live["announced"][held.key] = self.at["announced"] = held
         return held
 
-    def answered(self, sent_at: float) -> None:
-        """A ping that was sent then was answered, and whatever was asked before it. (W12)"""
-        for held in self.all("arriving"):
-            if held.transfer is not None:
-                held.transfer.answered(sent_at)
+    def reconnected(self, epoch: int, now: float) -> None:
+        """A session begins, of this epoch: what was asked for before will not come. (W28)"""
+        for held in self.all("announced", "arriving", "staged"):
+            if held.phase == "announced" or held.key[0] != epoch:
+                self.move(held, "fenced")
+            elif held.phase == "arriving":
+                held.transfer.reconnected(now)
+        self.rejected.clear()
 
     # Memory.
-
-    @property
-    def full(self) -> bool:
-        """Whether all buffers are in use."""
-        return self._taken >= BUFFERS_MAX
 
     @property
     def bare(self) -> bool:
@@ -123,7 +157,7 @@ class Holdings:
 
     def lend(self, announce: Announce) -> Lease | None:
         """Lend a buffer to what comes with an announcement, which need not be copied there then."""
-        if self.full or not self._free or announce.nbytes != self._nbytes:
+        if self._taken >= BUFFERS_MAX or not self._free or announce.nbytes != self._nbytes:
             return None
         buffer = self._free.pop()
         self._taken += 1
@@ -134,14 +168,18 @@ class Holdings:
     def reuse(self, held: Held) -> bool:
         """Give a version a buffer that was used before; return whether one is of its size.
 
-        If it was received in one, that is its own.
+        If it was received in one, that is its own. Else it lacks memory; or, where all buffers are
+        in use, one of these.
         """
         lease, buffer = self._lent or (None, None)
         if lease is not None and lease.live and held.payload is lease.view:
             lease.live, self._lent, held.buffer = False, None, buffer
             return True
-        if self.full:
+        if self._taken >= BUFFERS_MAX:
+            held.gain("full")
             return False
+        if held.lacks == "buffer":
+            held.gain("freed")
         if self._nbytes != held.announce.nbytes:
             self._free.clear()  # the model has changed its size: the old memory will not fit again
             self._nbytes = held.announce.nbytes
@@ -190,13 +228,18 @@ class Holdings:
         if self.base is not None and self.base.own and (held is None or own):
             self._spare(self.base.data)  # else it was needed for this alone
         self.base = None
-        if held is None or running is None or data is None or held.layout is None:
+        if held is None or running is None or data is None:
             return True
         if own:
             held.buffer = None
             self._taken -= 1
         self.base = Base(running, held.layout, data, own)
         return True
+
+    def build_on(self, base: Base) -> Base:
+        """A patch needs these bytes until `release`."""
+        base.users += 1
+        return base
 
     def release(self, base: Base) -> None:
         """A patch no longer needs what it builds on; if that runs no more, nobody does."""
@@ -208,12 +251,14 @@ class Holdings:
 
     # Phases.
 
-    def rename(self, held: Held, key: Key) -> None:
+    def rename(self, held: Held, running: Running) -> None:
         """Have a version of another name in the place of one that runs."""
-        if self.move(held, "renamed"):
-            running = self._live["running"]
-            running[key] = running.pop(held.key)
-            held.key = key
+        if self.base is not None and self.base.running == held.running:
+            self.base.running = running
+        if self.move(held, "renamed", running):
+            del self._live["running"][held.key]
+            held.key = (running.epoch, running.version)
+            self._live["running"][held.key] = held
 
     def turn(self, turn: Turn) -> bool:
         """Let something happen to the model; return whether its mode is another one now. (W26)"""
@@ -221,27 +266,35 @@ class Holdings:
         self.mode = mode or self.mode
         return mode is not None
 
-    def move(self, held: Held | None, event: Event) -> bool:
-        """Let something happen to a version; return whether it has an arrow for that."""
+    def move(self, held: Held | None, event: Event, by: Part | None = None) -> bool:
+        """Let something happen to a version, by which there is more of it; or is there no arrow?"""
         after = ARROWS[held.phase].get(event) if held is not None else None
         if held is None or after is None:
             return False
-        phase, transfer = held.phase, held.transfer
+        phase, held.phase = held.phase, after
         del self._live[phase][held.key]
         self.at[phase] = next(iter(self._live[phase].values()), None)
-        held.phase = after
+        if isinstance(by, Transfer):
+            held.transfer = by
+        elif isinstance(by, StagedVersion):
+            held.staged = by
+        elif by is not None:
+            held.running = by
         if after in self._live:
             self._live[after][held.key] = held
             self.at[after] = self.at[after] or held
         elif after == "rejected":
             self.rejected.append(held.key)
         if after not in IN_MEMORY and held.buffer is not None:
+            transfer = held.transfer if phase == "arriving" else None
             if transfer is None or transfer.revoke():
                 if transfer is not None and transfer.base is not None:
                     self.release(transfer.base)
                 self._taken -= 1
                 self._spare(held.buffer)
             held.buffer = None
-        if after == "running":
-            held.transfer = None  # and so the memory that a patch came into
+        if phase == "announced":
+            held.payload = None
+        elif after == "running" and hasattr(held, "transfer"):
+            del held.transfer  # and so the memory that a patch came into
         return True

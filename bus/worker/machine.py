@@ -362,10 +362,10 @@ class WorkerMachine:
             effects.append(reports.ping(now, subscribed=self._subscribed, shared=self.shared))
         for model, slot in self.slots.items():
             effects.append(Subscribe(control_topic(model), on=True))
-            slot.shared = self.shared
             on = slot.holds.mode == "following" and not self.shared
             effects.append(Subscribe(slot.patches.topic, on=on))
-            effects += slot.reconnected(welcome.epoch, welcome.models.get(model, 0), now)
+            latest = welcome.models.get(model, 0)
+            effects += slot.reconnected(welcome.epoch, latest, now, shared=self.shared)
         return effects
 
     def _silent(self, now: float) -> bool:

@@ -62,9 +62,8 @@ class Patches:
             except MemoryError:
                 why = f"there is no memory for a patch of {found[0].nbytes} bytes"
             else:
-                transfer = Transfer(announce, room, now, self._timing, self._keys, found[0])
-                transfer.base = base
-                base.users += 1
+                to = self._holds.build_on(base)
+                transfer = Transfer(announce, room, now, self._timing, self._keys, found[0], to)
                 if found[0] != announce.patches[0]:
                     transfer.pull()  # the first alone is pushed
                 return transfer
@@ -87,31 +86,29 @@ class Patches:
         kept = "" if self._holds.base is not None else ", and its bytes were not kept"
         return f"{here} here{kept}; there are patches on {offered}"
 
-    def decode(self, held: Held, transfer: Transfer) -> list[Effect]:
+    def decode(self, held: Held) -> list[Effect]:
         """A patch is here, and what its version hashes to: decode it, unless somebody does."""
-        base, buffer = transfer.base, held.buffer
-        if base is None or buffer is None or transfer.decoding:
+        transfer, buffer = held.transfer, held.buffer
+        if transfer.comes == "decoded" or transfer.base is None or buffer is None:
             return []
-        return [Decode(transfer.decode(base, buffer))]
+        return [Decode(transfer.decode(transfer.base, buffer))]
 
     def refused(self, refuse: Refuse, now: float) -> list[Effect]:
         """The publisher has no patch (any more) that was asked for."""  # D8
         held = self._holds.find((refuse.epoch, refuse.version), "arriving")
-        transfer = held.transfer if held is not None else None
-        if held is None or transfer is None or transfer.patch is None or transfer.decoding:
+        if held is None or held.transfer.patch is None or held.transfer.comes == "decoded":
             return []
         return self.give_up(held, "the publisher has no such patch (any more)", now)
 
     def give_up(self, held: Held, why: str, now: float) -> list[Effect]:
         """A patch is of no use: have all of its version fetched in its place."""  # D5
         old, buffer = held.transfer, held.buffer
-        if old is None or buffer is None:
-            return []
+        assert buffer is not None  # noqa: S101 - it arrives
         old.revoke()
         if old.base is not None:
             self._holds.release(old.base)
         transfer = Transfer(held.announce, buffer, now, self._timing, self._keys, why=why)
-        held.transfer = transfer
+        held.comes_by(transfer)
         transfer.pull()
         text = f"version {held.key[1]} of {self._model} is fetched as a whole, not patched: {why}"
         return [Notice("unpatched", text), *reports.fetches(transfer, now)]

@@ -11,6 +11,24 @@ every arrow, and every pair without one, for all languages.
 
 from typing import Literal
 
+from ..effects import (
+    Connect,
+    Copy,
+    Decode,
+    Effect,
+    Joined,
+    Open,
+    Ready,
+    Redial,
+    Refused,
+    Rejected,
+    Renamed,
+    Reserve,
+    Subscribe,
+    Whole,
+)
+from ..messages import Applied, Failed, Message, Staged
+
 Phase = Literal[
     "announced",  # there is such a version; its layout or memory is missing
     "arriving",  # its chunks are coming
@@ -88,6 +106,39 @@ ARROWS: dict[Phase, dict[Event, Phase]] = {
     "rejected": {},
 }
 
+# Of an announced version: what it lacks. Who lacks a layout has asked for it; a segment and memory
+# are there at once, or are not to be had; a buffer is when another version lets go of one. It is
+# `begun` once it lacks no more than memory, and `mapped` once it lacks no more than a segment.
+Lack = Literal["layout", "segment", "memory", "buffer"]
+Gain = Literal["known", "located", "opened", "full", "freed"]
+
+LACKS: dict[Lack, dict[Gain, Lack]] = {
+    "layout": {"known": "memory", "located": "segment"},
+    "segment": {"opened": "memory"},
+    "memory": {"full": "buffer"},
+    "buffer": {"freed": "memory"},
+}
+
+# Of an arriving version: how it comes. A chunk that is received may have been asked for; where
+# nothing more is pushed, all are.
+Coming = Literal["received", "pulled", "copied", "decoded"]
+Way = Literal["unpushed", "lent", "patched", "returned"]
+
+COMING: dict[Coming, dict[Way, Coming]] = {
+    "received": {"unpushed": "pulled", "lent": "copied"},
+    "pulled": {"patched": "decoded"},
+    "copied": {"returned": "pulled"},
+    "decoded": {},
+}
+
+# Of an applying version: whether there is time left for it. Whoever has none may yet hold it.
+Time = Literal["in-time", "overdue"]
+
+TIMES: dict[Time, dict[Literal["late"], Time]] = {
+    "in-time": {"late": "overdue"},
+    "overdue": {},
+}
+
 # Of a model: whether its worker takes what is pushed. Who had to drop an arriving version for a
 # newer one finishes the next, by fetching, before it looks at anything newer; else one that is
 # slower than its publisher would never complete any.
@@ -106,10 +157,38 @@ Change = Literal["welcomed", "unknown", "refused", "silent"]
 SESSIONS: dict[Session, dict[Change, Session]] = {
     "outside": {"welcomed": "inside"},
     "inside": {
+        "welcomed": "inside",  # by a publisher of another epoch
         "unknown": "outside",
         "refused": "outside",
         "silent": "outside",
     },
+}
+
+# What goes out with an arrow, besides what needs none: what is asked for, and what is said again.
+SAYS: dict[
+    Event | Gain | Way | Literal["late"] | Turn | Change, tuple[type[Effect | Message], ...]
+] = {
+    "known": (Reserve,),
+    "located": (Open,),
+    "opened": (Reserve,),
+    "freed": (Reserve,),
+    "begun": (Subscribe,),  # to patches, or no longer
+    "mapped": (Ready,),
+    "lent": (Copy,),
+    "patched": (Decode,),
+    "whole": (Staged, Whole),
+    "committed": (Ready,),
+    "applied": (Applied,),
+    "late": (Failed,),
+    "declined": (Failed, Rejected),
+    "failed": (Failed, Rejected),
+    "torn": (Failed,),
+    "renamed": (Renamed, Applied),
+    "replaced": (Subscribe,),
+    "completed": (Subscribe,),
+    "welcomed": (Joined, Connect, Subscribe, Reserve, Staged),
+    "refused": (Refused,),
+    "silent": (Redial,),
 }
 
 # Refusals that end a session, and that users are told of: the reason may pass. (W20)

@@ -54,7 +54,7 @@ def standing(model: str, holds: Holdings, failures: Iterable[Effect]) -> list[Ef
         effects.append(progress(arriving))
     effects += staged(holds.all("ready", "applying", "staged"))
     running = holds.at["running"]
-    if running is not None and running.running is not None:
+    if running is not None:
         effects.append(applied(model, running.running, running.staged))
     effects += failures
     ready = [applying] if applying is not None else holds.all("ready")
@@ -85,7 +85,7 @@ def progress(held: Held) -> Effect:
     """Say how far a version is. One may hang in an apply, and others become ready behind it."""
     phase: Literal["receiving", "applying", "staged"] = "staged"
     chunks, patch = 0, None
-    if held.phase == "arriving" and held.transfer is not None:
+    if held.phase == "arriving":
         phase, chunks, patch = "receiving", held.transfer.progress, held.transfer.patch
     elif held.phase == "applying":
         phase = "applying"
@@ -106,8 +106,8 @@ def staged(some: Iterable[Held]) -> list[Effect]:
     """Say which of some versions are staged, where that is due. (W14)"""
     said: list[Effect] = []
     for held in some:
-        s = held.staged if held.fate is None else None  # else it has failed
-        if s is not None and s.say_staged:
+        s = held.staged
+        if s.say_staged and held.time == "in-time":  # else it has failed
             about = Staged(
                 model=s.model, epoch=s.epoch, version=s.version, digest=s.digest, patch=s.patch
             )

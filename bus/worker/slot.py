@@ -6,13 +6,10 @@ drop one finishes the next, by fetching, before it looks at anything newer.
 
 import math
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..effects import Copy, Effect, Open, Ready, Reserve, Subscribe, Whole
 from ..lease import Lease
-from ..limits import PROGRESS_CHUNKS, Timing
-from ..messages import Abort, Announce, AnyChunk, Buffer, Commit, End, Rename, Running
+from ..limits import Timing
+from ..messages import Abort, Announce, AnyChunk, Buffer, Commit, End, PatchId, Rename, Running
 from ..staged import SharedMemory, StagedVersion
 from . import reports
 from .applying import TRANSIENT, Applying
@@ -22,7 +19,7 @@ from .holdings import Held, Holdings
 from .layouts import Acceptance, Accepts, Expected
 from .patches import Patches
 from .phases import ARROWS, MODES, Turn
-from .transfer import Transfer, take_whole
+from .transfer import take_whole
 
 RESTARTS_MAX = 3  # transfers of one version whose digest did not match, before it is given up
 NOTHING_FITS = "nothing comes that fits what was announced"
@@ -53,7 +50,7 @@ class Slot:
         self.holds = Holdings()
         self._expected = expected
         self._acceptance = Acceptance(model, accepts, bytes_max, expected)
-        self.asking = Asking(model, self.holds, self._acceptance, timing)
+        self.asking = Asking(model, self.holds, timing)
         self.applying = Applying(model, self.holds, self.asking, patches=expected.patches)
         self.patches = Patches(model, self.holds, timing, expected)
 
@@ -83,44 +80,47 @@ class Slot:
             return self.asking.overtaken(key) + self._commit(staged)
         if self.asking.ignores(key):
             return []
-        if arriving is not None and arriving.transfer is not None:
-            if key == arriving.key and arriving.brings(announce):  # W5
-                arriving.announce = announce  # it may have been committed meanwhile
-                return self._take_whole(arriving, arriving.transfer, data, now)
+        if arriving is not None:
+            if key == arriving.key and arriving.retold(announce):  # W5
+                return self._take_whole(arriving, data, now)
             if key < arriving.key or (self.holds.mode == "catching-up" and key != arriving.key):
                 return []  # W26
         follows = announce.whole is not None or (pushed and not self.shared)  # W31, S8
-        return self._begin(self.holds.expect(announce, pushed=follows, payload=data), now)
+        return self._begin(self.holds.expect(announce, pushed=follows), now, data)
 
     def renamed(self, rename: Rename, now: float) -> list[Effect]:
         """What runs here is a newer version, byte for byte: nothing is to be fetched or applied."""
         said = self.applying.renamed(rename)
         return said + self._turn("completed", now) if said else []
 
-    def _begin(self, held: Held, now: float) -> list[Effect]:
-        """Start to receive a version, if everything is there for it. (W6, W7)"""
+    def _begin(self, held: Held, now: float, data: Buffer | None = None) -> list[Effect]:
+        """Start to receive a version, if its layout is known. (W6, W7)"""
         announce = held.announce
         fault = self._acceptance.fault(announce)
         if fault is not None:
             return self._decline(held, *fault, now)
-        held.layout = self._acceptance.layout(announce)
-        if held.layout is None:
-            held.payload = None
+        layout = self._acceptance.layout(announce)
+        if layout is None:
             return self.asking.layout(held.key, now)
         if announce.shared is not None and held.key != self.applying.stale:
+            held.gain("located", layout, data)
             return [Open(self.model, held.key, announce.shared, announce.nbytes)]
+        held.gain("known", layout, data)
         return self._reserve(held, now)
 
-    def _opened(self, held: Held, memory: SharedMemory | None, now: float) -> list[Effect]:
+    def _opened(self, opened: Opened, now: float) -> list[Effect]:
         """The memory in which a version lies is open, or is of another host. (S6)"""
+        held, memory = self.holds.at["announced"], opened.memory
+        if held is None or held.lacks != "segment" or held.key != opened.key:
+            return []
         at_once = held.announce.acknowledge == "applied" and held.announce.commit == "auto"
         if memory is not None and at_once:
             return self._map(held, memory, now)
-        held.memory = memory
+        held.gain("opened", memory=memory)
         return self._reserve(held, now)
 
     def _reserve(self, held: Held, now: float) -> list[Effect]:
-        """Find memory for a version; if there is no more, `_resume` begins when some is free."""
+        """Find memory for a version; if there is no more, `_resume` goes on when some is free."""
         effects: list[Effect] = []
         older = self.holds.at["arriving"]
         if older is not None:  # the newer version takes its place
@@ -128,21 +128,19 @@ class Slot:
             effects = self._turn("replaced")
         if self.holds.reuse(held):
             return effects + self._receive(held, now)
-        if self.holds.full:
-            held.payload = None
+        if held.lacks == "buffer":
             return effects
         return [*effects, Reserve(self.model, held.key, held.announce.nbytes)]
 
-    def _granted(
-        self, held: Held | None, buffer: NDArray[np.uint8] | None, now: float
-    ) -> list[Effect]:
+    def _granted(self, granted: Granted, now: float) -> list[Effect]:
         """There is memory for a version, or for one that will come; or there is none."""
-        if held is None:
+        held, buffer = self.holds.at["announced"], granted.buffer
+        if held is None or held.lacks != "memory" or held.key != granted.key:
             if buffer is not None:
                 self.holds.keep(buffer)
             return []
         if buffer is None and self.holds.base is not None and self.holds.base.own:
-            held.payload = None  # the next version matters more; `_decoded` begins what waits
+            held.gain("full")  # the next version matters more; `_decoded` goes on with what waits
             return self._reserve(held, now) if self.holds.rebase(None, None, None) else []
         if buffer is None:
             nbytes = held.announce.nbytes
@@ -158,16 +156,16 @@ class Slot:
         """
         announce, buffer = held.announce, held.buffer
         assert buffer is not None  # noqa: S101 - it was given a moment ago
-        self.holds.move(held, "begun")
+        data = held.payload
+        digest = take_whole(announce, data, buffer) if data is not None else None
+        transfer = self.patches.transfer(held, now) if digest is None else None
+        self.holds.move(held, "begun", transfer)
         if self.applying.failed is not None:
             self.applying.begun()
-        data, held.payload = held.payload, None
-        digest = take_whole(announce, data, buffer) if data is not None else None
-        if digest is not None:
-            return self._arrived(held, digest, now)
-        transfer = held.transfer = self.patches.transfer(held, now)
+        if transfer is None:
+            return self._arrived(held, digest or "", now)
         if data is not None:
-            return self._take_whole(held, transfer, data, now)
+            return self._take_whole(held, data, now)
         effects: list[Effect] = []
         if held.memory is not None and announce.nbytes:
             effects.append(Copy(transfer.copy(held.memory)))
@@ -176,16 +174,14 @@ class Slot:
             transfer.pull()
         return effects + listening + reports.fetches(transfer, now)
 
-    def _take_whole(
-        self, held: Held, transfer: Transfer, data: Buffer | None, now: float
-    ) -> list[Effect]:
+    def _take_whole(self, held: Held, data: Buffer | None, now: float) -> list[Effect]:
         """Take what came with an announcement: the only chunk, and the digest."""
         whole = held.announce.whole
         if whole is None or data is None:
             return []
-        transfer.add(0, whole.crc, data, now, pushed=True)
-        transfer.end(whole.digest)
-        return reports.fetches(transfer, now) + self._completed(held, transfer, now)
+        held.transfer.add(0, whole.crc, data, now, pushed=True)
+        held.transfer.end(whole.digest)
+        return self._advance(held, now)
 
     def _copied(self, copied: Copied, now: float) -> list[Effect]:
         """A copy has ended: with all chunks; or without, then they are fetched. (S5, S6)"""
@@ -194,9 +190,8 @@ class Slot:
             return self._resume(now)
         held = self.holds.at["arriving"]
         assert held is not None  # noqa: S101 - nothing else lends its buffer
-        assert held.transfer is not None  # noqa: S101
         held.transfer.copied(copied.crcs, now)
-        return reports.fetches(held.transfer, now) + self._completed(held, held.transfer, now)
+        return self._advance(held, now)
 
     def _decoded(self, decoded: Decoded, now: float) -> list[Effect]:
         """A patch was decoded, and its version is whole; or all of it is to be fetched."""
@@ -206,30 +201,27 @@ class Slot:
             self.holds.release(done.base)
             return self._resume(now)
         assert held is not None  # noqa: S101 - nothing else lends its buffer
-        assert held.transfer is not None  # noqa: S101
         if decoded.fault:
             return self.patches.give_up(held, decoded.fault, now)
-        held.transfer.decoded(decoded.seconds)
+        held.transfer.decoded()
         self.holds.release(done.base)
-        return self._arrived(held, done.digest, now)
+        return self._arrived(held, done.digest, now, held.transfer.patch, decoded.seconds)
 
     def _map(self, held: Held, memory: SharedMemory, now: float) -> list[Effect]:
         """The version is whole in shared memory: it can be applied from there."""
-        announce, layout = held.announce, held.layout
-        assert layout is not None  # noqa: S101 - without it nothing is begun
+        announce = held.announce
         for older in (self.holds.at["arriving"], self.holds.at["staged"]):
             if older is not None:
                 self.holds.move(older, "newer")
         chunks = announce.chunk_bytes if announce.hash else 0  # S7
-        about = self.model, *held.key, layout, memory.data, ""
-        held.staged = StagedVersion(
+        about = self.model, *held.key, held.layout, memory.data, ""
+        staged = StagedVersion(
             *about, shared=memory, hash_chunks=chunks, metadata=announce.metadata
         )
-        held.payload = None
-        self.holds.move(held, "mapped")
+        self.holds.move(held, "mapped", staged)
         if self.applying.failed is not None:
             self.applying.begun()
-        return [*self._turn("completed", now), Ready(held.staged)]
+        return [*self._turn("completed", now), Ready(staged)]
 
     def _turn(self, turn: Turn, now: float = -math.inf) -> list[Effect]:
         """Take pushed chunks again, and look for what came meanwhile; or no longer."""
@@ -249,7 +241,7 @@ class Slot:
     def place(self, chunk: AnyChunk, size: int) -> Lease | None:
         """Say where a chunk's payload belongs that is about to be received; None: nowhere."""
         held = self.holds.at["arriving"]
-        if held is None or held.transfer is None or held.key != (chunk.epoch, chunk.version):
+        if held is None or held.key != (chunk.epoch, chunk.version):
             return None
         return held.transfer.lend(chunk, size)
 
@@ -258,76 +250,74 @@ class Slot:
     ) -> list[Effect]:
         """A piece of a version."""
         held = self.holds.at["arriving"]
-        if held is None or held.transfer is None or held.key != (chunk.epoch, chunk.version):
+        if held is None or held.key != (chunk.epoch, chunk.version):
             return self._stray(chunk.epoch, chunk.version, now)
         transfer = held.transfer
-        fresh = transfer.take(chunk, payload, now, pushed=pushed)
-        effects = reports.fetches(transfer, now)
-        slow = now - transfer.reported_at >= self.timing.report
-        if fresh and pushed and (slow or transfer.here % PROGRESS_CHUNKS == 0):  # W23
-            transfer.reported_at = now
-            effects.append(reports.progress(held))
-        if transfer.here == transfer.plan.count:
-            effects += self._completed(held, transfer, now)
-        return effects
+        due = transfer.take(chunk, payload, now, pushed=pushed)
+        said = [reports.progress(held)] if due else []
+        whole = transfer.here == transfer.plan.count
+        return said + (self._advance(held, now) if whole else reports.fetches(transfer, now))
 
     def end(self, end: End, now: float) -> list[Effect]:
         """All chunks of a version are out."""
         held = self.holds.at["arriving"]
-        if held is None or held.transfer is None or held.key != (end.epoch, end.version):
+        if held is None or held.key != (end.epoch, end.version):
             return self._stray(end.epoch, end.version, now)
         if end.patch != held.transfer.patch:
             return []
         held.transfer.end(end.digest)
-        pulled = reports.fetches(held.transfer, now)
-        return pulled + self._completed(held, held.transfer, now)
+        return self._advance(held, now)
 
     def _stray(self, epoch: int, version: int, now: float) -> list[Effect]:
         waiting = self.holds.at["announced"]
         return self.asking.hear_of(epoch, version, now) if waiting is None else []
 
-    def _completed(self, held: Held, transfer: Transfer, now: float) -> list[Effect]:
-        """If the version is whole: verify it, then stage it."""
-        if not transfer.complete:
-            return []
+    def _advance(self, held: Held, now: float) -> list[Effect]:
+        """Fetch what is due; if the version is whole: verify it, then stage it."""
+        transfer = held.transfer
+        effects = reports.fetches(transfer, now)
+        if transfer.here < transfer.plan.count or transfer.digest is None:
+            return effects
         if transfer.patch is not None:
-            return self.patches.decode(held, transfer)
+            return effects + self.patches.decode(held)
         if transfer.verify():  # W13
-            return self._arrived(held, transfer.digest or "", now)
+            return effects + self._arrived(held, transfer.digest, now)
         if transfer.restarts < RESTARTS_MAX:
-            return []  # the next tick fetches it anew
+            return effects  # the next tick fetches it anew
         text = f"the whole did not match its digest, {transfer.restarts} times"
-        return self._decline(held, "digest-mismatch", text, now)
+        return effects + self._decline(held, "digest-mismatch", text, now)
 
-    def _arrived(self, held: Held, digest: str, now: float) -> list[Effect]:
+    def _arrived(
+        self, held: Held, digest: str, now: float, patch: PatchId | None = None, took: float = 0.0
+    ) -> list[Effect]:
         """A version is whole and sound: stage it, and commit it unless that waits for others."""
-        announce, buffer, layout = held.announce, held.buffer, held.layout
-        assert buffer is not None and layout is not None  # noqa: S101, PT018 - or it were not begun
+        announce, buffer = held.announce, held.buffer
+        assert buffer is not None  # noqa: S101 - or it were not begun
         say = announce.acknowledge == "staged" or announce.commit == "together"
-        older, by = self.holds.at["staged"], held.transfer
+        older = self.holds.at["staged"]
         if older is not None:
             self.holds.move(older, "newer")
-        patch, took = (by.patch, by.decode_us) if by is not None else (None, 0)
-        about = self.model, *held.key, layout, buffer, digest
-        held.staged = StagedVersion(
-            *about, say_staged=say, patch=patch, decode_us=took, metadata=announce.metadata
+        about = self.model, *held.key, held.layout, buffer, digest
+        us = round(took * 1e6)
+        staged = StagedVersion(
+            *about, say_staged=say, patch=patch, decode_us=us, metadata=announce.metadata
         )
-        self.holds.move(held, "whole")
+        self.holds.move(held, "whole", staged)
         effects = reports.staged([held]) if say else []
         if announce.commit != "together":
             effects += self._commit(held)
         elif self.asking.only == held.key:
-            effects.append(Whole(held.staged))
+            effects.append(Whole(staged))
         return effects + self._turn("completed", now)
 
     def _commit(self, held: Held) -> list[Effect]:
         self.holds.move(held, "committed")
-        return [Ready(held.staged)] if held.staged is not None else []
+        return [Ready(held.staged)]
 
     def committed(self, commit: Commit) -> list[Effect]:
         """The version that is staged here may be applied."""
         held, key = self.holds.at["staged"], (commit.epoch, commit.version)
-        if held is None or held.staged is None or held.key != key:
+        if held is None or held.key != key:
             return []
         same = held.staged.digest == commit.digest
         return self.asking.overtaken(key) + self._commit(held) if same else []  # W14
@@ -350,8 +340,9 @@ class Slot:
         for held in self.holds.all("announced", "arriving"):
             named = version == held.key[1] or (version == 0 and held.phase == "announced")  # W27
             late = epoch not in (0, held.key[0])  # a word of an older publisher
+            arrived = held.phase == "arriving"
             gone = named and not late and self.holds.move(held, "gone")
-            if gone and held.transfer is not None and only is None:
+            if gone and arrived and only is None:
                 return self._resume(now) or self.asking.latest(held.key[0], now)
         return self.asking.gone(epoch, version)
 
@@ -365,18 +356,14 @@ class Slot:
 
     # The session.
 
-    def reconnected(self, epoch: int, version: int, now: float) -> list[Effect]:
+    def reconnected(self, epoch: int, version: int, now: float, *, shared: bool) -> list[Effect]:
         """The publisher has let this worker in (again), and has this version for it.
 
         If versions will come over the network, have a buffer of their probable size.
         """
-        for held in self.holds.all("announced", "arriving", "staged"):
-            if held.phase == "announced" or held.key[0] != epoch:  # W28
-                self.holds.move(held, "fenced")
-            elif held.phase == "arriving" and held.transfer is not None:
-                held.transfer.reconnected(now)
-        self.holds.rejected.clear()
-        self.applying.torn = min(self.applying.torn, 1)  # it may be tried as often as at first
+        self.shared = shared
+        self.holds.reconnected(epoch, now)
+        self.applying.reconnected()
         self.asking.reconnected(epoch)
         effects: list[Effect] = []
         nbytes = self._expected.nbytes
@@ -394,10 +381,9 @@ class Slot:
                 held = self.holds.find(event.key, "ready", "applying")
                 return self._became(held, event, now) if held is not None else []
             case Granted():
-                return self._granted(self.holds.find(event.key, "announced"), event.buffer, now)
+                return self._granted(event, now)
             case Opened():
-                held = self.holds.find(event.key, "announced")
-                return self._opened(held, event.memory, now) if held is not None else []
+                return self._opened(event, now)
             case Copied():
                 return self._copied(event, now)
             case Decoded():
@@ -410,10 +396,7 @@ class Slot:
 
     def _waits(self, held: Held | None, text: str) -> list[Effect]:
         """Somebody is in the way of a version: say so at once, and then with every ping."""
-        if held is None:
-            return []
-        before, held.waits = held.waits, text
-        return [] if before else [reports.progress(held)]
+        return [reports.progress(held)] if held is not None and held.blocked(text) else []
 
     def _became(self, held: Held, report: Report, now: float) -> list[Effect]:
         """The user has begun, has put it back, is done with it, or has dropped it."""
@@ -424,8 +407,7 @@ class Slot:
             case "taken" | "put-back":
                 return said
             case "stale":
-                self.asking.asked_at = -math.inf
-                return said + self.asking.latest(held.key[0], now)
+                return said + self.asking.latest(held.key[0], now, at_once=True)
             case _ if self.holds.at["announced"] is not None:  # its buffer may be free
                 return said + self._resume(now)
             case _:
@@ -439,23 +421,23 @@ class Slot:
         if self.asking.outdated(waiting.key):
             self.holds.move(waiting, "newer")
             return []
-        return self._begin(waiting, now)
+        return self._reserve(waiting, now) if waiting.lacks == "buffer" else []
 
     # Time.
 
     def tick(self, now: float) -> list[Effect]:
         """Fetch what is due."""
         held = self.holds.at["arriving"]
-        if held is not None and held.transfer is not None:
-            if held.transfer.hopeless and held.transfer.patch is not None:
+        if held is not None and held.transfer.hopeless:  # W12
+            if held.transfer.patch is not None:
                 return self.patches.give_up(held, "nothing more of it comes", now)
-            if held.transfer.hopeless:  # W12
-                return self._decline(held, "digest-mismatch", NOTHING_FITS, now)
-            return reports.fetches(held.transfer, now) + self._completed(held, held.transfer, now)
+            return self._decline(held, "digest-mismatch", NOTHING_FITS, now)
+        if held is not None:
+            return self._advance(held, now)
         waiting = self.holds.at["announced"]
-        if waiting is not None and self.asking.due(waiting, now):
-            return self._begin(waiting, now)
-        return []
+        if waiting is not None and waiting.lacks == "layout":
+            return self._begin(waiting, now) if self.asking.due(now) else []
+        return self._resume(now)
 
     def repeat(self) -> list[Effect]:
         """Say again how things stand, in case it got lost."""

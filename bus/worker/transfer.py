@@ -30,10 +30,11 @@ from ...codecs.native import copy_crc32c, crc32c
 from ...codecs.sealing import Opening
 from ..chunks import plan_of
 from ..lease import Lease
-from ..limits import LABEL_MAX, TRIES_MAX, WINDOW_CHUNKS, Timing
+from ..limits import LABEL_MAX, PROGRESS_CHUNKS, TRIES_MAX, WINDOW_CHUNKS, Timing
 from ..messages import Announce, Buffer, Chunk, Patch, PatchId, SealedChunk
 from ..staged import Base, Copying, Patching, SharedMemory
 from .keyring import Keyring
+from .phases import COMING, Coming, Way
 
 MISSING, ASKED, HERE, LENT = 0, 1, 2, 3
 DAMAGED_MAX = 16  # damaged chunks that are asked for again at once, before patience decides
@@ -49,10 +50,12 @@ class Transfer:
         timing: How long to wait.
         keyring: What opens its chunks; None: they come in the clear.
         patch: What arrives in place of the version, into a buffer of its own size.
+        base: What the patch builds on.
         why: Why no patch arrives, though there are some.
 
     Attributes:
         base: What the patch builds on, for as long as that is needed.
+        comes: How it comes (`phases.COMING`).
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Transfer:
         timing: Timing,
         keyring: Keyring | None = None,
         patch: Patch | None = None,
+        base: Base | None = None,
         why: str = "",
     ) -> None:
         self.announce, self.buffer = announce, buffer
@@ -72,17 +76,17 @@ class Transfer:
         if patch is not None:
             self.patch = PatchId(patch.encoding, patch.epoch, patch.version)
         self.why = why[:LABEL_MAX]
-        self.base: Base | None = None
+        self.base = base
+        self.comes: Coming = "received"
         self.tries = 0  # times that nothing came for too long, though the connection is the same
         self._offered = patch
-        self._patching: Patching | None = None  # then all of the patch is here
-        self.decode_us = 0  # that decoding it took, once it is done
+        self._job: Copying | Patching | None = None  # of whoever else writes, or reads the patch
         self.key = (announce.epoch, announce.version)
         self.here = 0  # chunks that have arrived
         self.damaged = 0  # chunks whose bytes did not match their checksum
         self.restarts = 0  # times the whole did not match its digest
         self.digest: str | None = None  # from `end`
-        self.reported_at = now  # when the publisher was told last how far this is
+        self._reported_at = now  # when the publisher was told last how far this is
         self._states = bytearray(self.plan.count)
         self._crcs = np.zeros(self.plan.count, np.uint32)
         self._asked = 0
@@ -96,29 +100,30 @@ class Transfer:
         self._end_asked = False
         self._lease: Lease | None = None  # of the chunk that is LENT
         self._lent = (0, 0)  # which chunk, and how much of it was here when we looked last
-        self._copying: Copying | None = None  # then all are LENT
-        self._pulling = False  # nothing more will be pushed, as far as we can tell
 
     @property
     def progress(self) -> int:
         """Chunks that are here, and sound as far as it is known."""
-        return self.here if self._copying is None else self._copying.count
-
-    @property
-    def complete(self) -> bool:
-        """Whether every chunk is here and the digest is known."""
-        return self.here == self.plan.count and self.digest is not None
+        return self._job.count if isinstance(self._job, Copying) else self.here
 
     def take(
         self, chunk: Chunk | SealedChunk, payload: Buffer | Lease, now: float, *, pushed: bool
     ) -> bool:
-        """Take a chunk as it came: sealed if the version is, else in the clear."""
+        """Take a chunk as it came: sealed if the version is, else in the clear.
+
+        Return whether the publisher is to be told how far this is. (W23)
+        """
         proof = chunk.crc if isinstance(chunk, Chunk) else chunk
         if self._keyring is None if isinstance(chunk, SealedChunk) else self._keyring is not None:
             return False
         if chunk.patch != self.patch:  # D9
             return False
-        return self.add(chunk.index, proof, payload, now, pushed=pushed)
+        fresh = self.add(chunk.index, proof, payload, now, pushed=pushed)
+        slow = now - self._reported_at >= self._timing.report
+        if not (fresh and pushed and (slow or self.here % PROGRESS_CHUNKS == 0)):
+            return False
+        self._reported_at = now
+        return True
 
     def add(
         self,
@@ -215,11 +220,8 @@ class Transfer:
 
     def revoke(self) -> bool:
         """Nobody may write into the buffer any more; return False if somebody will, until told."""
-        if self._copying is not None:
-            self._copying.live = False
-            return False
-        if self._patching is not None:
-            self._patching.live = False
+        if self._job is not None:
+            self._job.live = False
             return False
         if self._lease is not None:
             self._lease.live, self._lease = False, None
@@ -230,49 +232,48 @@ class Transfer:
 
     def end(self, digest: str) -> None:
         """Take the digest of the whole: no more chunks will be pushed."""
-        self.digest, self._pulling = digest, True
+        self.digest = digest
+        self._turn("unpushed")
 
     def copy(self, memory: SharedMemory) -> Copying:
         """Lend the whole, of which nothing is here, to whoever copies it from shared memory."""
         self._states = bytearray([LENT]) * self.plan.count
-        announce = self.announce
-        self._copying = Copying(announce.model, self.key, memory, self.buffer, self.plan)
-        return self._copying
-
-    @property
-    def decoding(self) -> bool:
-        """Whether somebody decodes the patch."""
-        return self._patching is not None
+        self._turn("lent")
+        job = self._job = Copying(self.announce.model, self.key, memory, self.buffer, self.plan)
+        return job
 
     @property
     def hopeless(self) -> bool:
         """Whether nothing that fits comes, though it was asked for again and again."""
-        busy = self.decoding or self._copying is not None
-        return not busy and self.tries >= TRIES_MAX
+        return self.comes in ("received", "pulled") and self.tries >= TRIES_MAX
 
     def decode(self, base: Base, buffer: NDArray[np.uint8]) -> Patching:
         """Lend a buffer, and what the patch builds on, to whoever decodes it: it is here, whole."""
         model, digest = self.announce.model, self.digest or ""
-        self._patching = Patching(model, self.key, base, self.buffer, buffer, digest)
-        return self._patching
+        self._turn("patched")
+        job = self._job = Patching(model, self.key, base, self.buffer, buffer, digest)
+        return job
 
-    def decoded(self, seconds: float) -> None:
+    def decoded(self) -> None:
         """The patch is decoded: nobody needs what it builds on, and nobody writes any more."""
-        self._patching = self.base = None
-        self.decode_us = round(seconds * 1e6)
+        self._job = self.base = None
 
     def copied(self, crcs: NDArray[np.uint32] | None, now: float) -> None:
         """The copy has ended, with these checksums; without: all of it is to be fetched."""
         here = crcs is not None
-        self._copying, self._states = None, bytearray([HERE if here else MISSING]) * self.plan.count
+        self._turn("returned")
+        self._job, self._states = None, bytearray([HERE if here else MISSING]) * self.plan.count
         self._cursor = 0
         if crcs is not None:
             self._crcs, self.here = crcs, self.plan.count
-        self._heard_at = now
+        self._heard_at, self.tries = now, 0  # however long it took
 
     def pull(self) -> None:
-        """Nothing will be pushed: fetch at once."""
-        self._pulling = True
+        """Nothing more will be pushed, as far as we can tell: fetch at once."""
+        self._turn("unpushed")
+
+    def _turn(self, way: Way) -> None:
+        self.comes = COMING[self.comes].get(way, self.comes)
 
     def answered(self, sent_at: float) -> None:
         """A ping that was sent then was answered, and whatever was asked before it."""
@@ -281,22 +282,22 @@ class Transfer:
     def wants(self, now: float) -> list[tuple[int, int]]:
         """Return what to fetch now, as (first, count); (0, 0) asks for announcement and `end`."""
         wanted: list[tuple[int, int]] = []
-        if self._patching is not None:
+        if self.comes == "decoded":
             return wanted
         if self._lease is not None and self._lease.count > self._lent[1]:
             self._lent, self._heard_at = (self._lent[0], self._lease.count), now
         silent = now - self._heard_at
         if silent >= self._timing.quiet:  # W30
-            self._pulling = True
+            self.pull()
         passed = self._answered > self._asked_at  # else what was asked is still on its way
         if silent >= (self._patience if passed else self._timing.patience_max):  # W12
             self.tries += 1
             self._ask_again(now)
             self._patience = min(2 * self._patience, self._timing.patience_max)  # W32
-        if self.digest is None and self._pulling and not self._end_asked:
+        if self.digest is None and self.comes != "received" and not self._end_asked:
             self._end_asked = True
             wanted.append((0, 0))
-        limit = self.plan.count if self._pulling else self._pushed  # W10, W30
+        limit = self.plan.count if self.comes == "pulled" else self._pushed  # W10, W30
         if self._asked <= WINDOW_CHUNKS // 2:
             first = self._states.find(MISSING, self._cursor, limit)
             self._cursor = first if first >= 0 else max(self._cursor, limit)
@@ -314,13 +315,15 @@ class Transfer:
         self.restarts += 1
         self.here = self._asked = self._cursor = 0
         self._states = bytearray(self.plan.count)
-        self.digest, self._end_asked, self._pulling = None, False, True
+        self.digest, self._end_asked = None, False
+        self.pull()
         return False
 
     def reconnected(self, now: float) -> None:
         """The connection is new: what was asked on the old one will not come."""
         self._ask_again(now)
-        self._pulling, self.tries = True, 0
+        self.tries = 0
+        self.pull()
 
     def _ranges(self, limit: int) -> list[tuple[int, int]]:
         """Ask for what is missing below a limit, as far as the window goes."""

@@ -5,10 +5,12 @@
  * leads nowhere: tests must notice (`tests/protocol/flip_arrows.py` at the root).
  */
 
-import { ARROWS, MODES, SESSIONS } from "../src/phases.js";
+import { ARROWS, COMING, LACKS, MODES, SESSIONS } from "../src/phases.js";
 
 export const TABLES: Record<string, Record<string, Record<string, string>>> = {
   version: ARROWS,
+  announced: LACKS,
+  arriving: COMING,
   model: MODES,
   worker: SESSIONS,
 };

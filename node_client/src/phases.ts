@@ -88,6 +88,31 @@ export const ARROWS: Table<Phase, Event> = {
   rejected: {},
 };
 
+// Of an announced version: what it lacks. Who lacks a layout has asked for it; a segment and memory
+// are there at once, or are not to be had; a buffer is when another version lets go of one. It is
+// `begun` once it lacks no more than memory, and `mapped` once it lacks no more than a segment.
+export type Lack = "layout" | "segment" | "memory" | "buffer";
+export type Gain = "known" | "located" | "opened" | "full" | "freed";
+
+export const LACKS: Table<Lack, Gain> = {
+  layout: { known: "memory", located: "segment" },
+  segment: { opened: "memory" },
+  memory: { full: "buffer" },
+  buffer: { freed: "memory" },
+};
+
+// Of an arriving version: how it comes. A chunk that is received may have been asked for; where
+// nothing more is pushed, all are.
+export type Coming = "received" | "pulled" | "copied" | "decoded";
+export type Way = "unpushed" | "lent" | "patched" | "returned";
+
+export const COMING: Table<Coming, Way> = {
+  received: { unpushed: "pulled", lent: "copied" },
+  pulled: { patched: "decoded" },
+  copied: { returned: "pulled" },
+  decoded: {},
+};
+
 // Of a model: whether its worker takes what is pushed. Who had to drop an arriving version for a
 // newer one finishes the next, by fetching, before it looks at anything newer; else one that is
 // slower than its publisher would never complete any.
@@ -106,6 +131,7 @@ export type Change = "welcomed" | "unknown" | "refused" | "silent";
 export const SESSIONS: Table<Session, Change> = {
   outside: { welcomed: "inside" },
   inside: {
+    welcomed: "inside", // by a publisher of another epoch
     unknown: "outside",
     refused: "outside",
     silent: "outside",

@@ -102,6 +102,63 @@ pub const ARROWS: &[(Phase, Event, Phase)] = &[
     (Running, Torn, Dropped),
 ];
 
+/// Of an announced version: what it lacks. Who lacks a layout has asked for it; a segment and memory
+/// are there at once, or are not to be had; a buffer is when another version lets go of one. It is
+/// `begun` once it lacks no more than memory, and `mapped` once it lacks no more than a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Lack {
+    Layout,
+    Segment,
+    Memory,
+    Buffer,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Gain {
+    Known,
+    Located,
+    Opened,
+    Full,
+    Freed,
+}
+
+pub const LACKS: &[(Lack, Gain, Lack)] = &[
+    (Lack::Layout, Gain::Known, Lack::Memory),
+    (Lack::Layout, Gain::Located, Lack::Segment),
+    (Lack::Segment, Gain::Opened, Lack::Memory),
+    (Lack::Memory, Gain::Full, Lack::Buffer),
+    (Lack::Buffer, Gain::Freed, Lack::Memory),
+];
+
+/// Of an arriving version: how it comes. A chunk that is received may have been asked for; where
+/// nothing more is pushed, all are.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Coming {
+    Received,
+    Pulled,
+    Copied,
+    Decoded,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Way {
+    Unpushed,
+    Lent,
+    Patched,
+    Returned,
+}
+
+pub const COMING: &[(Coming, Way, Coming)] = &[
+    (Coming::Received, Way::Unpushed, Coming::Pulled),
+    (Coming::Received, Way::Lent, Coming::Copied),
+    (Coming::Pulled, Way::Patched, Coming::Decoded),
+    (Coming::Copied, Way::Returned, Coming::Pulled),
+];
+
 /// Of a model: whether its worker takes what is pushed. Who had to drop an arriving version for a
 /// newer one finishes the next, by fetching, before it looks at anything newer; else one that is
 /// slower than its publisher would never complete any.
@@ -143,6 +200,7 @@ pub enum Change {
 
 pub const SESSIONS: &[(Session, Change, Session)] = &[
     (Session::Outside, Change::Welcomed, Session::Inside),
+    (Session::Inside, Change::Welcomed, Session::Inside), // by a publisher of another epoch
     (Session::Inside, Change::Unknown, Session::Outside),
     (Session::Inside, Change::Refused, Session::Outside),
     (Session::Inside, Change::Silent, Session::Outside),

@@ -25,7 +25,7 @@ from weightbus.bus.messages import (
 from weightbus.bus.observed import ToPublisher, to_worker
 from weightbus.bus.staged import StaleError
 from weightbus.bus.worker.keyring import Keyring
-from weightbus.bus.worker.phases import ARROWS, MODES, SESSIONS
+from weightbus.bus.worker.phases import ARROWS, COMING, LACKS, MODES, SESSIONS
 from weightbus.codecs.apply import copy_into
 from weightbus.codecs.checksum import digest, digest_of
 from weightbus.codecs.delta.patch import Delta
@@ -228,7 +228,13 @@ def _sequence(case: Case, folder: Path) -> Result:
     return {"steps": play(case, lambda frame: blob(frame, folder))}
 
 
-TABLES: dict[str, Any] = {"version": ARROWS, "model": MODES, "worker": SESSIONS}
+TABLES: dict[str, Any] = {
+    "version": ARROWS,
+    "announced": LACKS,
+    "arriving": COMING,
+    "model": MODES,
+    "worker": SESSIONS,
+}
 
 
 def _phase(case: Case, _folder: Path) -> Result:

@@ -40,10 +40,10 @@ SINCE: dict[str, float] = {
     "_said_hello_at": 1,
     "_unanswered_since": 2,
     "_pinged_at": 1,
-    "asked_at": 1,
+    "_latest_at": 1,
     "_asked_at": 0,  # see `_answered`
     "_exact_at": 1,
-    "reported_at": 1,
+    "_reported_at": 1,
     "heard_at": 2,
     "contested_at": 2,
     "closed_at": 2,
@@ -218,8 +218,10 @@ class _Forming:
         elif isinstance(given, Ages):
             given._since = {}  # noqa: SLF001 # pyright: ignore
         elif isinstance(given, Held) and given.phase in WHOLE:  # how it came is over
-            given.transfer, given.pushed = None, False
-        elif isinstance(given, Held) and given.transfer and given.transfer.patch is not None:
+            given.pushed = False
+            if hasattr(given, "transfer"):
+                del given.transfer
+        elif isinstance(given, Held) and given.phase == "arriving" and given.transfer.patch:
             assert given.buffer is not None
             given.buffer[:] = 0  # the patch arrives elsewhere, and is decoded all at once
         elif isinstance(given, Patching):

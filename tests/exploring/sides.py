@@ -228,7 +228,6 @@ class WorkerSide:
         whole = self.label > 0
         assert whole == (self.runs != (0, 0)), f"it runs {self.runs}, its label is {self.label}"
         for each in holds.all("staged", "ready", "applying"):
-            assert each.staged is not None
             assert label_of(each.staged.data) > 0, f"{each.key} is torn"
         given = {s.key for s in (self.ready, self.applying) if s is not None}
         waiting = {h.key for h in holds.all("ready", "applying")}

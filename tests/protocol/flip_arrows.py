@@ -36,6 +36,9 @@ from weightbus.tests.simulation import simulate
 OF_PUBLISHER = {"published version", "worker on the roster", "target", "decision"}
 TABLES: dict[str, dict[str, dict[str, str]]] = {
     "version": phases.ARROWS,  # type: ignore[dict-item]
+    "announced": phases.LACKS,  # type: ignore[dict-item]
+    "arriving": phases.COMING,  # type: ignore[dict-item]
+    "applying": phases.TIMES,  # type: ignore[dict-item]
     "model": phases.MODES,  # type: ignore[dict-item]
     "worker": phases.SESSIONS,  # type: ignore[dict-item]
     "published version": publisher_phases.VERSIONS,  # type: ignore[dict-item]
@@ -61,11 +64,16 @@ OWN_TESTS = {  # of a client, run in its folder
     "go": "go test -count 1 -timeout 60s -run Simulation|Nothing|Whoever|Road ./internal/wbp",
 }
 OF_THREADS = {("applying", "put-back"), ("applying", "failed"), ("applying", "newer")}
+OF_COPIES = {("received", "lent"), ("copied", "returned")}
+OF_SEGMENTS = {("layout", "located"), ("segment", "opened")}
 UNUSED = {  # along these no version of a client goes: no road, no room asked for, no other thread
-    "node": OF_THREADS | {("announced", "mapped"), ("applying", "stale")},
-    "go": OF_THREADS,
+    "node": OF_THREADS | OF_COPIES | OF_SEGMENTS | {("announced", "mapped"), ("applying", "stale")},
+    "go": OF_THREADS | OF_COPIES,
 }
-SAME = {("ready", "newer", "announced"), ("running", "newer", "announced")}  # dropped at once
+SAME = {
+    *(("ready", "newer", "announced"), ("running", "newer", "announced")),  # dropped at once
+    ("inside", "welcomed", ""),
+}
 Flip = tuple[str, str, str, str]  # table, state, event, and where it leads; "": nowhere
 
 
@@ -171,7 +179,11 @@ def main() -> int:
         f
         for f in flips()
         if not client
-        or (f[0] not in OF_PUBLISHER and f[1:3] not in UNUSED[client] and f[1:] not in SAME)
+        or (
+            f[0] not in OF_PUBLISHER | {"applying"}
+            and f[1:3] not in UNUSED[client]
+            and f[1:] not in SAME
+        )
     ]
     with multiprocessing.get_context("spawn").Pool(maxtasksperchild=20) as pool:
         for (of, state, event, wrong), found in pool.imap(look, every):

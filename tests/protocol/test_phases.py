@@ -9,30 +9,39 @@ from typing import Any
 import numpy as np
 import pytest
 
+from weightbus.bus.limits import Timing
 from weightbus.bus.messages import Announce
 from weightbus.bus.publisher.phases import DECISIONS, TARGETS, VERSIONS, WORKERS
 from weightbus.bus.worker.holdings import IN_MEMORY, Held, Holdings
-from weightbus.bus.worker.phases import ARROWS, MODES, SESSIONS, Event, Phase
+from weightbus.bus.worker.phases import ARROWS, COMING, LACKS, MODES, SESSIONS, Event, Phase
+from weightbus.bus.worker.transfer import Transfer
+from weightbus.tests.vectors import phase_cases
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "PROTOCOL.md").read_text()
 WORKER, PUBLISHER = (DOCUMENT.split(f"\n## {n}. ")[1].split("\n## ")[0] for n in (8, 9))
 EVENTS: list[Event] = sorted({event for arrows in ARROWS.values() for event in arrows})
 Table = Mapping[Any, Mapping[Any, str]]
-OF_WORKER: dict[str, Table] = {"version": ARROWS, "model": MODES, "worker": SESSIONS}
+OF_WORKER: dict[str, Table] = {
+    "version": ARROWS,
+    "announced": LACKS,
+    "arriving": COMING,
+    "model": MODES,
+    "worker": SESSIONS,
+}
 OF_PUBLISHER: dict[str, Table] = {
     "worker on the roster": WORKERS,
     "target": TARGETS,
     "decision": DECISIONS,
     "published version": VERSIONS,
 }
+HEADS = {**phase_cases.WORKER, **phase_cases.PUBLISHER}
 SIDES = [(WORKER, "phases.json", OF_WORKER), (PUBLISHER, "publisher_phases.json", OF_PUBLISHER)]
 
 
 def of_the_document(section: str, of: str) -> dict[str, dict[str, str]]:
     """Return a table of the document, by what it is of."""
-    head = "| phase | event | next |" if of == "version" else f"| a {of} is | when | it is |"
-    block = section.split(head)[1].split("\n\n")[0]
+    block = section.split(HEADS[of])[1].split("\n\n")[0]
     found: dict[str, dict[str, str]] = {}
     for line in block.strip().splitlines()[1:]:
         state, event, after = (cell.strip() for cell in line.strip().strip("|").split("|"))
@@ -65,9 +74,21 @@ def test_the_document_explains_every_phase_and_event(
     section: str, states: set[str], events: set[str]
 ) -> None:
     rows = {*re.findall(r"^\| ([a-z-]+) \| [^|]+ \|$", section, re.MULTILINE)}
-    named = {word.lower() for word in re.findall(r"\*([A-Za-z]+)\*", section)}
     assert events <= rows
-    assert states <= rows | named
+    assert states <= rows | named(section)
+
+
+def test_the_document_names_what_happens_within_a_phase() -> None:
+    for table in (LACKS, COMING):
+        states: Table = table
+        assert {*states} | {event for arrows in states.values() for event in arrows} <= named(
+            WORKER
+        )
+
+
+def named(section: str) -> set[str]:
+    """Return the words that a section explains in its sentences."""
+    return {word.lower() for word in re.findall(r"\*([A-Za-z]+)\*", section)}
 
 
 @pytest.mark.parametrize(("_", "file", "tables"), SIDES, ids=["worker", "publisher"])
@@ -101,11 +122,14 @@ def at(holds: Holdings, phase: Phase) -> Held:
     told = {"layout": "0" * 64, "layout_bytes": 10, "nbytes": 8, "chunk_bytes": 8}
     words = {"commit": "auto", "acknowledge": "applied", "encoding": "raw"}
     announce = Announce(model="a", epoch=1, version=1, **told, **words)  # type: ignore[arg-type]
-    held = holds.expect(announce, pushed=False, payload=None)
+    held = holds.expect(announce, pushed=False)
     for event in way_to(phase):
+        transfer = None
         if event == "begun":
-            holds.give(held, np.empty(8, np.uint8))
-        assert holds.move(held, event)
+            buffer = np.empty(8, np.uint8)
+            holds.give(held, buffer)
+            transfer = Transfer(announce, buffer, 0.0, Timing())
+        assert holds.move(held, event, transfer)
     return held
 
 

@@ -98,9 +98,8 @@ class Invariants:
 
     def on_arriving(self, name: str, slots: Iterable[Slot]) -> None:
         """What counts as here is what was published. (A damaged number of a chunk aside.)"""
-        for held in [h for slot in slots for h in slot.holds.all("arriving") if h.transfer]:
+        for held in [h for slot in slots for h in slot.holds.all("arriving")]:
             transfer = held.transfer
-            assert transfer is not None
             if transfer.patch is not None:
                 continue  # it is of use only if it leads to what was published
             data = self.published[held.announce.model, *held.key].data
@@ -229,7 +228,7 @@ class Invariants:
             assert base.data.tobytes() == found.data, f"{name} has other bytes than {runs}"
             assert runs.digest == found.digest
             assert base.users or runs == slot.running, f"{name} keeps {runs} for nothing"
-            arriving = [h.transfer for h in slot.holds.all("arriving") if h.transfer]
+            arriving = [h.transfer for h in slot.holds.all("arriving")]
             assert base.users >= sum(t.base is base for t in arriving)
 
     def on_slots(self, name: str, slots: Iterable[Slot]) -> None:
@@ -237,3 +236,6 @@ class Invariants:
         for slot in slots:
             held = sum(h.buffer is not None for h in slot.holds.all(*IN_MEMORY))
             assert held <= BUFFERS_MAX, f"{name} holds {held} copies of {slot.model}"
+            for each in slot.holds.all(*IN_MEMORY):
+                mapped = each.phase != "arriving" and each.staged.shared is not None
+                assert each.lacks == ("segment" if mapped else "memory"), f"{each.key} lacks more"

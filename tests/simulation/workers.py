@@ -41,6 +41,7 @@ from .conditions import SIZES, Steps, T
 from .invariants import Key
 from .performing import done
 from .virtual_memory import Lives, VirtualView
+from .watching import Watched
 
 if TYPE_CHECKING:
     from .network import Simulation
@@ -75,7 +76,7 @@ class Worker:
         identity = Identity(self.name, instance, features=features)
         models = ["a", "b"] if self.name == "w0" else ["a"]
         keyring = Keyring() if self.sim.sealed else None
-        self.machine = WorkerMachine(
+        self.machine = Watched(
             identity, models, self.objection, self.bytes_max, self.sim.timing, keyring=keyring
         )
         self.topics: set[bytes] = set()

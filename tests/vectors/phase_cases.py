@@ -8,6 +8,8 @@ from weightbus.tests.vectors.parts import Json
 
 WORKER = {
     "version": "| phase | event | next |",
+    "announced": "| an announced version lacks | when | it lacks |",
+    "arriving": "| an arriving version is | when | it is |",
     "model": "| a model is | when | it is |",
     "worker": "| a worker is | when | it is |",
 }
@@ -16,6 +18,15 @@ PUBLISHER = {
     for of in ("worker on the roster", "target", "decision", "published version")
 }
 RULES = {  # of the events that the document explains in a sentence; a table has the others'
+    "known": ["W6"],
+    "located": ["S6"],
+    "opened": ["S6"],
+    "full": ["W6"],
+    "freed": ["W6"],
+    "unpushed": ["W30", "W31"],
+    "lent": ["S6"],
+    "returned": ["S6"],
+    "patched": ["D5"],
     "replaced": ["W26"],
     "completed": ["W26"],
     "welcomed": ["W2"],

@@ -129,7 +129,7 @@ def test_what_is_not_to_be_had_any_more_is_told_once(after: str) -> None:
         case "aborted":
             effects = bench.abort(version(2))
         case _:
-            effects = bench.slot.reconnected(EPOCH + 1, 0, bench.now)
+            effects = bench.slot.reconnected(EPOCH + 1, 0, bench.now, shared=False)
     assert [number for number, _ in gone(effects)] == [2]
     assert gone(bench.slot.gone(EPOCH, 2, bench.now)) == []
     bench.now += 10

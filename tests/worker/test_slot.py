@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 from numpy.typing import NDArray
 
-from weightbus.bus.effects import Effect, Ready, Rejected, Send, Subscribe
+from weightbus.bus.effects import Effect, Open, Ready, Rejected, Reserve, Send, Subscribe
 from weightbus.bus.limits import CHUNKS_MAX, TEXT_MAX, Timing
 from weightbus.bus.messages import (
     Abort,
@@ -30,7 +30,7 @@ from weightbus.bus.messages import (
 from weightbus.bus.publisher import offers
 from weightbus.bus.publisher.version import Version
 from weightbus.bus.staged import Copying, OverwrittenError, SharedMemory, StagedVersion, StaleError
-from weightbus.bus.worker.events import Outcome, Report
+from weightbus.bus.worker.events import Granted, Opened, Outcome, Report
 from weightbus.bus.worker.holdings import Held
 from weightbus.bus.worker.layouts import LAYOUTS_KEPT
 from weightbus.bus.worker.phases import Event, Phase
@@ -127,9 +127,7 @@ def arriving(bench: Bench) -> Held:
 
 
 def transfer(bench: Bench) -> Transfer:
-    found = arriving(bench).transfer
-    assert found is not None
-    return found
+    return arriving(bench).transfer
 
 
 # Arriving.
@@ -572,7 +570,7 @@ def test_the_same_epoch_goes_on_where_it_was() -> None:
     bench.announce(v)
     bench.end(v)
     bench.feed(v, 0)
-    bench.slot.reconnected(EPOCH, 1, bench.now)
+    bench.slot.reconnected(EPOCH, 1, bench.now, shared=False)
     assert transfer(bench).here == 1
     [fetch] = sent(bench.slot.tick(bench.now), Fetch)
     assert (fetch.first, fetch.count) == (1, 2)
@@ -582,7 +580,9 @@ def test_what_is_staged_is_repeated_until_it_is_decided() -> None:
     bench, v = Bench(), version(1)
     bench.deliver(v, commit="together")
     assert sent(bench.slot.repeat(), Staged)[0].digest == v.digest
-    assert sent(bench.slot.reconnected(EPOCH, 0, bench.now), Staged), "to the same epoch"
+    assert sent(bench.slot.reconnected(EPOCH, 0, bench.now, shared=False), Staged), (
+        "to the same epoch"
+    )
     bench.abort(v)
     assert not sent(bench.slot.repeat(), Staged)
 
@@ -601,6 +601,32 @@ def test_memory_that_is_lent_is_taken_back_with_the_version_it_was_for(end: str)
         bench.abort(v)
     assert not lease.live
     assert bench.slot.place(chunk, len(payload)) is None
+
+
+@pytest.mark.parametrize("granted", [True, False])
+def test_memory_that_comes_late_is_waited_for_and_of_use_only_to_who_lacks_it(
+    granted: bool,
+) -> None:
+    bench, v, newer = Bench(), version(1), version(2)
+    [reserve] = bench.slot.announced(announcement(v), v.layout.header, 0.0)
+    assert reserve == Reserve("a", v.key, 20)
+    assert not bench.slot.tick(99.0), "it is not asked for twice"
+    bench.announce(newer)
+    late = Granted("a", v.key, np.empty(20, np.uint8) if granted else None)
+    assert bench.slot.happened(late, 99.0) == []
+    assert arriving(bench).key == newer.key
+    assert ready(bench.feed(newer) + bench.end(newer))
+
+
+def test_a_segment_that_is_open_late_is_of_no_use_to_who_lacks_a_layout_by_now() -> None:
+    bench, v = Bench(), version(1)
+    bench.announce(v)
+    [opens] = bench.slot.announced(announcement(version(2), shared=SHARED), None, 0.0)
+    assert isinstance(opens, Open)
+    other = structs.replace(announcement(version(2)), layout="f" * 64)
+    assert sent(bench.slot.announced(other, None, 0.0), Fetch)[0].layout
+    assert bench.slot.happened(Opened("a", opens.key, None), 0.0) == []
+    assert arriving(bench).key == v.key
 
 
 # Copying from shared memory.
@@ -657,7 +683,10 @@ def test_what_is_stale_or_was_overwritten_is_fetched(how: type[StaleError]) -> N
     bench, v = Bench(), version(1)
     copy = begun(bench, v, Memory(how))
     bench.end(v)
+    for bench.now in range(0, 600, 10):
+        assert not bench.slot.tick(bench.now), "it takes long"
     effects = end_copy(bench, copy)
+    assert not bench.slot.tick(bench.now), "nothing that was asked for has failed to come"
     assert not sent(effects, Staged)
     assert [(f.version, f.first, f.count) for f in sent(effects, Fetch)] == [(1, 0, 3)]
     assert sent(bench.feed(v, pushed=False), Staged)
@@ -694,7 +723,7 @@ def test_a_copy_that_is_overtaken_keeps_its_buffer_until_it_has_ended(how: str) 
     if how == "aborted":
         bench.abort(v)
     elif how == "fenced":
-        bench.slot.reconnected(EPOCH + 1, 0, bench.now)
+        bench.slot.reconnected(EPOCH + 1, 0, bench.now, shared=False)
     epoch = EPOCH + (how == "fenced")
     bench.announce(version(2, epoch=epoch))
     assert not copy.live
@@ -785,7 +814,7 @@ def happen(bench: Bench, v: Version, event: Event) -> tuple[int, int]:
         case "aborted", _:
             bench.abort(v)
         case "fenced", _:
-            slot.reconnected(EPOCH + 1, 0, now)
+            slot.reconnected(EPOCH + 1, 0, now, shared=False)
         case _:
             bench.report(v.key, event)  # pyright: ignore[reportArgumentType]
     return v.key

@@ -44,6 +44,7 @@ from weightbus.bus.messages import (
     encode,
 )
 from weightbus.bus.publisher import offers
+from weightbus.bus.staged import StagedVersion
 from weightbus.bus.worker.events import Outcome, Report
 from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.bus.worker.phases import Event
@@ -112,9 +113,12 @@ def run(slot: Slot, running: Running) -> None:
     """Have a version run that came some time ago."""
     named = {"model": slot.model, "epoch": running.epoch, "version": running.version}
     announced = structs.replace(announce(), **named)
-    held = slot.holds.expect(announced, pushed=False, payload=None)
-    events: list[Event] = ["begun", "whole", "committed", "taken", "applied"]
-    assert all(slot.holds.move(held, event) for event in events)
+    held = slot.holds.expect(announced, pushed=False)
+    data = np.frombuffer(DATA, np.uint8)
+    staged = StagedVersion(slot.model, *held.key, LAYOUT, data, running.digest)
+    events: list[Event] = ["begun", "whole", "committed", "taken"]
+    assert all(slot.holds.move(held, event, staged) for event in events)
+    assert slot.holds.move(held, "applied", running)
     slot.applying.runs(held, running)
 
 

@@ -98,6 +98,50 @@ var arrows = Table{
 	rejected: {},
 }
 
+// Of an announced version: what it lacks. Who lacks a layout has asked for it; a segment and memory are there at
+// once, or are not to be had; a buffer is when another version lets go of one. It is begun once it lacks no more than
+// memory, and mapped once it lacks no more than a segment.
+const (
+	aLayout  State = "layout"
+	aSegment State = "segment"
+	aMemory  State = "memory"
+	aBuffer  State = "buffer"
+
+	known   Event = "known"
+	located Event = "located"
+	opened  Event = "opened"
+	full    Event = "full"
+	freed   Event = "freed"
+)
+
+var lacks = Table{
+	aLayout:  {known: aMemory, located: aSegment},
+	aSegment: {opened: aMemory},
+	aMemory:  {full: aBuffer},
+	aBuffer:  {freed: aMemory},
+}
+
+// Of an arriving version: how it comes. A chunk that is received may have been asked for; where nothing more is
+// pushed, all are.
+const (
+	received State = "received"
+	pulled   State = "pulled"
+	copied   State = "copied"
+	decoded  State = "decoded"
+
+	unpushed Event = "unpushed"
+	lentOut  Event = "lent"
+	patched  Event = "patched"
+	returned Event = "returned"
+)
+
+var coming = Table{
+	received: {unpushed: pulled, lentOut: copied},
+	pulled:   {patched: decoded},
+	copied:   {returned: pulled},
+	decoded:  {},
+}
+
 // Of a model: whether its worker takes what is pushed. Who had to drop an arriving version for a newer
 // one finishes the next, by fetching, before it looks at anything newer; else one that is slower than
 // its publisher would never complete any.
@@ -128,11 +172,14 @@ const (
 var sessions = Table{
 	outside: {welcomed: inside},
 	inside: {
-		unknown: outside,
-		refused: outside,
-		silent:  outside,
+		welcomed: inside, // by a publisher of another epoch
+		unknown:  outside,
+		refused:  outside,
+		silent:   outside,
 	},
 }
 
 // Tables are all of them, by what they are of.
-var Tables = map[string]Table{"version": arrows, "model": modes, "worker": sessions}
+var Tables = map[string]Table{
+	"version": arrows, "announced": lacks, "arriving": coming, "model": modes, "worker": sessions,
+}
