@@ -3,17 +3,21 @@
 //! Memory has no owner but what is held here: a version that is dropped gives it back.
 
 use crate::effects::Staged;
+use crate::layout::Layout;
 use crate::limits::REJECTED_KEPT;
 use crate::messages::{Acknowledge, Announce, CommitMode, Metadata, PatchId};
 use crate::patching::{Base, Bytes};
-use crate::phases::{next, Event, Phase, ARROWS};
+use crate::phases::{next, Event, Gain, Lack, Phase, ARROWS, LACKS};
 use crate::transfer::{Key, Transfer};
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// A version that is here.
 pub struct Held {
     pub key: Key,
     pub announce: Announce,
+    /// Once it is known.
+    pub layout: Option<Arc<Layout>>,
     /// While it arrives.
     pub transfer: Option<Transfer>,
     /// While it waits for a commit.
@@ -28,11 +32,17 @@ pub struct Held {
     /// While it runs, if patches may build on it.
     pub base: Option<Base>,
     phase: Phase,
+    lacks: Lack, // while it is announced
 }
 
 impl Held {
     pub fn phase(&self) -> Phase {
         self.phase
+    }
+
+    /// What it lacks while it is announced.
+    pub fn lacks(&self) -> Lack {
+        self.lacks
     }
 }
 
@@ -78,6 +88,7 @@ impl Holdings {
         self.live.push(Held {
             key,
             announce,
+            layout: None,
             transfer: None,
             staged: None,
             digest: String::new(),
@@ -86,7 +97,15 @@ impl Holdings {
             decode_us: 0,
             base: None,
             phase: Phase::Announced,
+            lacks: Lack::Layout,
         });
+    }
+
+    /// Something that the announced version lacked is here, or is not to be had for now.
+    pub fn gain(&mut self, event: Gain) {
+        if let Some(held) = self.at_mut(Phase::Announced) {
+            held.lacks = next(LACKS, held.lacks, event).unwrap_or(held.lacks);
+        }
     }
 
     /// Gives back the bytes that patches may build on; tells whether any were kept for that.

@@ -11,7 +11,7 @@ use crate::limits::*;
 use crate::messages::*;
 use crate::patches::Patches;
 use crate::patching::{Base, Bytes, Decoding};
-use crate::phases::{next, Event, Mode, Phase, Turn, MODES};
+use crate::phases::{next, Event, Gain, Lack, Mode, Phase, Turn, MODES};
 use crate::sealing::{Opening, Subject};
 use crate::segment::{Segment, Stamp};
 use crate::staging::{Buffer, Buffers};
@@ -164,7 +164,7 @@ impl Slot {
     /// The version that waits for its layout, which was asked for.
     fn awaited_layout(&self) -> Option<Key> {
         let waiting = self.holds.at(Phase::Announced)?;
-        Some(waiting.key).filter(|_| self.layouts.get(&waiting.announce).is_none())
+        Some(waiting.key).filter(|_| waiting.lacks() == Lack::Layout)
     }
 
     fn ask_latest(&mut self, epoch: u64, now: Time) -> Vec<Effect> {
@@ -265,7 +265,7 @@ impl Slot {
         effects
     }
 
-    /// Starts to receive what is announced, if everything is there for it.
+    /// Starts to receive what is announced, if its layout is known.
     fn begin(&mut self, now: Time) -> Vec<Effect> {
         let announce = match self.holds.at(Phase::Announced) {
             Some(held) => held.announce.clone(),
@@ -282,12 +282,25 @@ impl Slot {
                 return vec![self.fetch(key, 0, 0, true)]; // W7
             }
         };
-        let shared = announce.shared.as_ref().filter(|_| key != self.stale);
-        let segment = shared.and_then(|shared| self.host.open(shared, announce.nbytes));
+        if let Some(held) = self.holds.at_mut(Phase::Announced) {
+            held.layout = Some(layout.clone());
+        }
+        let segment = self.segment(&announce);
+        self.holds.gain(if segment.is_some() { Gain::Located } else { Gain::Known });
         match segment {
             Some(segment) if !must_be_staged(&announce) => self.map(announce, layout, segment, now), // S6
-            segment => self.make_room(announce, layout, segment, now),
+            segment => {
+                self.holds.gain(Gain::Opened);
+                self.make_room(announce, layout, segment, now)
+            }
         }
+    }
+
+    /// The shared memory that a version lies in; nothing if it must come over the network.
+    fn segment(&self, announce: &Announce) -> Option<Arc<Segment>> {
+        let key = (announce.epoch, announce.version);
+        let shared = announce.shared.as_ref().filter(|_| key != self.stale)?;
+        self.host.open(shared, announce.nbytes)
     }
 
     /// The version is whole in shared memory: it can be applied from there.
@@ -329,9 +342,12 @@ impl Slot {
             buffer = self.buffers.take(announce.nbytes); // the next version matters more (D3)
         }
         match buffer {
-            Ok(Some(buffer)) => effects.extend(self.receive(announce, layout, buffer, segment, now)),
-            Ok(None) => {}                    // `resume` begins when one is given back
-            Err(_) if self.decoding > 0 => {} // the decoder holds two, and perhaps the base: `decoded` begins
+            Ok(Some(buffer)) => {
+                self.holds.gain(Gain::Freed);
+                effects.extend(self.receive(announce, layout, buffer, segment, now));
+            }
+            Ok(None) => self.holds.gain(Gain::Full), // `resume` goes on when one is given back
+            Err(_) if self.decoding > 0 => self.holds.gain(Gain::Full), // by the decoder: `decoded` goes on
             Err(error) => {
                 let text = format!("no memory for {} bytes ({})", announce.nbytes, error);
                 let problem = ("no-memory", text + ": lower bytes_max, or make room");
@@ -818,7 +834,14 @@ impl Slot {
         }
         let newest = self.holds.newest();
         self.holds.tell_those(Event::Newer, |held| held.phase() == Phase::Announced && held.key <= newest);
-        self.begin(now)
+        let waiting = self.holds.at(Phase::Announced).filter(|held| held.lacks() == Lack::Buffer);
+        match waiting.map(|held| (held.announce.clone(), held.layout.clone())) {
+            Some((announce, Some(layout))) => {
+                let segment = self.segment(&announce);
+                self.make_room(announce, layout, segment, now)
+            }
+            _ => Vec::new(),
+        }
     }
 
     // Time.
@@ -838,8 +861,11 @@ impl Slot {
             effects.extend(self.completed(key, now));
             return effects;
         }
-        let under_way = self.awaited_layout().is_some() && self.answered <= self.asked_at; // W7
-        let patience = if under_way { self.timing.patience_max } else { self.timing.patience };
+        if self.awaited_layout().is_none() {
+            return self.resume(now);
+        }
+        let passed = self.answered > self.asked_at; // W7: else it may be on its way
+        let patience = if passed { self.timing.patience } else { self.timing.patience_max };
         if self.asked_at.map_or(true, |at| now.saturating_sub(at) >= patience) {
             return self.begin(now);
         }

@@ -27,6 +27,7 @@ use crate::layout::Layout;
 use crate::limits::{Timing, CHUNK_BYTES_MAX, DAMAGED_MAX, LABEL_MAX, TRIES_MAX, WINDOW_CHUNKS};
 use crate::messages::{Announce, Patch, PatchId};
 use crate::patching::{Base, Bytes, Decoding};
+use crate::phases::{next, Coming, Way, COMING};
 use crate::sealing::{Opening, Subject};
 use crate::segment::Reading;
 use crate::staging::Buffer;
@@ -156,7 +157,7 @@ pub struct Transfer {
     patience: Duration,
     gap: Duration, // between two chunks, the longest lately
     end_asked: bool,
-    pulling: bool, // nothing more will be pushed, as far as we can tell
+    comes: Coming,
     lease: Option<Lease>,
 }
 
@@ -222,7 +223,7 @@ impl Transfer {
             patience: timing.patience,
             gap: Duration::ZERO,
             end_asked: false,
-            pulling: false,
+            comes: Coming::Received,
             lease: None,
         }
     }
@@ -256,7 +257,7 @@ impl Transfer {
 
     /// Whether somebody decodes the patch.
     pub fn decoding(&self) -> bool {
-        self.patched.as_ref().map_or(false, |patched| patched.waits.is_none())
+        self.comes == Coming::Decoded
     }
 
     /// Whether the patch needs a buffer that was kept, or the model; nothing if it needs none (any more).
@@ -270,6 +271,8 @@ impl Transfer {
         let digest = self.digest.clone()?;
         let patched = self.patched.as_mut()?;
         let (base, version) = patched.waits.take()?;
+        let wanted = Arc::downgrade(&patched.wanted);
+        self.turn(Way::Patched);
         Some(Decoding {
             model: self.announce.model.clone(),
             key: (self.announce.epoch, self.announce.version),
@@ -277,7 +280,7 @@ impl Transfer {
             patch: std::mem::take(&mut self.buffer),
             version,
             digest,
-            wanted: Arc::downgrade(&patched.wanted),
+            wanted,
         })
     }
 
@@ -426,7 +429,7 @@ impl Transfer {
     /// Takes the digest of the whole: no more chunks will be pushed.
     pub fn end(&mut self, digest: String) {
         self.digest = Some(digest);
-        self.pulling = true;
+        self.pull();
     }
 
     /// Takes every chunk from memory that holds the whole version.
@@ -452,9 +455,13 @@ impl Transfer {
         self.cursor = 0;
     }
 
-    /// Nothing will be pushed: fetch at once.
+    /// Nothing more will be pushed, as far as we can tell: fetch at once.
     pub fn pull(&mut self) {
-        self.pulling = true;
+        self.turn(Way::Unpushed);
+    }
+
+    fn turn(&mut self, way: Way) {
+        self.comes = next(COMING, self.comes, way).unwrap_or(self.comes);
     }
 
     /// A ping that was sent then was answered, and so was whatever was asked before it.
@@ -473,7 +480,7 @@ impl Transfer {
         }
         let silent = now.saturating_sub(self.heard_at);
         if silent >= self.timing.quiet {
-            self.pulling = true;
+            self.pull();
         }
         let passed = self.answered > Some(self.asked_at); // else what was asked is still on its way
         if silent >= if passed { self.patience } else { self.timing.patience_max } {
@@ -482,7 +489,7 @@ impl Transfer {
             self.patience = (2 * self.patience).min(self.timing.patience_max);
         }
         let mut wants = Vec::new();
-        if self.digest.is_none() && self.pulling && !self.end_asked {
+        if self.digest.is_none() && self.comes == Coming::Pulled && !self.end_asked {
             self.end_asked = true;
             wants.push(Want::End);
         }
@@ -505,19 +512,19 @@ impl Transfer {
         self.forget();
         self.digest = None;
         self.end_asked = false;
-        self.pulling = true;
+        self.pull();
         false
     }
 
     /// The connection is new: what was asked on the old one will not come.
     pub fn reconnected(&mut self, now: Time) {
         self.ask_again(now);
-        self.pulling = true;
+        self.pull();
         self.tries = 0;
     }
 
     fn ask_for_ranges(&mut self, wants: &mut Vec<Want>) {
-        let limit = if self.pulling { self.states.len() } else { self.pushed };
+        let limit = if self.comes == Coming::Pulled { self.states.len() } else { self.pushed };
         while self.asked < WINDOW_CHUNKS {
             let from = self.cursor.min(limit);
             let found = self.states[from..limit].iter().position(|&state| state == State::Missing);
