@@ -10,6 +10,8 @@ type held struct {
 	Key
 	announce *Announce
 	phase    State
+	lacks    State   // while it is announced
+	layout   *Layout // once that is known
 	buffer   []byte
 	segment  Segment   // where it lies instead, on the shared road
 	shared   bool      // it was copied from there into the buffer
@@ -92,16 +94,27 @@ func (h *holdings) isRejected(key Key) bool {
 // expect takes note of a version that was announced, in place of any that was only announced.
 func (h *holdings) expect(a *Announce) *held {
 	h.move(h.at(announced), newer)
-	v := &held{Key: Key{a.Epoch, a.Version}, announce: a, phase: announced}
+	v := &held{Key: Key{a.Epoch, a.Version}, announce: a, phase: announced, lacks: aLayout}
 	h.live = append(h.live, v)
 	return v
 }
 
-// takeMemory gives a version a staging buffer; false if all are in use.
+// gain takes note that something that an announced version lacked is here, or is not to be had for now.
+func (v *held) gain(event Event) {
+	if after := lacks[v.lacks][event]; after != "" {
+		v.lacks = after
+	}
+}
+
+// takeMemory gives a version a staging buffer; false if all are in use: then it lacks one of these.
 func (h *holdings) takeMemory(v *held) (bool, error) {
 	var err error
-	v.buffer, err = h.buffers.take(v.announce.Bytes)
-	return v.buffer != nil, err
+	if v.buffer, err = h.buffers.take(v.announce.Bytes); v.buffer == nil {
+		v.gain(full)
+		return false, err
+	}
+	v.gain(freed)
+	return true, nil
 }
 
 // rename has a version of another name in the place of one that runs.

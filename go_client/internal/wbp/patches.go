@@ -49,7 +49,7 @@ func (m *Machine) Decoded(job *Patching, fault string, took, now time.Duration) 
 }
 
 // begins returns what a version arrives by: a patch on what runs here, else itself. (D4)
-func (s *slot) begins(v *held, layout *Layout, patchable bool, now time.Duration) *Transfer {
+func (s *slot) begins(v *held, patchable bool, now time.Duration) *Transfer {
 	a, why := v.announce, ""
 	if s.patches && patchable && len(a.Patches) > 0 {
 		offer := s.offered(a)
@@ -58,13 +58,13 @@ func (s *slot) begins(v *held, layout *Layout, patchable bool, now time.Duration
 		} else if room, err := allocate(offer.Bytes, false); err != nil {
 			why = fmt.Sprintf("there is no memory for a patch of %d bytes", offer.Bytes)
 		} else {
-			t := newTransfer(a, layout, room, now, s.timing)
+			t := newTransfer(a, v.layout, room, now, s.timing)
 			t.patch, t.base = offer, s.holds.base
 			t.base.users++
 			return t
 		}
 	}
-	t := newTransfer(a, layout, v.buffer, now, s.timing)
+	t := newTransfer(a, v.layout, v.buffer, now, s.timing)
 	t.why = atMost(why, LabelMax)
 	return t
 }
@@ -125,9 +125,10 @@ func (s *slot) listen(v *held, now time.Duration) []Effect {
 // decode has a patch decoded that is here, unless somebody does.
 func (s *slot) decode(v *held) []Effect {
 	t := v.transfer
-	if t.job != nil {
+	if t.comes == decoded {
 		return nil
 	}
+	t.turn(patched)
 	t.job = &Patching{Model: s.model, transfer: t, base: t.base, patch: t.Buffer, buffer: v.buffer, digest: t.Digest}
 	return []Effect{DecodePatch{t.job}}
 }
@@ -152,7 +153,7 @@ func (s *slot) decoded(job *Patching, fault string, took, now time.Duration) []E
 // noPatch takes the word that the publisher has no patch (any more) that was asked for. (D8)
 func (s *slot) noPatch(key Key, now time.Duration) []Effect {
 	v := s.holds.given(key, arriving)
-	if v == nil || v.transfer.patch == nil || v.transfer.job != nil {
+	if v == nil || v.transfer.patch == nil || v.transfer.comes == decoded {
 		return nil
 	}
 	return s.giveUp(v, "the publisher has no such patch (any more)", now)
@@ -160,9 +161,8 @@ func (s *slot) noPatch(key Key, now time.Duration) []Effect {
 
 // giveUp has all of a version fetched in place of a patch that is of no use. (D5)
 func (s *slot) giveUp(v *held, why string, now time.Duration) []Effect {
-	layout := v.transfer.Layout
 	s.holds.letGo(v.transfer)
-	v.transfer = newTransfer(v.announce, layout, v.buffer, now, s.timing)
+	v.transfer = newTransfer(v.announce, v.layout, v.buffer, now, s.timing)
 	v.transfer.why = atMost(why, LabelMax)
 	v.transfer.pull()
 	return append([]Effect{Unpatched{s.model, v.Key, why}}, s.pull(v, now)...) // D10

@@ -60,7 +60,7 @@ func (s *slot) hearOf(key Key, now time.Duration) []Effect {
 	if v := s.holds.at(arriving); v != nil && (!key.Newer(v.Key) || s.mode == catchingUp) { // W26
 		return nil
 	}
-	if v := s.holds.at(announced); v != nil && !key.Newer(v.Key) && s.lacksLayout(v) { // W7
+	if v := s.holds.at(announced); v != nil && !key.Newer(v.Key) && v.lacks == aLayout { // W7
 		return nil
 	}
 	if !key.Newer(s.later.Key) && now < s.later.until { // W36
@@ -69,18 +69,13 @@ func (s *slot) hearOf(key Key, now time.Duration) []Effect {
 	return s.askLatest(key.Epoch, now)
 }
 
-// lacksLayout tells whether a version waits for its layout, which was asked for.
-func (s *slot) lacksLayout(v *held) bool {
-	return s.acceptance.layout(v.announce) == nil
-}
-
 func (s *slot) askLatest(epoch int64, now time.Duration) []Effect {
 	if now-s.askedAt < s.timing.Quiet { // W4
 		return nil
 	}
 	s.askedAt = now
 	waiting := s.holds.at(announced)
-	needsLayout := waiting != nil && s.lacksLayout(waiting)
+	needsLayout := waiting != nil && waiting.lacks == aLayout
 	return []Effect{Send{&Fetch{Model: s.model, Epoch: epoch, Layout: needsLayout}}}
 }
 
@@ -160,24 +155,35 @@ func (s *slot) renamed(r *Rename, now time.Duration) []Effect {
 	return append(said, s.turn(completed, now)...)
 }
 
-// begin starts to receive a version, if everything is there for it.
+// begin starts to receive a version, if its layout is known.
 func (s *slot) begin(v *held, now time.Duration) []Effect {
 	a := v.announce
 	if code, text := s.acceptance.fault(a); code != "" {
 		return s.decline(v, code, text, now)
 	}
-	layout := s.acceptance.layout(a)
-	if layout == nil { // W7
+	if v.layout = s.acceptance.layout(a); v.layout == nil { // W7
 		s.askedAt = now
 		return []Effect{Send{&Fetch{Model: s.model, Epoch: a.Epoch, Version: a.Version, Layout: true}}}
 	}
 	segment := s.segment(a)
-	if segment != nil && a.Acknowledge == "applied" && a.Commit == "auto" { // S6
-		return s.point(v, layout, segment, now)
+	if segment == nil {
+		v.gain(known)
+		return s.reserve(v, nil, now)
 	}
+	v.gain(located)
+	if a.Acknowledge == "applied" && a.Commit == "auto" { // S6
+		return s.point(v, segment, now)
+	}
+	v.gain(opened)
+	return s.reserve(v, segment, now)
+}
+
+// reserve finds memory for a version; if there is no more, resume goes on when some is free.
+func (s *slot) reserve(v *held, segment Segment, now time.Duration) []Effect {
 	if segment != nil {
 		defer segment.Release()
 	}
+	a := v.announce
 	var effects []Effect
 	if s.holds.move(s.holds.at(arriving), newer) { // W8
 		effects = s.turn(replaced, now)
@@ -185,7 +191,7 @@ func (s *slot) begin(v *held, now time.Duration) []Effect {
 	enough, err := s.holds.takeMemory(v)
 	if err != nil && s.holds.base != nil { // the next version matters more
 		if !s.holds.rebase(nil) {
-			return effects // decoded begins it
+			return effects // decoded goes on with it
 		}
 		enough, err = s.holds.takeMemory(v)
 	}
@@ -194,9 +200,9 @@ func (s *slot) begin(v *held, now time.Duration) []Effect {
 		return append(effects, s.decline(v, CodeNoMemory, text, now)...)
 	}
 	if !enough {
-		return effects // resume begins when one is given back
+		return effects
 	}
-	v.transfer = s.begins(v, layout, segment == nil && a.Whole == nil, now)
+	v.transfer = s.begins(v, segment == nil && a.Whole == nil, now)
 	s.moveOn(v, begun)
 	if segment != nil {
 		if v.shared = segment.Copy(s.model, v.Key, v.transfer.read) == nil; !v.shared { // S6
@@ -218,11 +224,11 @@ func (s *slot) segment(a *Announce) Segment {
 }
 
 // point makes a version ready that is whole in shared memory.
-func (s *slot) point(v *held, layout *Layout, segment Segment, now time.Duration) []Effect {
+func (s *slot) point(v *held, segment Segment, now time.Duration) []Effect {
 	for _, older := range s.holds.all(arriving, staged) {
 		s.holds.move(older, newer)
 	}
-	v.segment, v.version = segment, &Version{Model: s.model, Key: v.Key, Layout: layout, Shared: true, segment: segment,
+	v.segment, v.version = segment, &Version{Model: s.model, Key: v.Key, Layout: v.layout, Shared: true, segment: segment,
 		Metadata: v.announce.Metadata}
 	if v.announce.Hash { // S7
 		v.version.hash = v.announce.ChunkBytes
@@ -366,7 +372,7 @@ func (s *slot) end(end *End, now time.Duration) []Effect {
 	if v == nil {
 		return s.stray(key, now)
 	}
-	if !v.transfer.speaks(end.Patch) || v.transfer.job != nil {
+	if !v.transfer.speaks(end.Patch) || v.transfer.comes == decoded {
 		return nil
 	}
 	v.transfer.end(end.Digest)
@@ -597,7 +603,10 @@ func (s *slot) resume(now time.Duration) []Effect {
 		s.holds.move(waiting, newer)
 		return nil
 	}
-	return s.begin(waiting, now)
+	if waiting.lacks != aBuffer {
+		return nil
+	}
+	return s.reserve(waiting, s.segment(waiting.announce), now)
 }
 
 // Time.
@@ -613,14 +622,18 @@ func (s *slot) tick(now time.Duration) []Effect {
 		}
 		return append(s.pull(v, now), s.completed(v, now)...)
 	}
-	patience := s.timing.Patience
-	if v := s.holds.at(announced); v != nil && s.lacksLayout(v) && s.answeredTo <= s.askedAt {
-		patience = s.timing.PatienceMax // W7: it is still on its way
-	}
-	if now-s.askedAt >= patience {
+	v := s.holds.at(announced)
+	if v == nil || v.lacks != aLayout {
 		return s.resume(now)
 	}
-	return nil
+	patience := s.timing.Patience
+	if s.answeredTo <= s.askedAt {
+		patience = s.timing.PatienceMax // W7: it is still on its way
+	}
+	if now-s.askedAt < patience {
+		return nil
+	}
+	return s.begin(v, now)
 }
 
 // repeat says again how things stand, in case it got lost.

@@ -136,7 +136,7 @@ type Transfer struct {
 	patience   time.Duration
 	gap        time.Duration // between two chunks, the longest lately
 	endAsked   bool
-	pulling    bool // nothing more will be pushed, as far as we can tell
+	comes      State // how: see coming
 }
 
 // newTransfer begins to receive a version, or a patch to it, into a buffer of its size.
@@ -145,7 +145,7 @@ func newTransfer(announce *Announce, layout *Layout, buffer []byte, now time.Dur
 	return &Transfer{
 		Announce: announce, Layout: layout, Buffer: buffer, Key: Key{announce.Epoch, announce.Version},
 		plan: plan, states: make([]byte, plan.Count()), crcs: make([]uint32, plan.Count()),
-		timing: timing, heardAt: now, askedAt: now, answeredTo: never, reportedAt: now, patience: timing.Patience,
+		timing: timing, heardAt: now, askedAt: now, answeredTo: never, reportedAt: now, patience: timing.Patience, comes: received,
 	}
 }
 
@@ -168,7 +168,7 @@ func (t *Transfer) speaks(patch *PatchID) bool {
 }
 
 // hopeless tells whether nothing that fits comes, though it was asked for again and again.
-func (t *Transfer) hopeless() bool { return t.job == nil && t.tries >= TriesMax }
+func (t *Transfer) hopeless() bool { return t.comes != decoded && t.tries >= TriesMax }
 
 func (t *Transfer) complete() bool { return t.Here == int64(t.count()) && t.Digest != "" }
 
@@ -301,10 +301,19 @@ func longer(a, b time.Duration) time.Duration {
 }
 
 // end takes the digest of the whole: no more chunks will be pushed.
-func (t *Transfer) end(digest string) { t.Digest, t.pulling = digest, true }
+func (t *Transfer) end(digest string) {
+	t.Digest = digest
+	t.pull()
+}
 
-// pull says that nothing will be pushed.
-func (t *Transfer) pull() { t.pulling = true }
+// pull says that nothing more will be pushed, as far as we can tell.
+func (t *Transfer) pull() { t.turn(unpushed) }
+
+func (t *Transfer) turn(event Event) {
+	if after := coming[t.comes][event]; after != "" {
+		t.comes = after
+	}
+}
 
 // read takes every chunk from memory that holds the whole version.
 func (t *Transfer) read(data []byte) {
@@ -322,7 +331,7 @@ func (t *Transfer) unread() { t.Here, t.states, t.cursor = 0, make([]byte, t.cou
 
 // wants returns what to fetch now; a Fetch of no chunks asks for announcement and end.
 func (t *Transfer) wants(now time.Duration) []Message {
-	if t.job != nil {
+	if t.comes == decoded {
 		return nil
 	}
 	for _, lease := range t.leases {
@@ -332,7 +341,7 @@ func (t *Transfer) wants(now time.Duration) []Message {
 	}
 	silent := now - t.heardAt
 	if silent >= t.timing.Quiet { // W30
-		t.pulling = true
+		t.pull()
 	}
 	patience := t.patience
 	if t.answeredTo <= t.askedAt { // what was asked is still on its way
@@ -347,7 +356,7 @@ func (t *Transfer) wants(now time.Duration) []Message {
 		}
 	}
 	var fetches []Message
-	if t.Digest == "" && t.pulling && !t.endAsked {
+	if t.Digest == "" && t.comes == pulled && !t.endAsked {
 		t.endAsked = true
 		fetches = append(fetches, t.fetch(0, 0))
 	}
@@ -368,7 +377,7 @@ func (t *Transfer) fetch(first, count int) Message {
 // ranges asks for missing chunks until the window is full.
 func (t *Transfer) ranges(fetches []Message) []Message {
 	limit := t.pushed
-	if t.pulling {
+	if t.comes == pulled {
 		limit = t.count()
 	}
 	for t.asked < WindowChunks {
@@ -401,14 +410,16 @@ func (t *Transfer) verify() bool {
 	t.Restarts++
 	t.unread()
 	t.asked, t.pushed = 0, 0
-	t.Digest, t.endAsked, t.pulling = "", false, true
+	t.Digest, t.endAsked = "", false
+	t.pull()
 	return false
 }
 
 // reconnected says that what was asked on the connection before will not come.
 func (t *Transfer) reconnected(now time.Duration) {
 	t.askAgain(now)
-	t.pulling, t.tries = true, 0
+	t.pull()
+	t.tries = 0
 }
 
 // askAgain takes everything outstanding for lost, a payload that has stopped to arrive included.
