@@ -2,7 +2,7 @@
 
 import type { Layout } from "./layout.js";
 import type { Announce, Running } from "./messages.js";
-import { ARROWS, type Event, type Phase } from "./phases.js";
+import { ARROWS, type Event, type Gain, LACKS, type Lack, type Phase } from "./phases.js";
 import { type Base, Buffers, type Key, newer, type StagedVersion, sameKey } from "./staging.js";
 import type { Transfer } from "./transfer.js";
 
@@ -15,6 +15,8 @@ export class Held implements Key {
   epoch: number;
   version: number;
   phase: Phase = "announced";
+  /** While it is announced. */
+  lacks: Lack = "layout";
   buffer: Uint8Array | null = null;
   /** Whether the user keeps the buffer, once the version runs. */
   kept = false;
@@ -29,6 +31,11 @@ export class Held implements Key {
     this.epoch = announce.epoch;
     this.version = announce.version;
     this.metadata = announce.metadata;
+  }
+
+  /** Something that an announced version lacked is here, or is not to be had for now. */
+  gain(event: Gain): void {
+    this.lacks = LACKS[this.lacks][event] ?? this.lacks;
   }
 }
 
@@ -71,7 +78,7 @@ export class Holdings {
   }
 
   /**
-   * Give a version a staging buffer; false if all are in use.
+   * Give a version a staging buffer; false if all are in use: then it lacks one of these.
    *
    * @throws RangeError - if there is no memory, not even that of what patches build on.
    */
@@ -83,6 +90,7 @@ export class Holdings {
       if (!(error instanceof RangeError) || !this.drop(true)) throw error;
       held.buffer = this.buffers.take(nbytes);
     }
+    held.gain(held.buffer === null ? "full" : "freed");
     return held.buffer !== null;
   }
 

@@ -89,21 +89,15 @@ export class Slot {
     if (!newer(key, this.holds.newest)) return [];
     if (arriving !== null && (!newer(key, arriving) || this.mode === "catching-up")) return [];
     const waiting = this.holds.at("announced");
-    if (waiting !== null && !newer(key, waiting) && this.#lacksLayout(waiting)) return []; // W7
+    if (waiting?.lacks === "layout" && !newer(key, waiting)) return []; // W7
     if (!newer(key, this.#later) && now < this.#until) return []; // W36
     return this.#askLatest(key.epoch, now);
-  }
-
-  /** Whether a version waits for its layout, which was asked for. */
-  #lacksLayout(waiting: Held): boolean {
-    return this.#acceptance.layout(waiting.announce) === undefined;
   }
 
   #askLatest(epoch: number, now: number): Effect[] {
     if (now - this.#askedAt < this.timing.quiet) return []; // W4
     this.#askedAt = now;
-    const waiting = this.holds.at("announced");
-    const layout = waiting !== null && this.#lacksLayout(waiting);
+    const layout = this.holds.at("announced")?.lacks === "layout";
     return [send({ type: "fetch", model: this.model, epoch, version: 0, layout })];
   }
 
@@ -158,7 +152,7 @@ export class Slot {
     return [this.#sayApplied(held), ...this.#turn("completed", now)];
   }
 
-  /** Start to receive a version, if everything is there for it. */
+  /** Start to receive a version, if its layout is known. */
   #begin(held: Held, now: number): Effect[] {
     const { announce, epoch, version } = held;
     const fault = this.#acceptance.fault(announce);
@@ -169,10 +163,17 @@ export class Slot {
       return [send({ type: "fetch", model: this.model, epoch, version, layout: true })];
     }
     held.layout = layout;
+    held.gain("known");
+    return this.#reserve(held, now);
+  }
+
+  /** Find memory for a version; if there is no more, `#resume` goes on when some is free. */
+  #reserve(held: Held, now: number): Effect[] {
+    const { announce } = held;
     const replaced = this.holds.move(this.holds.at("arriving"), "newer"); // W8
     const effects = replaced ? this.#turn("replaced", now) : [];
     try {
-      if (!this.holds.takeMemory(held)) return effects; // `#resume` begins when one is given back
+      if (!this.holds.takeMemory(held)) return effects;
     } catch (error) {
       if (!(error instanceof RangeError)) throw error;
       const text = `there is no memory for ${announce.nbytes} bytes: lower bytesMax, or make room`;
@@ -309,7 +310,8 @@ export class Slot {
   /** The publisher has no patch (any more) that was asked for. */
   withoutPatch(refuse: Refuse, now: number): Effect[] {
     const held = this.arriving(refuse); // D8
-    if (!held?.transfer.awaitsPatch) return [];
+    if (held === null || held.transfer.patch === null || held.transfer.comes === "decoded")
+      return [];
     return this.#fetchWhole(held, "the publisher has no such patch (any more)", now);
   }
 
@@ -454,8 +456,8 @@ export class Slot {
   #resume(now: number): Effect[] {
     const waiting = this.holds.at("announced");
     if (waiting === null || this.holds.at("arriving") !== null) return [];
-    if (newer(waiting, this.holds.newest)) return this.#begin(waiting, now);
-    this.holds.move(waiting, "newer");
+    if (!newer(waiting, this.holds.newest)) this.holds.move(waiting, "newer");
+    else if (waiting.lacks === "buffer") return this.#reserve(waiting, now);
     return [];
   }
 
@@ -473,12 +475,11 @@ export class Slot {
     }
     if (arriving !== null) return [...this.#pull(arriving, now), ...this.#completed(arriving, now)];
     const waiting = this.holds.at("announced");
-    if (waiting === null) return [];
-    const underWay = this.#lacksLayout(waiting) && this.#answered <= this.#askedAt; // W7
+    if (waiting?.lacks !== "layout") return this.#resume(now);
     const { patience, patienceMax } = this.timing;
-    return now - this.#askedAt < (underWay ? patienceMax : patience)
-      ? []
-      : this.#begin(waiting, now);
+    const passed = this.#answered > this.#askedAt; // W7: else it may be on its way
+    const due = now - this.#askedAt >= (passed ? patience : patienceMax);
+    return due ? this.#begin(waiting, now) : [];
   }
 
   /** Say again how things stand, in case it got lost. */

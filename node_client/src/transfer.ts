@@ -27,6 +27,7 @@ import type { Keyring } from "./keyring.js";
 import { type Timing, TRIES_MAX, WINDOW_CHUNKS } from "./limits.js";
 import type { Announce, Patch, PatchId, SealedChunk } from "./messages.js";
 import { Patching } from "./patching.js";
+import { COMING, type Coming, type Way } from "./phases.js";
 import type { Opening, Subject } from "./sealing.js";
 import type { Base } from "./staging.js";
 
@@ -81,6 +82,7 @@ export class Transfer {
   readonly patch: PatchId | null;
   /** What the patch builds on, for as long as that is needed. */
   base: Base | null;
+  comes: Coming = "received";
   /** Chunks that have arrived. */
   here = 0;
   /** Times the whole did not match its digest. */
@@ -105,12 +107,11 @@ export class Transfer {
   #patience: number;
   #gap = 0; // between two chunks, the longest lately
   #endAsked = false;
-  #pulling = false; // nothing more will be pushed, as far as we can tell
   #lease: Lease | null = null; // of the chunk that is LENT
   #lent = 0; // which chunk that is,
   #lentHere = 0; // and how much of it was here when we looked last
   #tries = 0; // times that nothing came for too long, though the connection is the same
-  #patching: Patching | null = null; // then all of the patch is here
+  #patching: Patching | null = null; // while it is being decoded
 
   constructor(
     readonly announce: Announce,
@@ -140,14 +141,9 @@ export class Transfer {
     return this.here === this.#plan.count && this.digest !== null;
   }
 
-  /** Whether chunks of a patch are yet to come, or what closes it. */
-  get awaitsPatch(): boolean {
-    return this.patch !== null && this.#patching === null;
-  }
-
   /** Whether nothing that fits comes, though it was asked for again and again. (D5, W12) */
   get hopeless(): boolean {
-    return this.#patching === null && this.#tries >= TRIES_MAX;
+    return this.comes !== "decoded" && this.#tries >= TRIES_MAX;
   }
 
   /** Whether a message speaks of what arrives: of the version, or of this patch to it. (D9) */
@@ -258,7 +254,8 @@ export class Transfer {
 
   /** Have a patch that is here, whole, decoded into a buffer; null: somebody does. */
   decode(buffer: Uint8Array): Patching | null {
-    if (this.#patching !== null || this.base === null || this.digest === null) return null;
+    if (this.comes === "decoded" || this.base === null || this.digest === null) return null;
+    this.#turn("patched");
     const { model } = this.announce;
     this.#patching = new Patching(model, this.base, this.buffer, buffer, this.digest);
     return this.#patching;
@@ -274,12 +271,16 @@ export class Transfer {
   /** Take the digest of the whole: no more chunks will be pushed. */
   end(digest: string): void {
     this.digest = digest;
-    this.#pulling = true;
+    this.pull();
   }
 
-  /** Nothing will be pushed: fetch at once. */
+  /** Nothing more will be pushed, as far as we can tell: fetch at once. */
   pull(): void {
-    this.#pulling = true;
+    this.#turn("unpushed");
+  }
+
+  #turn(way: Way): void {
+    this.comes = COMING[this.comes][way] ?? this.comes;
   }
 
   /** A ping that was sent then was answered, and so was whatever was asked before it. */
@@ -289,13 +290,13 @@ export class Transfer {
 
   /** Return what to fetch now. */
   wants(now: number): Range[] {
-    if (this.#patching !== null) return [];
+    if (this.comes === "decoded") return [];
     if (this.#lease !== null && this.#lease.count > this.#lentHere) {
       this.#lentHere = this.#lease.count;
       this.#heardAt = now;
     }
     const silent = now - this.#heardAt;
-    if (silent >= this.timing.quiet) this.#pulling = true; // W30
+    if (silent >= this.timing.quiet) this.pull(); // W30
     const passed = this.#answered > this.#askedAt; // else what was asked is still on its way
     if (silent >= (passed ? this.#patience : this.timing.patienceMax)) {
       this.#tries += 1;
@@ -303,7 +304,7 @@ export class Transfer {
       this.#patience = Math.min(2 * this.#patience, this.timing.patienceMax);
     }
     const ranges: Range[] = [];
-    if (this.digest === null && this.#pulling && !this.#endAsked) {
+    if (this.digest === null && this.comes === "pulled" && !this.#endAsked) {
       this.#endAsked = true;
       ranges.push({ first: 0, count: 0 });
     }
@@ -314,7 +315,7 @@ export class Transfer {
 
   /** Ask for what is missing, up to a window. */
   #fill(ranges: Range[]): void {
-    const limit = this.#pulling ? this.#plan.count : this.#pushed;
+    const limit = this.comes === "pulled" ? this.#plan.count : this.#pushed;
     while (this.#asked < WINDOW_CHUNKS) {
       const offset = this.#states.subarray(this.#cursor, limit).indexOf(MISSING as number);
       if (offset < 0) {
@@ -340,14 +341,14 @@ export class Transfer {
     this.#states.fill(MISSING as number);
     this.digest = null;
     this.#endAsked = false;
-    this.#pulling = true;
+    this.pull();
     return false;
   }
 
   /** The connection is new: what was asked on the old one will not come. */
   reconnected(now: number): void {
     this.#askAgain(now);
-    this.#pulling = true;
+    this.pull();
     this.#tries = 0;
   }
 
