@@ -49,8 +49,9 @@ class Lease:
         if self._hashed:
             self.crc = crc32c(self.view[begin : self.count], self.crc)
 
-    def is_sound(self, crc: int | None) -> bool:
-        """Return whether all of it is here, with this CRC-32C, or as it was sealed."""
+    def end(self, crc: int | None = None) -> bool:
+        """End it; return whether all of it is here, with this CRC-32C, or as it was sealed."""
+        self.live = False
         if self.count != len(self.view):
             return False
         return self._opening.proves() if self._opening is not None else self.crc == crc

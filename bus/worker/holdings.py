@@ -173,7 +173,8 @@ class Holdings:
         """
         lease, buffer = self._lent or (None, None)
         if lease is not None and lease.live and held.payload is lease.view:
-            lease.live, self._lent, held.buffer = False, None, buffer
+            lease.end()
+            self._lent, held.buffer = None, buffer
             return True
         if self._taken >= BUFFERS_MAX:
             held.gain("full")

@@ -21,6 +21,7 @@ What arrives may be a patch instead, into memory of its own: then the version is
 """
 
 import math
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -150,8 +151,8 @@ class Transfer:
         if pushed:
             self._pushed = max(self._pushed, index + 1)
         if isinstance(payload, Lease) and payload.live:
-            self.revoke()
-            if not payload.is_sound(proof if isinstance(proof, int) else None):
+            self._take_back()
+            if not payload.end(proof if isinstance(proof, int) else None):
                 self._reject(index)
                 return False
             crc = payload.crc
@@ -224,11 +225,15 @@ class Transfer:
             self._job.live = False
             return False
         if self._lease is not None:
-            self._lease.live, self._lease = False, None
-            index, _ = self._lent
-            self._states[index] = MISSING
-            self._cursor = min(self._cursor, index)
+            self._lease.end()
+            self._take_back()
         return True
+
+    def _take_back(self) -> None:
+        """What was lent is as it was."""
+        index, _ = self._lent
+        self._lease, self._states[index] = None, MISSING
+        self._cursor = min(self._cursor, index)
 
     def end(self, digest: str) -> None:
         """Take the digest of the whole: no more chunks will be pushed."""
@@ -379,8 +384,7 @@ def take_whole(announce: Announce, payload: Buffer, buffer: NDArray[np.uint8]) -
     whole = announce.whole
     if whole is None or len(payload) != buffer.nbytes:
         return None
-    where: object = payload.obj if isinstance(payload, memoryview) else None
-    there = where is buffer
+    there = isinstance(payload, memoryview) and cast("object", payload.obj) is buffer
     crc = crc32c(payload) if there else copy_crc32c(buffer, np.frombuffer(payload, np.uint8))
     if whole.crc != crc or whole.digest != digest(announce.layout, announce.chunk_bytes, [crc]):
         return None

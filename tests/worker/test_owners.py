@@ -8,7 +8,7 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "bus" / "worker"
 CHANGES = {"append", "clear", "discard", "extend", "pop", "popleft", "remove", "update"}
-LENT = {"live", "running", "users"}  # of what is lent to other threads: who lends it says so
+LENT = {"live", "running", "users"}  # of jobs, and of what patches build on: one module has them
 
 
 def fields(tree: ast.AST) -> set[str]:
