@@ -14,10 +14,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from ..bus.limits import INTEGER_MAX
-from ..bus.publisher.version import Version
+from ..bus.publisher.version import Snapshot, Version
 from ..codecs.checksum import digest_of
+from ..codecs.layout import Layout
 from .state_folder import StateFolder, StoredVersion, newest, parts_of
 
 log = logging.getLogger("weightbus.state")
@@ -31,6 +33,19 @@ RECORD_SECONDS = 1.0  # how long a new epoch waits for the disk: less than worke
 AHEAD = 10_000  # so far above an epoch is what is recorded: who asks again may ask for a later one
 STOP_SECONDS = 10.0  # to write what is left when nobody waits for it
 WARN_SECONDS = 60.0  # between two warnings that the disk fails
+
+
+class _Latest(NamedTuple):
+    """What is to be written: a version as it was when it was left."""
+
+    model: str
+    key: tuple[int, int]
+    names: frozenset[tuple[int, int]]
+    layout: Layout
+    chunk_bytes: int
+    digest: str  # empty: nobody has hashed it by then
+    metadata: dict[str, str]
+    snapshot: Snapshot
 
 
 class _OutOfTimeError(Exception):
@@ -47,7 +62,7 @@ class Keeper:
     def __init__(self, folder: StateFolder) -> None:
         self._folder = folder
         self._is_busy: Callable[[], bool] = lambda: False
-        self._offered: dict[str, Version] = {}  # by model, what waits to be written
+        self._offered: dict[str, _Latest] = {}  # by model, what waits to be written
         self._lacking: dict[str, str] = {}  # by model, why its latest is not on disk
         self._epoch = self._on_disk = folder.epoch
         self._asked_at: float | None = None  # for an epoch that is not on disk yet
@@ -62,7 +77,16 @@ class Keeper:
 
     def offer(self, version: Version) -> None:
         """Have a version written, unless a newer one comes before its turn. Never waits."""
-        self._offered[version.model] = version
+        self._offered[version.model] = _Latest(
+            version.model,
+            version.key,
+            version.names,
+            version.layout,
+            version.plan.chunk_bytes,
+            version.digest,
+            dict(version.metadata),
+            version.snapshot,
+        )
 
     def heed(self, is_busy: Callable[[], bool]) -> None:
         """Wait for moments without a publish, as far as this tells of one that is under way."""
@@ -171,21 +195,21 @@ class Keeper:
             else:
                 self._on_disk = self._folder.epoch
 
-    def _write(self, version: Version) -> None:
+    def _write(self, version: _Latest) -> None:
         data = version.snapshot.keep()
         if data is None:
             return  # its memory has the next version already, which will be offered in a moment
         try:
-            chunk_bytes, layout, key = version.plan.chunk_bytes, version.layout, version.key
+            chunk_bytes, layout, key = version.chunk_bytes, version.layout, version.key
             digest = version.digest or digest_of(layout.id, data, chunk_bytes)
             names = newest({key, *version.names})
             about = version.model, *key, layout.nbytes, chunk_bytes, digest, names
-            stored = StoredVersion(*about, dict(version.metadata))
+            stored = StoredVersion(*about, version.metadata)
             self._folder.write(stored, parts_of(layout, data), self._breathe)
         finally:
             version.snapshot.let_go()
 
-    def _warn(self, version: Version | None, error: Exception) -> None:
+    def _warn(self, version: _Latest | None, error: Exception) -> None:
         now = time.monotonic()
         if now - self._warned_at < WARN_SECONDS:
             return

@@ -9,7 +9,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from ..bus.memory.snapshots import NEVER, MakeRoom, Pool, nobody
 from ..bus.messages import DELTA, Running, Shared
 from ..bus.publisher.offers import hash_chunk
 from ..bus.publisher.roster import Taker
-from ..bus.publisher.version import Version, VersionPatch
+from ..bus.publisher.version import Snapshot, Version, VersionPatch
 from ..bus.receipt import Receipt
 from ..codecs.checksum import CHUNK_BYTES_DEFAULT, digest_of
 from ..codecs.delta.encoding import encode
@@ -47,6 +47,15 @@ BOTH = False, True  # patches without classes, and with them
 OFFER_SHARE = 0.5  # of the time that is left, for patches: the version itself takes some, too
 
 
+class Base(NamedTuple):
+    """A version that patches may build on."""
+
+    version: Version  # the machine's by now: only its digest is read, once it has one
+    form: tuple[str, int]  # its layout, and the size of its chunks: its digest needs both
+    data: Bytes
+    snapshot: Snapshot  # which keeps them
+
+
 class Bases:
     """The versions of one model that patches may build on. Whoever calls anything has its lock.
 
@@ -56,12 +65,12 @@ class Bases:
         check: Whether each patch is decoded, and compared, before it is offered.
 
     Attributes:
-        kept: They, the newest last, and their bytes.
+        kept: They, the newest last.
     """
 
     def __init__(self, model: str, count: int = BASES, *, check: bool = True) -> None:
         self._model, self._count, self._check = model, count, check
-        self.kept: deque[tuple[Version, Bytes]] = deque()
+        self.kept: deque[Base] = deque()
         # Seconds that a byte takes, as of late, of patches without classes and with them.
         self._encode, self._decode = [ENCODE_PACE] * 2, [ENCODE_PACE] * 2
         self._decisions = 0  # on whether a patch pays
@@ -88,32 +97,30 @@ class Bases:
             if to_all:
                 self.forget()
             return
-        data = version.snapshot.keep()
+        form, snapshot = (version.layout.id, version.plan.chunk_bytes), version.snapshot
+        data = snapshot.keep()
         if data is None:
             return
         try:
-            while to_all and self.kept and not _alike(self.kept[0][0], version):
+            while to_all and self.kept and self.kept[0].form != form:
                 self._let_go()
-            self._patch(version, data, encoding, takers, _part_of(deadline))
+            new = Base(version, form, data, snapshot)
+            self._patch(new, encoding, takers, _part_of(deadline))
             version.keep = True
-            self.kept.append((version, data))
+            self.kept.append(new)
         finally:  # an interrupt comes at any time
-            if not any(base is version for base, _ in self.kept):
-                version.snapshot.let_go()
+            if not any(base.version is version for base in self.kept):
+                snapshot.let_go()
         while len(self.kept) > self._count:
             self._let_go()
 
     def _patch(
-        self,
-        version: Version,
-        data: Bytes,
-        encoding: Encoding,
-        takers: Collection[Taker],
-        deadline: Deadline,
+        self, new: Base, encoding: Encoding, takers: Collection[Taker], deadline: Deadline
     ) -> None:
         """Make the patches: first that on what most of those run who take them."""
-        some = ((base, old) for base, old in self.kept if _alike(base, version))
-        bases = {base.digest: old for base, old in some if base.digest}  # else it is on its way
+        version, data = new.version, new.data
+        some = ((base.version.digest, base.data) for base in self.kept if base.form == new.form)
+        bases = {digest: old for digest, old in some if digest}  # else it is on its way
         runs = Counter(taker.running for taker in takers if taker.running is not None)
         found = dict[tuple[int, int], tuple[Running, Bytes]]()
         for running, _ in runs.most_common():
@@ -133,8 +140,7 @@ class Bases:
             self._let_go()
 
     def _let_go(self) -> None:
-        version, _ = self.kept.popleft()
-        version.snapshot.let_go()
+        self.kept.popleft().snapshot.let_go()
 
     def _made(
         self,
@@ -232,11 +238,6 @@ class Bases:
 def _is_small(version: Version) -> bool:
     """Return whether it goes along with its announcement, and nothing could be faster."""
     return version.plan.count <= 1 and version.layout.nbytes <= WHOLE_BYTES_MAX
-
-
-def _alike(one: Version, other: Version) -> bool:
-    """Return whether there may be a patch from one to the other: its digests need one size."""
-    return (one.layout.id, one.plan.chunk_bytes) == (other.layout.id, other.plan.chunk_bytes)
 
 
 def _part_of(deadline: Deadline) -> Deadline:

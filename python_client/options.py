@@ -7,8 +7,7 @@ from typing import Any, Literal, TypedDict, TypeVar
 import msgspec
 
 from ..bus.limits import WORKERS_MAX
-from ..bus.publisher.publication import CommitMode, Publication, Wait
-from ..bus.publisher.version import Version
+from ..bus.publisher.publication import CommitMode, Terms
 from ..codecs.metadata import checked
 from ..codecs.precision import Precision, precision_of
 from ..codecs.renaming import Renaming, renaming_of
@@ -57,57 +56,24 @@ class Request(msgspec.Struct, frozen=True, eq=False):
     """What a call of publish asks for, checked.
 
     Attributes:
-        workers: Names; None: all.
-        needed: How many of them must get there; None: all.
-        alive: All but those that are lost.
+        terms: What it requires of workers.
+        timeout: Seconds.
         replaces_latest: What it publishes is the latest version for all at once.
         asks_for_digests: Workers say what they have hashed before all of it was sent to anybody.
-        started, deadline: On the monotonic clock, in seconds.
-        timeout, grace: Seconds.
-        grace_of_gone: Seconds, for those that are known not to be there.
-        expect: How many all are at least.
         precision: What is converted while it is copied; None: nothing.
         encoding: How it goes to workers that take patches.
         renaming: What the tensors are called in the version; None: what they are called here.
         metadata: What is said of the version; None: nothing, or what was said before.
     """
 
-    workers: tuple[str, ...] | None
-    needed: int | None
-    alive: bool
-    wait: Wait
-    commit: CommitMode
-    verify: bool
+    terms: Terms
+    timeout: float
     replaces_latest: bool
     asks_for_digests: bool
-    started: float
-    timeout: float
-    deadline: float
-    grace: float
-    grace_of_gone: float
-    expect: int
     precision: Precision | None
     encoding: Encoding
     renaming: Renaming | None
     metadata: Mapping[str, str] | None
-
-    def publication(self, id_: int, version: Version) -> Publication:
-        """Return the call by which a version is published."""
-        return Publication(
-            id=id_,
-            version=version,
-            workers=self.workers,
-            require=self.needed,
-            wait=self.wait,
-            commit=self.commit,
-            started=self.started,
-            deadline=self.deadline,
-            hash=self.verify,
-            grace=self.grace,
-            grace_of_gone=self.grace_of_gone,
-            alive=self.alive,
-            expect=self.expect,
-        )
 
 
 def request(
@@ -143,21 +109,24 @@ def request(
     timeout = checks.seconds(timeout, "timeout", positive=True)
     to_all = names is None and needed is None
     wait, grace = settings.wait, settings.grace
-    return Request(
+    terms = Terms(
         workers=names,
-        needed=needed,
-        alive=require == "alive",
+        require=needed,
         wait=wait,
         commit=commit,
-        verify=settings.verify,
-        replaces_latest=names is None and commit == "auto",
-        asks_for_digests=settings.verify or commit == "together" or wait == "staged",
         started=started,
-        timeout=timeout,
         deadline=started + timeout,
+        hash=settings.verify,
         grace=lost_after if grace is None else grace,
         grace_of_gone=0.0 if grace is None else grace,
         expect=(expected if to_all else 0) if expect is None else _expected(expect, to_all=to_all),
+        alive=require == "alive",
+    )
+    return Request(
+        terms=terms,
+        timeout=timeout,
+        replaces_latest=names is None and commit == "auto",
+        asks_for_digests=settings.verify or commit == "together" or wait == "staged",
         precision=None if settings.dtype is None else precision_of(settings.dtype),
         encoding=settings.encoding,
         renaming=None if settings.rename is None else renaming_of(settings.rename),

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import os
 import secrets
@@ -127,7 +126,6 @@ class Publisher(AsyncClosable):
         self._request: Callable[..., Request] = partial(request, **usual)
         age = None if few.epoch is not None else age_from_now()
         self._models: dict[str, PublishedModel] = {}
-        self._ids = itertools.count(1)
         self._crowded = Complaints(log, "workers may be missing here: %s")
         self._pid = os.getpid()
         self._probe = probe() if few.shared_memory else None  # kept: it goes with its last user
@@ -285,17 +283,18 @@ class Publisher(AsyncClosable):
     def _begin(self, model: str, weights: object, asked: Request) -> "Future[Receipt]":
         """Copy the weights and have them published."""
         self._check_usable()
-        if asked.workers:
-            self._check_known(asked.workers)
+        terms = asked.terms
+        if terms.workers:
+            self._check_known(terms.workers)
         kept = self._model(model)
-        until = Deadline(asked.deadline, _LATE.format(model=model, timeout=asked.timeout))
+        until = Deadline(terms.deadline, _LATE.format(model=model, timeout=asked.timeout))
         future = self._loop.promise()
         if not kept.lock.acquire(blocking=False):
             kept.wait_for_lock(until)
         handed_on = False
         try:
             shared, sends = self._probe is not None, self._loop.standing.sends
-            sent = partial(sends, model, asked.workers, shared=shared)
+            sent = partial(sends, model, terms.workers, shared=shared)
             hashed = (lambda: True) if asked.asks_for_digests else sent
             version, arriving = kept.snapshot(
                 weights,
@@ -317,7 +316,7 @@ class Publisher(AsyncClosable):
         finally:
             if not handed_on:
                 kept.lock.release()
-        return self.shown.count(future, asked.started)
+        return self.shown.count(future, terms.started)
 
     def _submit(
         self,
@@ -329,14 +328,14 @@ class Publisher(AsyncClosable):
     ) -> None:
         """Have a version published that was copied, with patches if those are wanted."""
         if asked.encoding != "raw" or kept.bases.kept:
-            shared = version.shared is not None
+            shared, workers = version.shared is not None, asked.terms.workers
 
             def takers() -> list[Taker]:
-                asks = self._loop.takers(kept.name, asked.workers, shared=shared)
+                asks = self._loop.takers(kept.name, workers, shared=shared)
                 return result_of(asks, ANSWER_SECONDS)
 
-            kept.offer(version, asked.encoding, takers, until, to_all=not asked.workers)
-        self._loop.submit(asked.publication(next(self._ids), version), future)
+            kept.offer(version, asked.encoding, takers, until, to_all=not workers)
+        self._loop.submit(version, asked.terms, future)
 
     def wait_for_commit(
         self, publishing: "Future[Receipt]", timeout: float

@@ -43,7 +43,7 @@ from ..publisher.effects import (
 )
 from ..publisher.machine import PublisherMachine
 from ..publisher.offers import Unhurried, hash_all, worded
-from ..publisher.publication import Publication
+from ..publisher.publication import Publication, Terms
 from ..publisher.roster import Taker
 from ..publisher.status import WorkerStatus
 from ..publisher.version import Snapshot, Version
@@ -90,6 +90,7 @@ class PublisherLoop:
         self._keeper, self._restored, self._sealer = keeper, restored, sealer
         self._work: deque[tuple[Callable[[float], None], Future[Any]]] = deque()
         self._open: dict[int, Promise] = {}
+        self._count = 0  # of publishes so far
         self._unhurried = Unhurried()
         self._full, self._told = Complaints(log, "%s"), Told(log)
         self._unasked = Complaints(log, "a publish failed, and nobody asked for its result: %s")
@@ -114,21 +115,27 @@ class PublisherLoop:
         """Return the future of a publication that is to be submitted with it."""
         return Promise(self._unasked)
 
-    def submit(self, publication: Publication, promised: "Promise | None" = None) -> "Promise":
+    def submit(
+        self, version: Version, terms: Terms, promised: "Promise | None" = None
+    ) -> "Promise":
         """Publish; the future, `promised` or another, is the receipt, or a PublishError with it."""
         future = self.promise() if promised is None else promised
-        if publication.commit == "together":
-            future.publication = publication
 
         def work(now: float) -> None:
-            self._open[publication.id] = future
+            number = self._count = self._count + 1
+            self._open[number] = future
+            publication = Publication(number, version, *msgspec.structs.astuple(terms))
+            if terms.commit == "together":
+                future.publication = publication
             try:
-                if self._sealer is not None and self._will_send(publication):
-                    self._sealer.reserve(publication.version)
+                if self._sealer is not None and self.standing.sends(
+                    version.model, terms.workers, shared=version.shared is not None
+                ):
+                    self._sealer.reserve(version)
                 effects = self._machine.publish(publication, now)
             except Exception as error:
-                del self._open[publication.id]
-                publication.version.snapshot.release()
+                del self._open[number]
+                version.snapshot.release()
                 if future.set_running_or_notify_cancel():
                     future.set_exception(error)
             else:
@@ -154,10 +161,7 @@ class PublisherLoop:
     def decide(self, how: Callable[[PublisherMachine, float], list[Effect]]) -> None:
         """Have the machine decide on something soon, and do what it wants."""
 
-        def work(now: float) -> None:
-            self._perform(how(self._machine, now), now)
-
-        self._hand_over(work, Future[None]())
+        self._ask(lambda now: self._perform(how(self._machine, now), now))
 
     def make_room(
         self, model: str, among: Collection[Snapshot], replaces_latest: bool, timeout: float
@@ -167,22 +171,20 @@ class PublisherLoop:
         Raises:
             ClosedError: The publisher is closed.
         """
-        future: Future[bool] = Future()
 
-        def work(now: float) -> None:
+        def work(now: float) -> bool:
             effects = self._machine.make_room(model, among, replaces_latest=replaces_latest)
             self._perform(effects, now)
-            future.set_result(any(isinstance(effect, Release) for effect in effects))
+            return any(isinstance(effect, Release) for effect in effects)
 
-        self._hand_over(work, future)
         try:
-            return future.result(timeout)
+            return self._ask(work).result(timeout)
         except FutureTimeout:
             return False
 
     def rekey(self) -> None:
         """Seal what comes with another group key, which those who are let in are told."""
-        self._hand_over(self._rekey, Future[None]())
+        self._ask(self._rekey)
 
     def status(self) -> "Future[tuple[WorkerStatus, ...]]":
         """Ask who is there."""
@@ -218,11 +220,8 @@ class PublisherLoop:
                 text = f"worker {status.name} {is_}, before this was asked"
                 listener.tell(WorkerEvent(kind, status.name, text, status))
             self._listeners.append(listener)
-            future.set_result(None)
 
-        future: Future[None] = Future()
-        self._hand_over(work, future)
-        return future
+        return self._ask(work)
 
     def unlisten(self, listener: EventCallback) -> None:
         """Tell a listener nothing more."""
@@ -232,7 +231,7 @@ class PublisherLoop:
                 self._listeners.remove(listener)
 
         listener.end()
-        self._hand_over(work, Future[None]())
+        self._ask(work)
 
     def close(self, timeout: float = 10.0) -> None:
         """End the thread; open publishes are resolved as they stand."""
@@ -250,6 +249,7 @@ class PublisherLoop:
         return not before
 
     def _ask(self, question: Callable[[float], T]) -> "Future[T]":
+        """Have the thread do something, and say what comes of it."""
         future: Future[T] = Future()
         self._hand_over(lambda now: future.set_result(question(now)), future)
         return future
@@ -469,11 +469,6 @@ class PublisherLoop:
             event = WorkerEvent(kind, notice.worker, notice.text, status)
             for listener in self._listeners:
                 listener.tell(event)
-
-    def _will_send(self, publication: Publication) -> bool:
-        """Return whether what is about to be published would be sent over the network."""
-        version, workers = publication.version, publication.workers
-        return self.standing.sends(version.model, workers, shared=version.shared is not None)
 
     def _resolve(self, effect: Resolve) -> None:
         future = self._open.pop(effect.publication)

@@ -16,6 +16,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from ..receipt import Receipt, State, WorkerReceipt
 from .phases import DECISIONS, TARGETS, Decision, DecisionEvent, TargetEvent
 from .version import Chunked, Version
@@ -40,16 +42,12 @@ class Recipient:
     nbytes: int = 0
 
 
-@dataclass(slots=True)
-class Publication:
-    """One call of publish.
+class Terms(msgspec.Struct, frozen=True, eq=False):
+    """What a call of publish requires.
 
     Attributes:
-        id: Names the call between the machine and whoever waits.
-        version: What is published.
         workers: Names given by the caller; None means every worker that has the model.
         require: How many must get there; None means all.
-        alive: Where all are required: all but those that are lost.
         wait: What "there" is.
         commit: Whether workers apply on their own or together.
         started, deadline: On the machine's clock, in seconds.
@@ -57,6 +55,29 @@ class Publication:
         grace: Seconds for which a worker that becomes lost is waited for, as it fell silent.
         grace_of_gone: The same, where its connection is closed or its process has ended.
         expect: Where all are required: how many those must be, at least.
+        alive: Where all are required: all but those that are lost.
+    """
+
+    workers: tuple[str, ...] | None
+    require: int | None
+    wait: Wait
+    commit: CommitMode
+    started: float
+    deadline: float
+    hash: bool = False
+    grace: float = 0.0
+    grace_of_gone: float = 0.0
+    expect: int = 0
+    alive: bool = False
+
+
+@dataclass(slots=True)
+class Publication:
+    """One call of publish: the machine's own, made of its `Terms`, in their order.
+
+    Attributes:
+        id: Names the call between the machine and whoever waits.
+        version: What is published.
         ended: Why it is given up before its time; empty: it is not.
     """
 

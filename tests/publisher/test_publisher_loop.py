@@ -16,7 +16,7 @@ from weightbus.bus.net.control import Activity, PublisherSockets
 from weightbus.bus.net.publisher_loop import PublisherLoop
 from weightbus.bus.publisher import offers, roster
 from weightbus.bus.publisher.machine import PublisherMachine
-from weightbus.bus.publisher.publication import Publication
+from weightbus.bus.publisher.publication import Terms
 from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import Version
 from weightbus.codecs.layout import Layout
@@ -98,11 +98,11 @@ def road(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Road, PublisherLoop]
     loop.close()
 
 
-def publication(chunks: int, model: str = MODEL, id_: int = 1) -> Publication:
+def made(chunks: int, model: str = MODEL) -> tuple[Version, Terms]:
     layout = Layout.plan([("w", "U8", (chunks * CHUNK,))])
     version = Version(model, layout, CHUNK, PlainSnapshot(bytes(chunks * CHUNK)))
     now = time.monotonic()
-    return Publication(id_, version, None, None, "applied", "auto", now, now + SECONDS)
+    return version, Terms(None, None, "applied", "auto", now, now + SECONDS)
 
 
 def test_nothing_is_hashed_before_somebody_has_room_for_it(
@@ -110,7 +110,7 @@ def test_nothing_is_hashed_before_somebody_has_room_for_it(
 ) -> None:
     (sockets, loop), chunks = road, PUSH_CHUNKS // 2
     sockets.room = False
-    loop.submit(publication(chunks))
+    loop.submit(*made(chunks))
     sockets.asleep()
     assert data_topic(MODEL) not in sockets.sent
     assert len(sockets.sent) == 1, "it is announced"
@@ -124,8 +124,8 @@ def test_what_has_no_room_is_not_pushed_along_with_what_has(
     road: tuple[Road, PublisherLoop],
 ) -> None:
     (sockets, loop), other = road, "b"
-    for model, id_ in ((other, 1), (MODEL, 2)):  # there is room for MODEL alone
-        loop.submit(publication(4, model, id_))
+    for model in (other, MODEL):  # there is room for MODEL alone
+        loop.submit(*made(4, model))
         sockets.asleep()
     assert sockets.sent.count(data_topic(MODEL)) == 4
     assert data_topic(other) not in sockets.sent
@@ -138,30 +138,30 @@ def test_a_version_is_hashed_between_other_work(
     (sockets, loop), chunks = road, 20
     monkeypatch.setattr(offers, "SLICE_BYTES", CHUNK)
     sockets.room = False
-    made = publication(chunks)
-    loop.submit(made)
+    version, terms = made(chunks)
+    loop.submit(version, terms)
     sockets.asleep()
     hashed: list[int] = []  # chunks that were hashed when a worker was answered
 
     def ping() -> None:
-        hashed.append(chunks - len(list(made.version.unhashed())))
+        hashed.append(chunks - len(list(version.unhashed())))
         sockets.control.append((b"w", [encode(Ping(subscribed=True))]))
 
-    take = made.version.snapshot.bytes
+    take = version.snapshot.bytes
 
     def taken(begin: int, end: int) -> Buffer:
         ping()
         return take(begin, end)
 
-    monkeypatch.setattr(made.version.snapshot, "bytes", taken)
-    version = made.version.version
-    sockets.control.append((b"w", [encode(Fetch(model=MODEL, epoch=7, version=version))]))
+    monkeypatch.setattr(version.snapshot, "bytes", taken)
+    fetch = Fetch(model=MODEL, epoch=7, version=version.version)
+    sockets.control.append((b"w", [encode(fetch)]))
     sockets.wake()
     sockets.asleep()
     assert hashed == list(range(chunks))
     kinds = [next(k for k in (b"announce", b"pong", b"end") if k in a) for a in sockets.answers]
     assert kinds.index(b"end") - kinds.index(b"announce") > chunks // 2
-    assert made.version.digest.encode() in sockets.answers[kinds.index(b"end")]
+    assert version.digest.encode() in sockets.answers[kinds.index(b"end")]
 
 
 def test_any_number_of_names_that_find_no_room_is_a_line_in_the_log(
