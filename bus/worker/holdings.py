@@ -17,7 +17,20 @@ from ..lease import Lease
 from ..limits import BUFFERS_MAX
 from ..messages import Announce, Buffer, Running
 from ..staged import Base, SharedMemory, StagedVersion
-from .phases import ARROWS, LACKS, MODES, TIMES, Event, Gain, Lack, Mode, Phase, Time, Turn
+from .phases import (
+    ARROWS,
+    LACKS,
+    MODES,
+    STRAIGHT,
+    TIMES,
+    Event,
+    Gain,
+    Lack,
+    Mode,
+    Phase,
+    Time,
+    Turn,
+)
 from .transfer import Transfer
 
 Key = tuple[int, int]
@@ -171,10 +184,8 @@ class Holdings:
         If it was received in one, that is its own. Else it lacks memory; or, where all buffers are
         in use, one of these.
         """
-        lease, buffer = self._lent or (None, None)
-        if lease is not None and lease.live and held.payload is lease.view:
-            lease.end()
-            self._lent, held.buffer = None, buffer
+        held.buffer = self._received_in(held.payload)
+        if held.buffer is not None:
             return True
         if self._taken >= BUFFERS_MAX:
             held.gain("full")
@@ -189,6 +200,33 @@ class Holdings:
         held.buffer = self._free.pop()
         self._taken += 1
         return True
+
+    def _received_in(self, payload: Buffer | None) -> Memory | None:
+        lease, buffer = self._lent or (None, None)
+        if lease is None or not lease.live or payload is not lease.view:
+            return None
+        lease.end()
+        self._lent = None
+        return buffer
+
+    def claim(self, payload: Buffer) -> Memory | None:
+        """Return a buffer with this in it, if there is one: it was received there, or is copied."""
+        buffer = self._received_in(payload)
+        if buffer is not None:
+            return buffer
+        if self._taken >= BUFFERS_MAX or self._nbytes != len(payload) or not self._free:
+            return None
+        self._taken += 1
+        buffer = self._free.pop()
+        np.copyto(buffer, np.frombuffer(payload, np.uint8))
+        return buffer
+
+    def bring(self, announce: Announce, buffer: Memory, staged: StagedVersion) -> None:
+        """Have a version here that came whole, as far as that leads it."""
+        held = Held(staged.key, announce, pushed=True, phase=STRAIGHT, lacks="memory")
+        held.layout, held.buffer, held.staged = staged.layout, buffer, staged
+        self._live[STRAIGHT][held.key] = held
+        self.at[STRAIGHT] = self.at[STRAIGHT] or held
 
     def give(self, held: Held, buffer: NDArray[np.uint8]) -> None:
         """Give a version a buffer."""

@@ -49,10 +49,15 @@ class Acceptance:
         self._model, self._accepts, self.bytes_max = model, accepts, bytes_max
         self._layouts: dict[str, Layout] = {}
         self._accepted: set[str] = set()  # ids of layouts among them that can be applied here
+        self._usual: tuple[object, ...] = ()  # what the last announcement without a fault said
 
     def layout(self, announce: Announce) -> Layout | None:
         """Return the layout of an announced version, if it is known."""
         return self._layouts.get(announce.layout)
+
+    def usual(self, announce: Announce) -> Layout | None:
+        """Return the layout of a version that is announced as the last one was, without a fault."""
+        return self._layouts.get(announce.layout) if _about(announce) == self._usual else None
 
     def learn(self, announce: Announce, header: Buffer) -> Fault | None:
         """Remember a layout that came with an announcement; return what is wrong with it."""
@@ -75,6 +80,7 @@ class Acceptance:
             oldest = next(iter(self._layouts))
             del self._layouts[oldest]
             self._accepted.discard(oldest)
+            self._usual = ()
         return ""
 
     def _too_many(self) -> bool:
@@ -102,10 +108,16 @@ class Acceptance:
         if layout.nbytes != announce.nbytes:
             text = f"announced are {announce.nbytes} bytes, the layout holds {layout.nbytes}"
             return "layout-invalid", text
-        if layout.id in self._accepted:
-            return None
-        problem = self._accepts(self._model, layout)
-        if problem:
-            return "layout-mismatch", problem
-        self._accepted.add(layout.id)
+        if layout.id not in self._accepted:
+            problem = self._accepts(self._model, layout)
+            if problem:
+                return "layout-mismatch", problem
+            self._accepted.add(layout.id)
+        self._usual = _about(announce)
         return None
+
+
+def _about(announce: Announce) -> tuple[object, ...]:
+    """Return what a fault depends on."""
+    sizes = announce.nbytes, announce.layout_bytes, announce.chunk_bytes
+    return announce.layout, *sizes, announce.encoding, announce.encryption

@@ -106,6 +106,9 @@ ARROWS: dict[Phase, dict[Event, Phase]] = {
     "rejected": {},
 }
 
+# Where a version is that came whole with its announcement, and need not wait for anything.
+STRAIGHT: Phase = ARROWS[ARROWS[ARROWS["announced"]["begun"]]["whole"]]["committed"]
+
 # Of an announced version: what it lacks. Who lacks a layout has asked for it; a segment and memory
 # are there at once, or are not to be had; a buffer is when another version lets go of one. It is
 # `begun` once it lacks no more than memory, and `mapped` once it lacks no more than a segment.

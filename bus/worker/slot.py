@@ -19,7 +19,7 @@ from .holdings import Held, Holdings
 from .layouts import Acceptance, Accepts, Expected
 from .patches import Patches
 from .phases import ARROWS, MODES, Turn
-from .transfer import take_whole
+from .transfer import is_whole, take_whole
 
 RESTARTS_MAX = 3  # transfers of one version whose digest did not match, before it is given up
 NOTHING_FITS = "nothing comes that fits what was announced"
@@ -85,8 +85,34 @@ class Slot:
                 return self._take_whole(arriving, data, now)
             if key < arriving.key or (self.holds.mode == "catching-up" and key != arriving.key):
                 return []  # W26
+        if data is not None and (straight := self._straight(announce, data)) is not None:
+            return [Ready(straight)]
         follows = announce.whole is not None or (pushed and not self.shared)  # W31, S8
         return self._begin(self.holds.expect(announce, pushed=follows), now, data)
+
+    def _straight(self, announce: Announce, data: Buffer) -> StagedVersion | None:
+        """Take a version that came whole, and is in nobody's way, at once; None: that is not so.
+
+        So come nearly all small ones. What becomes of it is the same as without this, step by step.
+        """
+        at, layout = self.holds.at, self._acceptance.usual(announce)
+        if layout is None or self.holds.mode != "following":
+            return None
+        if at["announced"] is not None or at["arriving"] is not None or at["staged"] is not None:
+            return None
+        if self.asking.only is not None or self.applying.failed is not None:
+            return None
+        if announce.commit != "auto" or announce.acknowledge != "applied":
+            return None
+        if announce.shared is not None or not is_whole(announce, data):
+            return None
+        buffer = self.holds.claim(data)
+        if buffer is None or announce.whole is None:
+            return None
+        about = self.model, announce.epoch, announce.version, layout, buffer, announce.whole.digest
+        staged = StagedVersion(*about, metadata=announce.metadata)
+        self.holds.bring(announce, buffer, staged)
+        return staged
 
     def renamed(self, rename: Rename, now: float) -> list[Effect]:
         """What runs here is a newer version, byte for byte: nothing is to be fetched or applied."""

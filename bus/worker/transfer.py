@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...codecs.checksum import digest
-from ...codecs.native import copy_crc32c, crc32c
+from ...codecs.native import crc32c
 from ...codecs.sealing import Opening
 from ..chunks import plan_of
 from ..lease import Lease
@@ -376,16 +376,23 @@ def place_for(announce: Announce, size: int, buffer: bytearray) -> Lease | None:
     return Lease(memoryview(memory)[:size], announce, hashed=False) if fits else None
 
 
+def is_whole(announce: Announce, payload: Buffer) -> bool:
+    """Return whether a version came with its announcement, and undamaged."""
+    whole = announce.whole
+    if whole is None or len(payload) != announce.nbytes:
+        return False
+    proof = digest(announce.layout, announce.chunk_bytes, [whole.crc])
+    return crc32c(payload) == whole.crc and proof == whole.digest
+
+
 def take_whole(announce: Announce, payload: Buffer, buffer: NDArray[np.uint8]) -> str | None:
     """Take a version that came with its announcement; return its digest, None if it is damaged.
 
     It was received in its buffer already, or is copied there.
     """
-    whole = announce.whole
-    if whole is None or len(payload) != buffer.nbytes:
+    if announce.whole is None or not is_whole(announce, payload):
         return None
-    there = isinstance(payload, memoryview) and cast("object", payload.obj) is buffer
-    crc = crc32c(payload) if there else copy_crc32c(buffer, np.frombuffer(payload, np.uint8))
-    if whole.crc != crc or whole.digest != digest(announce.layout, announce.chunk_bytes, [crc]):
-        return None
-    return whole.digest
+    where: object = payload.obj if isinstance(payload, memoryview) else None
+    if where is not buffer:
+        np.copyto(buffer, np.frombuffer(payload, np.uint8))
+    return announce.whole.digest

@@ -1,0 +1,251 @@
+"""A version that comes whole takes a shorter way where nothing is in its way: the same in the end.
+
+Two workers are told the same, at random; one of them never takes the shorter way.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from weightbus.bus.effects import Effect, Ready, Whole
+from weightbus.bus.limits import Timing
+from weightbus.bus.messages import (
+    Abort,
+    Announce,
+    Beacon,
+    Chunk,
+    Commit,
+    End,
+    Message,
+    Ping,
+    Refuse,
+    Rename,
+    Running,
+    Welcome,
+    encode,
+)
+from weightbus.bus.messages import Whole as WholeData
+from weightbus.bus.publisher import offers
+from weightbus.bus.worker.events import Report, Wanted
+from weightbus.bus.worker.machine import WorkerMachine
+from weightbus.bus.worker.reports import Identity
+from weightbus.bus.worker.slot import Slot
+from weightbus.codecs.checksum import digest
+from weightbus.codecs.layout import Layout
+from weightbus.codecs.native import crc32c
+from weightbus.tests.simulation.performing import done
+from weightbus.tests.simulation.virtual_shell import version_of
+
+EPOCH, MODEL, TOPIC = 7, "a", b"a/ctl"
+LAYOUTS = {nbytes: Layout.plan([("w", "U8", (nbytes,))]) for nbytes in (4, 8)}
+WELCOME = Welcome(epoch=EPOCH, data="tcp://d:1", ping_ms=1000, lost_ms=5000, models={})
+STEPS = ("whole", "whole", "whole", "begin", "apply", "apply", "layout", "announce", "chunk", "end")
+RARE = ("damaged", "commit", "abort", "gone", "want", "latest", "beacon", "rename", "welcome")
+ENDS = ("put-back", "declined", "failed", "torn", "newer")
+
+
+def data_of(version: int, nbytes: int) -> bytes:
+    return bytes((version + i) % 256 for i in range(nbytes))
+
+
+def whole_of(version: int, nbytes: int) -> WholeData:
+    crc = crc32c(data_of(version, nbytes))
+    return WholeData(crc=crc, digest=digest(LAYOUTS[nbytes].id, nbytes, [crc]))
+
+
+class Side:
+    """One of the two, and what it was asked to do."""
+
+    def __init__(self) -> None:
+        identity = Identity("w", "a" * 32, "client", "host", 5)
+        self.machine = WorkerMachine(identity, [MODEL], lambda _m, _l: "", 100, Timing())
+        self.ready: list[tuple[int, int]] = []
+        self.does(self.machine.connected(0.0), 0.0)
+        self.hears(WELCOME, 0.0)
+
+    @property
+    def slot(self) -> Slot:
+        return self.machine.slots[MODEL]
+
+    def does(self, effects: list[Effect], now: float) -> list[object]:
+        effects = done(self.machine, effects, now)
+        self.ready += [e.staged.key for e in effects if isinstance(e, Ready)]
+        return [described(e) for e in effects]
+
+    def hears(self, message: Message, now: float, *payload: bytes) -> list[object]:
+        return self.does(self.machine.receive([encode(message), *payload], now), now)
+
+    def gets(self, message: Message, now: float, *payload: bytes) -> list[object]:
+        frames = [TOPIC, encode(message), *payload]
+        return self.does(self.machine.receive_published(frames, now), now)
+
+    def receives(self, message: Announce, now: float, data: bytes) -> list[object]:
+        """Take it in the place that it is given, if it has one."""
+        lease = self.machine.place([TOPIC, encode(message)], len(data))
+        if lease is None:
+            return self.gets(message, now, b"")
+        lease.view[:] = data
+        lease.received(len(data))
+        return self.does(self.machine.receive_published(lease, now), now)
+
+    def tells(self, event: Report | Wanted, now: float) -> list[object]:
+        return self.does(self.machine.happened(event, now), now)
+
+    @property
+    def state(self) -> object:
+        """Whatever it knows, but where bytes lie."""
+        slot, holds = self.slot, self.slot.holds
+        held = {phase: [seen(h) for h in holds.all(phase)] for phase in holds.at}
+        at = {phase: h.key if h is not None else None for phase, h in holds.at.items()}
+        memory = plain(holds, "_nbytes", "_taken") | {"free": len(holds._free)}  # noqa: SLF001
+        asking = plain(slot.asking, *(vars(slot.asking).keys() - {"_holds", "_timing"}))
+        applying = plain(slot.applying, "torn", "epoch", "stale", "failed")
+        return held, at, holds.mode, list(holds.rejected), memory, asking, applying
+
+
+def plain(of: object, *names: str) -> dict[str, str]:
+    return {name: repr(vars(of)[name]) for name in names}
+
+
+def seen(held: Any) -> object:
+    """Return what there is of a version."""
+    staged = getattr(held, "staged", None)
+    about = None if staged is None else described(Ready(staged))
+    return held.key, held.pushed, held.phase, held.lacks, held.time, held.buffer is None, about
+
+
+def described(effect: Effect) -> object:
+    if not isinstance(effect, Ready | Whole):
+        return repr(effect)
+    staged = effect.staged
+    fields = {f: getattr(staged, f) for f in ("key", "digest", "say_staged", "patch", "metadata")}
+    return type(effect).__name__, staged.layout.id, bytes(staged.data), repr(fields)
+
+
+class Pair:
+    """Both, told the same."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.sides = Side(), Side()
+        self.straight = 0
+        short = self.sides[0].slot._straight  # noqa: SLF001 # pyright: ignore
+
+        def counted(announce: Announce, data: bytes) -> object:
+            taken = short(announce, data)
+            self.straight += taken is not None
+            return taken
+
+        patch.setattr(self.sides[0].slot, "_straight", counted)
+        patch.setattr(self.sides[1].slot, "_straight", lambda _announce, _data: None)
+        self.now, self.newest = 1.0, 0
+
+    def both(self, what: str, do: Callable[[Side], list[object]]) -> None:
+        one, other = (do(side) for side in self.sides)
+        assert one == other, f"{what}, at {self.now}"
+        assert self.sides[0].state == self.sides[1].state
+        assert self.sides[0].ready == self.sides[1].ready
+
+    def step(self, what: str, number: int, nbytes: int, how: int) -> None:
+        """Tell both something of the version that is `number` before or after the newest one."""
+        self.now += (0.0, 0.01, 0.3, 6.0)[how % 4]
+        now, version = self.now, max(1, self.newest + number)
+        self.newest = max(self.newest, version)
+        commit, acknowledge = (("auto", "applied"), ("auto", "staged"), ("together", "staged"))[
+            how % 3
+        ]
+        data, crc = data_of(version, nbytes), whole_of(version, nbytes)
+        made = version_of(version, np.frombuffer(data, np.uint8), nbytes, EPOCH)
+        announce = structs.replace(
+            offers.announcement(made, None),
+            commit=commit if number % 2 else "auto",
+            acknowledge=acknowledge if number % 2 else "applied",
+            layout=LAYOUTS[nbytes].id,
+            layout_bytes=len(LAYOUTS[nbytes].header),
+            metadata={"step": str(version)} if how % 2 else {},
+        )
+        named = {"model": MODEL, "epoch": EPOCH, "version": version}
+        key = (EPOCH, version)
+        match what:
+            case "whole" | "damaged":
+                said = structs.replace(announce, whole=crc)
+                sent = data if what == "whole" else bytes(nbytes)
+                placed = bool(how & 4)
+                self.both(
+                    f"{what} {key}",
+                    lambda s: s.receives(said, now, sent) if placed else s.gets(said, now, sent),
+                )
+            case "layout":
+                self.both(what, lambda s: s.hears(announce, now, LAYOUTS[nbytes].header))
+            case "announce":
+                self.both(what, lambda s: s.gets(announce, now))
+            case "chunk":
+                chunk = Chunk(**named, index=0, crc=crc.crc)
+                self.both(what, lambda s: s.hears(chunk, now, data))
+            case "end":
+                self.both(what, lambda s: s.gets(End(**named, digest=crc.digest), now))
+            case "commit":
+                self.both(what, lambda s: s.hears(Commit(**named, digest=crc.digest), now))
+            case "abort":
+                self.both(what, lambda s: s.hears(Abort(**named, text="no"), now))
+            case "gone":
+                self.both(what, lambda s: s.hears(Refuse(code="gone", text="no", **named), now))
+            case "beacon":
+                self.both(what, lambda s: s.gets(Beacon(**named), now))
+            case "rename":
+                was = self.sides[0].slot.running or Running(EPOCH, 1, crc.digest)
+                self.both(what, lambda s: s.hears(Rename(**named, was=was), now))
+            case "welcome":
+                later = structs.replace(WELCOME, models={MODEL: version})
+                self.both(what, lambda s: s.hears(later, now))
+            case "want":
+                self.both(what, lambda s: s.tells(Wanted(MODEL, key), now))
+            case "latest":
+                self.both(what, lambda s: s.tells(Wanted(MODEL, None), now))
+            case "begin" | "apply" if self.sides[0].ready:
+                mine = self.sides[0].ready[-1]
+                self.both(f"taken {mine}", lambda s: s.tells(Report(MODEL, mine, "taken"), now))
+                if what == "apply":
+                    end = "applied" if how < 12 else ENDS[how % len(ENDS)]
+                    self.both(f"{end} {mine}", lambda s: s.tells(Report(MODEL, mine, end), now))
+            case _:
+                self.both("time", lambda s: s.does(s.machine.tick(now), now))
+        self.both("ping", lambda s: s.hears(Ping(token=1), now))
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from((*STEPS, *RARE, "time")),
+        st.integers(-2, 2),
+        st.sampled_from((4, 4, 4, 8)),
+        st.integers(0, 15),
+    ),
+    max_size=40,
+)
+
+
+@given(steps)
+def test_the_straight_way_leads_where_the_other_does(
+    history: list[tuple[str, int, int, int]],
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        pair = Pair(patch)
+        for step in history:
+            pair.step(*step)
+
+
+def test_most_small_versions_go_straight() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        pair, ways = Pair(patch), Counter[int]()
+        pair.step("layout", 1, 4, 0)
+        for _ in range(20):
+            before = pair.straight
+            pair.step("whole", 2, 4, 4)
+            pair.step("apply", 0, 4, 0)
+            ways[pair.straight - before] += 1
+    assert ways == {1: 19, 0: 1}, "the first needs a buffer of its own"
