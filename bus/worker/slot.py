@@ -100,7 +100,7 @@ class Slot:
             return None
         if at["announced"] is not None or at["arriving"] is not None or at["staged"] is not None:
             return None
-        if self.asking.only is not None or self.applying.failed is not None:
+        if self.applying.failed is not None:
             return None
         if announce.commit != "auto" or announce.acknowledge != "applied":
             return None

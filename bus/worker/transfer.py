@@ -392,7 +392,7 @@ def take_whole(announce: Announce, payload: Buffer, buffer: NDArray[np.uint8]) -
     """
     if announce.whole is None or not is_whole(announce, payload):
         return None
-    where: object = payload.obj if isinstance(payload, memoryview) else None
-    if where is not buffer:
+    where = payload.obj if isinstance(payload, memoryview) else None
+    if cast("object", where) is not buffer:
         np.copyto(buffer, np.frombuffer(payload, np.uint8))
     return announce.whole.digest
