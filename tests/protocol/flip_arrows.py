@@ -60,7 +60,7 @@ TESTS_OF_PUBLISHER = (
 )
 SEEDS = 150
 OWN_TESTS = {  # of a client, run in its folder
-    "node": "node --test dist/tests/machine.test.js",
+    "node": "node --test dist/tests/machine.test.js dist/tests/patches.test.js",
     "go": "go test -count 1 -timeout 60s -run Simulation|Nothing|Whoever|Road ./internal/wbp",
 }
 OF_THREADS = {("applying", "put-back"), ("applying", "failed"), ("applying", "newer")}

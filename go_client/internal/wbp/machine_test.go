@@ -185,6 +185,9 @@ func TestTheSharedRoad(t *testing.T) {
 	if runs := m.slots["m"].running(); runs == nil || runs.Version != 1 {
 		t.Fatalf("%v runs", runs)
 	}
+	if lacks := m.slots["m"].holds.at(running).lacks; lacks != aSegment {
+		t.Fatalf("it was read where it lay, and lacks a %s", lacks)
+	}
 	segment.stale = true
 	if !asks(m.Stale(announced(2), time.Second)) {
 		t.Fatal("the newest was not asked for")
@@ -231,5 +234,37 @@ func TestDifferencesAreFew(t *testing.T) {
 	lines := strings.Split(Difference(layout, target, Lenience{}), "\n")
 	if len(lines) != differencesMax || lines[0] != "w00: F32 [4, 3] in the target, not published" || lines[19] != "... and 11 more" {
 		t.Fatalf("%q", lines)
+	}
+}
+
+// Nothing begins while all buffers are in use, whether it comes over the network or from a segment.
+func TestNothingBeginsWithoutABuffer(t *testing.T) {
+	text := []byte("\x36\x00\x00\x00\x00\x00\x00\x00" + `{"w":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}` + " ")
+	layout, err := ParseLayout(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, shared := range []bool{false, true} {
+		timing := TimingOf(time.Second, 5*time.Second)
+		opens := func(*Shared, int64) Segment { return &lying{} }
+		s := newSlot("m", func(*Layout) string { return "" }, 100, &timing, opens)
+		s.shared = shared
+		taken, err := s.holds.buffers.take(2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.holds.buffers.taken = BuffersMax
+		a := &Announce{Model: "m", Epoch: 7, Version: 1, Layout: layout.ID, LayoutBytes: int64(len(text)), Bytes: 2,
+			ChunkBytes: 2, Commit: "together", Acknowledge: "staged", Encoding: "raw", Shared: &Shared{}}
+		s.announced(a, text, true, 0)
+		if v := s.holds.at(announced); v == nil || v.lacks != aBuffer {
+			t.Fatalf("%+v does not wait for a buffer", v)
+		}
+		s.holds.buffers.giveBack(taken)
+		s.tick(time.Second)
+		if v := s.holds.at(arriving); v == nil || v.lacks != aMemory {
+			t.Fatalf("%+v has not begun", v)
+		}
+		s.holds.free()
 	}
 }

@@ -177,6 +177,14 @@ func (w *world) check() {
 		w.t.Fatalf("%d buffers are taken, %d used, %d for %d versions that are ready", h.buffers.taken, used, waiting,
 			len(w.applying))
 	}
+	for _, begun := range h.all(arriving, staged, ready, applying) {
+		if begun.lacks != aMemory {
+			w.t.Fatalf("version %v has begun, and lacks a %s", begun.Key, begun.lacks)
+		}
+	}
+	if waits := h.at(announced); waits != nil && (waits.lacks == aLayout) != (waits.layout == nil) {
+		w.t.Fatalf("version %v waits for a %s", waits.Key, waits.lacks)
+	}
 	if v != nil && v.transfer.asked > WindowChunks {
 		w.t.Fatalf("%d chunks are outstanding", v.transfer.asked)
 	}
