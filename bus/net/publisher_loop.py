@@ -328,6 +328,8 @@ class PublisherLoop:
             self._held_up = now - next_tick >= grace and not self._held_up
             if self._held_up:  # with the whole host, perhaps: nobody was silent but who still is
                 return now + grace
+            if self._machine.state.malformed != self.standing.malformed:
+                self.standing = self._machine.standing()  # not for each: there may be a flood
             self._perform(self._machine.crowded(self._sockets.turned_away(now), now), now)
             self._perform(self._machine.tick(now), now)
             if self._sealer is not None and self._sealer.due(now):

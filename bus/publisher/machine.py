@@ -105,7 +105,7 @@ class PublisherMachine:
         try:
             message = to_publisher(frames)
         except ProtocolError as error:  # P5
-            self.state.malformed, self.state.stale = self.state.malformed + 1, True
+            self.state.malformed += 1
             if not self._patience.bears(identity, DEAR, nbytes, now):
                 return [HangUp()]
             return [Send(Refuse(code=error.code, text=str(error)), to=identity)]

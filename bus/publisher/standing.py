@@ -25,7 +25,7 @@ class Standing:
         epoch: The publisher's incarnation.
         reached: Who is there and hears what is published.
         turned_away: Who was turned away unheard, in words; empty: nobody was.
-        malformed: Messages that broke the protocol.
+        malformed: Messages that broke the protocol, a moment ago.
     """
 
     epoch: int

@@ -35,9 +35,7 @@ from .transfer import Transfer
 
 Key = tuple[int, int]
 Memory = NDArray[np.uint8]
-Part = (
-    Transfer | StagedVersion | Running
-)  # what it arrives by, what is whole of it, what it runs as
+Part = Transfer | StagedVersion | Running  # by what it arrives, what is whole, as what it runs
 
 REJECTED_KEPT = 8  # versions remembered that could not be taken here
 IN_MEMORY: set[Phase] = {"arriving", "staged", "ready", "applying"}  # a buffer is needed for these

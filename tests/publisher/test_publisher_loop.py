@@ -20,6 +20,7 @@ from weightbus.bus.publisher.publication import Terms
 from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import Version
 from weightbus.codecs.layout import Layout
+from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.simulation.virtual_shell import PlainSnapshot
 
 SECONDS = 30.0  # far more than anything here takes
@@ -118,6 +119,17 @@ def test_nothing_is_hashed_before_somebody_has_room_for_it(
     sockets.wake()
     sockets.asleep()
     assert sockets.sent.count(data_topic(MODEL)) == chunks
+
+
+def test_other_threads_are_told_how_much_was_malformed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher_loop, "TICK", 0.01)
+    machine, road = PublisherMachine(PublisherState(7, "tcp://d:1")), Road()
+    loop = PublisherLoop(machine, cast("PublisherSockets", road))
+    loop.start()
+    road.control.extend([(b"w", [b"nonsense"])] * 3)
+    road.wake()
+    wait_for(lambda: loop.standing.malformed == 3, "three malformed messages", SECONDS)
+    loop.close()
 
 
 def test_what_has_no_room_is_not_pushed_along_with_what_has(
