@@ -231,13 +231,17 @@ def had_more_keywords(kind: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """
 
     def decorate(call: Callable[P, T]) -> Callable[P, T]:
-        old = {*_OF[kind], "timing"} - inspect.signature(call).parameters.keys()
+        known = frozenset(inspect.signature(call).parameters)
+        old = {*_OF[kind], "timing"} - known
 
         @functools.wraps(call)
         def take(*args: P.args, **kwargs: P.kwargs) -> T:
-            if old.isdisjoint(kwargs):
+            if kwargs.keys() <= known:
                 return call(*args, **kwargs)
             moved = {name: kwargs.pop(name) for name in old & kwargs.keys()}
+            if strange := sorted(kwargs.keys() - known):
+                text = f"{call.__qualname__}() got an unexpected keyword argument {strange[0]!r}"
+                raise TypeError(text)
             kwargs["settings"] = _moved(kwargs, moved)
             return call(*args, **kwargs)
 

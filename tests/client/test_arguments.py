@@ -3,6 +3,7 @@
 One row for each parameter of each public call: what it is called with, and what may be passed.
 """
 
+import asyncio
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -204,3 +205,15 @@ def test_a_coroutine_function_is_no_hook(name: str, hook: Any) -> None:
 def test_nor_is_it_a_callback_for_workers(ends: Ends) -> None:
     with pytest.raises(TypeError, match=r"callback=.* give a plain function"):
         ends.publisher.on_worker(_awaited)
+
+
+@pytest.mark.parametrize("name", ["publish", "publish_async", "publish_awaitable", "rollback"])
+def test_a_misspelt_keyword_is_told_by_the_name_of_the_call(ends: Ends, name: str) -> None:
+    call: Callable[..., Any] = getattr(ends.publisher, name)
+
+    async def awaited() -> None:
+        await call("m", WEIGHTS, timout=1)
+
+    text = re.escape(f"Publisher.{name}() got an unexpected keyword argument 'timout'")
+    with pytest.raises(TypeError, match=text):
+        asyncio.run(awaited())
