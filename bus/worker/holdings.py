@@ -221,10 +221,13 @@ class Holdings:
 
     def bring(self, announce: Announce, buffer: Memory, staged: StagedVersion) -> None:
         """Have a version here that came whole, as far as that leads it."""
-        held = Held(staged.key, announce, pushed=True, phase=STRAIGHT, lacks="memory")
+        phase: Phase = "announced"
+        for event in STRAIGHT:
+            phase = ARROWS[phase].get(event, phase)
+        held = Held(staged.key, announce, pushed=True, phase=phase, lacks="memory")
         held.layout, held.buffer, held.staged = staged.layout, buffer, staged
-        self._live[STRAIGHT][held.key] = held
-        self.at[STRAIGHT] = self.at[STRAIGHT] or held
+        self._live[phase][held.key] = held
+        self.at[phase] = self.at[phase] or held
 
     def give(self, held: Held, buffer: NDArray[np.uint8]) -> None:
         """Give a version a buffer."""

@@ -106,8 +106,8 @@ ARROWS: dict[Phase, dict[Event, Phase]] = {
     "rejected": {},
 }
 
-# Where a version is that came whole with its announcement, and need not wait for anything.
-STRAIGHT: Phase = ARROWS[ARROWS[ARROWS["announced"]["begun"]]["whole"]]["committed"]
+# What happens at once to a version that came whole with its announcement, if nothing is in its way.
+STRAIGHT: tuple[Event, ...] = ("begun", "whole", "committed")
 
 # Of an announced version: what it lacks. Who lacks a layout has asked for it; a segment and memory
 # are there at once, or are not to be had; a buffer is when another version lets go of one. It is
