@@ -142,6 +142,15 @@ def test_a_version_is_given_out_whole_and_once() -> None:
     assert not ready(bench.announce(v) + bench.feed(v) + bench.end(v))
 
 
+def test_nothing_is_left_of_what_ran_before() -> None:
+    bench = Bench()
+    holds = bench.slot.holds
+    for number in (1, 2, 3):
+        bench.deliver(version(number))
+        bench.apply(version(number))
+        assert [held.key for held in holds.all(*holds.at)] == [(EPOCH, number)]
+
+
 def test_an_announcement_without_layout_asks_for_it_and_repeats_that() -> None:
     bench, v = Bench(), version(1)
     [fetch] = sent(bench.announce(v, header=False), Fetch)
