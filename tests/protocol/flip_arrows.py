@@ -70,10 +70,8 @@ UNUSED = {  # along these no version of a client goes: no road, no room asked fo
     "node": OF_THREADS | OF_COPIES | OF_SEGMENTS | {("announced", "mapped"), ("applying", "stale")},
     "go": OF_THREADS | OF_COPIES,
 }
-SAME = {
-    *(("ready", "newer", "announced"), ("running", "newer", "announced")),  # dropped at once
-    ("inside", "welcomed", ""),
-}
+DROPPED = ("running", "newer", "announced")  # at once, as it is not the newest
+SAME = {DROPPED, ("ready", "newer", "announced"), ("inside", "welcomed", "")}  # in other clients
 Flip = tuple[str, str, str, str]  # table, state, event, and where it leads; "": nowhere
 
 
@@ -178,11 +176,14 @@ def main() -> int:
     every = [
         f
         for f in flips()
-        if not client
-        or (
-            f[0] not in OF_PUBLISHER | {"applying"}
-            and f[1:3] not in UNUSED[client]
-            and f[1:] not in SAME
+        if f[1:] != DROPPED
+        and (
+            not client
+            or (
+                f[0] not in OF_PUBLISHER | {"applying"}
+                and f[1:3] not in UNUSED[client]
+                and f[1:] not in SAME
+            )
         )
     ]
     with multiprocessing.get_context("spawn").Pool(maxtasksperchild=20) as pool:
