@@ -124,7 +124,7 @@ class PublisherLoop:
         def work(now: float) -> None:
             number = self._count = self._count + 1
             self._open[number] = future
-            publication = Publication(number, version, *msgspec.structs.astuple(terms))
+            publication = Publication(number, version, **msgspec.structs.asdict(terms))
             if terms.commit == "together":
                 future.publication = publication
             try:

@@ -73,7 +73,7 @@ class Terms(msgspec.Struct, frozen=True, eq=False):
 
 @dataclass(slots=True)
 class Publication:
-    """One call of publish: the machine's own, made of its `Terms`, in their order.
+    """One call of publish: the machine's own, made of its `Terms`.
 
     Attributes:
         id: Names the call between the machine and whoever waits.

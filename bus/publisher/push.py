@@ -5,8 +5,8 @@ ahead of what the fastest worker has reported: that worker loses nothing, worker
 lose nothing either, and slower ones lose chunks (which they fetch) rather than hold up the others.
 When nobody reports anything for a while the push ends early: pulling always works.
 
-A chunk is hashed when it is pushed, and few are pushed at a time, as connections have room for
-them: no hashed byte waits for others to be hashed, and it is still in the cache when it is sent.
+A chunk that nobody has hashed is hashed when it is pushed, and few are pushed at a time, once some
+connection has room: what goes out at once is still in the cache, and no more than a burst waits.
 The end says what all of them hash to, so it goes out in the step after the last.
 """
 
