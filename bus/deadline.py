@@ -18,10 +18,11 @@ class Deadline:
     Args:
         at: The moment, on the monotonic clock; infinity: never.
         text: What was not done by then, and what to do about it.
+        about: What it is about, by the names that `text` has for that.
     """
 
-    def __init__(self, at: float, text: str) -> None:
-        self._at, self._text = at, text
+    def __init__(self, at: float, text: str, **about: object) -> None:
+        self._at, self._text, self._about = at, text, about
 
     def left(self) -> float:
         """Return the seconds until then, 0 if it has passed."""
@@ -34,7 +35,7 @@ class Deadline:
             DeadlineError: It has.
         """
         if time.monotonic() >= self._at:
-            raise DeadlineError(self._text)
+            raise DeadlineError(self._text.format(**self._about) if self._about else self._text)
 
 
 def result_of(future: "Future[T]", timeout: float) -> T:

@@ -57,7 +57,6 @@ class Request(msgspec.Struct, frozen=True, eq=False):
 
     Attributes:
         terms: What it requires of workers.
-        timeout: Seconds.
         replaces_latest: What it publishes is the latest version for all at once.
         asks_for_digests: Workers say what they have hashed before all of it was sent to anybody.
         precision: What is converted while it is copied; None: nothing.
@@ -67,7 +66,6 @@ class Request(msgspec.Struct, frozen=True, eq=False):
     """
 
     terms: Terms
-    timeout: float
     replaces_latest: bool
     asks_for_digests: bool
     precision: Precision | None
@@ -77,7 +75,6 @@ class Request(msgspec.Struct, frozen=True, eq=False):
 
 
 def request(
-    started: float,
     *,
     workers: Iterable[str] | None,
     require: Require,
@@ -93,7 +90,6 @@ def request(
     """Check the keywords of a call.
 
     Args:
-        started: When it was called.
         workers, require, expect, commit, timeout, metadata, settings: Its keywords.
         defaults: The publisher's settings, checked before.
         expected, lost_after: What the publisher was told of these.
@@ -114,8 +110,7 @@ def request(
         require=needed,
         wait=wait,
         commit=commit,
-        started=started,
-        deadline=started + timeout,
+        timeout=timeout,
         hash=settings.verify,
         grace=lost_after if grace is None else grace,
         grace_of_gone=0.0 if grace is None else grace,
@@ -124,7 +119,6 @@ def request(
     )
     return Request(
         terms=terms,
-        timeout=timeout,
         replaces_latest=names is None and commit == "auto",
         asks_for_digests=settings.verify or commit == "together" or wait == "staged",
         precision=None if settings.dtype is None else precision_of(settings.dtype),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
+from operator import is_
 from pathlib import Path
 from typing import Any, NoReturn, Unpack
 
@@ -124,6 +125,7 @@ class Publisher(AsyncClosable):
         usual: Any = {keyword.name: keyword.default for keyword in keywords_of(self.publish)}
         usual |= {"defaults": few, "expected": expected, "lost_after": few.lost_after}
         self._request: Callable[..., Request] = partial(request, **usual)
+        self._asked: tuple[Request, tuple[object, ...]] = self._request(), (object(),)  # the last
         age = None if few.epoch is not None else age_from_now()
         self._models: dict[str, PublishedModel] = {}
         self._crowded = Complaints(log, "workers may be missing here: %s")
@@ -251,18 +253,22 @@ class Publisher(AsyncClosable):
             ClosedError: The publisher is closed.
         """
         started = time.monotonic()
-        asked = self._request(
-            started,
-            workers=workers,
-            require=require,
-            expect=expect,
-            commit=commit,
-            timeout=timeout,
-            metadata=metadata,
-            settings=settings,
-        )
-        future = self._begin(model, weights, asked)
-        left = started + float(timeout) - time.monotonic()
+        given = workers, require, expect, commit, timeout, metadata, settings
+        asked, before = self._asked
+        if not all(map(is_, given, before)):
+            asked = self._request(
+                workers=workers,
+                require=require,
+                expect=expect,
+                commit=commit,
+                timeout=timeout,
+                metadata=metadata,
+                settings=settings,
+            )
+            if workers is None and metadata is None:  # whose owner may change them
+                self._asked = asked, given
+        future = self._begin(model, weights, asked, started)
+        left = started + asked.terms.timeout - time.monotonic()
         return result_of(future, max(0.0, left) + ANSWER_SECONDS)
 
     @had_more_keywords("publish")
@@ -278,16 +284,19 @@ class Publisher(AsyncClosable):
         success. If the publish fails and you drop the future without asking for its result, the log
         warns.
         """
-        return self._begin(model, weights, self._request(time.monotonic(), **options))
+        started = time.monotonic()
+        return self._begin(model, weights, self._request(**options), started)
 
-    def _begin(self, model: str, weights: object, asked: Request) -> "Future[Receipt]":
+    def _begin(
+        self, model: str, weights: object, asked: Request, started: float
+    ) -> "Future[Receipt]":
         """Copy the weights and have them published."""
         self._check_usable()
         terms = asked.terms
         if terms.workers:
             self._check_known(terms.workers)
         kept = self._model(model)
-        until = Deadline(terms.deadline, _LATE.format(model=model, timeout=asked.timeout))
+        until = Deadline(started + terms.timeout, _LATE, model=model, timeout=terms.timeout)
         future = self._loop.promise()
         if not kept.lock.acquire(blocking=False):
             kept.wait_for_lock(until)
@@ -308,21 +317,22 @@ class Publisher(AsyncClosable):
             if asked.metadata is not None:
                 version.metadata = asked.metadata
             if arriving is None:
-                self._submit(asked, kept, version, until, future)
+                self._submit(asked, kept, version, started, until, future)
             else:
-                submit = partial(self._submit, asked, kept, version, until, future)
+                submit = partial(self._submit, asked, kept, version, started, until, future)
                 handed_on = True
                 after(arriving, version, hashed, submit, future, until, kept.lock)
         finally:
             if not handed_on:
                 kept.lock.release()
-        return self.shown.count(future, terms.started)
+        return self.shown.count(future, started)
 
     def _submit(
         self,
         asked: Request,
         kept: PublishedModel,
         version: Version,
+        started: float,
         until: Deadline,
         future: Promise,
     ) -> None:
@@ -335,7 +345,7 @@ class Publisher(AsyncClosable):
                 return result_of(asks, ANSWER_SECONDS)
 
             kept.offer(version, asked.encoding, takers, until, to_all=not workers)
-        self._loop.submit(version, asked.terms, future)
+        self._loop.submit(version, asked.terms, started, future)
 
     def wait_for_commit(
         self, publishing: "Future[Receipt]", timeout: float

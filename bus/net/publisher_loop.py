@@ -116,7 +116,7 @@ class PublisherLoop:
         return Promise(self._unasked)
 
     def submit(
-        self, version: Version, terms: Terms, promised: "Promise | None" = None
+        self, version: Version, terms: Terms, started: float, promised: "Promise | None" = None
     ) -> "Promise":
         """Publish; the future, `promised` or another, is the receipt, or a PublishError with it."""
         future = self.promise() if promised is None else promised
@@ -124,7 +124,7 @@ class PublisherLoop:
         def work(now: float) -> None:
             number = self._count = self._count + 1
             self._open[number] = future
-            publication = Publication(number, version, **msgspec.structs.asdict(terms))
+            publication = Publication(number, version, terms, started)
             if terms.commit == "together":
                 future.publication = publication
             try:

@@ -30,7 +30,7 @@ def must_hash(state: PublisherState, model: str, version: int) -> bool:
     """Return whether an open call wants workers to hash a version."""
     for call in state.calls.values():
         named = call.version
-        if call.hash and (named.model, named.version) == (model, version):
+        if call.terms.hash and (named.model, named.version) == (model, version):
             return True
     return False
 
@@ -80,11 +80,11 @@ def returned(state: PublisherState, peer: Peer, now: float) -> list[Version]:
     waiting: list[Version] = []
     for call in state.calls.values():
         version = call.version
-        if call.workers is None and version.model in peer.hello.models:
+        if call.terms.workers is None and version.model in peer.hello.models:
             call.welcome(peer.name)
         call.move(peer.name, "returned", now)
         target = call.targets.get(peer.name)
-        open_ = call.commit == "together" and call.decision == "open"
+        open_ = call.terms.commit == "together" and call.decision == "open"
         if open_ and not version.gone and target is not None and target.state == "behind":
             waiting.append(version)
     return waiting
@@ -167,7 +167,7 @@ def close(state: PublisherState, now: float) -> list[Effect]:
 def settle(state: PublisherState, call: Publication, now: float) -> list[Effect]:
     """Commit or abort if that is due, and resolve the call if it is over."""
     effects: list[Effect] = []
-    open_ = call.commit == "together" and call.decision == "open"
+    open_ = call.terms.commit == "together" and call.decision == "open"
     if open_ and call.decide(now) != "open":
         effects += _decided(state, call)
     achieved = call.verdict(now)
@@ -175,14 +175,14 @@ def settle(state: PublisherState, call: Publication, now: float) -> list[Effect]
         call.resolved = True
         _explain(state, call, now)
         receipt = call.receipt(now, call.version.digest)
-        missing, require = call.missing, call.require
+        missing, require = call.missing, call.terms.require
         why = "" if achieved else _why(state, call)
         done = call.done
-        effects.append(Resolve(call.id, receipt, achieved, done, missing, require, why))
+        effects.append(Resolve(call.number, receipt, achieved, done, missing, require, why))
         if achieved and call.nobody:
             effects += _to_nobody(state, call)
-    if call.resolved and (call.commit == "auto" or call.decision != "open"):
-        state.calls.pop(call.id, None)
+    if call.resolved and (call.terms.commit == "auto" or call.decision != "open"):
+        state.calls.pop(call.number, None)
     return effects
 
 
@@ -191,7 +191,7 @@ def _decided(state: PublisherState, call: Publication) -> list[Effect]:
     versions = state.store[version.model]
     peers = [p for n in call.targets if (p := state.roster.by_name(n)) is not None and not p.lost]
     if call.decision == "commit":
-        targets = None if call.workers is None else frozenset(call.workers)
+        targets = None if call.terms.workers is None else frozenset(call.terms.workers)
         versions.settle(version, targets)
         staged = [p for p in peers if call.targets[p.name].state == "staged"]
         settled = [Settled(version)] if targets is None else list[Effect]()
@@ -206,7 +206,7 @@ def _away(state: PublisherState, call: Publication) -> list[str]:
     """Say of everybody who wants the model, and is none of those that are there, why."""
     model = call.version.model
     lost = [p for p in state.roster if p.lost and model in p.hello.models]
-    others = [p for p in lost if call.alive or p.name not in call.targets]
+    others = [p for p in lost if call.terms.alive or p.name not in call.targets]
     return [f"worker {p.name} is lost: {p.why}" for p in others] + reasons(state, model)
 
 
@@ -224,7 +224,7 @@ def _why(state: PublisherState, call: Publication) -> str:
         what = "are missing" if away else "never came"
         why = "; ".join(away) or _wanted(state, call.version.model)
         why = why or "nobody was refused, is lost or has left"
-        said.append(f"{call.missing} of {call.expect} workers {what} ({why})")
+        said.append(f"{call.missing} of {call.terms.expect} workers {what} ({why})")
     return "; ".join(said)
 
 
@@ -255,6 +255,6 @@ def _explain(state: PublisherState, call: Publication, now: float) -> None:
         if peer is not None:
             incoming = peer.incoming.get(model)
             doing = phase_of(state, model, incoming, now) if incoming else "nothing heard of it yet"
-            if incoming and incoming.phase == "staged" and call.commit == "auto":
+            if incoming and incoming.phase == "staged" and call.terms.commit == "auto":
                 doing += ", and waits for start() or receive() there"
             target.detail = f"{doing}; last heard {span(now - peer.heard_at)} ago"

@@ -39,8 +39,8 @@ SLICE_BYTES = 2**22  # of a version that is hashed between other work: a fractio
 
 def announcement(version: Version, publication: Publication | None) -> Announce:
     """Return the announcement of a version; a committed one is for everybody to apply at once."""
-    together = publication is not None and publication.commit == "together"
-    staged = publication is not None and (together or publication.wait == "staged")
+    together = publication is not None and publication.terms.commit == "together"
+    staged = publication is not None and (together or publication.terms.wait == "staged")
     return Announce(
         model=version.model,
         epoch=version.epoch,
@@ -53,7 +53,7 @@ def announcement(version: Version, publication: Publication | None) -> Announce:
         acknowledge="staged" if staged else "applied",
         encoding="raw",
         shared=version.shared,
-        hash=publication is not None and publication.hash,
+        hash=publication is not None and publication.terms.hash,
         keep=version.keep,
         patches=[patch.offered for patch in version.patches] if version.patches else [],
         metadata=dict(version.metadata),

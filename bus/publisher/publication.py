@@ -13,7 +13,7 @@ expected, those that join become targets until so many are there.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -26,8 +26,9 @@ Wait = Literal["applied", "staged", "none"]
 CommitMode = Literal["auto", "together"]
 
 _FINISHED: frozenset[State] = frozenset({"applied", "skipped"})
-_STAGED: frozenset[State] = frozenset({"staged"})
+_THERE: frozenset[State] = frozenset({"applied", "skipped", "staged"})
 _UNFINISHED: frozenset[State] = frozenset({"behind", "staged"})
+_NOBODY: dict[State, int] = dict.fromkeys(TARGETS, 0)
 
 
 @dataclass(slots=True)
@@ -50,7 +51,7 @@ class Terms(msgspec.Struct, frozen=True, eq=False):
         require: How many must get there; None means all.
         wait: What "there" is.
         commit: Whether workers apply on their own or together.
-        started, deadline: On the machine's clock, in seconds.
+        timeout: Seconds for all of it.
         hash: Workers that read shared memory hash what they read.
         grace: Seconds for which a worker that becomes lost is waited for, as it fell silent.
         grace_of_gone: The same, where its connection is closed or its process has ended.
@@ -58,12 +59,11 @@ class Terms(msgspec.Struct, frozen=True, eq=False):
         alive: Where all are required: all but those that are lost.
     """
 
-    workers: tuple[str, ...] | None
-    require: int | None
-    wait: Wait
-    commit: CommitMode
-    started: float
-    deadline: float
+    workers: tuple[str, ...] | None = None
+    require: int | None = None
+    wait: Wait = "applied"
+    commit: CommitMode = "auto"
+    timeout: float = 10.0
     hash: bool = False
     grace: float = 0.0
     grace_of_gone: float = 0.0
@@ -71,50 +71,40 @@ class Terms(msgspec.Struct, frozen=True, eq=False):
     alive: bool = False
 
 
-@dataclass(slots=True)
 class Publication:
-    """One call of publish: the machine's own, made of its `Terms`.
+    """One call of publish.
+
+    Args:
+        number: Names the call between the machine and whoever waits.
+        version: What is published.
+        terms: What it requires.
+        started: When it was called, on the machine's clock, in seconds.
 
     Attributes:
-        id: Names the call between the machine and whoever waits.
-        version: What is published.
+        deadline: When it is over at the latest.
+        decision: What has become of one that commits together.
+        resolved: Whether whoever waits was told what became of it.
         ended: Why it is given up before its time; empty: it is not.
+        targets: The workers that it is for, by name.
+        done: The states that count as there.
     """
 
-    id: int
-    version: Version
-    workers: tuple[str, ...] | None
-    require: int | None
-    wait: Wait
-    commit: CommitMode
-    started: float
-    deadline: float
-    hash: bool = False
-    grace: float = 0.0
-    grace_of_gone: float = 0.0
-    expect: int = 0
-    alive: bool = False
-    decision: Decision = "open"
-    resolved: bool = False
-    ended: str = ""
-    targets: dict[str, Recipient] = field(init=False)
-    done: frozenset[State] = field(init=False)  # the states that count as there
-    _open: frozenset[State] = field(init=False)  # those that may still become one of them
-    _for_all: bool = field(init=False)  # it is over when all are there, and not before
-    _counts: dict[State, int] = field(init=False)  # targets in each state
-    _away: dict[str, float] = field(init=False)  # until when the lost are waited for
-
-    def __post_init__(self) -> None:
-        self.done = _FINISHED | _STAGED if self.wait == "staged" else _FINISHED
-        self._for_all = self.require is None and self.commit == "auto" and self.wait != "none"
-        self._open = _UNFINISHED - self.done
-        self.targets, self._counts, self._away = {}, dict.fromkeys(TARGETS, 0), {}
+    def __init__(self, number: int, version: Version, terms: Terms, started: float) -> None:
+        self.number, self.version, self.terms = number, version, terms
+        self.started, self.deadline = started, started + terms.timeout
+        self.decision: Decision = "open"
+        self.resolved, self.ended = False, ""
+        self.done = _THERE if terms.wait == "staged" else _FINISHED
+        # It is over when all are there, and not before.
+        self._for_all = terms.require is None and terms.commit == "auto" and terms.wait != "none"
+        self.targets: dict[str, Recipient] = {}
+        self._counts: dict[State, int] = {**_NOBODY}  # targets in each state
+        self._away: dict[str, float] = {}  # until when the lost are waited for
 
     def aim(self, names: Collection[str]) -> None:
         """Say which workers it is for."""
         self.targets = {name: Recipient(name) for name in names}
-        self._counts = dict.fromkeys(TARGETS, 0)
-        self._counts["behind"] = len(self.targets)
+        self._counts = {**_NOBODY, "behind": len(self.targets)}
         self._away = {}
 
     def welcome(self, name: str) -> None:
@@ -138,7 +128,7 @@ class Publication:
         self.move(name, "lost", now, detail)
         target = self.targets.get(name)
         if target is not None and target.state == "lost":
-            self._away[name] = now + (self.grace_of_gone if gone else self.grace)
+            self._away[name] = now + (self.terms.grace_of_gone if gone else self.terms.grace)
 
     def move(self, name: str, event: TargetEvent, now: float, detail: str = "") -> None:
         """Note what became of a worker; one that is no target changes nothing."""
@@ -164,26 +154,26 @@ class Publication:
     @property
     def missing(self) -> int:
         """How many workers are expected besides those that are there."""
-        if not self.expect or self.require is not None:
+        if not self.terms.expect or self.terms.require is not None:
             return 0
-        return max(0, self.expect - len(self.targets) + self._gone)
+        return max(0, self.terms.expect - len(self.targets) + self._gone)
 
     @property
     def nobody(self) -> bool:
         """Whether it is for all, and all are none."""
-        if self.require is not None or self._counts["applied"]:
+        if self.terms.require is not None or self._counts["applied"]:
             return False
         return len(self.targets) == self._gone
 
     @property
     def _gone(self) -> int:
         """How many are not of all any more."""
-        return self._counts["left"] + (self._counts["lost"] if self.alive else 0)
+        return self._counts["left"] + (self._counts["lost"] if self.terms.alive else 0)
 
     def _needed(self, now: float) -> int:
-        if self.require is not None:
-            return self.require
-        away = self._may_return(now) if self.alive and now < self.deadline else 0
+        if self.terms.require is not None:
+            return self.terms.require
+        away = self._may_return(now) if self.terms.alive and now < self.deadline else 0
         return len(self.targets) - self._gone + away + self.missing
 
     def _may_return(self, now: float) -> int:
@@ -196,7 +186,7 @@ class Publication:
 
     def decide(self, now: float) -> Decision:
         """Decide a `together` publish: commit, abort, or still open."""
-        if self.decision == "open" and self.commit == "together":  # P10
+        if self.decision == "open" and self.terms.commit == "together":  # P10
             staged = self._count(_FINISHED) + self._counts["staged"]
             possible = staged + self._counts["behind"] + self._may_come(now)
             if staged >= self._needed(now):
@@ -213,21 +203,21 @@ class Publication:
         if self._counts["behind"] and self._for_all and not self.ended and now < self.deadline:
             return None  # as after every acknowledgement but the last
         done = self._count(self.done)
-        if self._for_all and done == len(self.targets) >= self.expect:
+        if self._for_all and done == len(self.targets) >= self.terms.expect:
             return True  # as after the last
-        open_ = self._count(self._open) + self._may_come(now)
+        open_ = self._count(_UNFINISHED - self.done) + self._may_come(now)
         over = open_ == 0 or now >= self.deadline or bool(self.ended)
-        if self.commit == "together" and self.decision == "abort":
+        if self.terms.commit == "together" and self.decision == "abort":
             return False
-        if self.wait == "none":
+        if self.terms.wait == "none":
             return True
-        if self.require is None:  # every target: do not give up on the others when one has failed
+        if self.terms.require is None:  # all: do not give up on the others when one has failed
             return True if done == self._needed(now) else (False if over else None)
-        if self.require == 0:
+        if self.terms.require == 0:
             return True if over else None
-        if done >= self.require:
+        if done >= self.terms.require:
             return True
-        return False if over or done + open_ < self.require else None
+        return False if over or done + open_ < self.terms.require else None
 
     def receipt(self, now: float, digest: str) -> Receipt:
         """Return what has become of the publish so far."""

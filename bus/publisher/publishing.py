@@ -30,7 +30,7 @@ def publish(state: PublisherState, call: Publication, now: float) -> list[Effect
     Raises:
         UnknownWorkerError: A name was never on the roster; nothing was published.
     """
-    version, workers = call.version, call.workers
+    version, workers = call.version, call.terms.workers
     peers = state.roster.targets(version.model, workers)
     versions = state.store.get(version.model) or state.versions(version.model)
     effects = versions.number(version, state.epoch)
@@ -45,7 +45,7 @@ def publish(state: PublisherState, call: Publication, now: float) -> list[Effect
         peer.mute_at = min(peer.mute_at, now + state.timing.quiet)
         if now < peer.mute_at:
             version.read_by(peer.name)
-    if call.commit == "together":
+    if call.terms.commit == "together":
         versions.await_commit(version)
     else:
         versions.settle(version, None if workers is None else frozenset(workers))
@@ -53,9 +53,9 @@ def publish(state: PublisherState, call: Publication, now: float) -> list[Effect
             versions.supersede(version, peers)
             effects.append(Settled(version))
     effects += _announce(state, versions, call, peers, now)
-    if call.hash and not version.digest:  # P12: it must be known before it is gone
+    if call.terms.hash and not version.digest:  # P12: it must be known before it is gone
         effects += versions.hash(version)
-    state.calls[call.id] = call
+    state.calls[call.number] = call
     return effects + calls.settle(state, call, now)
 
 
@@ -66,7 +66,7 @@ def _announce(
     version, effects = call.version, list[Effect]()
     announce = announcement(version, call)
     alone = peers
-    if call.workers is None:
+    if call.terms.workers is None:
         alone, push, patch = list[Peer](), False, False
         for peer in peers:
             if not peer.subscribed:

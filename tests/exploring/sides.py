@@ -29,7 +29,7 @@ from weightbus.bus.net.copier import decoded
 from weightbus.bus.publisher.effects import Broadcast, HangUp, Hash, Resolve, Settled
 from weightbus.bus.publisher.effects import Effect as PublisherEffect
 from weightbus.bus.publisher.machine import PublisherMachine
-from weightbus.bus.publisher.publication import Publication
+from weightbus.bus.publisher.publication import Publication, Terms
 from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import Version, VersionPatch
 from weightbus.bus.staged import Patching, StagedVersion
@@ -367,9 +367,8 @@ class PublisherSide:
         version = self.version(label)
         if self._patched:
             self.patch(version, label)
-        call = Publication(
-            *(label, version, None, None, wait, commit), now, now + 2.0, grace=TIMING.lost_after
-        )
+        terms = Terms(wait=wait, commit=commit, timeout=2.0, grace=TIMING.lost_after)
+        call = Publication(label, version, terms, now)
         effects = self.machine.publish(call, now)
         did.append(("published", version.key, label))
         self.do(effects, did, now)

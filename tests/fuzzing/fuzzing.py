@@ -43,7 +43,7 @@ from weightbus.bus.net.copier import decoded
 from weightbus.bus.net.zmtp import Stream, ZmtpError
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.offers import announcement, chunk_of, end_of
-from weightbus.bus.publisher.publication import Publication
+from weightbus.bus.publisher.publication import Publication, Terms
 from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import Chunked, Version, VersionPatch
 from weightbus.bus.staged import StagedVersion, StaleError
@@ -281,7 +281,7 @@ def publisher(case: Case) -> None:
     machine, clock = PublisherMachine(PublisherState(7, "tcp://p:1")), _Clock()
     version, _ = _patched(1, Running(6, 9, _version(9).digest))
     effects = machine.receive(b"w", [encode(_HELLO)], clock.now)
-    call = Publication(1, version, None, None, "applied", "auto", 0.0, 60.0)
+    call = Publication(1, version, Terms(timeout=60.0), 0.0)
     effects += machine.publish(call, clock.now)
     for index, frame in enumerate(frames_of(case)):
         perform(machine, effects, clock.now)

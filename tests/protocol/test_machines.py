@@ -43,7 +43,7 @@ from weightbus.bus.publisher.effects import Broadcast, Resolve
 from weightbus.bus.publisher.effects import Effect as PublisherEffect
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.offers import end_of
-from weightbus.bus.publisher.publication import Publication
+from weightbus.bus.publisher.publication import CommitMode, Publication, Terms
 from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import Version
 from weightbus.bus.worker.events import Outcome, Report
@@ -257,17 +257,10 @@ class Trainer:
         assert data is not None
         version = Version("a", source.layout, CHUNK, PlainSnapshot(data, thief=thief))
         workers = tuple(p.name for p in self.machine.state.roster)[:1] if alone else None
-        publication = Publication(
-            id=next(self.ids),
-            version=version,
-            workers=workers,
-            require=None,
-            wait="applied",
-            commit="together" if together else "auto",
-            started=self.now,
-            deadline=self.now + timeout,
-        )
-        self.open[publication.id] = publication
+        commit: CommitMode = "together" if together else "auto"
+        terms = Terms(workers=workers, commit=commit, timeout=timeout)
+        publication = Publication(next(self.ids), version, terms, self.now)
+        self.open[publication.number] = publication
         self.look(self.machine.publish(publication, self.now))
 
     def wait(self, seconds: float) -> None:

@@ -35,7 +35,7 @@ from weightbus.bus.messages import (
 )
 from weightbus.bus.publisher.effects import Broadcast, Resolve
 from weightbus.bus.publisher.machine import PublisherMachine
-from weightbus.bus.publisher.publication import Publication
+from weightbus.bus.publisher.publication import Publication, Terms
 from weightbus.bus.publisher.roster import AT_MOST, LINK_BYTES, Link, Taker
 from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import Version, VersionPatch
@@ -126,9 +126,7 @@ class Bench:
         made, workers = version(self.number, **shape), names or None
         takers = self.machine.state.roster.takers("a", workers, shared=False)
         self.bases.offer(made, "delta", takers)
-        publication = Publication(
-            next(ids), made, workers, None, "applied", "auto", self.now, self.now + 10
-        )
+        publication = Publication(next(ids), made, Terms(workers=workers), self.now)
         effects = perform(self.machine, self.machine.publish(publication, self.now), self.now)
         return made, effects + self.push()
 

@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 
 from weightbus.bus.publisher.phases import TARGETS, TargetEvent
-from weightbus.bus.publisher.publication import Publication
+from weightbus.bus.publisher.publication import Publication, Terms
 from weightbus.bus.publisher.version import Version
 from weightbus.bus.receipt import State
 from weightbus.codecs.layout import Layout
@@ -28,11 +28,14 @@ def publication(
     require: int | None = None,
     wait: Literal["applied", "staged", "none"] = "applied",
     commit: Literal["auto", "together"] = "auto",
+    expect: int = 0,
+    grace: float = 0.0,
 ) -> Publication:
     """Return a publish that began at 0 and ends at 10, its targets in these states."""
     layout = Layout.plan([("w", "U8", (1,))])
     version = Version("a", layout, 1, PlainSnapshot(bytes(1)))
-    made = Publication(1, version, None, require, wait, commit, started=0.0, deadline=10.0)
+    terms = Terms(require=require, wait=wait, commit=commit, expect=expect, grace=grace)
+    made = Publication(1, version, terms, 0.0)
     made.aim([f"w{i}" for i in range(len(states))])
     for i, letter in enumerate(states):
         if letter != "b":  # as it begins: behind
@@ -176,14 +179,12 @@ def test_the_receipt_tells_seconds_since_the_call() -> None:
 def test_all_are_at_least_as_many_as_expected(
     states: str, expect: int, early: bool | None, late: bool
 ) -> None:
-    made = publication(states)
-    made.expect = expect
+    made = publication(states, expect=expect)
     assert (made.verdict(9.99), made.verdict(10.0)) == (early, late)
 
 
 def test_the_lost_are_waited_for_as_long_as_their_grace_lasts() -> None:
-    made = publication("ab")
-    made.grace = 3.0
+    made = publication("ab", grace=3.0)
     made.lose("w1", 4.0, "silent")
     assert made.verdict(6.99) is None
     assert made.verdict(7.0) is False

@@ -99,11 +99,10 @@ def road(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Road, PublisherLoop]
     loop.close()
 
 
-def made(chunks: int, model: str = MODEL) -> tuple[Version, Terms]:
+def made(chunks: int, model: str = MODEL) -> tuple[Version, Terms, float]:
     layout = Layout.plan([("w", "U8", (chunks * CHUNK,))])
     version = Version(model, layout, CHUNK, PlainSnapshot(bytes(chunks * CHUNK)))
-    now = time.monotonic()
-    return version, Terms(None, None, "applied", "auto", now, now + SECONDS)
+    return version, Terms(timeout=SECONDS), time.monotonic()
 
 
 def test_nothing_is_hashed_before_somebody_has_room_for_it(
@@ -150,8 +149,8 @@ def test_a_version_is_hashed_between_other_work(
     (sockets, loop), chunks = road, 20
     monkeypatch.setattr(offers, "SLICE_BYTES", CHUNK)
     sockets.room = False
-    version, terms = made(chunks)
-    loop.submit(version, terms)
+    version, terms, started = made(chunks)
+    loop.submit(version, terms, started)
     sockets.asleep()
     hashed: list[int] = []  # chunks that were hashed when a worker was answered
 

@@ -52,7 +52,7 @@ from weightbus.bus.publisher.effects import (
     Settled,
 )
 from weightbus.bus.publisher.machine import PublisherMachine
-from weightbus.bus.publisher.publication import Publication
+from weightbus.bus.publisher.publication import Publication, Terms
 from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import Version
 from weightbus.codecs.checksum import digest_of
@@ -101,20 +101,18 @@ class Bench:
         layout = Layout.plan([("w", "U8", (nbytes,))])
         fresh = workers is None and commit == "auto"
         version = self.version(layout, replaces_latest=fresh)
-        publication = Publication(
-            id=next(ids),
-            version=version,
+        terms = Terms(
             workers=workers,
             require=require,
             wait=wait,
             commit=commit,
-            started=self.now,
-            deadline=self.now + seconds,
+            timeout=seconds,
             grace=grace,
             grace_of_gone=grace_of_gone,
             expect=expect,
             alive=alive,
         )
+        publication = Publication(next(ids), version, terms, self.now)
         effects = self.machine.publish(publication, self.now)
         return version, perform(self.machine, effects, self.now)
 
@@ -1239,7 +1237,7 @@ def lent(*, thief: bool) -> tuple[Bench, Version]:
     data = np.arange(40, dtype=np.uint8)
     version = Version("a", layout, CHUNK, PlainSnapshot(data, thief=thief))
     now = bench.now
-    made = Publication(next(ids), version, None, None, "applied", "auto", now, now + 10)
+    made = Publication(next(ids), version, Terms(), now)
     perform(bench.machine, bench.machine.publish(made, now), now)
     bench.say("w0", report(Failed, version, code="no", text="not this one"))
     assert version.lent
@@ -1344,7 +1342,7 @@ def test_no_step_hashes_a_whole_version_and_what_needs_its_digest_comes_later() 
 def test_a_version_that_workers_must_hash_is_lent_when_its_digest_is_known() -> None:
     bench, layout = Bench(), Layout.plan([("w", "U8", (40,))])
     version = bench.version(layout, replaces_latest=True)
-    made = Publication(next(ids), version, None, None, "none", "auto", 0.0, 10.0, hash=True)
+    made = Publication(next(ids), version, Terms(wait="none", hash=True), 0.0)
     effects = bench.machine.publish(made, bench.now)
     assert Hash(version) in effects
     assert not version.lent

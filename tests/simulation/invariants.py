@@ -118,7 +118,7 @@ class Invariants:
         assert staged.key > running, f"{name} went back from {running} to {staged.key}"
         assert key not in self.aborted, f"{name} applied {key}, which was aborted"
         publication = published.publication
-        if publication.commit == "together":
+        if publication.terms.commit == "together":
             assert publication.decision == "commit", f"{name} applied {key} before its commit"
         self.applied.setdefault(name, set()).add(key)
 
@@ -164,13 +164,14 @@ class Invariants:
             self.aborted.add(key)
             assert not achieved
             assert not any(key in keys for keys in self.applied.values()), f"{key} was applied"
-        if achieved and publication.wait != "none":
-            done = ["applied", "skipped"] + (["staged"] if publication.wait == "staged" else [])
+        terms = publication.terms
+        if achieved and terms.wait != "none":
+            done = ["applied", "skipped"] + (["staged"] if terms.wait == "staged" else [])
             there = sum(w.state in done for w in receipt.workers.values())
-            gone = ("left", "lost") if publication.alive else ("left",)
+            gone = ("left", "lost") if terms.alive else ("left",)
             present = sum(w.state not in gone for w in receipt.workers.values())
-            needed = max(present, publication.expect)
-            needed = needed if publication.require is None else publication.require
+            needed = max(present, terms.expect)
+            needed = needed if terms.require is None else terms.require
             assert there >= needed, f"achieved with {there} of {needed}: {receipt}"
 
     def _check_claim(self, name: str, state: str, key: Key) -> None:

@@ -41,7 +41,7 @@ from weightbus.bus.publisher.effects import (
 )
 from weightbus.bus.publisher.effects import Effect as PublisherEffect
 from weightbus.bus.publisher.machine import PublisherMachine
-from weightbus.bus.publisher.publication import Publication
+from weightbus.bus.publisher.publication import Publication, Terms
 from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import Version
 from weightbus.codecs.errors import WeightBusError
@@ -145,9 +145,9 @@ class Publisher:
         self.perform(self.machine.offer(version))
         stored.names.add(version.key)
         now, ids = self.sim.now, self.sim.ids
-        self.sim.invariants.on_publish(
-            Publication(next(ids), version, None, 0, "none", "auto", now, now), stored.data
-        )
+        terms = Terms(require=0, wait="none", timeout=0.0)
+        publication = Publication(next(ids), version, terms, now)
+        self.sim.invariants.on_publish(publication, stored.data)
 
     def segment(self, nbytes: int, _check: Callable[[], None] | None = None) -> VirtualSegment:
         """Make a segment: how `snapshots` takes memory."""
@@ -179,7 +179,7 @@ class Publisher:
         self.perform(self.machine.tick(self.sim.now))
         for publication in self.open.values():
             late = self.sim.now - publication.deadline
-            assert late < 2 * TICK, f"publish {publication.id} is open {late:.1f} s past its time"
+            assert late < 2 * TICK, f"publish {publication.number}: {late:.1f} s past its time"
         now = replace(self.machine.standing(), malformed=self.standing.malformed)  # that may lag
         assert self.standing == now, "other threads know otherwise"
         self.pump()
@@ -346,9 +346,7 @@ class Publisher:
         version = self.version(model, layout, snapshot)
         require = rng.choice([None, None, 0, 1, 2])
         expected = workers is None and require is None and rng.random() < 0.2
-        publication = Publication(
-            id=next(sim.ids),
-            version=version,
+        terms = Terms(
             workers=workers,
             require=require,
             expect=rng.choice([1, 2, 5]) if expected else 0,
@@ -358,9 +356,9 @@ class Publisher:
             wait=rng.choice(["applied", "applied", "staged", "none"]),
             commit="together" if together else "auto",
             hash=rng.random() < 0.2,
-            started=sim.now,
-            deadline=sim.now + rng.choice([0.5, 3.0, 10.0]),
+            timeout=rng.choice([0.5, 3.0, 10.0]),
         )
+        publication = Publication(next(sim.ids), version, terms, sim.now)
         self.copying.add(model)
         pause = rng.choice([0.0, 0.0, 0.01, 0.5]) if sim.chaotic else 0.0
         if pause:  # meanwhile the machine may find out that its latest version is gone
@@ -386,7 +384,9 @@ class Publisher:
         if not self.sim.patched:
             return
         shared = version.shared is not None
-        takers = self.machine.state.roster.takers(version.model, publication.workers, shared=shared)
+        takers = self.machine.state.roster.takers(
+            version.model, publication.terms.workers, shared=shared
+        )
         encoding: Encoding = "delta" if self.sim.changes.random() < 0.9 else "raw"
         bases = self.bases.setdefault(version.model, Bases(version.model))
         bases.offer(version, encoding, takers)
@@ -418,13 +418,13 @@ class Publisher:
             return
         self.offer_patches(publication)
         self.discharge(model)
-        self.open[publication.id] = publication
+        self.open[publication.number] = publication
         try:
             effects = self.machine.publish(publication, self.sim.now)
         except UnknownWorkerError:
             there = {p.name for p in self.machine.state.roster}
-            assert not set(publication.workers or ()) <= there
-            del self.open[publication.id]
+            assert not set(publication.terms.workers or ()) <= there
+            del self.open[publication.number]
             snapshot.release()
             return
         self.sim.invariants.on_publish(publication, data)
