@@ -16,10 +16,10 @@ from . import numpy_tensors
 from .copies import Copies, Differences, devices_of, on_device
 from .errors import StateError
 from .layout import Layout, Signature, Strict, TensorSpec, difference, trimmed
+from .leaves import Leaf
 from .native import crc32c
-from .outline import Leaf, Outline
 from .section import Section
-from .state import is_module, named_leaves, outline_at_once, signature
+from .state import Marks, Outline, is_module, named_leaves, outline_at_once, signature
 from .ties import Place, Ties, place_of
 from .wrapping import explanation
 
@@ -163,7 +163,7 @@ class _Known:
 
     target: object
     how: tuple[Strict, bool]
-    outline: Outline
+    outline: Marks
     copies: Copies
     pairs: "_Pairs"
     destinations: list[Leaf]
@@ -296,7 +296,7 @@ class Reader:
         known = self._known
         if known is None or outline is None or not (known.target is target and known.how == how):
             return None
-        return known if outline.same(known.outline) else None
+        return known if outline.marks == known.outline else None
 
     def copy_into(
         self,
@@ -323,6 +323,8 @@ class Reader:
             self.begun = True
             if only is not None:
                 only.write()
+            elif known.copies.plain is not None:
+                known.copies.plain()
             else:
                 known.copies.run(known.destinations, known.sources)
             return
@@ -338,7 +340,7 @@ class Reader:
         if outline is not None and self.section.aligned():
             how = strict, cast
             kept = copies, pairs, destinations, sources
-            self._known = _Known(target, how, outline.bare(), *kept)
+            self._known = _Known(target, how, outline.marks, *kept)
 
     def _examine(self, target: object, *, strict: Strict, cast: bool) -> _Pairs:
         """Compare a target with the layout; return what is to be copied where."""

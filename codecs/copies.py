@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import native, numpy_tensors
-from .outline import Leaf, of_torch
+from .leaves import Leaf, of_torch
 
 if TYPE_CHECKING:
     import torch
@@ -39,12 +39,13 @@ class Copies:
     Args:
         destinations: Where to, either all numpy arrays or all torch tensors where the source is.
         sources: Where from. Neither is kept: whoever copies passes them again, with the same
-            memory (`outline.Outline` tells).
+            memory (`state.Outline` tells).
         private: Whether nobody but the caller knows the destinations: nobody is told of a change.
         second: By way of which second copy on a device to copy from there.
 
     Attributes:
         devices: What is copied to or from devices; None if nothing is.
+        plain: Copies every tensor, as memory; None if there is more to it.
     """
 
     def __init__(
@@ -80,6 +81,8 @@ class Copies:
         self._array_steps = _steps(arrays, destinations)
         self._tensor_steps = _steps(tensors, destinations)
         self._copy_plain = native.copies(*np.array(plain, np.uint64).reshape(-1, 3).T.copy())
+        more = on_devices or arrays or tensors or self._changed
+        self.plain = None if more else self._copy_plain
 
     def ready(self, destinations: Sequence[Leaf], sources: Sequence[Leaf]) -> None:
         """Have all memory there that copies take.

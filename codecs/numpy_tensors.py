@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Hashable, Iterable, Sequence
-from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -18,9 +17,6 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 Memory: TypeAlias = "Buffer | Bytes"  # numpy declares its buffer protocol from Python 3.12 on
-
-_INTERFACE, _DATA = attrgetter("__array_interface__"), itemgetter("data")  # where it begins
-_FORM = attrgetter("dtype", "shape", "strides")
 
 
 def signature(name: str, array: Array) -> Signature:
@@ -40,11 +36,6 @@ def identity(array: Array) -> Hashable | None:
         return None
     address = array.__array_interface__["data"][0]
     return "numpy", address, array.shape, array.strides, array.dtype.str
-
-
-def marks(arrays: Sequence[Array]) -> Sequence[object]:
-    """Return what tells arrays that were exchanged or reshaped."""
-    return [*map(_DATA, map(_INTERFACE, arrays))], [*map(_FORM, arrays)]
 
 
 def place(array: Array) -> tuple[Hashable, int, tuple[int, ...]]:

@@ -11,7 +11,7 @@ from typing import cast
 
 from .dtypes import DTYPES
 from .errors import StateError
-from .outline import Leaf
+from .leaves import Leaf
 from .state import Form, State, identity, is_module
 
 CONVERTED = ("BF16", "F16", "F32", "F64")  # among these

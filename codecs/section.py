@@ -9,7 +9,7 @@ import numpy as np
 from . import numpy_tensors
 from .errors import LayoutError
 from .layout import Layout
-from .outline import Leaf
+from .leaves import Leaf
 
 if TYPE_CHECKING:
     import torch

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import msgspec
@@ -21,7 +22,7 @@ from . import native, numpy_tensors
 from .copies import Copies, devices_of, on_device, plain_memory
 from .errors import LayoutError, StateError
 from .layout import METADATA, Layout, Signature
-from .outline import Leaf, Outline, outline_of
+from .leaves import Leaf, of_torch
 from .section import Section
 
 if TYPE_CHECKING:
@@ -34,6 +35,29 @@ DEPTH_MAX = 64  # levels of nesting; a mapping that contains itself ends here
 WANTED = "an nn.Module, a TensorDict, or a mapping of names to torch tensors or numpy arrays"
 
 
+_INTERFACE, _DATA = attrgetter("__array_interface__"), itemgetter("data")  # where it begins
+_SHAPE = attrgetter("dtype", "shape", "strides")
+
+Marks = tuple[Sequence[object], Sequence[object]]
+
+
+class Outline(msgspec.Struct, frozen=True, eq=False):
+    """A model's tensors, and what would be otherwise if anything but values had changed.
+
+    To take a model apart (names, dtypes, shapes, which tensors are tied) costs more than to copy
+    it, for small tensors many times more. A trainer publishes the same tensors again and again, so
+    what was found is kept, together with the marks: compare them with ==. Whoever kept the tensors
+    would keep their memory.
+
+    Attributes:
+        marks: Names and structure; and address, shape, contiguity and dtype of every tensor.
+        leaves: The tensors, in the order of the marks.
+    """
+
+    marks: Marks
+    leaves: Sequence[Leaf]
+
+
 @dataclass
 class Form:
     """What of a state is the same from version to version: everything but values.
@@ -42,13 +66,13 @@ class Form:
         signatures: The dtype and shape of every tensor, aliases excluded, sorted by name.
         aliases: The other names of those that are tied.
         places: Where each of the tensors stands among the leaves of the state.
-        outline: Tells whether it still holds; None if only a long look does.
+        outline: The marks, which tell whether it still holds; None if only a long look does.
     """
 
     signatures: dict[str, Signature]
     aliases: dict[str, str]
     places: list[int]
-    outline: Outline | None
+    outline: Marks | None
     known: Layout | None = None  # one that fits
 
     @cached_property
@@ -121,12 +145,12 @@ def state_of(source: object, form: Form | None = None) -> State:
         StateError: Something in it cannot travel. The text names it, and says what can.
     """
     outline = outline_at_once(source)
-    if form is not None and outline is not None and outline.same(form.outline):
+    if form is not None and outline is not None and outline.marks == form.outline:
         return State(form, outline.leaves)
     leaves = named_leaves(source)
     if outline is None and not is_module(source):
         outline = outline_of(tuple(leaves), list(leaves.values()))
-        if form is not None and outline is not None and outline.same(form.outline):
+        if form is not None and outline is not None and outline.marks == form.outline:
             return State(form, outline.leaves)
     unique: dict[str, Leaf] = {}
     signatures: dict[str, Signature] = {}
@@ -152,7 +176,7 @@ def state_of(source: object, form: Form | None = None) -> State:
     places = _places(unique, leaves, outline) if outline is not None else None
     if outline is None or places is None:
         return State(Form(signatures, aliases, [*range(len(unique))], None), [*unique.values()])
-    return State(Form(signatures, aliases, places, outline.bare()), outline.leaves)
+    return State(Form(signatures, aliases, places, outline.marks), outline.leaves)
 
 
 def outline_at_once(source: object) -> Outline | None:
@@ -167,11 +191,24 @@ def outline_at_once(source: object) -> Outline | None:
     return None
 
 
+def outline_of(key: Sequence[object], leaves: Sequence[Leaf]) -> Outline | None:
+    """Return an outline; None if these tensors are of a kind that has to be looked at each time."""
+    kinds = set(map(type, leaves))
+    if kinds <= {np.ndarray}:
+        arrays = [*map(_DATA, map(_INTERFACE, leaves))], [*map(_SHAPE, leaves)]
+        return Outline((key, arrays), leaves)
+    if "torch" not in sys.modules:  # there can be no tensor, and it must not be imported
+        return None
+    tensors = of_torch().marks(leaves) if kinds <= of_torch().PLAIN else None
+    return None if tensors is None else Outline((key, tensors), leaves)
+
+
 def _places(
     unique: Mapping[str, Leaf], leaves: Mapping[str, Leaf], outline: Outline
 ) -> list[int] | None:
     """Return where each tensor stands in the outline; None if one does not."""
-    if len(outline.key) == len(leaves) and list(outline.key) == list(leaves):
+    names, _ = outline.marks
+    if len(names) == len(leaves) and [*names] == [*leaves]:
         order = {name: place for place, name in enumerate(leaves)}
         return [order[name] for name in unique]
     # A module's outline has its own parameters; its state may have been made up of others.

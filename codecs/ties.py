@@ -15,7 +15,7 @@ import numpy as np
 from . import numpy_tensors
 from .errors import StateError
 from .layout import NAME_SHOWN, Layout
-from .outline import Leaf, of_torch
+from .leaves import Leaf, of_torch
 from .state import signature
 from .words import printable
 

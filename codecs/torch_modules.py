@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from .errors import StateError
-from .outline import Outline, outline_of
+from .state import Outline, outline_of
 from .torch_tensors import is_one_block
 
 _CONTENTS = ("_modules", "_parameters", "_buffers")

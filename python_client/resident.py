@@ -20,13 +20,15 @@ from ..bus.staged import StagedVersion
 from ..bus.worker.layouts import Expected
 from ..codecs.errors import StateError
 from ..codecs.layout import Layout, TensorSpec
-from ..codecs.outline import Leaf, Outline, of_torch, outline_of
+from ..codecs.leaves import Leaf, of_torch
 from ..codecs.state import (
+    Outline,
     identity,
     is_module,
     is_tensor,
     named_leaves,
     outline_at_once,
+    outline_of,
     signature,
     state_of,
 )
@@ -64,13 +66,13 @@ class Residence:
         self, layout: Layout, memory: NDArray[np.uint8], outline: Outline, tied: "list[_Tied]"
     ) -> None:
         self.layout, self.memory = layout, memory
-        self._outline = outline.bare()
+        self._outline = outline.marks
         self._tensors = [tensor for each in tied for tensor in each.objects]
 
     def has(self, model: object) -> bool:
         """Return whether every tensor of a model still lies in its place, and none was added."""
         try:
-            return _outline(model).same(self._outline)
+            return _outline(model).marks == self._outline
         except StateError:
             return False
 

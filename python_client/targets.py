@@ -48,15 +48,23 @@ class MemoryTarget(Target):
             but none less, or nothing might be applied and reported as if it were.
         cast: Whether values may be converted to the target's dtype.
         sole_writer: Whether nobody else writes there while a version is applied, or just before.
+        write: Who writes what a reader has, in place of a copy into each tensor.
     """
 
     # A plain attribute, which costs no call: it is looked at for every version.
     devices: "frozenset[torch.device]" = frozenset()
 
     def __init__(
-        self, target: object, *, strict: bool, cast: bool, sole_writer: bool = False
+        self,
+        target: object,
+        *,
+        strict: bool,
+        cast: bool,
+        sole_writer: bool = False,
+        write: Callable[[Reader], None] | None = None,
     ) -> None:
         self._target, self._cast, self._sole_writer = target, cast, sole_writer
+        self._write = write
         # What differs from a version that comes next, and how many writes there had been when that
         # was looked for. Each counts twice, so that nobody who looks in the middle is believed.
         self._differ: tuple[StagedVersion, int, Differences] | None = None
@@ -96,8 +104,9 @@ class MemoryTarget(Target):
     def ahead(self, staged: StagedVersion) -> None:
         """Find what differs, where few elements can and nobody else writes."""
         self._differ = None
-        reader = self._known_reader(staged)
-        if reader is None:
+        data, layout = staged.data, staged.layout
+        known = [r for old, r in self._readers if old.data is data and old.layout is layout]
+        if not known:
             now, self._on_devices = devices_within(self._target)
             self.devices = now  # pyright: ignore[reportIncompatibleMethodOverride]
             if self.devices:
@@ -107,7 +116,7 @@ class MemoryTarget(Target):
             return
         writes = self._writes
         with suppress(Exception):  # what is wrong with the target is for `apply` to say
-            found = reader.differences(self._target, strict=self._strict, cast=self._cast)
+            found = known[0].differences(self._target, strict=self._strict, cast=self._cast)
             self._differ = None if found is None else (staged, writes, found)
 
     def apply(self, staged: StagedVersion) -> None:
@@ -118,15 +127,12 @@ class MemoryTarget(Target):
         reader = self._reader(staged)
         reader.begun = False
         try:
-            if only is None:
-                self._copy(reader)
+            if self._write is not None:
+                self._write(reader)
             else:
                 reader.copy_into(self._target, strict=self._strict, cast=self._cast, only=only)
         finally:
             self._begun = reader.begun
-
-    def _copy(self, reader: Reader) -> None:
-        reader.copy_into(self._target, strict=self._strict, cast=self._cast)
 
     def undo(self) -> bool:
         """Say whether nothing was changed: nobody keeps the bytes of the version before."""
@@ -143,20 +149,15 @@ class MemoryTarget(Target):
 
     def _reader(self, staged: StagedVersion) -> Reader:
         """Return a reader of this layout in this buffer, the one used before if there is one."""
-        reader, alike = self._known_reader(staged), self._readers
-        if reader is None:
-            reader = Reader(staged.layout, staged.data)
+        data, layout, alike = staged.data, staged.layout, self._readers
+        known = [r for old, r in alike if old.data is data and old.layout is layout]
+        reader = known[0] if known else Reader(layout, data)
+        if not known:
             if not reader.section.aligned():  # its views are copies, of this version alone
                 return reader
-            alike = [each for each in alike if each[0].layout is staged.layout]
+            alike = [each for each in alike if each[0].layout is layout]
         self._readers = [*alike[1 - READERS_MAX :], (staged, reader)]  # others hold old memory
         return reader
-
-    def _known_reader(self, staged: StagedVersion) -> Reader | None:
-        for each, reader in self._readers:
-            if each.data is staged.data and each.layout is staged.layout:
-                return reader
-        return None
 
 
 class RenamedTarget(Target):

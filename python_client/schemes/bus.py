@@ -29,7 +29,7 @@ from ...bus.errors import ClosedError, PublishError
 from ...bus.limits import APPLY_SECONDS, APPLY_SECONDS_MAX
 from ...bus.receipt import Receipt, WorkerReceipt
 from ...bus.trust.keys import WorkerKeys
-from ...codecs.apply import Reader, summing
+from ...codecs.apply import summing
 from ...codecs.errors import WeightBusError
 from ...codecs.layout import Layout
 from ..applying import Update
@@ -449,7 +449,7 @@ class _BusTarget(MemoryTarget):
     """A destination as a subscriber sees it."""
 
     def __init__(self, destination: Destination) -> None:
-        super().__init__(destination, strict=True, cast=True)  # the destination has its own mind
+        super().__init__(destination, strict=True, cast=True, write=destination.write)
         self._destination = destination
 
     def fault(self, layout: Layout) -> str:
@@ -457,9 +457,6 @@ class _BusTarget(MemoryTarget):
 
     def summing(self, layout: Layout, names: Names, sums: Sums) -> Iterator[int]:
         return summing(layout, self._destination.model(), names, sums)
-
-    def _copy(self, reader: Reader) -> None:
-        self._destination.write(reader)
 
 
 class _BusReceiver(Receiver):

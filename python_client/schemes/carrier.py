@@ -21,7 +21,7 @@ import numpy as np
 
 from ...bus.receipt import Receipt
 from ...codecs.apply import as_arrays, as_tensors
-from ...codecs.outline import Leaf
+from ...codecs.leaves import Leaf
 from ...codecs.state import State, state_of, write_into
 from ..applying import Update
 from ..reading import READING_SECONDS

@@ -16,7 +16,7 @@ import numpy as np
 from ...codecs.apply import Reader, check, differing
 from ...codecs.errors import StateError
 from ...codecs.layout import Layout, trimmed
-from ...codecs.outline import Leaf
+from ...codecs.leaves import Leaf
 from ...codecs.state import is_module, is_tensor, named_leaves, signature, state_of, write_into
 from ...codecs.ties import Ties
 from .model import log
