@@ -71,6 +71,7 @@ ABSENT_MAX = 64  # workers that left or are refused, and are remembered: as many
 ABSENT_SECONDS = 60.0  # until one that is refused again and again is spoken of again
 OBSERVERS_MAX = 16  # that look on at once: people and dashboards; each costs a search of the roster
 OBSERVER_SECONDS = 10.0  # without a question after which an observer is one no more
+LOOKED_SECONDS = 60.0  # without a question after which nobody takes note of what is news to any
 # Rows that all observers together are told: all workers at once, then under a twentieth of a core.
 ROWS = Rate(16_384, 4096)
 PAGES_MAX = 2  # in answer to one question: some ten milliseconds of the publisher's thread

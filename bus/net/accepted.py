@@ -40,6 +40,7 @@ from .processes import Process, connected_by, inode_of, process_with
 log = logging.getLogger("weightbus.publisher")
 
 LOOK_SECONDS, FLOODED_SECONDS = 0.05, 0.01  # between two looks; and while much is unseen
+IDLE_SECONDS = 0.1  # where nothing is counted
 NEW_SECONDS = 1.0  # after somebody came
 LOOKS = 64  # connections at one look, those with much unseen aside; 2 microseconds each
 PROOF_SECONDS = 0.05  # in which whoever said something and floods nobody is a newcomer
@@ -129,7 +130,7 @@ class Accepted:
         self.gone: list[_Connection] = []
         self._ending: list[tuple[_Connection, float, str]] = []  # of which, and until when to look
         self.ending_at = math.inf
-        self.look_at, self._trim_at = 0.0, math.inf
+        self.look_at = self._trim_at = math.inf
         self._alert_until = 0.0
         self._complaints = Complaints(log, "hung up on a control connection: %s")
         self._scratch = bytearray(SCRATCH_BYTES)
@@ -284,12 +285,7 @@ class Accepted:
         if reason:
             self._complaints.warn(f"{peer} had {reason}", now)
         self._trim_at = now + QUIET_SECONDS
-
-    @property
-    def due(self) -> float:
-        """When to look next."""
-        look_at = self.look_at if self._each and self._counts else math.inf
-        return min(look_at, self.find_at, self.ending_at)
+        self.look_at = min(self.look_at, self._trim_at)
 
     def look(self, now: float, *, drained: bool) -> None:
         """Hang up on whoever has too much unseen, and on the largest if all have together.
@@ -311,7 +307,9 @@ class Accepted:
             self._trim_at = math.inf
             give_memory_back()
         alert = self._large or now < self._alert_until
-        self.look_at = now + (FLOODED_SECONDS if alert else LOOK_SECONDS)
+        often = FLOODED_SECONDS if alert else LOOK_SECONDS
+        some = self._each or self._newcomers
+        self.look_at = now + (often if self._counts else IDLE_SECONDS) if some else self._trim_at
 
     def _let_newcomers_be(self, now: float) -> None:
         """Make room for others in the place of those that have shown to be no flood."""

@@ -63,6 +63,7 @@ class Activity(NamedTuple):
     control: bool
     data: bool
     writable: bool = False
+    closed: bool = False
 
 
 class _Sockets:
@@ -263,8 +264,9 @@ class PublisherSockets(_Sockets):
     def poll(self, seconds: float) -> Activity:
         """Wait for something to arrive, or for `wake`."""
         data, accepted, gate = self.data, self._accepted, self._gate
-        at_once = bool(data.asking) or self._asks
-        wait = 0.0 if at_once else min(seconds, accepted.due - time.monotonic())
+        due = min(accepted.look_at, accepted.find_at, accepted.ending_at)
+        at_once = data.asking or accepted.gone or self._asks
+        wait = 0.0 if at_once else min(seconds, due - time.monotonic())
         control, found = self._poll(wait)
         now = time.monotonic()
         if found:
@@ -280,7 +282,8 @@ class PublisherSockets(_Sockets):
             accepted.look(now, drained=not control)
         if now >= data.due:
             data.tick(now)
-        return Activity(control=bool(control), data=bool(data.asking))
+        closed = bool(accepted.gone) or now >= accepted.ending_at
+        return Activity(control=bool(control), data=bool(data.asking), closed=closed)
 
     def receive(self) -> tuple[bytes, Sequence[Buffer]] | None:
         """Return the identity and the frames of the next control message, if there is one."""
@@ -316,11 +319,6 @@ class PublisherSockets(_Sockets):
         """Say that the message that was received last is a worker's, whose process is `pid`."""
         if self._last is not None:
             self._accepted.follow(self._last[0], pid)
-
-    def any_closed(self, now: float) -> bool:
-        """Whether `take_closed` may have anything to tell."""
-        accepted = self._accepted
-        return bool(accepted.gone) or now >= accepted.ending_at
 
     def take_closed(self, now: float) -> list[tuple[bytes, str]]:
         """Return the identities of closed connections, and whose process has ended, in words.

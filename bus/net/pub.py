@@ -135,7 +135,8 @@ class Outlet:
             OSError: The connection is gone.
         """
         if not (self._left or self.queue or self._stream.outgoing):
-            self._begin(message)
+            self._sending, self._sent_topic = message.parts(), message.topic
+            self._left = sum(map(len, self._sending))
             self.write(now)
             return self._left > 0
         if len(self.queue) < self._room:
@@ -186,10 +187,6 @@ class Outlet:
             self._left -= sent
             self._sending = rest_of(self._sending, sent) if self._left else ()
 
-    def _begin(self, message: QueuedMessage) -> None:
-        self._sending, self._sent_topic = message.parts(), message.topic
-        self._left = sum(map(len, self._sending))
-
     def _refill(self) -> bool:
         """Find something to send. (A command must not come between the frames of a message.)"""
         if self._stream.outgoing:
@@ -197,7 +194,9 @@ class Outlet:
             self._stream.outgoing.clear()
             self._sending, self._left, self._sent_topic = (command,), len(command), b""
         while self.queue and not self._left:
-            self._begin(self.queue.popleft())
+            message = self.queue.popleft()
+            self._sending, self._sent_topic = message.parts(), message.topic
+            self._left = sum(map(len, self._sending))
         return self._left > 0
 
     def read(self, now: float) -> bool:
@@ -391,21 +390,23 @@ class Distribution:
 
         A last frame that is a view must be kept for as long as anybody is to get it.
         """
-        message = QueuedMessage(frames)
-        for outlet in self.subscribers(message.topic):
-            self._put(outlet, message, now)
+        topic = frames[0]
+        known = self._subscribers.get(topic) if isinstance(topic, bytes) else None
+        self._put(self.subscribers(bytes(topic)) if known is None else known, frames, now)
 
     def answer(self, outlet: Outlet, frames: Sequence[Buffer], now: float) -> None:
         """Send to one who has subscribed, if it is still there."""
         if self._outlets.get(outlet.fileno()) is outlet:
-            self._put(outlet, QueuedMessage(frames), now)
+            self._put([outlet], frames, now)
 
-    def _put(self, outlet: Outlet, message: QueuedMessage, now: float) -> None:
-        try:
-            if outlet.put(message, now) or outlet.watched != selectors.EVENT_READ:
-                self._watch(outlet)
-        except OSError:
-            self._hang_up(outlet)
+    def _put(self, outlets: list[Outlet], frames: Sequence[Buffer], now: float) -> None:
+        message = QueuedMessage(frames)
+        for outlet in outlets:
+            try:
+                if outlet.put(message, now) or outlet.watched != selectors.EVENT_READ:
+                    self._watch(outlet)
+            except OSError:
+                self._hang_up(outlet)
 
     def keep_up(self, topic: bytes) -> bool:
         """Return whether some subscriber of a topic keeps up, or there is none."""

@@ -315,7 +315,7 @@ class PublisherLoop:
         now = time.monotonic()
         if activity.control:
             self._take_messages(now)
-        if self._sockets.any_closed(now) and self._take_messages(now):
+        if activity.closed and self._take_messages(now):
             self._take_closed(now)
         if activity.data:
             self._take_heard(now)
@@ -374,20 +374,21 @@ class PublisherLoop:
 
     def _take_heard(self, now: float) -> None:
         """Take what workers say; tell whoever has subscribed that it is heard, and nobody else."""
+        data = self._sockets.data
         for _ in range(BATCH):
-            found = self._sockets.data.receive_heard()
+            found = data.receive_heard() if data.asking else None
             if found is None:
                 break
             if found.ticket:  # K6
                 owner = self._machine.redeem(found.ticket, now)
-                if not self._sockets.data.admit(found.outlet, owner):
+                if not data.admit(found.outlet, owner):
                     continue
             for topic in found.topics:
                 beacon = self._machine.subscribed(topic)
                 if beacon is not None:
                     sealer = self._sealer
                     said = beacon if sealer is None else sealer.published(beacon, None)[0]
-                    self._sockets.data.answer(found.outlet, [topic, encode(said)], now)
+                    data.answer(found.outlet, [topic, encode(said)], now)
             for word in found.words:
                 effects = self._machine.receive_word(word, now)
                 found.outlet.forged += effects is None

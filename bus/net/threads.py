@@ -5,7 +5,6 @@ run (by Ctrl-C, say), and has to clean up without knowing whether it will. So th
 all of it: the thread, or whoever gives it up before.
 """
 
-import contextlib
 import socket
 import threading
 from collections.abc import Callable
@@ -53,14 +52,18 @@ class Bell:
 
     def ring(self) -> None:
         """Wake whoever waits, from any thread."""
-        with contextlib.suppress(OSError):  # it was rung before, or nobody is left to wake
+        try:
             self._rope.send(b"!")
+        except OSError:  # it was rung before, or nobody is left to wake
+            return
 
     def silence(self) -> None:
         """Have it rest until it is rung again."""
-        with contextlib.suppress(BlockingIOError):
+        try:
             while len(self._bell.recv(RINGS)) == RINGS:
                 pass
+        except BlockingIOError:
+            return
 
     def close(self) -> None:
         """Close both ends."""

@@ -51,7 +51,6 @@ from .roster import Peer
 from .standing import Reached, Standing
 from .state import PublisherState
 from .status import WorkerStatus, status_of
-from .store import freed
 from .verifying import Comparison
 from .version import Snapshot, Version
 
@@ -69,7 +68,10 @@ class PublisherMachine:
 
     def _freeing(self, effects: list[Effect]) -> list[Effect]:
         """Let memory go before calls are answered: whoever is may publish again at once."""
-        free = freed(self.state.store)
+        free = list[Effect]()
+        for versions in self.state.store.values():
+            if versions.changed:
+                free += versions.freed()
         if not free:
             return effects
         others, answers = list[Effect](), list[Effect]()
@@ -119,7 +121,8 @@ class PublisherMachine:
                 peer.move("spoke")
             effects = sessions.heard(self.state, peer, now) + sessions.tell_keys(self.state, peer)
             effects += self._heed(peer, message, now)
-            self.observers.heard(peer, message, now)
+            if now < self.observers.until:
+                self.observers.heard(peer, message)
             return self._freeing(effects)
         if isinstance(message, Hello):
             return self._freeing(joining.hello(self.state, identity, message, now, key))
@@ -148,7 +151,8 @@ class PublisherMachine:
             return []
         effects = sessions.heard(self.state, peer, now)
         effects += reports.runs(self.state, peer, message, now)
-        self.observers.heard(peer, message, now)
+        if now < self.observers.until:
+            self.observers.heard(peer, message)
         return self._freeing(effects)
 
     def _heed(self, peer: Peer, message: Message, now: float) -> list[Effect]:
@@ -209,9 +213,7 @@ class PublisherMachine:
         Raises:
             UnknownWorkerError: A name was never on the roster; nothing was published.
         """
-        effects = publishing.publish(self.state, publication, now)
-        self.observers.published(publication.version, now)
-        return self._freeing(effects)
+        return self._freeing(publishing.publish(self.state, publication, now))
 
     def prepare(self, model: str, shared: Shared, nbytes: int) -> list[Effect]:
         """Tell workers of this host where the first version of a model will lie."""

@@ -20,12 +20,12 @@ from ..allowance import Allowance
 from ..effects import Notice, Send
 from ..limits import (
     EVENTS_TOLD,
+    LOOKED_SECONDS,
     OBSERVER_SECONDS,
     OBSERVERS_MAX,
     PAGE_ROWS_MAX,
     PAGES_MAX,
     ROWS,
-    VERSIONS_TIMED,
     VERSIONS_TOLD,
 )
 from ..messages import Applied, Failed, Message, Ping, Progress, Refuse, Staged
@@ -46,10 +46,9 @@ from ..trust.grants import Grant
 from .effects import Effect
 from .roster import Peer
 from .state import PublisherState
-from .status import chunks_of, is_stuck, reason_of, road_of
+from .status import chunks_of, is_stuck, road_of
 from .store import Versions
 from .verifying import Checks
-from .version import Version
 
 NO_OBSERVER = (
     "only an observer's key looks on here: `weightbus keygen DIR --observer NAME` makes one"
@@ -66,7 +65,6 @@ class _Model:
     nbytes: int = 0
     metadata: dict[str, str] = field(default_factory=dict[str, str])
     revision: int = 0
-    times: dict[int, float] = field(default_factory=dict[int, float])  # by version, when published
     targeted: dict[str, int] = field(default_factory=dict[str, int])  # see `Versions.targeted`
 
 
@@ -100,10 +98,15 @@ class _Page:
 
 
 class Observers:
-    """Those who look on: what each of them is told, when it asks. (P23)"""
+    """Those who look on: what each of them is told, when it asks. (P23)
+
+    Attributes:
+        until: When nobody looks on any more; what workers say is no news to anybody then.
+    """
 
     def __init__(self, state: PublisherState) -> None:
         self.checks, self._state = Checks(state), state
+        self.until = 0.0
         self._asked: dict[bytes, float] = {}  # by connection, when it asked last
         self._rows = Allowance(ROWS, 0.0)
         self._models: dict[str, _Model] = {}
@@ -111,51 +114,31 @@ class Observers:
 
     # What happens.
 
-    def heard(self, peer: Peer, message: Message, now: float) -> None:
+    def heard(self, peer: Peer, message: Message) -> None:
         """A worker has said something: take note of it if that is news to observers."""
         match message:
             case Ping():
-                self._note(peer, "", road_of(peer))
+                self._note(peer, "")
             case (
                 Progress(model=model)
                 | Staged(model=model)
                 | Applied(model=model)
                 | Failed(model=model)
             ) if model in peer.hello.models:
-                if isinstance(message, Failed):
-                    peer.seen.failed[model] = (message.version, reason_of(message))
-                else:
-                    self._settled(peer, model, now)
-                incoming = peer.incoming.get(model)
-                at = incoming and (incoming.version, incoming.phase, incoming.chunks)
-                self._note(peer, model, (peer.runs(model), at, peer.seen.failed.get(model)))
+                self._note(peer, model)
             case _:
                 pass
 
-    def _settled(self, peer: Peer, model: str, now: float) -> None:
-        """Take note of how long a worker took to what it runs, and what that makes up for."""
-        epoch, version = peer.runs(model)
-        published = self._models[model].times.get(version) if model in self._models else None
-        new = epoch == self._state.epoch and peer.seen.took.get(model, (0, 0))[0] != version
-        if published is not None and new:
-            peer.seen.took[model] = (version, max(1, round(1e6 * (now - published))))
-        if peer.seen.failed.get(model, (version + 1, ""))[0] <= version:
-            del peer.seen.failed[model]
-
-    def _note(self, peer: Peer, about: str, seen: object) -> None:
-        if peer.seen.told.get(about) != seen:
-            peer.seen.told[about] = seen
+    def _note(self, peer: Peer, model: str) -> None:
+        """Take note of what a worker does with a model; of none: by which road it is reached."""
+        seen: object = road_of(peer)
+        if model:
+            incoming = peer.incoming.get(model)
+            at = incoming and (incoming.version, incoming.phase, incoming.chunks)
+            seen = peer.runs(model), at, peer.seen.failed.get(model)
+        if peer.seen.told.get(model) != seen:
+            peer.seen.told[model] = seen
             self._state.roster.touch(peer)
-
-    def published(self, version: Version, now: float) -> None:
-        """A version was published."""
-        model = self._models.get(version.model)
-        if model is None:
-            model = self._models[version.model] = _Model()
-        times = model.times
-        times[version.version] = now
-        while len(times) > VERSIONS_TIMED:
-            del times[next(iter(times))]
 
     def happened(self, notice: Notice, now: float) -> None:
         """Something became of a worker."""
@@ -191,6 +174,11 @@ class Observers:
 
     def pages(self, asked: Observe, now: float) -> list[RosterPage]:
         """Return what has changed since a revision, the longest ago first, as far as it fits."""
+        if now >= self.until:  # of nobody it was noted what is news
+            for peer in self._state.roster:
+                for model in ("", *peer.hello.models):
+                    self._note(peer, model)
+        self.until = now + LOOKED_SECONDS
         for versions in self._state.store.values():
             self._look(versions)
         latest = self._state.roster.revision
@@ -246,7 +234,7 @@ class Observers:
         """Yield what has changed, and of each the revision it had then; they are all different."""
         models: list[tuple[int, Callable[[float], Row]]] = sorted(
             (
-                (m.revision, partial(_model_row, name, m))
+                (m.revision, partial(self._model_row, name, m))
                 for name, m in self._models.items()
                 if m.revision > since
             ),
@@ -255,6 +243,17 @@ class Observers:
         workers = ((p.revision, partial(self._row, p)) for p in self._state.roster.changed(since))
         events = ((at, partial(_event, notice, t)) for at, t, notice in self._events if at > since)
         return merge(models, workers, events, key=REVISION)
+
+    def _model_row(self, name: str, model: _Model, now: float) -> ModelRow:
+        """Return a model's row: of the versions before, ever fewer the longer ago they are."""
+        version, published, step = model.latest[1], list[Published](), 0
+        times = self._state.store[name].times
+        for back in range(VERSIONS_TOLD):
+            at = times.get(version - step)
+            if at is not None:
+                published.append(Published(version - step, _ms(now - at)))
+            step += 1 << max(0, back // 2 - 1)  # 1 1 1 1 2 2 4 4 8 8 ...
+        return ModelRow(name, version, model.nbytes, "raw", published, model.metadata)
 
     def _row(self, peer: Peer, now: float) -> WorkerRow:
         return WorkerRow(
@@ -271,12 +270,12 @@ class Observers:
     def _doing(self, peer: Peer, model: str, now: float) -> Doing:
         (epoch, version), versions = peer.runs(model), self._state.store.get(model)
         newest = versions.latest_for(peer.name) if versions is not None else None
-        took, (failed, error) = peer.seen.took.get(model), peer.seen.failed.get(model, (0, ""))
+        took, (failed, error) = peer.seen.took.get(model, 0.0), peer.seen.failed.get(model, (0, ""))
         doing = Doing(
             epoch=epoch,
             version=version,
             newest=newest.version if newest is not None else 0,
-            took_us=took[1] if took is not None and took[0] == version else 0,
+            took_us=max(1, round(1e6 * took)) if took else 0,
             failed=failed,
             error=error,
         )
@@ -291,17 +290,6 @@ class Observers:
             count=chunks_of(self._state, model, incoming),
             idle_ms=_ms(now - incoming.since),
         )
-
-
-def _model_row(name: str, model: _Model, now: float) -> ModelRow:
-    """Return a model's row: of the versions before, ever fewer the longer ago they are."""
-    version, published, step = model.latest[1], list[Published](), 0
-    for back in range(VERSIONS_TOLD):
-        at = model.times.get(version - step)
-        if at is not None:
-            published.append(Published(version - step, _ms(now - at)))
-        step += 1 << max(0, back // 2 - 1)  # 1 1 1 1 2 2 4 4 8 8 ...
-    return ModelRow(name, version, model.nbytes, "raw", published, model.metadata)
 
 
 def _event(notice: Notice, at: float, now: float) -> Happened:

@@ -33,7 +33,7 @@ def publish(state: PublisherState, call: Publication, now: float) -> list[Effect
     version, workers = call.version, call.terms.workers
     peers = state.roster.targets(version.model, workers)
     versions = state.store.get(version.model) or state.versions(version.model)
-    effects = versions.number(version, state.epoch)
+    effects = versions.number(version, state.epoch, now)
     if versions.pending is not None:
         effects += calls.give_up(state, versions.pending, "superseded by a newer publish", now)
     state.prepared.pop(version.model, None)

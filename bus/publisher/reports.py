@@ -7,6 +7,7 @@ from .effects import Effect
 from .offers import abort_of, commit_of, end_of
 from .roster import Peer
 from .state import PublisherState
+from .status import reason_of
 from .store import Versions
 from .version import Version
 
@@ -76,11 +77,12 @@ def runs(state: PublisherState, peer: Peer, message: Applied, now: float) -> lis
         return _wrong_digest(state, peer, message)
     if peer.runs(message.model) >= (message.epoch, message.version):
         return []  # P19
-    current = message.epoch >= state.epoch
-    peer.applied(message.model, running, current=current)
-    if not current:
+    if message.epoch < state.epoch:
+        peer.applied(message.model, running, 0.0, current=False)
         return []
     versions = state.store[message.model]
+    took = now - versions.times.get(message.version, now)
+    peer.applied(message.model, running, took, current=True)
     if message.digest:
         calls.carried(state, peer, message, versions.find(message.version), now)
     versions.left(peer.name, older_than=message.version + 1)
@@ -93,10 +95,13 @@ def failed(state: PublisherState, peer: Peer, message: Failed, now: float) -> li
         return []
     versions = _of(state, message)
     peer.failed(message, current=versions is not None)
-    if versions is None:
-        return []
-    versions.left(peer.name, older_than=message.version + 1)
-    return calls.failed(state, peer, message, now)
+    effects = list[Effect]()
+    if versions is not None:
+        versions.left(peer.name, older_than=message.version + 1)
+        effects = calls.failed(state, peer, message, now)
+    if message.version > peer.runs(message.model)[1]:
+        peer.seen.failed[message.model] = message.version, reason_of(message)
+    return effects
 
 
 def hashed(state: PublisherState, version: Version, now: float) -> list[Effect]:

@@ -41,7 +41,8 @@ class Seen:
     """What is kept of a worker for people alone, by model."""
 
     told: dict[str, object] = field(default_factory=dict[str, object])  # what they know of it
-    took: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])  # in us
+    # Seconds from when what it runs was published until it said so; none: that is not known.
+    took: dict[str, float] = field(default_factory=dict[str, float])
     # The version that it has failed last, and why, until it runs that or a newer one.
     failed: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
 
@@ -175,9 +176,17 @@ class Peer:
             doing.chunks, doing.since = chunks, now
         return doing
 
-    def applied(self, model: str, running: Running, *, current: bool) -> None:
-        """It runs a version; one of the current epoch is on its way no more, nor any before it."""
-        self.running[model] = running
+    def applied(self, model: str, running: Running, took: float, *, current: bool) -> None:
+        """It runs a version; one of the current epoch is on its way no more, nor any before it.
+
+        Args:
+            model, running: Which.
+            took: Seconds since that was published; 0: that is not known.
+            current: It is of the current epoch.
+        """
+        self.running[model], self.seen.took[model] = running, took
+        if self.seen.failed.get(model, (running.version + 1, ""))[0] <= running.version:
+            del self.seen.failed[model]
         incoming = self.incoming.get(model) if current else None
         if incoming is not None and incoming.version <= running.version:
             del self.incoming[model]

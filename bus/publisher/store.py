@@ -6,9 +6,9 @@ lent while nobody is receiving it: the next one is written over it, so that one 
 enough. Where the copies that there may be are all in use, the least needed one is given up.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 
-from ..limits import EPOCHS_KEPT
+from ..limits import EPOCHS_KEPT, VERSIONS_TIMED
 from .effects import Effect, Hash, Lend, Release, Stamp
 from .phases import VERSIONS, VersionEvent, VersionPhase
 from .roster import Peer
@@ -34,15 +34,20 @@ class Versions:
         self._versions: dict[int, Version] = {}
         self._digests: dict[int, str] = {}  # of versions that are gone
         self._first, self._count = 1, 0  # the numbers of this epoch
+        self.times: dict[int, float] = {}  # by number, when the last ones were published
         self.changed = False  # since `freed` was asked
         self._freed: list[Effect] = []  # what it is to say
 
     def __iter__(self) -> Iterator[Version]:
         return iter(self._versions.values())
 
-    def number(self, version: Version, epoch: int) -> list[Effect]:
-        """Take a new version in and number it."""
+    def number(self, version: Version, epoch: int, now: float | None = None) -> list[Effect]:
+        """Take a new version in and number it; `now`: it is published at this time."""
         self._count += 1
+        if now is not None:
+            self.times[self._count] = now
+            if len(self.times) > VERSIONS_TIMED:
+                del self.times[next(iter(self.times))]
         version.epoch, version.version = epoch, self._count
         self._versions[version.version] = version
         return _stamped([version]) if version.shared is not None else []
@@ -250,15 +255,6 @@ class Versions:
             self._digests[version.version] = version.digest
         while len(self._digests) > DIGESTS_KEPT:
             del self._digests[next(iter(self._digests))]
-
-
-def freed(store: Mapping[str, Versions]) -> list[Effect]:
-    """Say which memory is no longer needed since this was asked last, or may be taken."""
-    effects: list[Effect] = []
-    for versions in store.values():
-        if versions.changed:
-            effects += versions.freed()
-    return effects
 
 
 def _there(version: Version) -> bool:

@@ -15,7 +15,7 @@ from weightbus.bus.limits import SNAPSHOTS_MAX
 from weightbus.bus.memory.segment import MappedSegment
 from weightbus.bus.memory.snapshots import Pool, Snapshot, nobody
 from weightbus.bus.publisher.effects import Effect, Lend, Release
-from weightbus.bus.publisher.store import DIGESTS_KEPT, Versions, freed
+from weightbus.bus.publisher.store import DIGESTS_KEPT, Versions
 from weightbus.bus.publisher.version import Version
 from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.errors import WeightBusError
@@ -53,7 +53,7 @@ class Bench:
         return version
 
     def free(self) -> list[Effect]:
-        found = freed(self.store)
+        found = [effect for each in self.store.values() for effect in each.freed()]
         for effect in found:
             if isinstance(effect, Lend):
                 effect.version.snapshot.lend()
@@ -397,7 +397,7 @@ class Machine(threading.Thread):
         self.checked += 1
 
     def free(self) -> bool:
-        found = freed(self.store)
+        found = [effect for each in self.store.values() for effect in each.freed()]
         for effect in found:
             match effect:
                 case Lend(version):

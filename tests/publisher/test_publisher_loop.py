@@ -52,9 +52,6 @@ class Road:
     def receive(self) -> tuple[bytes, list[bytes]] | None:
         return self.control.popleft() if self.control else None
 
-    def any_closed(self, _now: float) -> bool:
-        return False
-
     def follow(self, _pid: int) -> None:
         pass
 
