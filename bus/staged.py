@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -46,12 +47,11 @@ class SharedMemory(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StagedVersion:
+class StagedVersion(msgspec.Struct, frozen=True, eq=False):
     """A version, whole and verified, in a buffer of ours or in shared memory.
 
     Attributes:
-        model, epoch, version: Its name and number.
+        model, key: Its name, and its epoch and number, which is the order of versions.
         layout: Where each tensor lies.
         data: The data section, `layout.nbytes` bytes; valid until it is applied or dropped.
         digest: What the bytes hash to; empty on the shared road, where nothing hashes them.
@@ -64,8 +64,7 @@ class StagedVersion:
     """
 
     model: str
-    epoch: int
-    version: int
+    key: tuple[int, int]
     layout: Layout
     data: NDArray[np.uint8]
     digest: str
@@ -74,7 +73,17 @@ class StagedVersion:
     hash_chunks: int = 0
     patch: PatchId | None = None
     decode_us: int = 0
-    metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    metadata: Mapping[str, str] = {}
+
+    @property
+    def epoch(self) -> int:
+        """Its epoch."""
+        return self.key[0]
+
+    @property
+    def version(self) -> int:
+        """Its number in that."""
+        return self.key[1]
 
     @property
     def note(self) -> bytes:
@@ -90,17 +99,12 @@ class StagedVersion:
         """
         if self.shared is None:
             return nullcontext()
-        return self.shared.reading(self.model, self.epoch, self.version, second=second)
+        return self.shared.reading(self.model, *self.key, second=second)
 
     @property
     def own(self) -> NDArray[np.uint8] | None:
         """The bytes, if they lie in memory of ours."""
         return self.data if self.shared is None else None
-
-    @property
-    def key(self) -> tuple[int, int]:
-        """The order of versions: epoch, then version."""
-        return self.epoch, self.version
 
 
 @dataclass(slots=True, eq=False)

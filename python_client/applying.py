@@ -5,11 +5,10 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Generator, Mapping
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -273,15 +272,18 @@ class Applier:
             taken = self._handoff.take(max(0.0, deadline - time.monotonic()), models, stop)
             if taken is None:
                 return None
-            if isinstance(taken, Future):
-                update: Update | None = taken.result()
-                if update is not None:
+            if isinstance(taken, StagedVersion):
+                until = max(deadline, time.monotonic() + patience)
+                over, update = self._attempt(taken, until, stop)
+                if over:
                     return update
-                continue
-            until = max(deadline, time.monotonic() + patience)
-            over, update = self._attempt(taken, until, stop)
-            if over:
-                return update
+            elif taken.error is not None:
+                try:
+                    raise taken.error
+                finally:  # it refers to this frame
+                    del taken
+            elif taken.update is not None:
+                return cast("Update", taken.update)
 
     def receive_exact(
         self,
@@ -424,7 +426,7 @@ class Applier:
         if writer is None:  # somebody is reading
             return False
         try:
-            self._apply(self.lock, staged)
+            self._apply(self.lock, staged, at_once=True)
         except StaleError:
             self._say(staged, "stale")
         finally:
@@ -448,12 +450,12 @@ class Applier:
             if turn is None:
                 return False
             try:
-                turn.set_result(self._apply(self.lock, staged))
+                turn.end(self._apply(self.lock, staged, at_once=True))
             except StaleError:
                 self._say(staged, "stale")
-                turn.set_result(None)
+                turn.end(None)
             except BaseException as error:  # it is raised where the turn was lent
-                turn.set_exception(error)
+                turn.end(None, error)
         finally:
             self.lock.written(writer)
         return True
@@ -498,13 +500,20 @@ class Applier:
 
         return lock.writing(timeout, _doing(staged), stop=stop, waiting=waits)
 
-    def _apply(self, lock: ReadingLock, staged: StagedVersion) -> Update | None:
-        """Apply a version; what fails once bytes have changed leaves none, unless it is undone."""
+    def _apply(
+        self, lock: ReadingLock, staged: StagedVersion, *, at_once: bool = False
+    ) -> Update | None:
+        """Apply a version; what fails once bytes have changed leaves none, unless it is undone.
+
+        Where it is the worker's thread that applies it `at_once`, nobody can ask meanwhile how far
+        that is, so only the end is told.
+        """
         key = staged.key
         if self._outdated(staged.model, key):
             self._say(staged, "newer")  # another thread was faster, with a newer one
             return None
-        self._tell(Report(staged.model, key, "taken"))
+        if not at_once:
+            self._tell(Report(staged.model, key, "taken"))
         target, mended = self._targets[staged.model], False
         try:
             update = self._copy(lock, staged, target)
@@ -522,7 +531,7 @@ class Applier:
                 raise  # nothing was copied
             self._failed(staged, error, intact=_undone(target, torn=mended))
         # Here first, then at the publisher: whoever waits for its receipt must find it here.
-        with self._handoff.changed:
+        with self._handoff.lock:
             self._runs[staged.model], self._layouts[staged.model] = update, staged.layout
             self._handoff.changed.notify_all()
         kept, digest = target.asks_user and target.keeps(key), update.digest
@@ -538,23 +547,20 @@ class Applier:
         if lock.streams is not None:
             lock.ordered()
         second = bool(devices) and target.from_second(staged)
+        apply: Callable[[], object] = partial(target.apply, staged)
+        if target.asks_user:  # how far it has come then only it could say
+            late = partial(self._late, staged, "its target", lambda: False, writes=True)
+            apply = partial(self._calls.make, apply, late)
         if staged.shared is None:
-            self._put(staged, target)
+            apply()
         else:
             with staged.reading(second=second):
-                self._put(staged, target)
+                apply()
                 if staged.hash_chunks:
                     digest = digest_of(staged.layout.id, staged.data, staged.hash_chunks)
         nbytes, seconds = staged.layout.nbytes, time.perf_counter() - before
-        about = staged.model, staged.epoch, staged.version, nbytes, digest, seconds
+        about = staged.model, *staged.key, nbytes, digest, seconds
         return Update(*about, dict(staged.metadata))
-
-    def _put(self, staged: StagedVersion, target: Target) -> None:
-        if target.asks_user:  # how far it has come then only it could say
-            late = partial(self._late, staged, "its target", lambda: False, writes=True)
-            self._calls.make(partial(target.apply, staged), late)
-        else:
-            target.apply(staged)
 
     def _late(
         self,
@@ -593,7 +599,7 @@ class Applier:
     def _fail(
         self, staged: StagedVersion, error: BaseException, *, intact: bool, still: bool = False
     ) -> ApplyError:
-        told = not_applied(staged.model, staged.epoch, staged.version, error, intact=intact)
+        told = not_applied(staged.model, *staged.key, error, intact=intact)
         if not intact:
             self.lock_of(staged.model).tear(staged.model, told)
             with self._handoff.changed:
@@ -607,7 +613,7 @@ class Applier:
 
 
 def _doing(staged: StagedVersion) -> str:
-    return f"applying {staged.model} version {staged.version}"
+    return f"applying {staged.model} version {staged.key[1]}"
 
 
 def _cut(text: str) -> str:

@@ -61,7 +61,7 @@ class Named:
     """What users are told of a staged version before it is applied."""
 
     def __init__(self, staged: StagedVersion) -> None:
-        self.model, self.epoch, self.version = staged.model, staged.epoch, staged.version
+        self.model, (self.epoch, self.version) = staged.model, staged.key
         self.nbytes, self.digest = staged.layout.nbytes, staged.digest
         self.metadata = dict(staged.metadata)
 

@@ -57,11 +57,8 @@ class Holder:
     __slots__ = ("__weakref__", "doing", "lock", "loop", "since", "task", "thread")
 
     def __init__(self, lock: "ReadingLock", doing: str) -> None:
-        self.lock, self.doing = lock, doing
-        self.note()
-
-    def note(self) -> None:
         """It begins here and now."""
+        self.lock, self.doing = lock, doing
         self.thread, self.since = threading.get_ident(), time.monotonic()
         self.loop: AbstractEventLoop | None = asyncio._get_running_loop()  # noqa: SLF001
         self.task: weakref.ref[Task[Any]] | None = None  # one that is dropped meanwhile leaves
@@ -131,7 +128,7 @@ class Reading(Holder, Generic[T]):
         doing: str = "reading (`reading()`)",
         alive: Alive | None = None,
     ) -> None:
-        self.lock, self.doing = lock, doing  # where and when, `note` says on entering
+        self.lock, self.doing = lock, doing  # the rest on entering
         self.timeout, self._running, self.model = timeout, running, model
         self.lacks, self.alive, self.asynchronous = lacks, alive, False
         self._awaited: list[None] | None = None
@@ -166,7 +163,7 @@ class Reading(Holder, Generic[T]):
         if self.lock.has(self):
             raise RuntimeError(f"this block has begun already ({self}): call reading() for each")
         self.asynchronous = asynchronous
-        self.note()
+        super().__init__(self.lock, self.doing)
 
     @property
     def lost(self) -> bool:

@@ -9,11 +9,11 @@ Each of them may have other names than what is published (`RenamedTarget`).
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from ..bus.limits import MODELS_MAX
@@ -226,7 +226,7 @@ class RenamedTarget(Target):
         return self._target.lies_in(staged)
 
     def _here(self, staged: StagedVersion) -> StagedVersion:
-        return replace(staged, layout=self._of(staged.layout)[0])
+        return structs.replace(staged, layout=self._of(staged.layout)[0])
 
     def _of(self, layout: Layout) -> tuple[Layout, Mapping[str, str]]:
         """Return a layout under the names of the target, and what became of its own."""

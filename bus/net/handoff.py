@@ -18,17 +18,45 @@ from ..limits import MODELS_MAX
 from ..staged import StagedVersion
 
 
+class Turn:
+    """Somebody waits for a version, which another thread may apply; and what came of that.
+
+    Attributes:
+        models: Of these alone; None: of any.
+        over: Whether that is done.
+        update: What was applied, if anything was.
+        error: What is to be raised.
+    """
+
+    __slots__ = ("error", "models", "over", "update")
+
+    def __init__(self, models: frozenset[str] | None) -> None:
+        self.models, self.over = models, False
+        self.update: Any = None
+        self.error: BaseException | None = None
+
+    def end(self, update: object, error: BaseException | None = None) -> None:
+        """Leave what came of it; whoever waits sees that when it is woken."""
+        self.update, self.error = update, error
+        self.over = True
+
+
 class Handoff:
-    """A meeting point of two threads."""
+    """A meeting point of two threads.
+
+    Attributes:
+        lock: Of what is here.
+        changed: Told also when a version runs, or does no more.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self.changed = threading.Condition(self._lock)  # also when a version runs, or does no more
-        self._left = threading.Condition(self._lock)  # something was, for `take`
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self._left = threading.Condition(self.lock)  # something was, for `take`
         self._ready: dict[str, StagedVersion] = {}
-        self._turns: list[tuple[frozenset[str] | None, Future[Any]]] = []  # that nobody has
+        self._turns: list[Turn] = []  # that nobody has
         self._borrowed = False
-        self._kept: deque[Future[Any]] = deque(maxlen=MODELS_MAX)  # turns of those that went away
+        self._kept: deque[Turn] = deque(maxlen=MODELS_MAX)  # of those that went away
         self._errors: deque[ApplyError] = deque(maxlen=MODELS_MAX)
         self._refusal: RefusedError | AddressError | None = None
         self._closed: BaseException | None = None
@@ -42,19 +70,18 @@ class Handoff:
 
     def put(self, staged: StagedVersion) -> StagedVersion | None:
         """Leave a version; return the older one that it replaces, if any."""
-        with self._lock:
+        with self.lock:
             older = self._ready.pop(staged.model, None)
             self._ready[staged.model] = staged
             self._tell()
             return older
 
-    def borrow(self, model: str) -> "Future[Any] | None":
-        """Return the turn of whoever waits for this model, which is to get a result; see `wake`."""
-        with self._lock:
-            for lent in self._turns if self._closed is None else ():
-                models, turn = lent
-                if models is None or model in models:
-                    self._turns.remove(lent)
+    def borrow(self, model: str) -> Turn | None:
+        """Return the turn of whoever waits for this model, which is to be ended; see `wake`."""
+        with self.lock:
+            for turn in self._turns if self._closed is None else ():
+                if turn.models is None or model in turn.models:
+                    self._turns.remove(turn)
                     self._borrowed = True
                     return turn
             return None
@@ -62,13 +89,13 @@ class Handoff:
     def wake(self) -> None:
         """Have whoever lent a turn that was borrowed see what came of it."""
         if self._borrowed:
-            with self._lock:
+            with self.lock:
                 self._borrowed = False
                 self._left.notify_all()
 
     def put_back(self, staged: StagedVersion) -> bool:
         """Leave a version again that was taken; return False if a newer one has come meanwhile."""
-        with self._lock:
+        with self.lock:
             if staged.model in self._ready:
                 return False
             self._ready[staged.model] = staged
@@ -77,7 +104,7 @@ class Handoff:
 
     def whole(self, staged: StagedVersion) -> None:
         """A version that is wanted alone is here, and waits for its publisher to commit it."""
-        with self._lock:
+        with self.lock:
             awaited = (staged.model, *staged.key)
             if awaited in self._awaited:
                 self._whole[awaited] = staged
@@ -85,13 +112,13 @@ class Handoff:
 
     def flush(self, mark: int) -> None:
         """The publisher has heard what was said before this mark."""
-        with self._lock:
+        with self.lock:
             self._flushed = max(self._flushed, mark)
             self._tell()
 
     def reject(self, error: ApplyError) -> None:
         """Leave word that a version could not be taken; once for each version."""
-        with self._lock:
+        with self.lock:
             key = (error.model, error.epoch, error.version)
             if error.code == "gone" and key not in self._awaited:
                 return  # whoever wanted it does not wait any more
@@ -101,7 +128,7 @@ class Handoff:
 
     def refuse(self, error: RefusedError) -> None:
         """Leave word that the publisher refuses this worker."""
-        with self._lock:
+        with self.lock:
             self._refusal = error
             self._tell()
 
@@ -120,7 +147,7 @@ class Handoff:
         before = self._refusal if isinstance(self._refusal, AddressError) else None
         if text == (str(before) if before is not None else ""):
             return
-        with self._lock:
+        with self.lock:
             if text:
                 self._refusal = self._refusal or AddressError(text)
                 self._tell()
@@ -129,13 +156,13 @@ class Handoff:
 
     def join(self, epoch: int) -> None:
         """The publisher has let this worker in."""
-        with self._lock:
+        with self.lock:
             self._refusal, self.joined_epoch = None, epoch
             self._tell()
 
     def close(self, reason: BaseException) -> None:
         """Nothing more will come, for this reason; the first one counts."""
-        with self._lock:
+        with self.lock:
             self._closed = self._closed or reason
             self._tell()
 
@@ -143,7 +170,7 @@ class Handoff:
 
     def look(self) -> None:
         """Have whoever waits see whether to stop."""
-        with self._lock:
+        with self.lock:
             self._tell()
 
     def take(
@@ -151,7 +178,7 @@ class Handoff:
         timeout: float | None,
         models: frozenset[str] | None = None,
         stop: Callable[[], bool] = lambda: False,
-    ) -> "StagedVersion | Future[Any] | None":
+    ) -> StagedVersion | Turn | None:
         """Return a version that is ready, oldest model first; None when the time is over.
 
         Or what came of this turn, where another thread has had it; or of one before, whose thread
@@ -168,28 +195,31 @@ class Handoff:
             AddressError: There is no address of the publisher's host.
             ClosedError: Nothing will come any more.
         """
-        with self._lock:
+        with self.lock:
             self.asked = True
             if models is None and self._kept:
                 return self._kept.popleft()
             until = math.inf if timeout is None else time.monotonic() + timeout
-            lent = models, Future[Any]()
-            self._turns.append(lent)
+            turn = Turn(models)
+            self._turns.append(turn)
             try:
-                while not (stopped := stop()) and lent in self._turns and not self._news(models):
+                while not (stopped := stop()) and turn in self._turns and not self._news(models):
                     left = until - time.monotonic()
                     if left <= 0:
                         break
                     self._left.wait(min(left, threading.TIMEOUT_MAX))
             except BaseException:  # Ctrl-C, for instance
-                if lent in self._turns:
-                    self._turns.remove(lent)
+                if turn in self._turns:
+                    self._turns.remove(turn)
                 else:
-                    self._kept.append(self._came_of(lent[1]))
+                    self._await_end(turn)
+                    self._kept.append(turn)
                 raise
-            if lent not in self._turns:
-                return self._came_of(lent[1])
-            self._turns.remove(lent)
+            if turn not in self._turns:
+                if not turn.over:
+                    self._await_end(turn)
+                return turn
+            self._turns.remove(turn)
             if stopped:
                 return None
             if self._closed is not None:
@@ -206,15 +236,16 @@ class Handoff:
             self.check_open()
             return None
 
-    def _came_of(self, turn: "Future[Any]") -> "Future[Any]":
+    def _await_end(self, turn: Turn) -> None:
         """Wait for whoever has a turn, which copies: the model is not to change afterwards."""
-        while not turn.done():
+        while not turn.over:
             self._left.wait()
-        return turn
 
-    def keep(self, turn: "Future[Any]") -> None:
-        """Leave what came of a turn for whoever takes next: its own thread did not wait for it."""
-        with self._lock:
+    def keep(self, received: "Future[Any]") -> None:
+        """Leave what came of a call for whoever takes next: its own thread did not wait for it."""
+        error, turn = received.exception(), Turn(None)
+        turn.end(received.result() if error is None else None, error)
+        with self.lock:
             self._kept.append(turn)
 
     @contextmanager
@@ -225,7 +256,7 @@ class Handoff:
         try:
             yield
         finally:
-            with self._lock:
+            with self.lock:
                 self._awaited.discard(awaited)
                 self._whole.pop(awaited, None)
                 for error in tuple(self._errors):
@@ -255,7 +286,7 @@ class Handoff:
         def news() -> bool:
             return bool(here() or done() or told() or self._refusal or self._closed)
 
-        with self._lock:
+        with self.lock:
             self.asked = True
             self.changed.wait_for(news, timeout)
             if (staged := here()) is not None or done():
@@ -265,7 +296,7 @@ class Handoff:
 
     def wait_flushed(self, mark: int, timeout: float) -> bool:
         """Wait until the publisher has heard what was said before a mark; return whether it has."""
-        with self._lock:
+        with self.lock:
             self.changed.wait_for(lambda: self._flushed >= mark or self.closed, timeout)
             return self._flushed >= mark
 
@@ -294,7 +325,7 @@ class Handoff:
             ended = self._refusal is not None or self._closed is not None
             return done() or ended or any(ready) or any(told) or stop()
 
-        with self._lock:
+        with self.lock:
             self.asked = True
             self.changed.wait_for(news, timeout)
             if stop():
@@ -365,7 +396,7 @@ class Handoff:
             AddressError: There is no address of the publisher's host.
             ClosedError: The subscriber was closed.
         """
-        with self._lock:
+        with self.lock:
             self.changed.wait_for(
                 lambda: bool(self.joined_epoch or self._refusal or self._closed) or stop(), timeout
             )
@@ -376,5 +407,5 @@ class Handoff:
 
     def wait_closed(self, timeout: float) -> bool:
         """Wait until the subscriber is closed; return whether it is."""
-        with self._lock:
+        with self.lock:
             return self.changed.wait_for(lambda: self._closed is not None, timeout)

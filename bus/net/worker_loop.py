@@ -87,6 +87,7 @@ class WorkerLoop:
         self._at_once: Callable[[StagedVersion], bool] | None = None
         self._examine: Callable[[Check], None] | None = None
         self._thread = Owner(self._run, "weightbus-worker")
+        self._ident = 0  # of that, once it runs
 
     # For any thread.
 
@@ -113,7 +114,7 @@ class WorkerLoop:
         """Tell the machine what has happened, soon."""
         self._work.append(event)
         unhurried = isinstance(event, Report) and event.what in ("taken", "put-back")
-        if not unhurried and threading.current_thread() is not self._thread:
+        if not unhurried and threading.get_ident() != self._ident:
             self._sockets.wake()
 
     def close(self, timeout: float = 10.0) -> None:
@@ -132,6 +133,7 @@ class WorkerLoop:
 
     def _run(self) -> None:
         ended: BaseException = ClosedError("close() was called")
+        self._ident = threading.get_ident()
         try:
             next_tick = time.monotonic()
             while not self._stopping:

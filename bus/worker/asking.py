@@ -27,24 +27,21 @@ class Asking:
         self.only: Key | None = None  # what the user wants, and nothing else
         self._wanted: Key = (0, 0)  # what that is, or was last: who polls wants it again soon
         self._gone, self._exact_at = False, -math.inf  # of that
-        self.heard: Key = (0, 0)  # the newest version of which anything was heard
         self._latest_at = -math.inf  # when the latest announcement was asked for
         self._answered = -math.inf  # when the last ping was sent that was answered
         self._later, self._until, self._pause = (0, 0), 0.0, 0.0  # what is put off
 
-    def reconnected(self, epoch: int) -> None:
-        """A session begins, of an epoch that may be lower than the last one's."""
+    def reconnected(self) -> None:
+        """A session begins."""
         self._latest_at = -math.inf
-        if self.heard[0] != epoch:
-            self.heard = (0, 0)
 
     def hear_of(self, epoch: int, version: int, now: float) -> list[Effect]:
         """A beacon, a welcome or a stray chunk speaks of a version: ask if it is news."""
         arriving, key = self._holds.at["arriving"], (epoch, version)
-        self.heard = max(self.heard, key)
+        news = self._holds.hear(key)
         if self.only is not None:
             return self.exact(now)
-        if version == 0 or key <= self._holds.newest or key in self._holds.rejected:
+        if version == 0 or not news:
             return []
         if arriving is not None and (key <= arriving.key or self._holds.mode == "catching-up"):
             return []
@@ -94,7 +91,7 @@ class Asking:
             for late in self._holds.all("announced", "arriving"):
                 if self.outdated(late.key):  # it was wanted though a newer one is here
                     self._holds.move(late, "newer")
-            return self.hear_of(*self.heard, now)
+            return self.hear_of(*self._holds.heard, now)
         if key != self._wanted:
             self._wanted, self._gone, self._exact_at = key, False, -math.inf
         if self._gone:
@@ -116,9 +113,9 @@ class Asking:
             return []
         if running is not None and running.key > only:
             return self.forgo(f"version {running.key[1]} of epoch {running.key[0]} runs here")
-        if self.heard[0] > only[0]:
-            return self.forgo(f"the publisher is of epoch {self.heard[0]} now")
-        if self.heard < only or only in holds.rejected or holds.has(only):
+        if holds.heard[0] > only[0]:
+            return self.forgo(f"the publisher is of epoch {holds.heard[0]} now")
+        if holds.heard < only or only in holds.rejected or holds.has(only):
             return []
         if only == self._later and now < self._until:  # W36
             return []
@@ -148,12 +145,9 @@ class Asking:
         text = f"it was asked for alone, and is not to be had any more: {why}; ask for a newer one"
         return [Rejected(self._model, *only, "gone", text)]
 
-    def ignores(self, key: Key) -> bool:
-        """Take note of a version that is announced; return whether nothing is to come of it."""
-        self.heard = max(self.heard, key)
-        if self.only is None:
-            return key <= self._holds.newest or key in self._holds.rejected
-        return key != self.only or key in self._holds.rejected or self.outdated(key)
+    def is_wanted(self, key: Key) -> bool:
+        """Return whether a version is the only one that is wanted, and may yet be had."""
+        return key == self.only and key not in self._holds.rejected and not self.outdated(key)
 
     def outdated(self, key: Key) -> bool:
         """Return whether a version is here, or newer ones are; of the only one wanted, applied."""

@@ -108,6 +108,7 @@ class Holdings:
 
     def __init__(self) -> None:
         self.mode: Mode = "following"
+        self.heard: Key = (0, 0)  # the newest version of which anything was heard
         self._free: list[NDArray[np.uint8]] = []
         self._nbytes = 0  # of each of these: as much as the version that was begun last
         self._taken = 0  # buffers that versions have, or that are being filled for nobody (yet)
@@ -137,6 +138,11 @@ class Holdings:
         keys = *live["staged"], *live["ready"], *live["applying"], *live["running"]
         return max(keys, default=(0, 0))
 
+    def hear(self, key: Key) -> bool:
+        """Take note of a version that was heard of; return whether something may come of it."""
+        self.heard = max(self.heard, key)
+        return key > self.newest and key not in self.rejected
+
     def has(self, key: Key) -> bool:
         """Return whether a version is here."""
         return any(key in held for held in self._live.values())
@@ -158,6 +164,8 @@ class Holdings:
             elif held.phase == "arriving":
                 held.transfer.reconnected(now)
         self.rejected.clear()
+        if self.heard[0] != epoch:  # which may be lower than the last one's
+            self.heard = (0, 0)
 
     # Memory.
 
@@ -207,27 +215,31 @@ class Holdings:
         self._lent = None
         return buffer
 
-    def claim(self, payload: Buffer) -> Memory | None:
-        """Return a buffer with this in it, if there is one: it was received there, or is copied."""
-        buffer = self._received_in(payload)
-        if buffer is not None:
-            return buffer
-        if self._taken >= BUFFERS_MAX or self._nbytes != len(payload) or not self._free:
-            return None
-        self._taken += 1
-        buffer = self._free.pop()
-        np.copyto(buffer, np.frombuffer(payload, np.uint8))
-        return buffer
+    def bring(
+        self, announce: Announce, payload: Buffer, layout: Layout, digest: str
+    ) -> StagedVersion | None:
+        """Have a version here that came whole, as far as that leads it; None: there is no buffer.
 
-    def bring(self, announce: Announce, buffer: Memory, staged: StagedVersion) -> None:
-        """Have a version here that came whole, as far as that leads it."""
+        It was received in one, or is copied there.
+        """
+        buffer = self._received_in(payload)
+        if buffer is None:
+            if self._taken >= BUFFERS_MAX or self._nbytes != len(payload) or not self._free:
+                return None
+            self._taken += 1
+            buffer = self._free.pop()
+            np.copyto(buffer, np.frombuffer(payload, np.uint8))
+        key = (announce.epoch, announce.version)
+        about = announce.model, key, layout, buffer, digest
+        staged = StagedVersion(*about, metadata=announce.metadata)
         phase: Phase = "announced"
         for event in STRAIGHT:
             phase = ARROWS[phase].get(event, phase)
-        held = Held(staged.key, announce, pushed=True, phase=phase, lacks="memory")
-        held.layout, held.buffer, held.staged = staged.layout, buffer, staged
-        self._live[phase][held.key] = held
+        held = Held(key, announce, pushed=True, phase=phase, lacks="memory")
+        held.layout, held.buffer, held.staged = layout, buffer, staged
+        self._live[phase][key] = held
         self.at[phase] = self.at[phase] or held
+        return staged
 
     def give(self, held: Held, buffer: NDArray[np.uint8]) -> None:
         """Give a version a buffer."""

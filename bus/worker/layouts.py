@@ -1,6 +1,7 @@
 """What a worker makes sure of before it takes a version: that it can be read, and that it fits."""
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import NamedTuple
 
 from ...codecs.errors import LayoutError
@@ -15,6 +16,11 @@ Fault = tuple[str, str]  # a code of `failed`, and what is wrong in words
 
 LAYOUTS_KEPT = 4  # layouts remembered, so that a model that alternates sends none again
 LAYOUTS_BYTES_KEPT = 2**22  # of headers; each takes some five times that, once it is understood
+
+# What a fault depends on, of an announcement.
+about = attrgetter(
+    *("layout", "nbytes", "layout_bytes", "chunk_bytes"), *("encoding", "encryption")
+)
 
 
 class Expected(NamedTuple):
@@ -35,6 +41,10 @@ class Acceptance:
         bytes_max: The largest version to take, in bytes.
         expected: What versions are like. Understanding a layout takes time and memory, so no larger
             one is taken.
+
+    Attributes:
+        usual: The layout of a version that is announced as the last one was, without a fault, by
+            what that depends on.
     """
 
     def __init__(
@@ -49,15 +59,11 @@ class Acceptance:
         self._model, self._accepts, self.bytes_max = model, accepts, bytes_max
         self._layouts: dict[str, Layout] = {}
         self._accepted: set[str] = set()  # ids of layouts among them that can be applied here
-        self._usual: tuple[object, ...] = ()  # what the last announcement without a fault said
+        self.usual: dict[tuple[object, ...], Layout] = {}
 
     def layout(self, announce: Announce) -> Layout | None:
         """Return the layout of an announced version, if it is known."""
         return self._layouts.get(announce.layout)
-
-    def usual(self, announce: Announce) -> Layout | None:
-        """Return the layout of a version that is announced as the last one was, without a fault."""
-        return self._layouts.get(announce.layout) if _about(announce) == self._usual else None
 
     def learn(self, announce: Announce, header: Buffer) -> Fault | None:
         """Remember a layout that came with an announcement; return what is wrong with it."""
@@ -80,7 +86,7 @@ class Acceptance:
             oldest = next(iter(self._layouts))
             del self._layouts[oldest]
             self._accepted.discard(oldest)
-            self._usual = ()
+            self.usual = {}
         return ""
 
     def _too_many(self) -> bool:
@@ -113,11 +119,5 @@ class Acceptance:
             if problem:
                 return "layout-mismatch", problem
             self._accepted.add(layout.id)
-        self._usual = _about(announce)
+        self.usual = {about(announce): layout}
         return None
-
-
-def _about(announce: Announce) -> tuple[object, ...]:
-    """Return what a fault depends on."""
-    sizes = announce.nbytes, announce.layout_bytes, announce.chunk_bytes
-    return announce.layout, *sizes, announce.encoding, announce.encryption

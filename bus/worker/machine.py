@@ -61,7 +61,7 @@ from .keyring import Keyring
 from .layouts import Accepts, Expected
 from .phases import SESSIONS, TURNED_AWAY, Change, Session
 from .reports import Identity
-from .slot import Slot
+from .slot import Slot, applied
 from .transfer import place_for
 
 FLUSHING = 2**52  # from here on a ping's token tells no time: only that its pong is waited for
@@ -312,7 +312,7 @@ class WorkerMachine:
     @property
     def applied_epoch(self) -> int:
         """The latest epoch of which anything was applied: no older publisher is followed."""
-        return max((slot.applying.epoch for slot in self.slots.values()), default=0)
+        return max((slot.epoch for slot in self.slots.values()), default=0)
 
     def may_say_hello(self, now: float) -> bool:
         """Return whether enough time has passed since the last hello."""
@@ -415,7 +415,7 @@ class WorkerMachine:
         What was said on the data connection may arrive after it, and count for nothing then.
         """
         running = [(m, s.running) for m, s in self.slots.items()] if self.upstream else []
-        said = [reports.applied(model, what) for model, what in running if what is not None]
+        said = [applied(model, what) for model, what in running if what is not None]
         return [*said, Send(Bye())]  # W22, W34
 
     # What is told that is no message.

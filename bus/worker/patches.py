@@ -30,29 +30,24 @@ class Patches:
     def __init__(self, model: str, holds: Holdings, timing: Timing, expected: Expected) -> None:
         self._model, self._holds, self._timing = model, holds, timing
         self._takes, self._keys = expected.patches, expected.keyring
-        self._listens = False  # to chunks of patches, in place of those of versions
+        self.listens = False  # to chunks of patches, in place of those of versions
 
     @property
     def topic(self) -> bytes:
         """The topic of the chunks that are pushed to this worker."""
-        return (patch_topic if self._listens else data_topic)(self._model)
+        return (patch_topic if self.listens else data_topic)(self._model)
 
-    def listen(self, transfer: Transfer, *, shared: bool) -> list[Effect]:
-        """Have the next versions pushed in the way in which this one arrives."""  # D7
-        listens = transfer.patch is not None
-        if listens == self._listens:
-            return []
-        before, self._listens = self.topic, listens
+    def listen(self, *, on: bool, shared: bool) -> list[Effect]:
+        """Have the next versions pushed as patches; or no longer."""  # D7
+        before, self.listens = self.topic, on
         if shared or self._holds.mode == "catching-up":
             return []
         return [Subscribe(before, on=False), Subscribe(self.topic, on=True)]
 
     def transfer(self, held: Held, now: float) -> Transfer:
-        """Return what a version arrives by: a patch on what runs here; else itself."""  # D4
+        """Return what a version with patches arrives by: one on what runs; else itself."""  # D4
         announce, buffer = held.announce, held.buffer
         assert buffer is not None  # noqa: S101 - it was given a moment ago
-        if not announce.patches:
-            return Transfer(announce, buffer, now, self._timing, self._keys)
         base = self._base(held)
         found = [p for p in announce.patches if base is not None and _builds_on(p, base.running)]
         why = ""
@@ -111,7 +106,7 @@ class Patches:
         held.comes_by(transfer)
         transfer.pull()
         text = f"version {held.key[1]} of {self._model} is fetched as a whole, not patched: {why}"
-        return [Notice("unpatched", text), *reports.fetches(transfer, now)]
+        return [Notice("unpatched", text), *reports.fetches(transfer, transfer.wants(now))]
 
 
 def _builds_on(patch: Patch, running: Running) -> bool:

@@ -7,9 +7,8 @@ from typing import Literal
 import msgspec
 
 from ..effects import Effect, Notice, Send
-from ..messages import Applied, Failed, Fetch, Hello, Ping, Progress, Running, Staged
-from ..staged import StagedVersion
-from .holdings import Held, Holdings
+from ..messages import Failed, Fetch, Hello, Ping, Progress, Running, Staged
+from .holdings import Held
 from .transfer import Transfer
 
 
@@ -46,27 +45,10 @@ class Identity:
         )
 
 
-def standing(model: str, holds: Holdings, failures: Iterable[Effect]) -> list[Effect]:
-    """Say how things stand, the last failure included."""
-    effects: list[Effect] = []
-    arriving, applying = holds.at["arriving"], holds.at["applying"]
-    if arriving is not None and applying is None:
-        effects.append(progress(arriving))
-    effects += staged(holds.all("ready", "applying", "staged"))
-    running = holds.at["running"]
-    if running is not None:
-        effects.append(applied(model, running.running, running.staged))
-    effects += failures
-    ready = [applying] if applying is not None else holds.all("ready")
-    if ready and (applying is not None or arriving is None):
-        effects.append(progress(max(ready, key=lambda held: held.key)))
-    return effects
-
-
-def fetches(transfer: Transfer, now: float) -> list[Effect]:
+def fetches(transfer: Transfer, wanted: Iterable[tuple[int, int]]) -> list[Effect]:
     """Ask for what is missing and due. (W10, W11, D10)"""
     said: list[Effect] = []
-    for first, count in transfer.wants(now):
+    for first, count in wanted:
         epoch, version = transfer.key
         fetch = Fetch(
             model=transfer.announce.model,
@@ -113,22 +95,6 @@ def staged(some: Iterable[Held]) -> list[Effect]:
             )
             said.append(Send(about))
     return said
-
-
-def applied(
-    model: str, running: Running, came: StagedVersion | None = None, *, at_once: bool = False
-) -> Effect:
-    """Say what runs, and by which patch it came; `at_once`: for the first time. (W16, D11)"""
-    patch, took = (came.patch, came.decode_us) if came is not None else (None, 0)
-    said = Applied(
-        model=model,
-        epoch=running.epoch,
-        version=running.version,
-        digest=running.digest,
-        patch=patch,
-        decode_us=took,
-    )
-    return Send(said, upstream=at_once)
 
 
 def failed(failure: Failed, *, torn: bool) -> Effect:

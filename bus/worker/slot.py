@@ -1,26 +1,59 @@
 """One model of a worker: what comes of it, and what becomes of the versions here (`phases.py`).
 
 The latest version wins: an older one that is on its way makes room for it. But a worker that had to
-drop one finishes the next, by fetching, before it looks at anything newer.
+drop one finishes the next, by fetching, before it looks at anything newer. Of those that were
+applied here, or could not be, it remembers what the next ones need. (W15, W24)
 """
 
 import math
+from typing import cast
 
-from ..effects import Copy, Effect, Open, Ready, Reserve, Subscribe, Whole
+import numpy as np
+from numpy.typing import NDArray
+
+from ...codecs.checksum import digest
+from ...codecs.native import crc32c
+from ..effects import (
+    Copy,
+    Effect,
+    Open,
+    Ready,
+    Rejected,
+    Renamed,
+    Reserve,
+    Send,
+    Subscribe,
+    Whole,
+)
 from ..lease import Lease
-from ..limits import Timing
-from ..messages import Abort, Announce, AnyChunk, Buffer, Commit, End, PatchId, Rename, Running
+from ..limits import APPLIES_MAX, Timing
+from ..messages import (
+    Abort,
+    Announce,
+    AnyChunk,
+    Applied,
+    Buffer,
+    Commit,
+    End,
+    Failed,
+    PatchId,
+    Rename,
+    Running,
+)
+from ..messages import Whole as WholeData
 from ..staged import SharedMemory, StagedVersion
 from . import reports
-from .applying import TRANSIENT, Applying
 from .asking import Asking
 from .events import Copied, Decoded, Granted, OfSlot, Opened, Report, Waits, Wanted
-from .holdings import Held, Holdings
-from .layouts import Acceptance, Accepts, Expected
+from .holdings import Held, Holdings, Key
+from .layouts import Acceptance, Accepts, Expected, about
 from .patches import Patches
-from .phases import ARROWS, MODES, Turn
-from .transfer import is_whole, take_whole
+from .phases import ARROWS, MODES, Event, Turn
+from .transfer import Transfer
 
+# What may be otherwise next time, since bytes were damaged or memory was short: it is tried again,
+# after a while.
+TRANSIENT = {"digest-mismatch", "layout-invalid", "no-memory", "unsupported"}
 RESTARTS_MAX = 3  # transfers of one version whose digest did not match, before it is given up
 NOTHING_FITS = "nothing comes that fits what was announced"
 
@@ -51,8 +84,11 @@ class Slot:
         self._expected = expected
         self._acceptance = Acceptance(model, accepts, bytes_max, expected)
         self.asking = Asking(model, self.holds, timing)
-        self.applying = Applying(model, self.holds, self.asking, patches=expected.patches)
         self.patches = Patches(model, self.holds, timing, expected)
+        self.torn = 0  # applies in a row that failed half-way: while there is one, nothing runs
+        self.epoch = 0  # the greatest of which bytes were written into the model
+        self.stale: Key = (0, 0)  # was not to be had from shared memory: it is to be fetched
+        self.failed: Failed | None = None  # the last one, until another version is begun
 
     @property
     def running(self) -> Running | None:
@@ -74,11 +110,12 @@ class Slot:
         fault = self._acceptance.learn(announce, layout) if layout is not None else None
         if fault is not None:
             self.holds.move(self.holds.find(key, "announced"), "failed")  # it waited for this
-            return self.applying.fail(key, *fault, now)
+            return self.fail(key, *fault, now)
         staged, arriving = self.holds.at["staged"], self.holds.at["arriving"]
         if staged is not None and key == staged.key and announce.commit == "auto":  # W5
             return self.asking.overtaken(key) + self._commit(staged)
-        if self.asking.ignores(key):
+        news = self.holds.hear(key)
+        if not (news if self.asking.only is None else self.asking.is_wanted(key)):
             return []
         if arriving is not None:
             if key == arriving.key and arriving.retold(announce):  # W5
@@ -95,40 +132,53 @@ class Slot:
 
         So come nearly all small ones. What becomes of it is the same as without this, step by step.
         """
-        at, layout = self.holds.at, self._acceptance.usual(announce)
-        if layout is None or self.holds.mode != "following":
+        at, layout = self.holds.at, self._acceptance.usual.get(about(announce))
+        if layout is None or self.holds.mode != "following" or self.failed is not None:
             return None
         if at["announced"] is not None or at["arriving"] is not None or at["staged"] is not None:
             return None
-        if self.applying.failed is not None:
-            return None
         if announce.commit != "auto" or announce.acknowledge != "applied":
             return None
-        if announce.shared is not None or not is_whole(announce, data):
+        whole = announce.whole
+        if announce.shared is not None or whole is None or not is_whole(announce, whole, data):
             return None
-        buffer = self.holds.claim(data)
-        if buffer is None or announce.whole is None:
-            return None
-        about = self.model, announce.epoch, announce.version, layout, buffer, announce.whole.digest
-        staged = StagedVersion(*about, metadata=announce.metadata)
-        self.holds.bring(announce, buffer, staged)
-        return staged
+        return self.holds.bring(announce, data, layout, whole.digest)
 
     def renamed(self, rename: Rename, now: float) -> list[Effect]:
-        """What runs here is a newer version, byte for byte: nothing is to be fetched or applied."""
-        said = self.applying.renamed(rename)
-        return said + self._turn("completed", now) if said else []
+        """What runs here is a newer version, byte for byte: nothing is to be fetched or applied.
+
+        That has no effect if another version is at the user's, who may be writing it into the
+        model.
+        """  # W25
+        holds, key = self.holds, (rename.epoch, rename.version)
+        held = holds.at["running"]
+        if held is None or held.running != rename.was or holds.all("ready", "applying"):
+            return []
+        if self.asking.only not in (None, key):  # W8
+            return []
+        begun = max((h.key for h in holds.all("arriving")), default=(0, 0))
+        if key <= holds.newest or key < begun:
+            return []
+        for older in holds.all("announced", "arriving", "staged"):
+            holds.move(older, "newer")
+        running = Running(*key, rename.was.digest)
+        holds.rename(held, running)
+        said = self.runs(held, running)
+        self._forget_failure()
+        return [Renamed(self.model, *key, rename.metadata), said, *self._turn("completed", now)]
 
     def _begin(self, held: Held, now: float, data: Buffer | None = None) -> list[Effect]:
         """Start to receive a version, if its layout is known. (W6, W7)"""
         announce = held.announce
-        fault = self._acceptance.fault(announce)
-        if fault is not None:
-            return self._decline(held, *fault, now)
-        layout = self._acceptance.layout(announce)
+        layout = self._acceptance.usual.get(about(announce))
+        if layout is None:
+            fault = self._acceptance.fault(announce)
+            if fault is not None:
+                return self._decline(held, *fault, now)
+            layout = self._acceptance.layout(announce)
         if layout is None:
             return self.asking.layout(held.key, now)
-        if announce.shared is not None and held.key != self.applying.stale:
+        if announce.shared is not None and held.key != self.stale:
             held.gain("located", layout, data)
             return [Open(self.model, held.key, announce.shared, announce.nbytes)]
         held.gain("known", layout, data)
@@ -184,10 +234,14 @@ class Slot:
         assert buffer is not None  # noqa: S101 - it was given a moment ago
         data = held.payload
         digest = take_whole(announce, data, buffer) if data is not None else None
-        transfer = self.patches.transfer(held, now) if digest is None else None
+        transfer: Transfer | None = None
+        if digest is None and announce.patches:
+            transfer = self.patches.transfer(held, now)
+        elif digest is None:
+            transfer = Transfer(announce, buffer, now, self.timing, self._expected.keyring)
         self.holds.move(held, "begun", transfer)
-        if self.applying.failed is not None:
-            self.applying.begun()
+        if self.failed is not None:
+            self._forget_failure()
         if transfer is None:
             return self._arrived(held, digest or "", now)
         if data is not None:
@@ -195,10 +249,13 @@ class Slot:
         effects: list[Effect] = []
         if held.memory is not None and announce.nbytes:
             effects.append(Copy(transfer.copy(held.memory)))
-        listening = self.patches.listen(transfer, shared=self.shared)
+        patched, listening = transfer.patch is not None, list[Effect]()
+        if patched != self.patches.listens:
+            listening = self.patches.listen(on=patched, shared=self.shared)
         if not held.pushed or listening:
             transfer.pull()
-        return effects + listening + reports.fetches(transfer, now)
+        wanted = transfer.wants(now)
+        return effects + listening + (reports.fetches(transfer, wanted) if wanted else [])
 
     def _take_whole(self, held: Held, data: Buffer | None, now: float) -> list[Effect]:
         """Take what came with an announcement: the only chunk, and the digest."""
@@ -240,13 +297,12 @@ class Slot:
             if older is not None:
                 self.holds.move(older, "newer")
         chunks = announce.chunk_bytes if announce.hash else 0  # S7
-        about = self.model, *held.key, held.layout, memory.data, ""
+        named = self.model, held.key, held.layout, memory.data, ""
         staged = StagedVersion(
-            *about, shared=memory, hash_chunks=chunks, metadata=announce.metadata
+            *named, shared=memory, hash_chunks=chunks, metadata=announce.metadata
         )
         self.holds.move(held, "mapped", staged)
-        if self.applying.failed is not None:
-            self.applying.begun()
+        self._forget_failure()
         return [*self._turn("completed", now), Ready(staged)]
 
     def _turn(self, turn: Turn, now: float = -math.inf) -> list[Effect]:
@@ -260,7 +316,7 @@ class Slot:
 
     def _decline(self, held: Held, code: str, text: str, now: float) -> list[Effect]:
         self.holds.move(held, "failed" if code in TRANSIENT else "declined")
-        return self.applying.fail(held.key, code, text, now)
+        return self.fail(held.key, code, text, now)
 
     # What arrives of it.
 
@@ -281,8 +337,10 @@ class Slot:
         transfer = held.transfer
         due = transfer.take(chunk, payload, now, pushed=pushed)
         said = [reports.progress(held)] if due else []
-        whole = transfer.here == transfer.plan.count
-        return said + (self._advance(held, now) if whole else reports.fetches(transfer, now))
+        if transfer.here == transfer.plan.count:
+            return said + self._advance(held, now)
+        wanted = transfer.wants(now)
+        return said + reports.fetches(transfer, wanted) if wanted else said
 
     def end(self, end: End, now: float) -> list[Effect]:
         """All chunks of a version are out."""
@@ -301,7 +359,8 @@ class Slot:
     def _advance(self, held: Held, now: float) -> list[Effect]:
         """Fetch what is due; if the version is whole: verify it, then stage it."""
         transfer = held.transfer
-        effects = reports.fetches(transfer, now)
+        wanted = transfer.wants(now)
+        effects = reports.fetches(transfer, wanted) if wanted else []
         if transfer.here < transfer.plan.count or transfer.digest is None:
             return effects
         if transfer.patch is not None:
@@ -323,10 +382,10 @@ class Slot:
         older = self.holds.at["staged"]
         if older is not None:
             self.holds.move(older, "newer")
-        about = self.model, *held.key, held.layout, buffer, digest
+        named = self.model, held.key, held.layout, buffer, digest
         us = round(took * 1e6)
         staged = StagedVersion(
-            *about, say_staged=say, patch=patch, decode_us=us, metadata=announce.metadata
+            *named, say_staged=say, patch=patch, decode_us=us, metadata=announce.metadata
         )
         self.holds.move(held, "whole", staged)
         effects = reports.staged([held]) if say else []
@@ -389,8 +448,8 @@ class Slot:
         """
         self.shared = shared
         self.holds.reconnected(epoch, now)
-        self.applying.reconnected()
-        self.asking.reconnected(epoch)
+        self.asking.reconnected()
+        self.torn = min(self.torn, 1)  # what was torn may be tried as often as at first
         effects: list[Effect] = []
         nbytes = self._expected.nbytes
         if not self.shared and self.holds.bare and 0 < nbytes <= self._acceptance.bytes_max:
@@ -404,8 +463,7 @@ class Slot:
         """Take how an effect has ended, or what became of a version that was ready."""
         match event:
             case Report():
-                held = self.holds.find(event.key, "ready", "applying")
-                return self._became(held, event, now) if held is not None else []
+                return self._became(event, now)
             case Granted():
                 return self._granted(event, now)
             case Opened():
@@ -416,7 +474,7 @@ class Slot:
                 return self._decoded(event, now)
             case Wanted():
                 said = self.asking.want(event.key, now)
-                return said if event.key else said + self._go_on(self.asking.heard[0], now)
+                return said if event.key else said + self._go_on(self.holds.heard[0], now)
             case Waits():
                 return self._waits(self.holds.find(event.key, "ready", "applying"), event.text)
 
@@ -424,20 +482,94 @@ class Slot:
         """Somebody is in the way of a version: say so at once, and then with every ping."""
         return [reports.progress(held)] if held is not None and held.blocked(text) else []
 
-    def _became(self, held: Held, report: Report, now: float) -> list[Effect]:
+    def _became(self, report: Report, now: float) -> list[Effect]:
         """The user has begun, has put it back, is done with it, or has dropped it."""
-        if report.what not in ARROWS[held.phase]:
+        holds, what = self.holds, report.what
+        held = holds.find(report.key, "ready", "applying")
+        if held is None:
             return []
-        said = self.applying.became(held, report, now)
-        match report.what:
-            case "taken" | "put-back":
-                return said
-            case "stale":
-                return said + self.asking.latest(held.key[0], now, at_once=True)
-            case _ if self.holds.at["announced"] is not None:  # its buffer may be free
-                return said + self._resume(now)
-            case _:
-                return said
+        if what not in ARROWS[held.phase]:
+            if held.phase == "applying" or what not in ARROWS["applying"]:
+                return []
+            holds.move(held, "taken")  # by the thread that calls this, which says so only now
+        if report.kept:
+            holds.let_go(held)
+        said: list[Effect] = []
+        if held.time == "overdue":
+            holds.move(held, held.fate)
+        elif what == "applied":
+            said.append(self._applied(held, report))
+        elif what == "torn":
+            said = self._torn(held, report, now)
+        elif what == "declined":
+            said = self._failed(held, report, "declined", now)
+        else:
+            holds.move(held, what)
+            if what == "failed":
+                said = self.fail(held.key, "no-memory", report.text, now)[:1]
+            elif what == "stale":
+                self.stale = held.key
+        if what in ("taken", "put-back"):
+            return said
+        if what == "stale":
+            return said + self.asking.latest(held.key[0], now, at_once=True)
+        if holds.at["announced"] is not None:  # its buffer may be free
+            return said + self._resume(now)
+        return said
+
+    def _applied(self, held: Held, report: Report) -> Effect:
+        holds, staged = self.holds, held.staged
+        older = holds.at["running"]
+        running = Running(*held.key, report.digest or staged.digest)
+        sent = held.memory is None and staged.shared is None
+        kept = report.bytes if held.announce.keep and self._expected.patches and sent else None
+        if kept is not None or holds.base is not None:
+            holds.rebase(held, running, kept)  # D3
+        holds.move(held, "applied", running)
+        if older is not None:
+            holds.move(older, "newer")
+        return self.runs(held, running)
+
+    def _torn(self, held: Held, report: Report, now: float) -> list[Effect]:
+        """The model holds parts of two: what is tried next comes verified."""
+        self.holds.move(self.holds.at["running"], "torn")
+        self.holds.rebase(None, None, None)
+        self.stale, self.torn = held.key, self.torn + 1
+        self.epoch = max(self.epoch, held.key[0])
+        return self._failed(held, report, "torn" if self.torn < APPLIES_MAX else "declined", now)
+
+    def _failed(self, held: Held, report: Report, fate: Event, now: float) -> list[Effect]:
+        """The user's part has failed; a version that it still holds stays where it is."""
+        if report.still:
+            held.late(fate)
+        else:
+            self.holds.move(held, fate)
+        return self.fail(held.key, "apply", report.text, now)[:1]
+
+    def runs(self, held: Held, running: Running) -> Effect:
+        """A version runs by this name; say so."""
+        self.torn, self.epoch = 0, max(self.epoch, running.epoch)
+        known = self.failed
+        if known is not None and (known.epoch, known.version) <= held.key:
+            self.failed = None
+        return applied(self.model, running, held.staged, at_once=True)
+
+    def _forget_failure(self) -> None:
+        """A version is on its way: forget why another was not. (That nothing runs is said on.)"""
+        if not self.torn:
+            self.failed = None
+
+    def fail(self, key: Key, code: str, text: str, now: float) -> list[Effect]:
+        """Tell the publisher and the user that a version is not taken; not now, or not ever."""
+        epoch, version = key
+        if code in TRANSIENT:
+            self.asking.put_off(key, now)
+        self.failed = Failed(model=self.model, epoch=epoch, version=version, code=code, text=text)
+        return [self._failure(self.failed), Rejected(self.model, epoch, version, code, text)]
+
+    def _failure(self, failed: Failed) -> Effect:
+        """Say what was not taken last."""
+        return reports.failed(failed, torn=bool(self.torn))
 
     def _resume(self, now: float) -> list[Effect]:
         """A buffer is free: begin what waited for it."""
@@ -466,5 +598,54 @@ class Slot:
         return self._resume(now)
 
     def repeat(self) -> list[Effect]:
-        """Say again how things stand, in case it got lost."""
-        return reports.standing(self.model, self.holds, self.applying.failure())
+        """Say again how things stand, in case it got lost; the last failure if it still counts."""
+        holds, effects = self.holds, list[Effect]()
+        arriving, applying, running = (holds.at[p] for p in ("arriving", "applying", "running"))
+        if arriving is not None and applying is None:
+            effects.append(reports.progress(arriving))
+        effects += reports.staged(holds.all("ready", "applying", "staged"))
+        if running is not None:
+            effects.append(applied(self.model, running.running, running.staged))
+        if self.failed is not None:
+            effects.append(self._failure(self.failed))
+        ready = [applying] if applying is not None else holds.all("ready")
+        if ready and (applying is not None or arriving is None):
+            effects.append(reports.progress(max(ready, key=lambda held: held.key)))
+        return effects
+
+
+def applied(
+    model: str, running: Running, came: StagedVersion | None = None, *, at_once: bool = False
+) -> Effect:
+    """Say what runs, and by which patch it came; `at_once`: for the first time. (W16, D11)"""
+    patch, took = (came.patch, came.decode_us) if came is not None else (None, 0)
+    said = Applied(
+        model=model,
+        epoch=running.epoch,
+        version=running.version,
+        digest=running.digest,
+        patch=patch,
+        decode_us=took,
+    )
+    return Send(said, upstream=at_once)
+
+
+def is_whole(announce: Announce, whole: WholeData, payload: Buffer) -> bool:
+    """Return whether a version came with its announcement, and undamaged."""
+    if len(payload) != announce.nbytes or crc32c(payload) != whole.crc:
+        return False
+    return digest(announce.layout, announce.chunk_bytes, [whole.crc]) == whole.digest
+
+
+def take_whole(announce: Announce, payload: Buffer, buffer: NDArray[np.uint8]) -> str | None:
+    """Take a version that came with its announcement; return its digest, None if it is damaged.
+
+    It was received in its buffer already, or is copied there.
+    """
+    whole = announce.whole
+    if whole is None or not is_whole(announce, whole, payload):
+        return None
+    where = payload.obj if isinstance(payload, memoryview) else None
+    if cast("object", where) is not buffer:
+        np.copyto(buffer, np.frombuffer(payload, np.uint8))
+    return whole.digest

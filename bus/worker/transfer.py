@@ -21,7 +21,6 @@ What arrives may be a patch instead, into memory of its own: then the version is
 """
 
 import math
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -374,25 +373,3 @@ def place_for(announce: Announce, size: int, buffer: bytearray) -> Lease | None:
     else:
         memory, fits = buffer, size == announce.nbytes <= len(buffer)
     return Lease(memoryview(memory)[:size], announce, hashed=False) if fits else None
-
-
-def is_whole(announce: Announce, payload: Buffer) -> bool:
-    """Return whether a version came with its announcement, and undamaged."""
-    whole = announce.whole
-    if whole is None or len(payload) != announce.nbytes:
-        return False
-    proof = digest(announce.layout, announce.chunk_bytes, [whole.crc])
-    return crc32c(payload) == whole.crc and proof == whole.digest
-
-
-def take_whole(announce: Announce, payload: Buffer, buffer: NDArray[np.uint8]) -> str | None:
-    """Take a version that came with its announcement; return its digest, None if it is damaged.
-
-    It was received in its buffer already, or is copied there.
-    """
-    if announce.whole is None or not is_whole(announce, payload):
-        return None
-    where = payload.obj if isinstance(payload, memoryview) else None
-    if cast("object", where) is not buffer:
-        np.copyto(buffer, np.frombuffer(payload, np.uint8))
-    return announce.whole.digest

@@ -32,12 +32,12 @@ def staged() -> StagedVersion:
     layout = state.layout()
     data = np.empty(layout.nbytes, np.uint8)
     write_into(state, layout, data)
-    return StagedVersion("m", 1, 1, layout, data, "")
+    return StagedVersion("m", (1, 1), layout, data, "")
 
 
 def test_a_buffer_from_which_nothing_is_applied_any_more_is_not_held_on_to() -> None:
     target, layout = MemoryTarget({"w": np.zeros(5)}, strict=True, cast=False), staged().layout
-    one, other = (StagedVersion("m", 1, 1, layout, staged().data, "") for _ in range(2))
+    one, other = (StagedVersion("m", (1, 1), layout, staged().data, "") for _ in range(2))
     target.apply(one)
     buffer = weakref.ref(one.data)
     del one
@@ -122,7 +122,7 @@ def tied_version(metadata: dict[str, str] | None = None) -> StagedVersion:
         metadata,
     )
     data = np.arange(layout.nbytes, dtype=np.uint8)
-    return StagedVersion("m", 1, 1, layout, data, "")
+    return StagedVersion("m", (1, 1), layout, data, "")
 
 
 def read(path: Path) -> tuple[dict[str, bytes], dict[str, str]]:
@@ -159,7 +159,7 @@ def test_texts_that_a_version_has_stay(tmp_path: Path) -> None:
 def test_a_text_never_becomes_another_name_of_a_tensor(tmp_path: Path) -> None:
     layout = Layout.plan([("pt", "U8", (3,))])
     target = FileTarget(tmp_path / "file")
-    target.apply(StagedVersion("m", 1, 1, layout, np.arange(3, dtype=np.uint8), ""))
+    target.apply(StagedVersion("m", (1, 1), layout, np.arange(3, dtype=np.uint8), ""))
     target.settle()
     head = (tmp_path / "file").read_bytes()[:-3]
     assert Layout.parse(head).names() == ("pt",)

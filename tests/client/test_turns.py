@@ -39,9 +39,9 @@ def where(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.delitem(sys.modules, SDK, raising=False)  # a test before may have imported it
     threads, apply = list[str](), Applier._apply  # noqa: SLF001 # pyright: ignore
 
-    def seen(*arguments: Any) -> Update | None:
+    def seen(*arguments: Any, **how: Any) -> Update | None:
         threads.append(threading.current_thread().name)
-        return apply(*arguments)
+        return apply(*arguments, **how)
 
     monkeypatch.setattr(Applier, "_apply", seen)
     return threads

@@ -141,7 +141,7 @@ class Bench:
         self.number += 1
         write_into(state_of(self.weights(self.number)), self.layout, self.data)
         layout: Layout = self.layout
-        return StagedVersion("m", 1, self.number, layout, self.data, "", patch=patch)
+        return StagedVersion("m", (1, self.number), layout, self.data, "", patch=patch)
 
     def apply(self, staged: StagedVersion) -> None:
         self.target.apply(staged)
@@ -186,7 +186,7 @@ def test_who_has_looked_before_another_version_was_applied_copies_all() -> None:
     staged = bench.next()
     bench.target.ahead(staged)
     differ = bench.target._differ  # noqa: SLF001 # pyright: ignore
-    other = StagedVersion("m", 1, 1, bench.layout, np.ones_like(bench.data), "")
+    other = StagedVersion("m", (1, 1), bench.layout, np.ones_like(bench.data), "")
     for moment in ("before", "meanwhile", "failed"):
         if moment == "meanwhile":  # somebody looks while it is applied, and is done before it is
             bench.target.apply(other)

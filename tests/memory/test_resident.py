@@ -68,7 +68,7 @@ def bytes_of(model: object) -> NDArray[np.uint8]:
 
 
 def staged(model: object, version: int = 1) -> StagedVersion:
-    return StagedVersion("m", 1, version, layout_of(model), bytes_of(model), "")
+    return StagedVersion("m", (1, version), layout_of(model), bytes_of(model), "")
 
 
 def target_of(model: object) -> ResidentTarget:
@@ -431,7 +431,7 @@ def test_every_version_is_applied_in_place() -> None:
     for number, source in enumerate(versions(6)):
         layout, data = layout_of(source), buffers[number % 2]
         write_into(state_of(source), layout, data)
-        target.apply(StagedVersion("m", 1, number, layout, data, ""))
+        target.apply(StagedVersion("m", (1, number), layout, data, ""))
         target.settle()
         for name, value in source.state_dict().items():
             assert torch.equal(model.state_dict()[name], value), (number, name)

@@ -30,8 +30,8 @@ from weightbus.bus.messages import (
     from_worker,
 )
 from weightbus.bus.publisher import offers
-from weightbus.bus.worker import applying, slot
 from weightbus.bus.worker import layouts as acceptance
+from weightbus.bus.worker import slot
 from weightbus.codecs import checksum, layout
 from weightbus.codecs.dtypes import DTYPES
 from weightbus.tests.vectors import levels
@@ -403,7 +403,7 @@ def test_the_codes_of_verified_are_those_of_the_code() -> None:
 def test_the_codes_of_failed_are_those_of_the_code() -> None:
     rows = table("13. Codes", 1)
     assert {unquoted(row[0]) for row in rows} == failed_codes()
-    assert {unquoted(row[0]) for row in rows if row[1] == "yes"} == applying.TRANSIENT
+    assert {unquoted(row[0]) for row in rows if row[1] == "yes"} == slot.TRANSIENT
 
 
 # The document itself.

@@ -176,7 +176,7 @@ class Worker:
             self.contents[staged.model] = b"torn" + staged.data.tobytes()
             self.written = max(self.written, staged.epoch)
         effects = self.report(staged, "torn" if torn else "declined", still=still)
-        if not torn or self.machine.slots[staged.model].applying.torn >= APPLIES_MAX:
+        if not torn or self.machine.slots[staged.model].torn >= APPLIES_MAX:
             self.sim.spoiled.add((self.process, staged.model, *staged.key))
         return effects
 
@@ -237,7 +237,7 @@ class Worker:
     def want(self) -> None:
         """The user wants one version and no other, for a while: a new one or an old one."""
         model = self.sim.rng.choice([*self.machine.slots])
-        heard = self.machine.slots[model].asking.heard
+        heard = self.machine.slots[model].holds.heard
         if model not in self.only and heard[1]:
             key = (heard[0], max(1, heard[1] + self.sim.rng.choice([-2, -1, 0, 0, 1, 1])))
             self.only[model] = key

@@ -22,7 +22,7 @@ def test_mlx_reads_the_dtypes_that_it_knows(tmp_path: Path, dtype: str) -> None:
     layout = Layout.plan([("w", dtype, (2, 4))])
     data = np.arange(layout.nbytes, dtype=np.uint8) % 2
     target = FileTarget(tmp_path / "m.safetensors")
-    target.apply(StagedVersion("m", 1, 1, layout, data, ""))
+    target.apply(StagedVersion("m", (1, 1), layout, data, ""))
     target.settle()
     if dtype in UNKNOWN:
         with pytest.raises(RuntimeError, match=f"unsupported dtype {dtype}"):

@@ -384,7 +384,7 @@ def test_a_pushed_chunk_of_what_does_not_arrive_is_neither_news_nor_a_sign_of_li
     )
     for now in (1.5, lost_after + 0.9):
         assert worker.receive_published([b"a/dat", encode(forged), bytes(40)], now) == []
-    assert worker.slots["a"].asking.heard == (7, 0)
+    assert worker.slots["a"].holds.heard == (7, 0)
     assert worker.inside
     worker.tick(lost_after + 1.0)
     assert not worker.inside

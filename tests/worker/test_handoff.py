@@ -2,14 +2,14 @@
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from weightbus.bus.errors import ApplyError, ClosedError, RefusedError
 from weightbus.bus.limits import MODELS_MAX
-from weightbus.bus.net.handoff import Handoff
+from weightbus.bus.net.handoff import Handoff, Turn
 from weightbus.bus.staged import StagedVersion
 from weightbus.codecs.layout import Layout
 
@@ -18,7 +18,7 @@ SECONDS = 10.0  # far more than anything here takes
 
 def staged(model: str, version: int) -> StagedVersion:
     layout = Layout.plan([("w", "U8", (1,))])
-    return StagedVersion(model, 1, version, layout, np.zeros(1, np.uint8), "0" * 64)
+    return StagedVersion(model, (1, version), layout, np.zeros(1, np.uint8), "0" * 64)
 
 
 def rejected(version: int, model: str = "a") -> ApplyError:
@@ -72,9 +72,9 @@ def test_whoever_waits_for_versions_sleeps_on_while_others_run() -> None:
         assert waiting.result(SECONDS) is version
 
 
-def lent(handoff: Handoff, model: str = "a") -> "Future[object]":
+def lent(handoff: Handoff, model: str = "a") -> Turn:
     """Return the turn of a thread that waits, or is about to."""
-    turn: Future[object] | None = None
+    turn: Turn | None = None
     while turn is None:
         turn = handoff.borrow(model)
     return turn
@@ -88,7 +88,7 @@ def test_a_turn_is_lent_to_one_other_thread_while_its_own_waits() -> None:
         turn = lent(handoff)
         assert handoff.borrow("a") is None
         handoff.put(version := staged("a", 2))
-        turn.set_result("applied")
+        turn.end("applied")
         handoff.wake()
         assert waiting.result(SECONDS) is turn
     assert handoff.borrow("a") is None
@@ -102,8 +102,8 @@ def test_a_turn_is_lent_for_its_models_alone() -> None:
         turn = lent(handoff, "a")
         every = pool.submit(handoff.take, SECONDS)
         other = lent(handoff, "b")
-        turn.set_result(1)
-        other.set_result(2)
+        turn.end(1)
+        other.end(2)
         handoff.wake()
         assert some.result(SECONDS) is turn
         assert every.result(SECONDS) is other
@@ -127,13 +127,13 @@ def test_a_thread_does_not_leave_while_another_has_its_turn(why: str) -> None:
         finally:
             left.set()
 
-    turns: list[Future[object]] = []
+    turns: list[Turn] = []
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(take)
         turns.append(turn := lent(handoff))
         handoff.look()
         assert not left.wait(0.7)
-        turn.set_result("applied")
+        turn.end("applied")
         handoff.wake()
         assert waiting.result(SECONDS) is (turn if why != "Ctrl-C" else "interrupted")
     assert handoff.take(0) is (turn if why == "Ctrl-C" else None)

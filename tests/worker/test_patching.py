@@ -205,7 +205,7 @@ def test_after_the_first_the_next_are_pushed() -> None:
 
 def test_a_patch_that_is_not_the_first_is_fetched() -> None:
     bench, two, three = Bench(), version(2), version(3)
-    bench.slot.patches._listens = True  # noqa: SLF001 # pyright: ignore
+    bench.slot.patches.listens = True  # pyright: ignore
     patch(two, three)
     made = patch(bench.one, three)
     [end, fetch] = sent(bench.announce(three), Fetch)

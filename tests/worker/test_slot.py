@@ -542,7 +542,7 @@ def test_after_an_apply_that_failed_half_way_every_report_says_that_nothing_runs
     bench.deliver(version(2))
     [failed] = sent(bench.fail(version(2), intact=False), Failed)
     assert not failed.intact
-    assert (bench.slot.running, bench.slot.applying.epoch) == (None, EPOCH)
+    assert (bench.slot.running, bench.slot.epoch) == (None, EPOCH)
     bench.objection = "does not fit"
     [declined] = sent(bench.announce(version(3, nbytes=3)), Failed)
     assert not declined.intact

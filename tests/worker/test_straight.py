@@ -1,6 +1,7 @@
 """A version that comes whole takes a shorter way where nothing is in its way: the same in the end.
 
-Two workers are told the same, at random; one of them never takes the shorter way.
+Two workers are told the same, at random; one of them never takes the shorter way. Nor is it told
+only in the end of a version that was applied: it was told before when that began.
 """
 
 import random
@@ -116,9 +117,9 @@ class Side:
         slot, holds = self.slot, self.slot.holds
         held = {phase: [seen(h) for h in holds.all(phase)] for phase in holds.at}
         at = {phase: h.key if h is not None else None for phase, h in holds.at.items()}
-        memory = plain(holds, "_nbytes", "_taken") | {"free": len(holds._free)}  # noqa: SLF001 # pyright: ignore
+        memory = plain(holds, "_nbytes", "_taken", "heard") | {"free": len(holds._free)}  # noqa: SLF001 # pyright: ignore
         asking = plain(slot.asking, *(vars(slot.asking).keys() - {"_holds", "_timing"}))
-        applying = plain(slot.applying, "torn", "epoch", "stale", "failed")
+        applying = plain(slot, "torn", "epoch", "stale", "failed")
         return held, at, holds.mode, list(holds.rejected), memory, asking, applying
 
 
@@ -222,7 +223,11 @@ class Pair:
                 self.both(what, lambda s: s.tells(Wanted(MODEL, None), now))
             case "begin" | "apply" if self.sides[0].ready:
                 mine = self.sides[0].ready[-1]
-                self.both(f"taken {mine}", lambda s: s.tells(Report(MODEL, mine, "taken"), now))
+                begun = Report(MODEL, mine, "taken")
+                if what == "begin" or how % 2:
+                    self.both(f"taken {mine}", lambda s: s.tells(begun, now))
+                else:
+                    assert self.sides[1].tells(begun, now) == []
                 if what == "apply":
                     end: Outcome = "applied" if how < 12 else ENDS[how % len(ENDS)]
                     self.both(f"{end} {mine}", lambda s: s.tells(Report(MODEL, mine, end), now))

@@ -115,11 +115,11 @@ def run(slot: Slot, running: Running) -> None:
     announced = structs.replace(announce(), **named)
     held = slot.holds.expect(announced, pushed=False)
     data = np.frombuffer(DATA, np.uint8)
-    staged = StagedVersion(slot.model, *held.key, LAYOUT, data, running.digest)
+    staged = StagedVersion(slot.model, held.key, LAYOUT, data, running.digest)
     events: list[Event] = ["begun", "whole", "committed", "taken"]
     assert all(slot.holds.move(held, event, staged) for event in events)
     assert slot.holds.move(held, "applied", running)
-    slot.applying.runs(held, running)
+    slot.runs(held, running)
 
 
 def test_hello_says_who_and_what_it_runs() -> None:
