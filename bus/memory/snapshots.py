@@ -71,6 +71,7 @@ class MemoryBlock:
         shared: Where workers on this host find it.
         retired: Nothing is to be written there any more.
         asked: Somebody has wanted bytes of which there was only a second copy.
+        late: There is only a second copy of what was written last.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class MemoryBlock:
         check: Check = lambda: None,
     ) -> None:
         self.retired, self.asked, self._second = False, False, second
-        self._late = False  # there is only a second copy of what was written last
+        self.late = False
         self._crossing = threading.Lock()
         self._segment = _segment(nbytes, check) if share else None
         self.shared = None if self._segment is None else self._segment.shared
@@ -111,26 +112,26 @@ class MemoryBlock:
         late = late and self._segment is not None
         found = writer.begin(state, check, chunk_bytes, late=late)
         if self._second and self._segment is not None:
-            self._late = late and not chunk_bytes and bool(writer.note)
+            self.late = late and not chunk_bytes and bool(writer.note)
             self._segment.note(writer.note)
         return found
 
     def arrive(self) -> None:
         """Have the bytes here, if there is only a second copy of them."""
-        if not self._late:
+        if not self.late:
             return
         with self._crossing:
-            if self._late and self._writer is not None and self._segment is not None:
+            if self.late and self._writer is not None and self._segment is not None:
                 self.asked = True  # so the next one crosses at once
                 self._writer.cross(Deadline(time.monotonic() + CROSSING_SECONDS, _HANGS).check)
                 self._segment.arrived()
-                self._late = False
+                self.late = False
 
     def claim(self) -> bool:
         """Take it to be overwritten; False if a worker is copying from it this moment."""
         if self._segment is not None and not self._segment.claim():
             return False
-        self._late = False
+        self.late = False
         return True
 
     def stamp(self, model: str, epoch: int, version: int) -> bool:
@@ -139,7 +140,7 @@ class MemoryBlock:
             return True
         if not self._segment.claim():
             return False
-        self._segment.release(model, epoch, version, late=self._late)
+        self._segment.release(model, epoch, version, late=self.late)
         return True
 
 
@@ -223,7 +224,8 @@ class Snapshot:
         Whoever may have to wait with them refers to them weakly: they are kept here.
         """
         block, whole = self._held()
-        block.arrive()
+        if block.late:
+            block.arrive()
         view = whole.data[begin:end]
         return bytes(view) if self._copied else self._given.setdefault(begin, view)
 

@@ -431,7 +431,8 @@ class Distribution:
     def withdraw(self, topics: Collection[bytes]) -> None:
         """Forget what is not on its way yet of some topics: something newer takes its place."""
         for outlet in self._outlets.values():
-            outlet.withdraw(topics)
+            if outlet.watched != selectors.EVENT_READ:  # else nothing waits there
+                outlet.withdraw(topics)
 
     def close(self, linger: float) -> None:
         """Hang up; what is on its way gets so many seconds."""

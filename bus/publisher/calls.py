@@ -15,7 +15,7 @@ from .publication import Publication
 from .roster import Peer
 from .state import PublisherState
 from .status import phase_of, reason_of
-from .version import Version, VersionPatch
+from .version import Chunked, Version, VersionPatch
 
 
 def undecided(state: PublisherState, version: Version) -> Publication | None:
@@ -39,7 +39,9 @@ def carried(
     state: PublisherState, peer: Peer, said: Staged | Applied, version: Version | None, now: float
 ) -> None:
     """A worker says how a version came to it. (D11)"""
-    by = version.find(said.patch) if version is not None else None
+    by: Chunked | None = version
+    if version is not None and said.patch is not None:
+        by = version.find(said.patch)
     road = version is not None and version.shared is not None and peer.shared
     if by is None or road or not said.digest:
         return
@@ -138,10 +140,10 @@ def arrived(
     """A worker runs a version: move every publish of that version and of older ones."""
     effects: list[Effect] = []
     for call in [*state.calls.values()]:
-        key = call.version.key
-        if call.version.model != model or key > runs:
+        of = call.version
+        if of.model != model or (of.epoch, of.version) > runs:
             continue
-        if key == runs:
+        if (of.epoch, of.version) == runs:
             call.move(peer.name, "applied", now)
         else:
             call.move(peer.name, "skipped", now, f"it runs version {runs[1]}")
@@ -172,13 +174,13 @@ def settle(state: PublisherState, call: Publication, now: float) -> list[Effect]
         effects += _decided(state, call)
     achieved = call.verdict(now)
     if achieved is not None and not call.resolved:
-        call.resolved = True
-        _explain(state, call, now)
-        receipt = call.receipt(now, call.version.digest)
-        missing, require = call.missing, call.terms.require
-        why = "" if achieved else _why(state, call)
-        done = call.done
-        effects.append(Resolve(call.number, receipt, achieved, done, missing, require, why))
+        call.resolved, missing, why = True, 0, ""
+        if not achieved:
+            missing, why = call.missing, _why(state, call)
+        if not (achieved and call.for_all):  # some are not there
+            _explain(state, call, now)
+        receipt, require = call.receipt(now, call.version.digest), call.terms.require
+        effects.append(Resolve(call.number, receipt, achieved, call.done, missing, require, why))
         if achieved and call.nobody:
             effects += _to_nobody(state, call)
     if call.resolved and (call.terms.commit == "auto" or call.decision != "open"):

@@ -37,8 +37,16 @@ from .version import Chunked, Version
 SLICE_BYTES = 2**22  # of a version that is hashed between other work: a fraction of a millisecond
 
 
-def announcement(version: Version, publication: Publication | None) -> Announce:
-    """Return the announcement of a version; a committed one is for everybody to apply at once."""
+def announcement(
+    version: Version, publication: Publication | None, whole: Whole | None = None
+) -> Announce:
+    """Return the announcement of a version; a committed one is for everybody to apply at once.
+
+    Args:
+        version: It.
+        publication: The call that it is of, if that is open.
+        whole: What its bytes hash to, if they go along.
+    """
     together = publication is not None and publication.terms.commit == "together"
     staged = publication is not None and (together or publication.terms.wait == "staged")
     return Announce(
@@ -54,6 +62,7 @@ def announcement(version: Version, publication: Publication | None) -> Announce:
         encoding="raw",
         shared=version.shared,
         hash=publication is not None and publication.terms.hash,
+        whole=whole,
         keep=version.keep,
         patches=[patch.offered for patch in version.patches] if version.patches else [],
         metadata=dict(version.metadata),
@@ -182,29 +191,23 @@ def for_all(effect: BroadcastChunk | BroadcastWhole, sealer: Sealer | None = Non
         chunk_for = chunk_of if sealer is None else sealer.chunk
         return Broadcast(effect.topic, *chunk_for(effect.version, effect.index))
     version, announce = effect.version, effect.announce
-    payload: Buffer | None = None
-    if sealer is not None:
+    if announce.whole is None:
+        whole = Whole(crc=hash_chunk(version, 0), digest=version.digest)
+        announce = msgspec.structs.replace(announce, whole=whole)
+    if sealer is None:
+        payload = version.snapshot.chunk(0, version.plan.nbytes)
+    else:
         sealed, payload = sealer.chunk(version, 0)
         announce = sealer.whole(announce, sealed)
-    whole = Whole(crc=hash_chunk(version, 0), digest=version.digest)
-    announce = msgspec.structs.replace(announce, whole=whole)
-    if payload is None:
-        payload = version.snapshot.chunk(0, version.plan.nbytes)
     return Broadcast(control_topic(version.model), announce, payload)
 
 
-def _message_of(
-    effect: SendChunk | BroadcastChunk | BroadcastWhole, sealer: Sealer | None
-) -> LoopEffect:
-    """Return the message that an effect asks for.
+def _unsealed(effect: SendChunk | BroadcastChunk | BroadcastWhole) -> LoopEffect:
+    """Return what is to be done where there is no memory to seal the bytes of a message.
 
-    Where there is no memory to seal its bytes they do not go out, as if they were lost on the way:
-    whoever needs them asks, and asks again.
+    They do not go out, as if they were lost on the way: whoever needs them asks, and asks again.
     """
-    try:
-        return for_one(effect, sealer) if isinstance(effect, SendChunk) else for_all(effect, sealer)
-    except MemoryError:
-        version = effect.version.target
+    version = effect.version.target
     if isinstance(effect, BroadcastWhole):
         return Broadcast(control_topic(version.model), effect.announce)
     if isinstance(effect, BroadcastChunk):
@@ -219,7 +222,14 @@ def _message_of(
 def worded(effect: Effect, sealer: Sealer | None) -> LoopEffect:
     """Return an effect, or the message that it asks for; sealed where that is done."""
     if isinstance(effect, SendChunk | BroadcastChunk | BroadcastWhole):
-        effect = _message_of(effect, sealer)
+        asked = effect
+        try:
+            if isinstance(asked, SendChunk):
+                effect = for_one(asked, sealer)
+            else:
+                effect = for_all(asked, sealer)
+        except MemoryError:
+            effect = _unsealed(asked)
     if sealer is not None:
         match effect:
             case Send():

@@ -13,7 +13,6 @@ expected, those that join become targets until so many are there.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -31,8 +30,7 @@ _UNFINISHED: frozenset[State] = frozenset({"behind", "staged"})
 _NOBODY: dict[State, int] = dict.fromkeys(TARGETS, 0)
 
 
-@dataclass(slots=True)
-class Recipient:
+class Recipient(msgspec.Struct, eq=False):
     """One worker as a publish sees it."""
 
     name: str
@@ -87,6 +85,7 @@ class Publication:
         ended: Why it is given up before its time; empty: it is not.
         targets: The workers that it is for, by name.
         done: The states that count as there.
+        for_all: It is over when all are there, and not before.
     """
 
     def __init__(self, number: int, version: Version, terms: Terms, started: float) -> None:
@@ -95,8 +94,7 @@ class Publication:
         self.decision: Decision = "open"
         self.resolved, self.ended = False, ""
         self.done = _THERE if terms.wait == "staged" else _FINISHED
-        # It is over when all are there, and not before.
-        self._for_all = terms.require is None and terms.commit == "auto" and terms.wait != "none"
+        self.for_all = terms.require is None and terms.commit == "auto" and terms.wait != "none"
         self.targets: dict[str, Recipient] = {}
         self._counts: dict[State, int] = {**_NOBODY}  # targets in each state
         self._away: dict[str, float] = {}  # until when the lost are waited for
@@ -200,10 +198,10 @@ class Publication:
 
     def verdict(self, now: float) -> bool | None:
         """Return whether the publish achieved what it required; None while that is open."""
-        if self._counts["behind"] and self._for_all and not self.ended and now < self.deadline:
+        if self._counts["behind"] and self.for_all and not self.ended and now < self.deadline:
             return None  # as after every acknowledgement but the last
         done = self._count(self.done)
-        if self._for_all and done == len(self.targets) >= self.terms.expect:
+        if self.for_all and done == len(self.targets) >= self.terms.expect:
             return True  # as after the last
         open_ = self._count(_UNFINISHED - self.done) + self._may_come(now)
         over = open_ == 0 or now >= self.deadline or bool(self.ended)

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from ..effects import Send
 from ..limits import WHOLE_BYTES_MAX
-from ..messages import DELTA, Announce, Progress, control_topic, data_topic, patch_topic
+from ..messages import DELTA, Progress, Whole, control_topic, data_topic, patch_topic
 from . import calls
 from .effects import Broadcast, BroadcastWhole, Effect, Settled, Withdraw
 from .offers import announcement
@@ -63,9 +63,7 @@ def _announce(
     state: PublisherState, versions: Versions, call: Publication, peers: list[Peer], now: float
 ) -> list[Effect]:
     """Say that a version is there: to all, or to each that would not hear that."""  # P6
-    version, effects = call.version, list[Effect]()
-    announce = announcement(version, call)
-    alone = peers
+    version, effects, alone = call.version, list[Effect](), peers
     if call.terms.workers is None:
         alone, push, patch = list[Peer](), False, False
         for peer in peers:
@@ -77,28 +75,30 @@ def _announce(
                 patch = patch or (taken is not None and taken is version.patches[0])
         if state.pushes:
             stop(state, version.model)
-        effects += [Withdraw(version.model), _to_all(versions, version, announce, push=push)]
-        if push and not isinstance(effects[-1], BroadcastWhole):
+        to_all = _to_all(versions, call, push=push)
+        effects += [Withdraw(version.model), to_all]
+        if push and not isinstance(to_all, BroadcastWhole):
             begin(state, version, now)
         if patch:  # D6
             begin(state, version.patches[0], now)
-    for peer in alone:
-        if not peer.lost:
-            effects.append(Send(announce, to=peer.identity))
+    if alone:
+        announce = announcement(version, call)
+        effects += [Send(announce, to=peer.identity) for peer in alone if not peer.lost]
     return effects
 
 
-def _to_all(
-    versions: Versions, version: Version, announce: Announce, *, push: bool
-) -> Broadcast | BroadcastWhole:
+def _to_all(versions: Versions, call: Publication, *, push: bool) -> Broadcast | BroadcastWhole:
     """Announce a version to all; one that is pushed, and is small enough, goes along."""
+    version = call.version
     known = version.layout.id == versions.announced_layout
     versions.announced_layout = version.layout.id
     small = version.plan.count == 1 and version.layout.nbytes <= WHOLE_BYTES_MAX
     if push and known and small and version.receivers:  # P7
-        return BroadcastWhole(version, announce)
+        crc = version.crc(0)  # most were hashed as they were copied
+        whole = None if crc is None else Whole(crc=crc, digest=version.digest)
+        return BroadcastWhole(version, announcement(version, call, whole))
     topic, header = control_topic(version.model), None if known else version.layout.header
-    return Broadcast(topic, announce, header)
+    return Broadcast(topic, announcement(version, call), header)
 
 
 def _patch_for(peer: Peer, version: Version) -> VersionPatch | None:

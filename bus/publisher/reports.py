@@ -67,26 +67,31 @@ def applied(state: PublisherState, peer: Peer, message: Applied, now: float) -> 
 
 def runs(state: PublisherState, peer: Peer, message: Applied, now: float) -> list[Effect]:
     """A worker says, or has said, that it runs a version."""  # P12
-    running = Running(message.epoch, message.version, message.digest)
-    if message.model not in peer.hello.models:
+    model, key = message.model, (message.epoch, message.version)
+    if model not in peer.hello.models:
         return []
-    if not plausible(state, message.model, running):
-        unchecked = _unchecked(state, message.model, running)
-        if unchecked is not None:
-            return _check_later(state, peer, unchecked, message)
-        return _wrong_digest(state, peer, message)
-    if peer.runs(message.model) >= (message.epoch, message.version):
+    running, versions = Running(*key, message.digest), state.store.get(model)
+    if versions is None or message.epoch != state.epoch:
+        if message.epoch >= state.epoch:
+            return _wrong_digest(state, peer, message)
+        if peer.runs(model) < key:
+            peer.applied(model, running, 0.0, current=False)
+        return []
+    version = versions.find(message.version)
+    if version is None or not message.digest or version.digest != message.digest:
+        if version is not None and message.digest and not version.digest:
+            return _check_later(state, peer, version, message)
+        if not plausible(state, model, running):
+            return _wrong_digest(state, peer, message)
+    before = peer.running.get(model)
+    if before is not None and (before.epoch, before.version) >= key:
         return []  # P19
-    if message.epoch < state.epoch:
-        peer.applied(message.model, running, 0.0, current=False)
-        return []
-    versions = state.store[message.model]
     took = now - versions.times.get(message.version, now)
-    peer.applied(message.model, running, took, current=True)
+    peer.applied(model, running, took, current=True)
     if message.digest:
-        calls.carried(state, peer, message, versions.find(message.version), now)
+        calls.carried(state, peer, message, version, now)
     versions.left(peer.name, older_than=message.version + 1)
-    return calls.arrived(state, peer, message.model, (message.epoch, message.version), now)
+    return calls.arrived(state, peer, model, key, now)
 
 
 def failed(state: PublisherState, peer: Peer, message: Failed, now: float) -> list[Effect]:
@@ -152,15 +157,6 @@ def plausible(state: PublisherState, model: str, running: Running) -> bool:
 def _of(state: PublisherState, message: Progress | Staged | Failed) -> Versions | None:
     """Return the versions of a message's model, if it speaks of this epoch."""
     return state.store.get(message.model) if message.epoch == state.epoch else None
-
-
-def _unchecked(state: PublisherState, model: str, running: Running) -> Version | None:
-    """Return the version that a worker says it has hashed, if nobody here has."""
-    versions = state.store.get(model)
-    if versions is None or running.epoch != state.epoch or not running.digest:
-        return None
-    version = versions.find(running.version)
-    return None if version is None or version.digest else version
 
 
 def _check_later(
