@@ -109,6 +109,10 @@ ARROWS: dict[Phase, dict[Event, Phase]] = {
 # What happens at once to a version that came whole with its announcement, if nothing is in its way.
 STRAIGHT: tuple[Event, ...] = ("begun", "whole", "committed")
 
+# What may be said of a version that is ready, though it was not taken before: by the thread that
+# the machine is in, which nobody can ask meanwhile how far it is.
+AT_ONCE: set[Event] = {"applied", "declined", "failed", "torn", "stale"}
+
 # Of an announced version: what it lacks. Who lacks a layout has asked for it; a segment and memory
 # are there at once, or are not to be had; a buffer is when another version lets go of one. It is
 # `begun` once it lacks no more than memory, and `mapped` once it lacks no more than a segment.

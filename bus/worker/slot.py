@@ -48,7 +48,7 @@ from .events import Copied, Decoded, Granted, OfSlot, Opened, Report, Waits, Wan
 from .holdings import Held, Holdings, Key
 from .layouts import Acceptance, Accepts, Expected, about
 from .patches import Patches
-from .phases import ARROWS, MODES, Event, Turn
+from .phases import ARROWS, AT_ONCE, MODES, Event, Turn
 from .transfer import Transfer
 
 # What may be otherwise next time, since bytes were damaged or memory was short: it is tried again,
@@ -489,9 +489,9 @@ class Slot:
         if held is None:
             return []
         if what not in ARROWS[held.phase]:
-            if held.phase == "applying" or what not in ARROWS["applying"]:
+            if held.phase != "ready" or what not in AT_ONCE:
                 return []
-            holds.move(held, "taken")  # by the thread that calls this, which says so only now
+            holds.move(held, "taken")
         if report.kept:
             holds.let_go(held)
         said: list[Effect] = []

@@ -20,7 +20,7 @@ from weightbus.bus.chunks import ChunkPlan
 from weightbus.bus.epochs import Ages
 from weightbus.bus.limits import Timing
 from weightbus.bus.publisher.version import VersionPatch
-from weightbus.bus.staged import Patching
+from weightbus.bus.staged import Patching, StagedVersion
 from weightbus.bus.worker.holdings import Held, Holdings
 from weightbus.bus.worker.layouts import Expected
 from weightbus.bus.worker.reports import Identity
@@ -30,8 +30,9 @@ from weightbus.codecs.layout import Layout
 # What never changes once it is made.
 FIXED = (
     *(type(None), bool, int, float, str, bytes, memoryview, type, FunctionType),
-    *(msgspec.Struct, Layout, Timing, ChunkPlan, Expected, Identity),
+    *(Layout, Timing, ChunkPlan, Expected, Identity),
 )
+BUILT = (tuple, frozenset, MethodType, msgspec.Struct)  # of what it consists of, all at once
 # Moments in the past, and how many seconds of their age matter: as many as the longest timer that
 # begins with them. 0: nothing depends on it but what people are told.
 SINCE: dict[str, float] = {
@@ -70,6 +71,8 @@ TOLD: dict[str, object] = {
     "waited": 0.0,  # as well
     "least": 0.0,  # as well
     "work": 0.0,  # as well
+    "took": {},  # for observers
+    "times": {},  # as well
     "_checks": None,  # as well
     "_answered": math.inf,  # patience alone decides: tokens of pings are clocks, which stand still
 }
@@ -81,15 +84,21 @@ P = TypeVar("P")
 
 def copied(given: Any, known: dict[int, Any]) -> Any:
     """Return a copy of a process, which shares what never changes."""
-    if isinstance(given, FIXED):
+    if _is_fixed(given):
         return given
     copy = known.get(id(given))
     if copy is None:
         copy = known[id(given)] = _empty(given)
         _fill(copy, given, known)
-        if isinstance(given, tuple | frozenset | MethodType):
+        if isinstance(given, BUILT):
             copy = known[id(given)] = _made(given, known)
     return copy
+
+
+def _is_fixed(given: Any) -> bool:
+    if isinstance(given, msgspec.Struct):  # what is staged lies in memory that is used again
+        return given.__struct_config__.frozen and not isinstance(given, StagedVersion)
+    return isinstance(given, FIXED)
 
 
 def _empty(given: Any) -> Any:
@@ -101,7 +110,7 @@ def _empty(given: Any) -> Any:
     if isinstance(given, deque):
         ring: deque[Any] = given
         return deque[Any](maxlen=ring.maxlen)
-    if isinstance(given, tuple | frozenset | MethodType):
+    if isinstance(given, BUILT):
         return None
     return cast("object", object.__new__(type(given)) if _is_object(given) else type(given)())
 
@@ -109,6 +118,8 @@ def _empty(given: Any) -> Any:
 def _made(given: Any, known: dict[int, Any]) -> Any:
     if isinstance(given, MethodType):
         return MethodType(given.__func__, copied(given.__self__, known))
+    if isinstance(given, msgspec.Struct):
+        return type(given)(**{name: copied(each, known) for name, each in attributes(given)})
     each = (copied(item, known) for item in given)
     if hasattr(given, "_fields"):
         return type(given)(*each)
@@ -130,17 +141,24 @@ def _fill(copy: Any, given: Any, known: dict[int, Any]) -> None:
 
 def _is_object(given: Any) -> bool:
     return type(given).__module__ != "builtins" and not isinstance(
-        given, np.ndarray | deque | tuple | MethodType
+        given, np.ndarray | deque | tuple | MethodType | msgspec.Struct
     )
 
 
 def attributes(given: Any) -> list[tuple[str, Any]]:
     """Return the attributes of an object, however it keeps them."""
+    if isinstance(given, msgspec.Struct):
+        return [*msgspec.structs.asdict(given).items()]
     slots = [name for kind in type(given).__mro__ for name in getattr(kind, "__slots__", ())]
     return [
         *((name, getattr(given, name)) for name in slots if hasattr(given, name)),
         *getattr(given, "__dict__", {}).items(),
     ]
+
+
+def _set(given: Any, name: str, value: object) -> None:
+    """Set an attribute, also of what is frozen."""
+    (setattr if isinstance(given, msgspec.Struct) else object.__setattr__)(given, name, value)
 
 
 class _Forming:
@@ -152,7 +170,7 @@ class _Forming:
 
     def form(self, given: Any, name: str = "") -> Form:
         """Return the form of something; change what it consists of accordingly."""
-        if isinstance(given, msgspec.Struct):
+        if isinstance(given, msgspec.Struct) and _is_fixed(given):
             return (type(given).__name__, msgspec.json.encode(given))
         if isinstance(given, Layout):
             return given.id
@@ -189,7 +207,7 @@ class _Forming:
         forms: list[Form] = [type(given).__name__]
         for name, value in attributes(given):
             if name in TOLD:
-                object.__setattr__(given, name, TOLD[name])
+                _set(given, name, copied(TOLD[name], {}))
             elif isinstance(value, float | int) and (name in SINCE or name in UNTIL):
                 forms.append(self._moved(given, name, value))
             else:
@@ -200,7 +218,7 @@ class _Forming:
         """Tell a moment from now on."""
         least = 0.0 if name in UNTIL else -SINCE[name]
         moved = max(least, moment - self._now) + 0.0
-        object.__setattr__(given, name, moved)
+        _set(given, name, moved)
         return moved
 
     def _forget(self, given: Any) -> None:

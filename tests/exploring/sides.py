@@ -253,6 +253,7 @@ class Unobserved:
     """Nobody looks on: nothing is kept for those who would."""
 
     checks = Unasked()
+    until = -math.inf
 
     def heard(self, _peer: object, _message: object, _now: float) -> None:
         pass
