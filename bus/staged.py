@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..codecs.layout import Layout
-from .chunks import ChunkPlan
+from .chunks import ChunkPlan, Chunks
 from .messages import PatchId, Running
 
 
@@ -115,14 +115,14 @@ class Base:
         running: What runs.
         layout: Where each tensor lies.
         data: They; who they are of may change them, so they are held against the digest first.
-        own: They lie in a staging buffer, which is kept for this.
+        chunks: The staging buffer that they lie in, which is kept for this; None: in none.
         users: How many patches are arriving for them, or being decoded.
     """
 
     running: Running
     layout: Layout
     data: NDArray[np.uint8]
-    own: bool
+    chunks: Chunks[NDArray[np.uint8]] | None
     users: int = 0
 
 

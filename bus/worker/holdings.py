@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...codecs.layout import Layout
+from ..chunks import Chunks, Memory, plan_of
 from ..lease import Lease
 from ..limits import BUFFERS_MAX
-from ..messages import Announce, Buffer, Running
+from ..messages import Announce, Buffer, Running, Whole
 from ..staged import Base, SharedMemory, StagedVersion
 from .phases import (
     ARROWS,
@@ -34,7 +34,6 @@ from .phases import (
 from .transfer import Transfer
 
 Key = tuple[int, int]
-Memory = NDArray[np.uint8]
 Part = Transfer | StagedVersion | Running  # by what it arrives, what is whole, as what it runs
 
 REJECTED_KEPT = 8  # versions remembered that could not be taken here
@@ -53,7 +52,7 @@ class Held:
     layout: Layout = field(init=False)  # once it does not lack that
     payload: Buffer | None = None  # what came along; good until the next message
     memory: SharedMemory | None = None  # where it can be copied from
-    buffer: NDArray[np.uint8] | None = None
+    chunks: Chunks[Memory] | None = None  # of a buffer
     transfer: Transfer = field(init=False)  # while it arrives
     staged: StagedVersion = field(init=False)  # once it is whole
     running: Running = field(init=False)  # while it runs
@@ -85,6 +84,12 @@ class Held:
         if self.lacks == "buffer":
             self.payload = None  # by then it is another message's
 
+    def comes_to(self, buffer: Memory) -> None:
+        """It has a buffer, in which there is nothing of it so far."""
+        about = self.announce
+        plan = plan_of(about.nbytes, about.chunk_bytes)
+        self.chunks = Chunks(plan, buffer, [None] * plan.count, about.layout)
+
     def comes_by(self, transfer: Transfer) -> None:
         """It arrives anew, by other means."""
         self.transfer = transfer
@@ -109,10 +114,10 @@ class Holdings:
     def __init__(self) -> None:
         self.mode: Mode = "following"
         self.heard: Key = (0, 0)  # the newest version of which anything was heard
-        self._free: list[NDArray[np.uint8]] = []
+        self._free: list[Memory] = []
         self._nbytes = 0  # of each of these: as much as the version that was begun last
         self._taken = 0  # buffers that versions have, or that are being filled for nobody (yet)
-        self._lent: tuple[Lease, NDArray[np.uint8]] | None = None  # one that is, the last
+        self._lent: tuple[Lease, Memory] | None = None  # one that is, the last
         self.base: Base | None = None  # what patches may build on
         # Could not be taken; not tried again. An older one still may be: what was rejected may
         # have been aborted, or meant for few, and the latest for all be one that was missed.
@@ -190,8 +195,9 @@ class Holdings:
         If it was received in one, that is its own. Else it lacks memory; or, where all buffers are
         in use, one of these.
         """
-        held.buffer = self._received_in(held.payload)
-        if held.buffer is not None:
+        buffer = self._received_in(held.payload)
+        if buffer is not None:
+            held.comes_to(buffer)
             return True
         if self._taken >= BUFFERS_MAX:
             held.gain("full")
@@ -203,8 +209,8 @@ class Holdings:
             self._nbytes = held.announce.nbytes
         if not self._free:
             return False
-        held.buffer = self._free.pop()
         self._taken += 1
+        held.comes_to(self._free.pop())
         return True
 
     def _received_in(self, payload: Buffer | None) -> Memory | None:
@@ -216,7 +222,7 @@ class Holdings:
         return buffer
 
     def bring(
-        self, announce: Announce, payload: Buffer, layout: Layout, digest: str
+        self, announce: Announce, whole: Whole, payload: Buffer, layout: Layout
     ) -> StagedVersion | None:
         """Have a version here that came whole, as far as that leads it; None: there is no buffer.
 
@@ -229,42 +235,45 @@ class Holdings:
             self._taken += 1
             buffer = self._free.pop()
             np.copyto(buffer, np.frombuffer(payload, np.uint8))
-        key = (announce.epoch, announce.version)
-        about = announce.model, key, layout, buffer, digest
+        key, plan = (announce.epoch, announce.version), plan_of(len(payload), announce.chunk_bytes)
+        chunks = Chunks(plan, buffer, [whole.crc], layout.id, 1, True, whole.digest)
+        about = announce.model, key, layout, buffer, whole.digest
         staged = StagedVersion(*about, metadata=announce.metadata)
         phase: Phase = "announced"
         for event in STRAIGHT:
             phase = ARROWS[phase].get(event, phase)
         held = Held(key, announce, pushed=True, phase=phase, lacks="memory")
-        held.layout, held.buffer, held.staged = layout, buffer, staged
+        held.layout, held.chunks, held.staged = layout, chunks, staged
         self._live[phase][key] = held
         self.at[phase] = self.at[phase] or held
         return staged
 
-    def give(self, held: Held, buffer: NDArray[np.uint8]) -> None:
+    def give(self, held: Held, buffer: Memory) -> None:
         """Give a version a buffer."""
-        held.buffer = buffer
         self._taken += 1
+        held.comes_to(buffer)
 
-    def keep(self, buffer: NDArray[np.uint8]) -> None:
+    def keep(self, buffer: Memory) -> None:
         """Have a buffer for a version that will come, unless there is one by now."""
         if self.bare:
             self._nbytes = buffer.nbytes
             self._free.append(buffer)
 
-    def give_back(self, buffer: NDArray[np.uint8]) -> None:
+    def give_back(self, buffer: Memory) -> None:
         """Nobody uses a buffer any more."""
         self._taken -= 1
         self._spare(buffer)
 
     def let_go(self, held: Held) -> None:
         """The user goes on using the buffer of a version: it is ours no more."""
-        if held.buffer is not None:
+        if held.chunks is not None:
             self._taken -= 1
-            held.buffer = None
+            held.chunks = None
 
-    def _spare(self, buffer: NDArray[np.uint8]) -> None:
-        if buffer.nbytes == self._nbytes:
+    def _spare(self, buffer: Memory, chunks: Chunks[Memory] | None = None) -> None:
+        """Have a buffer for other versions, unless a publisher gives out the one that is there."""
+        lent = chunks is not None and chunks.view is not None and chunks.in_use
+        if buffer.nbytes == self._nbytes and not lent:
             self._free.append(buffer)
 
     # What patches build on.
@@ -276,15 +285,15 @@ class Holdings:
         """
         if self.base is not None and self.base.users:
             return False
-        own = held is not None and data is not None and data is held.buffer
-        if self.base is not None and self.base.own and (held is None or own):
-            self._spare(self.base.data)  # else it was needed for this alone
+        chunks = held.chunks if held is not None else None
+        own = chunks if chunks is not None and data is chunks.memory else None
+        if self.base is not None and self.base.chunks is not None and (held is None or own):
+            self._spare(self.base.data, self.base.chunks)  # else it was needed for this alone
         self.base = None
         if held is None or running is None or data is None:
             return True
-        if own:
-            held.buffer = None
-            self._taken -= 1
+        if own is not None:
+            self.let_go(held)
         self.base = Base(running, held.layout, data, own)
         return True
 
@@ -337,14 +346,14 @@ class Holdings:
             self.at[after] = self.at[after] or held
         elif after == "rejected":
             self.rejected.append(held.key)
-        if after not in IN_MEMORY and held.buffer is not None:
+        if after not in IN_MEMORY and held.chunks is not None:
             transfer = held.transfer if phase == "arriving" else None
             if transfer is None or transfer.revoke():
                 if transfer is not None and transfer.base is not None:
                     self.release(transfer.base)
                 self._taken -= 1
-                self._spare(held.buffer)
-            held.buffer = None
+                self._spare(held.chunks.memory, held.chunks)
+            held.chunks = None
         if phase == "announced":
             held.payload = None
         elif after == "running" and hasattr(held, "transfer"):

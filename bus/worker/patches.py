@@ -7,6 +7,7 @@ with it, all of the version is fetched in its place, and what runs runs on meanw
 
 import numpy as np
 
+from ..chunks import Chunks, plan_of
 from ..effects import Decode, Effect, Notice, Subscribe
 from ..limits import Timing
 from ..messages import DELTA, Patch, Refuse, Running, data_topic, patch_topic
@@ -46,8 +47,8 @@ class Patches:
 
     def transfer(self, held: Held, now: float) -> Transfer:
         """Return what a version with patches arrives by: one on what runs; else itself."""  # D4
-        announce, buffer = held.announce, held.buffer
-        assert buffer is not None  # noqa: S101 - it was given a moment ago
+        announce, chunks = held.announce, held.chunks
+        assert chunks is not None  # noqa: S101 - it was given a moment ago
         base = self._base(held)
         found = [p for p in announce.patches if base is not None and _builds_on(p, base.running)]
         why = ""
@@ -57,14 +58,15 @@ class Patches:
             except MemoryError:
                 why = f"there is no memory for a patch of {found[0].nbytes} bytes"
             else:
-                to = self._holds.build_on(base)
-                transfer = Transfer(announce, room, now, self._timing, self._keys, found[0], to)
+                plan, to = plan_of(room.nbytes, announce.chunk_bytes), self._holds.build_on(base)
+                into = Chunks(plan, room, [None] * plan.count)
+                transfer = Transfer(announce, into, now, self._timing, self._keys, found[0], to)
                 if found[0] != announce.patches[0]:
                     transfer.pull()  # the first alone is pushed
                 return transfer
         elif self._takes and held.memory is None:
             why = self._unfit(held)
-        return Transfer(announce, buffer, now, self._timing, self._keys, why=why)
+        return Transfer(announce, chunks, now, self._timing, self._keys, why=why)
 
     def _base(self, held: Held) -> Base | None:
         """Return what a patch of a version may build on: what runs, if its bytes are here."""
@@ -83,10 +85,10 @@ class Patches:
 
     def decode(self, held: Held) -> list[Effect]:
         """A patch is here, and what its version hashes to: decode it, unless somebody does."""
-        transfer, buffer = held.transfer, held.buffer
-        if transfer.comes == "decoded" or transfer.base is None or buffer is None:
+        transfer, chunks = held.transfer, held.chunks
+        if transfer.comes == "decoded" or transfer.base is None or chunks is None:
             return []
-        return [Decode(transfer.decode(transfer.base, buffer))]
+        return [Decode(transfer.decode(transfer.base, chunks.memory))]
 
     def refused(self, refuse: Refuse, now: float) -> list[Effect]:
         """The publisher has no patch (any more) that was asked for."""  # D8
@@ -97,12 +99,12 @@ class Patches:
 
     def give_up(self, held: Held, why: str, now: float) -> list[Effect]:
         """A patch is of no use: have all of its version fetched in its place."""  # D5
-        old, buffer = held.transfer, held.buffer
-        assert buffer is not None  # noqa: S101 - it arrives
+        old, chunks = held.transfer, held.chunks
+        assert chunks is not None  # noqa: S101 - it arrives
         old.revoke()
         if old.base is not None:
             self._holds.release(old.base)
-        transfer = Transfer(held.announce, buffer, now, self._timing, self._keys, why=why)
+        transfer = Transfer(held.announce, chunks, now, self._timing, self._keys, why=why)
         held.comes_by(transfer)
         transfer.pull()
         text = f"version {held.key[1]} of {self._model} is fetched as a whole, not patched: {why}"

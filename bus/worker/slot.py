@@ -9,10 +9,10 @@ import math
 from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...codecs.checksum import digest
 from ...codecs.native import crc32c
+from ..chunks import Chunks, Memory
 from ..effects import (
     Copy,
     Effect,
@@ -142,7 +142,7 @@ class Slot:
         whole = announce.whole
         if announce.shared is not None or whole is None or not is_whole(announce, whole, data):
             return None
-        return self.holds.bring(announce, data, layout, whole.digest)
+        return self.holds.bring(announce, whole, data, layout)
 
     def renamed(self, rename: Rename, now: float) -> list[Effect]:
         """What runs here is a newer version, byte for byte: nothing is to be fetched or applied.
@@ -215,7 +215,7 @@ class Slot:
             if buffer is not None:
                 self.holds.keep(buffer)
             return []
-        if buffer is None and self.holds.base is not None and self.holds.base.own:
+        if buffer is None and self.holds.base is not None and self.holds.base.chunks:
             held.gain("full")  # the next version matters more; `_decoded` goes on with what waits
             return self._reserve(held, now) if self.holds.rebase(None, None, None) else []
         if buffer is None:
@@ -230,20 +230,20 @@ class Slot:
 
         What is not pushed is fetched at once. (W31)
         """
-        announce, buffer = held.announce, held.buffer
-        assert buffer is not None  # noqa: S101 - it was given a moment ago
+        announce, chunks = held.announce, held.chunks
+        assert chunks is not None  # noqa: S101 - it was given a moment ago
         data = held.payload
-        digest = take_whole(announce, data, buffer) if data is not None else None
+        whole = data is not None and take_whole(announce, data, chunks)
         transfer: Transfer | None = None
-        if digest is None and announce.patches:
+        if not whole and announce.patches:
             transfer = self.patches.transfer(held, now)
-        elif digest is None:
-            transfer = Transfer(announce, buffer, now, self.timing, self._expected.keyring)
+        elif not whole:
+            transfer = Transfer(announce, chunks, now, self.timing, self._expected.keyring)
         self.holds.move(held, "begun", transfer)
         if self.failed is not None:
             self._forget_failure()
         if transfer is None:
-            return self._arrived(held, digest or "", now)
+            return self._arrived(held, now)
         if data is not None:
             return self._take_whole(held, data, now)
         effects: list[Effect] = []
@@ -288,7 +288,9 @@ class Slot:
             return self.patches.give_up(held, decoded.fault, now)
         held.transfer.decoded()
         self.holds.release(done.base)
-        return self._arrived(held, done.digest, now, held.transfer.patch, decoded.seconds)
+        if held.chunks is not None:
+            held.chunks.fill(done.digest)
+        return self._arrived(held, now, held.transfer.patch, decoded.seconds)
 
     def _map(self, held: Held, memory: SharedMemory, now: float) -> list[Effect]:
         """The version is whole in shared memory: it can be applied from there."""
@@ -337,7 +339,7 @@ class Slot:
         transfer = held.transfer
         due = transfer.take(chunk, payload, now, pushed=pushed)
         said = [reports.progress(held)] if due else []
-        if transfer.here == transfer.plan.count:
+        if transfer.chunks.here == transfer.chunks.plan.count:
             return said + self._advance(held, now)
         wanted = transfer.wants(now)
         return said + reports.fetches(transfer, wanted) if wanted else said
@@ -359,30 +361,30 @@ class Slot:
     def _advance(self, held: Held, now: float) -> list[Effect]:
         """Fetch what is due; if the version is whole: verify it, then stage it."""
         transfer = held.transfer
-        wanted = transfer.wants(now)
-        effects = reports.fetches(transfer, wanted) if wanted else []
-        if transfer.here < transfer.plan.count or transfer.digest is None:
-            return effects
+        if transfer.chunks.here < transfer.chunks.plan.count or transfer.digest is None:
+            wanted = transfer.wants(now)
+            return reports.fetches(transfer, wanted) if wanted else []
         if transfer.patch is not None:
-            return effects + self.patches.decode(held)
-        if transfer.verify():  # W13
-            return effects + self._arrived(held, transfer.digest, now)
+            return self.patches.decode(held)
+        if transfer.chunks.proves(transfer.digest):  # W13
+            return self._arrived(held, now)
+        transfer.start_over()
         if transfer.restarts < RESTARTS_MAX:
-            return effects  # the next tick fetches it anew
+            return []  # the next tick fetches it anew
         text = f"the whole did not match its digest, {transfer.restarts} times"
-        return effects + self._decline(held, "digest-mismatch", text, now)
+        return self._decline(held, "digest-mismatch", text, now)
 
     def _arrived(
-        self, held: Held, digest: str, now: float, patch: PatchId | None = None, took: float = 0.0
+        self, held: Held, now: float, patch: PatchId | None = None, took: float = 0.0
     ) -> list[Effect]:
         """A version is whole and sound: stage it, and commit it unless that waits for others."""
-        announce, buffer = held.announce, held.buffer
-        assert buffer is not None  # noqa: S101 - or it were not begun
+        announce, chunks = held.announce, held.chunks
+        assert chunks is not None  # noqa: S101 - or it were not begun
         say = announce.acknowledge == "staged" or announce.commit == "together"
         older = self.holds.at["staged"]
         if older is not None:
             self.holds.move(older, "newer")
-        named = self.model, held.key, held.layout, buffer, digest
+        named = self.model, held.key, held.layout, chunks.memory, chunks.digest
         us = round(took * 1e6)
         staged = StagedVersion(
             *named, say_staged=say, patch=patch, decode_us=us, metadata=announce.metadata
@@ -637,15 +639,16 @@ def is_whole(announce: Announce, whole: WholeData, payload: Buffer) -> bool:
     return digest(announce.layout, announce.chunk_bytes, [whole.crc]) == whole.digest
 
 
-def take_whole(announce: Announce, payload: Buffer, buffer: NDArray[np.uint8]) -> str | None:
-    """Take a version that came with its announcement; return its digest, None if it is damaged.
+def take_whole(announce: Announce, payload: Buffer, chunks: Chunks[Memory]) -> bool:
+    """Take a version that came with its announcement; return whether it is undamaged.
 
-    It was received in its buffer already, or is copied there.
+    It was received in its place already, or is copied there.
     """
     whole = announce.whole
     if whole is None or not is_whole(announce, whole, payload):
-        return None
+        return False
     where = payload.obj if isinstance(payload, memoryview) else None
-    if cast("object", where) is not buffer:
-        np.copyto(buffer, np.frombuffer(payload, np.uint8))
-    return whole.digest
+    if cast("object", where) is not chunks.memory:
+        np.copyto(chunks.memory, np.frombuffer(payload, np.uint8))
+    chunks.put(0, whole.crc)
+    return chunks.proves(whole.digest)

@@ -1,20 +1,21 @@
 """One version arriving chunk by chunk, pushed and fetched in any order.
 
-Theory of operation: each chunk is in one of four states, one byte each.
+Theory of operation: a chunk is here, asked for, lent, or none of these.
 
-    MISSING ──fetch──> ASKED ──┐
-       │                 │     ├──> HERE
+    missing ──fetch──> asked ──┐
+       │                 │     ├──> here
        ├─────push────────┼─────┤
-       └─────lend────────┴─> LENT ──damaged, cut off──> MISSING
+       └─────lend────────┴─> lent ──damaged, cut off──> missing
 
-A chunk is lent while its bytes are being received straight into their place: whatever else comes
-of it meanwhile is ignored, since nobody may write there twice. All are while the version is copied
-from shared memory.
+Which are here is in the map of the memory that they come into (`Chunks`), which stays when the
+transfer ends. A chunk is lent while its bytes are being received straight into their place:
+whatever else comes of it meanwhile is ignored, since nobody may write there twice. All are while
+the version is copied from shared memory.
 
 Pushed chunks come in order, so whatever lies below the highest pushed one was dropped and is
 fetched at once. What lies above may still be pushed: it is fetched after `end`, or when nothing has
-arrived for a while. At most a window of chunks is ASKED; an answer that does not come in time
-turns all ASKED back to MISSING, and the patience doubles until something arrives. But answers come
+arrived for a while. At most a window of chunks is asked for; if an answer does not come in time all
+of them are missing again, and the patience doubles until something arrives. But answers come
 in the order of what was asked: as long as no later ping was answered, they are on their way.
 
 What arrives may be a patch instead, into memory of its own: then the version is decoded from that.
@@ -25,10 +26,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ...codecs.checksum import digest
 from ...codecs.native import crc32c
 from ...codecs.sealing import Opening
-from ..chunks import plan_of
+from ..chunks import Chunks, Memory
 from ..lease import Lease
 from ..limits import LABEL_MAX, PROGRESS_CHUNKS, TRIES_MAX, WINDOW_CHUNKS, Timing
 from ..messages import Announce, Buffer, Chunk, Patch, PatchId, SealedChunk
@@ -36,20 +36,20 @@ from ..staged import Base, Copying, Patching, SharedMemory
 from .keyring import Keyring
 from .phases import COMING, Coming, Way
 
-MISSING, ASKED, HERE, LENT = 0, 1, 2, 3
+NONE = (-1, 0)  # is lent
 DAMAGED_MAX = 16  # damaged chunks that are asked for again at once, before patience decides
 
 
 class Transfer:
-    """A version on its way into a staging buffer.
+    """A version on its way into memory.
 
     Args:
         announce: What the publisher said of the version.
-        buffer: `announce.nbytes` writable bytes.
+        chunks: Where it comes to, of which nothing is here.
         now: The time.
         timing: How long to wait.
         keyring: What opens its chunks; None: they come in the clear.
-        patch: What arrives in place of the version, into a buffer of its own size.
+        patch: What arrives in place of the version, into memory of its own size.
         base: What the patch builds on.
         why: Why no patch arrives, though there are some.
 
@@ -61,7 +61,7 @@ class Transfer:
     def __init__(
         self,
         announce: Announce,
-        buffer: NDArray[np.uint8],
+        chunks: Chunks[Memory],
         now: float,
         timing: Timing,
         keyring: Keyring | None = None,
@@ -69,9 +69,7 @@ class Transfer:
         base: Base | None = None,
         why: str = "",
     ) -> None:
-        self.announce, self.buffer = announce, buffer
-        nbytes = announce.nbytes if patch is None else patch.nbytes
-        self.plan = plan_of(nbytes, announce.chunk_bytes)
+        self.announce, self.chunks = announce, chunks
         self.patch: PatchId | None = None
         if patch is not None:
             self.patch = PatchId(patch.encoding, patch.epoch, patch.version)
@@ -82,15 +80,12 @@ class Transfer:
         self._offered = patch
         self._job: Copying | Patching | None = None  # of whoever else writes, or reads the patch
         self.key = (announce.epoch, announce.version)
-        self.here = 0  # chunks that have arrived
         self.damaged = 0  # chunks whose bytes did not match their checksum
         self.restarts = 0  # times the whole did not match its digest
         self.digest: str | None = None  # from `end`
         self._reported_at = now  # when the publisher was told last how far this is
-        self._states = bytearray(self.plan.count)
-        self._crcs = np.zeros(self.plan.count, np.uint32)
-        self._asked = 0
-        self._cursor = 0  # nothing below it is MISSING
+        self._asked = set[int]()
+        self._cursor = 0  # nothing below it is missing
         self._pushed = 0  # everything below it was pushed, or dropped on the way
         self._timing, self._keyring = timing, keyring
         self._heard_at = self._asked_at = now
@@ -98,13 +93,13 @@ class Transfer:
         self._patience = timing.patience
         self._gap = 0.0  # seconds between two chunks, the longest lately
         self._end_asked = False
-        self._lease: Lease | None = None  # of the chunk that is LENT
-        self._lent = (0, 0)  # which chunk, and how much of it was here when we looked last
+        self._lease: Lease | None = None  # of the chunk that is lent
+        self._lent = NONE  # which chunk, and how much of it was here when we looked last
 
     @property
     def progress(self) -> int:
         """Chunks that are here, and sound as far as it is known."""
-        return self._job.count if isinstance(self._job, Copying) else self.here
+        return self._job.count if isinstance(self._job, Copying) else self.chunks.here
 
     def take(
         self, chunk: Chunk | SealedChunk, payload: Buffer | Lease, now: float, *, pushed: bool
@@ -120,7 +115,7 @@ class Transfer:
             return False
         fresh = self.add(chunk.index, proof, payload, now, pushed=pushed)
         slow = now - self._reported_at >= self._timing.report
-        if not (fresh and pushed and (slow or self.here % PROGRESS_CHUNKS == 0)):
+        if not (fresh and pushed and (slow or self.chunks.here % PROGRESS_CHUNKS == 0)):
             return False
         self._reported_at = now
         return True
@@ -145,17 +140,18 @@ class Transfer:
             now: The time.
             pushed: Whether it was published.
         """
-        if index >= self.plan.count:
+        chunks = self.chunks
+        if index >= chunks.plan.count:
             return False
         if pushed:
             self._pushed = max(self._pushed, index + 1)
         if isinstance(payload, Lease) and payload.live:
-            self._take_back()
+            self._lease, self._lent = None, NONE
             if not payload.end(proof if isinstance(proof, int) else None):
                 self._reject(index)
                 return False
             crc = payload.crc
-        elif self._states[index] in (HERE, LENT):
+        elif chunks.crcs[index] is not None or index == self._lent[0] or self._job is not None:
             return False
         else:
             sound = self._place(index, proof, b"" if isinstance(payload, Lease) else payload)
@@ -163,10 +159,8 @@ class Transfer:
                 self._reject(index)
                 return False
             crc = sound
-            self._asked -= self._states[index] == ASKED
-        self._states[index] = HERE
-        self._crcs[index] = crc
-        self.here += 1
+            self._asked.discard(index)
+        chunks.put(index, crc)
         self.tries = 0
         # Be patient in proportion to how long it took, for slow links.
         self._gap = max(now - self._heard_at, self._gap * 7 / 8)  # W32
@@ -176,8 +170,8 @@ class Transfer:
 
     def _place(self, index: int, proof: int | SealedChunk, data: Buffer) -> int | None:
         """Put a chunk that is sound into its place; return its CRC-32C, None if it is not."""  # W9
-        begin, end = self.plan.span(index)
-        place = self.buffer[begin:end]
+        begin, end = self.chunks.plan.span(index)
+        place = self.chunks.memory[begin:end]
         if len(data) != end - begin:
             return None
         if isinstance(proof, SealedChunk):
@@ -199,12 +193,14 @@ class Transfer:
 
         `add` takes it once it is complete.
         """
-        index = chunk.index
-        if index >= self.plan.count or self._states[index] in (HERE, LENT):
+        index, chunks = chunk.index, self.chunks
+        if index >= chunks.plan.count or chunks.crcs[index] is not None:
+            return None
+        if index == self._lent[0] or self._job is not None:
             return None
         if chunk.patch != self.patch:
             return None
-        begin, end = self.plan.span(index)
+        begin, end = chunks.plan.span(index)
         if size != end - begin or isinstance(chunk, SealedChunk) != (self._keyring is not None):
             return None
         opening = self._opening(chunk, size) if isinstance(chunk, SealedChunk) else None
@@ -212,9 +208,9 @@ class Transfer:
             return None
         if self._lease is not None:
             self.revoke()
-        self._asked -= self._states[index] == ASKED
-        self._states[index], self._lent = LENT, (index, 0)
-        place = self.buffer.data[begin:end]
+        self._asked.discard(index)
+        self._lent = index, 0
+        place = chunks.memory.data[begin:end]
         self._lease = Lease(place, chunk, self.revoke, opening=opening)
         return self._lease
 
@@ -225,14 +221,9 @@ class Transfer:
             return False
         if self._lease is not None:
             self._lease.end()
-            self._take_back()
+            self._cursor = min(self._cursor, self._lent[0])
+            self._lease, self._lent = None, NONE
         return True
-
-    def _take_back(self) -> None:
-        """What was lent is as it was."""
-        index, _ = self._lent
-        self._lease, self._states[index] = None, MISSING
-        self._cursor = min(self._cursor, index)
 
     def end(self, digest: str) -> None:
         """Take the digest of the whole: no more chunks will be pushed."""
@@ -241,9 +232,9 @@ class Transfer:
 
     def copy(self, memory: SharedMemory) -> Copying:
         """Lend the whole, of which nothing is here, to whoever copies it from shared memory."""
-        self._states = bytearray([LENT]) * self.plan.count
         self._turn("lent")
-        job = self._job = Copying(self.announce.model, self.key, memory, self.buffer, self.plan)
+        to, plan = self.chunks.memory, self.chunks.plan
+        job = self._job = Copying(self.announce.model, self.key, memory, to, plan)
         return job
 
     @property
@@ -255,7 +246,8 @@ class Transfer:
         """Lend a buffer, and what the patch builds on, to whoever decodes it: it is here, whole."""
         model, digest = self.announce.model, self.digest or ""
         self._turn("patched")
-        job = self._job = Patching(model, self.key, base, self.buffer, buffer, digest)
+        patch = self.chunks.memory
+        job = self._job = Patching(model, self.key, base, patch, buffer, digest)
         return job
 
     def decoded(self) -> None:
@@ -264,12 +256,10 @@ class Transfer:
 
     def copied(self, crcs: NDArray[np.uint32] | None, now: float) -> None:
         """The copy has ended, with these checksums; without: all of it is to be fetched."""
-        here = crcs is not None
         self._turn("returned")
-        self._job, self._states = None, bytearray([HERE if here else MISSING]) * self.plan.count
-        self._cursor = 0
+        self._job = None
         if crcs is not None:
-            self._crcs, self.here = crcs, self.plan.count
+            self.chunks.put_all(crcs.tolist())
         self._heard_at, self.tries = now, 0  # however long it took
 
     def pull(self) -> None:
@@ -301,27 +291,23 @@ class Transfer:
         if self.digest is None and self.comes != "received" and not self._end_asked:
             self._end_asked = True
             wanted.append((0, 0))
-        limit = self.plan.count if self.comes == "pulled" else self._pushed  # W10, W30
-        if self._asked <= WINDOW_CHUNKS // 2:
-            first = self._states.find(MISSING, self._cursor, limit)
-            self._cursor = first if first >= 0 else max(self._cursor, limit)
-            if first >= 0:
-                wanted += self._ranges(limit)
+        crcs = self.chunks.crcs
+        limit = len(crcs) if self.comes == "pulled" else self._pushed  # W10, W30
+        while self._cursor < limit and crcs[self._cursor] is not None:
+            self._cursor += 1
+        if self._cursor < limit and self._job is None and len(self._asked) <= WINDOW_CHUNKS // 2:
+            wanted += self._ranges(limit)
         if wanted:
             self._asked_at = now
         return wanted
 
-    def verify(self) -> bool:
-        """Return whether the whole is what was published; if not, start over."""
-        crcs = self._crcs.tolist()
-        if self.digest == digest(self.announce.layout, self.plan.chunk_bytes, crcs):  # W13
-            return True
+    def start_over(self) -> None:
+        """The whole is not what was published, or somebody has said that it hashes otherwise."""
         self.restarts += 1
-        self.here = self._asked = self._cursor = 0
-        self._states = bytearray(self.plan.count)
-        self.digest, self._end_asked = None, False
+        self.chunks.clear()
+        self._asked.clear()
+        self.digest, self._end_asked, self._cursor = None, False, 0
         self.pull()
-        return False
 
     def reconnected(self, now: float) -> None:
         """The connection is new: what was asked on the old one will not come."""
@@ -332,33 +318,26 @@ class Transfer:
     def _ranges(self, limit: int) -> list[tuple[int, int]]:
         """Ask for what is missing below a limit, as far as the window goes."""
         asked: list[tuple[int, int]] = []
-        while self._asked < WINDOW_CHUNKS:  # W11
-            first = self._states.find(MISSING, self._cursor, limit)
-            if first < 0:
-                self._cursor = max(self._cursor, limit)
-                break
-            most = min(limit, first + WINDOW_CHUNKS - self._asked)
-            last = first
-            while last < most and self._states[last] == MISSING:
-                self._states[last] = ASKED
-                last += 1
-            self._asked += last - first
-            self._cursor = last
-            asked.append((first, last - first))
+        while self._cursor < limit and len(self._asked) < WINDOW_CHUNKS:  # W11
+            index, self._cursor = self._cursor, self._cursor + 1
+            if self.chunks.crcs[index] is not None or index in (self._lent[0], *self._asked):
+                continue
+            self._asked.add(index)
+            first, count = asked.pop() if asked and sum(asked[-1]) == index else (index, 0)
+            asked.append((first, count + 1))
         return asked
 
     def _reject(self, index: int) -> None:
         """A chunk came damaged: fetch it (again), at once for the first few, else in due time."""
         self.damaged += 1
-        if self._states[index] == ASKED and self.damaged <= DAMAGED_MAX:
-            self._asked -= 1
-            self._states[index] = MISSING
-        if self._states[index] == MISSING:
+        if self.damaged <= DAMAGED_MAX:
+            self._asked.discard(index)
+        if index not in self._asked:
             self._cursor = min(self._cursor, index)
 
     def _ask_again(self, now: float) -> None:
-        self._states = self._states.replace(bytes([ASKED]), bytes([MISSING]))
-        self._asked = self._cursor = 0
+        self._cursor = min(self._cursor, *self._asked) if self._asked else self._cursor
+        self._asked.clear()
         self._end_asked = False
         self._heard_at = now
 

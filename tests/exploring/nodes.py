@@ -24,7 +24,7 @@ from weightbus.bus.staged import Patching, StagedVersion
 from weightbus.bus.worker.holdings import Held, Holdings
 from weightbus.bus.worker.layouts import Expected
 from weightbus.bus.worker.reports import Identity
-from weightbus.bus.worker.transfer import HERE, Transfer
+from weightbus.bus.worker.transfer import Transfer
 from weightbus.codecs.layout import Layout
 
 # What never changes once it is made.
@@ -224,11 +224,11 @@ class _Forming:
     def _forget(self, given: Any) -> None:
         """Forget what nothing depends on: what lies in memory that waits to be filled, ages."""
         if isinstance(given, Transfer):
-            states = given._states  # noqa: SLF001 # pyright: ignore
-            for index, state in enumerate(states):
-                begin, end = given.plan.span(index)
-                if state != HERE:
-                    given.buffer[begin:end] = 0
+            chunks = given.chunks
+            for index, crc in enumerate(chunks.crcs):
+                begin, end = chunks.plan.span(index)
+                if crc is None:
+                    chunks.memory[begin:end] = 0
             given.tries *= given.patch is not None  # it is counted for patches alone
         elif isinstance(given, Holdings):
             for buffer in given._free:  # noqa: SLF001 # pyright: ignore
@@ -240,8 +240,8 @@ class _Forming:
             if hasattr(given, "transfer"):
                 del given.transfer
         elif isinstance(given, Held) and given.phase == "arriving" and given.transfer.patch:
-            assert given.buffer is not None
-            given.buffer[:] = 0  # the patch arrives elsewhere, and is decoded all at once
+            assert given.chunks is not None
+            given.chunks.memory[:] = 0  # the patch arrives elsewhere, and is decoded all at once
         elif isinstance(given, Patching):
             given.buffer[:] = 0
         elif isinstance(given, VersionPatch):

@@ -218,12 +218,12 @@ class WorkerSide:
     def check(self) -> None:
         """Look at it between two events."""
         holds = self.slot.holds
-        held = [h for h in holds.all(*IN_MEMORY) if h.buffer is not None]
+        held = [h for h in holds.all(*IN_MEMORY) if h.chunks is not None]
         free = holds._free  # noqa: SLF001
         assert len(held) <= BUFFERS_MAX, f"{len(held)} copies of a model are held"
         self.check_base()
         most = BUFFERS_MAX + (DELTA in self.machine.identity.features)
-        own = holds.base is not None and holds.base.own
+        own = holds.base is not None and holds.base.chunks is not None
         assert len(held) + len(free) + own <= most, f"{len(free)} buffers are kept for nobody"
         whole = self.label > 0
         assert whole == (self.runs != (0, 0)), f"it runs {self.runs}, its label is {self.label}"

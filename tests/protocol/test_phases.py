@@ -107,13 +107,13 @@ def test_the_vectors_have_every_pair(_: str, file: str, tables: dict[str, Table]
 def test_what_has_no_arrow_changes_nothing(phase: Phase, event: Event) -> None:
     holds = Holdings()
     held = at(holds, phase)
-    after, had = ARROWS[phase].get(event), held.buffer is not None
+    after, had = ARROWS[phase].get(event), held.chunks is not None
     assert holds.move(held, event) == (after is not None)
     assert held.phase == (after or phase)
     live = [p for p in ARROWS if ARROWS[p] and held in holds.all(p)]
     assert live == ([held.phase] if ARROWS[held.phase] else [])
     kept = had and held.phase in IN_MEMORY
-    assert (held.buffer is not None) == kept, "memory is given back, and once"
+    assert (held.chunks is not None) == kept, "memory is given back, and once"
     assert (held.key in holds.rejected) == (held.phase == "rejected")
 
 
@@ -128,7 +128,8 @@ def at(holds: Holdings, phase: Phase) -> Held:
         if event == "begun":
             buffer = np.empty(8, np.uint8)
             holds.give(held, buffer)
-            transfer = Transfer(announce, buffer, 0.0, Timing())
+            assert held.chunks is not None
+            transfer = Transfer(announce, held.chunks, 0.0, Timing())
         assert holds.move(held, event, transfer)
     return held
 

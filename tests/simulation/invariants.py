@@ -23,7 +23,6 @@ from weightbus.bus.receipt import Receipt
 from weightbus.bus.staged import Copying, StagedVersion
 from weightbus.bus.worker.holdings import IN_MEMORY
 from weightbus.bus.worker.slot import Slot
-from weightbus.bus.worker.transfer import HERE
 from weightbus.codecs.checksum import digest
 from weightbus.codecs.native import crc32c
 
@@ -103,10 +102,11 @@ class Invariants:
             if transfer.patch is not None:
                 continue  # it is of use only if it leads to what was published
             data = self.published[held.announce.model, *held.key].data
-            for index, state in enumerate(transfer._states):  # noqa: SLF001 # pyright: ignore
-                begin, end = transfer.plan.span(index)
-                right = transfer.buffer[begin:end].tobytes() == data[begin:end]
-                assert right or state != HERE, f"{name} takes other bytes for chunk {index}"
+            chunks = transfer.chunks
+            for index, crc in enumerate(chunks.crcs):
+                begin, end = chunks.plan.span(index)
+                right = chunks.memory[begin:end].tobytes() == data[begin:end]
+                assert right or crc is None, f"{name} takes other bytes for chunk {index}"
 
     def on_apply(
         self, name: str, running: tuple[int, int], staged: StagedVersion, whole: bytes
@@ -235,7 +235,7 @@ class Invariants:
     def on_slots(self, name: str, slots: Iterable[Slot]) -> None:
         """Time passes at a worker."""
         for slot in slots:
-            held = sum(h.buffer is not None for h in slot.holds.all(*IN_MEMORY))
+            held = sum(h.chunks is not None for h in slot.holds.all(*IN_MEMORY))
             assert held <= BUFFERS_MAX, f"{name} holds {held} copies of {slot.model}"
             for each in slot.holds.all(*IN_MEMORY):
                 mapped = each.phase != "arriving" and each.staged.shared is not None

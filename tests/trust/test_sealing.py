@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from weightbus.bus.chunks import Chunks
 from weightbus.bus.effects import Notice, Send
 from weightbus.bus.limits import Timing
 from weightbus.bus.messages import (
@@ -499,7 +500,9 @@ def transfer(version: Version, keyring: Keyring | None) -> Transfer:
     """Return a version on its way to a worker."""
     announce, _ = sealer().addressed(announcement(version, None), None)
     assert isinstance(announce, Announce)
-    return Transfer(announce, np.zeros(40, np.uint8), 0.0, Timing(), keyring)
+    plan = version.plan
+    chunks = Chunks(plan, np.zeros(40, np.uint8), [None] * plan.count, version.layout.id)
+    return Transfer(announce, chunks, 0.0, Timing(), keyring)
 
 
 def received(arriving: Transfer, chunk: SealedChunk, sealed: bytes, pieces: int) -> bool:
@@ -510,9 +513,9 @@ def received(arriving: Transfer, chunk: SealedChunk, sealed: bytes, pieces: int)
         piece = sealed[begin : begin + pieces]
         lease.view[lease.count :][: len(piece)] = piece
         lease.received(len(piece))
-    before = arriving.here
+    before = arriving.chunks.here
     arriving.take(chunk, lease, 0.0, pushed=True)
-    return arriving.here > before
+    return arriving.chunks.here > before
 
 
 @pytest.mark.parametrize("pieces", [1, 7, 16])
@@ -529,11 +532,11 @@ def test_what_is_received_in_place_is_opened_there_and_counts_if_its_tag_is_righ
         forged = bytearray(payload)
         forged[-1] ^= 1
         assert not received(arriving, chunk, bytes(forged), pieces)
-        assert arriving.here == index
+        assert arriving.chunks.here == index
         assert received(arriving, chunk, bytes(payload), pieces)
     arriving.end(version.digest)
-    assert arriving.verify()
-    assert bytes(arriving.buffer) == bytes(data)
+    assert arriving.chunks.proves(version.digest)
+    assert bytes(arriving.chunks.memory) == bytes(data)
 
 
 def test_a_sealed_version_takes_no_chunk_in_the_clear_and_the_other_way_round() -> None:
@@ -549,6 +552,6 @@ def test_a_sealed_version_takes_no_chunk_in_the_clear_and_the_other_way_round() 
         arriving = transfer(version, opens)
         assert arriving.lend(wrong[0], 40) is None
         arriving.take(wrong[0], wrong[1], 0.0, pushed=False)
-        assert arriving.here == 0
+        assert arriving.chunks.here == 0
         arriving.take(right[0], right[1], 0.0, pushed=False)
-        assert arriving.here == 1
+        assert arriving.chunks.here == 1

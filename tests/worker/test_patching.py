@@ -156,7 +156,7 @@ def ready(effects: list[Effect]) -> list[bytes]:
 def whole(bench: Bench, v: Version) -> None:
     """Check that a version is fetched as a whole, and that this works."""
     assert bench.transfer.patch is None
-    assert bench.transfer.plan.count == v.plan.count
+    assert bench.transfer.chunks.plan.count == v.plan.count
     assert ready(bench.feed(v) + bench.end(v)) == [weights(v.version).tobytes()]
     bench.apply(v)
     assert bench.slot.running == running(v)
@@ -335,7 +335,7 @@ def test_chunks_of_the_version_are_none_of_the_patch_and_the_other_way_round() -
     bench.announce(two)
     bench.feed(two, 0, 1)
     bench.end(two)
-    assert (bench.transfer.here, bench.transfer.digest) == (0, None)
+    assert (bench.transfer.chunks.here, bench.transfer.digest) == (0, None)
     bench.feed(made)
     [job] = jobs(bench.end(made))
     bench.decoded(job)
@@ -344,7 +344,7 @@ def test_chunks_of_the_version_are_none_of_the_patch_and_the_other_way_round() -
     bench.announce(three, patches=[])
     bench.feed(made)
     bench.end(made)
-    assert (bench.transfer.here, bench.transfer.digest) == (0, None)
+    assert (bench.transfer.chunks.here, bench.transfer.digest) == (0, None)
 
 
 def test_progress_names_the_patch() -> None:

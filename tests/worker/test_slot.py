@@ -126,6 +126,11 @@ def arriving(bench: Bench) -> Held:
     return held
 
 
+def memory_of(bench: Bench) -> object:
+    chunks = arriving(bench).chunks
+    return chunks.memory if chunks is not None else None
+
+
 def transfer(bench: Bench) -> Transfer:
     return arriving(bench).transfer
 
@@ -580,7 +585,7 @@ def test_the_same_epoch_goes_on_where_it_was() -> None:
     bench.end(v)
     bench.feed(v, 0)
     bench.slot.reconnected(EPOCH, 1, bench.now, shared=False)
-    assert transfer(bench).here == 1
+    assert transfer(bench).chunks.here == 1
     [fetch] = sent(bench.slot.tick(bench.now), Fetch)
     assert (fetch.first, fetch.count) == (1, 2)
 
@@ -736,7 +741,7 @@ def test_a_copy_that_is_overtaken_keeps_its_buffer_until_it_has_ended(how: str) 
     epoch = EPOCH + (how == "fenced")
     bench.announce(version(2, epoch=epoch))
     assert not copy.live
-    assert arriving(bench).buffer is not copy.buffer
+    assert memory_of(bench) is not copy.buffer
     bench.feed(version(2, epoch=epoch))
     bench.end(version(2, epoch=epoch))
     bench.announce(version(3, epoch=epoch))
@@ -744,7 +749,7 @@ def test_a_copy_that_is_overtaken_keeps_its_buffer_until_it_has_ended(how: str) 
     effects = end_copy(bench, copy)
     assert not sent(effects, Staged)
     assert arriving(bench).key == (epoch, 3)
-    assert arriving(bench).buffer is copy.buffer, "now it is free"
+    assert memory_of(bench) is copy.buffer, "now it is free"
     assert len(taken) == 2
 
 

@@ -131,7 +131,12 @@ def seen(held: Any) -> object:
     """Return what there is of a version."""
     staged = getattr(held, "staged", None)
     about = None if staged is None else described(Ready(staged))
-    return held.key, held.pushed, held.phase, held.lacks, held.time, held.buffer is None, about
+    return held.key, held.pushed, held.phase, held.lacks, held.time, map_of(held), about
+
+
+def map_of(held: Any) -> object:
+    chunks = held.chunks
+    return chunks if chunks is None else (chunks.crcs, chunks.here, chunks.whole, chunks.digest)
 
 
 def described(effect: Effect) -> object:
