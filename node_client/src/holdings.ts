@@ -2,7 +2,17 @@
 
 import type { Layout } from "./layout.js";
 import type { Announce, Running } from "./messages.js";
-import { ARROWS, type Event, type Gain, LACKS, type Lack, type Phase } from "./phases.js";
+import {
+  ARROWS,
+  type Event,
+  type Gain,
+  LACKS,
+  type Lack,
+  MODES,
+  type Mode,
+  type Phase,
+  type Turn,
+} from "./phases.js";
 import { type Base, Buffers, type Key, newer, type StagedVersion, sameKey } from "./staging.js";
 import type { Transfer } from "./transfer.js";
 
@@ -11,16 +21,14 @@ const IN_MEMORY: readonly Phase[] = ["arriving", "staged", "ready", "applying"];
 const NONE: Key = { epoch: 0, version: 0 };
 
 /** A version that is here, and what there is of it in its phase. */
-export class Held implements Key {
+class Holding implements Key {
   epoch: number;
   version: number;
   phase: Phase = "announced";
   /** While it is announced. */
   lacks: Lack = "layout";
   buffer: Uint8Array | null = null;
-  /** Whether the user keeps the buffer, once the version runs. */
-  kept = false;
-  layout!: Layout; // once it arrives
+  layout!: Layout; // once it does not lack that
   transfer!: Transfer; // while it arrives
   staged!: StagedVersion; // once it is whole
   running!: Running; // while it runs
@@ -33,21 +41,51 @@ export class Held implements Key {
     this.metadata = announce.metadata;
   }
 
+  /** It is announced again; take that, if the same arrives, and return whether it does. */
+  retold(announce: Announce): boolean {
+    const [ours, theirs] = [this.announce, announce];
+    const same = ours.layout === theirs.layout && ours.nbytes === theirs.nbytes;
+    if (!same || ours.chunk_bytes !== theirs.chunk_bytes) return false;
+    this.announce = theirs;
+    return true;
+  }
+
   /** Something that an announced version lacked is here, or is not to be had for now. */
-  gain(event: Gain): void {
+  gain(event: Gain, layout: Layout = this.layout): void {
     this.lacks = LACKS[this.lacks][event] ?? this.lacks;
+    this.layout = layout;
+  }
+
+  /** It arrives anew, by other means. */
+  comesBy(transfer: Transfer): void {
+    this.transfer = transfer;
   }
 }
+
+/** To others it can only be read. */
+export type Held = Readonly<Holding>;
+
+/** By what a version arrives, what is whole, as what it runs. */
+type Part = Partial<Pick<Held, "transfer" | "staged" | "running">>;
 
 /** The versions of one model. */
 export class Holdings {
   readonly buffers = new Buffers();
-  /** What patches may build on. */
-  base: Base | null = null;
+  #mode: Mode = "following";
+  #base: Base | null = null;
   // Could not be taken; not tried again. An older one still may be: what was rejected may have
   // been aborted, or meant for few, and the latest for all be one that was missed.
-  rejected: readonly Key[] = [];
-  #live: Held[] = []; // but for those that were dropped or rejected; each behind those before it
+  #rejected: readonly Key[] = [];
+  #live: Holding[] = []; // but for those that were dropped or rejected; each behind those before it
+
+  get mode(): Mode {
+    return this.#mode;
+  }
+
+  /** What patches may build on. */
+  get base(): Base | null {
+    return this.#base;
+  }
 
   /** The version in a phase, the oldest if there are several. */
   at(phase: Phase): Held | null {
@@ -59,6 +97,11 @@ export class Holdings {
     return phases.flatMap((phase) => this.#live.filter((held) => held.phase === phase));
   }
 
+  /** The version of this key, if it is in one of some phases. */
+  find(key: Key, ...phases: Phase[]): Held | null {
+    return this.all(...phases).find((held) => sameKey(held, key)) ?? null;
+  }
+
   /** The newest version that needs no announcement any more. */
   get newest(): Key {
     const known = this.all("staged", "ready", "applying", "running");
@@ -66,98 +109,114 @@ export class Holdings {
   }
 
   isRejected(key: Key): boolean {
-    return this.rejected.some((rejected) => sameKey(rejected, key));
+    return this.#rejected.some((rejected) => sameKey(rejected, key));
   }
 
   /** Take note of a version that was announced, in place of any that was only announced. */
   expect(announce: Announce): Held {
     this.move(this.at("announced"), "newer");
-    const held = new Held(announce);
+    const held = new Holding(announce);
     this.#live.push(held);
     return held;
   }
+
+  /** A session begins, of this epoch: what was asked for before will not come. */
+  reconnected(epoch: number, now: number): void {
+    for (const held of this.all("announced", "arriving", "staged")) {
+      if (held.phase === "announced" || held.epoch !== epoch)
+        this.move(held, "fenced"); // W28
+      else if (held.phase === "arriving") held.transfer.reconnected(now);
+    }
+    this.#rejected = [];
+  }
+
+  // Memory.
 
   /**
    * Give a version a staging buffer; false if all are in use: then it lacks one of these.
    *
    * @throws RangeError - if there is no memory, not even that of what patches build on.
    */
-  takeMemory(held: Held): boolean {
+  takeMemory(held: Holding): boolean {
     const { nbytes } = held.announce;
     try {
       held.buffer = this.buffers.take(nbytes);
     } catch (error) {
-      if (!(error instanceof RangeError) || !this.drop(true)) throw error;
+      const short = error instanceof RangeError && this.#base !== null;
+      if (!short || !this.rebase(null, null, null)) throw error;
       held.buffer = this.buffers.take(nbytes);
     }
     held.gain(held.buffer === null ? "full" : "freed");
     return held.buffer !== null;
   }
 
-  /** Have a version of another name in the place of one that runs. */
-  rename(held: Held, { epoch, version }: Key, metadata: Held["metadata"]): void {
-    if (!this.move(held, "renamed")) return;
-    Object.assign(held, { epoch, version, metadata });
-    const running = { epoch, version, digest: held.running.digest };
-    if (this.base?.running === held.running) this.base.running = running;
-    held.running = running;
+  /** The user goes on using the buffer of a version: it is ours no more. */
+  letGo(held: Holding): void {
+    if (held.buffer !== null) this.buffers.forget();
+    held.buffer = null;
   }
 
   // What patches build on.
 
   /**
-   * What is about to run is what patches build on from now on, in place of what ran; unless one that
-   * is arriving still needs that.
+   * What runs is another version: keep its bytes in place of those of the one before. But if these
+   * are still needed, they stay until the next version runs; then return false.
    */
-  keep(held: Held): void {
-    const own = !held.kept; // else the user has it, and we look at it
-    this.drop(own);
-    if (this.base !== null) return;
-    this.base = { running: held.running, layout: held.layout, data: held.staged.data, own };
-    if (!own) return;
-    this.buffers.forget();
-    held.buffer = null;
-  }
-
-  /**
-   * Have nothing for patches to build on, unless one that is arriving needs it. Its buffer serves
-   * other versions if it is of `use`: else it was needed for this alone.
-   *
-   * @returns whether there was something.
-   */
-  drop(use: boolean): boolean {
-    const { base } = this;
-    if (base === null || this.at("arriving")?.transfer.base === base) return false;
-    if (base.own && use) this.buffers.add(base.data);
-    this.base = null;
+  rebase(held: Holding | null, running: Running | null, data: Uint8Array | null): boolean {
+    const old = this.#base;
+    if (old !== null && this.at("arriving")?.transfer.base === old) return false;
+    const own = held !== null && data !== null && data === held.buffer;
+    if (old?.own && (held === null || own)) this.buffers.add(old.data); // else it was for this alone
+    this.#base = null;
+    if (held === null || running === null || data === null) return true;
+    if (own) this.letGo(held);
+    this.#base = { running, layout: held.layout, data, own };
     return true;
   }
 
   /** A patch no longer needs what it builds on: if that runs no more, nobody does. */
   release(transfer: Transfer): void {
-    const { base } = transfer;
-    transfer.base = null;
-    const runs = this.at("running");
-    if (base === null || base.running === runs?.running) return;
-    this.drop(runs?.announce.keep ?? true);
+    const [base, runs] = [transfer.release(), this.at("running")];
+    if (base === null || base !== this.#base || base.running === runs?.running) return;
+    this.rebase(runs?.announce.keep === false ? runs : null, null, null);
   }
 
-  /** Let something happen to a version; return whether it has an arrow for that. */
-  move(held: Held | null, event: Event): boolean {
+  // Phases.
+
+  /** Have a version of another name in the place of one that runs. */
+  rename(held: Holding, { epoch, version }: Key, metadata: Held["metadata"]): void {
+    const was = held.running;
+    const running = { epoch, version, digest: was.digest };
+    if (!this.move(held, "renamed", { running })) return;
+    if (this.#base?.running === was) this.#base = { ...this.#base, running };
+    held.epoch = epoch;
+    held.version = version;
+    held.metadata = metadata;
+  }
+
+  /** Let something happen to the model; return whether its mode is another one now. */
+  turn(turn: Turn): boolean {
+    const mode = MODES[this.#mode][turn]; // W26
+    this.#mode = mode ?? this.#mode;
+    return mode !== undefined;
+  }
+
+  /** Let something happen to a version, by which there is more of it; or is there no arrow? */
+  move(held: Holding | null, event: Event, by: Part = {}): boolean {
     const after = held === null ? undefined : ARROWS[held.phase][event];
     if (held === null || after === undefined) return false;
-    held.phase = after;
+    Object.assign(held, by, { phase: after });
     this.#live = this.#live.filter((other) => other !== held);
-    if (after === "rejected") this.rejected = [...this.rejected, held].slice(-REJECTED_KEPT);
+    if (after === "rejected") this.#rejected = [...this.#rejected, held].slice(-REJECTED_KEPT);
     else if (after !== "dropped") this.#live.push(held);
     if (!IN_MEMORY.includes(after)) this.#giveBack(held);
     return true;
   }
 
-  /** What the user keeps, or the kernel may yet write into, serves no other version. */
-  #giveBack(held: Held): void {
+  /** What the kernel may yet write into serves no other version. */
+  #giveBack(held: Holding): void {
     if (held.buffer === null) return;
-    if (held.transfer.revoke() || held.kept) this.buffers.forget();
+    if (held.transfer.revoke()) this.buffers.forget();
     else this.buffers.giveBack(held.buffer);
     held.buffer = null;
     this.release(held.transfer);

@@ -151,7 +151,7 @@ export class WorkerLoop {
   #stop(): void {
     this.#closed = true;
     clearInterval(this.#timer);
-    for (const job of this.#patches) job.live = false;
+    for (const job of this.#patches) job.end();
     this.#subscription.close();
     this.#control.close();
   }

@@ -19,7 +19,6 @@ import {
   type Announce,
   type Chunk,
   controlTopic,
-  DELTA,
   type Decoded,
   decode,
   type Pong,
@@ -32,21 +31,12 @@ import {
 } from "./messages.js";
 import type { Patching } from "./patching.js";
 import { type Change, SESSIONS, type Session, TURNED_AWAY } from "./phases.js";
+import type { Identity } from "./reports.js";
+import * as reports from "./reports.js";
 import { AES_256_GCM } from "./sealing.js";
 import { Slot } from "./slot.js";
 import type { StagedVersion } from "./staging.js";
 import { Lease } from "./transfer.js";
-
-/** Who a worker is. */
-export interface Identity {
-  /** One living worker per name and publisher. */
-  readonly name: string;
-  /** 32 hexadecimal digits, drawn anew at each start. */
-  readonly instance: string;
-  readonly client: string;
-  readonly host: string;
-  readonly pid: number;
-}
 
 export interface Model {
   /** Says why a layout cannot be applied; nothing if it can. */
@@ -55,18 +45,14 @@ export interface Model {
   readonly nbytes: number;
 }
 
-const FEATURES = ["renaming"]; // W25; neither W34 nor W35
-const WITH_PATCHES = [...FEATURES, DELTA]; // D4
-
 type Frames = readonly Uint8Array[];
 const NO_BYTES = new Uint8Array(0);
 
 export class WorkerMachine {
-  session: Session = "outside";
-  epoch = 0;
-  /** Messages dropped because they broke the protocol. */
-  malformed = 0;
-  readonly slots = new Map<string, Slot>();
+  readonly slots: ReadonlyMap<string, Slot>;
+  #session: Session = "outside";
+  #epoch = 0;
+  #malformed = 0;
   readonly #ages = new Ages();
   #data = "";
   #subscribed = false;
@@ -92,17 +78,25 @@ export class WorkerMachine {
   ) {
     this.#pingEvery = timing.ping;
     const fault = (name: string, layout: Layout) => models.get(name)?.fault(layout) ?? "";
-    for (const model of models.keys()) {
-      this.slots.set(model, new Slot(model, fault, bytesMax, timing, keyring, patches));
-    }
+    const slot = (model: string) => new Slot(model, fault, bytesMax, timing, keyring, patches);
+    this.slots = new Map([...models.keys()].map((model) => [model, slot(model)]));
+  }
+
+  get epoch(): number {
+    return this.#epoch;
+  }
+
+  /** Messages dropped because they broke the protocol. */
+  get malformed(): number {
+    return this.#malformed;
   }
 
   get inside(): boolean {
-    return this.session === "inside";
+    return this.#session === "inside";
   }
 
   #turn(change: Change): void {
-    this.session = SESSIONS[this.session][change] ?? this.session;
+    this.#session = SESSIONS[this.#session][change] ?? this.#session;
   }
 
   // What arrives.
@@ -119,7 +113,7 @@ export class WorkerMachine {
     if (!this.#subscribed) {
       this.#subscribed = true; // the first one proves that the subscription has arrived: W18
       this.#unheardSince = null;
-      effects.push(this.#ping(now));
+      effects.push(reports.ping(now, this.#subscribed));
     }
     const decoded = this.#decode(frames.slice(1), true);
     return [...effects, ...this.#receive(decoded && this.#published(decoded), now, true)];
@@ -134,7 +128,7 @@ export class WorkerMachine {
     const decoded = this.#decode([frames[1] ?? NO_BYTES, NO_BYTES], false);
     const message = this.inside ? decoded && this.#published(decoded, false)?.message : undefined;
     if (message?.type !== "announce" && !isChunk(message)) return null;
-    const slot = message.epoch === this.epoch ? this.slots.get(message.model) : undefined;
+    const slot = message.epoch === this.#epoch ? this.slots.get(message.model) : undefined;
     if (slot === undefined) return null;
     if (message.type !== "announce") return slot.place(message, size);
     const bytes = message.whole === null ? message.layout_bytes : message.nbytes;
@@ -146,7 +140,7 @@ export class WorkerMachine {
       return decode(frames);
     } catch (error) {
       if (!(error instanceof ProtocolError)) throw error;
-      if (counts) this.malformed += 1; // W21
+      if (counts) this.#malformed += 1; // W21
       return null;
     }
   }
@@ -168,7 +162,7 @@ export class WorkerMachine {
     if (message.type === "refuse") return this.#refuse(message, now);
     if (!this.inside || message.type === "sealed_message") return []; // nobody knows what it says
     // The publisher restarted, or our welcome was damaged: only hello settles who is right.
-    if (message.epoch !== this.epoch) return this.hello(now); // W3
+    if (message.epoch !== this.#epoch) return this.hello(now); // W3
     if (this.#isStray(message, pushed)) return []; // E4
     this.#heardAt = now;
     if (message.type === "pong") return this.#answered(message, now);
@@ -182,19 +176,14 @@ export class WorkerMachine {
   }
 
   #answered({ token, models }: Pong, now: number): Effect[] {
-    for (const slot of this.slots.values()) slot.answered(token); // W12
+    for (const slot of this.slots.values()) slot.asking.answered(token); // W12
     return this.#hearOf(models, now);
-  }
-
-  /** Ask for a pong, which says again when that was. (W12, W18) */
-  #ping(now: number): Effect {
-    return send({ type: "ping", token: Math.floor(now), subscribed: this.#subscribed });
   }
 
   /** Whether it is a pushed, sealed chunk of what does not arrive: anybody may have sent it. */
   #isStray(message: PublisherMessage, pushed: boolean): boolean {
     if (!pushed || message.type !== "sealed_chunk") return false;
-    return !this.slots.get(message.model)?.arriving(message);
+    return !this.slots.get(message.model)?.holds.find(message, "arriving");
   }
 
   /** Return what speaks of a model, opened if need be; null if nothing is to come of it. */
@@ -212,7 +201,7 @@ export class WorkerMachine {
 
   #hearOf(models: ReadonlyMap<string, number>, now: number): Effect[] {
     return [...models].flatMap(([model, version]) => {
-      return this.slots.get(model)?.hearOf({ epoch: this.epoch, version }, now) ?? [];
+      return this.slots.get(model)?.asking.hearOf({ epoch: this.#epoch, version }, now) ?? [];
     });
   }
 
@@ -232,7 +221,7 @@ export class WorkerMachine {
       case "no-patch": {
         // D8
         const slot = this.inside && model !== null ? this.slots.get(model) : undefined;
-        return slot?.withoutPatch(refuse, now) ?? [{ do: "notice", code, text }];
+        return slot?.patches.refused(refuse, now) ?? [{ do: "notice", code, text }];
       }
       default:
         if (!TURNED_AWAY.has(code)) return [{ do: "notice", code, text }];
@@ -245,7 +234,7 @@ export class WorkerMachine {
 
   /** The latest epoch of which anything was applied: no older publisher is followed. */
   get appliedEpoch(): number {
-    return Math.max(0, ...[...this.slots.values()].map((slot) => slot.epoch));
+    return Math.max(0, ...[...this.slots.values()].map(({ applying }) => applying.epoch));
   }
 
   /** Say hello, unless that was done a moment ago. */
@@ -257,9 +246,8 @@ export class WorkerMachine {
     const models = new Map<string, Running | null>();
     for (const [model, slot] of this.slots) models.set(model, slot.running);
     const epoch = this.appliedEpoch;
-    const age_ms = this.#ages.of(epoch, now);
-    const features = this.patches ? WITH_PATCHES : FEATURES;
-    return [send({ type: "hello", ...this.identity, models, epoch, age_ms, features })];
+    const age = this.#ages.of(epoch, now);
+    return [reports.hello(this.identity, models, epoch, age, this.patches)];
   }
 
   #welcome(welcome: Welcome, now: number): Effect[] {
@@ -272,12 +260,12 @@ export class WorkerMachine {
     this.#ages.heard(welcome.epoch, welcome.age_ms, this.appliedEpoch, now);
     this.#heardAt = now;
     const ticket = ticketOf(welcome);
-    if (this.inside && welcome.epoch === this.epoch) {
+    if (this.inside && welcome.epoch === this.#epoch) {
       this.keyring?.add(welcome.keys, now + this.timing.lostAfter); // W29: of a second hello
       return [...this.#dial(welcome, ticket), ...this.#hearOf(welcome.models, now)];
     }
     this.#turn("welcomed"); // W28
-    this.epoch = welcome.epoch;
+    this.#epoch = welcome.epoch;
     this.keyring?.begin(welcome.keys, now + this.timing.lostAfter);
     this.#redialAt = Number.POSITIVE_INFINITY;
     this.#unheardSince = now;
@@ -328,10 +316,7 @@ export class WorkerMachine {
   #unheard(now: number): Effect[] {
     if (this.#unheardSince === null || now - this.#unheardSince < this.timing.lostAfter) return [];
     this.#unheardSince = null; // W33
-    const text =
-      `nothing published comes from ${this.#data}, so everything is fetched: does a firewall stand ` +
-      "in the way of it?";
-    return [{ do: "notice", code: "nothing-published", text }];
+    return [reports.unheard(this.#data)];
   }
 
   #callAgain(): Effect[] {
@@ -384,7 +369,7 @@ export class WorkerMachine {
 
   /** Whether an apply of a model failed half-way, so that it holds no version. */
   torn(model: string): boolean {
-    return this.slots.get(model)?.torn ?? false;
+    return this.slots.get(model)?.applying.torn ?? false;
   }
 
   /** Begin to apply the version that is ready; null if there is none. */
@@ -416,11 +401,11 @@ export class WorkerMachine {
     if (!this.inside) return [];
     const slots = [...this.slots.values()];
     const effects = [...slots.flatMap((slot) => slot.tick(now)), ...this.#unheard(now)];
-    const elsewhere = this.appliedEpoch > this.epoch; // what runs came late, of a later publisher (W3)
+    const elsewhere = this.appliedEpoch > this.#epoch; // what runs came late, of a later publisher (W3)
     if (lacking || elsewhere) effects.push(...this.hello(now)); // E6: the answer brings the key
     if (now - this.#pingedAt < this.#pingEvery) return effects;
     this.#pingedAt = now; // W17, W18
-    effects.push(this.#ping(now));
+    effects.push(reports.ping(now, this.#subscribed));
     return [...effects, ...slots.flatMap((slot) => slot.repeat())];
   }
 }
@@ -454,7 +439,7 @@ function speak(slot: Slot, { message, payloads }: Decoded, now: number, pushed: 
     case "rename":
       return slot.renamed(said, now);
     case "beacon":
-      return slot.hearOf(said, now);
+      return slot.asking.hearOf(said, now);
   }
 }
 

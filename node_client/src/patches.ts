@@ -10,7 +10,16 @@ import type { Effect } from "./effects.js";
 import type { Held, Holdings } from "./holdings.js";
 import type { Keyring } from "./keyring.js";
 import { LABEL_MAX, type Timing } from "./limits.js";
-import { asText, DELTA, dataTopic, type Patch, patchTopic, type Running } from "./messages.js";
+import {
+  asText,
+  DELTA,
+  dataTopic,
+  type Patch,
+  patchTopic,
+  type Refuse,
+  type Running,
+} from "./messages.js";
+import * as reports from "./reports.js";
 import type { Base } from "./staging.js";
 import { Transfer } from "./transfer.js";
 
@@ -33,10 +42,10 @@ export class Patches {
   }
 
   /** Have the next versions pushed in the way in which one arrives, if they are to be pushed. */
-  listen({ patch }: Transfer, following: boolean): Effect[] {
+  listen({ patch }: Transfer): Effect[] {
     const before = this.topic; // D7
     this.#listens = patch !== null;
-    if (this.topic === before || !following) return [];
+    if (this.topic === before || this.holds.mode === "catching-up") return [];
     return [
       { do: "subscribe", topic: before, on: false },
       { do: "subscribe", topic: this.topic, on: true },
@@ -89,15 +98,24 @@ export class Patches {
     return job === null ? [] : [{ do: "decode", job }];
   }
 
-  /** A patch is of no use: have all of its version arrive in its place. The caller fetches it. */
+  /** The publisher has no patch (any more) that was asked for. */
+  refused(refuse: Refuse, now: number): Effect[] {
+    const held = this.holds.find(refuse, "arriving"); // D8
+    if (held === null || held.transfer.patch === null || held.transfer.comes === "decoded")
+      return [];
+    return this.giveUp(held, "the publisher has no such patch (any more)", now);
+  }
+
+  /** A patch is of no use: have all of its version fetched in its place. */
   giveUp(held: Held, why: string, now: number): Effect[] {
     const { transfer: old, version } = held; // D5, D10
     old.revoke();
-    held.transfer = this.#whole(held, now, why);
-    held.transfer.pull();
+    const transfer = this.#whole(held, now, why);
+    held.comesBy(transfer);
+    transfer.pull();
     this.holds.release(old);
     const text = `version ${version} of ${this.model} is fetched as a whole, not patched: ${why}`;
-    return [{ do: "notice", code: "unpatched", text }];
+    return [{ do: "notice", code: "unpatched", text }, ...reports.fetches(transfer, now)];
   }
 }
 

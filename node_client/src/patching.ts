@@ -8,8 +8,7 @@ const UNWANTED = "nobody wants it any more";
 
 /** What is to be decoded. */
 export class Patching {
-  /** Until nobody wants it any more: its memory is then another's. */
-  live = true;
+  #live = true;
 
   constructor(
     readonly model: string,
@@ -21,6 +20,16 @@ export class Patching {
     /** What the version hashes to. */
     readonly digest: string,
   ) {}
+
+  /** Until nobody wants it any more: its memory is then another's. */
+  get live(): boolean {
+    return this.#live;
+  }
+
+  /** Nobody wants it any more. */
+  end(): void {
+    this.#live = false;
+  }
 }
 
 /** Decode a patch, a little at each step; return why it is of no use, nothing if it is. (D5) */

@@ -44,7 +44,7 @@ export interface StagedVersion extends Key {
 
 /** The bytes of what runs here, which patches build on. */
 export interface Base {
-  running: Running;
+  readonly running: Running;
   readonly layout: Layout;
   /** They; a user who has them as a snapshot may change them, so they are held against the digest. */
   readonly data: Uint8Array;

@@ -24,8 +24,8 @@ import { isDeepStrictEqual } from "node:util";
 import { crc32c, digest } from "./checksum.js";
 import { ChunkPlan } from "./chunks.js";
 import type { Keyring } from "./keyring.js";
-import { type Timing, TRIES_MAX, WINDOW_CHUNKS } from "./limits.js";
-import type { Announce, Patch, PatchId, SealedChunk } from "./messages.js";
+import { PROGRESS_CHUNKS, type Timing, TRIES_MAX, WINDOW_CHUNKS } from "./limits.js";
+import type { Announce, Chunk, Patch, PatchId, SealedChunk } from "./messages.js";
 import { Patching } from "./patching.js";
 import { COMING, type Coming, type Way } from "./phases.js";
 import type { Opening, Subject } from "./sealing.js";
@@ -37,10 +37,9 @@ const NOTHING = new Uint8Array(0);
 
 /** Memory into which a payload is being received, piece by piece. */
 export class Lease {
-  /** Whether somebody still wants it; if not, the memory must be left alone. */
-  live = true;
-  count = 0;
-  crc = 0;
+  #live = true;
+  #count = 0;
+  #crc = 0;
 
   constructor(
     readonly bytes: Uint8Array,
@@ -50,23 +49,43 @@ export class Lease {
     readonly opening: Opening | null = null,
   ) {}
 
+  /** Whether somebody still wants it; if not, the memory must be left alone. */
+  get live(): boolean {
+    return this.#live;
+  }
+
+  /** Bytes that are here, */
+  get count(): number {
+    return this.#count;
+  }
+
+  /** and their checksum, of what is in the clear. */
+  get crc(): number {
+    return this.#crc;
+  }
+
+  /** Nobody wants it any more. */
+  end(): void {
+    this.#live = false;
+  }
+
   /** Return where the next bytes go. */
   room(most: number): Uint8Array {
-    return this.bytes.subarray(this.count, this.count + most);
+    return this.bytes.subarray(this.#count, this.#count + most);
   }
 
   /** Take note of so many bytes in `room()`, while they are in the processor's cache. */
   received(count: number): void {
     const piece = this.room(count);
     this.opening?.take(piece, piece);
-    this.crc = crc32c(piece, this.crc);
-    this.count += count;
+    this.#crc = crc32c(piece, this.#crc);
+    this.#count += count;
   }
 
   /** Whether all of it is here, with this CRC-32C, or as it was sealed. */
   isSound(proof: number | SealedChunk): boolean {
-    if (this.count !== this.bytes.length) return false;
-    return this.opening === null ? this.crc === proof : this.opening.proves();
+    if (this.#count !== this.bytes.length) return false;
+    return this.opening === null ? this.#crc === proof : this.opening.proves();
   }
 }
 
@@ -80,19 +99,14 @@ export interface Range {
 export class Transfer {
   /** Which patch it is; null: the version itself. */
   readonly patch: PatchId | null;
-  /** What the patch builds on, for as long as that is needed. */
-  base: Base | null;
-  comes: Coming = "received";
-  /** Chunks that have arrived. */
-  here = 0;
-  /** Times the whole did not match its digest. */
-  restarts = 0;
-  /** Microseconds that decoding the patch took, once it is decoded. */
-  decodeUs = 0;
-  /** From `end`. */
-  digest: string | null = null;
-  /** When the publisher was told last how far this is. */
-  reportedAt: number;
+  #buffer: Uint8Array;
+  #base: Base | null;
+  #comes: Coming = "received";
+  #here = 0;
+  #restarts = 0;
+  #decodeUs = 0;
+  #digest: string | null = null;
+  #reportedAt: number; // when the publisher was told last how far this is
   readonly #plan: ChunkPlan;
   readonly #subject: Subject;
   readonly #states: Uint8Array;
@@ -116,7 +130,7 @@ export class Transfer {
   constructor(
     readonly announce: Announce,
     /** As large as what arrives. */
-    public buffer: Uint8Array,
+    buffer: Uint8Array,
     now: number,
     readonly timing: Timing,
     /** What opens its chunks; null: they come in the clear. */
@@ -127,28 +141,68 @@ export class Transfer {
     readonly unpatched = "",
   ) {
     this.patch = by && idOf(by.patch);
-    this.base = by?.base ?? null;
+    this.#buffer = buffer;
+    this.#base = by?.base ?? null;
     this.#subject = by === null ? announce : subjectOf(announce, by.patch);
     this.#plan = new ChunkPlan(this.#subject.nbytes, announce.chunk_bytes);
     this.#states = new Uint8Array(this.#plan.count);
     this.#crcs = new Uint32Array(this.#plan.count);
-    this.reportedAt = this.#heardAt = this.#askedAt = now;
+    this.#reportedAt = this.#heardAt = this.#askedAt = now;
     this.#patience = timing.patience;
+  }
+
+  /** What the patch builds on, for as long as that is needed. */
+  get base(): Base | null {
+    return this.#base;
+  }
+
+  get comes(): Coming {
+    return this.#comes;
+  }
+
+  /** Chunks that have arrived. */
+  get here(): number {
+    return this.#here;
+  }
+
+  /** Times the whole did not match its digest. */
+  get restarts(): number {
+    return this.#restarts;
+  }
+
+  /** Microseconds that decoding the patch took, once it is decoded. */
+  get decodeUs(): number {
+    return this.#decodeUs;
+  }
+
+  /** From `end`. */
+  get digest(): string | null {
+    return this.#digest;
   }
 
   /** Whether every chunk is here and the digest is known. */
   get complete(): boolean {
-    return this.here === this.#plan.count && this.digest !== null;
+    return this.#here === this.#plan.count && this.#digest !== null;
   }
 
   /** Whether nothing that fits comes, though it was asked for again and again. (D5, W12) */
   get hopeless(): boolean {
-    return this.comes !== "decoded" && this.#tries >= TRIES_MAX;
+    return this.#comes !== "decoded" && this.#tries >= TRIES_MAX;
   }
 
   /** Whether a message speaks of what arrives: of the version, or of this patch to it. (D9) */
   isNamed(patch: PatchId | null): boolean {
     return isDeepStrictEqual(patch, this.patch);
+  }
+
+  /** Take a chunk as it came; return whether the publisher is to be told how far this is. */
+  take(chunk: Chunk | SealedChunk, payload: Uint8Array, now: number, pushed: boolean): boolean {
+    const proof = chunk.type === "chunk" ? chunk.crc : chunk;
+    const fresh = this.add(chunk.index, proof, payload, now, pushed);
+    const slow = now - this.#reportedAt >= this.timing.report; // W23
+    if (!fresh || !pushed || !(slow || this.#here % PROGRESS_CHUNKS === 0)) return false;
+    this.#reportedAt = now;
+    return true;
   }
 
   /**
@@ -169,7 +223,7 @@ export class Transfer {
     if (crc === null) return false;
     this.#states[index] = HERE;
     this.#crcs[index] = crc;
-    this.here += 1;
+    this.#here += 1;
     this.#hear(now);
     return true;
   }
@@ -183,7 +237,7 @@ export class Transfer {
     }
     const state = this.#states[index];
     if (state === HERE || state === LENT) return null;
-    const place = this.buffer.subarray(...this.#plan.span(index));
+    const place = this.#buffer.subarray(...this.#plan.span(index));
     const crc = payload.length === place.length ? this.#copy(proof, payload, place) : null;
     if (crc === null) return this.#reject(index);
     if (state === ASKED) this.#asked -= 1;
@@ -233,7 +287,7 @@ export class Transfer {
     const cancel = () => {
       if (this.#lease === lease) this.revoke();
     };
-    const lease: Lease = new Lease(this.buffer.subarray(begin, end), cancel, opening);
+    const lease: Lease = new Lease(this.#buffer.subarray(begin, end), cancel, opening);
     this.#lease = lease;
     return lease;
   }
@@ -243,9 +297,9 @@ export class Transfer {
    * kernel may have been told where the next bytes go, and still write there.)
    */
   revoke(): boolean {
-    if (this.#patching !== null) this.#patching.live = false; // it ends before its next step
+    if (this.#patching !== null) this.#patching.end(); // it ends before its next step
     if (this.#lease === null) return false;
-    this.#lease.live = false;
+    this.#lease.end();
     this.#lease = null;
     this.#states[this.#lent] = MISSING;
     this.#cursor = Math.min(this.#cursor, this.#lent);
@@ -254,23 +308,30 @@ export class Transfer {
 
   /** Have a patch that is here, whole, decoded into a buffer; null: somebody does. */
   decode(buffer: Uint8Array): Patching | null {
-    if (this.comes === "decoded" || this.base === null || this.digest === null) return null;
+    if (this.#comes === "decoded" || this.#base === null || this.#digest === null) return null;
     this.#turn("patched");
     const { model } = this.announce;
-    this.#patching = new Patching(model, this.base, this.buffer, buffer, this.digest);
+    this.#patching = new Patching(model, this.#base, this.#buffer, buffer, this.#digest);
     return this.#patching;
   }
 
-  /** The patch is decoded, in so many milliseconds: neither it nor its base is needed any more. */
+  /** The patch is decoded, in so many milliseconds, and not needed any more. */
   decoded(took: number): void {
-    this.decodeUs = Math.round(took * 1000);
+    this.#decodeUs = Math.round(took * 1000);
     this.#patching = null;
-    this.buffer = NOTHING;
+    this.#buffer = NOTHING;
+  }
+
+  /** What the patch builds on is not needed any more: return it. */
+  release(): Base | null {
+    const base = this.#base;
+    this.#base = null;
+    return base;
   }
 
   /** Take the digest of the whole: no more chunks will be pushed. */
   end(digest: string): void {
-    this.digest = digest;
+    this.#digest = digest;
     this.pull();
   }
 
@@ -280,7 +341,7 @@ export class Transfer {
   }
 
   #turn(way: Way): void {
-    this.comes = COMING[this.comes][way] ?? this.comes;
+    this.#comes = COMING[this.#comes][way] ?? this.#comes;
   }
 
   /** A ping that was sent then was answered, and so was whatever was asked before it. */
@@ -290,7 +351,7 @@ export class Transfer {
 
   /** Return what to fetch now. */
   wants(now: number): Range[] {
-    if (this.comes === "decoded") return [];
+    if (this.#comes === "decoded") return [];
     if (this.#lease !== null && this.#lease.count > this.#lentHere) {
       this.#lentHere = this.#lease.count;
       this.#heardAt = now;
@@ -304,7 +365,7 @@ export class Transfer {
       this.#patience = Math.min(2 * this.#patience, this.timing.patienceMax);
     }
     const ranges: Range[] = [];
-    if (this.digest === null && this.comes === "pulled" && !this.#endAsked) {
+    if (this.#digest === null && this.#comes === "pulled" && !this.#endAsked) {
       this.#endAsked = true;
       ranges.push({ first: 0, count: 0 });
     }
@@ -315,7 +376,7 @@ export class Transfer {
 
   /** Ask for what is missing, up to a window. */
   #fill(ranges: Range[]): void {
-    const limit = this.comes === "pulled" ? this.#plan.count : this.#pushed;
+    const limit = this.#comes === "pulled" ? this.#plan.count : this.#pushed;
     while (this.#asked < WINDOW_CHUNKS) {
       const offset = this.#states.subarray(this.#cursor, limit).indexOf(MISSING as number);
       if (offset < 0) {
@@ -334,12 +395,12 @@ export class Transfer {
 
   /** Return whether the whole is what was published; if not, start over. */
   verify(): boolean {
-    if (this.digest === digest(this.announce.layout, this.#plan.chunkBytes, this.#crcs))
+    if (this.#digest === digest(this.announce.layout, this.#plan.chunkBytes, this.#crcs))
       return true;
-    this.restarts += 1;
-    this.here = this.#asked = this.#cursor = 0;
+    this.#restarts += 1;
+    this.#here = this.#asked = this.#cursor = 0;
     this.#states.fill(MISSING as number);
-    this.digest = null;
+    this.#digest = null;
     this.#endAsked = false;
     this.pull();
     return false;

@@ -28,12 +28,11 @@ function at(holds: Holdings, phase: Phase): Held {
   const announce = decode(one.announce(true)).message as Announce;
   const held = holds.expect(announce);
   for (const event of WAYS[phase]) {
-    if (event === "begun") {
-      assert.ok(holds.takeMemory(held));
-      const buffer = held.buffer as Uint8Array;
-      held.transfer = new Transfer(announce, buffer, 0, timing());
-    }
-    assert.ok(holds.move(held, event));
+    if (event === "begun") assert.ok(holds.takeMemory(held));
+    const buffer = held.buffer as Uint8Array;
+    const begun = event === "begun";
+    const by = begun ? { transfer: new Transfer(announce, buffer, 0, timing()) } : {};
+    assert.ok(holds.move(held, event, by));
   }
   assert.equal(held.phase, phase);
   return held;

@@ -13,13 +13,14 @@ const TIMING = timing();
 class Line {
   now = 0;
   readonly version: Published;
+  readonly memory: Uint8Array;
   readonly transfer: Transfer;
 
   constructor(chunks: number) {
     this.version = new Published(7, 1, bytesOf(4 * chunks, 1));
     const announce = decode(this.version.announce()).message as Announce;
-    const buffer = new Uint8Array(this.version.data.length);
-    this.transfer = new Transfer(announce, buffer, this.now, TIMING);
+    this.memory = new Uint8Array(this.version.data.length);
+    this.transfer = new Transfer(announce, this.memory, this.now, TIMING);
   }
 
   add(index: number, pushed = true, bytes = this.version.bytes(index)): boolean {
@@ -47,7 +48,7 @@ test("pushed in order, nothing is fetched", () => {
   }
   line.transfer.end(line.version.digest);
   assert.ok(line.transfer.complete && line.transfer.verify());
-  assert.deepEqual(line.transfer.buffer, line.version.data);
+  assert.deepEqual(line.memory, line.version.data);
 });
 
 test("a gap in what was pushed is fetched at once, what may come is not", () => {
@@ -114,7 +115,7 @@ test("a later copy cannot change a chunk that is here", () => {
   assert.ok(line.add(0));
   assert.ok(!line.add(0, true, new Uint8Array(4)));
   assert.ok(!line.add(1), "and there is no chunk 1");
-  assert.deepEqual(line.transfer.buffer, line.version.data);
+  assert.deepEqual(line.memory, line.version.data);
 });
 
 test("a wrong digest starts over", () => {
@@ -186,7 +187,7 @@ test("any order and any loss end whole", () => {
             ...line.wants(index === undefined ? 500 : 1).filter(() => !lost()),
           ];
         }
-        assert.deepEqual(line.transfer.buffer, line.version.data);
+        assert.deepEqual(line.memory, line.version.data);
       },
     ),
     { numRuns: 200 },

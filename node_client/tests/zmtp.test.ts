@@ -143,7 +143,7 @@ test("a place that is taken away is not written to", () => {
   const lease = new Lease(new Uint8Array(PAYLOAD.length));
   const peer = new Peer(() => lease);
   peer.feed(Buffer.concat([OPEN, MESSAGE.subarray(0, 40_000)]));
-  lease.live = false;
+  lease.end();
   const before = lease.bytes.slice();
   assert.notEqual(peer.stream.room().buffer, lease.bytes.buffer);
   peer.feed(Buffer.concat([MESSAGE.subarray(40_000), MESSAGE]));

@@ -1,0 +1,209 @@
+/**
+ * Applies versions: the user's veto, the bytes, the user's part, and then what became of it.
+ *
+ *     taken ──> beforeApply ──> bytes are written ──> apply ──> applied
+ *                    │                  │               │
+ *                    └──────────────────┴───────────────┴──> failed
+ *
+ * Whatever takes long is done while the event loop turns, so that pings are answered; small
+ * versions of models without user functions are applied within one turn. A function that does not
+ * return in time has failed, and its model waits until it does return.
+ */
+
+import { setTimeout as passed } from "node:timers/promises";
+import type { Effect } from "./effects.js";
+import { TornError } from "./errors.js";
+import { Gate } from "./gate.js";
+import { now } from "./loop.js";
+import type { WorkerMachine } from "./machine.js";
+import { atOnce, inSlices } from "./slices.js";
+import type { StagedVersion } from "./staging.js";
+import { type Target, views, type Writing } from "./target.js";
+import type { Tensor } from "./tensor.js";
+import type { Deadline } from "./waiters.js";
+
+/** A version that was applied, or is about to be. */
+export interface Update {
+  readonly model: string;
+  readonly epoch: number;
+  readonly version: number;
+  /** What its bytes hash to, as the publisher is told. */
+  readonly digest: string;
+  /** What came over the network: `raw`, all of it, or `delta-1`, a patch on the version before. */
+  readonly encoding: string;
+  /** By name, aliases included: the registered memory, or the snapshot. */
+  readonly tensors: ReadonlyMap<string, Tensor>;
+  /** The other names of tied tensors, each with that under which it was published. */
+  readonly aliases: ReadonlyMap<string, string>;
+  /** What the publisher says of it, as text by name: a step, a reward. */
+  readonly metadata: ReadonlyMap<string, string>;
+}
+
+/** The user's part of applying a version. What it throws, or rejects with, is reported. */
+export type Hook = (update: Update) => unknown;
+
+export interface Hooks {
+  readonly beforeApply: Hook | undefined;
+  readonly apply: Hook | undefined;
+  /** Milliseconds for each call. */
+  readonly timeout: number;
+}
+
+export interface ApplierHandlers {
+  readonly perform: (effects: readonly Effect[]) => void;
+  /** Models may be free again: a function has returned, or a reader has left. */
+  readonly freed: () => void;
+  /** A function returned after its deadline, and what it said is ignored. */
+  readonly late: (text: string) => void;
+}
+
+/** A function has not returned in time: what it was given may still be in use. */
+class LateError extends Error {}
+
+export class Applier {
+  readonly #busy = new Set<string>(); // models of which a version is being applied
+  readonly #hung = new Set<string>(); // models of which a function has not returned in time
+  readonly #gates = new Map<string, Gate>();
+  readonly #writes = new Set<Promise<void>>();
+  readonly #calls = new Set<AbortController>(); // of functions that have not returned
+  #closed = false;
+
+  constructor(
+    readonly machine: WorkerMachine,
+    readonly targets: ReadonlyMap<string, Target>,
+    readonly hooks: Hooks,
+    readonly handlers: ApplierHandlers,
+  ) {
+    for (const model of targets.keys()) this.#gates.set(model, new Gate());
+  }
+
+  /** Take a model, to apply a version; false if it is in use. */
+  claim(model: string): boolean {
+    if (this.#busy.has(model) || this.#hung.has(model)) return false;
+    if (!this.#gates.get(model)?.shut()) return false; // somebody reads
+    this.#busy.add(model);
+    return true;
+  }
+
+  /** Apply the version that is ready of a model that was claimed; null if none was applied. */
+  async apply(model: string): Promise<Update | null> {
+    const target = this.targets.get(model);
+    const staged = this.#closed ? null : this.machine.taken(model);
+    const update = target && staged && (await this.#attempt(target, staged));
+    this.#busy.delete(model);
+    this.#gates.get(model)?.open();
+    return update ?? null;
+  }
+
+  async #attempt(target: Target, staged: StagedVersion): Promise<Update | null> {
+    const { model } = staged;
+    let intact = true;
+    let update: Update;
+    try {
+      const { beforeApply, apply } = this.hooks; // W24: they decide what is reported
+      if (beforeApply) await this.#call("beforeApply", beforeApply, told(staged, views(staged)));
+      const writing = target.begin(staged);
+      intact = target.keeps;
+      await this.#written(writing);
+      update = told(staged, writing.tensors);
+      if (apply && !this.#closed) await this.#call("apply", apply, update);
+    } catch (error) {
+      const kept = target.keeps || error instanceof LateError;
+      this.#perform(this.machine.failed(model, textOf(error), now(), intact, kept));
+      return null;
+    }
+    this.#perform(this.machine.applied(model, now(), target.keeps)); // W16
+    return update;
+  }
+
+  #perform(effects: readonly Effect[]): void {
+    if (!this.#closed) this.handlers.perform(effects);
+  }
+
+  async #written(writing: Writing): Promise<void> {
+    if (!writing.large) return atOnce(writing.pieces);
+    const write = inSlices(writing.pieces);
+    this.#writes.add(write);
+    try {
+      await write;
+    } finally {
+      this.#writes.delete(write);
+    }
+  }
+
+  /** Call a function of the user's, and wait until it has returned, or its time is over. */
+  async #call(name: string, hook: Hook, update: Update): Promise<void> {
+    const { timeout } = this.hooks;
+    const over = new AbortController();
+    this.#calls.add(over);
+    const returned = (async () => void (await hook(update)))();
+    const deadline = passed(timeout, "late", { signal: over.signal });
+    try {
+      if ((await Promise.race([returned, deadline])) !== "late") return;
+    } finally {
+      this.#calls.delete(over);
+      over.abort(); // the timer
+    }
+    this.#awaitLate(`${name} of ${update.model}`, update.model, returned);
+    throw new LateError(`${name} did not return within ${timeout / 1000} s`);
+  }
+
+  /** The model takes no other version until the function has returned. */
+  #awaitLate(what: string, model: string, returned: Promise<void>): void {
+    this.#hung.add(model);
+    const free = (how: string) => {
+      this.#hung.delete(model);
+      if (this.#closed) return;
+      this.handlers.late(`${what} ${how}, too late: the version was reported as failed`);
+      this.handlers.freed();
+    };
+    returned.then(
+      () => free("has returned"),
+      (error) => free(`has failed with ${textOf(error)}`),
+    );
+  }
+
+  /** Call a function while no version of a model is written. */
+  async reading<T>(model: string, use: () => T | Promise<T>, deadline: Deadline): Promise<T> {
+    const gate = this.#gates.get(model);
+    if (gate === undefined) throw new RangeError(`no model ${JSON.stringify(model)} here`);
+    const { timeout = this.hooks.timeout, signal } = deadline;
+    await gate.enter({ timeout, signal }, `${model} was being applied for ${timeout} ms`);
+    try {
+      if (this.machine.torn(model)) {
+        throw new TornError(
+          `an apply of ${model} failed half-way: it runs no version until the next`,
+        );
+      }
+      return await use();
+    } finally {
+      gate.leave();
+      this.handlers.freed();
+      gate.admit();
+    }
+  }
+
+  /** End: nothing more is applied or reported, and what is being written is written to its end. */
+  async close(): Promise<void> {
+    this.#closed = true;
+    for (const call of this.#calls) call.abort();
+    await Promise.allSettled(this.#writes);
+  }
+}
+
+function told(staged: StagedVersion, tensors: Update["tensors"]): Update {
+  const { model, epoch, version, digest, layout, patch, metadata } = staged;
+  const encoding = patch?.encoding ?? "raw";
+  const { aliases } = layout;
+  return { model, epoch, version, digest, encoding, tensors, aliases, metadata: new Map(metadata) };
+}
+
+/** Return what somebody threw in words, whatever it is. */
+function textOf(error: unknown): string {
+  if (error instanceof LateError) return error.message;
+  try {
+    return String(error);
+  } catch {
+    return "something without a text was thrown";
+  }
+}

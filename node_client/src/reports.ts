@@ -1,0 +1,96 @@
+/** What a worker says: who it is; of the versions of a model, at once and with every ping. (W17) */
+
+import { type Effect, send } from "./effects.js";
+import type { Held, Holdings } from "./holdings.js";
+import { DELTA, type Failed, type Running } from "./messages.js";
+import type { Transfer } from "./transfer.js";
+
+/** Who a worker is. */
+export interface Identity {
+  /** One living worker per name and publisher. */
+  readonly name: string;
+  /** 32 hexadecimal digits, drawn anew at each start. */
+  readonly instance: string;
+  readonly client: string;
+  readonly host: string;
+  readonly pid: number;
+}
+
+const FEATURES = ["renaming"]; // W25; neither W34 nor W35
+const WITH_PATCHES = [...FEATURES, DELTA]; // D4
+
+/** Say who a worker is, and what it runs of an epoch that has been running for so long. */
+export function hello(
+  identity: Identity,
+  models: ReadonlyMap<string, Running | null>,
+  epoch: number,
+  age_ms: number,
+  patches: boolean,
+): Effect {
+  const features = patches ? WITH_PATCHES : FEATURES;
+  return send({ type: "hello", ...identity, models, epoch, age_ms, features });
+}
+
+/** Say how things stand, the last failure included. */
+export function standing(model: string, holds: Holdings, failure: readonly Effect[]): Effect[] {
+  const [arriving, applying] = [holds.at("arriving"), holds.at("applying")];
+  const ready = applying ?? (arriving === null ? holds.at("ready") : null);
+  const running = holds.at("running");
+  const effects = staged(model, holds.all("ready", "applying", "staged"));
+  if (arriving !== null && applying === null) effects.push(progress(model, arriving));
+  if (running !== null) effects.push(applied(model, running));
+  effects.push(...failure);
+  if (ready !== null) effects.push(progress(model, ready));
+  return effects;
+}
+
+/** Ask for what is missing and due. */
+export function fetches(transfer: Transfer, now: number): Effect[] {
+  const { model, epoch, version } = transfer.announce;
+  const patch = transfer.patch ?? undefined;
+  const unpatched = transfer.unpatched || undefined; // D10
+  return transfer.wants(now).map((range) => {
+    return send({ type: "fetch", model, epoch, version, ...range, patch, unpatched });
+  });
+}
+
+/** Say how far a version is. */
+export function progress(model: string, { epoch, version, phase: at, transfer }: Held): Effect {
+  const arriving = at === "arriving" ? transfer : null;
+  const phase = arriving ? "receiving" : at === "applying" ? at : "staged";
+  const [chunks, patch] = [arriving?.here ?? 0, arriving?.patch ?? undefined];
+  return send({ type: "progress", model, epoch, version, chunks, phase, patch });
+}
+
+/** Say which of some versions are staged, where that is due. */
+export function staged(model: string, some: readonly Held[]): Effect[] {
+  const due = some.map((held) => held.staged).filter(({ sayStaged }) => sayStaged); // W14
+  return due.map(({ epoch, version, digest, patch }) =>
+    send({ type: "staged", model, epoch, version, digest, patch: patch ?? undefined }),
+  );
+}
+
+/** Say what runs, and by which patch it came. */
+export function applied(model: string, { running, staged: came }: Held): Effect {
+  const patch = came.patch ?? undefined; // D11
+  const decode_us = came.decodeUs || undefined;
+  return send({ type: "applied", model, ...running, patch, decode_us });
+}
+
+/** Say what could not be applied; `torn`: and that no version runs. */
+export function failed(failure: Failed, torn: boolean): Effect {
+  return send({ ...failure, intact: !torn }); // W24
+}
+
+/** Ask for a pong, which says again when that was. (W12, W18) */
+export function ping(now: number, subscribed: boolean): Effect {
+  return send({ type: "ping", token: Math.floor(now), subscribed });
+}
+
+/** Tell the user that nothing published comes. */
+export function unheard(address: string): Effect {
+  const text = // W33
+    `nothing published comes from ${address}, so everything is fetched: does a firewall stand ` +
+    "in the way of it?";
+  return { do: "notice", code: "nothing-published", text };
+}
