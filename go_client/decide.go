@@ -11,7 +11,7 @@ import (
 
 // decide has the user's functions decide on a version, and waits for that for as long as the context
 // lasts. What becomes of it is left in the handoff, for this call or a later one.
-func (w *Worker) decide(ctx context.Context, v *wbp.Version) error {
+func (w *Worker) decide(ctx context.Context, v *wbp.StagedVersion) error {
 	decided := make(chan struct{})
 	go func() {
 		w.applyIfWanted(v)
@@ -40,7 +40,7 @@ func (w *Worker) waitForLate(m *model) {
 	}
 }
 
-func (w *Worker) applyIfWanted(v *wbp.Version) {
+func (w *Worker) applyIfWanted(v *wbp.StagedVersion) {
 	if !w.isNews(v) {
 		return
 	}
@@ -62,7 +62,7 @@ func (w *Worker) applyIfWanted(v *wbp.Version) {
 
 // applyBeside copies a version into memory of its own: until the user has decided, readers have the
 // version before.
-func (w *Worker) applyBeside(m *model, v *wbp.Version) {
+func (w *Worker) applyBeside(m *model, v *wbp.StagedVersion) {
 	if m.guard.lockRead(w.life) != nil {
 		return
 	}
@@ -88,7 +88,7 @@ func (w *Worker) applyBeside(m *model, v *wbp.Version) {
 }
 
 // applyInPlace copies a version into registered memory, and keeps readers out until the user has decided.
-func (w *Worker) applyInPlace(m *model, v *wbp.Version) {
+func (w *Worker) applyInPlace(m *model, v *wbp.StagedVersion) {
 	if m.guard.lockWrite(w.life) != nil {
 		return
 	}
@@ -118,7 +118,7 @@ func (w *Worker) asked(m *model, v View) error {
 }
 
 // turnedDown says that the user does not want a version, or could not take it.
-func (w *Worker) turnedDown(v *wbp.Version, err error, intact bool) {
+func (w *Worker) turnedDown(v *wbp.StagedVersion, err error, intact bool) {
 	if w.life.Err() == nil {
 		w.loop.failed(v, err.Error(), intact) // W24
 	}

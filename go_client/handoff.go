@@ -14,7 +14,7 @@ const errorsMax = 64 // errors that wait for somebody to receive them; the oldes
 type handoff struct {
 	mu      sync.Mutex
 	changed chan struct{} // closed, and replaced, when anything changes
-	ready   []*wbp.Version
+	ready   []*wbp.StagedVersion
 	decides bool            // whether the user decides on each version,
 	busy    map[string]bool // which he is doing on one of these models: they take no other
 	applied []Update        // that nobody has received yet
@@ -33,7 +33,7 @@ type rejection struct {
 
 // What somebody receives: a version to apply, or what was applied meanwhile.
 type received struct {
-	version *wbp.Version
+	version *wbp.StagedVersion
 	update  *Update
 }
 
@@ -51,7 +51,7 @@ func (h *handoff) change(what func()) {
 }
 
 // put leaves a version, and returns the older one that it replaces, if any.
-func (h *handoff) put(v *wbp.Version) (older *wbp.Version) {
+func (h *handoff) put(v *wbp.StagedVersion) (older *wbp.StagedVersion) {
 	h.change(func() {
 		for i, known := range h.ready {
 			if known.Model == v.Model {
@@ -66,7 +66,7 @@ func (h *handoff) put(v *wbp.Version) (older *wbp.Version) {
 }
 
 // putBack leaves a version again that was taken, unless a newer one has come meanwhile.
-func (h *handoff) putBack(v *wbp.Version) (left bool) {
+func (h *handoff) putBack(v *wbp.StagedVersion) (left bool) {
 	h.change(func() {
 		for _, known := range h.ready {
 			if known.Model == v.Model {

@@ -18,7 +18,7 @@ const (
 // that has applied a version.
 type loop struct {
 	sync.Mutex
-	machine   *wbp.Machine
+	machine   *wbp.WorkerMachine
 	transport transport
 	handoff   *handoff
 	address   string
@@ -112,13 +112,13 @@ func (l *loop) turnedAway(err error) {
 
 // What users say of a version.
 
-func (l *loop) taken(v *wbp.Version) {
+func (l *loop) taken(v *wbp.StagedVersion) {
 	l.Lock()
 	defer l.Unlock()
 	l.machine.Taken(v)
 }
 
-func (l *loop) applied(v *wbp.Version, digest string) {
+func (l *loop) applied(v *wbp.StagedVersion, digest string) {
 	l.Lock()
 	defer l.Unlock()
 	l.stats.Applied++
@@ -130,19 +130,19 @@ func (l *loop) applied(v *wbp.Version, digest string) {
 	l.perform(l.machine.Applied(v, digest, l.now()))
 }
 
-func (l *loop) stale(v *wbp.Version) {
+func (l *loop) stale(v *wbp.StagedVersion) {
 	l.Lock()
 	defer l.Unlock()
 	l.perform(l.machine.Stale(v, l.now()))
 }
 
-func (l *loop) failed(v *wbp.Version, text string, intact bool) {
+func (l *loop) failed(v *wbp.StagedVersion, text string, intact bool) {
 	l.Lock()
 	defer l.Unlock()
 	l.perform(l.machine.Failed(v, text, intact, l.now()))
 }
 
-func (l *loop) dropped(v *wbp.Version) {
+func (l *loop) dropped(v *wbp.StagedVersion) {
 	l.Lock()
 	defer l.Unlock()
 	l.perform(l.machine.Dropped(v, l.now()))

@@ -163,7 +163,7 @@ func newWorker(address string, options Options, opens wbp.Opens, connect func(ca
 	id := wbp.Identity{Name: w.name, Instance: random(16), Client: client, Host: host, PID: int64(os.Getpid()),
 		Keyed: options.Keys != nil, Patches: !options.NoPatches}
 	w.loop = &loop{
-		machine: wbp.NewMachine(id, expected, options.BytesMax, wbp.TimingOf(options.Ping, options.LostAfter), opens),
+		machine: wbp.NewWorkerMachine(id, expected, options.BytesMax, wbp.TimingOf(options.Ping, options.LostAfter), opens),
 		handoff: newHandoff(options.decides()), address: address, name: w.name, started: time.Now(),
 		events: make(chan Event, eventsMax), stop: make(chan struct{}), renamed: w.renamed,
 		door: door{keyed: options.Keys != nil, patience: options.LostAfter},
@@ -273,7 +273,7 @@ func (w *Worker) Receive(ctx context.Context) (Update, error) {
 // or for word of it.
 var errNotApplied = errors.New("not applied")
 
-func (w *Worker) apply(ctx context.Context, v *wbp.Version) (Update, error) {
+func (w *Worker) apply(ctx context.Context, v *wbp.StagedVersion) (Update, error) {
 	m := w.models[v.Model]
 	if err := m.guard.lockWrite(ctx); err != nil { // somebody is reading and does not leave: later, then
 		if !w.loop.handoff.putBack(v) {
@@ -295,7 +295,7 @@ func (w *Worker) apply(ctx context.Context, v *wbp.Version) (Update, error) {
 }
 
 // isNews tells whether a version is still to be applied.
-func (w *Worker) isNews(v *wbp.Version) bool {
+func (w *Worker) isNews(v *wbp.StagedVersion) bool {
 	if w.life.Err() != nil {
 		return false
 	}
@@ -308,7 +308,7 @@ func (w *Worker) isNews(v *wbp.Version) bool {
 }
 
 // copy writes a version into memory that nobody else uses meanwhile.
-func (w *Worker) copy(v *wbp.Version, to *memory) (Update, error) {
+func (w *Worker) copy(v *wbp.StagedVersion, to *memory) (Update, error) {
 	begun, written, differ := time.Now(), false, ""
 	digest, err := v.Copy(func(data []byte) {
 		to.prepare(v.Layout)
@@ -336,7 +336,7 @@ func (w *Worker) copy(v *wbp.Version, to *memory) (Update, error) {
 }
 
 // updateOf says what is known of a version before it is applied.
-func updateOf(v *wbp.Version) Update {
+func updateOf(v *wbp.StagedVersion) Update {
 	return Update{Model: v.Model, Epoch: v.Key.Epoch, Version: v.Key.Version, Bytes: v.Layout.Bytes, Digest: v.Digest,
 		Encoding: v.Encoding(), Metadata: copied(v.Metadata)}
 }
@@ -354,7 +354,7 @@ func copied(said map[string]string) map[string]string {
 }
 
 // runs takes note that a version was applied.
-func (w *Worker) runs(v *wbp.Version, update Update) {
+func (w *Worker) runs(v *wbp.StagedVersion, update Update) {
 	w.models[v.Model].running.Store(&update)
 	w.loop.applied(v, update.Digest) // here first, then at the publisher: whoever waits for its receipt must find it here
 }

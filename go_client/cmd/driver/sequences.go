@@ -53,7 +53,7 @@ func sequences(t table) error {
 
 // A player is a machine and a clock. It applies at once whatever is ready, or fails to as the case wants it.
 type player struct {
-	machine *wbp.Machine
+	machine *wbp.WorkerMachine
 	now     time.Duration
 	sent    []json.RawMessage
 	token   int64 // of the last ping
@@ -80,7 +80,7 @@ func newPlayer(c sequence) *player {
 	}
 	id := wbp.Identity{Name: "w", Instance: "00000000000000000000000000000000", Patches: true}
 	timing := wbp.TimingOf(time.Second, 5*time.Second)
-	machine := wbp.NewMachine(id, models, c.BytesMax, timing, nil)
+	machine := wbp.NewWorkerMachine(id, models, c.BytesMax, timing, nil)
 	return &player{machine: machine, runs: map[string]int64{}, applies: c.Applies}
 }
 
@@ -143,7 +143,7 @@ func (p *player) perform(effects []wbp.Effect) {
 	}
 }
 
-func (p *player) apply(v *wbp.Version) []wbp.Effect {
+func (p *player) apply(v *wbp.StagedVersion) []wbp.Effect {
 	outcome := "done"
 	if len(p.applies) > 0 {
 		outcome, p.applies = p.applies[0], p.applies[1:]

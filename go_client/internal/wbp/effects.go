@@ -25,7 +25,7 @@ type (
 		Why   string
 	}
 	// Ready is a version that may be applied.
-	Ready struct{ Version *Version }
+	Ready struct{ Version *StagedVersion }
 	// Rejected says that a version cannot be taken; the old one still runs.
 	Rejected struct {
 		Model string

@@ -143,7 +143,7 @@ func FuzzMachine(f *testing.F) {
 }
 
 // fuzzMachine feeds a machine; what is published is sealed, if there is something that does.
-func fuzzMachine(t *testing.T, in []byte, m *Machine, v *vault) {
+func fuzzMachine(t *testing.T, in []byte, m *WorkerMachine, v *vault) {
 	for now := time.Duration(0); len(in) > 4 && now < 200*time.Second; now += 50 * time.Millisecond {
 		var how byte
 		var frames [][]byte
@@ -153,7 +153,7 @@ func fuzzMachine(t *testing.T, in []byte, m *Machine, v *vault) {
 		}
 		feed(t, m, how, frames, now)
 	}
-	h := &m.slots["m"].holds
+	h := m.slots["m"].holds
 	if used := len(h.all(arriving, staged, ready, applying)); used != h.buffers.taken || used > BuffersMax {
 		t.Fatalf("%d versions are in memory, %d buffers in use", used, h.buffers.taken)
 	}
@@ -191,17 +191,17 @@ func unpack(in []byte) (how byte, frames [][]byte, rest []byte) {
 	return how, frames, in
 }
 
-func fuzzedMachine(keyed bool) *Machine {
+func fuzzedMachine(keyed bool) *WorkerMachine {
 	id := Identity{Name: "w", Instance: "00000000000000000000000000000000", Keyed: keyed, Patches: true}
 	models := map[string]Model{"m": {Accepts: func(*Layout) string { return "" }}}
-	m := NewMachine(id, models, 1<<16, TimingOf(time.Second, 5*time.Second), nil)
+	m := NewWorkerMachine(id, models, 1<<16, TimingOf(time.Second, 5*time.Second), nil)
 	m.Receive([][]byte{[]byte(`{"wbp":1,"type":"welcome","epoch":7,"data":"tcp://*:9","ping_ms":1,"lost_ms":2,"models":{}}`)}, nil, 0)
 	return m
 }
 
 // feed lets one message arrive, by the bits of how: pushed, with a payload, received in place, and
 // what the user does meanwhile.
-func feed(t *testing.T, m *Machine, how byte, frames [][]byte, now time.Duration) {
+func feed(t *testing.T, m *WorkerMachine, how byte, frames [][]byte, now time.Duration) {
 	var lease *Lease
 	if how&4 != 0 && len(frames) > 1 && len(frames[1]) > 0 {
 		if lease = m.Place(frames[0], len(frames[1])); lease != nil {

@@ -1,5 +1,7 @@
 package wbp
 
+import "time"
+
 const rejectedKept = 8 // versions remembered that could not be taken here
 
 // inMemory are the phases that a buffer or a segment is needed for.
@@ -13,12 +15,42 @@ type held struct {
 	lacks    State   // while it is announced
 	layout   *Layout // once that is known
 	buffer   []byte
-	segment  Segment   // where it lies instead, on the shared road
-	shared   bool      // it was copied from there into the buffer
-	transfer *Transfer // while it arrives
-	version  *Version  // once it is whole
-	running  *Running  // while it runs
+	segment  Segment        // where it lies instead, on the shared road
+	shared   bool           // it was copied from there into the buffer
+	transfer *Transfer      // while it arrives
+	staged   *StagedVersion // once it is whole
+	running  *Running       // while it runs
 }
+
+// retold takes another announcement of it, if the same arrives, and tells whether it does.
+func (v *held) retold(a *Announce) bool {
+	same := a.Layout == v.announce.Layout && a.Bytes == v.announce.Bytes && a.ChunkBytes == v.announce.ChunkBytes
+	if same {
+		v.announce = a
+	}
+	return same
+}
+
+// knows takes note of its layout.
+func (v *held) knows(layout *Layout) { v.layout = layout }
+
+// gain takes note that something that an announced version lacked is here, or is not to be had for now.
+func (v *held) gain(event Event) {
+	if after := lacks[v.lacks][event]; after != "" {
+		v.lacks = after
+	}
+}
+
+// copy takes all of it out of shared memory, if that holds it. (S6)
+func (v *held) copy(segment Segment) {
+	v.shared = segment.Copy(v.announce.Model, v.Key, v.transfer.read) == nil
+	if !v.shared {
+		v.transfer.unread()
+	}
+}
+
+// comesBy has it arrive anew, by other means.
+func (v *held) comesBy(t *Transfer) { v.transfer = t }
 
 // A base is the bytes of what runs here, which patches build on, in the buffer that they were staged in. (D3)
 type base struct {
@@ -30,6 +62,7 @@ type base struct {
 
 // holdings are the versions of one model, and the memory that they take.
 type holdings struct {
+	mode    State
 	buffers buffers
 	base    *base // nil: no patch can be taken
 	// Could not be taken; not tried again. An older one still may be: what was rejected may have been
@@ -61,8 +94,8 @@ func (h *holdings) all(phases ...State) []*held {
 	return found
 }
 
-// given returns the version of a key, if it is in one of these phases.
-func (h *holdings) given(key Key, phases ...State) *held {
+// find returns the version of a key, if it is in one of these phases.
+func (h *holdings) find(key Key, phases ...State) *held {
 	for _, v := range h.all(phases...) {
 		if v.Key == key {
 			return v
@@ -99,13 +132,6 @@ func (h *holdings) expect(a *Announce) *held {
 	return v
 }
 
-// gain takes note that something that an announced version lacked is here, or is not to be had for now.
-func (v *held) gain(event Event) {
-	if after := lacks[v.lacks][event]; after != "" {
-		v.lacks = after
-	}
-}
-
 // takeMemory gives a version a staging buffer; false if all are in use: then it lacks one of these.
 func (h *holdings) takeMemory(v *held) (bool, error) {
 	var err error
@@ -117,19 +143,57 @@ func (h *holdings) takeMemory(v *held) (bool, error) {
 	return true, nil
 }
 
+// reconnected takes note that a session begins, of this epoch: what was asked for before will not come. (W28)
+func (h *holdings) reconnected(epoch int64, now time.Duration) {
+	for _, v := range h.all(announced, arriving, staged) {
+		if v.phase == announced || v.Epoch != epoch {
+			h.move(v, fenced)
+		} else if v.phase == arriving {
+			v.transfer.reconnected(now)
+		}
+	}
+	h.rejected = nil
+}
+
+// turn lets something happen to the model, and tells whether its mode is another one now. (W26)
+func (h *holdings) turn(event Event) bool {
+	mode := modes[h.mode][event]
+	if mode != "" {
+		h.mode = mode
+	}
+	return mode != ""
+}
+
 // rename has a version of another name in the place of one that runs.
 func (h *holdings) rename(v *held, key Key) {
-	if h.move(v, renamed) {
-		v.Key = key
+	was := *v.running
+	now := Running{key.Epoch, key.Version, was.Digest}
+	if !h.move(v, renamed, &now) {
+		return
+	}
+	v.Key = key
+	if h.base != nil && h.base.running == was {
+		h.base.running = now
 	}
 }
 
-// move lets something happen to a version, and tells whether it has an arrow for that.
-func (h *holdings) move(v *held, event Event) bool {
+// move lets something happen to a version, by which there is more of it: what it arrives by, what is whole, or as what
+// it runs. It tells whether there is an arrow for that.
+func (h *holdings) move(v *held, event Event, by ...interface{}) bool {
 	if v == nil || arrows[v.phase][event] == "" {
 		return false
 	}
 	v.phase = arrows[v.phase][event]
+	for _, part := range by {
+		switch part := part.(type) {
+		case *Transfer:
+			v.transfer = part
+		case *StagedVersion:
+			v.staged, v.segment = part, part.segment
+		case *Running:
+			v.running = part
+		}
+	}
 	for i, known := range h.live {
 		if known == v {
 			h.live = append(h.live[:i], h.live[i+1:]...)
@@ -158,41 +222,26 @@ func (h *holdings) giveBack(v *held) {
 	if v.buffer == nil {
 		return
 	}
-	if job := v.transfer.job; job != nil {
-		job.unwanted.Store(true) // and who decodes lets go of both
-	} else {
-		h.letGo(v.transfer)
+	if !v.transfer.revoke() { // else who decodes lets go of both
+		h.release(v.transfer)
 		h.buffers.giveBack(v.buffer)
 	}
 	v.buffer = nil
 }
 
-// letGo ends a transfer: nothing of it will be written any more, nor is needed that a patch builds on or came into.
-func (h *holdings) letGo(t *Transfer) {
-	t.revokeAll()
-	b := t.base
-	if b == nil {
-		return
-	}
-	release(t.Buffer)
-	t.Buffer, t.base = nil, nil
-	b.users--
-	if runs := h.at(running); b == h.base && (runs == nil || *runs.running != b.running) {
-		h.rebase(nil)
-	}
-}
+// What patches build on.
 
 // rebase keeps the bytes of what begins to run, in place of those of the version before; of nil, none. But what a
 // patch still needs stays until the next version runs: then it returns false.
-func (h *holdings) rebase(v *held) bool {
+func (h *holdings) rebase(v *held, runs *Running) bool {
 	old := h.base
 	if old != nil && old.users > 0 {
 		return false
 	}
 	if h.base = nil; v != nil {
-		h.base = &base{*v.running, v.version.Layout, v.buffer, 0}
+		h.base = &base{*runs, v.staged.Layout, v.buffer, 0}
 		v.buffer = nil
-		h.buffers.taken--
+		h.buffers.forget()
 	}
 	if old != nil && v != nil {
 		h.buffers.spare(old.data)
@@ -202,11 +251,30 @@ func (h *holdings) rebase(v *held) bool {
 	return true
 }
 
+// buildOn returns what a patch builds on, which needs it until release.
+func (h *holdings) buildOn() *base {
+	h.base.users++
+	return h.base
+}
+
+// release takes the word that nothing of a transfer is needed any more; if what its patch builds on runs no more, nobody
+// needs that.
+func (h *holdings) release(t *Transfer) {
+	b := t.letGo()
+	if b == nil {
+		return
+	}
+	b.users--
+	if runs := h.at(running); b == h.base && (runs == nil || *runs.running != b.running) {
+		h.rebase(nil, nil)
+	}
+}
+
 // free gives all memory back to the system. Nobody may use a version afterwards.
 func (h *holdings) free() {
 	for _, v := range h.all(arriving, staged, ready, applying) {
 		h.move(v, newer)
 	}
-	h.rebase(nil)
+	h.rebase(nil, nil)
 	h.buffers.close()
 }

@@ -60,6 +60,9 @@ func (r *Keyring) expire(now time.Duration) {
 	}
 }
 
+// lacks tells whether a key is needed that is not here, until some are told.
+func (r *Keyring) lacks() bool { return r.lacking }
+
 // keep forgets all but the newest keys, and what was counted under the others, or derived from them.
 func (r *Keyring) keep(most int) {
 	r.last.id, r.last.names, r.last.sealed = "", "", nil

@@ -6,31 +6,20 @@ import (
 	"time"
 )
 
-// Identity is who a worker is.
-type Identity struct {
-	Name     string // one living worker per name and publisher
-	Instance string // 32 hexadecimal digits, drawn anew at each start
-	Client   string // program and version, for operators
-	Host     string
-	PID      int64
-	Keyed    bool // it has a key pair of its own: it takes nothing that is not sealed
-	Patches  bool // it takes patches, for which it keeps the bytes of what runs
-}
-
 // A Model is what a machine must know of a model.
 type Model struct {
 	Accepts func(layout *Layout) string // says why a layout cannot be applied; "" if it can
 	Bytes   int64                       // of the versions that are expected, 0 if not known
 }
 
-// A Machine is one worker.
+// A WorkerMachine is one worker.
 //
 //	outside ──hello, welcome──> inside ──silence, "unknown-worker", another epoch──> outside
 //
 // Inside, messages go to the slot of the model they speak of. Outside, everything that was staged
 // or runs stays as it is, and hello is said again and again: a publisher that restarts finds its
 // workers coming back on their own.
-type Machine struct {
+type WorkerMachine struct {
 	Malformed int // messages dropped because they broke the protocol
 
 	identity        Identity
@@ -57,9 +46,9 @@ type Machine struct {
 
 const spareMax = 1 << 20 // bytes of it
 
-// NewMachine returns a worker that is outside. opens may be nil: the shared road is not taken.
-func NewMachine(id Identity, models map[string]Model, bytesMax int64, timing Timing, opens Opens) *Machine {
-	m := &Machine{
+// NewWorkerMachine returns a worker that is outside. opens may be nil: the shared road is not taken.
+func NewWorkerMachine(id Identity, models map[string]Model, bytesMax int64, timing Timing, opens Opens) *WorkerMachine {
+	m := &WorkerMachine{
 		identity: id, models: models, timing: timing, slots: map[string]*slot{}, opens: opens, ages: ages{}, session: outside,
 		saidHelloAt: never, unansweredSince: never, unheardSince: never, pingedAt: never, pingEvery: timing.Ping,
 	}
@@ -67,16 +56,14 @@ func NewMachine(id Identity, models map[string]Model, bytesMax int64, timing Tim
 		m.keyring = NewKeyring()
 	}
 	for name, model := range models {
-		s := newSlot(name, model.Accepts, bytesMax, &m.timing, m.opens)
-		s.keyring, s.acceptance.sealed, s.patches = m.keyring, id.Keyed, id.Patches
-		m.slots[name] = s
+		m.slots[name] = newSlot(name, model.Accepts, bytesMax, &m.timing, m.opens, m.keyring, id.Patches)
 	}
 	return m
 }
 
-func (m *Machine) inside() bool { return m.session == inside }
+func (m *WorkerMachine) inside() bool { return m.session == inside }
 
-func (m *Machine) turn(event Event) {
+func (m *WorkerMachine) turn(event Event) {
 	if next := sessions[m.session][event]; next != "" {
 		m.session = next
 	}
@@ -85,12 +72,12 @@ func (m *Machine) turn(event Event) {
 // What arrives.
 
 // Receive takes a message of the control channel. What is malformed is dropped.
-func (m *Machine) Receive(frames [][]byte, lease *Lease, now time.Duration) []Effect {
+func (m *WorkerMachine) Receive(frames [][]byte, lease *Lease, now time.Duration) []Effect {
 	return m.receive(frames, lease, now, false)
 }
 
 // ReceivePublished takes a published message, its topic included.
-func (m *Machine) ReceivePublished(frames [][]byte, lease *Lease, now time.Duration) []Effect {
+func (m *WorkerMachine) ReceivePublished(frames [][]byte, lease *Lease, now time.Duration) []Effect {
 	if !m.inside() || len(frames) == 0 {
 		m.takeBack(lease)
 		return nil
@@ -98,14 +85,14 @@ func (m *Machine) ReceivePublished(frames [][]byte, lease *Lease, now time.Durat
 	var effects []Effect
 	if !m.subscribed { // the first one proves that the subscription has arrived: W18
 		m.subscribed, m.unheardSince = true, never
-		effects = append(effects, m.ping(now))
+		effects = append(effects, ping(now, m.subscribed, m.shared))
 	}
 	return append(effects, m.receive(frames[1:], lease, now, true)...)
 }
 
 // Place says where a payload of this size belongs, of which the header is here; nil: nowhere, the
 // message is then to be received with an empty payload.
-func (m *Machine) Place(header []byte, size int) *Lease {
+func (m *WorkerMachine) Place(header []byte, size int) *Lease {
 	message, err := Decode(header, 1)
 	if err != nil || !m.inside() {
 		return nil
@@ -136,7 +123,7 @@ func (m *Machine) Place(header []byte, size int) *Lease {
 
 // lend returns memory for the payload of an announcement, which is done with once that is received, and
 // room for its tag.
-func (m *Machine) lend(size int) *Lease {
+func (m *WorkerMachine) lend(size int) *Lease {
 	memory := m.spare
 	m.spare = nil
 	if cap(memory) < size+TagBytes {
@@ -147,7 +134,7 @@ func (m *Machine) lend(size int) *Lease {
 
 // takeBack ends a lease: its message has been handled. A place that was not taken is free again, and
 // memory that belongs to nobody is kept for the next one.
-func (m *Machine) takeBack(lease *Lease) {
+func (m *WorkerMachine) takeBack(lease *Lease) {
 	switch {
 	case lease == nil:
 	case lease.owner != nil:
@@ -157,7 +144,7 @@ func (m *Machine) takeBack(lease *Lease) {
 	}
 }
 
-func (m *Machine) receive(frames [][]byte, lease *Lease, now time.Duration, pushed bool) []Effect {
+func (m *WorkerMachine) receive(frames [][]byte, lease *Lease, now time.Duration, pushed bool) []Effect {
 	defer m.takeBack(lease)
 	if len(frames) == 0 {
 		m.Malformed++
@@ -201,7 +188,7 @@ func (m *Machine) receive(frames [][]byte, lease *Lease, now time.Duration, push
 	switch message := message.(type) {
 	case *Pong:
 		for _, s := range m.slots {
-			s.answered(time.Duration(message.Token) * time.Millisecond)
+			s.asking.answered(time.Duration(message.Token) * time.Millisecond)
 		}
 		return m.hearOf(message.Models, now)
 	case *Rekey:
@@ -220,7 +207,7 @@ func (m *Machine) receive(frames [][]byte, lease *Lease, now time.Duration, push
 
 // ignores tells whether a message is not for a worker with keys, or not for one without; nil has no effect
 // on any. (E1) The header of a chunk that is pushed is anybody's word, but for what is arriving. (E4)
-func (m *Machine) ignores(message Message, pushed bool) bool {
+func (m *WorkerMachine) ignores(message Message, pushed bool) bool {
 	switch message := message.(type) {
 	case nil, *SealedMessage: // what is in it is taken in its place
 		return true
@@ -234,13 +221,13 @@ func (m *Machine) ignores(message Message, pushed bool) bool {
 	return false
 }
 
-func (m *Machine) arrives(chunk *SealedChunk) bool {
+func (m *WorkerMachine) arrives(chunk *SealedChunk) bool {
 	s := m.slots[chunk.Model]
-	return s != nil && s.holds.given(Key{chunk.Epoch, chunk.Version}, arriving) != nil
+	return s != nil && s.holds.find(Key{chunk.Epoch, chunk.Version}, arriving) != nil
 }
 
 // opened opens what came with an announcement, if it is sealed.
-func (m *Machine) opened(message Message, payloads [][]byte) (opened [][]byte, sound bool) {
+func (m *WorkerMachine) opened(message Message, payloads [][]byte) (opened [][]byte, sound bool) {
 	a, ok := message.(*Announce)
 	if !ok || m.keyring == nil || len(payloads) == 0 {
 		return payloads, true
@@ -255,13 +242,8 @@ func (m *Machine) opened(message Message, payloads [][]byte) (opened [][]byte, s
 	return [][]byte{plain}, sound
 }
 
-// ping asks for a pong, which says again when that was. (W12, W18)
-func (m *Machine) ping(now time.Duration) Effect {
-	return Send{&Ping{Token: now.Milliseconds(), Subscribed: m.subscribed, Shared: m.shared}}
-}
-
 // whole tells whether a message is to be treated as published, whatever channel it came by.
-func (m *Machine) whole(message Message) bool {
+func (m *WorkerMachine) whole(message Message) bool {
 	a, ok := message.(*Announce)
 	return ok && a.Whole != nil
 }
@@ -324,22 +306,22 @@ func (s *slot) receive(message Message, payloads [][]byte, lease *Lease, now tim
 	case *Rename:
 		return s.renamed(message, now)
 	case *Beacon:
-		return s.hearOf(Key{message.Epoch, message.Version}, now)
+		return s.asking.hearOf(Key{message.Epoch, message.Version}, now)
 	}
 	return nil
 }
 
-func (m *Machine) hearOf(versions map[string]int64, now time.Duration) []Effect {
+func (m *WorkerMachine) hearOf(versions map[string]int64, now time.Duration) []Effect {
 	var effects []Effect
 	for model, version := range versions {
 		if s := m.slots[model]; s != nil {
-			effects = append(effects, s.hearOf(Key{m.epoch, version}, now)...)
+			effects = append(effects, s.asking.hearOf(Key{m.epoch, version}, now)...)
 		}
 	}
 	return effects
 }
 
-func (m *Machine) refused(r *Refuse, now time.Duration) []Effect {
+func (m *WorkerMachine) refused(r *Refuse, now time.Duration) []Effect {
 	switch r.Code {
 	case CodeUnknownWorker:
 		m.turn(unknown) // W20
@@ -351,7 +333,7 @@ func (m *Machine) refused(r *Refuse, now time.Duration) []Effect {
 		return nil
 	case CodeNoPatch:
 		if m.inside() && r.Model != nil && m.slots[*r.Model] != nil {
-			return m.slots[*r.Model].noPatch(Key{r.Epoch, r.Version}, now)
+			return m.slots[*r.Model].patches.refused(Key{r.Epoch, r.Version}, now)
 		}
 		return nil
 	case CodeNameTaken, CodeStaleEpoch, CodeLimit, CodeProtocolVersion, CodeWrongName, CodeRevoked, CodeNotAllowed:
@@ -363,17 +345,17 @@ func (m *Machine) refused(r *Refuse, now time.Duration) []Effect {
 // Joining.
 
 // appliedEpoch is the latest epoch of which anything was applied: no older publisher is followed.
-func (m *Machine) appliedEpoch() int64 {
+func (m *WorkerMachine) appliedEpoch() int64 {
 	var latest int64
 	for _, s := range m.slots {
-		if s.epoch > latest {
-			latest = s.epoch
+		if s.applying.epoch > latest {
+			latest = s.applying.epoch
 		}
 	}
 	return latest
 }
 
-func (m *Machine) helloIfDue(now time.Duration) []Effect {
+func (m *WorkerMachine) helloIfDue(now time.Duration) []Effect {
 	if now-m.saidHelloAt < m.timing.HelloRetry {
 		return nil
 	}
@@ -385,18 +367,11 @@ func (m *Machine) helloIfDue(now time.Duration) []Effect {
 	for name, s := range m.slots {
 		models[name] = s.running()
 	}
-	id, features := m.identity, []string{"renaming"} // W25; neither W34 nor W35
-	if m.opens != nil {
-		features = append(features, "mapping") // S11
-	}
-	if id.Patches {
-		features = append(features, Delta) // D4
-	}
-	return []Effect{Send{&Hello{Name: id.Name, Instance: id.Instance, Models: models, Epoch: m.appliedEpoch(),
-		AgeMS: m.ages.of(m.appliedEpoch(), now), Features: features, Client: id.Client, Host: id.Host, PID: id.PID}}}
+	epoch := m.appliedEpoch()
+	return []Effect{m.identity.hello(models, epoch, m.ages.of(epoch, now), m.opens != nil)}
 }
 
-func (m *Machine) welcome(w *Welcome, now time.Duration) []Effect {
+func (m *WorkerMachine) welcome(w *Welcome, now time.Duration) []Effect {
 	if latest := m.appliedEpoch(); w.Epoch < latest { // W2
 		return []Effect{Refused{CodeStaleEpoch, fmt.Sprintf("the publisher is of epoch %d, but this worker runs "+
 			"weights of the later epoch %d: connect it to the newer publisher", w.Epoch, latest)}}
@@ -429,14 +404,12 @@ func (m *Machine) welcome(w *Welcome, now time.Duration) []Effect {
 		effects = append(effects, Connect{w.Data, ticket})
 	}
 	if m.shared { // before anything is pushed or hashed for us
-		effects = append(effects, m.ping(now))
+		effects = append(effects, ping(now, m.subscribed, m.shared))
 	}
 	for name, s := range m.slots {
-		s.shared = m.shared
 		effects = append(effects, Subscribe{ControlTopic(name), true},
-			Subscribe{s.topic(), s.mode == following && !m.shared}) // W26, S8
-		s.expect(m.models[name].Bytes)
-		effects = append(effects, s.reconnected(Key{w.Epoch, w.Models[name]}, now)...)
+			Subscribe{s.patches.topic(), s.holds.mode == following && !m.shared}) // W26, S8
+		effects = append(effects, s.reconnected(Key{w.Epoch, w.Models[name]}, m.models[name].Bytes, m.shared, now)...)
 	}
 	return effects
 }
@@ -453,7 +426,7 @@ func ticketOf(w *Welcome) string {
 }
 
 // WithoutTicket says that there is no data connection for want of a ticket, of which a hello brings another.
-func (m *Machine) WithoutTicket(now time.Duration) []Effect {
+func (m *WorkerMachine) WithoutTicket(now time.Duration) []Effect {
 	if !m.inside() {
 		return nil
 	}
@@ -461,13 +434,13 @@ func (m *Machine) WithoutTicket(now time.Duration) []Effect {
 }
 
 // ShutOut says that a handshake of the control channel has failed for want of the right key, most likely.
-func (m *Machine) ShutOut(why string) []Effect {
+func (m *WorkerMachine) ShutOut(why string) []Effect {
 	m.turn(refused) // K5
 	return []Effect{Refused{CodeKeys, why}}
 }
 
 // probe tells whether the publisher's memory can be read.
-func (m *Machine) probe(shared *Shared) bool {
+func (m *WorkerMachine) probe(shared *Shared) bool {
 	if shared == nil || m.opens == nil {
 		return false
 	}
@@ -480,7 +453,7 @@ func (m *Machine) probe(shared *Shared) bool {
 
 // Connected says that there is a connection of the control channel. After a new one the publisher
 // knows nobody at its end: hello is said at once, and again while nobody answers.
-func (m *Machine) Connected(fresh bool, now time.Duration) []Effect {
+func (m *WorkerMachine) Connected(fresh bool, now time.Duration) []Effect {
 	if fresh {
 		m.turn(unknown)
 		m.saidHelloAt, m.unansweredSince = never, never
@@ -493,7 +466,7 @@ func (m *Machine) Connected(fresh bool, now time.Duration) []Effect {
 
 // callAgain, outside, gives up connections on which nobody answers: they may be dead, which TCP
 // finds out late.
-func (m *Machine) callAgain(now time.Duration) []Effect {
+func (m *WorkerMachine) callAgain(now time.Duration) []Effect {
 	if m.unansweredSince == never || now-m.unansweredSince < m.timing.LostAfter {
 		return nil
 	}
@@ -503,7 +476,7 @@ func (m *Machine) callAgain(now time.Duration) []Effect {
 
 // Close says goodbye, even from outside: our hello may have been heard, its answer not yet. What arrives is of no
 // use any more: whoever decodes it ends soon.
-func (m *Machine) Close() []Effect {
+func (m *WorkerMachine) Close() []Effect {
 	for _, s := range m.slots {
 		s.holds.move(s.holds.at(arriving), newer)
 	}
@@ -511,41 +484,46 @@ func (m *Machine) Close() []Effect {
 }
 
 // Free gives the staging memory back. No version may be in use, no patch be decoded, and nothing else be called after it.
-func (m *Machine) Free() {
+func (m *WorkerMachine) Free() {
 	for _, s := range m.slots {
 		s.holds.free()
 	}
 }
 
+// Decoded takes the word that a patch was decoded, and how long that took; or that it is of no use, and why.
+func (m *WorkerMachine) Decoded(job *Patching, fault string, took, now time.Duration) []Effect {
+	return m.slots[job.Model].decoded(job, fault, took, now)
+}
+
 // What the user does with a version that is ready.
 
 // Taken says that somebody has begun to apply it.
-func (m *Machine) Taken(v *Version) { m.slots[v.Model].taken(v.Key) }
+func (m *WorkerMachine) Taken(v *StagedVersion) { m.slots[v.Model].taken(v.Key) }
 
 // Applied says that it runs now; digest is that of its bytes, if anybody hashed them.
-func (m *Machine) Applied(v *Version, digest string, now time.Duration) []Effect {
+func (m *WorkerMachine) Applied(v *StagedVersion, digest string, now time.Duration) []Effect {
 	return m.slots[v.Model].applied(v.Key, digest, now)
 }
 
 // Stale says that it is gone from shared memory.
-func (m *Machine) Stale(v *Version, now time.Duration) []Effect {
+func (m *WorkerMachine) Stale(v *StagedVersion, now time.Duration) []Effect {
 	return m.slots[v.Model].gotStale(v.Key, now)
 }
 
 // Failed says that it could not be applied; unless intact, no version runs now.
-func (m *Machine) Failed(v *Version, text string, intact bool, now time.Duration) []Effect {
+func (m *WorkerMachine) Failed(v *StagedVersion, text string, intact bool, now time.Duration) []Effect {
 	return m.slots[v.Model].failed(v.Key, text, intact, now)
 }
 
 // Dropped says that it was replaced before anybody took it.
-func (m *Machine) Dropped(v *Version, now time.Duration) []Effect {
+func (m *WorkerMachine) Dropped(v *StagedVersion, now time.Duration) []Effect {
 	return m.slots[v.Model].dropped(v.Key, now)
 }
 
 // Time.
 
 // unheard tells, once in a session, that nothing published comes.
-func (m *Machine) unheard(now time.Duration) []Effect {
+func (m *WorkerMachine) unheard(now time.Duration) []Effect {
 	if m.unheardSince == never || now-m.unheardSince < m.timing.LostAfter {
 		return nil
 	}
@@ -554,7 +532,7 @@ func (m *Machine) unheard(now time.Duration) []Effect {
 }
 
 // Tick does what is due.
-func (m *Machine) Tick(now time.Duration) []Effect {
+func (m *WorkerMachine) Tick(now time.Duration) []Effect {
 	if m.keyring != nil {
 		m.keyring.expire(now)
 	}
@@ -570,7 +548,7 @@ func (m *Machine) Tick(now time.Duration) []Effect {
 	}
 	effects := m.unheard(now)
 	elsewhere := m.appliedEpoch() > m.epoch // what runs came late, of a later publisher (W3)
-	if elsewhere || m.keyring != nil && m.keyring.lacking {
+	if elsewhere || m.keyring != nil && m.keyring.lacks() {
 		effects = append(effects, m.helloIfDue(now)...) // which is answered with the key (E6)
 	}
 	for _, s := range m.slots {
@@ -578,7 +556,7 @@ func (m *Machine) Tick(now time.Duration) []Effect {
 	}
 	if now-m.pingedAt >= m.pingEvery { // W17, W18
 		m.pingedAt = now
-		effects = append(effects, m.ping(now))
+		effects = append(effects, ping(now, m.subscribed, m.shared))
 		for _, s := range m.slots {
 			effects = append(effects, s.repeat()...)
 		}

@@ -63,7 +63,7 @@ func TestWhatWasAppliedLateIsTold(t *testing.T) {
 	chunk := &Chunk{Model: "m", Epoch: 7, Version: 1, CRC: CRC32C(payload)}
 	m.ReceivePublished([][]byte{nil, Encode(chunk), payload}, nil, 0)
 	end := &End{Model: "m", Epoch: 7, Version: 1, Digest: Digest(parsed.ID, 2, []uint32{CRC32C(payload)})}
-	var version *Version
+	var version *StagedVersion
 	for _, effect := range m.ReceivePublished([][]byte{nil, Encode(end)}, nil, 0) {
 		if is, ok := effect.(Ready); ok {
 			version = is.Version
@@ -144,7 +144,7 @@ func TestTheSharedRoad(t *testing.T) {
 	segment := &lying{}
 	id := Identity{Name: "w", Instance: strings.Repeat("0", 32)}
 	models := map[string]Model{"m": {Accepts: func(*Layout) string { return "" }}}
-	m := NewMachine(id, models, 100, TimingOf(time.Second, 5*time.Second), func(*Shared, int64) Segment { return segment })
+	m := NewWorkerMachine(id, models, 100, TimingOf(time.Second, 5*time.Second), func(*Shared, int64) Segment { return segment })
 	shared := &Shared{Path: "/proc/1/fd/1", Token: strings.Repeat("0", 32)}
 	m.Receive([][]byte{Encode(&Welcome{Epoch: 7, Data: "tcp://*:9", PingMS: 1000, LostMS: 5000, Models: map[string]int64{},
 		Shared: shared, Features: []string{}})}, nil, 0)
@@ -159,7 +159,7 @@ func TestTheSharedRoad(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	announced := func(version int64) *Version {
+	announced := func(version int64) *StagedVersion {
 		a := &Announce{Model: "m", Epoch: 7, Version: version, Layout: layout.ID, LayoutBytes: int64(len(text)), Bytes: 2,
 			ChunkBytes: 2, Commit: "auto", Acknowledge: "applied", Encoding: "raw", Shared: shared}
 		for _, effect := range m.ReceivePublished([][]byte{nil, Encode(a), text}, nil, time.Second) {
@@ -215,8 +215,8 @@ func TestPlacesAreBounded(t *testing.T) {
 
 // A failure's text is cut to what the protocol allows, counted in characters.
 func TestLongReasons(t *testing.T) {
-	s := newSlot("m", func(*Layout) string { return strings.Repeat("ü", 5000) }, 1, &Timing{}, nil)
-	send := s.fail(Key{1, 1}, CodeApply, s.acceptance.accepts(nil), 0)[0].(Send)
+	s := newSlot("m", func(*Layout) string { return strings.Repeat("ü", 5000) }, 1, &Timing{}, nil, nil, false)
+	send := s.applying.fail(Key{1, 1}, CodeApply, s.acceptance.accepts(nil), 0)[0].(Send)
 	if got := len([]rune(send.Message.(*Failed).Text)); got != TextMax {
 		t.Fatalf("%d characters", got)
 	}
@@ -247,7 +247,7 @@ func TestNothingBeginsWithoutABuffer(t *testing.T) {
 	for _, shared := range []bool{false, true} {
 		timing := TimingOf(time.Second, 5*time.Second)
 		opens := func(*Shared, int64) Segment { return &lying{} }
-		s := newSlot("m", func(*Layout) string { return "" }, 100, &timing, opens)
+		s := newSlot("m", func(*Layout) string { return "" }, 100, &timing, opens, nil, false)
 		s.shared = shared
 		taken, err := s.holds.buffers.take(2)
 		if err != nil {

@@ -76,13 +76,13 @@ func offerOf(a *Announce, id *PatchID) *PatchOffer {
 
 // A taker is a worker that takes patches, in a session, and what it wants done.
 type taker struct {
-	*Machine
+	*WorkerMachine
 	t         *testing.T
 	vault     *vault // what seals; nil: nothing is sealed
 	now       time.Duration
 	asked     []*Fetch
 	jobs      []*Patching
-	ready     []*Version
+	ready     []*StagedVersion
 	said      []Message // but for fetches
 	renamed   []Renamed
 	unpatched []string
@@ -91,7 +91,7 @@ type taker struct {
 }
 
 func newTaker(t *testing.T, sealed bool) *taker {
-	k := &taker{Machine: fuzzedMachine(sealed), t: t, topics: map[string]bool{"m/dat": true}}
+	k := &taker{WorkerMachine: fuzzedMachine(sealed), t: t, topics: map[string]bool{"m/dat": true}}
 	if sealed {
 		k.vault = newVault(1)
 		k.keyring.Begin(k.vault.told(), time.Hour)
@@ -99,7 +99,7 @@ func newTaker(t *testing.T, sealed bool) *taker {
 	return k
 }
 
-func (k *taker) holds() *holdings { return &k.slots["m"].holds }
+func (k *taker) holds() *holdings { return k.slots["m"].holds }
 
 func (k *taker) do(effects []Effect) {
 	for _, effect := range effects {
@@ -163,7 +163,7 @@ func (k *taker) apply(p *published) {
 		}
 	})
 	k.Taken(v)
-	k.do(k.Machine.Applied(v, v.Digest, k.now))
+	k.do(k.WorkerMachine.Applied(v, v.Digest, k.now))
 }
 
 // serve answers what was asked of a version, until that is applied; it returns how it came.
@@ -269,7 +269,7 @@ func TestWhyAVersionIsNotPatched(t *testing.T) {
 		change func(k *taker, two *published)
 		says   string
 	}{
-		"its bytes were not kept": {func(k *taker, _ *published) { k.holds().rebase(nil) }, "version 1 of epoch 7 runs here, and its bytes were not kept; there are patches on 1"},
+		"its bytes were not kept": {func(k *taker, _ *published) { k.holds().rebase(nil, nil) }, "version 1 of epoch 7 runs here, and its bytes were not kept; there are patches on 1"},
 		"another digest":          {func(_ *taker, p *published) { p.announce.Patches[0].Digest = p.digest }, "runs here; there are patches on 1"},
 		"another version":         {func(_ *taker, p *published) { p.announce.Patches[0].Version = 9 }, "there are patches on 9"},
 		"another epoch":           {func(_ *taker, p *published) { p.announce.Patches[0].Epoch = 6 }, "there are patches on 1"},
@@ -280,8 +280,8 @@ func TestWhyAVersionIsNotPatched(t *testing.T) {
 			other.ID = "x"
 			k.holds().base.layout = &other
 		}, "there are patches on 1"},
-		"nothing runs":          {func(k *taker, _ *published) { k.holds().move(k.holds().at(running), torn); k.holds().rebase(nil) }, "nothing runs here, and its bytes were not kept"},
-		"patches are not taken": {func(k *taker, _ *published) { k.slots["m"].patches = false }, ""},
+		"nothing runs":          {func(k *taker, _ *published) { k.holds().move(k.holds().at(running), torn); k.holds().rebase(nil, nil) }, "nothing runs here, and its bytes were not kept"},
+		"patches are not taken": {func(k *taker, _ *published) { k.slots["m"].patches.taken = false }, ""},
 		"there are none":        {func(_ *taker, p *published) { p.announce.Patches = nil }, ""},
 		"it is in the announcement": {func(_ *taker, p *published) {
 			p.announce.Whole, p.announce.ChunkBytes = &Whole{CRC32C(p.data), p.digest}, 1000
@@ -373,8 +373,7 @@ func TestAPatchThatIsOfNoUse(t *testing.T) {
 func TestAPatchThatComesSlowly(t *testing.T) {
 	timing := TimingOf(time.Second, 5*time.Second)
 	a := &Announce{Model: "m", Epoch: 7, Version: 2, Bytes: 100, ChunkBytes: 4}
-	transfer := newTransfer(a, nil, make([]byte, 8), 0, &timing)
-	transfer.patch = &PatchOffer{}
+	transfer := newTransferOfPatch(&PatchOffer{}, nil, a, nil, make([]byte, 8), 0, &timing)
 	now := time.Duration(0)
 	for _, tries := range []int{TriesMax - 1, TriesMax} {
 		for i := 0; i < tries; i++ {
@@ -478,7 +477,7 @@ func TestANewerVersionWhileAPatchIsDecoded(t *testing.T) {
 		t.Fatal("what is here is asked for")
 	}
 	k.control(three, three.announcement(), nil)
-	if v := h.at(arriving); v.Version != 3 || !job.unwanted.Load() || &v.buffer[0] == &job.buffer[0] || h.buffers.taken != 2 || h.base.users != 1 {
+	if v := h.at(arriving); v.Version != 3 || job.live() || &v.buffer[0] == &job.buffer[0] || h.buffers.taken != 2 || h.base.users != 1 {
 		t.Fatalf("version %d arrives, %d buffers are taken", v.Version, h.buffers.taken)
 	}
 	k.expect(k.serve(three), "raw") // what ran before it is still read

@@ -34,13 +34,14 @@ func heldAt(t *testing.T, h *holdings, phase State) *held {
 	a := &Announce{Model: "m", Epoch: 7, Version: 1, Bytes: 12, ChunkBytes: 4}
 	v := h.expect(a)
 	for _, event := range ways[phase] {
+		var by interface{}
 		if event == begun {
 			if enough, err := h.takeMemory(v); !enough || err != nil {
 				t.Fatal("no memory", err)
 			}
-			v.transfer = newTransfer(a, nil, v.buffer, 0, &Timing{})
+			by = newTransfer(a, nil, v.buffer, "", 0, &Timing{})
 		}
-		if !h.move(v, event) {
+		if !h.move(v, event, by) {
 			t.Fatalf("no arrow from %s for %s", v.phase, event)
 		}
 	}

@@ -85,7 +85,7 @@ func (v *vault) message(header []byte) *SealedMessage {
 
 // A keyedWorker is a machine with keys, in a session, and what it does.
 type keyedWorker struct {
-	*Machine
+	*WorkerMachine
 	t     *testing.T
 	vault *vault
 	now   time.Duration
@@ -94,7 +94,7 @@ type keyedWorker struct {
 func keyedInside(t *testing.T, features ...string) *keyedWorker {
 	id := Identity{Name: "w", Instance: strings.Repeat("0", 32), Keyed: true, Patches: true}
 	models := map[string]Model{"m": {Accepts: func(*Layout) string { return "" }}}
-	k := &keyedWorker{NewMachine(id, models, 1<<20, TimingOf(time.Second, 5*time.Second), nil), t, newVault(1), 0}
+	k := &keyedWorker{NewWorkerMachine(id, models, 1<<20, TimingOf(time.Second, 5*time.Second), nil), t, newVault(1), 0}
 	k.control(k.welcome(features...), nil)
 	return k
 }
@@ -234,7 +234,7 @@ func TestGroupKeysThatChange(t *testing.T) {
 	beacon := func() Message { return k.vault.message(Encode(&Beacon{"m", 7, k.vault.count + 5})) }
 	old, older := *k.vault, beacon()
 	heard := func(m Message) bool {
-		k.slots["m"].askedAt = never
+		k.slots["m"].asking.latestAt = never
 		return strings.Contains(kinds(k.published(m, nil)), "fetch")
 	}
 	if !heard(older) || heard(older) {
@@ -399,8 +399,8 @@ func TestWhatIsPublishedIsReceivedInItsPlaceAndCountsOnce(t *testing.T) {
 		receive(chunk, sealed)
 	}
 	end, _ := k.vault.published(&End{"m", 7, 1, p.digest, nil}, nil, nil)
-	if got := kinds(k.published(end, nil)); got != "Ready" || !bytes.Equal(v.version.data, p.data) {
-		t.Fatalf("%s: %q", got, v.version.data)
+	if got := kinds(k.published(end, nil)); got != "Ready" || !bytes.Equal(v.staged.data, p.data) {
+		t.Fatalf("%s: %q", got, v.staged.data)
 	}
 }
 

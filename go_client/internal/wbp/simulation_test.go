@@ -41,14 +41,14 @@ type world struct {
 	rng                *rand.Rand
 	now                time.Duration
 	events             eventHeap
-	machine            *Machine
+	machine            *WorkerMachine
 	loss               float64
 	damage             float64
 	delay              time.Duration
 	splits             bool // payloads arrive in two parts
 	topics             map[string]bool
 	runs               Key
-	applying           []*Version
+	applying           []*StagedVersion
 	jobs               int // patches that are being decoded
 	patched, unpatched int
 
@@ -114,7 +114,7 @@ func newWorld(t *testing.T, seed int64) *world {
 		w.vault = newVault(0)
 	}
 	accepts := func(*Layout) string { return "" }
-	w.machine = NewMachine(id, map[string]Model{"m": {Accepts: accepts}}, 1<<20, TimingOf(time.Second, 5*time.Second), nil)
+	w.machine = NewWorkerMachine(id, map[string]Model{"m": {Accepts: accepts}}, 1<<20, TimingOf(time.Second, 5*time.Second), nil)
 	return w
 }
 
@@ -158,7 +158,7 @@ func (w *world) tick() {
 
 // check makes sure that memory is neither lost nor given out twice.
 func (w *world) check() {
-	h := &w.machine.slots["m"].holds
+	h := w.machine.slots["m"].holds
 	used, waiting, dropped := len(h.all(arriving, staged, ready, applying)), len(h.all(ready)), w.jobs
 	v := h.at(arriving)
 	if v != nil && v.transfer.job != nil {

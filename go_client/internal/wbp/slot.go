@@ -8,7 +8,6 @@ import (
 const (
 	nothingFits = "nothing comes that fits what was announced"
 	restartsMax = 3 // transfers of a version whose digest did not match, before it is given up
-	appliesMax  = 3 // in a row that fail half-way, before a version is tried no more
 )
 
 // A slot is one model of a worker: what comes of it, and what becomes of the versions here (phases.go).
@@ -17,28 +16,26 @@ const (
 // drop one finishes the next, by fetching, before it looks at anything newer.
 type slot struct {
 	model      string
-	timing     *Timing
 	opens      Opens
 	keyring    *Keyring // nil: versions come in the clear
+	shared     bool     // versions are read from shared memory: nothing needs to be pushed
 	acceptance acceptance
-	holds      holdings
-	mode       State
-	patches    bool          // they are taken
-	listens    bool          // to chunks of patches, in place of those of versions
-	shared     bool          // versions are read from shared memory: nothing needs to be pushed
-	torn       int           // applies in a row that failed half-way: while there is one, nothing runs
-	epoch      int64         // the greatest of which bytes were written into the model
-	failure    *Failed       // the last one, until another version is begun
-	stale      Key           // was not to be had from shared memory: fetch it, if it is offered
-	askedAt    time.Duration // when the latest announcement was asked for
-	answeredTo time.Duration // when the last ping was sent that was answered
-	later      putOff        // what has failed, and is to be tried again
+	holds      *holdings
+	asking     *Asking
+	applying   *Applying
+	patches    *Patches
 }
 
-func newSlot(model string, accepts func(*Layout) string, bytesMax int64, timing *Timing, opens Opens) *slot {
+// newSlot returns one for which nothing has come yet. opens may be nil, and keyring; patches tells whether they are taken.
+func newSlot(model string, accepts func(*Layout) string, bytesMax int64, timing *Timing, opens Opens, keyring *Keyring,
+	patches bool) *slot {
+	holds := &holdings{mode: following}
+	asking := newAsking(model, holds, timing)
 	return &slot{
-		model: model, timing: timing, opens: opens, mode: following, askedAt: never, answeredTo: never,
-		acceptance: acceptance{accepts: accepts, bytesMax: bytesMax, accepted: map[string]bool{}},
+		model: model, opens: opens, keyring: keyring, holds: holds, asking: asking,
+		acceptance: acceptance{accepts: accepts, bytesMax: bytesMax, sealed: keyring != nil, accepted: map[string]bool{}},
+		applying:   &Applying{model: model, holds: holds, asking: asking, patches: patches},
+		patches:    &Patches{model: model, holds: holds, timing: timing, taken: patches},
 	}
 }
 
@@ -52,44 +49,17 @@ func (s *slot) running() *Running {
 
 // What the publisher says.
 
-// hearOf takes a beacon, a welcome or a stray chunk that speaks of a version: ask if it is news.
-func (s *slot) hearOf(key Key, now time.Duration) []Effect {
-	if key.Version == 0 || !key.Newer(s.holds.newest()) || s.holds.isRejected(key) { // W4, W15
-		return nil
-	}
-	if v := s.holds.at(arriving); v != nil && (!key.Newer(v.Key) || s.mode == catchingUp) { // W26
-		return nil
-	}
-	if v := s.holds.at(announced); v != nil && !key.Newer(v.Key) && v.lacks == aLayout { // W7
-		return nil
-	}
-	if !key.Newer(s.later.Key) && now < s.later.until { // W36
-		return nil
-	}
-	return s.askLatest(key.Epoch, now)
-}
-
-func (s *slot) askLatest(epoch int64, now time.Duration) []Effect {
-	if now-s.askedAt < s.timing.Quiet { // W4
-		return nil
-	}
-	s.askedAt = now
-	waiting := s.holds.at(announced)
-	needsLayout := waiting != nil && waiting.lacks == aLayout
-	return []Effect{Send{&Fetch{Model: s.model, Epoch: epoch, Layout: needsLayout}}}
-}
-
 // announced takes the word that a version exists. Its chunks may follow if the announcement was
 // pushed; with push false none will.
 func (s *slot) announced(a *Announce, layout []byte, push bool, now time.Duration) []Effect {
 	key := Key{a.Epoch, a.Version}
 	if layout != nil {
 		if wrong := s.acceptance.learn(a, layout); wrong != "" {
-			s.holds.move(s.holds.given(key, announced), failed) // it waited for this
-			return s.fail(key, CodeLayoutInvalid, wrong, now)
+			s.holds.move(s.holds.find(key, announced), failed) // it waited for this
+			return s.applying.fail(key, CodeLayoutInvalid, wrong, now)
 		}
 	}
-	if v := s.holds.given(key, staged); v != nil && a.Commit == "auto" { // W5
+	if v := s.holds.find(key, staged); v != nil && a.Commit == "auto" { // W5
 		return s.commit(v)
 	}
 	if !s.wants(a, key) {
@@ -99,7 +69,7 @@ func (s *slot) announced(a *Announce, layout []byte, push bool, now time.Duratio
 	effects := s.begin(v, now)
 	if v.phase == arriving && !push { // W31
 		v.transfer.pull()
-		effects = append(effects, s.pull(v, now)...)
+		effects = append(effects, fetches(v.transfer, now)...)
 	}
 	return effects
 }
@@ -114,17 +84,9 @@ func (s *slot) wants(a *Announce, key Key) bool {
 	case v == nil:
 		return true
 	case v.Key != key:
-		return key.Newer(v.Key) && s.mode == following // W8, W26
-	case !sameBytes(a, v.announce):
-		return true // one of the two was damaged
+		return key.Newer(v.Key) && s.holds.mode == following // W8, W26
 	}
-	v.announce = a // it may have been committed meanwhile
-	return false
-}
-
-// sameBytes tells whether two announcements of a version agree on what arrives.
-func sameBytes(a, b *Announce) bool {
-	return a.Layout == b.Layout && a.Bytes == b.Bytes && a.ChunkBytes == b.ChunkBytes
+	return !v.retold(a) // one of the two was damaged
 }
 
 // announcedWhole takes announcement, chunk and end in one.
@@ -136,22 +98,12 @@ func (s *slot) announcedWhole(a *Announce, payload []byte, now time.Duration) []
 	return append(effects, s.end(end, now)...)
 }
 
-// renamed takes the word that what runs is a newer version, byte for byte: nothing is to be fetched or
-// applied. Not if another version is at the user's, who may be writing it into the model.
+// renamed takes the word that what runs is a newer version, byte for byte: nothing is to be fetched or applied.
 func (s *slot) renamed(r *Rename, now time.Duration) []Effect {
-	v, key := s.holds.at(running), Key{r.Epoch, r.Version} // W25
-	if v == nil || *v.running != r.Was || len(s.holds.all(ready, applying)) > 0 || !key.Newer(s.holds.newest()) {
+	said := s.applying.renamed(r)
+	if said == nil {
 		return nil
 	}
-	if begun := s.holds.at(arriving); begun != nil && begun.Newer(key) {
-		return nil
-	}
-	for _, older := range s.holds.all(announced, arriving, staged) {
-		s.holds.move(older, newer)
-	}
-	s.holds.rename(v, key)
-	s.failure = nil
-	said := append(s.runs(v, r.Was.Digest), Renamed{s.model, key, r.Metadata})
 	return append(said, s.turn(completed, now)...)
 }
 
@@ -161,10 +113,11 @@ func (s *slot) begin(v *held, now time.Duration) []Effect {
 	if code, text := s.acceptance.fault(a); code != "" {
 		return s.decline(v, code, text, now)
 	}
-	if v.layout = s.acceptance.layout(a); v.layout == nil { // W7
-		s.askedAt = now
-		return []Effect{Send{&Fetch{Model: s.model, Epoch: a.Epoch, Version: a.Version, Layout: true}}}
+	layout := s.acceptance.layout(a)
+	if layout == nil {
+		return s.asking.layout(v.Key, now)
 	}
+	v.knows(layout)
 	segment := s.segment(a)
 	if segment == nil {
 		v.gain(known)
@@ -190,7 +143,7 @@ func (s *slot) reserve(v *held, segment Segment, now time.Duration) []Effect {
 	}
 	enough, err := s.holds.takeMemory(v)
 	if err != nil && s.holds.base != nil { // the next version matters more
-		if !s.holds.rebase(nil) {
+		if !s.holds.rebase(nil, nil) {
 			return effects // decoded goes on with it
 		}
 		enough, err = s.holds.takeMemory(v)
@@ -202,22 +155,25 @@ func (s *slot) reserve(v *held, segment Segment, now time.Duration) []Effect {
 	if !enough {
 		return effects
 	}
-	v.transfer = s.begins(v, segment == nil && a.Whole == nil, now)
-	s.moveOn(v, begun)
+	t := s.patches.transfer(v, segment == nil && a.Whole == nil, now)
+	s.holds.move(v, begun, t)
+	s.applying.begun()
 	if segment != nil {
-		if v.shared = segment.Copy(s.model, v.Key, v.transfer.read) == nil; !v.shared { // S6
-			v.transfer.unread()
-		}
+		v.copy(segment)
 	}
 	if a.Whole != nil {
 		return effects
 	}
-	return append(effects, s.listen(v, now)...)
+	listening := s.patches.listen(t, s.shared)
+	if len(listening) > 0 {
+		t.pull()
+	}
+	return append(append(effects, listening...), fetches(t, now)...)
 }
 
 // segment opens the shared memory that holds a version; nil if it must come over the network.
 func (s *slot) segment(a *Announce) Segment {
-	if !s.shared || a.Shared == nil || s.stale == (Key{a.Epoch, a.Version}) {
+	if !s.shared || a.Shared == nil || s.applying.stale == (Key{a.Epoch, a.Version}) {
 		return nil
 	}
 	return s.opens(a.Shared, a.Bytes)
@@ -228,34 +184,26 @@ func (s *slot) point(v *held, segment Segment, now time.Duration) []Effect {
 	for _, older := range s.holds.all(arriving, staged) {
 		s.holds.move(older, newer)
 	}
-	v.segment, v.version = segment, &Version{Model: s.model, Key: v.Key, Layout: v.layout, Shared: true, segment: segment,
-		Metadata: v.announce.Metadata}
+	hash := int64(0)
 	if v.announce.Hash { // S7
-		v.version.hash = v.announce.ChunkBytes
+		hash = v.announce.ChunkBytes
 	}
-	s.moveOn(v, mapped)
-	return append([]Effect{Ready{v.version}}, s.turn(completed, now)...)
-}
-
-// moveOn forgets why another version was not taken, now that one is on its way. (That nothing runs is
-// said on.)
-func (s *slot) moveOn(v *held, event Event) {
-	s.holds.move(v, event)
-	if s.torn == 0 {
-		s.failure = nil // W17
-	}
+	version := &StagedVersion{Model: s.model, Key: v.Key, Layout: v.layout, Shared: true, segment: segment, hash: hash,
+		Metadata: v.announce.Metadata}
+	s.holds.move(v, mapped, version)
+	s.applying.begun()
+	return append([]Effect{Ready{version}}, s.turn(completed, now)...)
 }
 
 // turn takes pushed chunks again, and looks for what came meanwhile; or no longer.
 func (s *slot) turn(event Event, now time.Duration) []Effect {
-	mode := modes[s.mode][event] // W26
-	if mode == "" {
+	if !s.holds.turn(event) {
 		return nil
 	}
-	s.mode = mode
-	effects := []Effect{Subscribe{s.topic(), mode == following && !s.shared}}
-	if mode == following {
-		effects = append(effects, s.askLatest(s.holds.newest().Epoch, now)...)
+	on := s.holds.mode == following
+	effects := []Effect{Subscribe{s.patches.topic(), on && !s.shared}}
+	if on {
+		effects = append(effects, s.asking.latest(s.holds.newest().Epoch, now, false)...)
 	}
 	return effects
 }
@@ -267,41 +215,7 @@ func (s *slot) decline(v *held, code Code, text string, now time.Duration) []Eff
 	} else {
 		s.holds.move(v, declined)
 	}
-	return s.fail(v.Key, code, text, now)
-}
-
-func (s *slot) fail(key Key, code Code, text string, now time.Duration) []Effect {
-	if triedAgain[code] {
-		s.later.again(key, s.timing, now)
-	}
-	text = atMost(text, TextMax)
-	s.failure = &Failed{Model: s.model, Epoch: key.Epoch, Version: key.Version, Code: code, Text: text}
-	return []Effect{s.sayFailed(), Rejected{s.model, key, code, text}}
-}
-
-// A putOff is a version that has failed and is to be tried again: it is left alone for ever longer. (W36)
-type putOff struct {
-	Key
-	until, pause time.Duration
-}
-
-// again puts a version off, for twice as long as the last time.
-func (p *putOff) again(key Key, timing *Timing, now time.Duration) {
-	p.pause *= 2
-	if p.Key != key {
-		p.pause = timing.Patience
-	}
-	if p.pause > timing.PatienceMax {
-		p.pause = timing.PatienceMax
-	}
-	p.Key, p.until = key, now+p.pause
-}
-
-// noLonger takes the word that a version is not to be had any more: what was before it may be what there is.
-func (p *putOff) noLonger(key Key) {
-	if p.Key == key {
-		p.until = 0
-	}
+	return s.applying.fail(v.Key, code, text, now)
 }
 
 // What arrives of it.
@@ -325,7 +239,7 @@ func sealedPieceOf(c *SealedChunk) piece {
 
 // place says where the payload of a chunk belongs that is about to be received; nil: nowhere.
 func (s *slot) place(chunk piece, size int) *Lease {
-	v := s.holds.given(chunk.Key, arriving)
+	v := s.holds.find(chunk.Key, arriving)
 	if v == nil || !v.transfer.speaks(chunk.patch) || !v.transfer.fits(chunk.index, size) {
 		return nil
 	}
@@ -340,7 +254,7 @@ func (s *slot) place(chunk piece, size int) *Lease {
 
 // chunk takes a piece of a version.
 func (s *slot) chunk(chunk piece, payload []byte, lease *Lease, now time.Duration, pushed bool) []Effect {
-	v := s.holds.given(chunk.Key, arriving)
+	v := s.holds.find(chunk.Key, arriving)
 	if v == nil {
 		return s.stray(chunk.Key, now)
 	}
@@ -356,11 +270,9 @@ func (s *slot) chunk(chunk piece, payload []byte, lease *Lease, now time.Duratio
 		chunk.proof = opening
 	}
 	fresh := t.add(chunk.index, chunk.proof, payload, lease, now, pushed)
-	effects := s.pull(v, now)
-	slow := now-t.reportedAt >= s.timing.Report // W23
-	if fresh && pushed && (slow || t.Here%ProgressChunks == 0) {
-		t.reportedAt = now
-		effects = append(effects, s.sayProgress(v))
+	effects := fetches(t, now)
+	if fresh && pushed && t.reports(now) {
+		effects = append(effects, sayProgress(s.model, v))
 	}
 	return append(effects, s.completed(v, now)...)
 }
@@ -368,7 +280,7 @@ func (s *slot) chunk(chunk piece, payload []byte, lease *Lease, now time.Duratio
 // end takes the word that all chunks of a version are out.
 func (s *slot) end(end *End, now time.Duration) []Effect {
 	key := Key{end.Epoch, end.Version}
-	v := s.holds.given(key, arriving)
+	v := s.holds.find(key, arriving)
 	if v == nil {
 		return s.stray(key, now)
 	}
@@ -376,15 +288,7 @@ func (s *slot) end(end *End, now time.Duration) []Effect {
 		return nil
 	}
 	v.transfer.end(end.Digest)
-	return append(s.pull(v, now), s.completed(v, now)...)
-}
-
-// answered takes the word that a ping was answered that was sent then, and so was whatever was asked before it. (W12)
-func (s *slot) answered(sentAt time.Duration) {
-	s.answeredTo = sentAt
-	if v := s.holds.at(arriving); v != nil {
-		v.transfer.answeredTo = sentAt
-	}
+	return s.advance(v, now)
 }
 
 // stray takes note of a version of which something came, but which is not being received.
@@ -392,15 +296,12 @@ func (s *slot) stray(key Key, now time.Duration) []Effect {
 	if s.holds.at(announced) != nil { // W4
 		return nil
 	}
-	return s.hearOf(key, now)
+	return s.asking.hearOf(key, now)
 }
 
-func (s *slot) pull(v *held, now time.Duration) []Effect {
-	var effects []Effect
-	for _, fetch := range v.transfer.wants(now) {
-		effects = append(effects, Send{fetch})
-	}
-	return effects
+// advance fetches what is due, and then verifies and stages what is arriving, if it is whole.
+func (s *slot) advance(v *held, now time.Duration) []Effect {
+	return append(fetches(v.transfer, now), s.completed(v, now)...)
 }
 
 // completed verifies and stages what is arriving, if it is whole.
@@ -410,7 +311,7 @@ func (s *slot) completed(v *held, now time.Duration) []Effect {
 	case !t.complete():
 		return nil
 	case t.patch != nil:
-		return s.decode(v)
+		return s.patches.decode(v)
 	case t.verify():
 		return s.arrived(v, now)
 	case t.Restarts < restartsMax:
@@ -423,27 +324,43 @@ func (s *slot) completed(v *held, now time.Duration) []Effect {
 // arrived stages a version that is whole and sound, and commits it unless that waits for others.
 func (s *slot) arrived(v *held, now time.Duration) []Effect {
 	together := v.announce.Commit == "together" // W14
-	v.version = &Version{Model: s.model, Key: v.Key, Layout: v.transfer.Layout, Digest: v.transfer.Digest,
+	version := &StagedVersion{Model: s.model, Key: v.Key, Layout: v.transfer.Layout, Digest: v.transfer.Digest,
 		Shared: v.shared, Patch: v.transfer.by(), data: v.buffer, took: v.transfer.took,
 		sayStaged: together || v.announce.Acknowledge == "staged", Metadata: v.announce.Metadata}
 	s.holds.move(s.holds.at(staged), newer)
-	s.holds.move(v, whole)
-	effects := s.sayStaged(v)
+	s.holds.move(v, whole, version)
+	effects := sayStaged(s.model, v)
 	if !together {
 		effects = append(effects, s.commit(v)...)
 	}
 	return append(effects, s.turn(completed, now)...)
 }
 
+// decoded takes note that a version is whole that came by a patch; or that all of it is to be fetched.
+func (s *slot) decoded(job *Patching, fault string, took, now time.Duration) []Effect {
+	t, v := job.transfer, s.holds.at(arriving)
+	switch {
+	case !job.live(): // something newer took its place, or it was aborted
+		s.holds.release(t)
+		s.holds.buffers.giveBack(job.buffer)
+		return s.resume(now)
+	case fault != "":
+		return s.patches.giveUp(v, fault, now)
+	}
+	s.holds.release(t)
+	t.decoded(took)
+	return s.arrived(v, now)
+}
+
 func (s *slot) commit(v *held) []Effect {
 	s.holds.move(v, committed)
-	return []Effect{Ready{v.version}}
+	return []Effect{Ready{v.staged}}
 }
 
 // committed takes the word that the version that is staged here may be applied.
 func (s *slot) committed(c *Commit) []Effect {
-	v := s.holds.given(Key{c.Epoch, c.Version}, staged) // W14
-	if v == nil || v.version.Digest != c.Digest {
+	v := s.holds.find(Key{c.Epoch, c.Version}, staged) // W14
+	if v == nil || v.staged.Digest != c.Digest {
 		return nil
 	}
 	return s.commit(v)
@@ -451,19 +368,19 @@ func (s *slot) committed(c *Commit) []Effect {
 
 // aborted drops what there is of a version that must not be applied.
 func (s *slot) aborted(key Key, now time.Duration) []Effect {
-	s.holds.move(s.holds.given(key, announced, arriving, staged), aborted) // W14
-	s.later.noLonger(key)
+	s.holds.move(s.holds.find(key, announced, arriving, staged), aborted) // W14
+	s.asking.putOffNoLonger(key)
 	// There may be room now for what waited; who is catching up must find something to do.
 	effects := s.resume(now)
-	if len(effects) == 0 && s.mode == catchingUp && s.holds.at(arriving) == nil { // W26
-		return s.askLatest(key.Epoch, now)
+	if len(effects) == 0 && s.holds.mode == catchingUp && s.holds.at(arriving) == nil { // W26
+		return s.asking.latest(key.Epoch, now, false)
 	}
 	return effects
 }
 
 // gone takes the word that the publisher no longer has a version; 0: it has none.
 func (s *slot) gone(epoch, version int64, now time.Duration) []Effect {
-	s.later.noLonger(Key{epoch, version})
+	s.asking.putOffNoLonger(Key{epoch, version})
 	for _, v := range s.holds.all(announced, arriving) {
 		waits := v.phase == announced // W27
 		named := version == v.Version || version == 0 && waits
@@ -474,7 +391,7 @@ func (s *slot) gone(epoch, version int64, now time.Duration) []Effect {
 		if effects := s.resume(now); len(effects) > 0 {
 			return effects
 		}
-		return s.askLatest(v.Epoch, now)
+		return s.asking.latest(v.Epoch, now, false)
 	}
 	return nil
 }
@@ -492,102 +409,53 @@ func (s *slot) prepare(p *Prepare) {
 
 // The session.
 
-// expect makes a buffer: versions of this size will probably come over the network.
-func (s *slot) expect(size int64) {
-	if !s.shared && size <= s.acceptance.bytesMax {
+// reconnected takes note that the publisher has let this worker in (again), and has this version for it. If versions will
+// come over the network, it has a buffer of their probable size.
+func (s *slot) reconnected(newest Key, size int64, shared bool, now time.Duration) []Effect {
+	if s.shared = shared; !shared && size <= s.acceptance.bytesMax {
 		s.holds.buffers.reserve(size)
 	}
-}
-
-// reconnected takes note that the publisher has let this worker in (again).
-func (s *slot) reconnected(newest Key, now time.Duration) []Effect {
-	for _, v := range s.holds.all(announced, arriving, staged) {
-		if v.phase == announced || v.Epoch != newest.Epoch { // W28
-			s.holds.move(v, fenced)
-		} else if v.phase == arriving {
-			v.transfer.reconnected(now)
-		}
-	}
-	s.holds.rejected, s.askedAt = nil, never
-	if s.torn > 1 {
-		s.torn = 1 // it may be tried as often as at first
-	}
-	effects := s.sayStaged(s.holds.all(ready, applying, staged)...)
-	return append(effects, s.hearOf(newest, now)...)
+	s.holds.reconnected(newest.Epoch, now)
+	s.applying.reconnected()
+	s.asking.reconnected()
+	effects := sayStaged(s.model, s.holds.all(ready, applying, staged)...)
+	return append(effects, s.asking.hearOf(newest, now)...)
 }
 
 // What the user does with a version that is ready.
 
 // taken takes note that somebody has begun to apply a version.
-func (s *slot) taken(key Key) { s.holds.move(s.holds.given(key, ready), taken) }
+func (s *slot) taken(key Key) { s.holds.move(s.holds.find(key, ready), taken) }
 
 // applied takes note that a version runs here; digest is that of its bytes, if anybody hashed them.
 func (s *slot) applied(key Key, digest string, now time.Duration) []Effect {
-	v, older := s.holds.given(key, applying), s.holds.at(running) // W16
-	if v == nil {
+	said := s.applying.applied(key, digest)
+	if said == nil {
 		return nil
 	}
-	v.running = &Running{v.Epoch, v.Version, digest}
-	if s.patches && v.announce.Keep && !v.version.Shared { // D3
-		s.holds.rebase(v)
-	} else {
-		s.holds.rebase(nil)
-	}
-	s.holds.move(v, applied)
-	s.holds.move(older, newer)
-	s.torn = 0
-	if f := s.failure; f != nil && !(Key{f.Epoch, f.Version}).Newer(key) { // W17
-		s.failure = nil
-	}
-	return append(s.runs(v, digest), s.resume(now)...)
-}
-
-// runs takes note of what runs, and says it.
-func (s *slot) runs(v *held, digest string) []Effect {
-	was := v.running
-	v.running = &Running{v.Epoch, v.Version, digest}
-	if b := s.holds.base; b != nil && b.running == *was { // it has another name
-		b.running = *v.running
-	}
-	if v.Epoch > s.epoch {
-		s.epoch = v.Epoch
-	}
-	return []Effect{s.sayApplied(v)}
+	return append(said, s.resume(now)...)
 }
 
 // failed takes note that a version could not be applied. If the model is intact, what ran before still runs.
 func (s *slot) failed(key Key, text string, intact bool, now time.Duration) []Effect {
-	v, event := s.holds.given(key, applying), declined // W24
-	if v == nil {
+	said := s.applying.failed(key, text, intact, now)
+	if said == nil {
 		return nil
 	}
-	if !intact { // it holds parts of two versions; what is tried next comes verified
-		s.holds.move(s.holds.at(running), torn)
-		s.holds.rebase(nil)
-		s.stale = key
-		if key.Epoch > s.epoch {
-			s.epoch = key.Epoch
-		}
-		if s.torn++; s.torn < appliesMax {
-			event = torn
-		}
-	}
-	s.holds.move(v, event)
-	return append(s.fail(key, CodeApply, text, now), s.resume(now)...)
+	return append(said, s.resume(now)...)
 }
 
 // gotStale takes note that a version was gone from shared memory: ask for the latest.
 func (s *slot) gotStale(key Key, now time.Duration) []Effect {
-	if !s.holds.move(s.holds.given(key, applying), stale) { // S5
+	if !s.applying.gotStale(key) {
 		return nil
 	}
-	s.stale, s.askedAt = key, never
-	return s.askLatest(key.Epoch, now)
+	return s.asking.latest(key.Epoch, now, true)
 }
 
 // dropped takes note that a version was replaced by a newer one before anybody applied it.
 func (s *slot) dropped(key Key, now time.Duration) []Effect {
-	if !s.holds.move(s.holds.given(key, ready, applying), newer) {
+	if !s.holds.move(s.holds.find(key, ready, applying), newer) {
 		return nil
 	}
 	return s.resume(now)
@@ -615,79 +483,25 @@ func (s *slot) resume(now time.Duration) []Effect {
 func (s *slot) tick(now time.Duration) []Effect {
 	if v := s.holds.at(arriving); v != nil {
 		if v.transfer.hopeless() && v.transfer.patch != nil {
-			return s.giveUp(v, "nothing more of it comes", now)
+			return s.patches.giveUp(v, "nothing more of it comes", now)
 		}
 		if v.transfer.hopeless() { // W12
 			return s.decline(v, CodeDigestMismatch, nothingFits, now)
 		}
-		return append(s.pull(v, now), s.completed(v, now)...)
+		return s.advance(v, now)
 	}
 	v := s.holds.at(announced)
 	if v == nil || v.lacks != aLayout {
 		return s.resume(now)
 	}
-	patience := s.timing.Patience
-	if s.answeredTo <= s.askedAt {
-		patience = s.timing.PatienceMax // W7: it is still on its way
-	}
-	if now-s.askedAt < patience {
+	if !s.asking.due(now) {
 		return nil
 	}
 	return s.begin(v, now)
 }
 
 // repeat says again how things stand, in case it got lost.
-func (s *slot) repeat() []Effect { // W17
-	var effects []Effect
-	begun, busy := s.holds.at(arriving), s.holds.at(applying)
-	if begun != nil && busy == nil {
-		effects = append(effects, s.sayProgress(begun))
-	}
-	effects = append(effects, s.sayStaged(s.holds.all(ready, applying, staged)...)...)
-	if v := s.holds.at(running); v != nil {
-		effects = append(effects, s.sayApplied(v))
-	}
-	if s.failure != nil {
-		effects = append(effects, s.sayFailed())
-	}
-	if busy != nil { // it may hang in an apply, and others become ready behind it
-		effects = append(effects, s.sayProgress(busy))
-	} else if waiting := s.holds.at(ready); waiting != nil && begun == nil {
-		effects = append(effects, s.sayProgress(waiting))
-	}
-	return effects
-}
-
-func (s *slot) sayProgress(v *held) Effect {
-	switch v.phase {
-	case arriving:
-		return Send{&Progress{s.model, v.Epoch, v.Version, v.transfer.Here, "receiving", v.transfer.by(), ""}}
-	case applying:
-		return Send{&Progress{s.model, v.Epoch, v.Version, 0, "applying", nil, ""}}
-	}
-	return Send{&Progress{s.model, v.Epoch, v.Version, 0, "staged", nil, ""}}
-}
-
-func (s *slot) sayStaged(some ...*held) []Effect {
-	var effects []Effect
-	for _, v := range some {
-		if v.version.sayStaged {
-			effects = append(effects, Send{&Staged{s.model, v.Epoch, v.Version, v.version.Digest, v.version.Patch}})
-		}
-	}
-	return effects
-}
-
-func (s *slot) sayApplied(v *held) Effect {
-	by := v.version // D11
-	return Send{&Applied{s.model, v.Epoch, v.Version, v.running.Digest, by.Patch, by.took.Microseconds()}}
-}
-
-func (s *slot) sayFailed() Effect {
-	f := *s.failure
-	f.Intact = s.torn == 0 // W24
-	return Send{&f}
-}
+func (s *slot) repeat() []Effect { return standing(s.model, s.holds, s.applying.failure()) } // W17
 
 // ControlTopic carries announcements, ends and beacons of a model.
 func ControlTopic(model string) string { return model + "/ctl" }

@@ -30,9 +30,9 @@ type Segment interface {
 // Opens opens a segment with a data section of this size; nil if it is not to be had.
 type Opens func(shared *Shared, size int64) Segment
 
-// A Version is whole and verified, in a buffer of ours or in shared memory, until it is applied
+// A StagedVersion is whole and verified, in a buffer of ours or in shared memory, until it is applied
 // or dropped.
-type Version struct {
+type StagedVersion struct {
 	Model  string
 	Key    Key
 	Layout *Layout
@@ -50,7 +50,7 @@ type Version struct {
 }
 
 // Encoding is how it came over the network; empty if it did not.
-func (v *Version) Encoding() string {
+func (v *StagedVersion) Encoding() string {
 	switch {
 	case v.Shared:
 		return ""
@@ -62,7 +62,7 @@ func (v *Version) Encoding() string {
 
 // Copy calls copy with the data section, and returns the digest of its bytes. The error is
 // ErrStale: what was copied is no version then.
-func (v *Version) Copy(copy func(data []byte)) (digest string, err error) {
+func (v *StagedVersion) Copy(copy func(data []byte)) (digest string, err error) {
 	if v.segment == nil {
 		copy(v.data)
 		return v.Digest, nil
@@ -115,6 +115,9 @@ func (b *buffers) take(size int64) ([]byte, error) {
 	}
 	return buffer, err
 }
+
+// forget takes the word that a buffer serves what patches build on.
+func (b *buffers) forget() { b.taken-- }
 
 // giveBack takes a buffer back.
 func (b *buffers) giveBack(buffer []byte) {

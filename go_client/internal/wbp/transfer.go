@@ -90,7 +90,7 @@ func (c checksum) take(to, payload []byte) (crc uint32, sound bool) {
 // Cancel says that the rest will never come.
 func (l *Lease) Cancel() {
 	if l.owner != nil {
-		l.owner.revoke(l)
+		l.owner.takeBack(l)
 	}
 }
 
@@ -139,8 +139,22 @@ type Transfer struct {
 	comes      State // how: see coming
 }
 
-// newTransfer begins to receive a version, or a patch to it, into a buffer of its size.
-func newTransfer(announce *Announce, layout *Layout, buffer []byte, now time.Duration, timing *Timing) *Transfer {
+// newTransfer begins to receive a version into a buffer of its size; why says why no patch arrives, though there are some.
+func newTransfer(announce *Announce, layout *Layout, buffer []byte, why string, now time.Duration, timing *Timing) *Transfer {
+	t := receive(announce, layout, buffer, now, timing)
+	t.why = atMost(why, LabelMax)
+	return t
+}
+
+// newTransferOfPatch begins to receive a patch on a base, into a buffer of its own.
+func newTransferOfPatch(patch *PatchOffer, on *base, announce *Announce, layout *Layout, buffer []byte, now time.Duration,
+	timing *Timing) *Transfer {
+	t := receive(announce, layout, buffer, now, timing)
+	t.patch, t.base = patch, on
+	return t
+}
+
+func receive(announce *Announce, layout *Layout, buffer []byte, now time.Duration, timing *Timing) *Transfer {
 	plan := Plan{int64(len(buffer)), announce.ChunkBytes}
 	return &Transfer{
 		Announce: announce, Layout: layout, Buffer: buffer, Key: Key{announce.Epoch, announce.Version},
@@ -183,7 +197,7 @@ func (t *Transfer) add(number int64, p proof, payload []byte, lease *Lease, now 
 		t.pushed = index + 1
 	}
 	if lease != nil && lease.owner == t && !lease.over && lease.index == number {
-		t.revoke(lease)
+		t.takeBack(lease)
 		if crc, sound = lease.take(p); !sound {
 			t.reject(index)
 			return false
@@ -244,8 +258,8 @@ func (t *Transfer) lend(index int64, size int, seal *Opening) *Lease {
 	return lease
 }
 
-// revoke ends a lease: nothing may be written there any more.
-func (t *Transfer) revoke(lease *Lease) {
+// takeBack ends a lease: nothing may be written there any more.
+func (t *Transfer) takeBack(lease *Lease) {
 	for i, known := range t.leases {
 		if known == lease {
 			t.leases = append(t.leases[:i], t.leases[i+1:]...)
@@ -256,9 +270,9 @@ func (t *Transfer) revoke(lease *Lease) {
 	}
 }
 
-func (t *Transfer) revokeAll() {
+func (t *Transfer) takeBackAll() {
 	for len(t.leases) > 0 {
-		t.revoke(t.leases[0])
+		t.takeBack(t.leases[0])
 	}
 }
 
@@ -315,9 +329,51 @@ func (t *Transfer) turn(event Event) {
 	}
 }
 
+// decode lends a buffer, and what the patch builds on, to whoever decodes it: it is here, whole.
+func (t *Transfer) decode(buffer []byte) *Patching {
+	t.turn(patched)
+	t.job = &Patching{Model: t.Announce.Model, transfer: t, base: t.base, patch: t.Buffer, buffer: buffer, digest: t.Digest}
+	return t.job
+}
+
+// decoded takes note that the patch is decoded, and how long that took.
+func (t *Transfer) decoded(took time.Duration) { t.job, t.took = nil, took }
+
+// revoke tells whether somebody decodes the patch, who is to end that soon.
+func (t *Transfer) revoke() bool {
+	if t.job != nil {
+		t.job.end()
+	}
+	return t.job != nil
+}
+
+// letGo ends it: nothing of it will be written any more. It returns what a patch was building on, if that was still
+// needed; neither that nor the patch is any more.
+func (t *Transfer) letGo() *base {
+	t.takeBackAll()
+	b := t.base
+	if b != nil {
+		release(t.Buffer)
+		t.Buffer, t.base = nil, nil
+	}
+	return b
+}
+
+// answered takes the word that a ping was answered that was sent then.
+func (t *Transfer) answered(sentAt time.Duration) { t.answeredTo = sentAt }
+
+// reports tells whether the publisher is to be told how far this is. (W23)
+func (t *Transfer) reports(now time.Duration) bool {
+	due := now-t.reportedAt >= t.timing.Report || t.Here%ProgressChunks == 0
+	if due {
+		t.reportedAt = now
+	}
+	return due
+}
+
 // read takes every chunk from memory that holds the whole version.
 func (t *Transfer) read(data []byte) {
-	t.revokeAll()
+	t.takeBackAll()
 	for i := range t.states {
 		begin, end := t.plan.Span(int64(i))
 		copy(t.Buffer[begin:end], data[begin:end])
@@ -424,7 +480,7 @@ func (t *Transfer) reconnected(now time.Duration) {
 
 // askAgain takes everything outstanding for lost, a payload that has stopped to arrive included.
 func (t *Transfer) askAgain(now time.Duration) {
-	t.revokeAll()
+	t.takeBackAll()
 	for i, state := range t.states {
 		if state == asked {
 			t.states[i] = missing
