@@ -7,11 +7,13 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use weightbus::effects::{Effect, Host, Staged};
+use weightbus::effects::{Effect, Host};
 use weightbus::layout::Layout;
 use weightbus::limits::{Timing, BYTES_MAX};
-use weightbus::machine::{Identity, Machine, Wanted};
+use weightbus::machine::{Wanted, WorkerMachine};
 use weightbus::messages::{encode, FromPublisher, FromWorker, Pong};
+use weightbus::reports::Identity;
+use weightbus::staging::StagedVersion;
 use weightbus::zmtp::{Published, PublishedPayload};
 use weightbus::{Dtype, Model, Tensor};
 
@@ -35,7 +37,7 @@ impl Host for Memory {
 }
 
 struct Player {
-    machine: Machine,
+    machine: WorkerMachine,
     now: Duration,
     sent: Vec<Value>,
     token: u64, // of the last ping
@@ -59,7 +61,7 @@ impl Player {
         let applies = case["applies"].as_array().into_iter().flatten().filter_map(Value::as_str);
         let memory = Arc::new(Memory(memory(&case["in_place"])?));
         Ok(Player {
-            machine: Machine::new(identity, &wanted, memory, bytes_max, Timing::default()),
+            machine: WorkerMachine::new(identity, &wanted, memory, bytes_max, Timing::default()),
             now: Duration::from_secs(1000),
             sent: Vec::new(),
             token: 0,
@@ -118,7 +120,7 @@ impl Player {
     }
 
     /// Applies at once, or fails to as the case wants it.
-    fn apply(&mut self, staged: Staged) {
+    fn apply(&mut self, staged: StagedVersion) {
         let (model, key) = (staged.model.clone(), staged.key);
         drop(staged);
         self.machine.taken(&model, key);

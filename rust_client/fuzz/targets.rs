@@ -11,11 +11,13 @@ use std::sync::Arc;
 use std::time::Duration;
 use weightbus::delta::Patch;
 use weightbus::digest::bytes_of_hex;
-use weightbus::effects::{Effect, Host, Staged};
+use weightbus::effects::{Effect, Host};
 use weightbus::layout::Layout;
 use weightbus::limits::{Timing, WINDOW_CHUNKS};
-use weightbus::machine::{Identity, Machine, Ticket, Wanted};
+use weightbus::machine::{Ticket, Wanted, WorkerMachine};
 use weightbus::messages::{encode, from_publisher, from_worker, FromWorker};
+use weightbus::reports::Identity;
+use weightbus::staging::StagedVersion;
 use weightbus::zmtp::{Place, Places, Published, PublishedPayload, Stream};
 
 /// A target: one case, made from the corpus by the dice.
@@ -308,9 +310,9 @@ fn machine(corpus: &Corpus, dice: &mut Dice) {
 }
 
 struct Worker {
-    machine: Machine,
+    machine: WorkerMachine,
     now: Duration,
-    ready: Vec<Staged>,
+    ready: Vec<StagedVersion>,
     runs: BTreeMap<String, (u64, u64)>,
 }
 
@@ -326,7 +328,8 @@ impl Worker {
             pid: 0,
         };
         let wanted = ["m", "n", "policy"].map(|model| Wanted { model: model.to_owned(), nbytes: 0 });
-        let machine = Machine::new(identity, &wanted, Arc::new(AnyLayout), BYTES_MAX, Timing::default());
+        let machine =
+            WorkerMachine::new(identity, &wanted, Arc::new(AnyLayout), BYTES_MAX, Timing::default());
         Worker { machine, now: Duration::from_secs(1), ready: Vec::new(), runs: BTreeMap::new() }
     }
 

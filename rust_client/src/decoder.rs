@@ -1,6 +1,6 @@
 //! The worker's second thread, which decodes patches: the first must answer pings meanwhile (D5).
 
-use crate::patching::Decoding;
+use crate::patching::Patching;
 use crate::run::{Outcome, Shared};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use std::time::Duration;
 pub struct Decoder {
     shared: Arc<Shared>,
     stop: Arc<AtomicBool>,
-    running: Option<(Sender<Decoding>, JoinHandle<()>)>, // each has a buffer, so there are few
+    running: Option<(Sender<Patching>, JoinHandle<()>)>, // each has a buffer, so there are few
 }
 
 impl Decoder {
@@ -22,7 +22,7 @@ impl Decoder {
     }
 
     /// Decodes a patch soon, and tells how that has ended.
-    pub fn decode(&mut self, job: Decoding) {
+    pub fn decode(&mut self, job: Patching) {
         if self.running.is_none() {
             self.start();
         }
@@ -44,7 +44,7 @@ impl Decoder {
     }
 }
 
-fn run(shared: &Shared, jobs: &Receiver<Decoding>, stop: &AtomicBool) {
+fn run(shared: &Shared, jobs: &Receiver<Patching>, stop: &AtomicBool) {
     for mut job in jobs {
         let stopped = || stop.load(Ordering::Relaxed);
         let done = catch_unwind(AssertUnwindSafe(|| job.run(&stopped)));
@@ -52,7 +52,7 @@ fn run(shared: &Shared, jobs: &Receiver<Decoding>, stop: &AtomicBool) {
     }
 }
 
-fn tell(shared: &Shared, job: Decoding, done: Result<Duration, String>) {
+fn tell(shared: &Shared, job: Patching, done: Result<Duration, String>) {
     let (model, key) = (job.model.clone(), job.key);
     shared.tell(&model, key, Outcome::Decoded(Box::new(job), done));
 }

@@ -2,9 +2,9 @@
 
 use crate::layout::Layout;
 use crate::messages::{FromWorker, Metadata, Shared};
-use crate::patching::Decoding;
+use crate::patching::Patching;
 use crate::segment::Segment;
-use crate::staging::Buffer;
+use crate::staging::StagedVersion;
 use crate::transfer::Key;
 use std::sync::Arc;
 
@@ -21,9 +21,9 @@ pub enum Effect {
     /// Ask for a topic, or no longer.
     Subscribe { topic: String, on: bool },
     /// A version is whole and verified, and may be applied.
-    Ready(Staged),
+    Ready(StagedVersion),
     /// Decode a patch, in a thread that need not answer pings, and tell how that has ended.
-    Decode(Decoding),
+    Decode(Patching),
     /// What runs has another name from now on, of which this is said.
     Renamed { model: String, was: Key, key: Key, metadata: Metadata },
     /// The publisher has let this worker in.
@@ -36,38 +36,6 @@ pub enum Effect {
     Refused { code: String, text: String },
     /// Something that a user may want to know.
     Notice { code: String, text: String },
-}
-
-/// Where the bytes of a version are.
-pub enum Source {
-    Buffer(Buffer),
-    /// On the shared road; hashed in chunks of this size if it is not 0.
-    Segment {
-        segment: Arc<Segment>,
-        hash_chunks: u64,
-    },
-}
-
-/// A version that may be applied.
-pub struct Staged {
-    pub model: String,
-    pub key: Key,
-    pub layout: Arc<Layout>,
-    pub source: Source,
-    /// Empty on the shared road, where nothing has hashed it yet.
-    pub digest: String,
-    /// How it came, as `Update` says.
-    pub encoding: &'static str,
-    /// What its publisher says of it.
-    pub metadata: Metadata,
-    /// There may be patches on it: who applies it says where its bytes lie then.
-    pub keep: bool,
-}
-
-impl std::fmt::Debug for Staged {
-    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        write!(f, "Staged({} {:?}, {})", self.model, self.key, self.digest)
-    }
 }
 
 /// What a machine asks of its surroundings.

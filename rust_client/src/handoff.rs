@@ -3,9 +3,9 @@
 //! At most one version of a model waits here: a newer one takes its place.
 
 use crate::bell::Bell;
-use crate::effects::Staged;
 use crate::error::Error;
 use crate::limits::MODELS_MAX;
+use crate::staging::StagedVersion;
 use std::collections::VecDeque;
 use std::io;
 use std::os::unix::io::{AsRawFd, RawFd};
@@ -15,7 +15,7 @@ use std::time::Instant;
 
 #[derive(Default)]
 struct Left {
-    ready: VecDeque<Staged>,
+    ready: VecDeque<StagedVersion>,
     rejected: VecDeque<Error>,
     refused: Option<Error>,
     closed: Option<String>,
@@ -24,7 +24,7 @@ struct Left {
 
 /// What a user's thread finds.
 pub enum Found {
-    Version(Staged),
+    Version(StagedVersion),
     Nothing,
 }
 
@@ -85,7 +85,7 @@ impl Handoff {
     // For the worker's thread.
 
     /// Leaves a version; returns the older one that it replaces, if any.
-    pub fn put(&self, staged: Staged) -> Option<Staged> {
+    pub fn put(&self, staged: StagedVersion) -> Option<StagedVersion> {
         let mut older = None;
         self.change(|left| {
             let at = left.ready.iter().position(|waiting| waiting.model == staged.model);
@@ -97,7 +97,7 @@ impl Handoff {
 
     /// Leaves a version again that was taken; returns it if a newer one has come meanwhile, or nothing
     /// more is to be taken.
-    pub fn put_back(&self, staged: Staged) -> Option<Staged> {
+    pub fn put_back(&self, staged: StagedVersion) -> Option<StagedVersion> {
         let mut unwanted = None;
         self.change(|left| {
             if left.closed.is_some() || left.ready.iter().any(|waiting| waiting.model == staged.model) {
@@ -202,15 +202,15 @@ impl Handoff {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::effects::Source;
     use crate::layout::Layout;
     use crate::staging::Buffer;
+    use crate::staging::Source;
     use std::sync::Arc;
 
-    fn staged(model: &str) -> Staged {
+    fn staged(model: &str) -> StagedVersion {
         let layout = Arc::new(Layout::parse(b"\x02\0\0\0\0\0\0\0{}").unwrap());
         let (model, source) = (model.to_owned(), Source::Buffer(Buffer::default()));
-        Staged {
+        StagedVersion {
             model,
             key: (1, 1),
             layout,

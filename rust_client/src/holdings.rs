@@ -2,40 +2,41 @@
 //!
 //! Memory has no owner but what is held here: a version that is dropped gives it back.
 
-use crate::effects::Staged;
 use crate::layout::Layout;
 use crate::limits::REJECTED_KEPT;
-use crate::messages::{Acknowledge, Announce, CommitMode, Metadata, PatchId};
+use crate::messages::{Acknowledge, Announce, CommitMode, Metadata, PatchId, Running, DELTA};
 use crate::patching::{Base, Bytes};
-use crate::phases::{next, Event, Gain, Lack, Phase, ARROWS, LACKS};
-use crate::transfer::{Key, Transfer};
+use crate::phases::{next, Event, Gain, Lack, Mode, Phase, Turn, ARROWS, LACKS, MODES};
+use crate::staging::{Buffer, Source, StagedVersion};
+use crate::transfer::{Key, Time, Transfer};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// A version that is here.
 pub struct Held {
-    pub key: Key,
-    pub announce: Announce,
-    /// Once it is known.
-    pub layout: Option<Arc<Layout>>,
-    /// While it arrives.
-    pub transfer: Option<Transfer>,
-    /// While it waits for a commit.
-    pub staged: Option<Staged>,
-    pub digest: String,
-    /// It was copied out of the publisher's memory, or tried to be.
-    pub local: bool,
-    /// By which patch it came.
-    pub patch: Option<PatchId>,
-    /// Microseconds that this patch took to be decoded.
-    pub decode_us: u64,
-    /// While it runs, if patches may build on it.
-    pub base: Option<Base>,
+    key: Key,
+    announce: Announce,
     phase: Phase,
-    lacks: Lack, // while it is announced
+    lacks: Lack,                   // while it is announced
+    layout: Option<Arc<Layout>>,   // once it does not lack that
+    transfer: Option<Transfer>,    // while it arrives
+    staged: Option<StagedVersion>, // while it waits for a commit
+    digest: String,                // once it is whole
+    local: bool,                   // it was copied out of the publisher's memory, or tried to be
+    patch: Option<PatchId>,        // by which it came
+    decode_us: u64,                // microseconds that this patch took to be decoded
+    base: Option<Base>,            // while it runs, if patches may build on it
 }
 
 impl Held {
+    pub fn key(&self) -> Key {
+        self.key
+    }
+
+    pub fn announce(&self) -> &Announce {
+        &self.announce
+    }
+
     pub fn phase(&self) -> Phase {
         self.phase
     }
@@ -44,18 +45,103 @@ impl Held {
     pub fn lacks(&self) -> Lack {
         self.lacks
     }
+
+    /// Once it does not lack that.
+    pub fn layout(&self) -> Option<&Arc<Layout>> {
+        self.layout.as_ref()
+    }
+
+    /// While it arrives.
+    pub fn transfer(&self) -> Option<&Transfer> {
+        self.transfer.as_ref()
+    }
+
+    /// Once it is whole.
+    pub fn digest(&self) -> &str {
+        &self.digest
+    }
+
+    /// By which patch it came.
+    pub fn patch(&self) -> Option<PatchId> {
+        self.patch.clone()
+    }
+
+    /// Microseconds that this patch took to be decoded.
+    pub fn decode_us(&self) -> u64 {
+        self.decode_us
+    }
+
+    /// While it runs, if patches may build on it.
+    pub fn base(&self) -> Option<&Base> {
+        self.base.as_ref()
+    }
+
+    /// It is announced again: takes that, if the same arrives, and tells whether it does.
+    pub fn retold(&mut self, announce: &Announce) -> bool {
+        let same = same_bytes(&self.announce, announce);
+        if same {
+            self.announce = announce.clone();
+        }
+        same
+    }
+
+    /// All of it arrives in place of a patch, into this buffer if that was lent.
+    pub fn comes_whole(&mut self, version: Option<Buffer>, why: &str, now: Time) -> Option<&mut Transfer> {
+        self.transfer = self.transfer.take().and_then(|transfer| transfer.give_up(version, why, now));
+        self.transfer.as_mut()
+    }
+
+    /// It is whole and sound. `patches`: they are taken, and may build on it.
+    fn stage(&mut self, patches: bool) {
+        if let Some(transfer) = self.transfer.take() {
+            self.patch = transfer.patch();
+            self.decode_us = transfer.decode_us();
+            let (buffer, layout, digest) = transfer.whole();
+            self.digest = digest;
+            self.staged = Some(StagedVersion {
+                model: self.announce.model.clone(),
+                key: self.key,
+                layout,
+                source: Source::Buffer(buffer),
+                digest: self.digest.clone(),
+                encoding: match self.patch {
+                    Some(_) => DELTA,
+                    None if self.local => "",
+                    None => "raw",
+                },
+                metadata: self.announce.metadata.clone(),
+                keep: self.announce.keep && patches && !self.local, // D3
+            });
+        }
+    }
 }
 
 /// The versions of one model.
 #[derive(Default)]
 pub struct Holdings {
+    mode: Mode,
     live: Vec<Held>, // the oldest first
     // Could not be taken; not tried again. An older one still may be: what was rejected may have
     // been aborted, or meant for few, and the latest for all be one that was missed.
-    pub rejected: VecDeque<Key>,
+    rejected: VecDeque<Key>,
 }
 
 impl Holdings {
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// What runs.
+    pub fn running(&self) -> Option<Running> {
+        let held = self.at(Phase::Running)?;
+        let (epoch, version) = held.key;
+        Some(Running { epoch, version, digest: held.digest.clone() })
+    }
+
+    pub fn is_rejected(&self, key: Key) -> bool {
+        self.rejected.contains(&key)
+    }
+
     /// The version in a phase, the oldest if there are several.
     pub fn at(&self, phase: Phase) -> Option<&Held> {
         self.live.iter().find(|held| held.phase == phase)
@@ -68,6 +154,11 @@ impl Holdings {
     /// The version that arrives, if it is this one, and how far it is.
     pub fn arriving(&mut self, key: Key) -> Option<&mut Transfer> {
         self.at_mut(Phase::Arriving).filter(|held| held.key == key)?.transfer.as_mut()
+    }
+
+    /// What arrives, whichever version that is.
+    pub fn transfer(&mut self) -> Option<&mut Transfer> {
+        self.at_mut(Phase::Arriving)?.transfer.as_mut()
     }
 
     /// The versions in some phases, in that order.
@@ -101,10 +192,65 @@ impl Holdings {
         });
     }
 
+    /// A session begins, of this epoch: what was asked for before will not come (W28).
+    pub fn reconnected(&mut self, epoch: u64, now: Time) {
+        self.tell_those(Event::Fenced, |held| held.phase == Phase::Announced || held.key.0 != epoch);
+        if let Some(transfer) = self.transfer() {
+            transfer.reconnected(now);
+        }
+        self.rejected.clear();
+    }
+
+    /// The layout of the announced version is here.
+    pub fn knows(&mut self, layout: Arc<Layout>) {
+        if let Some(held) = self.at_mut(Phase::Announced) {
+            held.layout = Some(layout);
+        }
+    }
+
     /// Something that the announced version lacked is here, or is not to be had for now.
     pub fn gain(&mut self, event: Gain) {
         if let Some(held) = self.at_mut(Phase::Announced) {
             held.lacks = next(LACKS, held.lacks, event).unwrap_or(held.lacks);
+        }
+    }
+
+    /// The announced version arrives by this. `local`: it was copied out of the publisher's memory, or tried to be.
+    pub fn begun(&mut self, transfer: Transfer, local: bool) {
+        self.tell(Phase::Announced, Event::Begun);
+        if let Some(held) = self.at_mut(Phase::Arriving) {
+            (held.transfer, held.local) = (Some(transfer), local);
+        }
+    }
+
+    /// What arrives is whole and sound. `patches`: they are taken, and may build on it.
+    pub fn whole(&mut self, patches: bool) {
+        self.tell(Phase::Staged, Event::Newer);
+        if let Some(held) = self.at_mut(Phase::Arriving) {
+            held.stage(patches);
+        }
+        self.tell(Phase::Arriving, Event::Whole);
+    }
+
+    /// What is staged may be applied: gives it away.
+    pub fn commit(&mut self) -> Option<StagedVersion> {
+        let staged = self.at_mut(Phase::Staged).and_then(|held| held.staged.take());
+        self.tell(Phase::Staged, Event::Committed);
+        staged
+    }
+
+    /// What runs is another version: keeps its bytes, if patches may build on them. But of those that are kept for
+    /// that, what arrives may still need others: there is one at a time (D3).
+    pub fn rebase(&mut self, digest: &str, base: Option<Base>) {
+        let arriving = self.transfer();
+        let another = arriving.map_or(false, |transfer| {
+            transfer.decoding() || matches!(transfer.builds_on(), Some(Bytes::Kept(_)))
+        });
+        if let Some(held) = self.at_mut(Phase::Running) {
+            if !digest.is_empty() {
+                held.digest = digest.to_owned(); // it was hashed only when it was applied
+            }
+            held.base = base.filter(|base| !another || matches!(base.bytes, Bytes::Model(_)));
         }
     }
 
@@ -126,6 +272,13 @@ impl Holdings {
                 (held.key, held.announce.metadata) = (key, metadata);
             }
         }
+    }
+
+    /// Lets something happen to the model; tells whether its mode is another one now (W26).
+    pub fn turn(&mut self, turn: Turn) -> bool {
+        let mode = next(MODES, self.mode, turn);
+        self.mode = mode.unwrap_or(self.mode);
+        mode.is_some()
     }
 
     /// Lets something happen to what is in a phase; tells whether there is an arrow for that.
@@ -157,6 +310,6 @@ pub fn must_be_staged(announce: &Announce) -> bool {
 }
 
 /// Whether two announcements of a version agree on what arrives.
-pub fn same_bytes(one: &Announce, other: &Announce) -> bool {
+fn same_bytes(one: &Announce, other: &Announce) -> bool {
     (&one.layout, one.nbytes, one.chunk_bytes) == (&other.layout, other.nbytes, other.chunk_bytes)
 }

@@ -9,8 +9,9 @@ use crate::effects::{Effect, Host};
 use crate::keyring::Keyring;
 use crate::limits::{Timing, BYTES_MAX};
 use crate::messages::*;
-use crate::patching::{Base, Decoding};
-use crate::phases::{next, Change, Mode, Session, SESSIONS};
+use crate::patching::{Base, Patching};
+use crate::phases::{next, Change, Session, SESSIONS};
+use crate::reports::{self, Identity};
 use crate::sealing::{Opening, AES_256_GCM};
 use crate::slot::{ModelState, Slot};
 use crate::transfer::{Key, Payload, Piece, Proof, Time};
@@ -25,21 +26,6 @@ macro_rules! piece_of {
     ($chunk:expr) => {
         Piece { key: ($chunk.epoch, $chunk.version), patch: $chunk.patch.as_ref(), index: $chunk.index }
     };
-}
-
-/// Who a worker is.
-#[derive(Clone, Debug)]
-pub struct Identity {
-    /// What it is called; one living worker per name and publisher.
-    pub name: String,
-    /// 32 hexadecimal digits, drawn anew at each start.
-    pub instance: String,
-    /// For operators.
-    pub client: String,
-    /// For operators.
-    pub host: String,
-    /// For operators.
-    pub pid: u64,
 }
 
 /// A model that a worker wants.
@@ -65,13 +51,11 @@ pub struct State {
 }
 
 /// One worker.
-pub struct Machine {
-    pub timing: Timing,
-    pub epoch: u64,
-    /// Messages dropped because they broke the protocol.
-    pub malformed: u64,
-    /// The publisher is on this host, and its memory can be read.
-    pub shared: bool,
+pub struct WorkerMachine {
+    timing: Timing,
+    epoch: u64,
+    malformed: u64, // messages dropped because they broke the protocol
+    shared: bool,   // the publisher is on this host, and its memory can be read
     session: Session,
     identity: Identity,
     slots: Vec<(Slot, u64)>, // and the bytes that are expected
@@ -89,7 +73,7 @@ pub struct Machine {
     ping_every: Duration,
 }
 
-impl Machine {
+impl WorkerMachine {
     /// Makes a worker of some models that takes versions of at most so many bytes.
     pub fn new(
         identity: Identity,
@@ -97,11 +81,11 @@ impl Machine {
         host: Arc<dyn Host>,
         bytes_max: u64,
         timing: Timing,
-    ) -> Machine {
+    ) -> WorkerMachine {
         let slot = |wanted: &Wanted| {
             (Slot::new(&wanted.model, host.clone(), bytes_max.min(BYTES_MAX), timing), wanted.nbytes)
         };
-        Machine {
+        WorkerMachine {
             timing,
             session: Session::Outside,
             epoch: 0,
@@ -132,7 +116,11 @@ impl Machine {
 
     /// From now on it names the feature, and takes patches.
     pub fn take_patches(&mut self) {
-        self.slots.iter_mut().for_each(|(slot, _)| slot.patches.taken = true);
+        self.slots.iter_mut().for_each(|(slot, _)| slot.take_patches());
+    }
+
+    pub fn timing(&self) -> &Timing {
+        &self.timing
     }
 
     /// How it stands, for a person.
@@ -141,17 +129,17 @@ impl Machine {
             epoch: self.inside().then_some(self.epoch),
             shared: self.shared,
             malformed: self.malformed,
-            models: self.slots.iter().map(|(slot, _)| (slot.model.clone(), slot.state())).collect(),
+            models: self.slots.iter().map(|(slot, _)| (slot.model().to_owned(), slot.state())).collect(),
         }
     }
 
     /// The state of a model.
     pub fn slot(&self, model: &str) -> Option<&Slot> {
-        self.slots.iter().map(|(slot, _)| slot).find(|slot| slot.model == model)
+        self.slots.iter().map(|(slot, _)| slot).find(|slot| slot.model() == model)
     }
 
     fn slot_mut(&mut self, model: &str) -> Option<&mut Slot> {
-        self.slots.iter_mut().map(|(slot, _)| slot).find(|slot| slot.model == model)
+        self.slots.iter_mut().map(|(slot, _)| slot).find(|slot| slot.model() == model)
     }
 
     /// Lets a slot do something, if there is one of this model.
@@ -380,7 +368,7 @@ impl Machine {
 
     /// The latest epoch of which anything was applied: no older publisher is followed.
     pub fn applied_epoch(&self) -> u64 {
-        self.slots.iter().map(|(slot, _)| slot.epoch).max().unwrap_or(0)
+        self.slots.iter().map(|(slot, _)| slot.epoch()).max().unwrap_or(0)
     }
 
     /// Whether enough time has passed since the last hello.
@@ -391,20 +379,10 @@ impl Machine {
     fn hello(&mut self, now: Time) -> Vec<Effect> {
         self.said_hello_at = Some(now);
         self.unanswered_since = self.unanswered_since.or(Some(now));
-        let running = self.slots.iter().map(|(slot, _)| (slot.model.clone(), slot.running()));
-        let patched = self.slots.iter().any(|(slot, _)| slot.patches.taken).then_some(DELTA);
-        let features = ["renaming"].into_iter().chain(patched); // W25, D4; not W34
-        vec![Effect::Send(FromWorker::Hello(Hello {
-            name: self.identity.name.clone(),
-            instance: self.identity.instance.clone(),
-            models: running.collect(),
-            epoch: self.applied_epoch(),
-            age_ms: self.ages.of(self.applied_epoch(), now),
-            features: features.map(str::to_owned).collect(),
-            client: self.identity.client.clone(),
-            host: self.identity.host.clone(),
-            pid: self.identity.pid,
-        }))]
+        let running = self.slots.iter().map(|(slot, _)| (slot.model().to_owned(), slot.running()));
+        let patches = self.slots.iter().any(|(slot, _)| slot.takes_patches());
+        let epoch = self.applied_epoch();
+        vec![self.identity.hello(running.collect(), epoch, self.ages.of(epoch, now), patches)]
     }
 
     fn welcome(&mut self, welcome: Welcome, now: Time) -> Vec<Effect> {
@@ -441,13 +419,9 @@ impl Machine {
             effects.push(self.ping(now)); // before anything is pushed or hashed for us
         }
         for (slot, nbytes) in &mut self.slots {
-            effects.push(Effect::Subscribe { topic: control_topic(&slot.model), on: true });
-            slot.shared = self.shared;
-            let on = slot.mode == Mode::Following && !self.shared;
-            effects.push(Effect::Subscribe { topic: slot.patches.topic(&slot.model), on });
-            slot.expect(*nbytes);
-            let version = welcome.models.get(&slot.model).copied().unwrap_or(0);
-            effects.extend(slot.reconnected(welcome.epoch, version, now));
+            effects.push(Effect::Subscribe { topic: control_topic(slot.model()), on: true });
+            let version = welcome.models.get(slot.model()).copied().unwrap_or(0);
+            effects.extend(slot.reconnected((welcome.epoch, version), *nbytes, self.shared, now));
         }
         effects
     }
@@ -573,7 +547,7 @@ impl Machine {
     }
 
     /// A patch was decoded, and how long that took; or it is of no use, and why.
-    pub fn decoded(&mut self, decoding: Decoding, done: Result<Duration, String>, now: Time) -> Vec<Effect> {
+    pub fn decoded(&mut self, decoding: Patching, done: Result<Duration, String>, now: Time) -> Vec<Effect> {
         self.with(&decoding.model.clone(), |slot| slot.decoded(decoding, done, now))
     }
 
@@ -607,9 +581,7 @@ impl Machine {
 
     /// Asks for a pong, which says again when that was (W12, W18).
     fn ping(&self, now: Time) -> Effect {
-        let token = now.as_millis() as u64;
-        let ping = Ping { token, subscribed: self.subscribed, shared: self.shared };
-        Effect::Send(FromWorker::Ping(ping))
+        reports::ping(now, self.subscribed, self.shared)
     }
 }
 
@@ -633,7 +605,7 @@ fn epoch_of(message: &FromPublisher) -> Option<u64> {
     }
 }
 
-impl Machine {
+impl WorkerMachine {
     /// Whether the version of a chunk is arriving.
     fn arrives(&self, chunk: &SealedChunk) -> bool {
         self.slot(&chunk.model).map_or(false, |slot| slot.arrives((chunk.epoch, chunk.version)))
@@ -648,7 +620,7 @@ impl Machine {
 
     /// Lends the place of a chunk whose payload is about to be received.
     fn lend(&mut self, model: &str, piece: Piece, size: usize, opening: Option<Opening>) -> Place<Ticket> {
-        let slot = self.slots.iter().position(|(slot, _)| slot.model == model);
+        let slot = self.slots.iter().position(|(slot, _)| slot.model() == model);
         let found = slot.and_then(|at| Some((at, self.slots[at].0.place(piece, size, opening)?)));
         found.map_or(Place::Nowhere, |(slot, lease)| Place::There(Ticket { slot, lease }))
     }
@@ -661,7 +633,7 @@ pub struct Ticket {
     lease: u64,
 }
 
-impl Places for Machine {
+impl Places for WorkerMachine {
     type Ticket = Ticket;
 
     fn place(&mut self, header: &[u8], size: usize) -> Place<Ticket> {
@@ -720,7 +692,7 @@ mod tests {
         }
     }
 
-    fn machine() -> Machine {
+    fn machine() -> WorkerMachine {
         let identity = Identity {
             name: "w".to_owned(),
             instance: "0".repeat(32),
@@ -729,19 +701,19 @@ mod tests {
             pid: 0,
         };
         let wanted = [Wanted { model: "m".to_owned(), nbytes: 0 }];
-        Machine::new(identity, &wanted, Arc::new(AnyLayout), 1 << 20, Timing::default())
+        WorkerMachine::new(identity, &wanted, Arc::new(AnyLayout), 1 << 20, Timing::default())
     }
 
     fn seconds(count: f64) -> Time {
         Duration::from_secs_f64(count)
     }
 
-    fn tell(machine: &mut Machine, message: &str, at: f64) {
+    fn tell(machine: &mut WorkerMachine, message: &str, at: f64) {
         let header = format!("{{\"wbp\":1,\"type\":{}}}", message);
         machine.receive(header.as_bytes(), &[], seconds(at));
     }
 
-    fn inside(at: f64) -> Machine {
+    fn inside(at: f64) -> WorkerMachine {
         let mut machine = machine();
         let welcome = r#""welcome","epoch":1,"data":"tcp://*:1","ping_ms":1000,"lost_ms":5000,"models":{}"#;
         tell(&mut machine, welcome, at);
@@ -790,7 +762,7 @@ mod tests {
     #[test]
     fn the_older_key_is_over_in_time_outside_a_session_too() {
         let keys = ["20", "40"].map(|digits| digits.repeat(32));
-        let lacks_the_older_one = |machine: &mut Machine| {
+        let lacks_the_older_one = |machine: &mut WorkerMachine| {
             let key = crate::sealing::GroupKey::of_hex(&keys[0]).id;
             let sealed = SealedMessage { key, count: 1, sealed: String::new() };
             let keyring = machine.keyring.as_mut().unwrap();

@@ -1,59 +1,168 @@
-//! Which patch a version arrives by, if there is one that fits, and where this worker listens (D4, D7).
+//! Which patch a version arrives by, if there is one that fits, and what is done where it does not.
+//!
+//! A patch builds on the very bytes that run here. It arrives into memory of its own, and is decoded by a thread of
+//! its own; what it leads to is held against the digest like any version. Whatever is wrong with it, all of the
+//! version is fetched in its place, and what runs runs on meanwhile.
 
+use crate::effects::Effect;
 use crate::holdings::{Held, Holdings};
+use crate::layout::Layout;
+use crate::limits::Timing;
 use crate::messages::{data_topic, patch_topic, Announce, Patch, DELTA};
 use crate::patching::{Base, Bytes};
-use crate::phases::Phase;
+use crate::phases::{Mode, Phase};
+use crate::reports;
+use crate::staging::Buffer;
+use crate::transfer::{Key, Time, Transfer};
+use std::sync::Arc;
 
 /// The patches of one model.
-#[derive(Default)]
 pub struct Patches {
-    /// Whether any are taken.
-    pub taken: bool,
-    listens: bool, // to chunks of patches, in place of those of versions
+    model: String,
+    timing: Timing,
+    taken: bool,
+    listens: bool,   // to chunks of patches, in place of those of versions
+    decoding: usize, // are being decoded, though their versions may be of no use by now
 }
 
 impl Patches {
+    pub fn new(model: &str, timing: Timing) -> Patches {
+        Patches { model: model.to_owned(), timing, taken: false, listens: false, decoding: 0 }
+    }
+
+    /// From now on they are taken.
+    pub fn take(&mut self) {
+        self.taken = true;
+    }
+
+    /// Whether any are taken.
+    pub fn taken(&self) -> bool {
+        self.taken
+    }
+
     /// The topic of the chunks that are pushed to this worker.
-    pub fn topic(&self, model: &str) -> String {
+    pub fn topic(&self) -> String {
         if self.listens {
-            patch_topic(model)
+            patch_topic(&self.model)
         } else {
-            data_topic(model)
+            data_topic(&self.model)
         }
     }
 
-    /// Has versions pushed as patches, or whole; tells whether that is a change.
-    pub fn listen(&mut self, to_patches: bool) -> bool {
-        std::mem::replace(&mut self.listens, to_patches) != to_patches
+    /// Has the next versions pushed in the way in which this one arrives (D7).
+    pub fn listen(&mut self, transfer: &Transfer, shared: bool, mode: Mode) -> Vec<Effect> {
+        let (before, listens) = (self.topic(), transfer.patch().is_some());
+        let other = std::mem::replace(&mut self.listens, listens) != listens;
+        if !other || shared || mode == Mode::CatchingUp {
+            return Vec::new();
+        }
+        vec![
+            Effect::Subscribe { topic: before, on: false },
+            Effect::Subscribe { topic: self.topic(), on: true },
+        ]
+    }
+
+    /// What a version arrives by: a patch on what runs here, or it itself (D4).
+    pub fn transfer(
+        &self,
+        holds: &Holdings,
+        announce: Announce,
+        layout: Arc<Layout>,
+        buffer: Buffer,
+        now: Time,
+    ) -> Transfer {
+        let room = |(patch, base): (Patch, Base)| match Buffer::alone(patch.nbytes) {
+            Ok(room) => Ok((patch, base, room)),
+            Err(error) => Err(format!("no memory for a patch of {} bytes ({})", patch.nbytes, error)),
+        };
+        match self.choose(&announce, holds).and_then(room) {
+            Ok(patch) => {
+                let first = announce.patches.first().map(Patch::id);
+                let mut transfer = Transfer::of_patch(patch, announce, layout, buffer, now, self.timing);
+                if transfer.patch() != first {
+                    transfer.pull(); // the first alone is pushed
+                }
+                transfer
+            }
+            Err(why) => Transfer::new(announce, layout, buffer, &why, now, self.timing),
+        }
     }
 
     /// The patch by which a version arrives, and what it builds on; else why there is none, if any were offered.
-    pub fn choose(&self, announce: &Announce, holds: &Holdings) -> Result<(Patch, Base), String> {
+    fn choose(&self, announce: &Announce, holds: &Holdings) -> Result<(Patch, Base), String> {
         if !self.taken || announce.patches.is_empty() {
             return Err(String::new());
         }
         let runs = holds.at(Phase::Running);
         let overwritten = holds.at(Phase::Applying).is_some();
         let found = runs.and_then(|held| {
-            let base = held.base.as_ref().filter(|base| base.layout.id == announce.layout)?;
+            let base = held.base().filter(|base| base.layout.id == announce.layout)?;
             let patch = announce.patches.iter().find(|patch| builds_on(patch, held))?;
             let there = !overwritten || matches!(base.bytes, Bytes::Kept(_));
             (there && patch.nbytes <= announce.nbytes).then(|| (patch.clone(), base.clone()))
         });
         found.ok_or_else(|| unfit(announce, runs, overwritten))
     }
+
+    /// A patch is here, and what its version hashes to: has it decoded, unless somebody does (D5).
+    pub fn decode(&mut self, transfer: &mut Transfer) -> Vec<Effect> {
+        let job = transfer.decode();
+        self.decoding += usize::from(job.is_some());
+        job.map(Effect::Decode).into_iter().collect()
+    }
+
+    /// A patch is not being decoded any more.
+    pub fn decoded(&mut self) {
+        self.decoding -= 1;
+    }
+
+    /// Whether any is being decoded, into a buffer that may be free soon.
+    pub fn decoding(&self) -> bool {
+        self.decoding > 0
+    }
+
+    /// The publisher has no patch (any more) that was asked for (D8).
+    pub fn refused(&self, holds: &mut Holdings, key: Key, now: Time) -> Vec<Effect> {
+        match holds.arriving(key) {
+            Some(transfer) if transfer.patch().is_some() && !transfer.decoding() => {
+                self.give_up(holds, None, "the publisher has no such patch (any more)", now)
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// A patch is of no use: has all of its version fetched in its place, into this buffer if it was lent (D5).
+    pub fn give_up(
+        &self,
+        holds: &mut Holdings,
+        version: Option<Buffer>,
+        why: &str,
+        now: Time,
+    ) -> Vec<Effect> {
+        let held = match holds.at_mut(Phase::Arriving) {
+            Some(held) => held,
+            None => return Vec::new(),
+        };
+        let (_, number) = held.key();
+        let text =
+            format!("version {} of {} is fetched as a whole, not patched: {}", number, self.model, why);
+        let mut effects = vec![Effect::Notice { code: "unpatched".to_owned(), text }];
+        if let Some(transfer) = held.comes_whole(version, why, now) {
+            effects.extend(reports::fetches(transfer, now)); // D10
+        }
+        effects
+    }
 }
 
 fn builds_on(patch: &Patch, held: &Held) -> bool {
-    patch.encoding == DELTA && (patch.epoch, patch.version) == held.key && patch.digest == held.digest
+    patch.encoding == DELTA && (patch.epoch, patch.version) == held.key() && patch.digest == held.digest()
 }
 
 fn unfit(announce: &Announce, runs: Option<&Held>, overwritten: bool) -> String {
     let here = match runs {
         Some(held) => {
-            let (epoch, version) = held.key;
-            let bytes = match held.base {
+            let (epoch, version) = held.key();
+            let bytes = match held.base() {
                 None => ", and its bytes were not kept",
                 Some(_) if overwritten => ", and another is being applied",
                 Some(_) => "",

@@ -54,7 +54,7 @@ impl Base {
 }
 
 /// A version on its way from a patch, which is here, into a buffer.
-pub struct Decoding {
+pub struct Patching {
     pub model: String,
     pub key: Key,
     pub base: Base,
@@ -67,13 +67,13 @@ pub struct Decoding {
     pub wanted: Weak<()>,
 }
 
-impl fmt::Debug for Decoding {
+impl fmt::Debug for Patching {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        write!(f, "Decoding({} {:?}, {})", self.model, self.key, self.digest)
+        write!(f, "Patching({} {:?}, {})", self.model, self.key, self.digest)
     }
 }
 
-impl Decoding {
+impl Patching {
     /// Decodes it, unless that is stopped in the middle; says how long that took, or why it is of no use.
     pub fn run(&mut self, stopped: &dyn Fn() -> bool) -> Result<Duration, String> {
         let begun = Instant::now();

@@ -162,9 +162,10 @@ pub const COMING: &[(Coming, Way, Coming)] = &[
 /// Of a model: whether its worker takes what is pushed. Who had to drop an arriving version for a
 /// newer one finishes the next, by fetching, before it looks at anything newer; else one that is
 /// slower than its publisher would never complete any.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
+    #[default]
     Following,
     CatchingUp,
 }

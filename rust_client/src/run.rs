@@ -3,19 +3,19 @@
 //! What is ready to be applied goes to the `Handoff`; what the user's threads did with it comes
 //! back as `Work`.
 
-use crate::applying::Calling;
 use crate::bell::Bell;
 use crate::code::Code;
 use crate::decoder::Decoder;
 use crate::effects::{Effect, Host};
 use crate::endpoint::Endpoint;
 use crate::error::Error;
+use crate::functions::Calling;
 use crate::gate::Fate;
 use crate::handoff::Handoff;
-use crate::machine::{Machine, State, Ticket};
+use crate::machine::{State, Ticket, WorkerMachine};
 use crate::messages::encode;
 use crate::names::Names;
-use crate::patching::{Base, Decoding};
+use crate::patching::{Base, Patching};
 use crate::raw::fork::Process;
 use crate::sockets::Control;
 use crate::subscription::Subscription;
@@ -48,7 +48,7 @@ pub enum Outcome {
     /// The user's function has returned after its time was over, which was reported then.
     Late,
     /// A patch was decoded, and how long that took; or it is of no use, and why.
-    Decoded(Box<Decoding>, Result<Duration, String>),
+    Decoded(Box<Patching>, Result<Duration, String>),
 }
 
 /// Something that happened to a worker, for logs and screens.
@@ -148,7 +148,7 @@ impl Shared {
 
 /// A worker, running.
 pub struct Loop {
-    pub machine: Machine,
+    pub machine: WorkerMachine,
     pub control: Control,
     pub address: String,
     pub worker: String,
@@ -164,7 +164,7 @@ pub struct Loop {
 
 impl Loop {
     pub fn new(
-        machine: Machine,
+        machine: WorkerMachine,
         control: Control,
         address: String,
         worker: String,
@@ -221,7 +221,7 @@ impl Loop {
         }
         if due {
             let now = self.now();
-            let (changed, refused) = self.control.changed(now, self.machine.timing.lost_after);
+            let (changed, refused) = self.control.changed(now, self.machine.timing().lost_after);
             if changed {
                 self.machine.changed(now);
             }

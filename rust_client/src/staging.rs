@@ -4,12 +4,49 @@
 //! applied, the other the version that is arriving. A steady stream of versions touches no fresh
 //! memory. A buffer goes home when it is dropped, in whatever thread that happens.
 
+use crate::layout::Layout;
 use crate::limits::{BUFFERS_KEPT, BUFFERS_MAX};
+use crate::messages::Metadata;
 use crate::raw::map::Memory;
+use crate::segment::Segment;
+use crate::transfer::Key;
 use std::convert::TryFrom;
+use std::fmt;
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// Where the bytes of a version are.
+pub enum Source {
+    Buffer(Buffer),
+    /// On the shared road; hashed in chunks of this size if it is not 0.
+    Segment {
+        segment: Arc<Segment>,
+        hash_chunks: u64,
+    },
+}
+
+/// A version that may be applied.
+pub struct StagedVersion {
+    pub model: String,
+    pub key: Key,
+    pub layout: Arc<Layout>,
+    pub source: Source,
+    /// Empty on the shared road, where nothing has hashed it yet.
+    pub digest: String,
+    /// How it came, as `Update` says.
+    pub encoding: &'static str,
+    /// What its publisher says of it.
+    pub metadata: Metadata,
+    /// There may be patches on it: who applies it says where its bytes lie then.
+    pub keep: bool,
+}
+
+impl fmt::Debug for StagedVersion {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "Staged({} {:?}, {})", self.model, self.key, self.digest)
+    }
+}
 
 #[derive(Default)]
 struct Pool {

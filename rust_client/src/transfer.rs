@@ -24,9 +24,11 @@
 use crate::checksum::{crc32c, crc32c_append};
 use crate::digest::digest;
 use crate::layout::Layout;
-use crate::limits::{Timing, CHUNK_BYTES_MAX, DAMAGED_MAX, LABEL_MAX, TRIES_MAX, WINDOW_CHUNKS};
+use crate::limits::{
+    Timing, CHUNK_BYTES_MAX, DAMAGED_MAX, LABEL_MAX, PROGRESS_CHUNKS, TRIES_MAX, WINDOW_CHUNKS,
+};
 use crate::messages::{Announce, Patch, PatchId};
-use crate::patching::{Base, Bytes, Decoding};
+use crate::patching::{Base, Bytes, Patching};
 use crate::phases::{next, Coming, Way, COMING};
 use crate::sealing::{Opening, Subject};
 use crate::segment::Reading;
@@ -127,20 +129,15 @@ struct Patched {
 
 /// A version on its way into a buffer.
 pub struct Transfer {
-    pub announce: Announce,
-    pub layout: Arc<Layout>,
-    pub buffer: Buffer,
-    /// Chunks that are here and sound.
-    pub here: usize,
-    /// Times that the whole did not match its digest.
-    pub restarts: u32,
-    /// When the publisher was told last how far this is.
-    pub reported_at: Time,
-    pub digest: Option<String>,
-    /// Why no patch arrives, though there are some.
-    pub why: String,
-    /// Microseconds that decoding the patch took, once it is decoded.
-    pub decode_us: u64,
+    announce: Announce,
+    layout: Arc<Layout>,
+    buffer: Buffer,
+    here: usize,       // chunks that are here and sound
+    restarts: u32,     // times that the whole did not match its digest
+    reported_at: Time, // when the publisher was told last how far this is
+    digest: Option<String>,
+    why: String,    // no patch arrives, though there are some
+    decode_us: u64, // microseconds that decoding the patch took, once it is decoded
     patched: Option<Patched>,
     tries: u32, // times that nothing came for too long, since something did
     plan: ChunkPlan,
@@ -162,15 +159,19 @@ pub struct Transfer {
 }
 
 impl Transfer {
+    /// A version on its way; `why` says why no patch arrives, if there are some.
     pub fn new(
         announce: Announce,
         layout: Arc<Layout>,
         buffer: Buffer,
+        why: &str,
         now: Time,
         timing: Timing,
     ) -> Transfer {
         let nbytes = announce.nbytes;
-        Transfer::of_bytes(nbytes, announce, layout, buffer, now, timing)
+        let mut transfer = Transfer::of_bytes(nbytes, announce, layout, buffer, now, timing);
+        transfer.why = why.chars().take(LABEL_MAX).collect();
+        transfer
     }
 
     /// A patch on its way into a buffer of its own, to become the version in another one.
@@ -232,6 +233,31 @@ impl Transfer {
         (self.announce.epoch, self.announce.version)
     }
 
+    /// Of which model it is.
+    pub fn model(&self) -> &str {
+        &self.announce.model
+    }
+
+    /// Chunks that are here and sound.
+    pub fn here(&self) -> usize {
+        self.here
+    }
+
+    /// Times that the whole did not match its digest.
+    pub fn restarts(&self) -> u32 {
+        self.restarts
+    }
+
+    /// Why no patch arrives, though there are some.
+    pub fn why(&self) -> &str {
+        &self.why
+    }
+
+    /// Microseconds that decoding the patch took, once it is decoded.
+    pub fn decode_us(&self) -> u64 {
+        self.decode_us
+    }
+
     /// The patch that arrives in place of the version.
     pub fn patch(&self) -> Option<PatchId> {
         self.patched.as_ref().map(|patched| patched.patch.id())
@@ -267,13 +293,13 @@ impl Transfer {
     }
 
     /// The patch is here, and what its version hashes to: gives all away that it takes to decode it, once.
-    pub fn decode(&mut self) -> Option<Decoding> {
+    pub fn decode(&mut self) -> Option<Patching> {
         let digest = self.digest.clone()?;
         let patched = self.patched.as_mut()?;
         let (base, version) = patched.waits.take()?;
         let wanted = Arc::downgrade(&patched.wanted);
         self.turn(Way::Patched);
-        Some(Decoding {
+        Some(Patching {
             model: self.announce.model.clone(),
             key: (self.announce.epoch, self.announce.version),
             base,
@@ -285,16 +311,27 @@ impl Transfer {
     }
 
     /// Whether this is what it gave away.
-    pub fn waits_for(&self, decoding: &Decoding) -> bool {
+    pub fn waits_for(&self, job: &Patching) -> bool {
         let wanted = self.patched.as_ref().map(|patched| Arc::downgrade(&patched.wanted));
-        wanted.map_or(false, |wanted| wanted.ptr_eq(&decoding.wanted))
+        wanted.map_or(false, |wanted| wanted.ptr_eq(&job.wanted))
+    }
+
+    /// The patch was decoded, which took so long: the version is here, whole.
+    pub fn decoded(&mut self, job: Patching, took: Duration) {
+        self.decode_us = took.as_micros() as u64;
+        self.buffer = job.version;
+        self.digest = Some(job.digest);
+    }
+
+    /// What it leads to, once it is whole and sound: where the bytes lie, how they are laid out and what they hash to.
+    pub fn whole(self) -> (Buffer, Arc<Layout>, String) {
+        (self.buffer, self.layout, self.digest.unwrap_or_default())
     }
 
     /// Has all of the version arrive in place of its patch, in this buffer or that which waited for it.
     pub fn give_up(self, version: Option<Buffer>, why: &str, now: Time) -> Option<Transfer> {
         let version = version.or_else(|| Some(self.patched?.waits?.1))?;
-        let mut whole = Transfer::new(self.announce, self.layout, version, now, self.timing);
-        whole.why = why.chars().take(LABEL_MAX).collect();
+        let mut whole = Transfer::new(self.announce, self.layout, version, why, now, self.timing);
         whole.pull();
         Some(whole)
     }
@@ -307,6 +344,14 @@ impl Transfer {
     /// Whether every chunk is here, and the digest is known.
     pub fn complete(&self) -> bool {
         self.here == self.states.len() && self.digest.is_some()
+    }
+
+    /// Whether the publisher is to be told how far this is: as if it were told now (W23).
+    pub fn reports(&mut self, now: Time) -> bool {
+        let slow = now.saturating_sub(self.reported_at) >= self.timing.report();
+        let due = slow || self.here % PROGRESS_CHUNKS == 0;
+        self.reported_at = if due { now } else { self.reported_at };
+        due
     }
 
     /// Takes a chunk; tells whether it is new and sound. One that is neither is ignored.

@@ -1,24 +1,26 @@
 //! The worker as its user sees it.
 
-use crate::applying::{ask, Decide, Functions, Offer, APPLY_TIMEOUT, APPLY_TIMEOUT_MAX};
 use crate::code::Code;
-use crate::effects::{Host, Source, Staged};
+use crate::effects::Host;
 use crate::error::Error;
 use crate::fields::is_name;
+use crate::functions::{ask, Decide, Functions, Offer, APPLY_TIMEOUT, APPLY_TIMEOUT_MAX};
 use crate::gate::Gate;
 use crate::handoff::{Found, Handoff};
 use crate::keys::WorkerKeys;
 use crate::layout::Layout;
 use crate::limits::{Timing, BYTES_MAX, LABEL_MAX, MODELS_MAX};
-use crate::machine::{Identity, Machine, State, Wanted};
+use crate::machine::{State, Wanted, WorkerMachine};
 use crate::messages::{self, Metadata};
 use crate::model::{Model, Ran, Writing};
 use crate::patching::{Base, Bytes};
+use crate::reports::Identity;
 use crate::run::{Event, Listener, Loop, Outcome, Shared};
 use crate::segment::{Reading, Segment, Segments, Stale, Stamp};
 use crate::snapshot::Snapshot;
 use crate::sockets::Control;
 use crate::staging::Buffers;
+use crate::staging::{Source, StagedVersion};
 use crate::stream::UpdateStream;
 use crate::threads::join_handle;
 use crate::transfer::Key;
@@ -278,7 +280,7 @@ impl Builder {
             targets.iter().map(|(model, target)| wanted(model, target, alike)).collect();
         let segments = self.shared_memory.then(Segments::default);
         let host = Arc::new(UserHost { targets: targets.clone(), segments, partial, cast });
-        let mut machine = Machine::new(identity, &wanted, host.clone(), self.bytes_max, self.timing);
+        let mut machine = WorkerMachine::new(identity, &wanted, host.clone(), self.bytes_max, self.timing);
         if keys.is_some() {
             machine.take_sealed();
         }
@@ -538,7 +540,7 @@ impl Worker {
     }
 
     /// Applies a version, and tells what came of it before its model takes another one.
-    fn apply(&self, staged: Staged, deadline: Instant) -> Attempt {
+    fn apply(&self, staged: StagedVersion, deadline: Instant) -> Attempt {
         let (model, key) = (staged.model.clone(), staged.key);
         let open = || !self.handoff().is_closed();
         self.shared.tell(&model, key, Outcome::Taken);
@@ -572,7 +574,7 @@ impl Worker {
     }
 
     /// Leaves a version for later, unless a newer one has come meanwhile.
-    fn put_back(&self, staged: Staged) -> Attempt {
+    fn put_back(&self, staged: StagedVersion) -> Attempt {
         let (model, key) = (staged.model.clone(), staged.key);
         let attempt = self.tell(&model, key, Attempt::InUse);
         if self.handoff().put_back(staged).map(drop).is_some() {
@@ -581,7 +583,7 @@ impl Worker {
         attempt
     }
 
-    fn apply_in_place(&self, model: &Model, writing: &Writing, mut staged: Staged) -> Attempt {
+    fn apply_in_place(&self, model: &Model, writing: &Writing, mut staged: StagedVersion) -> Attempt {
         let (key, layout) = (staged.key, staged.layout.clone());
         if writing.version() >= Some(key) {
             return Attempt::NotNewer; // another thread was faster, with a newer one
@@ -614,7 +616,7 @@ impl Worker {
     }
 
     /// Makes a snapshot of a version, without a copy if it is in a buffer.
-    fn keep(&self, its: &Snapshots, mut staged: Staged) -> Attempt {
+    fn keep(&self, its: &Snapshots, mut staged: StagedVersion) -> Attempt {
         let key = staged.key;
         if lock(&its.latest).as_ref().map(|snapshot| (snapshot.epoch, snapshot.version)) >= Some(key) {
             return Attempt::NotNewer;
@@ -684,7 +686,12 @@ fn turned_down(model: String, (epoch, version): Key, text: String) -> Error {
     Error::Rejected { model, epoch, version, code: Code::Apply, text }
 }
 
-fn update_of(staged: &Staged, digest: String, took: Duration, snapshot: Option<Arc<Snapshot>>) -> Update {
+fn update_of(
+    staged: &StagedVersion,
+    digest: String,
+    took: Duration,
+    snapshot: Option<Arc<Snapshot>>,
+) -> Update {
     let (epoch, version) = staged.key;
     Update {
         model: staged.model.clone(),
@@ -710,7 +717,7 @@ enum Unwritten {
 }
 
 /// Makes a snapshot of a version, without a copy if it is in a buffer. Its digest is known then.
-fn snapshot_of(buffers: &Buffers, staged: &mut Staged) -> Result<Snapshot, Attempt> {
+fn snapshot_of(buffers: &Buffers, staged: &mut StagedVersion) -> Result<Snapshot, Attempt> {
     let stamp = stamp_of(staged);
     let data = match &mut staged.source {
         Source::Buffer(buffer) => {
@@ -737,8 +744,8 @@ fn snapshot_of(buffers: &Buffers, staged: &mut Staged) -> Result<Snapshot, Attem
 
 /// What patches may build on once a version runs, if there may be some: its model, if that holds its very bytes,
 /// else its buffer.
-fn base_of(model: &Model, staged: Staged, alike: bool) -> Option<Base> {
-    let Staged { keep, layout, source, .. } = staged;
+fn base_of(model: &Model, staged: StagedVersion, alike: bool) -> Option<Base> {
+    let StagedVersion { keep, layout, source, .. } = staged;
     let bytes = match source {
         Source::Buffer(_) if keep && alike => Bytes::Model(model.clone()),
         Source::Buffer(mut buffer) if keep => {
@@ -755,7 +762,7 @@ fn failed(text: String) -> Attempt {
 }
 
 /// Writes a version over the weights; returns its digest, and whether its buffer holds what was there before.
-fn write(writing: &Writing, staged: &mut Staged) -> Result<(String, bool), Unwritten> {
+fn write(writing: &Writing, staged: &mut StagedVersion) -> Result<(String, bool), Unwritten> {
     let (stamp, layout) = (stamp_of(staged), &staged.layout);
     match &mut staged.source {
         Source::Buffer(buffer) => {
@@ -797,7 +804,7 @@ fn hashed(memory: &Reading, layout: &Layout, hash_chunks: u64) -> String {
     }
 }
 
-fn stamp_of(staged: &Staged) -> Stamp {
+fn stamp_of(staged: &StagedVersion) -> Stamp {
     let (epoch, version): Key = staged.key;
     Stamp::new(&staged.model, epoch, version)
 }
@@ -881,7 +888,7 @@ mod tests {
         let (model, layout) = ("m".to_owned(), Arc::new(Layout::parse(header).unwrap()));
         let source = Source::Buffer(buffer);
         let (key, digest) = ((1, version), String::new());
-        worker.handoff().put(Staged {
+        worker.handoff().put(StagedVersion {
             model,
             key,
             layout,
@@ -894,7 +901,7 @@ mod tests {
     }
 
     /// A version of two tensors of 1 MiB and a number, of which every byte is the same.
-    fn large(order: [&str; 3], byte: u8) -> Staged {
+    fn large(order: [&str; 3], byte: u8) -> StagedVersion {
         let (mut entries, mut begin) = (Vec::new(), 0);
         for name in order {
             let (shape, nbytes) = if name == "number" { ("[]", 4) } else { ("[262144]", 1 << 20) };
@@ -908,7 +915,7 @@ mod tests {
         let mut buffer = Buffers::default().take(layout.nbytes).unwrap().unwrap();
         buffer.fill(byte);
         let (model, source) = ("m".to_owned(), Source::Buffer(buffer));
-        Staged {
+        StagedVersion {
             model,
             key: (1, 1),
             layout,

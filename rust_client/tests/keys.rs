@@ -10,12 +10,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use weightbus::checksum::crc32c;
-use weightbus::effects::{Effect, Host, Source, Staged};
+use weightbus::effects::{Effect, Host};
 use weightbus::layout::Layout;
 use weightbus::limits::Timing;
-use weightbus::machine::{Identity, Machine, Wanted};
+use weightbus::machine::{Wanted, WorkerMachine};
 use weightbus::messages::*;
+use weightbus::reports::Identity;
 use weightbus::sealing::{nonce_of, GroupKey, Opening, CHUNK};
+use weightbus::staging::{Source, StagedVersion};
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
@@ -57,10 +59,10 @@ impl Host for AnyLayout {
 
 /// A worker inside a session, and what seals for it.
 struct Session {
-    machine: Machine,
+    machine: WorkerMachine,
     sealer: Sealer,
     now: Duration,
-    ready: Vec<Staged>,
+    ready: Vec<StagedVersion>,
     sent: Vec<FromWorker>,
 }
 
@@ -74,7 +76,8 @@ impl Session {
             pid: 0,
         };
         let wanted = [Wanted { model: MODEL.to_owned(), nbytes: 0 }];
-        let mut machine = Machine::new(identity, &wanted, Arc::new(AnyLayout), 1 << 20, Timing::default());
+        let mut machine =
+            WorkerMachine::new(identity, &wanted, Arc::new(AnyLayout), 1 << 20, Timing::default());
         if keyed {
             machine.take_sealed();
         }
@@ -294,7 +297,7 @@ fn a_worker_dials_again_after_a_refusal_for_want_of_keys() {
     assert!(matches!(&refused[..], [Effect::Refused { code, text }] if code == "keys" && text == "why"));
     assert!(!session.machine.inside());
     assert!(session.machine.shut_out("why", now).is_empty(), "it was said a moment ago");
-    let ping = session.machine.timing.ping;
+    let ping = session.machine.timing().ping;
     assert!(session.machine.tick(now + ping / 2).is_empty());
     assert!(matches!(session.machine.tick(now + ping)[..], [Effect::Redial]));
     assert!(!session.machine.shut_out("why", now + ping).is_empty());

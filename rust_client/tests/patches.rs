@@ -6,13 +6,15 @@ use publisher::sealer::Sealer;
 use publisher::{layout, receive_published, Message, Publisher, Version, MODEL};
 use std::sync::Arc;
 use std::time::Duration;
-use weightbus::effects::{Effect, Host, Source, Staged};
+use weightbus::effects::{Effect, Host};
 use weightbus::layout::Layout;
 use weightbus::limits::{Timing, BYTES_MAX};
-use weightbus::machine::{Identity, Machine, Wanted};
+use weightbus::machine::{Wanted, WorkerMachine};
 use weightbus::messages::*;
-use weightbus::patching::{Base, Bytes, Decoding};
+use weightbus::patching::{Base, Bytes, Patching};
+use weightbus::reports::Identity;
 use weightbus::sealing::AVAILABLE;
+use weightbus::staging::{Source, StagedVersion};
 use weightbus::{Model, Tensor};
 
 const TICK: Duration = Duration::from_millis(100);
@@ -28,7 +30,7 @@ impl Host for AnyLayout {
 
 /// A worker and its publisher, between which nothing is lost.
 struct World {
-    machine: Machine,
+    machine: WorkerMachine,
     publisher: Publisher,
     sealer: Option<Sealer>,
     now: Duration,
@@ -37,8 +39,8 @@ struct World {
     resident: Option<Model>, // has the bytes of what runs, in place of a buffer
     sent: Vec<FromWorker>,
     notices: Vec<String>,
-    jobs: Vec<Decoding>,
-    ready: Vec<Staged>,
+    jobs: Vec<Patching>,
+    ready: Vec<StagedVersion>,
     runs: Option<(u64, Vec<u8>)>, // number and bytes
 }
 
@@ -48,7 +50,8 @@ impl World {
         let (client, host) = (String::new(), String::new());
         let identity = Identity { name, instance, client, host, pid: 0 };
         let wanted = [Wanted { model: MODEL.to_owned(), nbytes: 0 }];
-        let mut machine = Machine::new(identity, &wanted, Arc::new(AnyLayout), BYTES_MAX, Timing::default());
+        let mut machine =
+            WorkerMachine::new(identity, &wanted, Arc::new(AnyLayout), BYTES_MAX, Timing::default());
         if sealed {
             machine.take_sealed();
         }
@@ -161,7 +164,8 @@ impl World {
 
     /// Applies what is ready, and keeps it if that is wanted.
     fn apply(&mut self) {
-        let Staged { key, layout, source, keep, .. } = self.ready.pop().expect("a version that is ready");
+        let StagedVersion { key, layout, source, keep, .. } =
+            self.ready.pop().expect("a version that is ready");
         let mut buffer = match source {
             Source::Buffer(buffer) => buffer,
             Source::Segment { .. } => panic!("there is no shared road here"),
@@ -254,7 +258,7 @@ fn what_was_applied_late_of_a_later_publisher_is_told_until_that_is_settled() {
     let mut world = World::new(false, false);
     world.welcomed(2);
     world.publish(&first());
-    let Staged { key, .. } = world.ready.pop().expect("a version that is ready");
+    let StagedVersion { key, .. } = world.ready.pop().expect("a version that is ready");
     world.machine.taken(MODEL, key);
     world.welcomed(1);
     let mut said = world.machine.applied(MODEL, key, "", None, world.now);

@@ -14,7 +14,7 @@ use weightbus::messages::FromPublisher;
 use weightbus::publisher::content::Copier;
 use weightbus::publisher::effects::{Effect, WorkerEvent};
 use weightbus::publisher::grants::{Grant, Role};
-use weightbus::publisher::machine::Machine;
+use weightbus::publisher::machine::PublisherMachine;
 use weightbus::publisher::publication::Asked;
 use weightbus::{Dtype, TensorView, WorkerState};
 
@@ -25,14 +25,14 @@ const A_SECOND: u64 = 4096;
 
 /// A publisher's machine, whose events its observers are told of, as by its thread.
 struct Bench {
-    machine: Machine,
+    machine: PublisherMachine,
     now: Duration,
     calls: u64,
 }
 
 impl Bench {
     fn new(workers: &[&str]) -> Bench {
-        let machine = Machine::new(EPOCH, "tcp://*:1", Timing::default(), None, None);
+        let machine = PublisherMachine::new(EPOCH, "tcp://*:1", Timing::default(), None, None);
         let mut bench = Bench { machine, now: Duration::from_secs(1), calls: 0 };
         workers.iter().for_each(|name| bench.hello(name));
         bench
@@ -311,7 +311,7 @@ fn the_worst_worker_fits_a_page() {
     (message["host"], message["client"]) = (json!("🚚".repeat(256)), json!("🚚".repeat(256)));
     bench.say("w", message);
     for (name, at) in names.iter().zip(0..) {
-        let model = Machine::publish;
+        let model = PublisherMachine::publish;
         let bytes = [at as u8];
         let tensor = TensorView { name: "w", dtype: Dtype::U8, shape: &[1], bytes: &bytes };
         let content = Arc::new(Copier::default().copy(&[tensor], 1).unwrap());

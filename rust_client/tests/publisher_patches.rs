@@ -9,7 +9,7 @@ use weightbus::messages::*;
 use weightbus::publisher::bases::{Bases, Taker};
 use weightbus::publisher::content::{Content, Copier};
 use weightbus::publisher::effects::Effect;
-use weightbus::publisher::machine::Machine;
+use weightbus::publisher::machine::PublisherMachine;
 use weightbus::publisher::publication::Asked;
 use weightbus::{Dtype, Encoding, TensorView};
 
@@ -21,7 +21,7 @@ const CHUNK_BYTES: u64 = 16;
 const WINDOW: u64 = 64; // chunks that a push runs ahead of reports
 
 struct Bench {
-    machine: Machine,
+    machine: PublisherMachine,
     bases: Bases,
     versions: Vec<Arc<Content>>,
     /// The numbers of versions on which there are patches to the newest, in their order.
@@ -32,7 +32,7 @@ struct Bench {
 
 impl Bench {
     fn new() -> Bench {
-        let machine = Machine::new(7, "tcp://*:1", Timing::default(), None, None);
+        let machine = PublisherMachine::new(7, "tcp://*:1", Timing::default(), None, None);
         Bench {
             machine,
             bases: Bases::new(2, u64::MAX),

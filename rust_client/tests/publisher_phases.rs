@@ -7,7 +7,7 @@ use weightbus::limits::Timing;
 use weightbus::messages::{encode, FromPublisher, FromWorker, Hello, OfVersion};
 use weightbus::publisher::content::Copier;
 use weightbus::publisher::effects::Effect;
-use weightbus::publisher::machine::Machine;
+use weightbus::publisher::machine::PublisherMachine;
 use weightbus::publisher::publication::Asked;
 use weightbus::WorkerState;
 
@@ -41,9 +41,9 @@ fn ping() -> Vec<u8> {
 }
 
 /// A publisher with the worker, on the connection `1`.
-fn publisher() -> Machine {
+fn publisher() -> PublisherMachine {
     let mut publisher =
-        Machine::new(7, "tcp://*:1", Timing::default(), None, Some(Box::new(|| Some(token()))));
+        PublisherMachine::new(7, "tcp://*:1", Timing::default(), None, Some(Box::new(|| Some(token()))));
     assert!(welcomed(&publisher.receive(b"1", &hello("0"), 0, NOW), b"1"));
     publisher
 }
@@ -56,10 +56,11 @@ fn welcomed(effects: &[Effect], who: &[u8]) -> bool {
 
 #[test]
 fn who_is_away_is_back_by_what_it_says_on_the_control_channel_alone() {
-    let nothing: fn(&mut Machine) = |_| {};
-    let pings: fn(&mut Machine) = |publisher| drop(publisher.receive(b"1", &ping(), 0, later(1000)));
-    let dials: fn(&mut Machine) = |publisher| drop(publisher.receive(b"2", &hello("0"), 0, later(1000)));
-    let applied: fn(&mut Machine) = |publisher| {
+    let nothing: fn(&mut PublisherMachine) = |_| {};
+    let pings: fn(&mut PublisherMachine) = |publisher| drop(publisher.receive(b"1", &ping(), 0, later(1000)));
+    let dials: fn(&mut PublisherMachine) =
+        |publisher| drop(publisher.receive(b"2", &hello("0"), 0, later(1000)));
+    let applied: fn(&mut PublisherMachine) = |publisher| {
         let said = FromWorker::Applied(OfVersion {
             model: "m".to_owned(),
             epoch: 7,

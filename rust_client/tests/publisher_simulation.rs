@@ -13,20 +13,22 @@ use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use weightbus::effects::{Effect as WorkerEffect, Host, Source, Staged};
+use weightbus::effects::{Effect as WorkerEffect, Host};
 use weightbus::layout::Layout;
 use weightbus::limits::Timing;
-use weightbus::machine::{Identity, Machine as WorkerMachine, Wanted};
+use weightbus::machine::{Wanted, WorkerMachine};
 use weightbus::messages::{encode, CommitMode, FromPublisher, FromWorker, Hello, OfVersion};
-use weightbus::patching::{Base, Bytes, Decoding};
+use weightbus::patching::{Base, Bytes, Patching};
 use weightbus::publisher::bases::Bases;
 use weightbus::publisher::content::{Content, Copier};
 use weightbus::publisher::effects::{Effect, Payload};
 use weightbus::publisher::grants::{ByKey, Grant, Role};
-use weightbus::publisher::machine::Machine;
+use weightbus::publisher::machine::PublisherMachine;
 use weightbus::publisher::publication::Asked;
 use weightbus::publisher::sealer::Sealer;
+use weightbus::reports::Identity;
 use weightbus::sealing::AVAILABLE;
+use weightbus::staging::{Source, StagedVersion};
 use weightbus::zmtp::{Published, PublishedPayload};
 use weightbus::{Dtype, Encoding, Outcome, Receipt, Require, TensorView, Wait};
 
@@ -96,8 +98,8 @@ struct Worker {
     subscribed: Vec<String>,
     control: VecDeque<(u32, Message)>, // to it, by the step at which it arrives
     published: VecDeque<(u32, String, Message)>,
-    ready: VecDeque<(u32, Staged)>,
-    decoding: VecDeque<(u32, Decoding)>,
+    ready: VecDeque<(u32, StagedVersion)>,
+    decoding: VecDeque<(u32, Patching)>,
     ran: Vec<Key>,
     stopped_until: u32,
 }
@@ -141,7 +143,7 @@ impl Worker {
 }
 
 struct World {
-    publisher: Machine,
+    publisher: PublisherMachine,
     sealer: Option<Sealer>,             // of a publisher with keys
     revoked: BTreeMap<usize, Vec<Key>>, // workers, and what was published since
     workers: Vec<Worker>,
@@ -535,7 +537,7 @@ impl World {
         }
     }
 
-    fn apply(&mut self, at: usize, staged: Staged) {
+    fn apply(&mut self, at: usize, staged: StagedVersion) {
         let (key, now) = (staged.key, self.now);
         if self.workers[at].ran.last().map_or(false, |&last| key <= last) {
             let effects = self.workers[at].machine.dropped(MODEL, key, now);
@@ -563,8 +565,8 @@ impl World {
     }
 }
 
-fn machine(epoch: u64) -> Machine {
-    Machine::new(epoch, "tcp://*:1", Timing::default(), None, None)
+fn machine(epoch: u64) -> PublisherMachine {
+    PublisherMachine::new(epoch, "tcp://*:1", Timing::default(), None, None)
 }
 
 fn content(data: &[u8], chunk_bytes: u64) -> Arc<Content> {
@@ -784,7 +786,7 @@ fn who_reports_other_bytes_never_counts() {
 fn a_later_epoch_is_taken_with_proof_alone() {
     let now = Duration::from_secs(1);
     let young = || Some(Box::new(|| Duration::from_secs(10)) as weightbus::publisher::machine::Age);
-    let mut publisher = Machine::new(500, "tcp://*:1", Timing::default(), young(), None);
+    let mut publisher = PublisherMachine::new(500, "tcp://*:1", Timing::default(), young(), None);
     publisher.receive(b"w", &hello(900, 5_000), 0, now); // that one started later
     assert_eq!(publisher.epoch(), 500);
     publisher.receive(b"w", &hello(900, 90_000), 0, now);
@@ -793,10 +795,10 @@ fn a_later_epoch_is_taken_with_proof_alone() {
 }
 
 /// A publisher with keys of `w`, of all names that begin with `gpu-`, and of an observer.
-fn keyed() -> Machine {
+fn keyed() -> PublisherMachine {
     let row = |name: &str, role| (name.replace('*', ""), Grant { name: name.to_owned(), role });
     let draw = Some(Box::new(|| Some("ab".repeat(16))) as weightbus::publisher::machine::Draw);
-    Machine::new(7, "tcp://*:1", Timing::default(), None, draw).trust(
+    PublisherMachine::new(7, "tcp://*:1", Timing::default(), None, draw).trust(
         vec![row("w", Role::Worker), row("gpu-*", Role::Worker), row("eye", Role::Observer)]
             .into_iter()
             .collect(),
@@ -912,7 +914,7 @@ fn a_ticket_is_good_once_and_for_a_while() {
 fn nobody_is_given_a_token_where_there_are_keys() {
     let with_upstream =
         String::from_utf8(hello(0, 0)).unwrap().replace("\"features\":[]", "\"features\":[\"upstream\"]");
-    let features = |mut publisher: Machine, key: &str| {
+    let features = |mut publisher: PublisherMachine, key: &str| {
         let effects = publisher.receive_of(b"1", key, with_upstream.as_bytes(), 0, NOW);
         match effects.iter().find(|effect| matches!(effect, Effect::Send { .. })) {
             Some(Effect::Send { message: FromPublisher::Welcome(welcome), .. }) => welcome.features.join(" "),
@@ -921,7 +923,6 @@ fn nobody_is_given_a_token_where_there_are_keys() {
     };
     assert!(features(keyed(), "w").starts_with("ticket."));
     let draw = Some(Box::new(|| Some("ab".repeat(16))) as weightbus::publisher::machine::Draw);
-    assert!(
-        features(Machine::new(7, "tcp://*:1", Timing::default(), None, draw), "").starts_with("upstream.")
-    );
+    assert!(features(PublisherMachine::new(7, "tcp://*:1", Timing::default(), None, draw), "")
+        .starts_with("upstream."));
 }

@@ -13,7 +13,7 @@ use weightbus::observed::{to_publisher, ToPublisher};
 use weightbus::publisher::content::Copier;
 use weightbus::publisher::effects::Effect;
 use weightbus::publisher::grants::{Grant, Role};
-use weightbus::publisher::machine::Machine;
+use weightbus::publisher::machine::PublisherMachine;
 use weightbus::publisher::publication::Asked;
 use weightbus::{Dtype, TensorView};
 
@@ -23,14 +23,14 @@ const LARGE: usize = 10 << 20; // summed in three slices
 
 /// A publisher's machine, with workers that can be verified.
 struct Bench {
-    machine: Machine,
+    machine: PublisherMachine,
     now: Duration,
     calls: u64,
 }
 
 impl Bench {
     fn new(workers: &[&str]) -> Bench {
-        let machine = Machine::new(EPOCH, "tcp://*:1", Timing::default(), None, None);
+        let machine = PublisherMachine::new(EPOCH, "tcp://*:1", Timing::default(), None, None);
         let mut bench = Bench { machine, now: Duration::from_secs(1), calls: 0 };
         workers.iter().for_each(|name| drop(bench.hello(name, &["checking"])));
         bench

@@ -12,12 +12,14 @@ use std::os::unix::io::AsRawFd;
 use std::sync::Arc;
 use std::time::Duration;
 use weightbus::digest::bytes_of_hex;
-use weightbus::effects::{Effect, Host, Source, Staged};
+use weightbus::effects::{Effect, Host};
 use weightbus::layout::Layout;
 use weightbus::limits::{Timing, SEGMENTS_MAX};
-use weightbus::machine::{Identity, Machine, Wanted};
+use weightbus::machine::{Wanted, WorkerMachine};
 use weightbus::messages::*;
+use weightbus::reports::Identity;
 use weightbus::segment::{Segment, Segments, Stale, Stamp};
+use weightbus::staging::{Source, StagedVersion};
 use weightbus::zmtp::{Published, PublishedPayload};
 
 const TOKEN: &str = "00112233445566778899aabbccddeeff";
@@ -124,7 +126,7 @@ impl Host for Here {
 }
 
 /// A machine in a session on the shared road, and what it did at the welcome.
-fn joined(probe: &str) -> (Machine, Vec<Effect>) {
+fn joined(probe: &str) -> (WorkerMachine, Vec<Effect>) {
     let identity = Identity {
         name: "w".to_owned(),
         instance: "0".repeat(32),
@@ -134,7 +136,7 @@ fn joined(probe: &str) -> (Machine, Vec<Effect>) {
     };
     let wanted = [Wanted { model: MODEL.to_owned(), nbytes: 0 }];
     let host = Arc::new(Here(Segments::default()));
-    let mut machine = Machine::new(identity, &wanted, host, 1 << 20, Timing::default());
+    let mut machine = WorkerMachine::new(identity, &wanted, host, 1 << 20, Timing::default());
     machine.connected(NOW);
     let (header, _) = welcome(1, "tcp://*:1", BTreeMap::new());
     let mut fields: serde_json::Value = serde_json::from_slice(&header).unwrap();
@@ -144,7 +146,7 @@ fn joined(probe: &str) -> (Machine, Vec<Effect>) {
 }
 
 /// Announces a version that lies in a segment, with its layout.
-fn announce(machine: &mut Machine, version: &Version, path: &str, hash: bool) -> Vec<Effect> {
+fn announce(machine: &mut WorkerMachine, version: &Version, path: &str, hash: bool) -> Vec<Effect> {
     let announce = Announce { shared: Some(shared(path)), hash, ..version.announce(1) };
     machine.receive(&encode(&FromPublisher::Announce(announce)), &[&version.layout], NOW)
 }
@@ -156,7 +158,7 @@ fn sent(effects: &[Effect]) -> Vec<&FromWorker> {
         .collect()
 }
 
-fn ready(effects: Vec<Effect>) -> Option<Staged> {
+fn ready(effects: Vec<Effect>) -> Option<StagedVersion> {
     effects
         .into_iter()
         .find_map(|effect| if let Effect::Ready(staged) = effect { Some(staged) } else { None })

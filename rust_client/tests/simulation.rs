@@ -11,13 +11,15 @@ use publisher::{Message, Publisher, Version, MODEL};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
-use weightbus::effects::{Effect, Host, Source, Staged};
+use weightbus::effects::{Effect, Host};
 use weightbus::layout::Layout;
 use weightbus::limits::Timing;
-use weightbus::machine::{Identity, Machine, Wanted};
+use weightbus::machine::{Wanted, WorkerMachine};
 use weightbus::messages::{encode, Acknowledge, CommitMode, FromPublisher, FromWorker, Rekey};
-use weightbus::patching::{Base, Bytes, Decoding};
+use weightbus::patching::{Base, Bytes, Patching};
+use weightbus::reports::Identity;
 use weightbus::sealing::AVAILABLE;
+use weightbus::staging::{Source, StagedVersion};
 use weightbus::zmtp::{Place, Places, Published, PublishedPayload};
 
 const STEP: Duration = Duration::from_millis(20);
@@ -52,7 +54,7 @@ enum Deed {
 }
 
 struct World {
-    machine: Machine,
+    machine: WorkerMachine,
     publisher: Publisher,
     sealer: Option<Sealer>,
     keys: u64,     // drawn so far
@@ -69,8 +71,8 @@ struct World {
     number: u64,
     layouts: usize,               // length of the data whose layout was published last
     history: Vec<(u64, Version)>, // by epoch
-    ready: VecDeque<(u32, Staged)>,
-    decoding: VecDeque<(u32, Decoding)>,
+    ready: VecDeque<(u32, StagedVersion)>,
+    decoding: VecDeque<(u32, Patching)>,
     committed: Vec<(u64, u64)>,
     ran: Option<(u64, u64)>,
 }
@@ -85,7 +87,8 @@ impl World {
             pid: 0,
         };
         let wanted = [Wanted { model: MODEL.to_owned(), nbytes: 0 }];
-        let mut machine = Machine::new(identity, &wanted, Arc::new(AnyLayout), 1 << 20, Timing::default());
+        let mut machine =
+            WorkerMachine::new(identity, &wanted, Arc::new(AnyLayout), 1 << 20, Timing::default());
         if weather.keyed {
             machine.take_sealed();
         }
@@ -367,7 +370,7 @@ impl World {
         self.perform(effects);
     }
 
-    fn apply(&mut self, staged: Staged) {
+    fn apply(&mut self, staged: StagedVersion) {
         let (key, model) = (staged.key, staged.model.clone());
         if Some(key) <= self.ran {
             let effects = self.machine.dropped(&model, key, self.now);
@@ -384,7 +387,7 @@ impl World {
         if version.commit == CommitMode::Together {
             assert!(self.committed.contains(&key), "{:?} was applied before its commit", key);
         }
-        let Staged { layout, source, keep, .. } = staged;
+        let StagedVersion { layout, source, keep, .. } = staged;
         let base = match source {
             Source::Buffer(mut buffer) if keep => {
                 buffer.keep();

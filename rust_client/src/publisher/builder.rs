@@ -7,7 +7,7 @@ use super::effects::WorkerEvent;
 use super::endpoints::{check_exposure, Place};
 use super::keeper::Keeper;
 use super::keys::PublisherKeys;
-use super::machine::{self, Machine};
+use super::machine::{self, PublisherMachine};
 use super::router::Router;
 use super::run::{Listener, Loop, Shared, Work};
 use super::sealer::{self, Sealer};
@@ -188,8 +188,8 @@ impl PublisherBuilder {
         let started = running_clock();
         let age: machine::Age = Box::new(move || running_clock().saturating_sub(started));
         let age = Some(age).filter(|_| self.epoch.is_none());
-        let mut machine =
-            Machine::new(epoch, &told, timing, age, Some(Box::new(draw))).clock(Box::new(unix_millis));
+        let mut machine = PublisherMachine::new(epoch, &told, timing, age, Some(Box::new(draw)))
+            .clock(Box::new(unix_millis));
         let shared = Arc::new(Shared::new().map_err(broken("no descriptors for a publisher"))?);
         let (mut sealer, mut watch) = (None, None);
         if let Some(keys) = keys {
@@ -264,7 +264,7 @@ impl Restored {
         found
     }
 
-    fn offer(&mut self, machine: &mut Machine) {
+    fn offer(&mut self, machine: &mut PublisherMachine) {
         for (stored, content) in self.stored.drain(..).zip(self.contents.drain(..)) {
             machine.offer(&stored.model, content, stored.names.into_iter().collect());
         }

@@ -4,7 +4,7 @@
 //! more, until it is decided.
 
 use super::effects::{Effect, WorkerEventKind};
-use super::machine::Machine;
+use super::machine::PublisherMachine;
 use super::oversights::why_nobody;
 use super::phases::{Decision, TargetEvent, VersionEvent};
 use super::publication::Publication;
@@ -58,7 +58,7 @@ impl Calls {
     }
 }
 
-impl Machine {
+impl PublisherMachine {
     // What happens.
 
     /// The version that waits for its commit is not to have it.

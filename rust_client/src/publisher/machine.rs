@@ -45,7 +45,7 @@ pub type Age = Box<dyn Fn() -> Duration + Send>;
 pub type Draw = Box<dyn Fn() -> Option<String> + Send>;
 
 /// One publisher.
-pub struct Machine {
+pub struct PublisherMachine {
     pub timing: Timing,
     /// Messages dropped because they broke the protocol.
     pub malformed: u64,
@@ -70,7 +70,7 @@ pub struct Machine {
     out: Vec<Effect>,
 }
 
-impl Machine {
+impl PublisherMachine {
     /// `data_endpoint` is where workers are told that the data socket is.
     pub fn new(
         epoch: u64,
@@ -78,8 +78,8 @@ impl Machine {
         timing: Timing,
         age: Option<Age>,
         draw: Option<Draw>,
-    ) -> Machine {
-        Machine {
+    ) -> PublisherMachine {
+        PublisherMachine {
             malformed: 0,
             data_endpoint: data_endpoint.to_owned(),
             age,

@@ -10,7 +10,7 @@
 //! ```
 
 use super::effects::{Effect, Identity, WorkerEvent};
-use super::machine::Machine;
+use super::machine::PublisherMachine;
 use super::pages::{Changed, Page};
 use super::patience::{Allowance, Rate};
 use super::roster::{Peer, Roster};
@@ -126,9 +126,9 @@ impl News {
     }
 }
 
-impl Machine {
+impl PublisherMachine {
     /// Tells observers the time of day.
-    pub fn clock(mut self, clock: Clock) -> Machine {
+    pub fn clock(mut self, clock: Clock) -> PublisherMachine {
         self.observers.clock = Some(clock);
         self
     }

@@ -4,7 +4,7 @@
 //! probably meant, in the words and in the time of Python's publisher.
 
 use super::effects::WorkerEventKind;
-use super::machine::Machine;
+use super::machine::PublisherMachine;
 use super::roster::{Peer, Roster};
 use crate::limits::TEXT_MAX;
 use crate::messages::{Doing, FromPublisher, Refuse};
@@ -31,7 +31,7 @@ pub struct Oversights {
 /// By model, the names of the workers of which something is so.
 type Found = BTreeMap<String, Vec<String>>;
 
-impl Machine {
+impl PublisherMachine {
     /// Looks for what lasts too long, if it is time.
     pub(super) fn look_for_oversights(&mut self, now: Time) {
         if now < self.oversights.due {

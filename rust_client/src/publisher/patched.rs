@@ -2,7 +2,7 @@
 
 use super::bases::Taker;
 use super::effects::WorkerEventKind;
-use super::machine::Machine;
+use super::machine::PublisherMachine;
 use super::offer::{takes_patches, VersionPatch};
 use super::roster::Peer;
 use crate::messages::*;
@@ -19,7 +19,7 @@ pub(super) struct Listeners {
     pub first: bool,
 }
 
-impl Machine {
+impl PublisherMachine {
     /// What each worker runs of a model, and what is known of its link, of those that take patches, and to whom a version would go (D2).
     pub fn takers(&self, model: &str, workers: Option<&[String]>) -> Vec<Taker> {
         let named = |name: &String| workers.map_or(true, |workers| workers.contains(name));

@@ -2,7 +2,7 @@
 
 use super::content::Content;
 use super::effects::{Effect, Payload, WorkerEventKind};
-use super::machine::Machine;
+use super::machine::PublisherMachine;
 use super::offer::{Offer, VersionPatch};
 use super::phases::TargetEvent;
 use super::publication::{Asked, Publication, Wait};
@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// Of a version that travels with its announcement, to all who hear that.
 pub const WHOLE_BYTES_MAX: u64 = 1 << 18;
 
-impl Machine {
+impl PublisherMachine {
     /// Publishes a version: to every worker that has the model, or to some by name. `started` is when it was called.
     ///
     /// A name that was never on the roster is an error, in words; then nothing was published.

@@ -2,13 +2,13 @@
 
 use super::content::Content;
 use super::effects::{Payload, WorkerEventKind};
-use super::machine::Machine;
+use super::machine::PublisherMachine;
 use super::phases::{TargetEvent, VersionPhase};
 use crate::messages::*;
 use crate::transfer::Time;
 use std::sync::Arc;
 
-impl Machine {
+impl PublisherMachine {
     // Giving versions out.
 
     /// Answers a worker that asks for a version, or for chunks of one (P8).

@@ -7,7 +7,7 @@ use super::distribution::Distribution;
 use super::effects::{Effect, Payload, WorkerEvent, WorkerEventKind};
 use super::grants::ByKey;
 use super::keeper::Keeper;
-use super::machine::Machine;
+use super::machine::PublisherMachine;
 use super::offer::Offer;
 use super::outlet::Queued;
 use super::publication::Asked;
@@ -125,7 +125,7 @@ impl Shared {
 
 /// A publisher, running.
 pub struct Loop {
-    pub machine: Machine,
+    pub machine: PublisherMachine,
     pub router: Router,
     pub data: Distribution,
     pub shared: Arc<Shared>,
@@ -153,7 +153,7 @@ impl Drop for Ending {
 
 impl Loop {
     pub fn new(
-        machine: Machine,
+        machine: PublisherMachine,
         router: Router,
         data: Distribution,
         shared: Arc<Shared>,

@@ -1,7 +1,7 @@
 //! Who is in: workers that join, come back, are lost, and leave; and which publisher comes first.
 
 use super::effects::{Effect, Payload, WorkerEventKind};
-use super::machine::Machine;
+use super::machine::PublisherMachine;
 use super::phases::{PeerEvent, PeerPhase, TargetEvent};
 use super::roster::Admission;
 use super::status::{is_stuck, phase_of};
@@ -58,7 +58,7 @@ impl Absent {
     }
 }
 
-impl Machine {
+impl PublisherMachine {
     // Joining.
 
     /// Somebody wants to join (P3).

@@ -3,7 +3,7 @@
 
 use super::effects::{Effect, Payload};
 use super::grants::{ByKey, Grants, Role};
-use super::machine::Machine;
+use super::machine::PublisherMachine;
 use crate::messages::*;
 use crate::transfer::Time;
 use std::time::Duration;
@@ -21,9 +21,9 @@ pub struct Trust {
 /// Whose a data connection is: name and key of a worker.
 pub type Owner = (String, String);
 
-impl Machine {
+impl PublisherMachine {
     /// Lets nobody in but those whose key is granted something, and tells them this group key.
-    pub fn trust(mut self, by_key: ByKey, group: String) -> Machine {
+    pub fn trust(mut self, by_key: ByKey, group: String) -> PublisherMachine {
         self.trust = Some(Trust { grants: Grants::new(by_key), group });
         self
     }

@@ -9,7 +9,7 @@
 //! ```
 
 use super::effects::{Effect, Identity};
-use super::machine::Machine;
+use super::machine::PublisherMachine;
 use super::observing::{ERROR_MAX, NO_OBSERVER, OBSERVERS_MAX};
 use super::pages::PAGE_BYTES;
 use super::store::Kept;
@@ -147,7 +147,7 @@ impl Comparison {
     }
 }
 
-impl Machine {
+impl PublisherMachine {
     /// An observer asks: asks the worker, or says why not.
     pub(super) fn verify(&mut self, from: &[u8], key: &str, asked: Verify, now: Time) {
         if !self.may_look_on(key) {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use weightbus::checksum::crc32c;
 use weightbus::digest::{bytes_of_hex, digest, layout_id};
 use weightbus::effects::Effect;
-use weightbus::machine::Machine;
+use weightbus::machine::WorkerMachine;
 use weightbus::messages::*;
 use weightbus::transfer::ChunkPlan;
 use weightbus::zmtp::{Place, Places, Published, PublishedPayload};
@@ -389,7 +389,7 @@ impl Publisher {
 }
 
 /// Has a worker receive what was published as its subscription does: a chunk where it belongs.
-pub fn receive_published(machine: &mut Machine, message: Message, now: Duration) -> Vec<Effect> {
+pub fn receive_published(machine: &mut WorkerMachine, message: Message, now: Duration) -> Vec<Effect> {
     let (header, payloads) = message;
     let mut payload = payloads.first().cloned().map_or(PublishedPayload::None, PublishedPayload::Bytes);
     if let Some(bytes) = payloads.first() {

@@ -1,0 +1,113 @@
+//! When a worker asks for the latest version of a model, of which it has heard (W4).
+//!
+//! A version that has failed, and is to be tried again, is left alone for ever longer pauses.
+
+use crate::effects::Effect;
+use crate::holdings::Holdings;
+use crate::limits::Timing;
+use crate::messages::{Fetch, FromWorker};
+use crate::phases::{Lack, Mode, Phase};
+use crate::transfer::{Key, Time};
+use std::time::Duration;
+
+/// What was asked for, and when.
+pub struct Asking {
+    model: String,
+    timing: Timing,
+    latest_at: Option<Time>, // when the latest announcement was asked for
+    answered: Option<Time>,  // when the last ping was sent that was answered
+    later: Key,              // what is put off
+    until: Time,             // when it may be tried again
+    pause: Duration,         // for which it was put off
+}
+
+impl Asking {
+    pub fn new(model: &str, timing: Timing) -> Asking {
+        Asking {
+            model: model.to_owned(),
+            timing,
+            latest_at: None,
+            answered: None,
+            later: (0, 0),
+            until: Time::ZERO,
+            pause: Duration::ZERO,
+        }
+    }
+
+    /// A session begins.
+    pub fn reconnected(&mut self) {
+        self.latest_at = None;
+    }
+
+    /// A beacon, a welcome or a stray chunk speaks of a version: ask if it is news.
+    pub fn hear_of(&mut self, holds: &Holdings, epoch: u64, version: u64, now: Time) -> Vec<Effect> {
+        let key = (epoch, version); // W4
+        if version == 0 || key <= holds.newest() || holds.is_rejected(key) {
+            return Vec::new();
+        }
+        match holds.at(Phase::Arriving) {
+            Some(held) if key <= held.key() || holds.mode() == Mode::CatchingUp => Vec::new(), // W26
+            _ if awaited_layout(holds).map_or(false, |awaited| key <= awaited) => Vec::new(),  // W7
+            _ if key <= self.later && now < self.until => Vec::new(),                          // W36
+            _ => self.latest(holds, epoch, now, false),
+        }
+    }
+
+    /// Asks for the latest version, but not all the time.
+    pub fn latest(&mut self, holds: &Holdings, epoch: u64, now: Time, at_once: bool) -> Vec<Effect> {
+        let asked = self.latest_at.map_or(false, |at| now.saturating_sub(at) < self.timing.quiet);
+        if asked && !at_once {
+            return Vec::new();
+        }
+        self.latest_at = Some(now);
+        vec![self.fetch((epoch, 0), awaited_layout(holds).is_some())] // W7
+    }
+
+    /// Asks for the layout of a version that was announced (W7).
+    pub fn layout(&mut self, key: Key, now: Time) -> Vec<Effect> {
+        self.latest_at = Some(now);
+        vec![self.fetch(key, true)]
+    }
+
+    fn fetch(&self, (epoch, version): Key, layout: bool) -> Effect {
+        let (model, patch, unpatched) = (self.model.clone(), None, String::new());
+        let fetch = Fetch { model, epoch, version, first: 0, count: 0, layout, patch, unpatched };
+        Effect::Send(FromWorker::Fetch(fetch))
+    }
+
+    /// A ping that was sent then was answered, and so was whatever was asked before it (W12).
+    pub fn answered(&mut self, holds: &mut Holdings, sent_at: Time) {
+        self.answered = Some(sent_at);
+        if let Some(transfer) = holds.transfer() {
+            transfer.answered(sent_at);
+        }
+    }
+
+    /// Whether to ask again for a layout, which may be on its way (W7).
+    pub fn due(&self, now: Time) -> bool {
+        let passed = self.answered > self.latest_at;
+        let patience = if passed { self.timing.patience } else { self.timing.patience_max };
+        self.latest_at.map_or(true, |at| now.saturating_sub(at) >= patience)
+    }
+
+    /// Leaves a version alone for a while, for twice as long as the last time (W36).
+    pub fn put_off(&mut self, key: Key, now: Time) {
+        let longer = self.pause.saturating_mul(2).min(self.timing.patience_max);
+        self.pause = if key == self.later { longer } else { self.timing.patience };
+        self.until = now.saturating_add(self.pause);
+        self.later = key;
+    }
+
+    /// A version is not to be had any more: what was before it may be what there is.
+    pub fn put_off_no_longer(&mut self, key: Key) {
+        if key == self.later {
+            self.until = Time::ZERO;
+        }
+    }
+}
+
+/// The version that waits for its layout, which was asked for.
+fn awaited_layout(holds: &Holdings) -> Option<Key> {
+    let waiting = holds.at(Phase::Announced)?;
+    Some(waiting.key()).filter(|_| waiting.lacks() == Lack::Layout)
+}

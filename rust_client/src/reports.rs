@@ -1,0 +1,127 @@
+//! What a worker says: who it is; of the versions of a model, at once and with every ping (W17).
+
+use crate::effects::Effect;
+use crate::holdings::{must_be_staged, Held, Holdings};
+use crate::messages::{
+    Doing, Failed, Fetch, FromWorker, Hello, OfVersion, PatchId, Ping, Progress, Running, DELTA,
+};
+use crate::phases::Phase;
+use crate::transfer::{Key, Time, Transfer, Want};
+use std::collections::BTreeMap;
+
+/// Versions that are whole, and were not applied yet.
+pub const NOT_APPLIED: [Phase; 3] = [Phase::Ready, Phase::Applying, Phase::Staged];
+
+/// Who a worker is.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// What it is called; one living worker per name and publisher.
+    pub name: String,
+    /// 32 hexadecimal digits, drawn anew at each start.
+    pub instance: String,
+    /// For operators.
+    pub client: String,
+    /// For operators.
+    pub host: String,
+    /// For operators.
+    pub pid: u64,
+}
+
+impl Identity {
+    /// Says who it is, and what it runs of an epoch that has been running for so long.
+    pub fn hello(
+        &self,
+        models: BTreeMap<String, Option<Running>>,
+        epoch: u64,
+        age_ms: u64,
+        patches: bool,
+    ) -> Effect {
+        let features = ["renaming"].into_iter().chain(patches.then_some(DELTA)); // W25, D4; not W34
+        Effect::Send(FromWorker::Hello(Hello {
+            name: self.name.clone(),
+            instance: self.instance.clone(),
+            models,
+            epoch,
+            age_ms,
+            features: features.map(str::to_owned).collect(),
+            client: self.client.clone(),
+            host: self.host.clone(),
+            pid: self.pid,
+        }))
+    }
+}
+
+/// Says how things stand, the last failure included.
+pub fn standing(holds: &Holdings, failure: Option<Effect>) -> Vec<Effect> {
+    let applying = holds.at(Phase::Applying); // it may hang, and others become ready behind it
+    let newest = holds.all(&[Phase::Ready]).max_by_key(|held| held.key());
+    let arriving = if applying.is_none() { receiving(holds) } else { None };
+    let idle = arriving.is_none();
+    let mut effects: Vec<Effect> = arriving.into_iter().collect();
+    effects.extend(staged(holds, &NOT_APPLIED));
+    effects.extend(applied(holds));
+    effects.extend(failure);
+    if let Some(held) = applying.or(newest).filter(|_| idle) {
+        let phase = if applying.is_some() { Doing::Applying } else { Doing::Staged };
+        effects.push(progress(held, held.key(), 0, phase, None));
+    }
+    effects
+}
+
+/// Asks for what is missing and due.
+pub fn fetches(transfer: &mut Transfer, now: Time) -> Vec<Effect> {
+    let wants = transfer.wants(now);
+    let fetch = |want| {
+        let (first, count) = match want {
+            Want::End => (0, 0),
+            Want::Chunks { first, count } => (first, count),
+        };
+        let (model, (epoch, version)) = (transfer.model().to_owned(), transfer.key());
+        let (patch, unpatched) = (transfer.patch(), transfer.why().to_owned()); // D10
+        let fetch = Fetch { model, epoch, version, first, count, layout: false, patch, unpatched };
+        Effect::Send(FromWorker::Fetch(fetch))
+    };
+    wants.into_iter().map(fetch).collect()
+}
+
+/// Says how far the version is that arrives.
+pub fn receiving(holds: &Holdings) -> Option<Effect> {
+    let held = holds.at(Phase::Arriving)?;
+    let transfer = held.transfer()?;
+    Some(progress(held, transfer.key(), transfer.here() as u64, Doing::Receiving, transfer.patch()))
+}
+
+fn progress(held: &Held, (epoch, version): Key, chunks: u64, phase: Doing, patch: Option<PatchId>) -> Effect {
+    let (model, waits) = (held.announce().model.clone(), String::new());
+    Effect::Send(FromWorker::Progress(Progress { model, epoch, version, chunks, phase, patch, waits }))
+}
+
+/// Says which versions in some phases are staged, where that is due (W14).
+pub fn staged(holds: &Holdings, phases: &[Phase]) -> Vec<Effect> {
+    let due = holds.all(phases).filter(|held| must_be_staged(held.announce()));
+    due.map(|held| Effect::Send(FromWorker::Staged(of_version(held)))).collect()
+}
+
+/// Says what runs, and by which patch it came (D11).
+pub fn applied(holds: &Holdings) -> Option<Effect> {
+    let held = holds.at(Phase::Running)?;
+    let said = OfVersion { decode_us: held.decode_us(), ..of_version(held) };
+    Some(Effect::Send(FromWorker::Applied(said)))
+}
+
+/// Says what could not be applied; `torn`: and that no version runs (W24).
+pub fn failed(failure: &Failed, torn: bool) -> Effect {
+    Effect::Send(FromWorker::Failed(Failed { intact: !torn, ..failure.clone() }))
+}
+
+/// Asks for a pong, which says again when that was (W12, W18).
+pub fn ping(now: Time, subscribed: bool, shared: bool) -> Effect {
+    let token = now.as_millis() as u64;
+    Effect::Send(FromWorker::Ping(Ping { token, subscribed, shared }))
+}
+
+fn of_version(held: &Held) -> OfVersion {
+    let (epoch, version) = held.key();
+    let (model, digest, patch) = (held.announce().model.clone(), held.digest().to_owned(), held.patch());
+    OfVersion { model, epoch, version, digest, patch, decode_us: 0 }
+}
