@@ -26,6 +26,7 @@ pub struct Held {
     patch: Option<PatchId>,        // by which it came
     decode_us: u64,                // microseconds that this patch took to be decoded
     base: Option<Base>,            // while it runs, if patches may build on it
+    metadata: Metadata,            // what is said of it: by the name that it has
 }
 
 impl Held {
@@ -71,6 +72,11 @@ impl Held {
         self.decode_us
     }
 
+    /// What is said of it: by the name that it has.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
     /// While it runs, if patches may build on it.
     pub fn base(&self) -> Option<&Base> {
         self.base.as_ref()
@@ -80,7 +86,7 @@ impl Held {
     pub fn retold(&mut self, announce: &Announce) -> bool {
         let same = same_bytes(&self.announce, announce);
         if same {
-            self.announce = announce.clone();
+            (self.announce, self.metadata) = (announce.clone(), announce.metadata.clone());
         }
         same
     }
@@ -178,6 +184,7 @@ impl Holdings {
         let key = (announce.epoch, announce.version);
         self.live.push(Held {
             key,
+            metadata: announce.metadata.clone(),
             announce,
             layout: None,
             transfer: None,
@@ -269,7 +276,7 @@ impl Holdings {
     pub fn rename(&mut self, key: Key, metadata: Metadata) {
         if self.tell(Phase::Running, Event::Renamed) {
             if let Some(held) = self.at_mut(Phase::Running) {
-                (held.key, held.announce.metadata) = (key, metadata);
+                (held.key, held.metadata) = (key, metadata);
             }
         }
     }

@@ -108,7 +108,7 @@ impl Slot {
     pub fn state(&self) -> ModelState {
         let key = |phase| self.holds.at(phase).map(Held::key);
         let transfer = self.holds.at(Phase::Arriving).and_then(Held::transfer);
-        let metadata = self.holds.at(Phase::Running).map(|held| held.announce().metadata.clone());
+        let metadata = self.holds.at(Phase::Running).map(|held| held.metadata().clone());
         ModelState {
             running: key(Phase::Running),
             metadata: metadata.unwrap_or_default(),

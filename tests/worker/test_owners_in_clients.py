@@ -1,0 +1,270 @@
+"""In Rust, Go and TypeScript the worker's machine is cut as in Python: the same modules and names.
+
+And as there, each field is written by one file, that of its type. Compilers see to most of that in
+Rust, where fields are private to a file, and in TypeScript, where others can only read them; in Go
+the machine is one package. What is read here are the sources, as their formatters leave them.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+WORKER = ROOT / "bus" / "worker"
+BESIDE = ("staging", "patching", "ages")  # of `bus/staged.py` and `bus/epochs.py`
+STEMS = {path.stem for path in WORKER.glob("*.py")} | set(BESIDE)
+STAGED = {"StagedVersion", "Base", "Patching"}
+EVENTS = "events"  # what is no message, clients tell their machine by a method for each
+OTHERWISE = {
+    ("layouts", "Expected"): "one says how large versions are, and the rest of it is known",
+}
+# What is assigned: `a.b, c.d(e)[f] += ...`, each with a dot.
+PATH = r"[\w#](?:[\w#.?!]|\([^()]*\)(?=[.?!\[])|\[[^\[\]]*\])*"
+ASSIGNED = re.compile(rf"({PATH}(?:, {PATH})*)\)? ?(?:[-+*/|&^%]|<<|>>|\?\?|&&|\|\|)?=(?![=>])")
+STEPPED = re.compile(rf"({PATH})(?:\+\+|--)|(?:\+\+|--)({PATH})")
+FIELD = re.compile(r"^(.*[^.?!])[?!]?\.(#?\w+)[?!]?(?:\[[^\[\]]*\])*$")
+
+
+@dataclass(frozen=True)
+class Language:
+    """Where a language's machine lies, and how its sources are read.
+
+    Attributes:
+        folder, suffix: Where its files are.
+        own: What the object is called whose method it is.
+        types: Finds the name of each type.
+        bodies: Finds the lines between the braces of each type with fields.
+        declared: Finds the names of fields on such a line.
+        changes: What changes an object in its place, beside assignments.
+        open: Finds fields, of what changes, that others could write.
+    """
+
+    folder: str
+    suffix: str
+    own: str
+    types: str
+    bodies: str
+    declared: str
+    changes: str
+    open: str = ""
+
+    @cached_property
+    def files(self) -> dict[str, str]:
+        """The text of each file of the machine, without comments, texts and tests."""
+        paths = sorted((ROOT / self.folder).glob(f"*{self.suffix}"))
+        if self.suffix == ".go":  # one package
+            paths = [path for path in paths if not path.stem.endswith("_test")]
+        else:
+            paths = [path for path in paths if path.stem in STEMS]
+        return {path.stem: self.plain(path.read_text()) for path in paths}
+
+    @cached_property
+    def of_machine(self) -> set[str]:
+        """The fields of the machine's types."""
+        return {x for stem in STEMS & set(self.files) for x in self.fields(self.files[stem])}
+
+    def plain(self, text: str) -> str:
+        """Return a source without what is no code; a chain of calls is one line."""
+        text = text.split("#[cfg(test)]")[0]
+        text = re.sub(r'"(?:\\.|[^"\\\n])*"|`[^`]*`', '""', text)
+        text = re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.DOTALL)
+        return re.sub(r"\n\s*\.(?=\w)", ".", text)
+
+    def names(self, stem: str) -> set[str]:
+        """Return the types of a file; those of Go may not be exported."""
+        return {name.lower() for name in re.findall(self.types, self.files.get(stem, ""))}
+
+    def fields(self, text: str) -> set[str]:
+        """Return the fields of the types of a file."""
+        lines = "\n".join(re.findall(self.bodies, text, re.DOTALL | re.MULTILINE)).splitlines()
+        found = [name for line in lines for name in re.findall(self.declared, line)]
+        return {each for names in found for each in re.split(r", ", names)}
+
+    def foreign(self, text: str) -> list[tuple[str, str]]:
+        """Return what a file writes, and its field, which is of no type of its own."""
+        own = self.fields(text)
+        return [(target, name) for target, name in self.written(text) if name not in own]
+
+    def written(self, text: str) -> Iterator[tuple[str, str]]:
+        """Yield what is assigned or changed in its place, but for the object's own; its field."""
+        targets = [each for some in ASSIGNED.findall(text) for each in re.split(r", ", some)]
+        targets += [one or other for one, other in STEPPED.findall(text)]
+        for target in [*targets, *re.findall(self.changes, text)]:
+            found = FIELD.match(target)
+            if found is not None and found[1] != self.own:
+                yield target, found[2]
+
+
+def _calls(*names: str) -> str:
+    return rf"([\w.#!?]+)\.(?:{'|'.join(names)})\("
+
+
+LANGUAGES = {
+    "Rust": Language(
+        folder="rust_client/src",
+        suffix=".rs",
+        own="self",
+        types=r"\b(?:struct|enum|trait) (\w+)",
+        bodies=r"^(?:pub )?struct \w+[^;{]*\{\n(.*?)^\}",
+        declared=r"^ {4}(?:pub )?(\w+):",
+        changes=_calls(
+            *("push", "push_back", "push_front", "pop", "insert", "remove", "clear", "extend"),
+            *("retain", "truncate", "drain", "take", "replace", "fill", "append", "as_mut"),
+        ),
+        open=r"^ {4}pub(?:\(\w+\))? (\w+):",
+    ),
+    "Go": Language(
+        folder="go_client/internal/wbp",
+        suffix=".go",
+        own="-",  # each method names it
+        types=r"(?m)^(?:type )?\t?(\w+) +(?:struct|interface|map)\b",
+        bodies=r"\bstruct ?\{(.*?)\}",
+        declared=r"^\s*((?:\w+, )*\w+)(?:\s|$)",
+        changes=r"\b(?:delete|clear)\(([\w.]+)",
+    ),
+    "TypeScript": Language(
+        folder="node_client/src",
+        suffix=".ts",
+        own="this",
+        types=r"\b(?:class|interface|type) (\w+)",
+        bodies=r"^(?:export )?(?:class|interface) \w+[^{]*\{\n(.*?)^\}",
+        declared=r"^ {2,4}(?:(?:public|private|readonly) )*(#?\w+)[!?]?(?:[:;]| = )",
+        changes=_calls(
+            *("push", "pop", "shift", "unshift", "splice", "set", "delete", "add", "clear"),
+            *("fill", "sort"),
+        ),
+        open=r"^ {2}(?!readonly |get |set |#|\*|return|\})(\w+)[!?]?(?:[:;]| = )"
+        r"|^ {2}readonly (\w+)(?:: (?:Map|Set)<|: \w+\[\]| = new (?:Map|Set)\b| = \[)"
+        r"|^ {4}public (\w+):",
+    ),
+}
+
+
+def classes(path: Path) -> Iterator[str]:
+    """Yield the classes of a module of Python."""
+    for each in ast.parse(path.read_text()).body:
+        if isinstance(each, ast.ClassDef) and not each.name.startswith("_"):
+            yield each.name
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("path", sorted(WORKER.glob("*.py")), ids=lambda path: path.stem)
+def test_it_is_cut_as_in_python(language: str, path: Path) -> None:
+    if path.stem == EVENTS:
+        return
+    one = LANGUAGES[language]
+    assert path.stem in one.files
+    lacking = {name for name in classes(path) if name.lower() not in one.names(path.stem)}
+    assert lacking <= {name for stem, name in OTHERWISE if stem == path.stem}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_what_it_hands_out_is_called_as_in_python(language: str) -> None:
+    one = LANGUAGES[language]
+    names = set[str]().union(*map(one.names, one.files))
+    assert set(classes(ROOT / "bus" / "staged.py")) >= STAGED
+    assert {name for name in STAGED if name.lower() not in names} == set()
+
+
+FILES = [(language, stem) for language, one in LANGUAGES.items() for stem in one.files]
+
+
+@pytest.mark.parametrize(("language", "stem"), FILES)
+def test_a_file_writes_into_its_own_objects_alone(language: str, stem: str) -> None:
+    one = LANGUAGES[language]
+    found = one.foreign(one.files[stem])
+    theirs = [target for target, name in found if name in one.of_machine]
+    assert not theirs, "say what happens to it, by a method of its own"
+
+
+@pytest.mark.parametrize(
+    ("language", "stem"), [(each, stem) for each, stem in FILES if LANGUAGES[each].open]
+)
+def test_nobody_else_can_write_what_changes(language: str, stem: str) -> None:
+    one = LANGUAGES[language]
+    text = one.files[stem] if stem not in BESIDE else ""
+    if language == "Rust":  # a record that never changes may be open
+        changing = {
+            name
+            for name, body in re.findall(
+                r"^impl (\w+) \{\n(.*?)^\}", text, re.DOTALL | re.MULTILINE
+            )
+            if "&mut self" in body
+        }
+        types = r"^pub struct (\w+)[^;{]*\{\n(.*?)^\}"
+    else:  # in the form in which it is exported
+        types = r"^export class (\w+)[^{]*\{\n(.*?)^\}"
+        changing = set(re.findall(r"^export class (\w+)", text, re.MULTILINE))
+    for name, body in re.findall(types, text, re.DOTALL | re.MULTILINE):
+        found = re.findall(one.open, body, re.MULTILINE)
+        assert name not in changing or not found, name
+
+
+SEEN = {
+    "Rust": [
+        "held.transfer = None;",
+        "self.holds.mode = Mode::Following;",
+        "(held.key, held.digest) = (key, digest);",
+        "self.applying.torn += 1;",
+        "self.holds.rejected.clear();",
+        "if let Some(held) = found { held.local = true; }",
+        "self.holds\n    .rejected\n    .push_front(key);",
+        "let taken = held.staged.take();",
+        "transfer.states[index] = State::Here;",
+    ],
+    "Go": [
+        "v.transfer = t",
+        "s.holds.mode = following",
+        "v.segment, v.phase = segment, ready",
+        "if s.applying.torn++; s.applying.torn < 3 {",
+        "t.states[index] = here",
+        "delete(s.acceptance.accepted, id)",
+        "s.holds.rejected = append(s.holds.rejected, key)",
+        "t.took -= now",
+        "if v.shared = ok; !ok {",
+    ],
+    "TypeScript": [
+        "held.transfer = transfer;",
+        "this.holds.mode = mode;",
+        'if (held !== null) held.lacks = "layout";',
+        "this.applying.torn += 1;",
+        "this.holds.live.push(held);",
+        "held.announce.patches[0] = other;",
+        "arriving.transfer.here++;",
+        "held.metadata ??= other;",
+        "for (const held of some) held.phase = after;",
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("language", "line"), [(language, line) for language, lines in SEEN.items() for line in lines]
+)
+def test_who_writes_a_foreign_field_is_seen(language: str, line: str) -> None:
+    one = LANGUAGES[language]
+    assert one.foreign(one.plain(line))
+
+
+@pytest.mark.parametrize(
+    ("language", "line"),
+    [
+        ("Rust", "self.mode = mode.unwrap_or(self.mode);"),
+        ("Rust", "let same = held.key == key;"),
+        ("Rust", "Some(held) if held.key <= newest => None,"),
+        ("Go", "type held struct {\n\tphase State\n}\nv.phase = ready"),
+        ("Go", "type held struct {\n\tKey\n}\nv.Key = key"),
+        ("Go", 'if v.phase == ready || v.lacks != "x" {'),
+        ("Go", "begun := v.transfer"),
+        ("TypeScript", "this.#mode = mode ?? this.#mode;"),
+        ("TypeScript", "const due = some.filter((held) => held.phase === phase);"),
+        ("TypeScript", "const same = ours.layout === theirs.layout && ours.nbytes >= 0;"),
+    ],
+)
+def test_who_writes_its_own_is_not(language: str, line: str) -> None:
+    one = LANGUAGES[language]
+    assert not one.foreign(one.plain(line))
