@@ -116,10 +116,23 @@ class Subscription:
     def receive(self, now: float) -> Arrived | None:
         """Return the next message, if there is one; there is none after it unless `pending`."""
         while not self._arrived and (self._stream.held or not self._drained):
-            if self._socket is None:
+            connection, stream = self._socket, self._stream
+            if connection is None:
                 break
             try:
-                self._take(self._socket, self._stream, now)
+                if stream.held:
+                    self._arrived.extend(stream.received(0))
+                    continue
+                room = stream.room()
+                count = connection.recv_into(room)
+                if not count:
+                    raise ConnectionResetError("the publisher has closed the connection")
+                self._arrived.extend(stream.received(count))
+                self._drained = count < len(room)
+                if stream.state == "open":  # in a handshake, bytes alone are no sign of life
+                    self._heard_at, self._pause = now, REDIAL_SECONDS
+                if stream.outgoing:
+                    self._write(connection)
             except BlockingIOError:
                 self._drained = True
             except ZmtpError as error:
@@ -135,23 +148,6 @@ class Subscription:
             if self._stream.missing != self._expected:
                 self._sleep_until_worth_it()
         return message
-
-    def _take(self, connection: socket.socket, stream: Stream, now: float) -> None:
-        if stream.held:
-            self._arrived.extend(stream.received(0))
-            return
-        while not (self._arrived or self._drained):
-            room = stream.room()
-            count = connection.recv_into(room)
-            if not count:
-                raise ConnectionResetError("the publisher has closed the connection")
-            self._arrived.extend(stream.received(count))
-            self._drained = count < len(room)
-            if stream.state == "open":  # in a handshake, bytes alone are no sign of life
-                self._heard_at, self._pause = now, REDIAL_SECONDS
-            if stream.outgoing:
-                self._write(connection)
-                return
 
     def _sleep_until_worth_it(self) -> None:
         """Have the kernel wake us for a good part of what is missing, not for each packet."""

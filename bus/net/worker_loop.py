@@ -201,7 +201,7 @@ class WorkerLoop:
         for effect in effects:
             match effect:
                 case Send(message):
-                    token = self._machine.upstream if effect.upstream else ""
+                    token = self._machine.terms.upstream if effect.upstream else ""
                     self._sockets.send(encode(message), token)
                 case Ready():
                     self._leave(effect.staged)

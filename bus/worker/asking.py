@@ -7,10 +7,29 @@ version.
 
 import math
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ..effects import Effect, Rejected, Send, Whole
 from ..limits import Timing
 from ..messages import Fetch
 from .holdings import Holdings, Key
+
+
+class Exact(Struct, frozen=True):
+    """A version that is wanted, and no other: whether it is gone, and when it was asked for."""
+
+    key: Key
+    gone: bool = False
+    asked_at: float = -math.inf
+
+
+class PutOff(Struct, frozen=True):
+    """A version that is left alone until then, which was the pause."""
+
+    key: Key
+    until: float
+    pause: float
 
 
 class Asking:
@@ -25,11 +44,10 @@ class Asking:
     def __init__(self, model: str, holds: Holdings, timing: Timing) -> None:
         self._model, self._holds, self._timing = model, holds, timing
         self.only: Key | None = None  # what the user wants, and nothing else
-        self._wanted: Key = (0, 0)  # what that is, or was last: who polls wants it again soon
-        self._gone, self._exact_at = False, -math.inf  # of that
+        self._exact = Exact((0, 0))  # what that is, or was last: who polls wants it again soon
         self._latest_at = -math.inf  # when the latest announcement was asked for
         self._answered = -math.inf  # when the last ping was sent that was answered
-        self._later, self._until, self._pause = (0, 0), 0.0, 0.0  # what is put off
+        self._put_off = PutOff((0, 0), 0.0, 0.0)
 
     def reconnected(self) -> None:
         """A session begins."""
@@ -45,7 +63,7 @@ class Asking:
             return []
         if arriving is not None and (key <= arriving.key or self._holds.mode == "catching-up"):
             return []
-        if key <= self._later and now < self._until:  # W36
+        if key <= self._put_off.key and now < self._put_off.until:  # W36
             return []
         waiting = self._holds.at["announced"]
         if waiting is not None and key <= waiting.key and waiting.lacks == "layout":
@@ -92,9 +110,9 @@ class Asking:
                 if self.outdated(late.key):  # it was wanted though a newer one is here
                     self._holds.move(late, "newer")
             return self.hear_of(*self._holds.heard, now)
-        if key != self._wanted:
-            self._wanted, self._gone, self._exact_at = key, False, -math.inf
-        if self._gone:
+        if key != self._exact.key:
+            self._exact = Exact(key)
+        if self._exact.gone:
             return self.gone(*key)
         if key in self._holds.rejected:
             return self.forgo("it could not be applied before")
@@ -117,19 +135,19 @@ class Asking:
             return self.forgo(f"the publisher is of epoch {holds.heard[0]} now")
         if holds.heard < only or only in holds.rejected or holds.has(only):
             return []
-        if only == self._later and now < self._until:  # W36
+        if only == self._put_off.key and now < self._put_off.until:  # W36
             return []
-        if now - self._exact_at < self._timing.quiet:
+        if now - self._exact.asked_at < self._timing.quiet:
             return []
-        self._exact_at = now
+        self._exact = replace(self._exact, asked_at=now)
         return [Send(Fetch(model=self._model, epoch=only[0], version=only[1], layout=True))]
 
     def gone(self, epoch: int, version: int) -> list[Effect]:
         """The publisher no longer has a version; whoever polls for it is told the next time."""
-        key = (epoch or self._wanted[0], version)
-        if key != self._wanted or self._holds.has(key):
+        key = (epoch or self._exact.key[0], version)
+        if key != self._exact.key or self._holds.has(key):
             return []
-        self._gone = True
+        self._exact = replace(self._exact, gone=True)
         return self.forgo("the publisher has it no more")
 
     def overtaken(self, key: Key) -> list[Effect]:
@@ -161,11 +179,11 @@ class Asking:
 
     def put_off(self, key: Key, now: float) -> None:
         """Leave a version alone for a while, for twice as long as the last time."""
-        longer = min(2 * self._pause, self._timing.patience_max)
-        self._pause = longer if key == self._later else self._timing.patience
-        self._later, self._until = key, now + self._pause
+        longer = min(2 * self._put_off.pause, self._timing.patience_max)
+        pause = longer if key == self._put_off.key else self._timing.patience
+        self._put_off = PutOff(key, now + pause, pause)
 
     def put_off_no_longer(self, key: Key) -> None:
         """A version is not to be had any more: what was before it may be what there is."""
-        if key == self._later:
-            self._until = -math.inf
+        if key == self._put_off.key:
+            self._put_off = replace(self._put_off, until=-math.inf)

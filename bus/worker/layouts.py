@@ -57,13 +57,14 @@ class Acceptance:
         self._layout_bytes_max = expected.layout_bytes
         self._encryption = AES_256_GCM if expected.keyring is not None else None
         self._model, self._accepts, self.bytes_max = model, accepts, bytes_max
-        self._layouts: dict[str, Layout] = {}
-        self._accepted: set[str] = set()  # ids of layouts among them that can be applied here
+        # By id, and whether each was found to fit here.
+        self._known: dict[str, tuple[Layout, bool]] = {}
         self.usual: dict[tuple[object, ...], Layout] = {}
 
     def layout(self, announce: Announce) -> Layout | None:
         """Return the layout of an announced version, if it is known."""
-        return self._layouts.get(announce.layout)
+        known = self._known.get(announce.layout)
+        return None if known is None else known[0]
 
     def learn(self, announce: Announce, header: Buffer) -> Fault | None:
         """Remember a layout that came with an announcement; return what is wrong with it."""
@@ -81,17 +82,15 @@ class Acceptance:
             return str(error)
         if layout.id != announce.layout:
             return f"the layout hashes to {layout.id}, announced was {announce.layout}"
-        self._layouts.setdefault(layout.id, layout)  # who remembers one knows it by identity
+        self._known.setdefault(layout.id, (layout, False))  # others know it by identity
         while self._too_many():
-            oldest = next(iter(self._layouts))
-            del self._layouts[oldest]
-            self._accepted.discard(oldest)
+            del self._known[next(iter(self._known))]
             self.usual = {}
         return ""
 
     def _too_many(self) -> bool:
-        nbytes = sum(len(layout.header) for layout in self._layouts.values())
-        count = len(self._layouts)
+        nbytes = sum(len(layout.header) for layout, _ in self._known.values())
+        count = len(self._known)
         return count > LAYOUTS_KEPT or (count > 1 and nbytes > LAYOUTS_BYTES_KEPT)
 
     def fault(self, announce: Announce) -> Fault | None:
@@ -108,16 +107,17 @@ class Acceptance:
         if announce.nbytes > CHUNKS_MAX * announce.chunk_bytes:
             text = f"{announce.nbytes} bytes in chunks of {announce.chunk_bytes}"
             return "too-many-chunks", f"{text} are more than {CHUNKS_MAX} chunks"
-        layout = self._layouts.get(announce.layout)
-        if layout is None:
+        known = self._known.get(announce.layout)
+        if known is None:
             return None
+        layout, fits = known
         if layout.nbytes != announce.nbytes:
             text = f"announced are {announce.nbytes} bytes, the layout holds {layout.nbytes}"
             return "layout-invalid", text
-        if layout.id not in self._accepted:
+        if not fits:
             problem = self._accepts(self._model, layout)
             if problem:
                 return "layout-mismatch", problem
-            self._accepted.add(layout.id)
+            self._known[layout.id] = layout, True
         self.usual = {about(announce): layout}
         return None

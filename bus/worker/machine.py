@@ -8,6 +8,9 @@ hello is said again and again: a publisher that restarts finds its workers comin
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
+from msgspec.structs import replace
+
 from ...codecs.sealing import AES_256_GCM
 from ..allowance import Allowance
 from ..effects import (
@@ -70,6 +73,28 @@ FLUSHING = 2**52  # from here on a ping's token tells no time: only that its pon
 OfModel = Abort | Announce | Beacon | Chunk | Commit | End | Prepare | Rename | SealedChunk
 
 
+class Terms(msgspec.Struct, frozen=True):
+    """What a session is like: by its welcome, and by what came of that.
+
+    Attributes:
+        epoch: The publisher's.
+        data: Where it publishes.
+        ping_every: Seconds between two pings.
+        shared: The publisher is on this host, and its memory can be read.
+        upstream: The token of the session for words on the data connection, if any.
+        subscribed: Something published has come.
+        unheard_at: When the user is told that nothing has.
+    """
+
+    epoch: int
+    data: str
+    ping_every: float
+    shared: bool = False
+    upstream: str = ""
+    subscribed: bool = False
+    unheard_at: float = math.inf
+
+
 class WorkerMachine:
     """One worker.
 
@@ -100,22 +125,19 @@ class WorkerMachine:
         known = {m: e._replace(keyring=keyring, patches=patches) for m, e in like.items()}
         self.timing, self._keyring = timing or Timing(), keyring
         self.slots = {m: Slot(m, accepts, bytes_max, self.timing, known[m]) for m in known}
-        self.shared = False  # the publisher is on this host, and its memory can be read
-        self._bytes_max, self.epoch = bytes_max, 0
+        self._bytes_max = bytes_max
         self.session: Session = "outside"
+        self.terms = Terms(0, "", self.timing.ping)  # of this session, or of the last one
         self._redial_at: float | None = None  # after a refusal for want of the right key
-        self.upstream = ""  # the token of this session for words on the data connection, if any
         self.malformed = 0  # messages dropped because they broke the protocol
         self._welcomed: Welcome | None = None  # until its probe is open, or is not
         self._whole = bytearray(WHOLE_BYTES_MAX)  # the one that is being received, until it is read
-        self._data, self._subscribed = "", False
-        self._unheard_at = math.inf  # when the user is told that nothing published has come
         self._heard_at = self._answered_at = 0.0  # the latter on the control channel
         self._ages = Ages()
         self._said_hello_at = -self.timing.hello_retry
         # When hello was said, or the control connection changed, and nothing came on it since.
         self._unanswered_since: float | None = None
-        self._pinged_at, self._ping_every = 0.0, self.timing.ping
+        self._pinged_at = 0.0
         self._checks = Allowance(CHECKS, 0.0)
 
     # What arrives.
@@ -128,9 +150,9 @@ class WorkerMachine:
         """Take a published message: its frames, topic included, or the place of its payload."""
         effects: list[Effect] = []
         inside = self.session == "inside"
-        if inside and not self._subscribed:  # it proves that the subscription has arrived
-            self._subscribed = True  # W18
-            effects.append(reports.ping(now, subscribed=self._subscribed, shared=self.shared))
+        if inside and not self.terms.subscribed:  # it proves that the subscription has arrived
+            self.terms = replace(self.terms, subscribed=True)  # W18
+            effects.append(self._ping(now))
         if not isinstance(arrived, Lease):
             return effects + (self._receive(arrived[1:], now, pushed=True) if inside else [])
         if inside and arrived.message is not None:
@@ -155,7 +177,7 @@ class WorkerMachine:
         message = header if keyring is None else keyring.published(header, [b""], counts=False)
         if not isinstance(message, (Announce, Chunk, SealedChunk)):
             return None
-        slot = self.slots.get(message.model) if message.epoch == self.epoch else None
+        slot = self.slots.get(message.model) if message.epoch == self.terms.epoch else None
         if slot is None:
             return None
         if isinstance(message, Chunk | SealedChunk):
@@ -199,7 +221,7 @@ class WorkerMachine:
                 return self._refuse(message, now)
             case _ if self.session == "outside":
                 return []
-            case _ if message.epoch != self.epoch:
+            case _ if message.epoch != self.terms.epoch:
                 # The publisher restarted, or our welcome was damaged: hello settles who is right.
                 return self._hello(now) if self.may_say_hello(now) else []
             case Rekey():
@@ -265,7 +287,7 @@ class WorkerMachine:
             case Rename():
                 return slot.renamed(message, now)
             case Prepare():  # so that its first version need not wait for the mapping (S11)
-                wanted = self.shared and message.nbytes <= self._bytes_max
+                wanted = self.terms.shared and message.nbytes <= self._bytes_max
                 return [Warm(message.shared, message.nbytes)] if wanted else []
 
     def _check(self, check: Check, now: float) -> list[Effect]:
@@ -307,7 +329,7 @@ class WorkerMachine:
     def _turn(self, change: Change) -> None:
         self.session = SESSIONS[self.session].get(change, self.session)
         if not self.inside:
-            self.upstream = ""  # a token is good for its session (W34)
+            self.terms = replace(self.terms, upstream="")  # a token is good for its session (W34)
 
     @property
     def applied_epoch(self) -> int:
@@ -333,11 +355,12 @@ class WorkerMachine:
             )
             return [Refused("stale-epoch", text)]
         self._ages.heard(welcome.epoch, welcome.age_ms, self.applied_epoch, now)
-        if self.inside and welcome.epoch == self.epoch:
-            self.upstream = token_of(welcome, UPSTREAM)  # W34
+        if self.inside and welcome.epoch == self.terms.epoch:
+            self.terms = replace(self.terms, upstream=token_of(welcome, UPSTREAM))  # W34
             if self._keyring is not None:
                 self._keyring.add(welcome.keys, now + self.timing.lost_after)
-            dial = [Connect(self._data, ticket)] if (ticket := token_of(welcome, TICKET)) else []
+            ticket = token_of(welcome, TICKET)
+            dial = [Connect(self.terms.data, ticket)] if ticket else []
             return dial + self._hear_of(welcome.epoch, welcome.models, now)  # W29
         if welcome.shared is None:
             return self._enter(welcome, None, now)
@@ -347,25 +370,29 @@ class WorkerMachine:
     def _enter(self, welcome: Welcome, memory: SharedMemory | None, now: float) -> list[Effect]:
         """The session begins; `memory` is open if the publisher is on this host. (W28, S2)"""
         self._turn("welcomed")
-        self.epoch, self._heard_at, self._redial_at = welcome.epoch, now, None
-        self.upstream = token_of(welcome, UPSTREAM)  # W34
+        self._heard_at, self._redial_at = now, None
+        shared, before = memory is not None, self.terms.data
+        self.terms = Terms(
+            welcome.epoch,
+            welcome.data,
+            min(self.timing.ping, welcome.ping_ms / 1000),
+            shared=shared,
+            upstream=token_of(welcome, UPSTREAM),  # W34
+            unheard_at=now + self.timing.lost_after,
+        )
         if self._keyring is not None:
             self._keyring.begin(welcome.keys, now + self.timing.lost_after)
-        self._ping_every = min(self.timing.ping, welcome.ping_ms / 1000)
         effects: list[Effect] = [Joined(welcome.epoch)]
-        self._subscribed, self._unheard_at = False, now + self.timing.lost_after
-        self.shared = memory is not None
-        if (ticket := token_of(welcome, TICKET)) or welcome.data != self._data:  # K7
-            self._data = welcome.data
+        if (ticket := token_of(welcome, TICKET)) or welcome.data != before:  # K7
             effects.append(Connect(welcome.data, ticket))
-        if self.shared:  # before anything is pushed or hashed for us
-            effects.append(reports.ping(now, subscribed=self._subscribed, shared=self.shared))
+        if shared:  # before anything is pushed or hashed for us
+            effects.append(self._ping(now))
         for model, slot in self.slots.items():
             effects.append(Subscribe(control_topic(model), on=True))
-            on = slot.holds.mode == "following" and not self.shared
+            on = slot.holds.mode == "following" and not shared
             effects.append(Subscribe(slot.patches.topic, on=on))
             latest = welcome.models.get(model, 0)
-            effects += slot.reconnected(welcome.epoch, latest, now, shared=self.shared)
+            effects += slot.reconnected(welcome.epoch, latest, now, shared=shared)
         return effects
 
     def _silent(self, now: float) -> bool:
@@ -414,7 +441,7 @@ class WorkerMachine:
 
         What was said on the data connection may arrive after it, and count for nothing then.
         """
-        running = [(m, s.running) for m, s in self.slots.items()] if self.upstream else []
+        running = [(m, s.running) for m, s in self.slots.items()] if self.terms.upstream else []
         said = [applied(model, what) for model, what in running if what is not None]
         return [*said, Send(Bye())]  # W22, W34
 
@@ -425,7 +452,7 @@ class WorkerMachine:
         if isinstance(event, Examined):
             return [Send(event.answer)] if self.inside else []
         if isinstance(event, Flush):  # what was said on this channel has been heard before its pong
-            about = {"subscribed": self._subscribed, "shared": self.shared}
+            about = {"subscribed": self.terms.subscribed, "shared": self.terms.shared}
             return [Send(Ping(token=FLUSHING + event.mark, **about))] if self.inside else []
         slot = self.slots.get(event.model)
         if slot is None:  # it is the publisher's probe
@@ -448,21 +475,24 @@ class WorkerMachine:
         if not self.inside:
             return []
         effects = self._unheard(now)
-        elsewhere = self.applied_epoch > self.epoch  # what runs came late, of a later publisher: W3
+        elsewhere = self.applied_epoch > self.terms.epoch  # it came late, of a later publisher: W3
         if (lacking or elsewhere) and self.may_say_hello(now):
             effects += self._hello(now)  # which is answered with the key (E6)
         for slot in self.slots.values():
             effects += slot.tick(now)
-        if now - self._pinged_at >= self._ping_every:  # W17, W18
+        if now - self._pinged_at >= self.terms.ping_every:  # W17, W18
             self._pinged_at = now
-            effects.append(reports.ping(now, subscribed=self._subscribed, shared=self.shared))
+            effects.append(self._ping(now))
             for slot in self.slots.values():
                 effects += slot.repeat()
         return effects
 
+    def _ping(self, now: float) -> Effect:
+        return reports.ping(now, subscribed=self.terms.subscribed, shared=self.terms.shared)
+
     def _unheard(self, now: float) -> list[Effect]:
         """Say, once in a session, that nothing published comes: a subscription is answered."""
-        if self._subscribed or now < self._unheard_at:  # W33
+        if self.terms.subscribed or now < self.terms.unheard_at:  # W33
             return []
-        self._unheard_at = math.inf
-        return [reports.unheard(self._data, self.timing.lost_after)]
+        self.terms = replace(self.terms, unheard_at=math.inf)
+        return [reports.unheard(self.terms.data, self.timing.lost_after)]

@@ -15,14 +15,17 @@ from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 import numpy as np
+from msgspec import structs
 
 from weightbus.bus.chunks import ChunkPlan
 from weightbus.bus.epochs import Ages
 from weightbus.bus.limits import Timing
 from weightbus.bus.publisher.version import VersionPatch
 from weightbus.bus.staged import Patching, StagedVersion
+from weightbus.bus.worker.asking import Exact, PutOff
 from weightbus.bus.worker.holdings import Held, Holdings
 from weightbus.bus.worker.layouts import Expected
+from weightbus.bus.worker.machine import Terms
 from weightbus.bus.worker.reports import Identity
 from weightbus.bus.worker.transfer import Transfer
 from weightbus.codecs.layout import Layout
@@ -32,6 +35,8 @@ FIXED = (
     *(type(None), bool, int, float, str, bytes, memoryview, type, FunctionType),
     *(Layout, Timing, ChunkPlan, Expected, Identity),
 )
+# Frozen as well, but of moments, or of memory that is used again.
+MOVING = (StagedVersion, Terms, Exact, PutOff)
 BUILT = (tuple, frozenset, MethodType, msgspec.Struct)  # of what it consists of, all at once
 # Moments in the past, and how many seconds of their age matter: as many as the longest timer that
 # begins with them. 0: nothing depends on it but what people are told.
@@ -43,7 +48,7 @@ SINCE: dict[str, float] = {
     "_pinged_at": 1,
     "_latest_at": 1,
     "_asked_at": 0,  # see `_answered`
-    "_exact_at": 1,
+    "asked_at": 1,
     "_reported_at": 1,
     "heard_at": 2,
     "contested_at": 2,
@@ -56,13 +61,13 @@ SINCE: dict[str, float] = {
     "at": 0,
 }
 # Moments at which something is due. Once they have passed it does not matter when.
-UNTIL = {"_until", "beacon_at", "deadline", "_away", "mute_at"}
-LENGTHS = {"_ping_every", "_pause", "_patience", "_gap", "_lost_after", "grace", "grace_of_gone"}
+UNTIL = {"until", "beacon_at", "deadline", "_away", "mute_at"}
+LENGTHS = {"ping_every", "pause", "_patience", "_gap", "_lost_after", "grace", "grace_of_gone"}
 # What leads to nothing but words for people, and what it is here.
 TOLD: dict[str, object] = {
     "malformed": 0,
     "damaged": 0,
-    "_unheard_at": math.inf,
+    "unheard_at": math.inf,
     "hints_at": math.inf,  # of what users overlook
     "detail": "",
     "why": "",
@@ -96,8 +101,8 @@ def copied(given: Any, known: dict[int, Any]) -> Any:
 
 
 def _is_fixed(given: Any) -> bool:
-    if isinstance(given, msgspec.Struct):  # what is staged lies in memory that is used again
-        return given.__struct_config__.frozen and not isinstance(given, StagedVersion)
+    if isinstance(given, msgspec.Struct):
+        return given.__struct_config__.frozen and not isinstance(given, MOVING)
     return isinstance(given, FIXED)
 
 
@@ -148,7 +153,7 @@ def _is_object(given: Any) -> bool:
 def attributes(given: Any) -> list[tuple[str, Any]]:
     """Return the attributes of an object, however it keeps them."""
     if isinstance(given, msgspec.Struct):
-        return [*msgspec.structs.asdict(given).items()]
+        return [*structs.asdict(given).items()]
     slots = [name for kind in type(given).__mro__ for name in getattr(kind, "__slots__", ())]
     return [
         *((name, getattr(given, name)) for name in slots if hasattr(given, name)),
@@ -158,7 +163,8 @@ def attributes(given: Any) -> list[tuple[str, Any]]:
 
 def _set(given: Any, name: str, value: object) -> None:
     """Set an attribute, also of what is frozen."""
-    (setattr if isinstance(given, msgspec.Struct) else object.__setattr__)(given, name, value)
+    change = structs.force_setattr if isinstance(given, msgspec.Struct) else object.__setattr__
+    change(given, name, value)
 
 
 class _Forming:

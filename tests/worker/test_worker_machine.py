@@ -184,7 +184,7 @@ def test_the_first_published_message_proves_the_subscription() -> None:
 def test_a_welcome_is_not_taken_from_the_data_channel() -> None:
     bench = Bench()
     bench.publish(welcome(EPOCH + 5))
-    assert bench.machine.epoch == EPOCH
+    assert bench.machine.terms.epoch == EPOCH
 
 
 @pytest.mark.parametrize("epoch", [EPOCH - 1, EPOCH + 1])
@@ -200,7 +200,7 @@ def test_another_epoch_is_answered_with_hello_and_nothing_else(epoch: int) -> No
         bench.now += 1.0
         assert [type(e.message) for e in bench.tell(message) if isinstance(e, Send)] == [Hello]
     assert bench.machine.slots["a"].holds.at["arriving"] is None
-    assert bench.machine.epoch == EPOCH, "only a welcome settles it"
+    assert bench.machine.terms.epoch == EPOCH, "only a welcome settles it"
 
 
 def test_a_publisher_of_an_earlier_epoch_than_what_runs_is_not_followed() -> None:
