@@ -1,13 +1,13 @@
 """Deadlines: one that is looked at between the steps of something long, and one for an answer."""
 
 import time
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from .errors import ClosedError, DeadlineError
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 ANSWER_SECONDS = 5.0  # beyond its deadline, what a call allows the background thread to answer
 
@@ -38,7 +38,19 @@ class Deadline:
             raise DeadlineError(self._text.format(**self._about) if self._about else self._text)
 
 
-def result_of(future: "Future[T]", timeout: float) -> T:
+class Answer(Protocol[T_co]):
+    """A future, or what is like one to whoever waits."""
+
+    def result(self, timeout: float, /) -> T_co:
+        """Wait for it."""
+        ...
+
+    def done(self) -> bool:
+        """Return whether it is here."""
+        ...
+
+
+def result_of(future: Answer[T], timeout: float) -> T:
     """Wait for the publisher's thread, which answers in time unless something is badly wrong."""
     try:
         return future.result(timeout)

@@ -8,7 +8,6 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -18,10 +17,10 @@ from ..bus.errors import DeadlineError
 from ..bus.limits import CHUNKS_MAX, WHOLE_BYTES_MAX
 from ..bus.memory.snapshots import NEVER, MakeRoom, Pool, nobody
 from ..bus.messages import DELTA, Running, Shared
+from ..bus.net.publisher_loop import Promise, Reply
 from ..bus.publisher.offers import hash_chunk
 from ..bus.publisher.roster import Taker
 from ..bus.publisher.version import Snapshot, Version, VersionPatch
-from ..bus.receipt import Receipt
 from ..codecs.checksum import CHUNK_BYTES_DEFAULT, digest_of
 from ..codecs.delta.encoding import encode
 from ..codecs.delta.patch import Delta
@@ -457,7 +456,7 @@ def after(
     version: Version,
     hashed: Callable[[], bool],
     submit: Callable[[], None],
-    future: "Future[Receipt]",
+    future: Promise | Reply,
     deadline: Deadline,
     held: threading.Lock,
 ) -> None:

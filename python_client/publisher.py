@@ -23,7 +23,7 @@ from ..bus.messages import TOKEN_BYTES
 from ..bus.net import endpoints
 from ..bus.net.callbacks import EventCallback, WorkerEvent
 from ..bus.net.control import PublisherSockets
-from ..bus.net.publisher_loop import Promise, PublisherLoop
+from ..bus.net.publisher_loop import Promise, PublisherLoop, Reply
 from ..bus.publisher.machine import PublisherMachine
 from ..bus.publisher.publication import CommitMode
 from ..bus.publisher.roster import Taker
@@ -256,18 +256,11 @@ class Publisher(AsyncClosable):
         given = workers, require, expect, commit, timeout, metadata, settings
         asked, before = self._asked
         if not all(map(is_, given, before)):
-            asked = self._request(
-                workers=workers,
-                require=require,
-                expect=expect,
-                commit=commit,
-                timeout=timeout,
-                metadata=metadata,
-                settings=settings,
-            )
-            if workers is None and metadata is None:  # whose owner may change them
-                self._asked = asked, given
-        future = self._begin(model, weights, asked, started)
+            asked = self._check(given)
+        future = self._loop.promise() if self.shown.counting else Reply()
+        self._begin(model, weights, asked, started, future)
+        if isinstance(future, Promise):
+            self.shown.count(future, started)
         left = started + asked.terms.timeout - time.monotonic()
         return result_of(future, max(0.0, left) + ANSWER_SECONDS)
 
@@ -284,20 +277,36 @@ class Publisher(AsyncClosable):
         success. If the publish fails and you drop the future without asking for its result, the log
         warns.
         """
-        started = time.monotonic()
-        return self._begin(model, weights, self._request(**options), started)
+        started, future = time.monotonic(), self._loop.promise()
+        self._begin(model, weights, self._request(**options), started, future)
+        return self.shown.count(future, started) if self.shown.counting else future
+
+    def _check(self, given: tuple[Any, ...]) -> Request:
+        """Return what a call asks for, by its keywords in order, and keep it for the next."""
+        named = dict(zip(PublishOptions.__annotations__, given, strict=True))
+        asked = self._request(**named)
+        if named["workers"] is None and named["metadata"] is None:  # whose owner may change them
+            self._asked = asked, given
+        return asked
 
     def _begin(
-        self, model: str, weights: object, asked: Request, started: float
-    ) -> "Future[Receipt]":
-        """Copy the weights and have them published."""
-        self._check_usable()
+        self,
+        model: str,
+        weights: object,
+        asked: Request,
+        started: float,
+        future: Promise | Reply,
+    ) -> None:
+        """Copy the weights and have them published; `future` is what comes of it."""
+        if self._loop.leaving or os.getpid() != self._pid:
+            self._check_usable()
         terms = asked.terms
         if terms.workers:
             self._check_known(terms.workers)
-        kept = self._model(model)
+        kept = self._models.get(model) if isinstance(model, str) else None  # pyright: ignore
+        if kept is None:
+            kept = self._model(model)
         until = Deadline(started + terms.timeout, _LATE, model=model, timeout=terms.timeout)
-        future = self._loop.promise()
         if not kept.lock.acquire(blocking=False):
             kept.wait_for_lock(until)
         handed_on = False
@@ -325,7 +334,6 @@ class Publisher(AsyncClosable):
         finally:
             if not handed_on:
                 kept.lock.release()
-        return self.shown.count(future, started)
 
     def _submit(
         self,
@@ -334,7 +342,7 @@ class Publisher(AsyncClosable):
         version: Version,
         started: float,
         until: Deadline,
-        future: Promise,
+        future: Promise | Reply,
     ) -> None:
         """Have a version published that was copied, with patches if those are wanted."""
         if asked.encoding != "raw" or kept.bases.kept:

@@ -159,15 +159,23 @@ class Snapshot:
 
     Args:
         block: Where they lie.
-        let_go: Notified whenever they may have been let go, by anybody, in any thread.
+        lock: Held by whoever takes, lends or releases it; taken sooner than by the condition.
+        let_go: Of that lock: notified whenever they may have been let go, by any thread.
         copied: Give out copies, so that nobody can hold on to the memory.
     """
 
-    def __init__(self, block: MemoryBlock, let_go: threading.Condition, *, copied: bool) -> None:
+    def __init__(
+        self,
+        block: MemoryBlock,
+        lock: threading.RLock,
+        let_go: threading.Condition,
+        *,
+        copied: bool,
+    ) -> None:
         self.shared = block.shared
         # The pool knows both: neither holds the other for long.
         self._block: MemoryBlock | None = block
-        self._let_go, self._copied = let_go, copied
+        self._lock, self._let_go, self._copied = lock, let_go, copied
         self._phase: Phase = "held"
         self._keepers = 0
         # A view of our own: sockets that send from it keep it alive, and only it.
@@ -231,13 +239,13 @@ class Snapshot:
 
     def lend(self) -> None:
         """Let whoever publishes next take the memory."""
-        with self._let_go:
+        with self._lock:
             if self._phase == "held":
                 self._phase = "lent"
 
     def release(self) -> None:
         """Nobody needs the bytes any more."""
-        with self._let_go:
+        with self._lock:
             self._phase, self._block, self._view = "over", None, None
             self._given.clear()
             if (held := self._in_hands()) is not None:  # by sockets, which let it go at any time
@@ -254,7 +262,7 @@ class Snapshot:
 
     def take_back(self) -> bool:
         """Have what was lent again; False if somebody has taken it."""
-        with self._let_go:
+        with self._lock:
             if self._phase == "lent":
                 self._phase = "held"
             return self._phase == "held"
@@ -263,7 +271,7 @@ class Snapshot:
 
     def take(self) -> bool:
         """Take the memory if it is lent and nobody keeps it."""
-        with self._let_go:
+        with self._lock:
             if self._phase != "lent" or self._keepers:
                 return False
             self.release()
@@ -274,7 +282,7 @@ class Snapshot:
 
         Any number may keep them. The publisher takes other memory meanwhile.
         """
-        with self._let_go:
+        with self._lock:
             if self._block is None:
                 return None
             self._keepers += 1
@@ -283,7 +291,7 @@ class Snapshot:
 
     def let_go(self) -> None:
         """The bytes may be overwritten as far as whoever kept them is concerned."""
-        with self._let_go:
+        with self._lock:
             self._keepers -= 1
             self._let_go.notify_all()
 
@@ -343,8 +351,8 @@ class Pool:
         self._share, self.second = share, second
         self._asked = False
         self._blocks: dict[MemoryBlock, Snapshot | None] = {}  # and what was written there last
-        self._let_go = threading.Condition()  # its lock may be taken again by who has it
-
+        self._lock = threading.RLock()
+        self._let_go = threading.Condition(self._lock)
         self._surplus = False  # some was needed for what is kept no more
 
     def __len__(self) -> int:
@@ -404,7 +412,7 @@ class Pool:
         if block is None:
             block = self._another(nbytes, deadline)
         copied = list(self._blocks).index(block) >= SNAPSHOTS_MAX - 1
-        snapshot = self._blocks[block] = Snapshot(block, self._let_go, copied=copied)
+        snapshot = self._blocks[block] = Snapshot(block, self._lock, self._let_go, copied=copied)
         return snapshot
 
     def retire(self) -> None:
@@ -443,13 +451,16 @@ class Pool:
 
     def _take_lent(self, nbytes: int) -> MemoryBlock | None:
         """Take the latest version's memory if it is lent, once sockets have let go of it."""
-        for snapshot in self._blocks.values():
+        for block, snapshot in self._blocks.items():
             if snapshot is not None and snapshot.take():
-                block = self._reuse(nbytes)
-                if block is None and snapshot.in_use:
+                fits = block.data.nbytes == nbytes and not block.retired
+                if fits and not snapshot.in_use and block.claim():
+                    return block
+                other = self._reuse(nbytes)
+                if other is None and snapshot.in_use:
                     self._wait_until(self._any_free, min(REUSE_PATIENCE, self._patience))
-                    block = self._reuse(nbytes)
-                return block
+                    other = self._reuse(nbytes)
+                return other
         return None
 
     def _another(self, nbytes: int, deadline: Deadline) -> MemoryBlock:

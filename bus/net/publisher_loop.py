@@ -20,7 +20,7 @@ import msgspec
 from ..complaints import Complaints, Told
 from ..effects import Notice, Send
 from ..errors import ClosedError, PublishError
-from ..messages import Buffer, encode, topics_of
+from ..messages import encode, topics_of
 from ..observed import Observe, RosterPage
 from ..publisher.effects import (
     Broadcast,
@@ -75,6 +75,7 @@ class PublisherLoop:
 
     Attributes:
         over: Set once it has ended.
+        leaving: It has ended, or is about to.
         standing: What any thread may know; no other than the loop's reads the machine.
     """
 
@@ -88,15 +89,15 @@ class PublisherLoop:
     ) -> None:
         self._machine, self._sockets, self.standing = machine, sockets, machine.standing()
         self._keeper, self._restored, self._sealer = keeper, restored, sealer
-        self._work: deque[tuple[Callable[[float], None], Future[Any]]] = deque()
-        self._open: dict[int, Promise] = {}
+        self._work: deque[tuple[Callable[[float], None], Future[Any] | Reply]] = deque()
+        self._open: dict[int, Promise | Reply] = {}
         self._count = 0  # of publishes so far
         self._unhurried = Unhurried()
         self._full, self._told = Complaints(log, "%s"), Told(log)
         self._unasked = Complaints(log, "a publish failed, and nobody asked for its result: %s")
         self._watchers: list[tuple[Condition, Future[None]]] = []
         self._listeners: list[EventCallback] = []
-        self._stopping = self._held_up = False
+        self.leaving = self._held_up = False
         self._ended: BaseException | None = None
         self.over = threading.Event()
         self._lock = threading.Lock()  # between taking work in and ending
@@ -116,17 +117,16 @@ class PublisherLoop:
         return Promise(self._unasked)
 
     def submit(
-        self, version: Version, terms: Terms, started: float, promised: "Promise | None" = None
-    ) -> "Promise":
-        """Publish; the future, `promised` or another, is the receipt, or a PublishError with it."""
-        future = self.promise() if promised is None else promised
+        self, version: Version, terms: Terms, started: float, answer: "Promise | Reply"
+    ) -> None:
+        """Publish; the answer is the receipt, or a PublishError with it."""
 
         def work(now: float) -> None:
             number = self._count = self._count + 1
-            self._open[number] = future
+            self._open[number] = answer
             publication = Publication(number, version, terms, started)
-            if terms.commit == "together":
-                future.publication = publication
+            if terms.commit == "together" and isinstance(answer, Promise):
+                answer.publication = publication
             try:
                 if self._sealer is not None and self.standing.sends(
                     version.model, terms.workers, shared=version.shared is not None
@@ -136,13 +136,12 @@ class PublisherLoop:
             except Exception as error:
                 del self._open[number]
                 version.snapshot.release()
-                if future.set_running_or_notify_cancel():
-                    future.set_exception(error)
+                if answer.set_running_or_notify_cancel():
+                    answer.set_exception(error)
             else:
                 self._perform(effects, now)
 
-        self._hand_over(work, future)
-        return future
+        self._hand_over(work, answer)
 
     @property
     def busy(self) -> bool:
@@ -155,7 +154,7 @@ class PublisherLoop:
         Raises:
             ClosedError: It is not, any more; the cause says why.
         """
-        if self._ended is not None or self._stopping:
+        if self.leaving:
             raise self._closed()
 
     def decide(self, how: Callable[[PublisherMachine, float], list[Effect]]) -> None:
@@ -243,7 +242,7 @@ class PublisherLoop:
 
     def stop(self) -> bool:
         """Have the thread end as soon as it can; return False if somebody has done so before."""
-        before, self._stopping = self._stopping, True
+        before, self.leaving = self.leaving, True
         self._sockets.leaving = True
         self._sockets.wake()
         return not before
@@ -254,9 +253,9 @@ class PublisherLoop:
         self._hand_over(lambda now: future.set_result(question(now)), future)
         return future
 
-    def _hand_over(self, work: Callable[[float], None], future: "Future[T]") -> None:
+    def _hand_over(self, work: Callable[[float], None], future: "Future[T] | Reply") -> None:
         with self._lock:
-            if self._ended is not None or self._stopping:
+            if self.leaving:
                 future.set_exception(self._closed())
                 return
             self._work.append((work, future))
@@ -274,7 +273,7 @@ class PublisherLoop:
             for version in self._restored:
                 self._perform(self._machine.offer(version), next_tick)
             self._restored = ()
-            while not self._stopping:
+            while not self.leaving:
                 next_tick = self._turn(next_tick)
             now = time.monotonic()
             self._do_work(now)
@@ -288,9 +287,9 @@ class PublisherLoop:
     def _end(self, reason: BaseException) -> None:
         self.over.set()
         with self._lock:
-            self._ended = reason
+            self._ended, self.leaving = reason, True
             work, self._work = self._work, deque()
-        waiting: list[Future[Any]] = [
+        waiting: list[Future[Any] | Reply] = [
             *self._open.values(),
             *(w for _, w in self._watchers),
             *(f for _, f in work),
@@ -405,8 +404,10 @@ class PublisherLoop:
             match effect:
                 case Send():
                     self._send(effect, now)
-                case Broadcast():
-                    self._broadcast(effect, now)
+                case Broadcast(topic, message, payload):
+                    header = encode(message)
+                    frames = (topic, header) if payload is None else (topic, header, payload)
+                    self._sockets.broadcast(frames, now)
                 case Withdraw(model):
                     self._sockets.data.withdraw(topics_of(model))
                 case HangUp():
@@ -458,12 +459,6 @@ class PublisherLoop:
         if not self._sockets.send(send.to, [header] if payload is None else [header, payload]):
             self._perform(self._machine.unreachable(send.to, now), now)
 
-    def _broadcast(self, broadcast: Broadcast, now: float) -> None:
-        frames: list[Buffer] = [broadcast.topic, encode(broadcast.message)]
-        if broadcast.payload is not None:
-            frames.append(broadcast.payload)
-        self._sockets.broadcast(frames, now)
-
     def _tell(self, notice: Notice, now: float) -> None:
         """Tell whoever listens what became of a worker."""
         if self._listeners and notice.kind in EVENT_KINDS:
@@ -475,7 +470,7 @@ class PublisherLoop:
 
     def _resolve(self, effect: Resolve) -> None:
         future = self._open.pop(effect.publication)
-        if future.publication is not None:
+        if isinstance(future, Promise) and future.publication is not None:
             future.over()
         if not future.set_running_or_notify_cancel():
             return
@@ -500,6 +495,49 @@ class PublisherLoop:
                 # Whoever waited may give up this very moment; a cancelled future takes no result.
                 if future.set_running_or_notify_cancel():
                     future.set_result(None)
+
+
+class Reply:
+    """The receipt that one thread waits for: as a future, with none of the calls of one."""
+
+    def __init__(self) -> None:
+        self._open = threading.Lock()  # held until it is here
+        self._open.acquire()
+        self._receipt: Receipt
+        self._error: BaseException | None = None
+
+    def set_running_or_notify_cancel(self) -> bool:
+        """Return whether it is still wanted."""
+        return True
+
+    def set_result(self, receipt: Receipt) -> None:
+        """The receipt is here."""
+        self._receipt = receipt
+        self._open.release()
+
+    def set_exception(self, error: BaseException) -> None:
+        """There is none; no error takes the place of what is here already."""
+        if self._open.locked():
+            self._error = error
+            self._open.release()
+
+    def done(self) -> bool:
+        """Return whether it is here, or never will be."""
+        return not self._open.locked()
+
+    def result(self, timeout: float) -> Receipt:
+        """Wait for it.
+
+        Raises:
+            TimeoutError: It was not here in so many seconds.
+            BaseException: What it failed with.
+        """
+        if not self._open.acquire(timeout=timeout):
+            raise FutureTimeout
+        self._open.release()
+        if self._error is not None:
+            raise self._error
+        return self._receipt
 
 
 class Promise(Future[Receipt]):

@@ -101,7 +101,7 @@ class Publication:
 
     def aim(self, names: Collection[str]) -> None:
         """Say which workers it is for."""
-        self.targets = {name: Recipient(name) for name in names}
+        self.targets = dict(zip(names, map(Recipient, names), strict=True))
         self._counts = {**_NOBODY, "behind": len(self.targets)}
         self._away = {}
 

@@ -1,6 +1,7 @@
 """Publishing: numbering a version, saying that it is there, and pushing it."""
 
 from collections.abc import Collection
+from operator import attrgetter
 
 from ..effects import Send
 from ..limits import WHOLE_BYTES_MAX
@@ -14,6 +15,8 @@ from .roster import Peer
 from .state import PublisherState
 from .store import Versions
 from .version import Chunked, Version, VersionPatch
+
+NAME = attrgetter("name")
 
 
 def offer(state: PublisherState, version: Version) -> list[Effect]:
@@ -37,7 +40,7 @@ def publish(state: PublisherState, call: Publication, now: float) -> list[Effect
     if versions.pending is not None:
         effects += calls.give_up(state, versions.pending, "superseded by a newer publish", now)
     state.prepared.pop(version.model, None)
-    call.aim([p.name for p in peers])
+    call.aim([*map(NAME, peers)])
     for peer in peers:
         if peer.phase == "lost":
             call.move(peer.name, "lost", now, "it was lost before the publish")

@@ -216,10 +216,11 @@ class Versions:
 
     def freed(self) -> list[Effect]:
         """Say which memory is no longer needed since this was asked last, or may be taken."""
-        self._prune()
+        latest = self.latest
+        if latest is None or len(self._versions) > 1:  # there is some other
+            self._prune()
         self.changed = False
         freed, self._freed = self._freed, []
-        latest = self.latest
         read = latest is not None and (latest.receivers or latest.hashing or latest.readers)
         if latest is not None and latest.phase == "latest" and not read:
             self._move(latest, "unread")

@@ -62,8 +62,16 @@ class Shown:
             text = f"{asked} needs {error.name}, which is not installed: pip install {needs}"
             raise ModuleNotFoundError(text, name=error.name) from None
 
+    @property
+    def counting(self) -> bool:
+        """Whether anything is shown, or traced, of calls of publish."""
+        return bool(self._counts) or SDK in sys.modules
+
     def count(self, publish: "Future[Receipt]", started: float) -> "Future[Receipt]":
-        """Count a call of publish once it is over, for all that is shown, and return it."""
+        """Count a call of publish once it is over, for all that is shown, and return it.
+
+        Nobody need do so unless it is `counting`.
+        """
         for told in self._counts:
             publish.add_done_callback(told)
         if SDK in sys.modules and (traced := on_publish(started)) is not None:

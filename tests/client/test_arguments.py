@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from weightbus import Publisher, Settings, Subscriber
-from weightbus.bus.errors import AddressError
+from weightbus.bus.errors import AddressError, UnknownWorkerError
 from weightbus.bus.limits import TEXT_MAX
 from weightbus.python_client.checks import SECONDS_MAX
 from weightbus.python_client.cli.commands import app
@@ -217,3 +217,22 @@ def test_a_misspelt_keyword_is_told_by_the_name_of_the_call(ends: Ends, name: st
     text = re.escape(f"Publisher.{name}() got an unexpected keyword argument 'timout'")
     with pytest.raises(TypeError, match=text):
         asyncio.run(awaited())
+
+
+def test_keywords_of_the_call_before_are_not_taken_for_others() -> None:
+    """A call with the very same keywords is checked once; what is equal to them is not the same."""
+    names, said = ["nobody"], {"step": "1"}
+    with Publisher() as made:
+        receipt = made.publish("m", WEIGHTS, metadata=said, require=0)
+        said["step"] = "2"
+        later = made.publish("m", WEIGHTS, metadata=said, require=0)
+        assert [receipt.metadata, later.metadata] == [{"step": "1"}, {"step": "2"}]
+        for _ in range(2):
+            made.publish("m", WEIGHTS, require=0)
+            with pytest.raises(ValueError, match="=False: choose"):
+                made.publish("m", WEIGHTS, require=False)
+        with pytest.raises(UnknownWorkerError, match="nobody"):
+            made.publish("m", WEIGHTS, workers=names)
+        names.append("w?")
+        with pytest.raises(ValueError, match=r"w\?"):
+            made.publish("m", WEIGHTS, workers=names)

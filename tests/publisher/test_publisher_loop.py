@@ -9,11 +9,12 @@ from typing import cast
 
 import pytest
 
+from weightbus.bus.errors import ClosedError, PublishError
 from weightbus.bus.limits import PUSH_CHUNKS
 from weightbus.bus.messages import Buffer, Fetch, Hello, Ping, data_topic, encode
 from weightbus.bus.net import publisher_loop
 from weightbus.bus.net.control import Activity, PublisherSockets
-from weightbus.bus.net.publisher_loop import PublisherLoop
+from weightbus.bus.net.publisher_loop import PublisherLoop, Reply
 from weightbus.bus.publisher import offers, roster
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import Terms
@@ -107,7 +108,7 @@ def test_nothing_is_hashed_before_somebody_has_room_for_it(
 ) -> None:
     (sockets, loop), chunks = road, PUSH_CHUNKS // 2
     sockets.room = False
-    loop.submit(*made(chunks))
+    loop.submit(*made(chunks), Reply())
     sockets.asleep()
     assert data_topic(MODEL) not in sockets.sent
     assert len(sockets.sent) == 1, "it is announced"
@@ -133,7 +134,7 @@ def test_what_has_no_room_is_not_pushed_along_with_what_has(
 ) -> None:
     (sockets, loop), other = road, "b"
     for model in (other, MODEL):  # there is room for MODEL alone
-        loop.submit(*made(4, model))
+        loop.submit(*made(4, model), Reply())
         sockets.asleep()
     assert sockets.sent.count(data_topic(MODEL)) == 4
     assert data_topic(other) not in sockets.sent
@@ -147,7 +148,7 @@ def test_a_version_is_hashed_between_other_work(
     monkeypatch.setattr(offers, "SLICE_BYTES", CHUNK)
     sockets.room = False
     version, terms, started = made(chunks)
-    loop.submit(version, terms, started)
+    loop.submit(version, terms, started, Reply())
     sockets.asleep()
     hashed: list[int] = []  # chunks that were hashed when a worker was answered
 
@@ -188,3 +189,28 @@ def test_any_number_of_names_that_find_no_room_is_a_line_in_the_log(
     assert len([a for a in sockets.answers if b'"limit"' in a]) == 50
     [line] = [record.getMessage() for record in caplog.records]
     assert line.startswith("worker w0 is refused (limit): the roster is full")
+
+
+def test_a_reply_is_waited_for_and_what_it_fails_with_is_raised_each_time() -> None:
+    reply = Reply()
+    with pytest.raises(TimeoutError):
+        reply.result(0.0)
+    assert not reply.done()
+    reply.set_exception(ClosedError("first"))
+    reply.set_exception(ClosedError("second"))
+    assert reply.done()
+    for _ in range(2):
+        with pytest.raises(ClosedError, match="first"):
+            reply.result(0.0)
+
+
+def test_whoever_waits_is_told_that_the_loop_has_ended(road: tuple[Road, PublisherLoop]) -> None:
+    _, loop = road
+    reply, late = Reply(), Reply()
+    loop.submit(*made(1), reply)
+    loop.close()
+    loop.submit(*made(1), late)
+    with pytest.raises(ClosedError):
+        late.result(SECONDS)
+    with pytest.raises(PublishError, match="nothing heard of it yet"):
+        reply.result(SECONDS)
