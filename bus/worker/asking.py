@@ -16,7 +16,7 @@ from ..messages import Fetch
 from .holdings import Holdings, Key
 
 
-class Exact(Struct, frozen=True):
+class _Exact(Struct, frozen=True):
     """A version that is wanted, and no other: whether it is gone, and when it was asked for."""
 
     key: Key
@@ -24,7 +24,7 @@ class Exact(Struct, frozen=True):
     asked_at: float = -math.inf
 
 
-class PutOff(Struct, frozen=True):
+class _PutOff(Struct, frozen=True):
     """A version that is left alone until then, which was the pause."""
 
     key: Key
@@ -44,10 +44,10 @@ class Asking:
     def __init__(self, model: str, holds: Holdings, timing: Timing) -> None:
         self._model, self._holds, self._timing = model, holds, timing
         self.only: Key | None = None  # what the user wants, and nothing else
-        self._exact = Exact((0, 0))  # what that is, or was last: who polls wants it again soon
+        self._exact = _Exact((0, 0))  # what that is, or was last: who polls wants it again soon
         self._latest_at = -math.inf  # when the latest announcement was asked for
         self._answered = -math.inf  # when the last ping was sent that was answered
-        self._put_off = PutOff((0, 0), 0.0, 0.0)
+        self._put_off = _PutOff((0, 0), 0.0, 0.0)
 
     def reconnected(self) -> None:
         """A session begins."""
@@ -111,7 +111,7 @@ class Asking:
                     self._holds.move(late, "newer")
             return self.hear_of(*self._holds.heard, now)
         if key != self._exact.key:
-            self._exact = Exact(key)
+            self._exact = _Exact(key)
         if self._exact.gone:
             return self.gone(*key)
         if key in self._holds.rejected:
@@ -181,7 +181,7 @@ class Asking:
         """Leave a version alone for a while, for twice as long as the last time."""
         longer = min(2 * self._put_off.pause, self._timing.patience_max)
         pause = longer if key == self._put_off.key else self._timing.patience
-        self._put_off = PutOff(key, now + pause, pause)
+        self._put_off = _PutOff(key, now + pause, pause)
 
     def put_off_no_longer(self, key: Key) -> None:
         """A version is not to be had any more: what was before it may be what there is."""

@@ -73,7 +73,7 @@ FLUSHING = 2**52  # from here on a ping's token tells no time: only that its pon
 OfModel = Abort | Announce | Beacon | Chunk | Commit | End | Prepare | Rename | SealedChunk
 
 
-class Terms(msgspec.Struct, frozen=True):
+class _Terms(msgspec.Struct, frozen=True):
     """What a session is like: by its welcome, and by what came of that.
 
     Attributes:
@@ -127,7 +127,7 @@ class WorkerMachine:
         self.slots = {m: Slot(m, accepts, bytes_max, self.timing, known[m]) for m in known}
         self._bytes_max = bytes_max
         self.session: Session = "outside"
-        self.terms = Terms(0, "", self.timing.ping)  # of this session, or of the last one
+        self.terms = _Terms(0, "", self.timing.ping)  # of this session, or of the last one
         self._redial_at: float | None = None  # after a refusal for want of the right key
         self.malformed = 0  # messages dropped because they broke the protocol
         self._welcomed: Welcome | None = None  # until its probe is open, or is not
@@ -372,7 +372,7 @@ class WorkerMachine:
         self._turn("welcomed")
         self._heard_at, self._redial_at = now, None
         shared, before = memory is not None, self.terms.data
-        self.terms = Terms(
+        self.terms = _Terms(
             welcome.epoch,
             welcome.data,
             min(self.timing.ping, welcome.ping_ms / 1000),

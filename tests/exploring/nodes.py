@@ -21,11 +21,9 @@ from weightbus.bus.chunks import ChunkPlan
 from weightbus.bus.epochs import Ages
 from weightbus.bus.limits import Timing
 from weightbus.bus.publisher.version import VersionPatch
-from weightbus.bus.staged import Patching, StagedVersion
-from weightbus.bus.worker.asking import Exact, PutOff
+from weightbus.bus.staged import Patching
 from weightbus.bus.worker.holdings import Held, Holdings
 from weightbus.bus.worker.layouts import Expected
-from weightbus.bus.worker.machine import Terms
 from weightbus.bus.worker.reports import Identity
 from weightbus.bus.worker.transfer import Transfer
 from weightbus.codecs.layout import Layout
@@ -36,7 +34,7 @@ FIXED = (
     *(Layout, Timing, ChunkPlan, Expected, Identity),
 )
 # Frozen as well, but of moments, or of memory that is used again.
-MOVING = (StagedVersion, Terms, Exact, PutOff)
+MOVING = {"StagedVersion", "_Terms", "_Exact", "_PutOff"}
 BUILT = (tuple, frozenset, MethodType, msgspec.Struct)  # of what it consists of, all at once
 # Moments in the past, and how many seconds of their age matter: as many as the longest timer that
 # begins with them. 0: nothing depends on it but what people are told.
@@ -102,7 +100,7 @@ def copied(given: Any, known: dict[int, Any]) -> Any:
 
 def _is_fixed(given: Any) -> bool:
     if isinstance(given, msgspec.Struct):
-        return given.__struct_config__.frozen and not isinstance(given, MOVING)
+        return given.__struct_config__.frozen and type(given).__name__ not in MOVING
     return isinstance(given, FIXED)
 
 
