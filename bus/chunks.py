@@ -94,12 +94,18 @@ class Chunks(msgspec.Struct, Generic[M_co], eq=False):
         """A chunk is here, and has this CRC-32C."""
         self.here += self.crcs[index] is None
         self.crcs[index] = crc
-        if self.here == len(self.crcs) and self.whole and self.layout and not self.digest:
-            self.digest = digest(self.layout, self.plan.chunk_bytes, cast("list[int]", self.crcs))
+        if self.whole and self.here == len(self.crcs):
+            self._hash()
 
     def put_all(self, crcs: list[int]) -> None:
         """All chunks are here, and have these."""
         self.crcs, self.here = [*crcs], len(crcs)
+        if self.whole:
+            self._hash()
+
+    def _hash(self) -> None:
+        if self.layout and not self.digest:
+            self.digest = digest(self.layout, self.plan.chunk_bytes, cast("list[int]", self.crcs))
 
     def proves(self, claim: str) -> bool:
         """Return whether all chunks are here, and hash to what is claimed: then it is whole."""

@@ -22,7 +22,7 @@ from ..codecs.sealing import (
     nonce_of,
     seal,
 )
-from .chunks import ChunkPlan
+from .chunks import ChunkPlan, Chunks
 from .messages import (
     Announce,
     Beacon,
@@ -55,6 +55,7 @@ class Sealable(Protocol):
     """A version, or a patch that leads to it (`publisher/version.py`)."""
 
     plan: ChunkPlan
+    chunks: Chunks[object]
     patch: PatchId | None
     sealed: "SealedVersion | None"
     was_sealed: bool
@@ -66,14 +67,6 @@ class Sealable(Protocol):
 
     @property
     def snapshot(self) -> ByteSource: ...
-
-    def crc(self, index: int) -> int | None:
-        """Return a chunk's CRC-32C, if it was hashed."""
-        ...
-
-    def hashed(self, index: int, crc: int) -> None:
-        """A chunk has this CRC-32C."""
-        ...
 
 
 class SealedVersion:
@@ -106,14 +99,14 @@ class SealedVersion:
         room = self._room.data[begin:end]
         data = self.subject.associated(CHUNK, index, end - begin)
         plain = version.snapshot.bytes(begin, end)
-        known = version.crc(index)
+        known = version.chunks.crcs[index]
         look = None if self._again else known
         tag, crc = seal(self._key, nonce_of(CHUNK, index), data, plain, room, look)
         if known not in (None, crc):  # E3
             raise AssertionError(
                 f"chunk {index} of {version.target.model} has changed since it was hashed"
             )
-        version.hashed(index, crc)
+        version.chunks.put(index, crc)
         self._chunks[index] = tag.hex(), room
         return self._chunks[index]
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ..bus.chunks import Chunks
 from ..bus.deadline import Deadline
 from ..bus.errors import DeadlineError
 from ..bus.limits import CHUNKS_MAX, WHOLE_BYTES_MAX
@@ -49,7 +50,8 @@ OFFER_SHARE = 0.5  # of the time that is left, for patches: the version itself t
 class Base(NamedTuple):
     """A version that patches may build on."""
 
-    version: Version  # the machine's by now: only its digest is read, once it has one
+    version: Version  # the machine's by now
+    chunks: Chunks[object]  # its own: only its digest is read, which never changes once it has one
     form: tuple[str, int]  # its layout, and the size of its chunks: its digest needs both
     data: Bytes
     snapshot: Snapshot  # which keeps them
@@ -103,7 +105,7 @@ class Bases:
         try:
             while to_all and self.kept and self.kept[0].form != form:
                 self._let_go()
-            new = Base(version, form, data, snapshot)
+            new = Base(version, version.chunks, form, data, snapshot)
             self._patch(new, encoding, takers, _part_of(deadline))
             version.keep = True
             self.kept.append(new)
@@ -118,7 +120,7 @@ class Bases:
     ) -> None:
         """Make the patches: first that on what most of those run who take them."""
         version, data = new.version, new.data
-        some = ((base.version.digest, base.data) for base in self.kept if base.form == new.form)
+        some = ((base.chunks.digest, base.data) for base in self.kept if base.form == new.form)
         bases = {digest: old for digest, old in some if digest}  # else it is on its way
         runs = Counter(taker.running for taker in takers if taker.running is not None)
         found = dict[tuple[int, int], tuple[Running, Bytes]]()

@@ -179,7 +179,7 @@ def settle(state: PublisherState, call: Publication, now: float) -> list[Effect]
             missing, why = call.missing, _why(state, call)
         if not (achieved and call.for_all):  # some are not there
             _explain(state, call, now)
-        receipt, require = call.receipt(now, call.version.digest), call.terms.require
+        receipt, require = call.receipt(now, call.version.chunks.digest), call.terms.require
         effects.append(Resolve(call.number, receipt, achieved, call.done, missing, require, why))
         if achieved and call.nobody:
             effects += _to_nobody(state, call)

@@ -72,7 +72,10 @@ def announcement(
 def commit_of(version: Version) -> Commit:
     """Return the message that lets workers apply a version."""
     return Commit(
-        model=version.model, epoch=version.epoch, version=version.version, digest=version.digest
+        model=version.model,
+        epoch=version.epoch,
+        version=version.version,
+        digest=version.chunks.digest,
     )
 
 
@@ -88,7 +91,7 @@ def end_of(chunked: Chunked) -> End:
         model=version.model,
         epoch=version.epoch,
         version=version.version,
-        digest=version.digest,
+        digest=version.chunks.digest,
         patch=chunked.patch,
     )
 
@@ -111,20 +114,20 @@ def refusal_of(fetch: Fetch, version: Version | None) -> tuple[str, str]:
 
 def hash_chunk(version: Chunked, index: int) -> int:
     """Return a chunk's CRC-32C; each chunk is hashed once."""
-    crc = version.crc(index)
+    crc = version.chunks.crcs[index]
     if crc is None:
         crc = crc32c(version.snapshot.bytes(*version.plan.span(index)))
-        version.hashed(index, crc)
+        version.chunks.put(index, crc)
     return crc
 
 
 def chunk_of(chunked: Chunked, index: int) -> tuple[Chunk, Buffer]:
     """Return a chunk and its payload."""
     version, payload = chunked.target, chunked.snapshot.chunk(*chunked.plan.span(index))
-    crc = chunked.crc(index)
+    crc = chunked.chunks.crcs[index]
     if crc is None:
         crc = crc32c(payload)
-        chunked.hashed(index, crc)
+        chunked.chunks.put(index, crc)
     chunk = Chunk(
         model=version.model,
         epoch=version.epoch,
@@ -192,7 +195,7 @@ def for_all(effect: BroadcastChunk | BroadcastWhole, sealer: Sealer | None = Non
         return Broadcast(effect.topic, *chunk_for(effect.version, effect.index))
     version, announce = effect.version, effect.announce
     if announce.whole is None:
-        whole = Whole(crc=hash_chunk(version, 0), digest=version.digest)
+        whole = Whole(crc=hash_chunk(version, 0), digest=version.chunks.digest)
         announce = msgspec.structs.replace(announce, whole=whole)
     if sealer is None:
         payload = version.snapshot.chunk(0, version.plan.nbytes)

@@ -56,7 +56,7 @@ def publish(state: PublisherState, call: Publication, now: float) -> list[Effect
             versions.supersede(version, peers)
             effects.append(Settled(version))
     effects += _announce(state, versions, call, peers, now)
-    if call.terms.hash and not version.digest:  # P12: it must be known before it is gone
+    if call.terms.hash and not version.chunks.digest:  # P12: it must be known before it is gone
         effects += versions.hash(version)
     state.calls[call.number] = call
     return effects + calls.settle(state, call, now)
@@ -97,8 +97,8 @@ def _to_all(versions: Versions, call: Publication, *, push: bool) -> Broadcast |
     versions.announced_layout = version.layout.id
     small = version.plan.count == 1 and version.layout.nbytes <= WHOLE_BYTES_MAX
     if push and known and small and version.receivers:  # P7
-        crc = version.crc(0)  # most were hashed as they were copied
-        whole = None if crc is None else Whole(crc=crc, digest=version.digest)
+        crc = version.chunks.crcs[0]  # most were hashed as they were copied
+        whole = None if crc is None else Whole(crc=crc, digest=version.chunks.digest)
         return BroadcastWhole(version, announcement(version, call, whole))
     topic, header = control_topic(version.model), None if known else version.layout.header
     return Broadcast(topic, announcement(version, call), header)

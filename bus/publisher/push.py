@@ -42,7 +42,7 @@ class Push:
     def ready(self) -> bool:
         """Whether a chunk, or the end, may go out now."""
         if self.stalled or self.next == self._count:
-            return not self.done and bool(self.version.target.digest)
+            return not self.done and bool(self.version.target.chunks.digest)
         return self.next < self._reported + PUSH_CHUNKS
 
     def step(self, now: float) -> list[Effect]:
@@ -50,7 +50,7 @@ class Push:
         if not (self.stalled or self.next == self._count):
             self.stalled = now - self._moved_at >= self._patience
             return self._next(now)
-        self.done = bool(self.version.target.digest)
+        self.done = bool(self.version.target.chunks.digest)
         patch = self.version.patch is not None  # its end is none of all of the version (D7)
         topic = self.topic if patch else control_topic(self.version.target.model)
         return [Broadcast(topic, end_of(self.version))] if self.done else []
@@ -58,7 +58,7 @@ class Push:
     @property
     def needs_digest(self) -> bool:
         """Whether it ends before all chunks went out, and so were hashed."""
-        hashed = self.next == self._count or bool(self.version.target.digest)
+        hashed = self.next == self._count or bool(self.version.target.chunks.digest)
         return self.stalled and not hashed
 
     def _next(self, now: float) -> list[Effect]:

@@ -45,9 +45,9 @@ def staged(state: PublisherState, peer: Peer, message: Staged, now: float) -> li
         text = "the version was aborted or superseded"
         abort = abort_of(message.model, message.epoch, message.version, text)
         return [Send(abort, to=peer.identity)]
-    if not version.digest:
+    if not version.chunks.digest:
         return _check_later(state, peer, version, message)
-    if version.digest != message.digest:
+    if version.chunks.digest != message.digest:
         return _wrong_digest(state, peer, message)
     if peer.runs(message.model) < version.key:  # P19
         peer.note(message.model, message.version, "staged", None, now)
@@ -78,8 +78,8 @@ def runs(state: PublisherState, peer: Peer, message: Applied, now: float) -> lis
             peer.applied(model, running, 0.0, current=False)
         return []
     version = versions.find(message.version)
-    if version is None or not message.digest or version.digest != message.digest:
-        if version is not None and message.digest and not version.digest:
+    if version is None or not message.digest or version.chunks.digest != message.digest:
+        if version is not None and message.digest and not version.chunks.digest:
             return _check_later(state, peer, version, message)
         if not plausible(state, model, running):
             return _wrong_digest(state, peer, message)
@@ -147,7 +147,7 @@ def plausible(state: PublisherState, model: str, running: Running) -> bool:
         unhashed = version is None or version.shared is not None or bool(version.names)
         return versions.had(running.version) and unhashed
     if version is not None:  # as long as nobody has hashed it, it is not: it says it again
-        return version.digest == running.digest
+        return version.chunks.digest == running.digest
     known = versions.known_digest(running.version)
     if known == "":
         return not calls.must_hash(state, model, running.version)

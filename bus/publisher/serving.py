@@ -104,7 +104,7 @@ def describe(
     effects: list[Effect] = [Send(announce, header, to=peer.identity)]
     if not end and peer.shared and version.shared:  # S10
         return effects
-    if version.digest:
+    if version.chunks.digest:
         return [*effects, Send(end_of(version), to=peer.identity)]
     versions = state.store[version.model]
     if not versions.hold(version):

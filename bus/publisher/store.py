@@ -125,7 +125,7 @@ class Versions:
             return None
         version = self._versions.get(number)
         if version is not None:
-            return version.digest or ("" if _there(version) else None)
+            return version.chunks.digest or ("" if _there(version) else None)
         known = self._digests.get(number)
         return "" if known is None else known or None
 
@@ -252,8 +252,9 @@ class Versions:
         if self._targeted:
             self._targeted = {w: v for w, v in self._targeted.items() if v is not version}
         del self._versions[version.version]
-        if version.digest or version.shared is None:  # who reads shared memory hashes it alone
-            self._digests[version.version] = version.digest
+        digest = version.chunks.digest
+        if digest or version.shared is None:  # who reads shared memory hashes it alone
+            self._digests[version.version] = digest
         while len(self._digests) > DIGESTS_KEPT:
             del self._digests[next(iter(self._digests))]
 

@@ -1,4 +1,4 @@
-"""One published version as the machine sees it: its name, its layout, and what its chunks hash to.
+"""One published version as the machine sees it: its name, its layout, and its chunks.
 
 The bytes are a snapshot's, which the machine never reads: effects say which chunk goes where, and
 the shell takes it from there. So a version here is held by its machine or by nobody. The latest may
@@ -11,14 +11,14 @@ chunks, hashed, sealed and fetched as it is.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Protocol, cast
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...codecs.checksum import digest
 from ...codecs.layout import Layout
-from ..chunks import ChunkPlan, plan_of
+from ..chunks import ChunkPlan, Chunks, plan_of
 from ..messages import Applied, Buffer, Patch, PatchId, Running, Shared, Staged
 from ..sealer import ByteSource, SealedVersion
 from .phases import VersionPhase
@@ -72,20 +72,17 @@ class Snapshot(ChunkSource, Protocol):
 class Chunked:
     """What is given out in chunks: a version, or a patch that leads to it.
 
-    Args:
-        plan: Its chunks.
-
     Attributes:
+        plan, chunks: They.
         patch: Which patch it is; None: all of a version.
         sealed, was_sealed: What was sealed of it, and whether anything ever was.
     """
 
-    def __init__(self, plan: ChunkPlan, patch: PatchId | None = None) -> None:
-        self.plan, self.patch = plan, patch
-        self.sealed: SealedVersion | None = None
-        self.was_sealed = False
-        self._crcs: list[int | None] = [None] * plan.count
-        self._unhashed = plan.count
+    plan: ChunkPlan
+    chunks: Chunks[object]
+    patch: PatchId | None = None
+    sealed: SealedVersion | None = None
+    was_sealed = False
 
     @property
     def target(self) -> "Version":
@@ -96,20 +93,6 @@ class Chunked:
     def snapshot(self) -> ChunkSource:
         """Its bytes."""
         raise NotImplementedError
-
-    def crc(self, index: int) -> int | None:
-        """Return a chunk's CRC-32C, if it was hashed."""
-        return self._crcs[index]
-
-    def hashed(self, index: int, crc: int) -> None:
-        """A chunk has this CRC-32C."""
-        new, self._crcs[index] = self._crcs[index] is None, crc
-        self._unhashed -= new
-        if not self._unhashed:
-            self._complete()
-
-    def _complete(self) -> None:
-        """All of it is hashed."""
 
 
 class Version(Chunked):
@@ -132,7 +115,6 @@ class Version(Chunked):
         readers: Comparisons with it that are under way; it is not lent meanwhile.
         sums: CRC-32C of each tensor of which that was asked, by where it begins.
         claims: What workers report of it that is to be checked then, the last of each kind.
-        digest: What the whole hashes to; empty: not all of it was hashed.
         keep: Whether patches on it may come: workers that take those keep its bytes.
         unpatched: Names of the workers of which it was told why they take no patch.
         metadata: What its publisher says of it, as text by name.
@@ -147,7 +129,8 @@ class Version(Chunked):
         snapshot: Snapshot,
         shared: Shared | None = None,
     ) -> None:
-        super().__init__(plan_of(layout.nbytes, chunk_bytes))
+        self.plan = plan = plan_of(layout.nbytes, chunk_bytes)
+        self.chunks = Chunks(plan, snapshot, [None] * plan.count, layout.id, 0, True)
         self.model, self.epoch, self.version = model, 0, 0
         self.layout, self._snapshot, self.shared = layout, snapshot, shared
         self.names: frozenset[tuple[int, int]] = frozenset()
@@ -162,9 +145,8 @@ class Version(Chunked):
         self.unpatched: set[str] = set()
         self.patches: tuple[VersionPatch, ...] = ()
         self.metadata: Mapping[str, str] = {}
-        self.digest = ""
-        if not self._unhashed:  # it has no bytes
-            self._complete()
+        if not plan.count:  # it has no bytes
+            self.chunks.put_all([])
 
     def __repr__(self) -> str:
         return f"<Version {self.key} of {self.model}, {self.phase}>"
@@ -194,6 +176,11 @@ class Version(Chunked):
         """Its bytes."""
         return self._snapshot
 
+    @property
+    def digest(self) -> str:
+        """What the whole hashes to; empty: not all of it was hashed."""
+        return self.chunks.digest
+
     def read_by(self, worker: str) -> None:
         """A worker is at it."""
         self.receivers.add(worker)
@@ -216,21 +203,18 @@ class Version(Chunked):
     def hashed_all(self, crcs: NDArray[np.uint32]) -> None:
         """All chunks have these CRC-32Cs; with none, nobody has hashed them yet."""
         if crcs.size:
-            self._crcs, self._unhashed = crcs.tolist(), 0
-            self._complete()
+            chunks, known = self.chunks, crcs.tolist()
+            chunks.crcs, chunks.here = known, crcs.size
+            chunks.digest = digest(chunks.layout, self.plan.chunk_bytes, known)
 
     def unhashed(self) -> Iterator[int]:
         """Yield the chunks that nobody has hashed yet."""
-        return (index for index, crc in enumerate(self._crcs) if crc is None)
-
-    def _complete(self) -> None:
-        if not self.digest:
-            crcs = cast("list[int]", self._crcs)
-            self.digest = digest(self.layout.id, self.plan.chunk_bytes, crcs)
+        return (index for index, crc in enumerate(self.chunks.crcs) if crc is None)
 
     def restored(self, digest: str, names: frozenset[tuple[int, int]]) -> None:
         """The bytes were published before, under these names, and hash to this."""
-        self.digest, self.names = digest, names
+        self.chunks.fill(digest)
+        self.names = names
 
     def is_known_as(self, running: Running) -> bool:
         """Return whether a worker runs these very bytes, which were published before."""
@@ -261,8 +245,9 @@ class VersionPatch(Chunked):
         classes: bool = True,
         work: float = 0.0,
     ) -> None:
-        self.id = PatchId(encoding, base.epoch, base.version)
-        super().__init__(plan_of(len(data), version.plan.chunk_bytes), self.id)
+        self.patch = self.id = PatchId(encoding, base.epoch, base.version)
+        self.plan = plan = plan_of(len(data), version.plan.chunk_bytes)
+        self.chunks = Chunks(plan, memoryview(data), [None] * plan.count, whole=True)
         self.base, self._version, self._data = base, version, memoryview(data)
         self.classes, self.work = classes, work
         self._given: dict[int, memoryview] = {}  # by where it begins: whoever sends refers weakly

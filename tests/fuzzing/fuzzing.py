@@ -375,7 +375,7 @@ def _exchanges() -> tuple[Case, Case]:
     told = [b"\x00\x01", encode(announce), layout.header, b"\x01"]
     for index in range(version.plan.count):
         begin, end = version.plan.span(index)
-        crc = version.crc(index) or 0
+        crc = version.chunks.crcs[index] or 0
         chunk = Chunk(**of, index=index, crc=crc)
         told += [b"\x01\x01", encode(chunk), data[begin:end].tobytes()]
     told += [b"\x00\x00", encode(End(**of, digest=version.digest))]
