@@ -6,10 +6,11 @@ versions touches no fresh memory. Where patches may come, a third holds what run
 """
 
 from collections import deque
-from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from ...codecs.layout import Layout
 from ..chunks import Chunks, Memory, plan_of
@@ -36,12 +37,12 @@ from .transfer import Transfer
 Key = tuple[int, int]
 Part = Transfer | StagedVersion | Running  # by what it arrives, what is whole, as what it runs
 
+NOT_YET: Any = None  # of what there is of a version only in some states
 REJECTED_KEPT = 8  # versions remembered that could not be taken here
 IN_MEMORY: set[Phase] = {"arriving", "staged", "ready", "applying"}  # a buffer is needed for these
 
 
-@dataclass(slots=True, eq=False)
-class Held:
+class Held(Struct, eq=False):
     """A version that is here. What there is of it besides, its state says."""
 
     key: Key
@@ -49,16 +50,16 @@ class Held:
     pushed: bool  # its chunks follow without being asked for
     phase: Phase = "announced"
     lacks: Lack = "layout"  # while it is announced
-    layout: Layout = field(init=False)  # once it does not lack that
+    layout: Layout = NOT_YET  # once it does not lack that
     payload: Buffer | None = None  # what came along; good until the next message
     memory: SharedMemory | None = None  # where it can be copied from
     chunks: Chunks[Memory] | None = None  # of a buffer
-    transfer: Transfer = field(init=False)  # while it arrives
-    staged: StagedVersion = field(init=False)  # once it is whole
-    running: Running = field(init=False)  # while it runs
+    transfer: Transfer = NOT_YET  # while it arrives
+    staged: StagedVersion = NOT_YET  # once it is whole
+    running: Running = NOT_YET  # while it runs
     waits: str = ""  # who keeps the user from applying it, since when
     time: Time = "in-time"  # while it is applied
-    fate: Event = field(init=False)  # once it is overdue: what happens when the user lets go of it
+    fate: Event = NOT_YET  # once it is overdue: what happens when the user lets go of it
 
     def retold(self, announce: Announce) -> bool:
         """It is announced again; take that, if the same arrives, and return whether it does."""
@@ -242,8 +243,9 @@ class Holdings:
         phase: Phase = "announced"
         for event in STRAIGHT:
             phase = ARROWS[phase].get(event, phase)
-        held = Held(key, announce, pushed=True, phase=phase, lacks="memory")
-        held.layout, held.chunks, held.staged = layout, chunks, staged
+        held = Held(
+            key, announce, True, phase, "memory", layout=layout, chunks=chunks, staged=staged
+        )
         self._live[phase][key] = held
         self.at[phase] = self.at[phase] or held
         return staged
@@ -356,6 +358,6 @@ class Holdings:
             held.chunks = None
         if phase == "announced":
             held.payload = None
-        elif after == "running" and hasattr(held, "transfer"):
-            del held.transfer  # and so the memory that a patch came into
+        elif after == "running":
+            held.transfer = NOT_YET  # and so the memory that a patch came into goes
         return True

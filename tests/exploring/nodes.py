@@ -22,7 +22,7 @@ from weightbus.bus.epochs import Ages
 from weightbus.bus.limits import Timing
 from weightbus.bus.publisher.version import VersionPatch
 from weightbus.bus.staged import Patching
-from weightbus.bus.worker.holdings import Held, Holdings
+from weightbus.bus.worker.holdings import NOT_YET, Held, Holdings
 from weightbus.bus.worker.layouts import Expected
 from weightbus.bus.worker.reports import Identity
 from weightbus.bus.worker.transfer import Transfer
@@ -241,8 +241,7 @@ class _Forming:
             given._since = {}  # noqa: SLF001 # pyright: ignore
         elif isinstance(given, Held) and given.phase in WHOLE:  # how it came is over
             given.pushed = False
-            if hasattr(given, "transfer"):
-                del given.transfer
+            given.transfer = NOT_YET
         elif isinstance(given, Held) and given.phase == "arriving" and given.transfer.patch:
             assert given.chunks is not None
             given.chunks.memory[:] = 0  # the patch arrives elsewhere, and is decoded all at once

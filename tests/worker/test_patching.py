@@ -26,6 +26,7 @@ from weightbus.bus.publisher.offers import announcement, chunk_of, end_of
 from weightbus.bus.publisher.version import Chunked, Version, VersionPatch
 from weightbus.bus.staged import Base, Patching
 from weightbus.bus.worker.events import Report
+from weightbus.bus.worker.holdings import NOT_YET
 from weightbus.bus.worker.layouts import Expected
 from weightbus.bus.worker.slot import Slot
 from weightbus.bus.worker.transfer import Transfer
@@ -179,7 +180,7 @@ def test_a_patch_leads_to_the_version_and_says_so() -> None:
     assert again == applied
     runs = bench.slot.holds.at["running"]
     assert runs is not None
-    assert not hasattr(runs, "transfer"), "the patch takes no memory any more"
+    assert runs.transfer is NOT_YET, "the patch takes no memory any more"
 
 
 def test_after_the_first_the_next_are_pushed() -> None:
