@@ -130,7 +130,8 @@ class Version(Chunked):
         shared: Shared | None = None,
     ) -> None:
         self.plan = plan = plan_of(layout.nbytes, chunk_bytes)
-        self.chunks = Chunks(plan, snapshot, [None] * plan.count, layout.id, 0, True)
+        chunks = Chunks(plan, snapshot, [None] * plan.count, layout.id, whole=True)
+        self.chunks: Chunks[object] = chunks
         self.model, self.epoch, self.version = model, 0, 0
         self.layout, self._snapshot, self.shared = layout, snapshot, shared
         self.names: frozenset[tuple[int, int]] = frozenset()
@@ -247,7 +248,8 @@ class VersionPatch(Chunked):
     ) -> None:
         self.patch = self.id = PatchId(encoding, base.epoch, base.version)
         self.plan = plan = plan_of(len(data), version.plan.chunk_bytes)
-        self.chunks = Chunks(plan, memoryview(data), [None] * plan.count, whole=True)
+        chunks = Chunks(plan, memoryview(data), [None] * plan.count, whole=True)
+        self.chunks: Chunks[object] = chunks
         self.base, self._version, self._data = base, version, memoryview(data)
         self.classes, self.work = classes, work
         self._given: dict[int, memoryview] = {}  # by where it begins: whoever sends refers weakly
