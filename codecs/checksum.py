@@ -3,6 +3,7 @@
 import hashlib
 import struct
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final, cast
 
 from .native import crc32c
@@ -27,8 +28,14 @@ def digest(layout_id: str, chunk_bytes: int, crcs: Sequence[int]) -> str:
     It binds the layout, the order, and every chunk. It costs no second pass over the data, since
     each chunk's CRC is known by then, and any language has the parts.
     """
-    packed = struct.pack(f"<Q{len(crcs)}I", chunk_bytes, *crcs)
-    return hashlib.sha256(bytes.fromhex(layout_id) + packed).hexdigest()
+    packed = struct.pack(f"<{len(crcs)}I", *crcs)
+    return hashlib.sha256(_before(layout_id, chunk_bytes) + packed).hexdigest()
+
+
+@lru_cache(maxsize=64)
+def _before(layout_id: str, chunk_bytes: int) -> bytes:
+    """Return what comes before the checksums, which is the same from version to version."""
+    return bytes.fromhex(layout_id) + chunk_bytes.to_bytes(8, "little")
 
 
 def digest_of(layout_id: str, data: "Memory", chunk_bytes: int) -> str:

@@ -58,6 +58,10 @@ def values(kind: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
             return st.integers(least, greatest)
         case msgspec.inspect.StrType(pattern=str(pattern)):
             return PATTERNS[pattern]
+        case msgspec.inspect.StrType(min_length=1, max_length=128):
+            return NAMES
+        case msgspec.inspect.StrType(min_length=int(least), max_length=64):
+            return HEX64 if least else HEX64 | st.just("")
         case msgspec.inspect.StrType(max_length=longest):
             characters = st.characters(exclude_categories=["Cs"])
             return st.text(characters, max_size=min(longest or 0, 100))
@@ -201,3 +205,54 @@ def test_any_topic_names_a_model_or_none(topic: bytes) -> None:
 def test_what_is_no_name_is_refused_with_words(name: str) -> None:
     with pytest.raises(ValueError, match=r"worker .*a name is 1 to 128 of the characters"):
         check_name(name, "worker")
+
+
+DIGEST = "ab" * 32
+USUAL: list[tuple[Decoder, dict[str, Any], dict[str, list[Any]]]] = [
+    (
+        from_worker,
+        {"type": "applied", "model": "m", "epoch": 1, "version": 1, "digest": DIGEST},
+        {
+            "model": ["", "a b", "m\n", "é", "m" * 129],
+            "digest": ["ab", "AB" * 32, DIGEST[:-1], DIGEST[:-1] + "g", DIGEST + "a", " " * 64],
+        },
+    ),
+    (
+        from_publisher,
+        {
+            "type": "announce",
+            "model": "m",
+            "epoch": 1,
+            "version": 1,
+            "layout": DIGEST,
+            "layout_bytes": 10,
+            "nbytes": 1,
+            "chunk_bytes": 1,
+            "commit": "auto",
+            "acknowledge": "applied",
+            "encoding": "raw",
+        },
+        {
+            "model": ["", "a/b", "\u0000", "m" * 129],
+            "layout": ["", "AB" * 32, DIGEST[:-1], DIGEST[:-1] + "\n", DIGEST + "a"],
+            "encoding": ["", "raw ", "r" * 129],
+            "whole": [{"crc": 1, "digest": d} for d in ("", "AB" * 32, DIGEST[:-1] + "g")],
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("decode", "fields", "strange"), USUAL, ids=["applied", "announce"])
+def test_names_and_digests_of_each_version_are_what_they_must_be(
+    decode: Decoder, fields: dict[str, Any], strange: dict[str, list[Any]]
+) -> None:
+    decode([header(fields)])
+    for name, values_ in strange.items():
+        for value in values_:
+            frames = [header({**fields, name: value}), b"x"][: 2 if name == "whole" else 1]
+            with pytest.raises(ProtocolError, match="not a header"):
+                decode(frames)
+
+
+def header(fields: dict[str, Any]) -> bytes:
+    return msgspec.json.encode({"wbp": 1, **fields})
