@@ -1,6 +1,5 @@
 """What proves that bytes arrived: a CRC-32C for each chunk, one digest for the whole."""
 
-import hashlib
 import struct
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -9,9 +8,19 @@ from typing import TYPE_CHECKING, Final, cast
 from .native import crc32c
 
 if TYPE_CHECKING:
+    from hashlib import sha256
+
     from typing_extensions import Buffer
 
     from .numpy_tensors import Memory
+else:  # Python's own: to set up OpenSSL's takes longer than to hash so few bytes
+    try:
+        from _sha2 import sha256
+    except ImportError:  # before Python 3.12
+        try:
+            from _sha256 import sha256
+        except ImportError:  # it was built without
+            from hashlib import sha256
 
 CHUNK_BYTES_MIN: Final = 1  # tests cut small models into many chunks; nothing else needs so little
 CHUNK_BYTES_DEFAULT: Final = 1 << 20  # larger ones gained nothing when measured over loopback
@@ -29,7 +38,7 @@ def digest(layout_id: str, chunk_bytes: int, crcs: Sequence[int]) -> str:
     each chunk's CRC is known by then, and any language has the parts.
     """
     packed = struct.pack(f"<{len(crcs)}I", *crcs)
-    return hashlib.sha256(_before(layout_id, chunk_bytes) + packed).hexdigest()
+    return sha256(_before(layout_id, chunk_bytes) + packed).hexdigest()
 
 
 @lru_cache(maxsize=64)
