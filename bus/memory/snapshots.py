@@ -22,6 +22,7 @@ import math
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -159,7 +160,7 @@ class Snapshot:
 
     Args:
         block: Where they lie.
-        lock: Held by whoever takes, lends or releases it; taken sooner than by the condition.
+        lock: Held by whoever takes, keeps or releases it; taken sooner than by the condition.
         let_go: Of that lock: notified whenever they may have been let go, by any thread.
         copied: Give out copies, so that nobody can hold on to the memory.
     """
@@ -177,6 +178,8 @@ class Snapshot:
         self._block: MemoryBlock | None = block
         self._lock, self._let_go, self._copied = lock, let_go, copied
         self._phase: Phase = "held"
+        # While it is lent, what one thread alone can pop: that has it then, and nobody waits.
+        self._offered = deque[None]()
         self._keepers = 0
         # A view of our own: sockets that send from it keep it alive, and only it.
         self._view: NDArray[np.uint8] | None = block.data.view()
@@ -239,14 +242,15 @@ class Snapshot:
 
     def lend(self) -> None:
         """Let whoever publishes next take the memory."""
-        with self._lock:
-            if self._phase == "held":
-                self._phase = "lent"
+        if self._phase == "held":
+            self._phase = "lent"
+            self._offered.append(None)
 
     def release(self) -> None:
         """Nobody needs the bytes any more."""
         with self._lock:
             self._phase, self._block, self._view = "over", None, None
+            self._offered.clear()
             self._given.clear()
             if (held := self._in_hands()) is not None:  # by sockets, which let it go at any time
                 self._watched = weakref.ref(held, partial(_notify, self._let_go))
@@ -261,18 +265,24 @@ class Snapshot:
         return self._phase != "over"
 
     def take_back(self) -> bool:
-        """Have what was lent again; False if somebody has taken it."""
-        with self._lock:
-            if self._phase == "lent":
-                self._phase = "held"
+        """Have what was lent again; False if somebody has taken it. It never waits."""
+        try:
+            self._offered.pop()
+        except IndexError:
             return self._phase == "held"
+        self._phase = "held"
+        return True
 
     # For whoever needs memory, and for any other thread.
 
     def take(self) -> bool:
         """Take the memory if it is lent and nobody keeps it."""
         with self._lock:
-            if self._phase != "lent" or self._keepers:
+            if self._keepers:
+                return False
+            try:
+                self._offered.pop()
+            except IndexError:
                 return False
             self.release()
             return True

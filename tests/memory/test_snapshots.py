@@ -6,14 +6,14 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from weightbus.bus.limits import SNAPSHOTS_MAX
 from weightbus.bus.memory.segment import MappedSegment
-from weightbus.bus.memory.snapshots import Pool, Snapshot, nobody
+from weightbus.bus.memory.snapshots import MemoryBlock, Pool, Snapshot, nobody
 from weightbus.bus.publisher.effects import Effect, Lend, Release
 from weightbus.bus.publisher.store import DIGESTS_KEPT, Versions
 from weightbus.bus.publisher.version import Version
@@ -245,6 +245,42 @@ def test_a_worker_that_copies_by_an_old_number_is_left_alone_by_a_new_one() -> N
     assert version.snapshot.stamp("a", 2, 1)
     with MappedSegment(version.shared, 20).reading("a", 2, 1):
         pass
+
+
+def test_the_machine_never_waits_for_what_it_takes_back() -> None:
+    lock, held, over = threading.RLock(), threading.Event(), threading.Event()
+    snapshot = Snapshot(MemoryBlock(8, share=False), lock, threading.Condition(lock), copied=False)
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            over.wait(SECONDS)
+
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(hold)
+        assert held.wait(SECONDS)
+        snapshot.lend()
+        assert snapshot.take_back()
+        assert snapshot.take_back(), "it is the machine's already"
+        assert not over.is_set()
+        over.set()
+
+
+def test_what_is_lent_is_had_by_one_alone() -> None:
+    pool, start = Pool("m"), threading.Barrier(2)
+
+    def race(way: Callable[[], bool]) -> bool:
+        start.wait(SECONDS)
+        return way()
+
+    with ThreadPoolExecutor(2) as threads:
+        for _ in range(300):
+            snapshot = pool.take(8, replaces_latest=True)
+            snapshot.lend()
+            taken, back = threads.map(race, [snapshot.take, snapshot.take_back])
+            assert taken != back
+            if back:
+                snapshot.release()
 
 
 def test_the_last_block_can_always_be_taken_back() -> None:
