@@ -15,6 +15,7 @@ from weightbus.bus.limits import (
     EVENTS_TOLD,
     HEADER_BYTES_MAX,
     LABEL_MAX,
+    LOOKED_SECONDS,
     MODELS_MAX,
     OBSERVER_SECONDS,
     OBSERVERS_MAX,
@@ -153,9 +154,27 @@ def test_what_an_observer_is_told_is_what_is(seed: int) -> None:
         while late and rng.random() < 0.6:
             view.take(rng.choice(late), bench.now)
             late = late[-3:] if rng.random() < 0.5 else []
-        bench.now += 0.2
+        bench.now += 0.2 if rng.random() < 0.97 else 2 * LOOKED_SECONDS  # nobody looks on meanwhile
     bench.look(view)
     assert shown(view, bench.now) == truth(bench)
+
+
+def test_what_happened_while_nobody_looked_on_is_told_then() -> None:
+    bench, view = Watched("a", "b"), View()
+    bench.publish()
+    bench.look(view)
+    bench.now += 2 * LOOKED_SECONDS
+    for name in ("a", "b"):
+        bench.say(name, Ping(subscribed=True))
+    version, _ = bench.publish()
+    bench.now += 0.5
+    bench.say("a", Applied(model="a", epoch=7, version=2, digest=version.digest))
+    bench.say("b", Failed(model="a", epoch=7, version=2, code="apply", text="no"))
+    bench.look(view)
+    assert shown(view, bench.now) == truth(bench)
+    doing = {row.name: row.models["a"] for row in bench.ask(View()).rows}
+    assert (doing["a"].took_us, doing["a"].failed) == (500_000, 0)
+    assert (doing["b"].failed, doing["b"].error) == (2, "apply: no")
 
 
 def test_nothing_is_told_twice_that_has_not_changed() -> None:
