@@ -422,15 +422,17 @@ class Applier:
         """
         if staged.model not in self._quick or self._handoff.closed:
             return False
-        writer = self.lock.write_at_once(_doing(staged))
-        if writer is None:  # somebody is reading
+        if not self.lock.write_at_once(_doing(staged)):  # somebody is reading
             return False
+        update: Update | None = None
         try:
-            self._apply(self.lock, staged, at_once=True)
+            update = self._apply(self.lock, staged, at_once=True)
         except StaleError:
             self._say(staged, "stale")
         finally:
-            self.lock.written(writer)
+            self.lock.written()
+        if update is not None and SDK in sys.modules:
+            on_apply(update)
         return True
 
     def in_turn(self, staged: StagedVersion) -> bool:
@@ -442,8 +444,7 @@ class Applier:
             return False
         if self._targets[staged.model].devices:
             return False
-        writer = self.lock.write_at_once(_doing(staged))
-        if writer is None:  # somebody is reading
+        if not self.lock.write_at_once(_doing(staged)):  # somebody is reading
             return False
         try:
             turn = self._handoff.borrow(staged.model)
@@ -457,7 +458,7 @@ class Applier:
             except BaseException as error:  # it is raised where the turn was lent
                 turn.end(None, error)
         finally:
-            self.lock.written(writer)
+            self.lock.written()
         return True
 
     def _say(self, staged: StagedVersion, what: Outcome) -> None:
@@ -536,7 +537,7 @@ class Applier:
             self._handoff.changed.notify_all()
         kept, digest = target.asks_user and target.keeps(key), update.digest
         self._tell(Report(staged.model, key, "applied", digest=digest, bytes=lies_in, kept=kept))
-        if SDK in sys.modules:
+        if not at_once and SDK in sys.modules:
             on_apply(update)
         return update
 

@@ -401,10 +401,15 @@ class ReadingLock:
         try:
             yield
         finally:
-            self.written(writer)
+            self.written()
+            writer.let_go()
 
-    def write_at_once(self, doing: str) -> Holder | None:
-        """Begin to write if nobody is in the way; `written` must follow. None: somebody is."""
+    def write_at_once(self, doing: str) -> bool:
+        """Begin to write if nobody is in the way, and return whether that is so.
+
+        Then `written` must follow, and nothing of the user's be called before: this thread does not
+        know that it may read.
+        """
         writer = Holder(self, doing)
         with self._lock:
             self._waiting_writers += 1  # readers see that, or are seen here
@@ -414,11 +419,10 @@ class ReadingLock:
             if self._writer is not writer:
                 if not (self._writer or self._waiting_writers):
                     self._let_in()
-                return None
-        writer.hold()
-        return writer
+                return False
+        return True
 
-    def written(self, writer: Holder) -> None:
+    def written(self) -> None:
         """Whoever began to write is done."""
         with self._lock:
             self._writer = self._late = None
@@ -426,7 +430,6 @@ class ReadingLock:
                 self._let_in()
             if self._waiting_writers:
                 self._left.notify_all()
-        writer.let_go()
 
     def _wait_alone(
         self,
