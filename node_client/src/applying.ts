@@ -1,112 +1,209 @@
-/** What became of the versions of one model that were applied here, or could not be. (W15, W24) */
+/**
+ * Applies versions: the user's veto, the bytes, the user's part, and then what became of it.
+ *
+ *     taken ──> beforeApply ──> bytes are written ──> apply ──> applied
+ *                    │                  │               │
+ *                    └──────────────────┴───────────────┴──> failed
+ *
+ * Whatever takes long is done while the event loop turns, so that pings are answered; small
+ * versions of models without user functions are applied within one turn. A function that does not
+ * return in time has failed, and its model waits until it does return.
+ */
 
-import type { Asking } from "./asking.js";
+import { setTimeout as passed } from "node:timers/promises";
 import type { Effect } from "./effects.js";
-import type { Held, Holdings } from "./holdings.js";
-import { APPLIES_MAX } from "./limits.js";
-import { asText, type Failed, type Rename } from "./messages.js";
-import * as reports from "./reports.js";
-import { type Key, newer, sameKey } from "./staging.js";
+import { TornError } from "./errors.js";
+import { Gate } from "./gate.js";
+import { now } from "./loop.js";
+import type { WorkerMachine } from "./machine.js";
+import { atOnce, inSlices } from "./slices.js";
+import type { StagedVersion } from "./staging.js";
+import { type Target, views, type Writing } from "./target.js";
+import type { Tensor } from "./tensor.js";
+import type { Deadline } from "./waiters.js";
 
-// What may be otherwise next time, since bytes were damaged or memory was short: it is tried again,
-// after a while.
-export const TRANSIENT = new Set(["digest-mismatch", "layout-invalid", "no-memory", "unsupported"]);
+/** A version that was applied, or is about to be. */
+export interface Update {
+  readonly model: string;
+  readonly epoch: number;
+  readonly version: number;
+  /** What its bytes hash to, as the publisher is told. */
+  readonly digest: string;
+  /** What came over the network: `raw`, all of it, or `delta-1`, a patch on the version before. */
+  readonly encoding: string;
+  /** By name, aliases included: the registered memory, or the snapshot. */
+  readonly tensors: ReadonlyMap<string, Tensor>;
+  /** The other names of tied tensors, each with that under which it was published. */
+  readonly aliases: ReadonlyMap<string, string>;
+  /** What the publisher says of it, as text by name: a step, a reward. */
+  readonly metadata: ReadonlyMap<string, string>;
+}
 
-/** What runs, and what did not. */
-export class Applying {
-  #epoch = 0; // the greatest of which bytes were written into the model
-  #torn = 0; // applies in a row that failed half-way: while there is one, nothing runs
-  #failed: Failed | null = null; // the last one, until another version is begun
+/** The user's part of applying a version. What it throws, or rejects with, is reported. */
+export type Hook = (update: Update) => unknown;
+
+export interface Hooks {
+  readonly beforeApply: Hook | undefined;
+  readonly apply: Hook | undefined;
+  /** Milliseconds for each call. */
+  readonly timeout: number;
+}
+
+export interface ApplierHandlers {
+  readonly perform: (effects: readonly Effect[]) => void;
+  /** Models may be free again: a function has returned, or a reader has left. */
+  readonly freed: () => void;
+  /** A function returned after its deadline, and what it said is ignored. */
+  readonly late: (text: string) => void;
+}
+
+/** A function has not returned in time: what it was given may still be in use. */
+class LateError extends Error {}
+
+export class Applier {
+  readonly #busy = new Set<string>(); // models of which a version is being applied
+  readonly #hung = new Set<string>(); // models of which a function has not returned in time
+  readonly #gates = new Map<string, Gate>();
+  readonly #writes = new Set<Promise<void>>();
+  readonly #calls = new Set<AbortController>(); // of functions that have not returned
+  #closed = false;
 
   constructor(
-    readonly model: string,
-    readonly holds: Holdings,
-    readonly asking: Asking,
-    /** Whether patches are taken, which build on what runs. */
-    readonly patches: boolean,
-  ) {}
-
-  get epoch(): number {
-    return this.#epoch;
+    readonly machine: WorkerMachine,
+    readonly targets: ReadonlyMap<string, Target>,
+    readonly hooks: Hooks,
+    readonly handlers: ApplierHandlers,
+  ) {
+    for (const model of targets.keys()) this.#gates.set(model, new Gate());
   }
 
-  /** Whether an apply failed half-way: the model holds no version. */
-  get torn(): boolean {
-    return this.#torn > 0;
+  /** Take a model, to apply a version; false if it is in use. */
+  claim(model: string): boolean {
+    if (this.#busy.has(model) || this.#hung.has(model)) return false;
+    if (!this.#gates.get(model)?.shut()) return false; // somebody reads
+    this.#busy.add(model);
+    return true;
   }
 
-  /** The version that is being applied runs now. `kept`: its memory stays with the user. */
-  applied(kept: boolean): Effect[] {
-    const [held, older] = [this.holds.at("applying"), this.holds.at("running")]; // W16
-    if (held === null) return [];
-    const running = { epoch: held.epoch, version: held.version, digest: held.staged.digest };
-    if (kept) this.holds.letGo(held);
-    const data = held.announce.keep && this.patches ? held.staged.data : null;
-    this.holds.rebase(held, running, data); // D3
-    this.holds.move(older, "newer");
-    this.holds.move(held, "applied", { running });
-    return [this.#runs(held)];
+  /** Apply the version that is ready of a model that was claimed; null if none was applied. */
+  async apply(model: string): Promise<Update | null> {
+    const target = this.targets.get(model);
+    const staged = this.#closed ? null : this.machine.taken(model);
+    const update = target && staged && (await this.#attempt(target, staged));
+    this.#busy.delete(model);
+    this.#gates.get(model)?.open();
+    return update ?? null;
   }
 
-  /** It could not be. If the model is `intact`, what ran before still runs; else nothing does. */
-  failed(text: string, now: number, intact: boolean, kept: boolean): Effect[] {
-    const held = this.holds.at("applying"); // W24
-    if (held === null) return [];
-    if (kept) this.holds.letGo(held);
-    if (!intact) {
-      this.holds.move(this.holds.at("running"), "torn");
-      this.holds.rebase(null, null, null);
-      this.#torn += 1;
-      this.#epoch = Math.max(this.#epoch, held.epoch);
+  async #attempt(target: Target, staged: StagedVersion): Promise<Update | null> {
+    const { model } = staged;
+    let intact = true;
+    let update: Update;
+    try {
+      const { beforeApply, apply } = this.hooks; // W24: they decide what is reported
+      if (beforeApply) await this.#call("beforeApply", beforeApply, told(staged, views(staged)));
+      const writing = target.begin(staged);
+      intact = target.keeps;
+      await this.#written(writing);
+      update = told(staged, writing.tensors);
+      if (apply && !this.#closed) await this.#call("apply", apply, update);
+    } catch (error) {
+      const kept = target.keeps || error instanceof LateError;
+      this.#perform(this.machine.failed(model, textOf(error), now(), intact, kept));
+      return null;
     }
-    const again = !intact && this.#torn < APPLIES_MAX;
-    this.holds.move(held, again ? "torn" : "declined");
-    return this.fail(held, "apply", text, now);
+    this.#perform(this.machine.applied(model, now(), target.keeps)); // W16
+    return update;
   }
 
-  /** A version runs by this name; say so. */
-  #runs(held: Held): Effect {
-    this.#torn = 0;
-    this.#epoch = Math.max(this.#epoch, held.epoch);
-    if (this.#failed !== null && !newer(this.#failed, held)) this.#failed = null; // W17
-    return reports.applied(this.model, held);
+  #perform(effects: readonly Effect[]): void {
+    if (!this.#closed) this.handlers.perform(effects);
   }
 
-  /** What runs here is a newer version, byte for byte; nothing if that has no effect. */
-  renamed({ epoch, version, was, metadata }: Rename): Effect[] {
-    const { holds } = this; // W25
-    const [held, key] = [holds.at("running"), { epoch, version }];
-    if (held === null || !sameKey(held, was) || held.running.digest !== was.digest) return [];
-    if (holds.all("ready", "applying").length > 0 || !newer(key, holds.newest)) return [];
-    if (holds.all("arriving").some((begun) => newer(begun, key))) return [];
-    for (const older of holds.all("announced", "arriving", "staged")) holds.move(older, "newer");
-    holds.rename(held, key, metadata);
-    const said = this.#runs(held);
-    this.begun();
-    return [said];
+  async #written(writing: Writing): Promise<void> {
+    if (!writing.large) return atOnce(writing.pieces);
+    const write = inSlices(writing.pieces);
+    this.#writes.add(write);
+    try {
+      await write;
+    } finally {
+      this.#writes.delete(write);
+    }
   }
 
-  /** A session begins: what was torn may be tried as often as at first. */
-  reconnected(): void {
-    this.#torn = Math.min(this.#torn, 1);
+  /** Call a function of the user's, and wait until it has returned, or its time is over. */
+  async #call(name: string, hook: Hook, update: Update): Promise<void> {
+    const { timeout } = this.hooks;
+    const over = new AbortController();
+    this.#calls.add(over);
+    const returned = (async () => void (await hook(update)))();
+    const deadline = passed(timeout, "late", { signal: over.signal });
+    try {
+      if ((await Promise.race([returned, deadline])) !== "late") return;
+    } finally {
+      this.#calls.delete(over);
+      over.abort(); // the timer
+    }
+    this.#awaitLate(`${name} of ${update.model}`, update.model, returned);
+    throw new LateError(`${name} did not return within ${timeout / 1000} s`);
   }
 
-  /** A version is on its way: forget why another was not. (That nothing runs is said on.) */
-  begun(): void {
-    if (!this.torn) this.#failed = null; // W17
+  /** The model takes no other version until the function has returned. */
+  #awaitLate(what: string, model: string, returned: Promise<void>): void {
+    this.#hung.add(model);
+    const free = (how: string) => {
+      this.#hung.delete(model);
+      if (this.#closed) return;
+      this.handlers.late(`${what} ${how}, too late: the version was reported as failed`);
+      this.handlers.freed();
+    };
+    returned.then(
+      () => free("has returned"),
+      (error) => free(`has failed with ${textOf(error)}`),
+    );
   }
 
-  /** Tell the publisher and the user that a version is not taken; not now, or not ever. */
-  fail({ epoch, version }: Key, code: string, text: string, now: number): Effect[] {
-    const { model } = this;
-    if (TRANSIENT.has(code)) this.asking.putOff({ epoch, version }, now);
-    this.#failed = { type: "failed", model, epoch, version, code, text: asText(text) };
-    const intact = !this.torn;
-    return [...this.failure(), { do: "rejected", model, epoch, version, code, text, intact }];
+  /** Call a function while no version of a model is written. */
+  async reading<T>(model: string, use: () => T | Promise<T>, deadline: Deadline): Promise<T> {
+    const gate = this.#gates.get(model);
+    if (gate === undefined) throw new RangeError(`no model ${JSON.stringify(model)} here`);
+    const { timeout = this.hooks.timeout, signal } = deadline;
+    await gate.enter({ timeout, signal }, `${model} was being applied for ${timeout} ms`);
+    try {
+      if (this.machine.torn(model)) {
+        throw new TornError(
+          `an apply of ${model} failed half-way: it runs no version until the next`,
+        );
+      }
+      return await use();
+    } finally {
+      gate.leave();
+      this.handlers.freed();
+      gate.admit();
+    }
   }
 
-  /** Say what was not taken last, if it still counts. */
-  failure(): Effect[] {
-    return this.#failed === null ? [] : [reports.failed(this.#failed, this.torn)];
+  /** End: nothing more is applied or reported, and what is being written is written to its end. */
+  async close(): Promise<void> {
+    this.#closed = true;
+    for (const call of this.#calls) call.abort();
+    await Promise.allSettled(this.#writes);
+  }
+}
+
+function told(staged: StagedVersion, tensors: Update["tensors"]): Update {
+  const { model, epoch, version, digest, layout, patch, metadata } = staged;
+  const encoding = patch?.encoding ?? "raw";
+  const { aliases } = layout;
+  return { model, epoch, version, digest, encoding, tensors, aliases, metadata: new Map(metadata) };
+}
+
+/** Return what somebody threw in words, whatever it is. */
+function textOf(error: unknown): string {
+  if (error instanceof LateError) return error.message;
+  try {
+    return String(error);
+  } catch {
+    return "something without a text was thrown";
   }
 }

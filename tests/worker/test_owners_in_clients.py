@@ -1,8 +1,9 @@
 """In Rust, Go and TypeScript the worker's machine is cut as in Python: the same modules and names.
 
-And as there, each field is written by one file, that of its type. Compilers see to most of that in
-Rust, where fields are private to a file, and in TypeScript, where others can only read them; in Go
-the machine is one package. What is read here are the sources, as their formatters leave them.
+And as there, each field is written by one file, that of its type; so is what a publisher in Rust
+remembers. Compilers see to most of that in Rust, where fields are private to a file, and in
+TypeScript, where others can only read them; in Go the machine is one package. What is read here are
+the sources, as their formatters leave them.
 """
 
 import ast
@@ -110,8 +111,8 @@ LANGUAGES = {
         suffix=".rs",
         own="self",
         types=r"\b(?:struct|enum|trait) (\w+)",
-        bodies=r"^(?:pub )?struct \w+[^;{]*\{\n(.*?)^\}",
-        declared=r"^ {4}(?:pub )?(\w+):",
+        bodies=r"^(?:pub(?:\(\w+\))? )?struct \w+[^;{]*\{\n(.*?)^\}",
+        declared=r"^ {4}(?:pub(?:\(\w+\))? )?(\w+):",
         changes=_calls(
             *("push", "push_back", "push_front", "pop", "insert", "remove", "clear", "extend"),
             *("retain", "truncate", "drain", "take", "replace", "fill", "append", "as_mut"),
@@ -196,7 +197,7 @@ def test_nobody_else_can_write_what_changes(language: str, stem: str) -> None:
             )
             if "&mut self" in body
         }
-        types = r"^pub struct (\w+)[^;{]*\{\n(.*?)^\}"
+        types = r"^pub(?:\(\w+\))? struct (\w+)[^;{]*\{\n(.*?)^\}"
     else:  # in the form in which it is exported
         types = r"^export class (\w+)[^{]*\{\n(.*?)^\}"
         changing = set(re.findall(r"^export class (\w+)", text, re.MULTILINE))
@@ -205,12 +206,27 @@ def test_nobody_else_can_write_what_changes(language: str, stem: str) -> None:
         assert name not in changing or not found, name
 
 
+PUBLISHER = ROOT / "rust_client" / "src" / "publisher"
+RECORDS = {"roster", "link", "store", "offer", "publication", "push", "calls", "outlet", "state"}
+MESSAGES = {"announce", "standing"}  # are made where they are written
+
+
+@pytest.mark.parametrize("path", sorted(PUBLISHER.glob("*.rs")), ids=lambda path: path.stem)
+def test_what_a_publisher_in_rust_remembers_is_written_by_its_file_alone(path: Path) -> None:
+    rust = LANGUAGES["Rust"]
+    texts = {each.stem: rust.plain(each.read_text()) for each in PUBLISHER.glob("*.rs")}
+    remembered = {field for stem in RECORDS for field in rust.fields(texts[stem])}
+    found = [each for each in rust.foreign(texts[path.stem]) if each[1] in remembered]
+    theirs = [target for target, _ in found if target.partition(".")[0] not in MESSAGES]
+    assert not theirs, "say what happens to it, by a method of its own"
+
+
 SEEN = {
     "Rust": [
         "held.transfer = None;",
         "self.holds.mode = Mode::Following;",
         "(held.key, held.digest) = (key, digest);",
-        "self.applying.torn += 1;",
+        "self.asking.pause += 1;",
         "self.holds.rejected.clear();",
         "if let Some(held) = found { held.local = true; }",
         "self.holds\n    .rejected\n    .push_front(key);",
@@ -221,7 +237,7 @@ SEEN = {
         "v.transfer = t",
         "s.holds.mode = following",
         "v.segment, v.phase = segment, ready",
-        "if s.applying.torn++; s.applying.torn < 3 {",
+        "if s.asking.pause++; s.asking.pause < 3 {",
         "t.states[index] = here",
         "delete(s.acceptance.accepted, id)",
         "s.holds.rejected = append(s.holds.rejected, key)",
@@ -232,7 +248,7 @@ SEEN = {
         "held.transfer = transfer;",
         "this.holds.mode = mode;",
         'if (held !== null) held.lacks = "layout";',
-        "this.applying.torn += 1;",
+        "this.asking.pause += 1;",
         "this.holds.live.push(held);",
         "held.announce.patches[0] = other;",
         "arriving.transfer.here++;",

@@ -115,11 +115,11 @@ impl Bases {
                 Ok(bytes) => {
                     self.took(way, nbytes, begun.elapsed());
                     if (bytes.len() as u64) < nbytes {
-                        offer.patches.push(VersionPatch::new(running, &content, bytes, way));
+                        offer.by(VersionPatch::new(running, &content, bytes, way));
                     }
                 }
                 Err(PatchError(text)) => {
-                    offer.faults.push(format!("no patch on version {}: {}", running.version, text));
+                    offer.lacks(format!("no patch on version {}: {}", running.version, text));
                 }
             }
         }

@@ -208,7 +208,7 @@ impl PublisherBuilder {
         let (mut models, mut keeper) = (HashMap::new(), None);
         if let Some(mut its) = state {
             its.offer(&mut machine);
-            for fault in its.folder.faults.drain(..) {
+            for fault in its.folder.faults() {
                 shared.leave(Work::Notice(fault))?;
             }
             models = its.models;
@@ -257,7 +257,7 @@ impl Restored {
                 Err(text) => {
                     let text =
                         format!("version {} of {} is not offered: {}", latest.version, latest.model, text);
-                    found.folder.faults.push(text);
+                    found.folder.lacks(text);
                 }
             }
         }

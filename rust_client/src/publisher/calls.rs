@@ -66,7 +66,7 @@ impl PublisherMachine {
         let key = self.store.key(pending);
         for id in self.calls.ids() {
             if let Some(call) = self.calls.open.get_mut(&id).filter(|c| c.key == key && c.model == model) {
-                call.ended = why.to_owned();
+                call.end(why);
                 self.settle(id, now);
             }
         }
@@ -180,7 +180,7 @@ impl PublisherMachine {
             self.decided(&call);
         }
         if let Some(achieved) = call.verdict(now).filter(|_| !call.resolved) {
-            call.resolved = true;
+            call.resolve();
             self.explain(&mut call, now);
             let missing = if achieved { String::new() } else { self.missing(&call) };
             self.perform(Effect::Resolve { id, receipt: call.receipt(now), achieved, missing });
@@ -197,7 +197,7 @@ impl PublisherMachine {
         let (model, number) = (&call.model, call.key.1);
         let live = |name: &&String| self.roster.get(name).map_or(false, |peer| !peer.lost());
         let there: Vec<String> = call.names().filter(live).cloned().collect();
-        let versions = self.store.models.entry(model.clone()).or_default();
+        let versions = self.store.versions(model);
         if call.decision.is(Decision::Commit) {
             versions.settle(number, call.asked.workers.as_deref());
             let content = match versions.get(number) {

@@ -196,7 +196,7 @@ impl Distribution {
             }
         };
         self.outlets.retain(|&other, outlet| other == id || outlet.owner != owner);
-        self.outlets.get_mut(&id).map(|outlet| outlet.owner = owner).is_some()
+        self.outlets.get_mut(&id).map(|outlet| outlet.admit(owner)).is_some()
     }
 
     /// Hangs up on workers that may not have connections any more (K8).

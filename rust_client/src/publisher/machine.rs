@@ -85,7 +85,7 @@ impl PublisherMachine {
             age,
             draw,
             roster: Roster::default(),
-            store: Store { epoch, models: BTreeMap::new() },
+            store: Store::new(epoch),
             calls: Calls::default(),
             pushes: BTreeMap::new(),
             absent: Absent::default(),
@@ -237,7 +237,7 @@ impl PublisherMachine {
             FromWorker::Staged(said) => self.staged(name, &said, now),
             FromWorker::Applied(said) => {
                 if let Some(peer) = self.roster.get_mut(name) {
-                    peer.torn.remove(&said.model);
+                    peer.tore(&said.model, false);
                 }
                 self.applied(name, said, now);
             }
@@ -260,7 +260,7 @@ impl PublisherMachine {
         let peer = self.roster.get_mut(&name)?;
         if !peer.lost() && !peer.torn.contains(&said.model) {
             let news = News::Of(said.model.clone());
-            (peer.heard_at, peer.told_at) = (now, None);
+            peer.heard(now);
             self.applied(&name, said, now);
             self.tell_observers(&name, news, now);
         }
@@ -273,8 +273,7 @@ impl PublisherMachine {
     pub fn unreachable(&mut self, identity: &[u8], now: Time) -> Vec<Effect> {
         if let Some(name) = self.roster.by_identity(identity).map(str::to_owned) {
             if let Some(peer) = self.roster.get_mut(&name).filter(|peer| peer.phase.is(PeerPhase::Here)) {
-                peer.closed_at = now;
-                peer.phase.take(PeerEvent::Closed);
+                peer.closed(now);
                 if peer.contested_at.is_some() {
                     self.lose(&name, PeerEvent::Contested, "its connection is closed", now);
                 }

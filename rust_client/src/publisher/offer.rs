@@ -55,6 +55,18 @@ pub struct Offer {
     pub faults: Vec<String>,
 }
 
+impl Offer {
+    /// It may come by a patch, too.
+    pub fn by(&mut self, patch: VersionPatch) {
+        self.patches.push(patch);
+    }
+
+    /// There is a patch less, and why.
+    pub fn lacks(&mut self, fault: String) {
+        self.faults.push(fault);
+    }
+}
+
 impl From<Arc<Content>> for Offer {
     fn from(content: Arc<Content>) -> Offer {
         Offer { content, keep: false, patches: Vec::new(), faults: Vec::new() }

@@ -180,6 +180,11 @@ fn fault<T>(text: &str) -> io::Result<T> {
 }
 
 impl Outlet {
+    /// It is the data connection of a worker.
+    pub fn admit(&mut self, owner: Option<Owner>) {
+        self.owner = owner;
+    }
+
     /// A ticketed one is served only once it has shown a ticket (K6).
     pub fn new(connection: Own<TcpStream>, ticketed: bool, now: Time) -> Outlet {
         let mut greeting = vec![0; GREETING_BYTES];

@@ -66,12 +66,12 @@ impl PublisherMachine {
 
     /// A worker says why no patch is of use to it: that is told once, if there is one (D10).
     pub(super) fn told_why(&mut self, name: &str, fetch: &Fetch, number: u64) {
-        let versions = self.store.models.get_mut(&fetch.model);
+        let versions = self.store.find(&fetch.model);
         let version = match versions.and_then(|versions| versions.get_mut(number)) {
             Some(version) if !version.patches.is_empty() => version,
             _ => return,
         };
-        if !fetch.unpatched.is_empty() && version.unpatched.insert(name.to_owned()) {
+        if !fetch.unpatched.is_empty() && version.told_why(name) {
             let text = format!(
                 "worker {} takes all of version {} of {}, for which there was a patch: {}",
                 name, number, fetch.model, fetch.unpatched

@@ -91,7 +91,7 @@ pub(crate) struct Publication {
     pub ended: String,
     nbytes: u64,
     digest: String,
-    pub metadata: Metadata,
+    metadata: Metadata,
     pub started: Time,
     deadline: Time,
     targets: BTreeMap<String, Target>,
@@ -103,7 +103,7 @@ impl Publication {
         id: u64,
         model: &str,
         key: Key,
-        (nbytes, digest): (u64, &str),
+        (nbytes, digest, metadata): (u64, &str, &Metadata),
         asked: Asked,
         started: Time,
     ) -> Publication {
@@ -116,13 +116,23 @@ impl Publication {
             ended: String::new(),
             nbytes,
             digest: digest.to_owned(),
-            metadata: Metadata::new(),
+            metadata: metadata.clone(),
             started,
             deadline: started.saturating_add(asked.timeout),
             asked,
             targets: BTreeMap::new(),
             counts: [0; 7],
         }
+    }
+
+    /// It is given up before its time.
+    pub fn end(&mut self, why: &str) {
+        self.ended = why.to_owned();
+    }
+
+    /// Its answer is known.
+    pub fn resolve(&mut self) {
+        self.resolved = true;
     }
 
     pub fn together(&self) -> bool {

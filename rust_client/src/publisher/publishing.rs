@@ -36,16 +36,15 @@ impl PublisherMachine {
             self.tell(WorkerEventKind::Notice, "", format!("{}: {}", model, fault));
         }
         let content = offer.content.clone();
-        let versions = self.store.models.entry(model.to_owned()).or_default();
+        let versions = self.store.versions(model);
         let pending = versions.pending();
         let number = versions.number(offer);
         self.observers.published(model, number, now);
         if let Some(pending) = pending {
             self.give_up(model, pending, "superseded by a newer publish", now);
         }
-        let about = (content.plan.nbytes, &content.digest[..]);
+        let about = (content.plan.nbytes, &content.digest[..], &content.metadata);
         let mut call = Publication::new(id, model, self.store.key(number), about, asked, started);
-        call.metadata = content.metadata.clone();
         let quiet = self.timing.quiet;
         let mut receivers = Vec::new();
         for name in &names {
@@ -55,13 +54,13 @@ impl PublisherMachine {
                     call.take(name, TargetEvent::Lost, now, "it was lost before the publish");
                     continue;
                 }
-                peer.told_at = peer.told_at.or(Some(now));
+                peer.told(now);
                 receivers.extend(Some(name.clone()).filter(|_| !peer.mute(now, quiet)));
             }
         }
-        let versions = self.store.models.entry(model.to_owned()).or_default();
+        let versions = self.store.versions(model);
         if let Some(version) = versions.get_mut(number) {
-            version.receivers.extend(receivers);
+            receivers.iter().for_each(|name| version.read_by(name));
         }
         if !call.together() {
             versions.settle(number, call.asked.workers.as_deref());
@@ -77,7 +76,7 @@ impl PublisherMachine {
 
     /// Offers a version of an earlier publisher, which had these names, as the latest, before anybody is there (P21).
     pub fn offer(&mut self, model: &str, content: Arc<Content>, names: BTreeSet<Key>) {
-        let versions = self.store.models.entry(model.to_owned()).or_default();
+        let versions = self.store.versions(model);
         let number = versions.number_again(content, names);
         versions.settle(number, None);
     }
@@ -134,14 +133,13 @@ impl PublisherMachine {
     /// Those who listen for a patch are pushed the first (D6).
     fn broadcast(&mut self, model: &str, number: u64, mut announce: Announce, now: Time) {
         self.end_pushes(model);
-        let versions = self.store.models.entry(model.to_owned()).or_default();
+        let versions = self.store.versions(model);
         let (content, patches) = match versions.get(number) {
             Some(version) => (version.content.clone(), version.patches.clone()),
             None => return,
         };
         let layout_id = &content.header.layout.id;
-        let known = versions.announced_layout == *layout_id;
-        versions.announced_layout = layout_id.clone();
+        let known = versions.announces(layout_id);
         let listeners = self.listeners(model, &patches);
         let small = content.plan.count() == 1 && content.plan.nbytes <= WHOLE_BYTES_MAX;
         let mut payload = if known { Payload::None } else { Payload::Layout(content.clone()) };

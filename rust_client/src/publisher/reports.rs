@@ -46,7 +46,7 @@ impl PublisherMachine {
 
     /// Gives out chunks of a version, or of the patch that was asked for.
     pub(super) fn give(&mut self, name: &str, fetch: &Fetch, number: u64, content: &Arc<Content>, now: Time) {
-        if let Some(versions) = self.store.models.get_mut(&fetch.model) {
+        if let Some(versions) = self.store.find(&fetch.model) {
             versions.left(name, number);
         }
         if self.asks(name, &fetch.model, number) {
@@ -66,9 +66,9 @@ impl PublisherMachine {
     fn asks(&mut self, name: &str, model: &str, number: u64) -> bool {
         let key = self.store.key(number);
         let needs = self.roster.get(name).map_or(false, |peer| peer.runs(model) < key);
-        let version = self.store.models.get_mut(model).and_then(|its| its.get_mut(number));
+        let version = self.store.find(model).and_then(|its| its.get_mut(number));
         if let Some(version) = version.filter(|_| needs) {
-            version.receivers.insert(name.to_owned());
+            version.read_by(name);
         }
         needs
     }
@@ -125,7 +125,7 @@ impl PublisherMachine {
             _ => return,
         };
         let receiving = said.phase == Doing::Receiving;
-        let versions = match self.store.models.get_mut(&said.model) {
+        let versions = match self.store.find(&said.model) {
             Some(versions) => versions,
             None => return,
         };
@@ -140,7 +140,7 @@ impl PublisherMachine {
         peer.note_progress(said, now);
         versions.left(name, said.version + u64::from(!receiving));
         if let Some(version) = versions.get_mut(said.version).filter(|_| receiving) {
-            version.receivers.insert(name.to_owned());
+            version.read_by(name);
         }
     }
 
@@ -203,11 +203,7 @@ impl PublisherMachine {
             Some(peer) if peer.runs(&said.model) < key => peer,
             _ => return, // a repetition
         };
-        peer.running.insert(said.model.clone(), running);
-        let reached = |incoming: &super::roster::Incoming| (epoch, incoming.version) <= key;
-        if peer.incoming.get(&said.model).map_or(false, reached) {
-            peer.incoming.remove(&said.model);
-        }
+        peer.applied(&said.model, running, epoch);
         self.arrived(name, &said.model, now);
     }
 
@@ -218,17 +214,14 @@ impl PublisherMachine {
             _ => return,
         };
         if !said.intact {
-            peer.running.remove(&said.model);
-            peer.torn.insert(said.model.clone());
+            peer.tore(&said.model, true);
         }
         let versions = match self.store.of(&said.model, said.epoch) {
             Some(versions) => versions,
             None => return,
         };
         versions.left(name, said.version + 1);
-        if peer.incoming.get(&said.model).map_or(false, |incoming| incoming.version == said.version) {
-            peer.incoming.remove(&said.model);
-        }
+        peer.drops(&said.model, said.version);
         self.calls_failed(name, said, now);
     }
 

@@ -101,6 +101,93 @@ impl Peer {
         self.running.get(model).map_or((0, 0), |running| (running.epoch, running.version))
     }
 
+    /// It is let in, and runs this: what it said before counts no more.
+    pub fn welcomed(&mut self, running: BTreeMap<String, Running>) {
+        self.forget();
+        self.running = running;
+        (self.contested_at, self.told_at, self.rekeyed) = (None, None, false);
+    }
+
+    /// Nothing that it was at, or that reached it, counts any more.
+    pub fn forget(&mut self) {
+        self.subscribed = false;
+        self.incoming.clear();
+    }
+
+    /// It has said something.
+    pub fn heard(&mut self, now: Time) {
+        (self.heard_at, self.told_at) = (now, None);
+    }
+
+    /// Published messages are known to reach it, or not to.
+    pub fn hears(&mut self, subscribed: bool) {
+        self.subscribed = subscribed;
+    }
+
+    /// It is told of a version.
+    pub fn told(&mut self, now: Time) {
+        self.told_at = self.told_at.or(Some(now));
+    }
+
+    /// Lets something happen to it; returns whether there is an arrow for that.
+    pub fn take(&mut self, event: PeerEvent) -> bool {
+        self.phase.take(event)
+    }
+
+    /// Its connection is closed.
+    pub fn closed(&mut self, now: Time) {
+        self.closed_at = now;
+        self.take(PeerEvent::Closed);
+    }
+
+    /// It is lost by this, while it was doing something.
+    pub fn lose(&mut self, event: PeerEvent, why: &str) {
+        self.take(event);
+        self.stuck = false;
+        self.why = why.to_owned();
+    }
+
+    /// Takes note whether it is stuck; returns whether that is news.
+    pub fn turns(&mut self, stuck: bool) -> bool {
+        std::mem::replace(&mut self.stuck, stuck) != stuck
+    }
+
+    /// There is another group key.
+    pub fn rekey(&mut self) {
+        self.rekeyed = true;
+    }
+
+    /// Returns whether it is to be told a group key; it is, by that.
+    pub fn takes_key(&mut self) -> bool {
+        std::mem::take(&mut self.rekeyed)
+    }
+
+    /// It runs a version of a model, in this epoch.
+    pub fn applied(&mut self, model: &str, running: Running, epoch: u64) {
+        let key = (running.epoch, running.version);
+        if self.incoming.get(model).map_or(false, |incoming| (epoch, incoming.version) <= key) {
+            self.incoming.remove(model);
+        }
+        self.running.insert(model.to_owned(), running);
+    }
+
+    /// It says of a model that none runs; or that one does.
+    pub fn tore(&mut self, model: &str, torn: bool) {
+        if torn {
+            self.running.remove(model);
+            self.torn.insert(model.to_owned());
+        } else {
+            self.torn.remove(model);
+        }
+    }
+
+    /// It is not at a version any more.
+    pub fn drops(&mut self, model: &str, version: u64) {
+        if self.incoming.get(model).map_or(false, |incoming| incoming.version == version) {
+            self.incoming.remove(model);
+        }
+    }
+
     /// Learns how fast its link is, from two words of how far one version is.
     pub fn learn(&mut self, said: &Progress, plan: ChunkPlan, now: Time) {
         let same = |old: &&Incoming| (old.version, old.patch.as_ref()) == (said.version, said.patch.as_ref());

@@ -144,10 +144,7 @@ impl PublisherMachine {
         let runs: Vec<_> =
             running.iter().map(|(model, its)| (model.clone(), its.epoch, its.version)).collect();
         if let Some(peer) = self.roster.get_mut(name) {
-            peer.incoming.clear();
-            peer.running = running;
-            (peer.subscribed, peer.contested_at, peer.told_at) = (false, None, None);
-            peer.rekeyed = false;
+            peer.welcomed(running);
         }
         let features = match self.trust {
             Some(_) => self.ticket_for(name, now),
@@ -273,12 +270,9 @@ impl PublisherMachine {
                 self.give_up(model, pending, "its publisher takes a new epoch", now);
             }
             self.perform(Effect::Withdraw { model: model.clone() });
-            if let Some(versions) = self.store.models.get_mut(model) {
-                versions.renew(self.store.epoch);
-            }
             self.end_pushes(model);
         }
-        let before = std::mem::replace(&mut self.store.epoch, epoch);
+        let before = self.store.renew(epoch);
         self.renewed_at = Some(now);
         self.calls_renewed(before, epoch);
         for model in &models {
@@ -289,8 +283,7 @@ impl PublisherMachine {
         }
         let mut told = Vec::new();
         for peer in self.roster.iter_mut() {
-            peer.subscribed = false;
-            peer.incoming.clear();
+            peer.forget();
             told.extend(Some(peer.identity.clone()).filter(|_| !peer.lost()));
         }
         for to in told {
@@ -305,7 +298,7 @@ impl PublisherMachine {
     pub(super) fn pinged(&mut self, name: &str, ping: &Ping) {
         let models = match self.roster.get_mut(name) {
             Some(peer) => {
-                peer.subscribed = ping.subscribed;
+                peer.hears(ping.subscribed);
                 self.store.latest(name, peer.hello.models.keys())
             }
             None => return,
@@ -316,18 +309,18 @@ impl PublisherMachine {
     /// A worker has said something on its connection.
     pub(super) fn heard(&mut self, name: &str, now: Time) {
         if let Some(peer) = self.roster.get_mut(name) {
-            (peer.heard_at, peer.told_at) = (now, None);
+            peer.heard(now);
             if peer.lost() {
                 self.back(name, now);
             } else {
-                peer.phase.take(PeerEvent::Spoke);
+                peer.take(PeerEvent::Spoke);
             }
         }
     }
 
     /// A worker is there, and may have missed what others were told (P18).
     fn back(&mut self, name: &str, now: Time) {
-        if self.roster.get_mut(name).map_or(false, |peer| peer.phase.take(PeerEvent::Spoke)) {
+        if self.roster.get_mut(name).map_or(false, |peer| peer.take(PeerEvent::Spoke)) {
             self.tell(WorkerEventKind::Back, name, format!("worker {} answers again", name));
         }
         for (model, number) in self.returned(name, now) {
@@ -351,9 +344,9 @@ impl PublisherMachine {
         let timing = self.timing;
         let mut turned = Vec::new();
         for peer in self.roster.iter_mut().filter(|peer| !peer.lost()) {
-            if peer.stuck != is_stuck(peer, &timing, now) {
-                peer.stuck = !peer.stuck;
-                turned.push((peer.hello.name.clone(), peer.stuck));
+            let stuck = is_stuck(peer, &timing, now);
+            if peer.turns(stuck) {
+                turned.push((peer.hello.name.clone(), stuck));
             }
         }
         for (name, stuck) in turned {
@@ -383,9 +376,7 @@ impl PublisherMachine {
         let doing = self.doing(name, now);
         let detail = if doing.is_empty() { why.to_owned() } else { format!("{} while {}", why, doing) };
         if let Some(peer) = self.roster.get_mut(name) {
-            peer.phase.take(event);
-            peer.stuck = false;
-            peer.why.clone_from(&detail);
+            peer.lose(event, &detail);
         }
         self.forget(name);
         self.tell(WorkerEventKind::Lost, name, format!("worker {} is lost: {}", name, detail));
@@ -401,8 +392,7 @@ impl PublisherMachine {
     /// A worker is no longer there: nothing is kept for its sake.
     fn forget(&mut self, name: &str) {
         if let Some(peer) = self.roster.get_mut(name) {
-            peer.subscribed = false;
-            peer.incoming.clear();
+            peer.forget();
         }
         for versions in self.store.models.values_mut() {
             versions.forget_worker(name);

@@ -117,8 +117,7 @@ pub struct StateFolder {
     owner: Process,
     history: usize,
     table: Table,
-    /// What was wrong with it, in words.
-    pub faults: Vec<String>,
+    faults: Vec<String>, // what is wrong with it, in words
 }
 
 impl Drop for StateFolder {
@@ -130,6 +129,16 @@ impl Drop for StateFolder {
 }
 
 impl StateFolder {
+    /// What is wrong with it, in words: each is said once.
+    pub fn faults(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.faults)
+    }
+
+    /// Something is wrong with it.
+    pub fn lacks(&mut self, fault: String) {
+        self.faults.push(fault);
+    }
+
     /// Takes a folder, which is made if it is not there. Of each model so many older versions are kept.
     pub fn open(path: &Path, history: usize) -> Result<StateFolder, Error> {
         let broken =

@@ -39,6 +39,16 @@ pub struct Kept {
 }
 
 impl Kept {
+    /// A worker is at it from now on.
+    pub fn read_by(&mut self, worker: &str) {
+        self.receivers.insert(worker.to_owned());
+    }
+
+    /// A worker has said why it takes none of its patches; returns whether that is news.
+    pub fn told_why(&mut self, worker: &str) -> bool {
+        self.unpatched.insert(worker.to_owned())
+    }
+
     /// Whether a worker runs these very bytes, which were published before (P21).
     pub fn is_known_as(&self, running: &Running) -> bool {
         if running.digest.is_empty() || self.names.is_empty() {
@@ -64,8 +74,7 @@ impl Kept {
 
 /// The versions of one model.
 pub struct Versions {
-    /// The id of the layout that was published last on the data channel.
-    pub announced_layout: String,
+    announced_layout: String, // the id of the one that was published last on the data channel
     targeted: BTreeMap<String, u64>, // by worker, what was published to it alone
     kept: BTreeMap<u64, Kept>,
     digests: BTreeMap<u64, String>, // of versions that are gone
@@ -141,6 +150,13 @@ impl Versions {
 
     pub fn get_mut(&mut self, number: u64) -> Option<&mut Kept> {
         self.kept.get_mut(&number)
+    }
+
+    /// A layout is announced to all; returns whether they know it by the one before.
+    pub fn announces(&mut self, layout: &str) -> bool {
+        let known = self.announced_layout == layout;
+        self.announced_layout = layout.to_owned();
+        known
     }
 
     /// The latest committed version that is meant for all.
@@ -260,6 +276,27 @@ pub struct Store {
 }
 
 impl Store {
+    pub fn new(epoch: u64) -> Store {
+        Store { epoch, models: BTreeMap::new() }
+    }
+
+    /// The versions of a model, of which there may be none yet.
+    pub fn versions(&mut self, model: &str) -> &mut Versions {
+        self.models.entry(model.to_owned()).or_default()
+    }
+
+    /// Those of a model that has any.
+    pub fn find(&mut self, model: &str) -> Option<&mut Versions> {
+        self.models.get_mut(model)
+    }
+
+    /// Another epoch begins: nobody has anything of that yet. Returns the one before.
+    pub fn renew(&mut self, epoch: u64) -> u64 {
+        let before = std::mem::replace(&mut self.epoch, epoch);
+        self.models.values_mut().for_each(|versions| versions.renew(before));
+        before
+    }
+
     /// The versions of a model, if a message speaks of this epoch.
     pub fn of(&mut self, model: &str, epoch: u64) -> Option<&mut Versions> {
         self.models.get_mut(model).filter(|_| epoch == self.epoch)

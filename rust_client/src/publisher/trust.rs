@@ -100,7 +100,7 @@ impl PublisherMachine {
         }
         let mut asked = Vec::new();
         for peer in self.roster.iter_mut() {
-            peer.rekeyed = true;
+            peer.rekey();
             asked.extend(Some(peer.identity.clone()).filter(|_| !peer.lost()));
         }
         for to in asked {
@@ -112,7 +112,7 @@ impl PublisherMachine {
 
     /// A worker has said something on its own connection: tells it a group key that is news.
     pub(super) fn tell_keys(&mut self, name: &str) {
-        let due = self.roster.get_mut(name).map_or(false, |peer| std::mem::take(&mut peer.rekeyed));
+        let due = self.roster.get_mut(name).map_or(false, |peer| peer.takes_key());
         if due {
             let (epoch, keys) = (self.epoch(), self.group_keys());
             self.say(name, FromPublisher::Rekey(Rekey { epoch, keys }));
