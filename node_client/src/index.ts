@@ -1,6 +1,6 @@
 /** Receive model weights from a weightbus publisher, in place, verified and acknowledged. */
 
-export type { Hook, Update } from "./applier.js";
+export type { Hook, Update } from "./applying.js";
 export type { ArrayOf, Dtype, TypedArray } from "./dtypes.js";
 export {
   AddressError,

@@ -234,7 +234,7 @@ export class WorkerMachine {
 
   /** The latest epoch of which anything was applied: no older publisher is followed. */
   get appliedEpoch(): number {
-    return Math.max(0, ...[...this.slots.values()].map(({ applying }) => applying.epoch));
+    return Math.max(0, ...[...this.slots.values()].map((slot) => slot.epoch));
   }
 
   /** Say hello, unless that was done a moment ago. */
@@ -369,7 +369,7 @@ export class WorkerMachine {
 
   /** Whether an apply of a model failed half-way, so that it holds no version. */
   torn(model: string): boolean {
-    return this.slots.get(model)?.applying.torn ?? false;
+    return this.slots.get(model)?.torn ?? false;
   }
 
   /** Begin to apply the version that is ready; null if there is none. */

@@ -5,14 +5,23 @@
  * to drop one finishes the next, by fetching, before it looks at anything newer.
  */
 
-import { Applying, TRANSIENT } from "./applying.js";
 import { Asking } from "./asking.js";
 import type { Effect } from "./effects.js";
 import { type Held, Holdings } from "./holdings.js";
 import type { Keyring } from "./keyring.js";
 import { Acceptance, type Accepts } from "./layouts.js";
-import type { Timing } from "./limits.js";
-import type { Announce, Chunk, Commit, End, Rename, Running, SealedChunk } from "./messages.js";
+import { APPLIES_MAX, type Timing } from "./limits.js";
+import {
+  type Announce,
+  asText,
+  type Chunk,
+  type Commit,
+  type End,
+  type Failed,
+  type Rename,
+  type Running,
+  type SealedChunk,
+} from "./messages.js";
 import { Patches } from "./patches.js";
 import type { Patching } from "./patching.js";
 import type { Turn } from "./phases.js";
@@ -21,14 +30,19 @@ import { AES_256_GCM } from "./sealing.js";
 import { type Key, newer, type StagedVersion, sameKey } from "./staging.js";
 import type { Lease } from "./transfer.js";
 
+// What may be otherwise next time, since bytes were damaged or memory was short: it is tried again,
+// after a while.
+const TRANSIENT = new Set(["digest-mismatch", "layout-invalid", "no-memory", "unsupported"]);
 const RESTARTS_MAX = 3; // transfers of one version whose digest did not match, before it is given up
 
 export class Slot {
   readonly holds = new Holdings();
   readonly asking: Asking;
-  readonly applying: Applying;
   readonly patches: Patches;
   readonly #acceptance: Acceptance;
+  #epoch = 0; // the greatest of which bytes were written into the model
+  #torn = 0; // applies in a row that failed half-way: while there is one, nothing runs
+  #failed: Failed | null = null; // the last one, until another version is begun
 
   constructor(
     readonly model: string,
@@ -41,7 +55,6 @@ export class Slot {
   ) {
     this.#acceptance = new Acceptance(model, accepts, bytesMax, keyring && AES_256_GCM);
     this.asking = new Asking(model, this.holds, timing);
-    this.applying = new Applying(model, this.holds, this.asking, patches);
     this.patches = new Patches(model, this.holds, timing, keyring, patches);
   }
 
@@ -49,6 +62,15 @@ export class Slot {
   get subscription(): Effect {
     const on = this.holds.mode === "following";
     return { do: "subscribe", topic: this.patches.topic, on };
+  }
+
+  get epoch(): number {
+    return this.#epoch;
+  }
+
+  /** Whether an apply failed half-way: the model holds no version. */
+  get torn(): boolean {
+    return this.#torn > 0;
   }
 
   get running(): Running | null {
@@ -72,7 +94,7 @@ export class Slot {
     const fault = layout === undefined ? null : this.#acceptance.learn(announce, layout);
     if (fault !== null) {
       this.holds.move(this.holds.find(announce, "announced"), "failed"); // it waited for this
-      return this.applying.fail(announce, ...fault, now);
+      return this.#fail(announce, ...fault, now);
     }
     const staged = this.holds.at("staged");
     if (staged !== null && sameKey(staged, announce) && announce.commit === "auto") {
@@ -96,9 +118,17 @@ export class Slot {
   }
 
   /** What runs here is a newer version, byte for byte: nothing is to be fetched or applied. */
-  renamed(rename: Rename, now: number): Effect[] {
-    const said = this.applying.renamed(rename);
-    return said.length > 0 ? [...said, ...this.#turn("completed", now)] : [];
+  renamed({ epoch, version, was, metadata }: Rename, now: number): Effect[] {
+    const { holds } = this; // W25
+    const [held, key] = [holds.at("running"), { epoch, version }];
+    if (held === null || !sameKey(held, was) || held.running.digest !== was.digest) return [];
+    if (holds.all("ready", "applying").length > 0 || !newer(key, holds.newest)) return [];
+    if (holds.all("arriving").some((begun) => newer(begun, key))) return [];
+    for (const older of holds.all("announced", "arriving", "staged")) holds.move(older, "newer");
+    holds.rename(held, key, metadata);
+    const said = this.#runs(held);
+    this.#forgetFailure();
+    return [said, ...this.#turn("completed", now)];
   }
 
   /** Start to receive a version, if its layout is known. */
@@ -126,7 +156,7 @@ export class Slot {
     }
     const transfer = this.patches.transfer(held, now);
     this.holds.move(held, "begun", { transfer });
-    this.applying.begun();
+    this.#forgetFailure();
     if (announce.whole !== null) return effects; // it came along, however others come
     const listening = this.patches.listen(transfer);
     if (listening.length > 0) transfer.pull(); // D7
@@ -143,7 +173,7 @@ export class Slot {
 
   #decline(held: Held, code: string, text: string, now: number): Effect[] {
     this.holds.move(held, TRANSIENT.has(code) ? "failed" : "declined"); // W15
-    return this.applying.fail(held, code, text, now);
+    return this.#fail(held, code, text, now);
   }
 
   // What arrives of it.
@@ -276,7 +306,7 @@ export class Slot {
   /** The publisher has let this worker in (again), and has this version for it. */
   reconnected(latest: Key, now: number): Effect[] {
     this.holds.reconnected(latest.epoch, now);
-    this.applying.reconnected();
+    this.#torn = Math.min(this.#torn, 1); // it may be tried as often as at first
     this.asking.reconnected();
     const heldBack = this.holds.all("ready", "applying", "staged");
     return [...reports.staged(this.model, heldBack), ...this.asking.hearOf(latest, now)];
@@ -292,8 +322,15 @@ export class Slot {
 
   /** It was applied, and runs here. `kept`: its memory stays with the user. */
   applied(now: number, kept: boolean): Effect[] {
-    const said = this.applying.applied(kept);
-    return said.length > 0 ? [...said, ...this.#resume(now)] : [];
+    const [held, older] = [this.holds.at("applying"), this.holds.at("running")]; // W16
+    if (held === null) return [];
+    const running = { epoch: held.epoch, version: held.version, digest: held.staged.digest };
+    if (kept) this.holds.letGo(held);
+    const data = held.announce.keep && this.patches.taken ? held.staged.data : null;
+    this.holds.rebase(held, running, data); // D3
+    this.holds.move(older, "newer");
+    this.holds.move(held, "applied", { running });
+    return [this.#runs(held), ...this.#resume(now)];
   }
 
   /**
@@ -301,8 +338,45 @@ export class Slot {
    * memory stays with the user.
    */
   failed(text: string, now: number, intact: boolean, kept: boolean): Effect[] {
-    const said = this.applying.failed(text, now, intact, kept);
-    return said.length > 0 ? [...said, ...this.#resume(now)] : [];
+    const held = this.holds.at("applying"); // W24
+    if (held === null) return [];
+    if (kept) this.holds.letGo(held);
+    if (!intact) {
+      this.holds.move(this.holds.at("running"), "torn");
+      this.holds.rebase(null, null, null);
+      this.#torn += 1;
+      this.#epoch = Math.max(this.#epoch, held.epoch);
+    }
+    const again = !intact && this.#torn < APPLIES_MAX;
+    this.holds.move(held, again ? "torn" : "declined");
+    return [...this.#fail(held, "apply", text, now), ...this.#resume(now)];
+  }
+
+  /** A version runs by this name; say so. */
+  #runs(held: Held): Effect {
+    this.#torn = 0;
+    this.#epoch = Math.max(this.#epoch, held.epoch);
+    if (this.#failed !== null && !newer(this.#failed, held)) this.#failed = null; // W17
+    return reports.applied(this.model, held);
+  }
+
+  /** A version is on its way: forget why another was not. (That nothing runs is said on.) */
+  #forgetFailure(): void {
+    if (!this.torn) this.#failed = null; // W17
+  }
+
+  /** Tell the publisher and the user that a version is not taken; not now, or not ever. */
+  #fail({ epoch, version }: Key, code: string, text: string, now: number): Effect[] {
+    const { model } = this;
+    if (TRANSIENT.has(code)) this.asking.putOff({ epoch, version }, now);
+    this.#failed = { type: "failed", model, epoch, version, code, text: asText(text) };
+    const intact = !this.torn;
+    return [...this.#failure(), { do: "rejected", model, epoch, version, code, text, intact }];
+  }
+
+  /** Say what was not taken last, if it still counts. */
+  #failure(): Effect[] {
+    return this.#failed === null ? [] : [reports.failed(this.#failed, this.torn)];
   }
 
   /** A buffer is free: begin what waited for it. */
@@ -334,6 +408,6 @@ export class Slot {
 
   /** Say again how things stand, in case it got lost. */
   repeat(): Effect[] {
-    return reports.standing(this.model, this.holds, this.applying.failure()); // W17
+    return reports.standing(this.model, this.holds, this.#failure()); // W17
   }
 }

@@ -3,7 +3,7 @@
 import { randomBytes } from "node:crypto";
 import { EventEmitter } from "node:events";
 import { endianness, hostname } from "node:os";
-import { Applier, type Hook, type Update } from "./applier.js";
+import { Applier, type Hook, type Update } from "./applying.js";
 import { checkAddress } from "./endpoints.js";
 import { ApplyError, ClosedError, RefusedError, TimeoutError } from "./errors.js";
 import { Keyring } from "./keyring.js";

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { setImmediate as turn } from "node:timers/promises";
-import { Applier, type Hooks, type Update } from "../src/applier.js";
+import { Applier, type Hooks, type Update } from "../src/applying.js";
 import type { Effect } from "../src/effects.js";
 import { TimeoutError, TornError } from "../src/errors.js";
 import { SLICE_MS } from "../src/limits.js";

@@ -7,6 +7,7 @@
 #[cfg(target_endian = "big")]
 compile_error!("weightbus: tensors on the bus are little-endian, and this crate swaps no bytes");
 
+mod applying;
 mod bell;
 mod code;
 mod decoder;
@@ -15,7 +16,6 @@ mod dtype;
 mod element;
 mod endpoint;
 mod error;
-mod functions;
 mod gate;
 mod handoff;
 mod keys;
@@ -30,6 +30,7 @@ mod subscription;
 mod threads;
 mod worker;
 
+pub use applying::Offer;
 pub use code::Code;
 pub use dtype::Dtype;
 pub use element::{
@@ -37,7 +38,6 @@ pub use element::{
     F16, F8E4M3, F8E5M2, F8E8M0,
 };
 pub use error::Error;
-pub use functions::Offer;
 pub use keys::WorkerKeys;
 pub use layout::{Layout, TensorInfo};
 pub use limits::Timing;
@@ -58,8 +58,6 @@ pub use worker::{Builder, Update, Updates, Worker};
 // version of this crate.
 #[doc(hidden)]
 pub mod ages;
-#[doc(hidden)]
-pub mod applying;
 #[doc(hidden)]
 pub mod asking;
 #[doc(hidden)]

@@ -3,13 +3,13 @@
 //! What is ready to be applied goes to the `Handoff`; what the user's threads did with it comes
 //! back as `Work`.
 
+use crate::applying::Calling;
 use crate::bell::Bell;
 use crate::code::Code;
 use crate::decoder::Decoder;
 use crate::effects::{Effect, Host};
 use crate::endpoint::Endpoint;
 use crate::error::Error;
-use crate::functions::Calling;
 use crate::gate::Fate;
 use crate::handoff::Handoff;
 use crate::machine::{State, Ticket, WorkerMachine};

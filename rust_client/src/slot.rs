@@ -3,7 +3,6 @@
 //! The latest version wins: an older one that is on its way makes room for it. But a worker that
 //! had to drop one finishes the next, by fetching, before it looks at anything newer.
 
-use crate::applying::{Applying, TRANSIENT};
 use crate::asking::Asking;
 use crate::effects::{Effect, Host};
 use crate::holdings::{must_be_staged, Held, Holdings};
@@ -22,6 +21,10 @@ use crate::transfer::{Key, Payload, Piece, Proof, Time, Transfer};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// What may be otherwise next time, since bytes were damaged or memory was short: it is tried again,
+/// after a while.
+const TRANSIENT: [&str; 4] = ["digest-mismatch", "layout-invalid", "no-memory", "unsupported"];
 
 const AT_THE_USERS: [Phase; 2] = [Phase::Ready, Phase::Applying];
 
@@ -53,9 +56,12 @@ pub struct Slot {
     buffers: Buffers,
     acceptance: Acceptance,
     asking: Asking,
-    applying: Applying,
     patches: Patches,
-    leases: u64, // ids given out so far
+    epoch: u64,             // the greatest of which bytes were written into the model
+    torn: u32,              // applies in a row that failed half-way: while there is one, nothing runs
+    stale: Key,             // was not to be had from shared memory: fetch it, if it is offered
+    failed: Option<Failed>, // the last one, until another version is begun
+    leases: u64,            // ids given out so far
 }
 
 impl Slot {
@@ -69,8 +75,11 @@ impl Slot {
             buffers: Buffers::default(),
             acceptance: Acceptance::new(bytes_max),
             asking: Asking::new(model, timing),
-            applying: Applying::new(model),
             patches: Patches::new(model, timing),
+            epoch: 0,
+            torn: 0,
+            stale: (0, 0),
+            failed: None,
             leases: 0,
         }
     }
@@ -96,7 +105,7 @@ impl Slot {
 
     /// The greatest epoch of which bytes were written into the model.
     pub fn epoch(&self) -> u64 {
-        self.applying.epoch()
+        self.epoch
     }
 
     /// What runs here.
@@ -115,7 +124,7 @@ impl Slot {
             arriving: transfer.map(|transfer| (transfer.key(), transfer.here() as u64, transfer.count())),
             staged: key(Phase::Staged),
             ready: key(Phase::Ready).max(key(Phase::Applying)),
-            torn: self.applying.torn(),
+            torn: self.torn > 0,
         }
     }
 
@@ -139,7 +148,7 @@ impl Slot {
             // It may have waited for this.
             self.holds
                 .tell_those(Event::Failed, |held| held.key() == key && held.phase() == Phase::Announced);
-            return self.applying.fail(&mut self.asking, key, fault, now);
+            return self.fail(key, fault, now);
         }
         let staged = self.holds.at(Phase::Staged).map(Held::key); // W5, W14
         if staged == Some(key) && announce.commit == CommitMode::Auto {
@@ -186,11 +195,24 @@ impl Slot {
     }
 
     /// What runs here is a newer version, byte for byte: nothing is to be fetched or applied.
+    ///
+    /// Not if another version is at the user's, who may be writing it into the model.
     pub fn renamed(&mut self, rename: Rename, now: Time) -> Vec<Effect> {
-        let mut effects = self.applying.renamed(&mut self.holds, rename);
-        if !effects.is_empty() {
-            effects.extend(self.turn(Turn::Completed, Some(now)));
+        let key = (rename.epoch, rename.version); // W25
+        let busy = self.holds.all(&AT_THE_USERS).next().is_some();
+        let begun = self.holds.at(Phase::Arriving).map_or((0, 0), Held::key);
+        let same = self.running().as_ref() == Some(&rename.was);
+        if !same || busy || key <= self.holds.newest() || key < begun {
+            return Vec::new();
         }
+        self.holds.tell_those(Event::Newer, |held| held.phase() != Phase::Running);
+        let was = (rename.was.epoch, rename.was.version);
+        self.holds.rename(key, rename.metadata.clone());
+        let mut effects =
+            vec![Effect::Renamed { model: self.model.clone(), was, key, metadata: rename.metadata }];
+        effects.extend(self.runs(key));
+        self.forget_failure();
+        effects.extend(self.turn(Turn::Completed, Some(now)));
         effects
     }
 
@@ -223,7 +245,7 @@ impl Slot {
     /// The shared memory that a version lies in; nothing if it must come over the network.
     fn segment(&self, announce: &Announce) -> Option<Arc<Segment>> {
         let key = (announce.epoch, announce.version);
-        let shared = announce.shared.as_ref().filter(|_| key != self.applying.stale())?;
+        let shared = announce.shared.as_ref().filter(|_| key != self.stale)?;
         self.host.open(shared, announce.nbytes)
     }
 
@@ -238,7 +260,7 @@ impl Slot {
         self.holds.tell(Phase::Arriving, Event::Newer);
         self.holds.tell(Phase::Staged, Event::Newer);
         self.holds.tell(Phase::Announced, Event::Mapped);
-        self.applying.begun();
+        self.forget_failure();
         let hash_chunks = if announce.hash { announce.chunk_bytes } else { 0 }; // S7
         let (model, key) = (self.model.clone(), (announce.epoch, announce.version));
         let source = Source::Segment { segment, hash_chunks };
@@ -311,7 +333,7 @@ impl Slot {
         }
         let key = transfer.key();
         self.holds.begun(transfer, local);
-        self.applying.begun();
+        self.forget_failure();
         let asking = self.pull(key, now);
         listening.into_iter().chain(asking).collect()
     }
@@ -363,7 +385,7 @@ impl Slot {
         let key = self.holds.at(phase).map_or((0, 0), Held::key);
         let event = if TRANSIENT.contains(&fault.0) { Event::Failed } else { Event::Declined };
         self.holds.tell(phase, event); // W15
-        self.applying.fail(&mut self.asking, key, fault, now)
+        self.fail(key, fault, now)
     }
 
     // What arrives of it.
@@ -543,7 +565,7 @@ impl Slot {
             self.buffers.reserve(nbytes);
         }
         self.holds.reconnected(epoch, now);
-        self.applying.reconnected();
+        self.torn = self.torn.min(1); // it may be tried as often as at first
         self.asking.reconnected();
         effects.extend(reports::staged(&self.holds, &NOT_APPLIED));
         effects.extend(self.hear_of(epoch, version, now));
@@ -565,10 +587,12 @@ impl Slot {
     /// A version was applied: it runs here. Its digest, if it was hashed only then; and where its bytes are, if
     /// patches may build on them.
     pub fn applied(&mut self, key: Key, digest: &str, base: Option<Base>, now: Time) -> Vec<Effect> {
-        let mut effects = self.applying.applied(&mut self.holds, key, digest, base);
-        if effects.is_empty() {
-            return effects;
+        if !self.holds.tell_those(Event::Applied, |held| held.key() == key) {
+            return Vec::new();
         }
+        self.holds.tell_those(Event::Newer, |held| held.phase() == Phase::Running && held.key() != key);
+        self.holds.rebase(digest, base); // D3
+        let mut effects: Vec<Effect> = self.runs(key).into_iter().collect();
         if matches!(self.leased().and_then(|transfer| transfer.builds_on()), Some(Bytes::Model(_))) {
             let why = "another version runs by now, in the place of its base";
             effects.extend(self.patches.give_up(&mut self.holds, None, why, now));
@@ -579,18 +603,65 @@ impl Slot {
 
     /// A version could not be applied. If the model is `intact`, what ran before still runs.
     pub fn failed(&mut self, key: Key, text: &str, intact: bool, now: Time) -> Vec<Effect> {
-        let mut effects = self.applying.failed(&mut self.holds, key, text, intact);
-        if !effects.is_empty() {
-            effects.extend(self.resume(now));
+        let again = !intact && self.torn + 1 < APPLIES_MAX;
+        let event = if again { Event::Torn } else { Event::Declined };
+        if !self.holds.tell_those(event, |held| held.key() == key && held.phase() == Phase::Applying) {
+            return Vec::new();
         }
+        if !intact {
+            self.holds.tell(Phase::Running, Event::Torn); // W24
+            self.stale = key; // what is tried next comes verified
+            self.torn += 1;
+            self.epoch = self.epoch.max(key.0);
+        }
+        self.note(key, "apply", text);
+        let mut effects: Vec<Effect> = self.failure().into_iter().collect();
+        effects.extend(self.resume(now));
         effects
+    }
+
+    /// A version runs by this name; says so.
+    fn runs(&mut self, key: Key) -> Option<Effect> {
+        self.torn = 0;
+        self.epoch = self.epoch.max(key.0);
+        self.failed = self.failed.take().filter(|failed| (failed.epoch, failed.version) > key);
+        reports::applied(&self.holds)
+    }
+
+    /// A version is on its way: forget why another was not. (That nothing runs is said on.)
+    fn forget_failure(&mut self) {
+        if self.torn == 0 {
+            self.failed = None;
+        }
+    }
+
+    /// Tells the publisher and the user that a version is not taken; not now, or not ever.
+    fn fail(&mut self, key: Key, (code, text): Fault, now: Time) -> Vec<Effect> {
+        if TRANSIENT.contains(&code) {
+            self.asking.put_off(key, now);
+        }
+        self.note(key, code, &text);
+        let rejected = Effect::Rejected { model: self.model.clone(), key, code, text };
+        self.failure().into_iter().chain([rejected]).collect()
+    }
+
+    fn note(&mut self, (epoch, version): Key, code: &str, text: &str) {
+        let text = text.chars().take(TEXT_MAX).collect();
+        let (model, code, intact) = (self.model.clone(), code.to_owned(), true);
+        self.failed = Some(Failed { model, epoch, version, code, text, intact });
+    }
+
+    /// Says what was not taken last, if it still counts.
+    fn failure(&self) -> Option<Effect> {
+        self.failed.as_ref().map(|failed| reports::failed(failed, self.torn > 0))
     }
 
     /// A version was gone from shared memory before it could be copied: ask for the latest.
     pub fn gone_stale(&mut self, key: Key, now: Time) -> Vec<Effect> {
-        if !self.applying.gone_stale(&mut self.holds, key) {
+        if !self.holds.tell_those(Event::Stale, |held| held.key() == key) {
             return Vec::new();
         }
+        self.stale = key; // S5
         self.asking.latest(&self.holds, key.0, now, true)
     }
 
@@ -650,6 +721,33 @@ impl Slot {
 
     /// Says again how things stand, in case it got lost.
     pub fn repeat(&self) -> Vec<Effect> {
-        reports::standing(&self.holds, self.applying.failure()) // W17
+        reports::standing(&self.holds, self.failure()) // W17
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct AnyLayout;
+
+    impl Host for AnyLayout {
+        fn fault(&self, _model: &str, _layout: &Layout) -> Option<String> {
+            None
+        }
+    }
+
+    #[test]
+    fn that_nothing_runs_is_said_of_a_failure_only_as_long_as_it_is_so() {
+        let mut slot = Slot::new("m", Arc::new(AnyLayout), 1, Timing::default());
+        let intact = |slot: &Slot| match slot.failure() {
+            Some(Effect::Send(FromWorker::Failed(failed))) => failed.intact,
+            other => panic!("{:?}", other),
+        };
+        slot.torn = 1;
+        slot.note((7, 5), "apply", "it failed half-way");
+        assert!(!intact(&slot));
+        slot.runs((7, 4)); // an older one, which was meant for all
+        assert!(intact(&slot));
     }
 }

@@ -1,10 +1,10 @@
 //! The worker as its user sees it.
 
+use crate::applying::{ask, Decide, Functions, Offer, APPLY_TIMEOUT, APPLY_TIMEOUT_MAX};
 use crate::code::Code;
 use crate::effects::Host;
 use crate::error::Error;
 use crate::fields::is_name;
-use crate::functions::{ask, Decide, Functions, Offer, APPLY_TIMEOUT, APPLY_TIMEOUT_MAX};
 use crate::gate::Gate;
 use crate::handoff::{Found, Handoff};
 use crate::keys::WorkerKeys;

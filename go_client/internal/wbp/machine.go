@@ -348,8 +348,8 @@ func (m *WorkerMachine) refused(r *Refuse, now time.Duration) []Effect {
 func (m *WorkerMachine) appliedEpoch() int64 {
 	var latest int64
 	for _, s := range m.slots {
-		if s.applying.epoch > latest {
-			latest = s.applying.epoch
+		if s.epoch > latest {
+			latest = s.epoch
 		}
 	}
 	return latest

@@ -216,7 +216,7 @@ func TestPlacesAreBounded(t *testing.T) {
 // A failure's text is cut to what the protocol allows, counted in characters.
 func TestLongReasons(t *testing.T) {
 	s := newSlot("m", func(*Layout) string { return strings.Repeat("ü", 5000) }, 1, &Timing{}, nil, nil, false)
-	send := s.applying.fail(Key{1, 1}, CodeApply, s.acceptance.accepts(nil), 0)[0].(Send)
+	send := s.fail(Key{1, 1}, CodeApply, s.acceptance.accepts(nil), 0)[0].(Send)
 	if got := len([]rune(send.Message.(*Failed).Text)); got != TextMax {
 		t.Fatalf("%d characters", got)
 	}

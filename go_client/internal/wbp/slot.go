@@ -7,6 +7,7 @@ import (
 
 const (
 	nothingFits = "nothing comes that fits what was announced"
+	appliesMax  = 3 // in a row that fail half-way, before a version is tried no more
 	restartsMax = 3 // transfers of a version whose digest did not match, before it is given up
 )
 
@@ -22,8 +23,11 @@ type slot struct {
 	acceptance acceptance
 	holds      *holdings
 	asking     *Asking
-	applying   *Applying
 	patches    *Patches
+	epoch      int64   // the greatest of which bytes were written into the model
+	torn       int     // applies in a row that failed half-way: while there is one, nothing runs
+	stale      Key     // was not to be had from shared memory: fetch it, if it is offered
+	failure    *Failed // the last one, until another version is begun
 }
 
 // newSlot returns one for which nothing has come yet. opens may be nil, and keyring; patches tells whether they are taken.
@@ -34,7 +38,6 @@ func newSlot(model string, accepts func(*Layout) string, bytesMax int64, timing 
 	return &slot{
 		model: model, opens: opens, keyring: keyring, holds: holds, asking: asking,
 		acceptance: acceptance{accepts: accepts, bytesMax: bytesMax, sealed: keyring != nil, accepted: map[string]bool{}},
-		applying:   &Applying{model: model, holds: holds, asking: asking, patches: patches},
 		patches:    &Patches{model: model, holds: holds, timing: timing, taken: patches},
 	}
 }
@@ -56,7 +59,7 @@ func (s *slot) announced(a *Announce, layout []byte, push bool, now time.Duratio
 	if layout != nil {
 		if wrong := s.acceptance.learn(a, layout); wrong != "" {
 			s.holds.move(s.holds.find(key, announced), failed) // it waited for this
-			return s.applying.fail(key, CodeLayoutInvalid, wrong, now)
+			return s.fail(key, CodeLayoutInvalid, wrong, now)
 		}
 	}
 	if v := s.holds.find(key, staged); v != nil && a.Commit == "auto" { // W5
@@ -99,12 +102,22 @@ func (s *slot) announcedWhole(a *Announce, payload []byte, now time.Duration) []
 }
 
 // renamed takes the word that what runs is a newer version, byte for byte: nothing is to be fetched or applied.
+// It has no effect if another version is at the user's, who may be writing it into the model.
 func (s *slot) renamed(r *Rename, now time.Duration) []Effect {
-	said := s.applying.renamed(r)
-	if said == nil {
+	v, key := s.holds.at(running), Key{r.Epoch, r.Version} // W25
+	if v == nil || *v.running != r.Was || len(s.holds.all(ready, applying)) > 0 || !key.Newer(s.holds.newest()) {
 		return nil
 	}
-	return append(said, s.turn(completed, now)...)
+	if begun := s.holds.at(arriving); begun != nil && begun.Newer(key) {
+		return nil
+	}
+	for _, older := range s.holds.all(announced, arriving, staged) {
+		s.holds.move(older, newer)
+	}
+	s.holds.rename(v, key)
+	said := s.runs(v)
+	s.forgetFailure()
+	return append([]Effect{said, Renamed{s.model, key, r.Metadata}}, s.turn(completed, now)...)
 }
 
 // begin starts to receive a version, if its layout is known.
@@ -157,7 +170,7 @@ func (s *slot) reserve(v *held, segment Segment, now time.Duration) []Effect {
 	}
 	t := s.patches.transfer(v, segment == nil && a.Whole == nil, now)
 	s.holds.move(v, begun, t)
-	s.applying.begun()
+	s.forgetFailure()
 	if segment != nil {
 		v.copy(segment)
 	}
@@ -173,7 +186,7 @@ func (s *slot) reserve(v *held, segment Segment, now time.Duration) []Effect {
 
 // segment opens the shared memory that holds a version; nil if it must come over the network.
 func (s *slot) segment(a *Announce) Segment {
-	if !s.shared || a.Shared == nil || s.applying.stale == (Key{a.Epoch, a.Version}) {
+	if !s.shared || a.Shared == nil || s.stale == (Key{a.Epoch, a.Version}) {
 		return nil
 	}
 	return s.opens(a.Shared, a.Bytes)
@@ -191,7 +204,7 @@ func (s *slot) point(v *held, segment Segment, now time.Duration) []Effect {
 	version := &StagedVersion{Model: s.model, Key: v.Key, Layout: v.layout, Shared: true, segment: segment, hash: hash,
 		Metadata: v.announce.Metadata}
 	s.holds.move(v, mapped, version)
-	s.applying.begun()
+	s.forgetFailure()
 	return append([]Effect{Ready{version}}, s.turn(completed, now)...)
 }
 
@@ -215,7 +228,7 @@ func (s *slot) decline(v *held, code Code, text string, now time.Duration) []Eff
 	} else {
 		s.holds.move(v, declined)
 	}
-	return s.applying.fail(v.Key, code, text, now)
+	return s.fail(v.Key, code, text, now)
 }
 
 // What arrives of it.
@@ -416,7 +429,9 @@ func (s *slot) reconnected(newest Key, size int64, shared bool, now time.Duratio
 		s.holds.buffers.reserve(size)
 	}
 	s.holds.reconnected(newest.Epoch, now)
-	s.applying.reconnected()
+	if s.torn > 1 {
+		s.torn = 1 // it may be tried as often as at first
+	}
 	s.asking.reconnected()
 	effects := sayStaged(s.model, s.holds.all(ready, applying, staged)...)
 	return append(effects, s.asking.hearOf(newest, now)...)
@@ -429,28 +444,89 @@ func (s *slot) taken(key Key) { s.holds.move(s.holds.find(key, ready), taken) }
 
 // applied takes note that a version runs here; digest is that of its bytes, if anybody hashed them.
 func (s *slot) applied(key Key, digest string, now time.Duration) []Effect {
-	said := s.applying.applied(key, digest)
-	if said == nil {
+	v, older := s.holds.find(key, applying), s.holds.at(running) // W16
+	if v == nil {
 		return nil
 	}
-	return append(said, s.resume(now)...)
+	runs := &Running{v.Epoch, v.Version, digest}
+	if s.patches.taken && v.announce.Keep && !v.staged.Shared { // D3
+		s.holds.rebase(v, runs)
+	} else {
+		s.holds.rebase(nil, nil)
+	}
+	s.holds.move(v, applied, runs)
+	s.holds.move(older, newer)
+	return append([]Effect{s.runs(v)}, s.resume(now)...)
 }
 
 // failed takes note that a version could not be applied. If the model is intact, what ran before still runs.
 func (s *slot) failed(key Key, text string, intact bool, now time.Duration) []Effect {
-	said := s.applying.failed(key, text, intact, now)
-	if said == nil {
+	v, event := s.holds.find(key, applying), declined // W24
+	if v == nil {
 		return nil
 	}
-	return append(said, s.resume(now)...)
+	if !intact { // it holds parts of two versions; what is tried next comes verified
+		s.holds.move(s.holds.at(running), torn)
+		s.holds.rebase(nil, nil)
+		s.stale = key
+		s.reaches(key)
+		if s.torn++; s.torn < appliesMax {
+			event = torn
+		}
+	}
+	s.holds.move(v, event)
+	return append(s.fail(key, CodeApply, text, now), s.resume(now)...)
 }
 
-// gotStale takes note that a version was gone from shared memory: ask for the latest.
+// gotStale takes note that a version was gone from shared memory: ask for the latest. (S5)
 func (s *slot) gotStale(key Key, now time.Duration) []Effect {
-	if !s.applying.gotStale(key) {
+	if !s.holds.move(s.holds.find(key, applying), stale) {
 		return nil
 	}
+	s.stale = key
 	return s.asking.latest(key.Epoch, now, true)
+}
+
+// runs takes note of what runs, and says it.
+func (s *slot) runs(v *held) Effect {
+	s.torn = 0
+	s.reaches(v.Key)
+	if f := s.failure; f != nil && !(Key{f.Epoch, f.Version}).Newer(v.Key) { // W17
+		s.failure = nil
+	}
+	return sayApplied(s.model, v)
+}
+
+// reaches takes note that bytes of a version were written into the model.
+func (s *slot) reaches(key Key) {
+	if key.Epoch > s.epoch {
+		s.epoch = key.Epoch
+	}
+}
+
+// forgetFailure forgets why another version was not taken, now that one is on its way. (That nothing runs is said on.)
+func (s *slot) forgetFailure() {
+	if s.torn == 0 {
+		s.failure = nil // W17
+	}
+}
+
+// fail tells the publisher and the user that a version is not taken; not now, or not ever.
+func (s *slot) fail(key Key, code Code, text string, now time.Duration) []Effect {
+	if triedAgain[code] {
+		s.asking.putOff(key, now)
+	}
+	text = atMost(text, TextMax)
+	s.failure = &Failed{Model: s.model, Epoch: key.Epoch, Version: key.Version, Code: code, Text: text}
+	return append(s.sayFailure(), Rejected{s.model, key, code, text})
+}
+
+// sayFailure says what was not taken last, if it still counts.
+func (s *slot) sayFailure() []Effect {
+	if s.failure == nil {
+		return nil
+	}
+	return []Effect{sayFailed(s.failure, s.torn == 0)}
 }
 
 // dropped takes note that a version was replaced by a newer one before anybody applied it.
@@ -501,7 +577,7 @@ func (s *slot) tick(now time.Duration) []Effect {
 }
 
 // repeat says again how things stand, in case it got lost.
-func (s *slot) repeat() []Effect { return standing(s.model, s.holds, s.applying.failure()) } // W17
+func (s *slot) repeat() []Effect { return standing(s.model, s.holds, s.sayFailure()) } // W17
 
 // ControlTopic carries announcements, ends and beacons of a model.
 func ControlTopic(model string) string { return model + "/ctl" }
