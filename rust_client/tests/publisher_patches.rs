@@ -10,7 +10,7 @@ use weightbus::publisher::bases::{Bases, Taker};
 use weightbus::publisher::content::{Content, Copier};
 use weightbus::publisher::effects::Effect;
 use weightbus::publisher::machine::PublisherMachine;
-use weightbus::publisher::publication::Asked;
+use weightbus::publisher::publication::Terms;
 use weightbus::{Dtype, Encoding, TensorView};
 
 const MODEL: &str = "m";
@@ -78,7 +78,7 @@ impl Bench {
         self.patches = offer.patches.iter().map(|patch| patch.content.plan.count()).collect();
         self.on = offer.patches.iter().map(|patch| patch.id.version).collect();
         assert!(self.patches.iter().all(|&count| count > 2 * WINDOW));
-        let asked = Asked::default();
+        let asked = Terms::default();
         let mut effects = self.machine.publish(number as u64, MODEL, offer, asked, NOW, NOW).unwrap();
         effects.extend(self.push());
         effects

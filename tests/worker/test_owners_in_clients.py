@@ -211,6 +211,25 @@ RECORDS = {"roster", "link", "store", "offer", "publication", "push", "calls", "
 MESSAGES = {"announce", "standing"}  # are made where they are written
 
 
+PYTHON = ROOT / "bus" / "publisher"
+NOT_IN_RUST = {
+    "offers": "a machine makes messages itself, since it has no hashing to put off",
+    "standing": "callers ask the machine's thread",
+    "state": "it is the machine; `state.rs` keeps a folder",
+    "version": "`content.rs` has the bytes, `store.rs` what becomes of them, `offer.rs` patches",
+}
+RECORDS_OF_PYTHON = ("publication", "push", "roster", "store", "status", "observers", "verifying")
+
+
+def test_a_publisher_in_rust_is_cut_as_in_python() -> None:
+    modules = {path.stem for path in PYTHON.glob("*.py")}
+    assert modules - {path.stem for path in PUBLISHER.glob("*.rs")} == set(NOT_IN_RUST) - {"state"}
+    text = "\n".join(path.read_text() for path in PUBLISHER.glob("*.rs"))
+    there = set(re.findall(LANGUAGES["Rust"].types, text))
+    records = {name for stem in RECORDS_OF_PYTHON for name in classes(PYTHON / f"{stem}.py")}
+    assert records - there == set()
+
+
 @pytest.mark.parametrize("path", sorted(PUBLISHER.glob("*.rs")), ids=lambda path: path.stem)
 def test_what_a_publisher_in_rust_remembers_is_written_by_its_file_alone(path: Path) -> None:
     rust = LANGUAGES["Rust"]

@@ -3,9 +3,9 @@
 //! A call is open until its answer is known. One that commits together stays, even when nobody waits for it any
 //! more, until it is decided.
 
+use super::absent::why_nobody;
 use super::effects::{Effect, WorkerEventKind};
 use super::machine::PublisherMachine;
-use super::oversights::why_nobody;
 use super::phases::{Decision, TargetEvent, VersionEvent};
 use super::publication::Publication;
 use super::receipt::Outcome;
@@ -93,7 +93,7 @@ impl PublisherMachine {
             self.calls.unheard.remove(model);
         }
         for call in self.calls.open.values_mut() {
-            if call.asked.workers.is_none() && hello.models.contains_key(&call.model) {
+            if call.terms.workers.is_none() && hello.models.contains_key(&call.model) {
                 call.welcome(name);
             }
             call.take(name, TargetEvent::Returned, now, "");
@@ -199,12 +199,12 @@ impl PublisherMachine {
         let there: Vec<String> = call.names().filter(live).cloned().collect();
         let versions = self.store.versions(model);
         if call.decision.is(Decision::Commit) {
-            versions.settle(number, call.asked.workers.as_deref());
+            versions.settle(number, call.terms.workers.as_deref());
             let content = match versions.get(number) {
                 Some(version) => version.content.clone(),
                 None => return,
             };
-            if call.asked.workers.is_none() {
+            if call.terms.workers.is_none() {
                 self.settled(model, number);
             }
             let commit = self.of_version(model, number, &content);
@@ -251,7 +251,7 @@ impl PublisherMachine {
             "" => ("never came", "nobody was refused, is lost or has left"),
             away => ("are missing", away),
         };
-        format!("{} of {} workers {} ({})", missing, call.asked.expect, what, away)
+        format!("{} of {} workers {} ({})", missing, call.terms.expect, what, away)
     }
 
     /// Says that nobody is there; once, until somebody is.

@@ -4,28 +4,27 @@
 //! with effects. `push` gives the next chunks while `pushing` says of what there are some.
 //!
 //! ```text
-//! hello ──> welcome                          the worker is on the roster       sessions.rs
+//! hello ──> welcome                          the worker is on the roster       joining.rs
 //! publish ──> announce, chunk..., end        pushed; or announced to some      publishing.rs
-//! fetch ──> chunk...  | announce, end | refuse(gone)                           reports.rs
+//! fetch ──> chunk...  | announce, end | refuse(gone)                           serving.rs
 //! staged ──> commit | abort                  once decided                      calls.rs
 //! applied | staged | failed                  move the publish along            reports.rs
-//! silence ──> lost
-//! observe ──> roster                         who is there, who runs what       observing.rs
+//! silence ──> lost                                                            sessions.rs
+//! observe ──> roster                         who is there, who runs what       observers.rs
 //! verify ──> check ... verified              what differs at a worker          verifying.rs
 //! ```
 //!
 //! It is of levels 1 to 3, with keys (`trust.rs`) and without, offers patches (`patched.rs`), and says `applied` on the
 //! data connection to whoever can (P22). There is no shared road.
 
+use super::absent::{Absent, Oversights};
 use super::calls::Calls;
 use super::effects::{Effect, Payload, WorkerEvent, WorkerEventKind};
-use super::observing::{News, Observers};
-use super::oversights::Oversights;
+use super::observers::{News, Observers};
 use super::patience::{cost_of, Patience};
 use super::phases::{PeerEvent, PeerPhase};
 use super::push::Push;
 use super::roster::Roster;
-use super::sessions::Absent;
 use super::status::WorkerStatus;
 use super::store::Store;
 use super::trust::Trust;
@@ -232,7 +231,7 @@ impl PublisherMachine {
 
     fn heed(&mut self, name: &str, message: FromWorker, now: Time) {
         match message {
-            FromWorker::Fetch(fetch) => self.fetched(name, &fetch, now),
+            FromWorker::Fetch(fetch) => self.fetch(name, &fetch, now),
             FromWorker::Progress(said) => self.progress(name, &said, now),
             FromWorker::Staged(said) => self.staged(name, &said, now),
             FromWorker::Applied(said) => {
@@ -242,7 +241,7 @@ impl PublisherMachine {
                 self.applied(name, said, now);
             }
             FromWorker::Failed(said) => self.failed(name, &said, now),
-            FromWorker::Ping(ping) => self.pinged(name, &ping),
+            FromWorker::Ping(ping) => self.ping(name, &ping),
             FromWorker::Pong(_) | FromWorker::Hello(_) | FromWorker::Bye => {}
         }
     }
@@ -306,7 +305,7 @@ impl PublisherMachine {
             self.perform(Effect::GiveMemoryBack);
         }
         self.look_after(now);
-        self.look_for_oversights(now);
+        self.overlooked(now);
         if now >= self.beacon_at {
             self.beacon_at = now + self.timing.ping;
             let settled = self.store.models.iter().filter(|(_, versions)| versions.latest().is_some());

@@ -14,17 +14,18 @@ pub mod receipt;
 pub mod sealer;
 pub mod trust;
 
+mod absent;
 mod builder;
 mod calls;
 mod distribution;
 mod endpoints;
+mod joining;
 mod keeper;
 mod keys;
 mod left_behind;
 mod link;
-mod observing;
+mod observers;
 mod outlet;
-mod oversights;
 mod pages;
 mod patched;
 mod patience;
@@ -35,6 +36,7 @@ mod reports;
 mod roster;
 mod router;
 mod run;
+mod serving;
 mod sessions;
 mod state;
 mod status;
@@ -60,7 +62,7 @@ use crate::messages::CommitMode;
 use crate::threads::join_handle;
 use bases::{Bases, Taker};
 use content::{Content, Copier};
-use publication::Asked;
+use publication::Terms;
 use run::{Answer, Shared, Work};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -110,7 +112,7 @@ pub struct PublishOptions {
 
 impl Default for PublishOptions {
     fn default() -> PublishOptions {
-        let Asked { workers, require, wait, timeout, .. } = Asked::default();
+        let Terms { workers, require, wait, timeout, .. } = Terms::default();
         PublishOptions {
             workers,
             require,
@@ -286,7 +288,7 @@ impl Publisher {
 
     /// What each worker runs, and how soon a patch is there, of those that take patches and that a version is for. In the publisher's own thread, and
     /// where that does not say in time, it is one of which nobody knows: then there is no patch on anything.
-    fn takers(&self, model: &str, asked: &Asked, until: Instant) -> Result<Vec<Taker>, Error> {
+    fn takers(&self, model: &str, asked: &Terms, until: Instant) -> Result<Vec<Taker>, Error> {
         if self.is_own_thread() {
             return Ok(vec![Taker::default()]);
         }
@@ -303,7 +305,7 @@ impl Publisher {
         lock(&self.thread).as_ref().map(|thread| thread.thread().id()) == Some(thread::current().id())
     }
 
-    fn asked(&self, model: &str, options: &PublishOptions) -> Result<Asked, Error> {
+    fn asked(&self, model: &str, options: &PublishOptions) -> Result<Terms, Error> {
         let wrong = |text: String| Err(Error::Setup(text));
         if !is_name(model) {
             return wrong(format!(
@@ -342,7 +344,7 @@ impl Publisher {
                 "expect is about all workers: leave `workers` and `require` as they are".to_owned(),
             );
         }
-        Ok(Asked {
+        Ok(Terms {
             workers: options.workers.clone(),
             require: options.require,
             wait: options.wait,

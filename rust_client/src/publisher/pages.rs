@@ -1,7 +1,7 @@
 //! Pages of a roster: rows as observers are told them, as many as fit a header.
 
 use super::effects::WorkerEvent;
-use super::observing::{ModelSeen, ERROR_MAX};
+use super::observers::{ModelSeen, ERROR_MAX};
 use super::roster::Peer;
 use super::status::{count_of, is_stuck};
 use super::store::Store;

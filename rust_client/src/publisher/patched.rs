@@ -1,7 +1,6 @@
-//! How versions go out as patches: which are pushed, what is answered to who asks for one, and what is said of them.
+//! How versions go out as patches: who takes some, who listens to which, and by what a version has come.
 
 use super::bases::Taker;
-use super::effects::WorkerEventKind;
 use super::machine::PublisherMachine;
 use super::offer::{takes_patches, VersionPatch};
 use super::roster::Peer;
@@ -40,44 +39,6 @@ impl PublisherMachine {
             found.first |= patch == Some(0);
         }
         found
-    }
-
-    fn patch(&self, model: &str, number: u64, id: &PatchId) -> Option<&VersionPatch> {
-        self.store.models.get(model)?.get(number)?.patches.iter().find(|patch| patch.id == *id)
-    }
-
-    /// Answers a worker that asks for a patch to a version (D8).
-    pub(super) fn fetched_patch(&mut self, name: &str, fetch: &Fetch, id: &PatchId, number: u64, now: Time) {
-        let patch = self.patch(&fetch.model, number, id).filter(|_| fetch.version > 0);
-        let content = patch.map(|patch| patch.content.clone());
-        match content.filter(|content| fetch.first + fetch.count <= content.plan.count()) {
-            None => {
-                let text = format!("version {} has no such patch, or not so many chunks", number);
-                self.refuse_fetch(name, fetch, "no-patch", &text);
-            }
-            Some(content) if fetch.count == 0 => {
-                let end =
-                    OfVersion { patch: Some(id.clone()), ..self.of_version(&fetch.model, number, &content) };
-                self.say(name, FromPublisher::End(end));
-            }
-            Some(content) => self.give(name, fetch, number, &content, now),
-        }
-    }
-
-    /// A worker says why no patch is of use to it: that is told once, if there is one (D10).
-    pub(super) fn told_why(&mut self, name: &str, fetch: &Fetch, number: u64) {
-        let versions = self.store.find(&fetch.model);
-        let version = match versions.and_then(|versions| versions.get_mut(number)) {
-            Some(version) if !version.patches.is_empty() => version,
-            _ => return,
-        };
-        if !fetch.unpatched.is_empty() && version.told_why(name) {
-            let text = format!(
-                "worker {} takes all of version {} of {}, for which there was a patch: {}",
-                name, number, fetch.model, fetch.unpatched
-            );
-            self.tell(WorkerEventKind::Notice, name, text);
-        }
     }
 
     /// A worker says how a version came to it (D11): in `applied`, or before that.

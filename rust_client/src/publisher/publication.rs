@@ -33,7 +33,7 @@ pub enum Wait {
 
 /// What a caller asks of a publish.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct Terms {
     /// Nothing: all that want the model.
     pub workers: Option<Vec<String>>,
     pub require: Require,
@@ -48,9 +48,9 @@ pub struct Asked {
     pub expect: usize,
 }
 
-impl Default for Asked {
-    fn default() -> Asked {
-        Asked {
+impl Default for Terms {
+    fn default() -> Terms {
+        Terms {
             workers: None,
             require: Require::All,
             wait: Wait::Applied,
@@ -63,7 +63,7 @@ impl Default for Asked {
     }
 }
 
-struct Target {
+struct Recipient {
     outcome: At<Outcome, TargetEvent>,
     at: Option<Time>,
     detail: String,
@@ -72,10 +72,10 @@ struct Target {
     nbytes: u64,
 }
 
-impl Target {
-    fn new() -> Target {
+impl Recipient {
+    fn new() -> Recipient {
         let (outcome, detail) = (At::first(TARGETS), String::new());
-        Target { outcome, at: None, detail, away_until: None, encoding: "", nbytes: 0 }
+        Recipient { outcome, at: None, detail, away_until: None, encoding: "", nbytes: 0 }
     }
 }
 
@@ -84,7 +84,7 @@ pub(crate) struct Publication {
     pub id: u64,
     pub model: String,
     pub key: Key,
-    pub asked: Asked,
+    pub terms: Terms,
     pub decision: At<Decision, DecisionEvent>,
     pub resolved: bool,
     /// Why it is given up before its time; empty: it is not.
@@ -94,7 +94,7 @@ pub(crate) struct Publication {
     metadata: Metadata,
     pub started: Time,
     deadline: Time,
-    targets: BTreeMap<String, Target>,
+    targets: BTreeMap<String, Recipient>,
     counts: [usize; 7], // targets by outcome, kept up to date: it is asked after every report
 }
 
@@ -104,7 +104,7 @@ impl Publication {
         model: &str,
         key: Key,
         (nbytes, digest, metadata): (u64, &str, &Metadata),
-        asked: Asked,
+        terms: Terms,
         started: Time,
     ) -> Publication {
         Publication {
@@ -118,8 +118,8 @@ impl Publication {
             digest: digest.to_owned(),
             metadata: metadata.clone(),
             started,
-            deadline: started.saturating_add(asked.timeout),
-            asked,
+            deadline: started.saturating_add(terms.timeout),
+            terms,
             targets: BTreeMap::new(),
             counts: [0; 7],
         }
@@ -136,7 +136,7 @@ impl Publication {
     }
 
     pub fn together(&self) -> bool {
-        self.asked.commit == CommitMode::Together
+        self.terms.commit == CommitMode::Together
     }
 
     pub fn names(&self) -> impl Iterator<Item = &String> {
@@ -150,7 +150,7 @@ impl Publication {
     /// One more worker that it is for.
     pub fn aim(&mut self, name: &str) {
         if !self.targets.contains_key(name) {
-            self.targets.insert(name.to_owned(), Target::new());
+            self.targets.insert(name.to_owned(), Recipient::new());
             self.counts[Outcome::Behind as usize] += 1;
         }
     }
@@ -170,7 +170,7 @@ impl Publication {
             if !matches!(outcome, Outcome::Lost | Outcome::Left) {
                 self.counts[outcome as usize] -= 1;
                 self.counts[Outcome::Behind as usize] += 1;
-                *target = Target::new();
+                *target = Recipient::new();
             }
         }
     }
@@ -194,7 +194,7 @@ impl Publication {
 
     /// A worker is lost, and may return; `gone`: it is known that it is not there.
     pub fn lose(&mut self, name: &str, now: Time, why: &str, gone: bool) {
-        let grace = if gone { self.asked.grace_of_gone } else { self.asked.grace };
+        let grace = if gone { self.terms.grace_of_gone } else { self.terms.grace };
         let lost = self.take(name, TargetEvent::Lost, now, why);
         if let Some(target) = self.targets.get_mut(name).filter(|_| lost) {
             target.away_until = Some(now.saturating_add(grace));
@@ -219,7 +219,7 @@ impl Publication {
     }
 
     fn there(&self) -> &'static [Outcome] {
-        match self.asked.wait {
+        match self.terms.wait {
             Wait::Staged => &[Outcome::Applied, Outcome::Skipped, Outcome::Staged],
             _ => &[Outcome::Applied, Outcome::Skipped],
         }
@@ -235,19 +235,19 @@ impl Publication {
 
     /// How many workers are expected besides those that are there.
     pub fn missing(&self) -> usize {
-        match self.asked.require {
-            Require::All => (self.asked.expect + self.left()).saturating_sub(self.targets.len()),
+        match self.terms.require {
+            Require::All => (self.terms.expect + self.left()).saturating_sub(self.targets.len()),
             Require::AtLeast(_) => 0,
         }
     }
 
     /// Whether it is for all, and all are none.
     pub fn nobody(&self) -> bool {
-        self.asked.require == Require::All && self.targets.len() == self.left()
+        self.terms.require == Require::All && self.targets.len() == self.left()
     }
 
     fn needed(&self) -> usize {
-        match self.asked.require {
+        match self.terms.require {
             Require::All => self.targets.len() - self.left() + self.missing(),
             Require::AtLeast(count) => count,
         }
@@ -255,7 +255,7 @@ impl Publication {
 
     /// Those that are not there and are waited for.
     fn may_come(&self, now: Time) -> usize {
-        let waited = |target: &&Target| target.away_until.map_or(false, |until| until > now);
+        let waited = |target: &&Recipient| target.away_until.map_or(false, |until| until > now);
         let lost = self.counts[Outcome::Lost as usize] > 0;
         self.missing() + if lost { self.targets.values().filter(waited).count() } else { 0 }
     }
@@ -281,7 +281,7 @@ impl Publication {
         if self.together() && self.decision.is(Decision::Abort) {
             return Some(false);
         }
-        if self.asked.wait == Wait::Nobody {
+        if self.terms.wait == Wait::Nobody {
             return Some(true);
         }
         let there = self.there();
@@ -289,7 +289,7 @@ impl Publication {
         let staged = if there.contains(&Outcome::Staged) { 0 } else { self.count(&[Outcome::Staged]) };
         let open = self.count(&[Outcome::Behind]) + staged + self.may_come(now);
         let over = open == 0 || now >= self.deadline || !self.ended.is_empty();
-        match self.asked.require {
+        match self.terms.require {
             // Do not give up on the others when one has failed.
             Require::All if done == self.needed() => Some(true),
             Require::All => Some(false).filter(|_| over),
@@ -306,7 +306,7 @@ impl Publication {
 
     /// What has become of it so far.
     pub fn receipt(&self, now: Time) -> Receipt {
-        let of = |target: &Target| WorkerReceipt {
+        let of = |target: &Recipient| WorkerReceipt {
             outcome: target.outcome.now(),
             after: target.at.map(|at| at.saturating_sub(self.started)),
             detail: target.detail.clone(),

@@ -5,10 +5,10 @@ use super::effects::{Effect, Payload, WorkerEventKind};
 use super::machine::PublisherMachine;
 use super::offer::{Offer, VersionPatch};
 use super::phases::TargetEvent;
-use super::publication::{Asked, Publication, Wait};
+use super::publication::{Publication, Terms, Wait};
 use super::push::{topic_of, Push, Step};
 use super::roster::Peer;
-use super::store::Kept;
+use super::store::Version;
 use crate::messages::*;
 use crate::transfer::{Key, Time};
 use std::collections::BTreeSet;
@@ -26,7 +26,7 @@ impl PublisherMachine {
         id: u64,
         model: &str,
         offer: impl Into<Offer>,
-        asked: Asked,
+        asked: Terms,
         started: Time,
         now: Time,
     ) -> Result<Vec<Effect>, String> {
@@ -63,8 +63,8 @@ impl PublisherMachine {
             receivers.iter().for_each(|name| version.read_by(name));
         }
         if !call.together() {
-            versions.settle(number, call.asked.workers.as_deref());
-            if call.asked.workers.is_none() {
+            versions.settle(number, call.terms.workers.as_deref());
+            if call.terms.workers.is_none() {
                 self.settled(model, number);
             }
         }
@@ -90,7 +90,7 @@ impl PublisherMachine {
         }
     }
 
-    fn targets(&self, model: &str, asked: &Asked) -> Result<Vec<String>, String> {
+    fn targets(&self, model: &str, asked: &Terms) -> Result<Vec<String>, String> {
         let workers = match &asked.workers {
             None => return Ok(self.roster.wanting(model)),
             Some(workers) => workers,
@@ -115,7 +115,7 @@ impl PublisherMachine {
             Some(version) => self.announcement(model, version, Some(call)),
             None => return,
         };
-        let all = call.asked.workers.is_none();
+        let all = call.terms.workers.is_none();
         if all {
             self.perform(Effect::Withdraw { model: model.clone() });
             self.broadcast(model, number, announce.clone(), now);
@@ -165,10 +165,15 @@ impl PublisherMachine {
     }
 
     /// The announcement of a version; a committed one is for everybody to apply at once.
-    pub(super) fn announcement(&self, model: &str, version: &Kept, call: Option<&Publication>) -> Announce {
+    pub(super) fn announcement(
+        &self,
+        model: &str,
+        version: &Version,
+        call: Option<&Publication>,
+    ) -> Announce {
         let content = &version.content;
         let together = call.map_or(false, Publication::together);
-        let staged = together || call.map_or(false, |call| call.asked.wait == Wait::Staged);
+        let staged = together || call.map_or(false, |call| call.terms.wait == Wait::Staged);
         Announce {
             model: model.to_owned(),
             epoch: self.epoch(),

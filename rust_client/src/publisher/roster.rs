@@ -5,7 +5,7 @@
 
 use super::effects::Identity;
 use super::link::Link;
-use super::observing::Seen;
+use super::observers::Seen;
 use super::phases::{At, PeerEvent, PeerPhase, WORKERS};
 use crate::messages::{Doing, Hello, PatchId, Progress, Running};
 use crate::transfer::{ChunkPlan, Key, Time};
@@ -16,7 +16,7 @@ pub const WORKERS_MAX: usize = 10_000; // of one publisher: its roster is memory
 const MODELS_MAX: usize = 4 * WORKERS_MAX; // of all of them: a name and a digest take up to 0.6 kB
 
 /// A version on its way to a worker.
-pub struct Incoming {
+pub struct Delivery {
     pub version: u64,
     pub phase: Doing,
     pub chunks: u64,
@@ -33,7 +33,7 @@ pub struct Peer {
     pub hello: Hello,
     pub heard_at: Time,
     pub running: BTreeMap<String, Running>,
-    pub incoming: BTreeMap<String, Incoming>,
+    pub incoming: BTreeMap<String, Delivery>,
     /// Published messages are known to reach it.
     pub subscribed: bool,
     pub phase: At<PeerPhase, PeerEvent>,
@@ -190,7 +190,7 @@ impl Peer {
 
     /// Learns how fast its link is, from two words of how far one version is.
     pub fn learn(&mut self, said: &Progress, plan: ChunkPlan, now: Time) {
-        let same = |old: &&Incoming| (old.version, old.patch.as_ref()) == (said.version, said.patch.as_ref());
+        let same = |old: &&Delivery| (old.version, old.patch.as_ref()) == (said.version, said.patch.as_ref());
         if let Some(old) = self.incoming.get(&said.model).filter(same) {
             let bytes = |chunks: u64| chunks.saturating_mul(plan.chunk_bytes).min(plan.nbytes);
             let more = bytes(said.chunks).saturating_sub(bytes(old.chunks));
@@ -211,7 +211,7 @@ impl Peer {
             _ => {
                 let chunks = chunks.unwrap_or(0);
                 let (patch, waits) = (None, String::new());
-                let incoming = Incoming { version, phase, chunks, since: now, patch, waits };
+                let incoming = Delivery { version, phase, chunks, since: now, patch, waits };
                 self.incoming.insert(model.to_owned(), incoming);
             }
         }

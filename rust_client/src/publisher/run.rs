@@ -10,7 +10,7 @@ use super::keeper::Keeper;
 use super::machine::PublisherMachine;
 use super::offer::Offer;
 use super::outlet::Queued;
-use super::publication::Asked;
+use super::publication::Terms;
 use super::receipt::Receipt;
 use super::router::Router;
 use super::sealer::Sealer;
@@ -46,7 +46,7 @@ pub enum Work {
     Publish {
         model: String,
         offer: Offer,
-        asked: Asked,
+        asked: Terms,
         began: Instant,
         answer: Sender<Answer>,
     },
@@ -374,7 +374,7 @@ impl Loop {
         }
     }
 
-    fn publish(&mut self, model: &str, offer: Offer, asked: Asked, began: Instant, answer: Sender<Answer>) {
+    fn publish(&mut self, model: &str, offer: Offer, asked: Terms, began: Instant, answer: Sender<Answer>) {
         self.ids += 1;
         let started = began.saturating_duration_since(self.begun);
         match self.machine.publish(self.ids, model, offer, asked, started, self.now()) {

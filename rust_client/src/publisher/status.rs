@@ -1,6 +1,6 @@
 //! Who runs what, and what everybody is doing: the roster as the user of a publisher sees it.
 
-use super::roster::{Incoming, Peer};
+use super::roster::{Delivery, Peer};
 use super::store::Store;
 use crate::limits::{Timing, LABEL_MAX};
 use crate::messages::Doing;
@@ -39,7 +39,7 @@ impl WorkerStatus {
     pub(super) fn of(peer: &Peer, store: &Store, timing: &Timing, now: Time) -> WorkerStatus {
         let runs = |model: &String| Some(peer.runs(model)).filter(|&key| key > (0, 0));
         let stuck = is_stuck(peer, timing, now);
-        let doing = |(m, i): (&String, &Incoming)| (m.clone(), phase_of(m, i, store, timing, now));
+        let doing = |(m, i): (&String, &Delivery)| (m.clone(), phase_of(m, i, store, timing, now));
         WorkerStatus {
             state: match (peer.lost(), stuck) {
                 (true, _) => WorkerState::Lost,
@@ -63,7 +63,7 @@ pub(super) fn is_stuck(peer: &Peer, timing: &Timing, now: Time) -> bool {
 }
 
 /// How many chunks there are of what arrives; what is here, if it is gone by now.
-pub(super) fn count_of(model: &str, incoming: &Incoming, store: &Store) -> u64 {
+pub(super) fn count_of(model: &str, incoming: &Delivery, store: &Store) -> u64 {
     let kept = store.models.get(model).and_then(|versions| versions.get(incoming.version));
     kept.map_or(incoming.chunks, |kept| kept.chunks_of(incoming.patch.as_ref()))
 }
@@ -71,7 +71,7 @@ pub(super) fn count_of(model: &str, incoming: &Incoming, store: &Store) -> u64 {
 /// Says what a worker is doing with a version, and since when it has not moved.
 pub(super) fn phase_of(
     model: &str,
-    incoming: &Incoming,
+    incoming: &Delivery,
     store: &Store,
     timing: &Timing,
     now: Time,

@@ -20,7 +20,7 @@ const GIVEN_UP: [VersionPhase; 2] = [VersionPhase::Old, VersionPhase::Targeted];
 const DIGESTS_KEPT: usize = 1000; // versions that are gone but whose late acknowledgements can still be checked
 
 /// A version that is there.
-pub struct Kept {
+pub struct Version {
     pub phase: At<VersionPhase, VersionEvent>,
     pub content: Arc<Content>,
     /// The (epoch, version) under which the same bytes were published before.
@@ -38,7 +38,7 @@ pub struct Kept {
     pub sums: BTreeMap<u64, u32>,
 }
 
-impl Kept {
+impl Version {
     /// A worker is at it from now on.
     pub fn read_by(&mut self, worker: &str) {
         self.receivers.insert(worker.to_owned());
@@ -76,7 +76,7 @@ impl Kept {
 pub struct Versions {
     announced_layout: String, // the id of the one that was published last on the data channel
     targeted: BTreeMap<String, u64>, // by worker, what was published to it alone
-    kept: BTreeMap<u64, Kept>,
+    kept: BTreeMap<u64, Version>,
     digests: BTreeMap<u64, String>, // of versions that are gone
     first: u64,                     // the numbers of this epoch
     count: u64,
@@ -104,7 +104,7 @@ impl Versions {
         self.count += 1; // P1
         let (unpatched, number, receivers) = (BTreeSet::new(), self.count, BTreeSet::new());
         let (phase, names, sums) = (At::first(VERSIONS), BTreeSet::new(), BTreeMap::new());
-        let version = Kept { phase, content, names, keep, patches, unpatched, number, receivers, sums };
+        let version = Version { phase, content, names, keep, patches, unpatched, number, receivers, sums };
         self.kept.insert(number, version);
         number
     }
@@ -144,11 +144,11 @@ impl Versions {
         self.first = self.kept.keys().next().copied().unwrap_or(self.count + 1);
     }
 
-    pub fn get(&self, number: u64) -> Option<&Kept> {
+    pub fn get(&self, number: u64) -> Option<&Version> {
         self.kept.get(&number)
     }
 
-    pub fn get_mut(&mut self, number: u64) -> Option<&mut Kept> {
+    pub fn get_mut(&mut self, number: u64) -> Option<&mut Version> {
         self.kept.get_mut(&number)
     }
 
@@ -219,7 +219,7 @@ impl Versions {
 
     /// Takes an event; of what is gone by that its digest is kept for a while.
     pub fn take(&mut self, number: u64, event: VersionEvent) {
-        let gone = |version: &mut Kept| version.phase.take(event) && version.phase.is(VersionPhase::Gone);
+        let gone = |version: &mut Version| version.phase.take(event) && version.phase.is(VersionPhase::Gone);
         if !self.kept.get_mut(&number).map_or(false, gone) {
             return;
         }
@@ -254,7 +254,7 @@ impl Versions {
 
     /// Lets go of what nobody needs, and of the least needed of too many.
     pub fn prune(&mut self) {
-        let idle = |version: &&Kept| version.receivers.is_empty() && version.phase.is(VersionPhase::Old);
+        let idle = |version: &&Version| version.receivers.is_empty() && version.phase.is(VersionPhase::Old);
         let idle: Vec<u64> = self.kept.values().filter(idle).map(|version| version.number).collect();
         for number in idle {
             self.take(number, VersionEvent::Unread);

@@ -10,9 +10,9 @@
 
 use super::effects::{Effect, Identity};
 use super::machine::PublisherMachine;
-use super::observing::{ERROR_MAX, NO_OBSERVER, OBSERVERS_MAX};
+use super::observers::{ERROR_MAX, NO_OBSERVER, OBSERVERS_MAX};
 use super::pages::PAGE_BYTES;
-use super::store::Kept;
+use super::store::Version;
 use crate::checksum::crc32c_append;
 use crate::layout::{Layout, TensorInfo};
 use crate::limits::TEXT_MAX;
@@ -80,7 +80,7 @@ impl Comparison {
     }
 
     /// Sums a slice, and compares what is summed; returns whether that is all.
-    fn step(&mut self, version: &mut Kept) -> bool {
+    fn step(&mut self, version: &mut Version) -> bool {
         let mut left = SLICE_BYTES;
         while self.at < self.count() && left > 0 {
             let name = &self.names[self.asked.first as usize + self.at];
@@ -98,7 +98,7 @@ impl Comparison {
     }
 
     /// The sum of a tensor as it was published; nothing while there is more of it than one slice.
-    fn sum(&mut self, version: &mut Kept, tensor: &TensorInfo, left: &mut u64) -> Option<u32> {
+    fn sum(&mut self, version: &mut Version, tensor: &TensorInfo, left: &mut u64) -> Option<u32> {
         if tensor.begin == tensor.end {
             return Some(0);
         }

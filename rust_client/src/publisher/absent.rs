@@ -1,24 +1,71 @@
-//! What somebody has overlooked: names that are misspelt, and workers that never apply.
+//! Who is not there, and what somebody has overlooked: names that are misspelt, and workers that never apply.
 //!
-//! They fail nothing: everybody waits, and nobody says for what. So it is said here, once, and with it what is
+//! The latter fail nothing: everybody waits, and nobody says for what. So it is said here, once, and with it what is
 //! probably meant, in the words and in the time of Python's publisher.
 
 use super::effects::WorkerEventKind;
 use super::machine::PublisherMachine;
 use super::roster::{Peer, Roster};
 use crate::limits::TEXT_MAX;
-use crate::messages::{Doing, FromPublisher, Refuse};
+use crate::messages::{Doing, FromPublisher, Hello, Refuse};
 use crate::transfer::Time;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+const ABSENT_MAX: usize = 64; // workers that left or are refused, and are remembered: as many as a person reads
+const ABSENT_AGAIN: Duration = Duration::from_secs(60); // until one that is refused again and again is told again
 const HINT: Duration = Duration::from_secs(3); // at most: what is found is told within 5 s
 const LOOKS: u32 = 6; // until something is said
 const LIKE: f64 = 0.8; // from where two names are alike: `polcy` is at 0.91, `policy_old` at 0.75
 const NAMES_MAX: usize = 16; // compared at one look: workers can bring any number of them
 const NAMED: usize = 3; // of many workers, in one line
 const TOLD_MAX: usize = 64; // models: as many as a person reads
+
+struct Absence {
+    models: BTreeSet<String>,
+    code: String,
+    text: String,
+    at: Time,
+}
+
+/// The workers that have left, or that are refused, and why. So a publish to nobody can say whom it does not reach.
+#[derive(Default)]
+pub struct Absent(BTreeMap<String, Absence>);
+
+impl Absent {
+    /// Remembers why a worker is not there; returns whether that is news. A name is once in a while, and so are only
+    /// so many names: anybody can ask under any number of them.
+    pub(super) fn note(&mut self, hello: &Hello, code: &str, text: &str, now: Time) -> bool {
+        let recent = |absence: &Absence| now.saturating_sub(absence.at) < ABSENT_AGAIN;
+        match self.0.get(&hello.name) {
+            Some(before) if before.code == code && recent(before) => return false,
+            None if self.0.len() >= ABSENT_MAX => {
+                let oldest = self.0.iter().min_by_key(|(_, absence)| absence.at);
+                match oldest.filter(|(_, absence)| !recent(absence)).map(|(name, _)| name.clone()) {
+                    Some(name) => self.0.remove(&name),
+                    None => return false,
+                };
+            }
+            _ => {}
+        }
+        let models = hello.models.keys().cloned().collect();
+        let absence = Absence { models, code: code.to_owned(), text: text.to_owned(), at: now };
+        self.0.insert(hello.name.clone(), absence);
+        true
+    }
+
+    /// A worker is there.
+    pub(super) fn joined(&mut self, name: &str) {
+        self.0.remove(name);
+    }
+
+    /// Says of every worker that wanted a model why it is not there.
+    pub fn of(&self, model: &str) -> impl Iterator<Item = String> + '_ {
+        let model = model.to_owned();
+        self.0.values().filter(move |absence| absence.models.contains(&model)).map(|a| a.text.clone())
+    }
+}
 
 /// What one publisher finds overlooked.
 #[derive(Default)]
@@ -33,7 +80,7 @@ type Found = BTreeMap<String, Vec<String>>;
 
 impl PublisherMachine {
     /// Looks for what lasts too long, if it is time.
-    pub(super) fn look_for_oversights(&mut self, now: Time) {
+    pub(super) fn overlooked(&mut self, now: Time) {
         if now < self.oversights.due {
             return;
         }

@@ -1,0 +1,150 @@
+//! What workers ask for: versions, patches to them, and chunks of either (P8).
+
+use super::content::Content;
+use super::effects::{Payload, WorkerEventKind};
+use super::machine::PublisherMachine;
+use super::offer::VersionPatch;
+use crate::messages::*;
+use crate::transfer::Time;
+use std::sync::Arc;
+
+impl PublisherMachine {
+    /// Answers a worker that asks for a version, or for chunks of one (P8).
+    pub(super) fn fetch(&mut self, name: &str, fetch: &Fetch, now: Time) {
+        let versions = self.store.of(&fetch.model, fetch.epoch);
+        let number = versions.and_then(|versions| match fetch.version {
+            0 => versions.latest_for(name),
+            number => versions.get(number).map(|version| version.number),
+        });
+        let found = number.and_then(|number| self.content(&fetch.model, number));
+        let (number, content) = match (number, found) {
+            (Some(number), Some(content)) => (number, content),
+            _ => return self.turn_down(name, fetch),
+        };
+        if let Some(patch) = &fetch.patch {
+            return self.give_patch(name, fetch, patch, number, now);
+        }
+        self.told(name, fetch, number);
+        if fetch.count == 0 {
+            return self.describe(name, &fetch.model, number, fetch.layout);
+        }
+        if fetch.version == 0 || fetch.first + fetch.count > content.plan.count() {
+            let text = format!(
+                "chunks {} to {} of version {} were asked for; version {} has {}",
+                fetch.first,
+                fetch.first + fetch.count - 1,
+                fetch.version,
+                number,
+                content.plan.count()
+            );
+            return self.refuse_fetch(name, fetch, "range", &text);
+        }
+        self.give(name, fetch, number, &content, now);
+    }
+
+    /// Gives out chunks of a version, or of the patch that was asked for.
+    fn give(&mut self, name: &str, fetch: &Fetch, number: u64, content: &Arc<Content>, now: Time) {
+        if let Some(versions) = self.store.find(&fetch.model) {
+            versions.left(name, number);
+        }
+        if self.asks(name, &fetch.model, number) {
+            if let Some(peer) = self.roster.get_mut(name) {
+                peer.note(&fetch.model, number, Doing::Receiving, None, now);
+                peer.comes_by(&fetch.model, fetch.patch.as_ref());
+            }
+        }
+        for index in fetch.first..fetch.first + fetch.count {
+            let chunk = self.chunk((&fetch.model, number, fetch.patch.clone()), content, index);
+            self.send(name, chunk, Payload::Chunk(content.clone(), index));
+        }
+    }
+
+    /// Keeps a version for a worker that asks for it, unless it runs it by now: what it says on its data connection
+    /// overtakes what it has asked (P19).
+    fn asks(&mut self, name: &str, model: &str, number: u64) -> bool {
+        let key = self.store.key(number);
+        let needs = self.roster.get(name).map_or(false, |peer| peer.runs(model) < key);
+        let version = self.store.find(model).and_then(|its| its.get_mut(number));
+        if let Some(version) = version.filter(|_| needs) {
+            version.read_by(name);
+        }
+        needs
+    }
+
+    fn content(&self, model: &str, number: u64) -> Option<Arc<Content>> {
+        Some(self.store.models.get(model)?.get(number)?.content.clone())
+    }
+
+    fn refuse_fetch(&mut self, name: &str, fetch: &Fetch, code: &str, text: &str) {
+        if let Some(to) = self.roster.get(name).map(|peer| peer.identity.clone()) {
+            self.refuse(&to, code, text, Some(fetch));
+        }
+    }
+
+    /// What was asked for is not to be had: says so, and what there is instead.
+    fn turn_down(&mut self, name: &str, fetch: &Fetch) {
+        let text = format!("version {} of epoch {} is not to be had here", fetch.version, fetch.epoch);
+        self.refuse_fetch(name, fetch, "gone", &text);
+        let latest = self.store.models.get(&fetch.model).and_then(|versions| versions.latest_for(name));
+        if let Some(latest) = latest.filter(|&latest| self.store.key(latest) != (fetch.epoch, fetch.version))
+        {
+            self.describe(name, &fetch.model, latest, false);
+        }
+    }
+
+    /// Announces a version to one worker, and says what the whole hashes to.
+    pub(super) fn describe(&mut self, name: &str, model: &str, number: u64, layout: bool) {
+        let content = match self.content(model, number) {
+            Some(content) => content,
+            None => return,
+        };
+        self.asks(name, model, number);
+        let call = self.calls.undecided(model, self.store.key(number));
+        let announce = match self.store.models.get(model).and_then(|versions| versions.get(number)) {
+            Some(version) => self.announcement(model, version, call),
+            None => return,
+        };
+        let payload = if layout { Payload::Layout(content.clone()) } else { Payload::None };
+        self.send(name, FromPublisher::Announce(announce), payload);
+        let end = self.of_version(model, number, &content);
+        self.say(name, FromPublisher::End(end));
+    }
+
+    fn patch(&self, model: &str, number: u64, id: &PatchId) -> Option<&VersionPatch> {
+        self.store.models.get(model)?.get(number)?.patches.iter().find(|patch| patch.id == *id)
+    }
+
+    /// Answers a worker that asks for a patch to a version (D8).
+    fn give_patch(&mut self, name: &str, fetch: &Fetch, id: &PatchId, number: u64, now: Time) {
+        let patch = self.patch(&fetch.model, number, id).filter(|_| fetch.version > 0);
+        let content = patch.map(|patch| patch.content.clone());
+        match content.filter(|content| fetch.first + fetch.count <= content.plan.count()) {
+            None => {
+                let text = format!("version {} has no such patch, or not so many chunks", number);
+                self.refuse_fetch(name, fetch, "no-patch", &text);
+            }
+            Some(content) if fetch.count == 0 => {
+                let end =
+                    OfVersion { patch: Some(id.clone()), ..self.of_version(&fetch.model, number, &content) };
+                self.say(name, FromPublisher::End(end));
+            }
+            Some(content) => self.give(name, fetch, number, &content, now),
+        }
+    }
+
+    /// A worker says why no patch is of use to it: that is told once, if there is one (D10).
+    fn told(&mut self, name: &str, fetch: &Fetch, number: u64) {
+        let versions = self.store.find(&fetch.model);
+        let version = match versions.and_then(|versions| versions.get_mut(number)) {
+            Some(version) if !version.patches.is_empty() => version,
+            _ => return,
+        };
+        if !fetch.unpatched.is_empty() && version.told_why(name) {
+            let text = format!(
+                "worker {} takes all of version {} of {}, for which there was a patch: {}",
+                name, number, fetch.model, fetch.unpatched
+            );
+            self.tell(WorkerEventKind::Notice, name, text);
+        }
+    }
+}
