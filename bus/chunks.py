@@ -90,6 +90,10 @@ class Chunks(msgspec.Struct, Generic[M_co], eq=False):
     digest: str = ""
     view: weakref.ref[Memory] | None = None
 
+    def has(self, index: int) -> bool:
+        """Return whether a chunk is here."""
+        return self.whole or self.crcs[index] is not None
+
     def put(self, index: int, crc: int) -> None:
         """A chunk is here, and has this CRC-32C."""
         self.here += self.crcs[index] is None

@@ -240,6 +240,15 @@ class PublisherMachine:
         """All chunks of a version are hashed, unless it is gone."""
         return [] if version.gone else self._freeing(reports.hashed(self.state, version, now))
 
+    def arrived(self, version: Version, now: float) -> list[Effect]:
+        """More of a version is here that was published while it was on its way."""
+        if version.gone:
+            return []
+        effects = serving.arrived(self.state, version, now)
+        if version.hashing and version.chunks.digest:
+            effects += reports.hashed(self.state, version, now)
+        return self._freeing(effects)
+
     def compared(self, comparison: Comparison, _now: float) -> list[Effect]:
         """What a worker has was compared with its version."""
         return self._freeing(self.observers.checks.compared(comparison))

@@ -96,7 +96,7 @@ def _to_all(versions: Versions, call: Publication, *, push: bool) -> Broadcast |
     known = version.layout.id == versions.announced_layout
     versions.announced_layout = version.layout.id
     small = version.plan.count == 1 and version.layout.nbytes <= WHOLE_BYTES_MAX
-    if push and known and small and version.receivers:  # P7
+    if push and known and small and version.chunks.whole and version.receivers:  # P7
         crc = version.chunks.crcs[0]  # most were hashed as they were copied
         whole = None if crc is None else Whole(crc=crc, digest=version.chunks.digest)
         return BroadcastWhole(version, announcement(version, call, whole))

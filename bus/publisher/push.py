@@ -8,6 +8,8 @@ When nobody reports anything for a while the push ends early: pulling always wor
 A chunk that nobody has hashed is hashed when it is pushed, and few are pushed at a time, once some
 connection has room: what goes out at once is still in the cache, and no more than a burst waits.
 The end says what all of them hash to, so it goes out in the step after the last.
+
+Of a version that is on its way here, a push goes as far as what is here.
 """
 
 from ..limits import PUSH_CHUNKS
@@ -43,11 +45,15 @@ class Push:
         """Whether a chunk, or the end, may go out now."""
         if self.stalled or self.next == self._count:
             return not self.done and bool(self.version.target.chunks.digest)
-        return self.next < self._reported + PUSH_CHUNKS
+        chunks, within = self.version.chunks, self.next < self._reported + PUSH_CHUNKS
+        return within and (chunks.whole or chunks.has(self.next))
 
     def step(self, now: float) -> list[Effect]:
         """Push the next chunks, or the end after the last or when nobody follows."""  # P7
         if not (self.stalled or self.next == self._count):
+            chunks = self.version.chunks
+            if not (chunks.whole or chunks.has(self.next)):
+                self._moved_at = now  # nobody can follow
             self.stalled = now - self._moved_at >= self._patience
             return self._next(now)
         self.done = bool(self.version.target.chunks.digest)
@@ -62,8 +68,12 @@ class Push:
         return self.stalled and not hashed
 
     def _next(self, now: float) -> list[Effect]:
-        first = self.next
-        self.next = min(first + self._burst, self._count, self._reported + PUSH_CHUNKS)
+        first, chunks = self.next, self.version.chunks
+        last = min(first + self._burst, self._count, self._reported + PUSH_CHUNKS)
+        if chunks.whole:
+            self.next = last
+        while self.next < last and chunks.has(self.next):
+            self.next += 1
         if self.next > first:
             self._moved_at = now
         return [BroadcastChunk(self.version, i, self.topic) for i in range(first, self.next)]

@@ -1,6 +1,9 @@
 """Serving workers: what one that asks for a version is told of it, and sent."""
 
+from collections.abc import Iterable
+
 from ..effects import Notice, Send
+from ..limits import FETCH_CHUNKS_MAX
 from ..messages import Fetch, Refuse
 from .calls import undecided
 from .effects import Effect, SendChunk
@@ -86,8 +89,34 @@ def _give(
         delivery = peer.note(version.model, version.version, "receiving", None, now)
         delivery.patch = chunked.patch
     state.store[version.model].left(peer.name, older_than=version.version)
-    indexes = range(fetch.first, fetch.first + fetch.count)
+    indexes: Iterable[int] = range(fetch.first, fetch.first + fetch.count)
+    if not chunked.chunks.whole:
+        indexes = _here(version, peer, indexes, now + state.timing.patience_max)
     return [SendChunk(chunked, index, peer.identity) for index in indexes]
+
+
+def _here(version: Version, peer: Peer, indexes: Iterable[int], until: float) -> list[int]:
+    """Return which chunks are here; a worker waits for the others until it asks again anyway."""
+    by_here = {True: list[int](), False: list[int]()}
+    for index in indexes:
+        by_here[version.chunks.has(index)].append(index)
+    waits = version.waits.setdefault(peer.name, {})
+    waits.update(dict.fromkeys(by_here[False], until))
+    while len(waits) > FETCH_CHUNKS_MAX:  # more than a window: it has no use for the oldest
+        del waits[next(iter(waits))]
+    return by_here[True]
+
+
+def arrived(state: PublisherState, version: Version, now: float) -> list[Effect]:
+    """More of a version is here: give it to whoever has asked for it not too long ago."""
+    effects: list[Effect] = []
+    for name, waits in version.waits.items():
+        peer = state.roster.by_name(name)
+        for index in filter(version.chunks.has, [*waits]):
+            until = waits.pop(index)
+            if peer is not None and not peer.lost and now < until:
+                effects.append(SendChunk(version, index, peer.identity))
+    return effects
 
 
 def describe(

@@ -171,6 +171,7 @@ class Versions:
         self.left(worker, older_than=self._count + 1)
         for version in self:
             version.ends.discard(worker)
+            version.waits.pop(worker, None)
             version.claims = {key: c for key, c in version.claims.items() if key[0] != worker}
 
     def supersede(self, latest: Version, peers: Iterable[Peer]) -> None:
@@ -201,7 +202,7 @@ class Versions:
         if version.hashing:
             return []
         version.hashing = True
-        return [Hash(version)]
+        return [Hash(version)] if version.chunks.whole else []  # else all of it has to arrive first
 
     def hashed(self, version: Version) -> None:
         """All of a version is hashed."""

@@ -8,6 +8,9 @@ it goes through is a table (`phases.py`), and its `Versions` move it.
 
 A version may be given out as patches, too, each on another that workers run: they are cut into
 chunks, hashed, sealed and fetched as it is.
+
+What a worker receives can be given out, too, from where it lies: `received`. Then a chunk can be
+given out once it is here, and the digest once it was proved.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +21,7 @@ from numpy.typing import NDArray
 
 from ...codecs.checksum import digest
 from ...codecs.layout import Layout
-from ..chunks import ChunkPlan, Chunks, plan_of
+from ..chunks import ChunkPlan, Chunks, Memory, plan_of
 from ..messages import Applied, Buffer, Patch, PatchId, Running, Shared, Staged
 from ..sealer import ByteSource, SealedVersion
 from .phases import VersionPhase
@@ -69,11 +72,62 @@ class Snapshot(ChunkSource, Protocol):
         ...
 
 
+class Received:
+    """The bytes of a version that a worker receives, or has; nobody publishes into that memory.
+
+    Args:
+        chunks: They.
+    """
+
+    def __init__(self, chunks: Chunks[Memory]) -> None:
+        self._chunks = chunks
+        self._view: Memory | None = chunks.lend()
+        self._given: dict[int, memoryview] = {}  # by where it begins: whoever sends refers weakly
+
+    @property
+    def there(self) -> bool:
+        """Whether they are not released."""
+        return self._view is not None
+
+    def take_back(self) -> bool:
+        """Return whether they are there, as nobody takes what is lent."""
+        return self.there
+
+    def lend(self) -> None:
+        """Whoever publishes next has other memory."""
+
+    def release(self) -> None:
+        """Nobody needs the bytes any more, once those that were given out are sent."""
+        self._view = None
+        self._given.clear()
+
+    def stamp(self, model: str, epoch: int, version: int) -> bool:  # noqa: ARG002
+        """Return False: no other process can read them."""
+        return False
+
+    def keep(self) -> Memory | None:
+        """Return the bytes, for as long as anybody has them; None if not all of them are here."""
+        return self._view if self._chunks.whole else None
+
+    def let_go(self) -> None:
+        """Whoever kept them has read them."""
+
+    def bytes(self, begin: int, end: int) -> memoryview:
+        """Return some of the bytes."""
+        if self._view is None:
+            raise AssertionError("bytes that were released are not ours")
+        return self._view.data[begin:end]
+
+    def chunk(self, begin: int, end: int) -> memoryview:
+        """Return some of the bytes, to be sent."""
+        return self._given.setdefault(begin, self.bytes(begin, end))
+
+
 class Chunked:
     """What is given out in chunks: a version, or a patch that leads to it.
 
     Attributes:
-        plan, chunks: They.
+        plan, chunks: They, which may be on their way from another publisher.
         patch: Which patch it is; None: all of a version.
         sealed, was_sealed: What was sealed of it, and whether anything ever was.
     """
@@ -114,6 +168,7 @@ class Version(Chunked):
         ends: Names of the workers that are owed an `end` when they are.
         readers: Comparisons with it that are under way; it is not lent meanwhile.
         sums: CRC-32C of each tensor of which that was asked, by where it begins.
+        waits: By worker, when each chunk is of no use to it any more that is not here yet.
         claims: What workers report of it that is to be checked then, the last of each kind.
         keep: Whether patches on it may come: workers that take those keep its bytes.
         unpatched: Names of the workers of which it was told why they take no patch.
@@ -141,6 +196,7 @@ class Version(Chunked):
         self.ends: set[str] = set()
         self.readers = 0
         self.sums: dict[int, int] = {}
+        self.waits: dict[str, dict[int, float]] = {}
         self.claims: dict[tuple[str, type], Staged | Applied] = {}
         self.keep = False
         self.unpatched: set[str] = set()
@@ -148,6 +204,13 @@ class Version(Chunked):
         self.metadata: Mapping[str, str] = {}
         if not plan.count:  # it has no bytes
             self.chunks.put_all([])
+
+    @classmethod
+    def received(cls, model: str, layout: Layout, chunks: Chunks[Memory]) -> "Version":
+        """Return a version that a worker receives, or has, to be given out from where it lies."""
+        version = cls(model, layout, chunks.plan.chunk_bytes, Received(chunks))
+        version.chunks = chunks
+        return version
 
     def __repr__(self) -> str:
         return f"<Version {self.key} of {self.model}, {self.phase}>"
@@ -179,7 +242,7 @@ class Version(Chunked):
 
     @property
     def digest(self) -> str:
-        """What the whole hashes to; empty: not all of it was hashed."""
+        """What the whole hashes to; empty: not all of it was hashed, or proved."""
         return self.chunks.digest
 
     def read_by(self, worker: str) -> None:

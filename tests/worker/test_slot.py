@@ -713,6 +713,7 @@ def test_nothing_is_asked_for_or_lent_while_it_is_copied_and_progress_tells_of_i
     chunk, payload = offers.chunk_of(v, 0)
     assert bench.slot.place(chunk, len(payload)) is None
     assert not bench.feed(v, 0)
+    assert transfer(bench).chunks.here == 0, "nobody writes there twice"
     for _ in range(40):
         bench.now += 0.5
         assert not bench.slot.tick(bench.now)

@@ -1,0 +1,441 @@
+"""What a worker receives is given out by a publisher from where it lies, while it is on its way.
+
+There is no relay here, but what one is made of: a worker's machine, a publisher's, and the map of
+chunks that both have. Further down, a second worker ends with the same bytes and the same digest.
+"""
+
+import gc
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weightbus.bus.chunks import Chunks, Memory
+from weightbus.bus.effects import Effect as WorkerEffect
+from weightbus.bus.effects import Ready, Send
+from weightbus.bus.limits import FETCH_CHUNKS_MAX, Timing
+from weightbus.bus.messages import (
+    Announce,
+    Bye,
+    Chunk,
+    End,
+    Fetch,
+    Hello,
+    Message,
+    Ping,
+    Welcome,
+    Whole,
+    encode,
+)
+from weightbus.bus.publisher import offers
+from weightbus.bus.publisher.effects import Broadcast, Effect, Hash
+from weightbus.bus.publisher.machine import PublisherMachine
+from weightbus.bus.publisher.publication import Publication, Terms
+from weightbus.bus.publisher.state import PublisherState
+from weightbus.bus.publisher.version import Version
+from weightbus.bus.staged import StagedVersion
+from weightbus.bus.worker.events import Outcome, Report
+from weightbus.bus.worker.machine import WorkerMachine
+from weightbus.bus.worker.reports import Identity
+from weightbus.codecs.checksum import digest
+from weightbus.tests.simulation.performing import done
+from weightbus.tests.simulation.virtual_shell import perform, version_of
+
+EPOCH, CHUNK, CHUNKS = 7, 16, 5
+NBYTES = CHUNK * CHUNKS - 5
+TIMING = Timing()
+HELLO = Hello(name="x", instance="b" * 32, models={"a": None})
+
+
+def data_of(number: int, nbytes: int = NBYTES) -> Memory:
+    return (np.arange(nbytes) * 3 + number).astype(np.uint8)
+
+
+def version(number: int, nbytes: int = NBYTES, chunk: int = CHUNK) -> Version:
+    """Return a version as it was published far up."""
+    return version_of(number, data_of(number, nbytes), chunk, EPOCH)
+
+
+def address_of(memory: object) -> int:
+    return int(np.frombuffer(memory, np.uint8).ctypes.data)  # type: ignore[call-overload]
+
+
+class Worker:
+    """A worker's machine, and what it has ready for its user."""
+
+    def __init__(self, name: str) -> None:
+        identity = Identity(name, "a" * 32, "client", "host", 5)
+        self.machine = WorkerMachine(identity, ["a"], lambda _m, _l: "", 2**20, TIMING)
+        self.holds = self.machine.slots["a"].holds
+        self.ready: list[StagedVersion] = []
+        self.said: list[Message] = []
+
+    def does(self, effects: list[WorkerEffect], now: float) -> None:
+        for effect in done(self.machine, effects, now):
+            if isinstance(effect, Ready):
+                self.ready.append(effect.staged)
+            elif isinstance(effect, Send):
+                self.said.append(effect.message)
+
+    def hears(self, message: Message, now: float, *payload: object) -> None:
+        frames = [encode(message), *payload]
+        self.does(self.machine.receive(frames, now), now)  # type: ignore[arg-type]
+
+    def ends(self, what: Outcome, now: float) -> None:
+        """The user has applied what is ready, or has it let go of."""
+        key = self.ready[-1].key
+        for each in ("taken", what):
+            self.does(self.machine.happened(Report("a", key, each), now), now)
+
+    @property
+    def arriving(self) -> Chunks[Memory]:
+        """What arrives, as far as it has."""
+        held = self.holds.at["arriving"]
+        assert held is not None
+        assert held.chunks is not None
+        return held.chunks
+
+
+class Chain:
+    """A worker that hears of what was published, a publisher beside it, and workers below that."""
+
+    def __init__(self, *below: str) -> None:
+        self.now = 0.0
+        self.above = Worker("above")
+        welcome = Welcome(epoch=EPOCH, data="tcp://d:1", ping_ms=1000, lost_ms=5000, models={})
+        self.above.does(self.above.machine.connected(0.0), 0.0)
+        self.above.hears(welcome, 0.0)
+        self.publisher = PublisherMachine(PublisherState(EPOCH, "tcp://d:2", TIMING))
+        self.below = {name: Worker(name) for name in below}
+        self.hashes: list[Version] = []  # which somebody wanted hashed
+        self.places: list[int] = []  # of the bytes that were given out
+        self.drops: Callable[[], bool] = lambda: False
+
+    def arrives(self, made: Version, indexes: Iterable[int]) -> None:
+        """Chunks come from far up."""
+        for index in indexes:
+            message, payload = offers.chunk_of(made, index)
+            self.above.hears(message, self.now, bytes(payload))
+
+    def begins(self, made: Version) -> Chunks[Memory]:
+        """A version is announced from far up."""
+        announce = offers.announcement(made, None)
+        self.above.hears(announce, self.now, made.layout.header)
+        return self.above.arriving
+
+    def ends(self, made: Version) -> None:
+        self.above.hears(offers.end_of(made), self.now)
+
+    def does(self, effects: list[Effect]) -> None:
+        """Do what the publisher beside it wants, and whatever follows from that."""
+        self.hashes += [e.version for e in effects if isinstance(e, Hash)]
+        for effect in perform(self.publisher, effects, self.now):
+            if isinstance(effect, Send):
+                payload = [] if effect.payload is None else [effect.payload]
+                if isinstance(effect.message, Chunk):
+                    self.places.append(address_of(payload[0]))
+                    if self.drops():
+                        continue
+                self.below[effect.to.decode()].hears(effect.message, self.now, *payload)
+            elif isinstance(effect, Broadcast):
+                payload = [] if effect.payload is None else [effect.payload]
+                layout = isinstance(effect.message, Announce) and effect.message.whole is None
+                self.places += [address_of(p) for p in payload if not layout]
+                frames = [effect.topic, encode(effect.message), *payload]
+                for worker in self.below.values():
+                    worker.does(worker.machine.receive_published(frames, self.now), self.now)
+        self.talk()
+
+    def talk(self) -> None:
+        """Have the publisher hear whatever the workers below have said."""
+        for name, worker in self.below.items():
+            while worker.said:
+                said = [encode(worker.said.pop(0))]
+                self.does(self.publisher.receive(name.encode(), said, self.now))
+
+    def joins(self, name: str, *, listens: bool = False) -> None:
+        worker = self.below[name]
+        worker.does(worker.machine.connected(self.now), self.now)
+        if listens:
+            worker.said.append(Ping(token=1, subscribed=True))
+        self.talk()
+
+    def passes(self, seconds: float) -> None:
+        """Time passes for everybody below."""
+        self.now += seconds
+        for worker in self.below.values():
+            worker.does(worker.machine.tick(self.now), self.now)
+        self.does(self.publisher.tick(self.now))
+
+    def more(self, passed: Version) -> None:
+        """Say that more is here, and push it."""
+        self.does(self.publisher.arrived(passed, self.now))
+        while self.publisher.ready:
+            self.does(self.publisher.push(self.now))
+
+    def publish(self, passed: Version, **terms: object) -> None:
+        call = Publication(1, passed, Terms(require=0, **terms), self.now)  # type: ignore[arg-type]
+        self.does(self.publisher.publish(call, self.now))
+
+
+def test_what_is_here_is_given_out_and_the_rest_as_it_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, chain, hashed = version(1), Chain("below"), list[str]()
+    chunks = chain.begins(made)
+    place = address_of(chunks.memory)
+    chain.arrives(made, (0, 2))
+    passed = Version.received("a", made.layout, chunks)
+    chain.does(chain.publisher.offer(passed))
+
+    def counted(layout: str, size: int, crcs: list[int]) -> str:
+        hashed.append(digest(layout, size, crcs))
+        return hashed[-1]
+
+    monkeypatch.setattr("weightbus.bus.chunks.digest", counted)
+    monkeypatch.setattr(offers, "crc32c", None)  # nothing is hashed anew
+
+    chain.joins("below")
+    below = chain.below["below"]
+    assert [i for i in range(CHUNKS) if below.arriving.has(i)] == [0, 2]
+    chain.arrives(made, (4,))
+    chain.more(passed)
+    assert [i for i in range(CHUNKS) if below.arriving.has(i)] == [0, 2, 4]
+    chain.arrives(made, (1, 3))
+    chain.more(passed)
+    assert below.arriving.here == CHUNKS
+    assert (passed.digest, below.ready, hashed) == ("", [], []), "nobody has said what it hashes to"
+    chain.ends(made)
+    chain.more(passed)
+    assert passed.key == made.key
+    assert hashed == [made.digest] * 2, "each worker proves it, and the publisher takes it"
+    (above,), (there,) = chain.above.ready, below.ready
+    assert bytes(above.data) == bytes(there.data) == bytes(data_of(1))
+    assert above.digest == there.digest == passed.digest == made.digest
+    assert address_of(chunks.memory) == address_of(above.data) == place
+    assert sorted(chain.places) == [place + CHUNK * i for i in range(CHUNKS)], "not a copy"
+    assert chain.hashes == []
+
+
+def test_what_came_in_one_message_is_given_out_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, made = version(1, 12), version(2, 12)
+    chain = Chain("below")
+    for each in (first, made):
+        whole = Whole(crc=each.chunks.crcs[0] or 0, digest=each.digest)
+        announce = offers.announcement(each, None)
+        chain.above.hears(announce, chain.now, each.layout.header)
+        payload = bytes(data_of(each.version, 12))
+        told = {f: getattr(announce, f) for f in announce.__struct_fields__} | {"whole": whole}
+        chain.above.hears(Announce(**told), chain.now, payload)
+        if each is first:
+            chain.above.ends("applied", chain.now)
+    held = chain.above.holds.at["ready"]
+    assert held is not None
+    assert held.chunks is not None
+    assert held.chunks.crcs == made.chunks.crcs
+    assert held.chunks.memory is held.staged.data
+    for _ in (first, made):  # the numbers are as far up
+        passed = Version.received("a", made.layout, held.chunks)
+        chain.does(chain.publisher.offer(passed))
+    monkeypatch.setattr(offers, "crc32c", None)
+    chain.joins("below")
+    (there,) = chain.below["below"].ready
+    assert (there.key, there.digest) == (made.key, made.digest)
+    assert bytes(there.data) == bytes(data_of(2, 12))
+    assert chain.places == [address_of(held.chunks.memory)]
+
+
+def test_memory_that_is_given_out_is_not_used_for_another_version() -> None:
+    chain, one = Chain("soon", "late"), version(1)
+    chunks = chain.begins(one)
+    passed = Version.received("a", one.layout, chunks)
+    chain.does(chain.publisher.offer(passed))
+    chain.joins("soon")
+    chain.arrives(one, range(CHUNKS))
+    chain.ends(one)
+    chain.more(passed)
+    chain.above.ends("applied", chain.now)
+    assert chunks.in_use, "the worker above has applied it, and needs the memory no more"
+    for number in (2, 3, 4):
+        made = version(number)
+        other = chain.begins(made)
+        assert not np.shares_memory(other.memory, chunks.memory)
+        chain.arrives(made, range(CHUNKS))
+        chain.ends(made)
+        chain.above.ends("applied", chain.now)
+    chain.joins("late")
+    for worker in chain.below.values():
+        (there,) = worker.ready
+        assert bytes(there.data) == bytes(data_of(1))
+    assert (passed.digest, chunks.digest) == (one.digest, one.digest)
+
+
+def test_memory_serves_the_next_version_once_nobody_gives_it_out() -> None:
+    chain, one, two = Chain("below"), version(1), version(2)
+    chunks = chain.begins(one)
+    passed = Version.received("a", one.layout, chunks)
+    chain.arrives(one, range(CHUNKS))
+    chain.ends(one)
+    chain.does(chain.publisher.offer(passed))
+    sending = passed.snapshot.chunk(0, CHUNK)  # as a socket does
+    chain.does(chain.publisher.offer(Version.received("a", two.layout, chain.begins(two))))
+    assert passed.gone, "another one takes its place, and nobody is at it"
+    gc.collect()
+    assert chunks.in_use
+    del sending
+    gc.collect()
+    assert not chunks.in_use
+    chain.above.ends("applied", chain.now)
+    chain.arrives(two, range(CHUNKS))
+    chain.ends(two)
+    assert chain.begins(version(3)).memory is chunks.memory
+
+
+def test_who_asks_for_what_is_not_here_waits_no_longer_than_it_takes_to_ask_again() -> None:
+    for late in (False, True):
+        chain, made = Chain(), version(1)
+        passed = Version.received("a", made.layout, chain.begins(made))
+        chain.does(chain.publisher.offer(passed))
+        fetch = Fetch(model="a", epoch=EPOCH, version=1, first=1, count=3)
+        for said in (HELLO, fetch):
+            chain.publisher.receive(b"x", [encode(said)], 0.0)
+        chain.arrives(made, range(CHUNKS))
+        now = TIMING.patience_max - 0.1 + late
+        given = chain.publisher.arrived(passed, now)
+        assert len(given) == 3 * (not late)
+        assert chain.publisher.arrived(passed, now) == [], "once"
+
+
+def test_what_a_worker_waits_for_is_bounded() -> None:
+    count = 4 * FETCH_CHUNKS_MAX
+    chain, made = Chain(), version(1, count, 1)
+    passed = Version.received("a", made.layout, chain.begins(made))
+    chain.does(chain.publisher.offer(passed))
+    chain.publisher.receive(b"x", [encode(HELLO)], 0.0)
+    for first in range(0, count, FETCH_CHUNKS_MAX):
+        fetch = Fetch(model="a", epoch=EPOCH, version=1, first=first, count=FETCH_CHUNKS_MAX)
+        chain.publisher.receive(b"x", [encode(fetch)], 0.0)
+    (waits,) = passed.waits.values()
+    assert [*waits] == [*range(count - FETCH_CHUNKS_MAX, count)], "the newest"
+    chain.publisher.receive(b"x", [encode(Bye())], 0.0)
+    assert passed.waits == {}
+
+
+def test_who_waits_for_a_version_that_is_gone_is_given_nothing() -> None:
+    chain, made = Chain(), version(1)
+    passed = Version.received("a", made.layout, chain.begins(made))
+    chain.does(chain.publisher.offer(passed))
+    fetch = Fetch(model="a", epoch=EPOCH, version=1, first=1, count=3)
+    for said in (HELLO, fetch):
+        chain.publisher.receive(b"x", [encode(said)], 0.0)
+    among = [passed.snapshot]
+    chain.does(chain.publisher.make_room("a", among, replaces_latest=True))
+    assert passed.gone
+    chain.arrives(made, range(CHUNKS))
+    assert chain.publisher.arrived(passed, 0.0) == []
+
+
+def test_a_push_goes_as_far_as_what_is_here() -> None:
+    chain, made = Chain("below"), version(1)
+    chain.joins("below", listens=True)
+    chunks = chain.begins(made)
+    chain.arrives(made, (0, 1, 3))
+    passed = Version.received("a", made.layout, chunks)
+    chain.publish(passed, hash=True, wait="none")
+    below = chain.below["below"]
+    told = made.layout.header
+    below.hears(offers.announcement(made, None), chain.now, told)
+    chain.more(passed)
+    assert [i for i in range(CHUNKS) if below.arriving.has(i)] == [0, 1]
+    for _ in range(4):
+        chain.passes(TIMING.quiet)
+    (push,) = chain.publisher.state.pushes.values()
+    assert (push.next, push.stalled) == (2, False), "nobody can follow what is not here"
+    chain.arrives(made, (2,))
+    chain.more(passed)
+    assert push.next == 4
+    chain.arrives(made, (4,))
+    chain.ends(made)
+    chain.more(passed)
+    assert [(s.key, s.digest) for s in below.ready] == [(made.key, made.digest)]
+    assert chain.publisher.state.pushes == {}
+    assert chain.hashes == [], "what is on its way is hashed by whoever receives it"
+
+
+def test_a_version_of_one_chunk_goes_along_with_its_announcement_only_if_it_is_here() -> None:
+    chain, one, two = Chain("below"), version(1, 12), version(2, 12)
+    chain.joins("below", listens=True)
+    for made in (one, two):
+        passed = Version.received("a", made.layout, chain.begins(made))
+        before = len(chain.places)
+        chain.publish(passed)
+        assert len(chain.places) == before, "nothing of it is here"
+        assert passed.chunks.here == 0
+        chain.passes(2 * TIMING.quiet)
+        chain.arrives(made, (0,))
+        chain.ends(made)
+        chain.more(passed)
+        chain.passes(2 * TIMING.quiet)
+        assert [s.key for s in chain.below["below"].ready] == [made.key]
+        chain.below["below"].ends("applied", chain.now)
+        chain.below["below"].ready.clear()
+        chain.talk()
+
+
+def test_what_came_as_a_patch_is_hashed_when_it_is_given_out() -> None:
+    chain, made = Chain("below"), version(1)
+    chunks: Chunks[Memory] = Chunks(made.plan, data_of(1), [None] * CHUNKS, made.layout.id)
+    chunks.fill(made.digest)
+    passed = Version.received("a", made.layout, chunks)
+    chain.does(chain.publisher.offer(passed))
+    chain.joins("below")
+    (there,) = chain.below["below"].ready
+    assert (bytes(there.data), there.digest) == (bytes(data_of(1)), made.digest)
+    assert chunks.crcs == made.chunks.crcs
+
+
+def test_a_copy_to_keep_is_made_of_all_or_nothing() -> None:
+    chain, made = Chain(), version(1)
+    chunks = chain.begins(made)
+    passed = Version.received("a", made.layout, chunks)
+    assert passed.snapshot.keep() is None
+    chain.arrives(made, range(CHUNKS))
+    assert passed.snapshot.keep() is None, "it may be another version's"
+    chain.ends(made)
+    kept = passed.snapshot.keep()
+    assert kept is not None
+    assert bytes(kept) == bytes(data_of(1))
+
+
+@given(st.permutations(range(CHUNKS)), st.data())
+def test_in_any_order_and_with_any_loss_the_same_arrives_below(
+    order: list[int], data: st.DataObject
+) -> None:
+    chain, made = Chain("below"), version(1)
+    chunks = chain.begins(made)
+    passed = Version.received("a", made.layout, chunks)
+    chain.does(chain.publisher.offer(passed))
+    chain.drops = lambda: data.draw(st.booleans(), "lost")
+    joins, wrong = data.draw(st.integers(0, CHUNKS)), data.draw(st.booleans(), "wrong end")
+    for count, index in enumerate(order):
+        if count == joins:
+            chain.joins("below")
+        chain.arrives(made, [index])
+        chain.more(passed)
+    if joins == CHUNKS:
+        chain.joins("below")
+    if wrong:  # all is received anew; what was given out stays
+        chain.above.hears(End(model="a", epoch=EPOCH, version=1, digest="0" * 64), chain.now)
+        assert chunks.here == 0
+        chain.more(passed)
+        assert passed.digest == ""
+        chain.arrives(made, order)
+    chain.ends(made)
+    chain.more(passed)
+    chain.drops = lambda: False
+    for _ in range(40):
+        chain.passes(1.0)
+    (there,) = chain.below["below"].ready
+    assert (bytes(there.data), there.digest) == (bytes(data_of(1)), made.digest)
