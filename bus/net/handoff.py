@@ -21,17 +21,23 @@ from ..staged import StagedVersion
 class Turn:
     """Somebody waits for a version, which another thread may apply; and what came of that.
 
+    It is woken by a lock of its own. By a condition it was woken twice, as whoever wakes it still
+    has the lock that it needs.
+
     Attributes:
         models: Of these alone; None: of any.
+        lent: Whether it has one.
         over: Whether that is done.
         update: What was applied, if anything was.
         error: What is to be raised.
     """
 
-    __slots__ = ("error", "models", "over", "update")
+    __slots__ = ("_asleep", "error", "lent", "models", "over", "update")
 
     def __init__(self, models: frozenset[str] | None) -> None:
-        self.models, self.over = models, False
+        self.models, self.lent, self.over = models, False, False
+        self._asleep = threading.Lock()  # until it is to look again
+        self._asleep.acquire()
         self.update: Any = None
         self.error: BaseException | None = None
 
@@ -39,6 +45,17 @@ class Turn:
         """Leave what came of it; whoever waits sees that when it is woken."""
         self.update, self.error = update, error
         self.over = True
+
+    def wake(self) -> None:
+        """Have whoever waits look again."""
+        try:
+            self._asleep.release()
+        except RuntimeError:  # it is awake
+            return
+
+    def wait(self, seconds: float = threading.TIMEOUT_MAX) -> bool:
+        """Wait until it is woken, for so many seconds at most; return whether it was."""
+        return self._asleep.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX))
 
 
 class Handoff:
@@ -52,10 +69,9 @@ class Handoff:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
-        self._left = threading.Condition(self.lock)  # something was, for `take`
         self._ready: dict[str, StagedVersion] = {}
         self._turns: list[Turn] = []  # that nobody has
-        self._borrowed = False
+        self._borrowed: list[Turn] = []  # whose owners are to be woken yet
         self._kept: deque[Turn] = deque(maxlen=MODELS_MAX)  # of those that went away
         self._errors: deque[ApplyError] = deque(maxlen=MODELS_MAX)
         self._refusal: RefusedError | AddressError | None = None
@@ -82,16 +98,15 @@ class Handoff:
             for turn in self._turns if self._closed is None else ():
                 if turn.models is None or model in turn.models:
                     self._turns.remove(turn)
-                    self._borrowed = True
+                    self._borrowed.append(turn)
+                    turn.lent = True
                     return turn
             return None
 
     def wake(self) -> None:
         """Have whoever lent a turn that was borrowed see what came of it."""
-        if self._borrowed:
-            with self.lock:
-                self._borrowed = False
-                self._left.notify_all()
+        while self._borrowed:
+            self._borrowed.pop().wake()
 
     def put_back(self, staged: StagedVersion) -> bool:
         """Leave a version again that was taken; return False if a newer one has come meanwhile."""
@@ -195,51 +210,59 @@ class Handoff:
             AddressError: There is no address of the publisher's host.
             ClosedError: Nothing will come any more.
         """
-        with self.lock:
-            self.asked = True
-            if models is None and self._kept:
-                return self._kept.popleft()
-            until = math.inf if timeout is None else time.monotonic() + timeout
-            turn = Turn(models)
-            self._turns.append(turn)
-            try:
-                while not (stopped := stop()) and turn in self._turns and not self._news(models):
-                    left = until - time.monotonic()
-                    if left <= 0:
-                        break
-                    self._left.wait(min(left, threading.TIMEOUT_MAX))
-            except BaseException:  # Ctrl-C, for instance
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        turn = Turn(models)
+        try:
+            with self.lock:
+                self.asked = True
+                if models is None and self._kept:
+                    return self._kept.popleft()
+                self._turns.append(turn)
+                stopped = stop()
+                waits = not stopped and not self._news(models)
+            while waits and turn.wait(until - time.monotonic()) and not turn.over:
+                with self.lock:
+                    stopped = stop()
+                    waits = not (turn.lent or stopped or self._news(models))
+        except BaseException:  # Ctrl-C, for instance
+            with self.lock:
                 if turn in self._turns:
                     self._turns.remove(turn)
-                else:
-                    self._await_end(turn)
-                    self._kept.append(turn)
-                raise
-            if turn not in self._turns:
-                if not turn.over:
-                    self._await_end(turn)
-                return turn
-            self._turns.remove(turn)
-            if stopped:
-                return None
-            if self._closed is not None:
-                self.check_alive()
-            for model in self._ready:
-                if models is None or model in models:
-                    return self._ready.pop(model)
-            for error in self._errors:
-                if models is None or error.model in models:
-                    self._errors.remove(error)
-                    raise error
-            if self._refusal is not None:
-                raise self._refusal
-            self.check_open()
+            if turn.lent:
+                self._await_end(turn)
+                self._kept.append(turn)
+            raise
+        if not turn.lent:
+            with self.lock:
+                if not turn.lent:
+                    return self._taken(turn, stopped=stopped)
+        self._await_end(turn)
+        return turn
+
+    def _taken(self, turn: Turn, *, stopped: bool) -> StagedVersion | None:
+        """Return what is here for whoever had this turn, and has it no more."""
+        models = turn.models
+        self._turns.remove(turn)
+        if stopped:
             return None
+        if self._closed is not None:
+            self.check_alive()
+        for model in self._ready:
+            if models is None or model in models:
+                return self._ready.pop(model)
+        for error in self._errors:
+            if models is None or error.model in models:
+                self._errors.remove(error)
+                raise error
+        if self._refusal is not None:
+            raise self._refusal
+        self.check_open()
+        return None
 
     def _await_end(self, turn: Turn) -> None:
         """Wait for whoever has a turn, which copies: the model is not to change afterwards."""
         while not turn.over:
-            self._left.wait()
+            turn.wait()
 
     def keep(self, received: "Future[Any]") -> None:
         """Leave what came of a call for whoever takes next: its own thread did not wait for it."""
@@ -377,7 +400,8 @@ class Handoff:
 
     def _tell(self) -> None:
         self.changed.notify_all()
-        self._left.notify_all()
+        for turn in self._turns + self._borrowed:
+            turn.wake()
 
     def _news(self, models: frozenset[str] | None) -> bool:
         if self._refusal is not None or self._closed is not None:
