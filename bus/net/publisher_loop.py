@@ -1,7 +1,7 @@
 """The publisher's thread: it owns the sockets, moves frames, and lets the machine decide.
 
-Any thread hands it work through `submit` and the other calls below; each returns a future. If the
-thread ends, for whatever reason, every future that is still open fails with the reason.
+Any thread hands it work through `submit` and the other calls below, and waits for a future or a
+reply. If the thread ends, for whatever reason, each that is still open fails with the reason.
 """
 
 import contextlib

@@ -19,6 +19,7 @@ from weightbus.bus.errors import AddressError, UnknownWorkerError
 from weightbus.bus.limits import TEXT_MAX
 from weightbus.python_client.checks import SECONDS_MAX
 from weightbus.python_client.cli.commands import app
+from weightbus.python_client.options import PublishOptions, keywords_of
 from weightbus.tests.client.settling import settled
 from weightbus.torchrl import NoWeightSyncScheme, RayWeightUpdater, ZMQWeightSyncScheme
 
@@ -236,3 +237,8 @@ def test_keywords_of_the_call_before_are_not_taken_for_others() -> None:
         names.append("w?")
         with pytest.raises(ValueError, match=r"w\?"):
             made.publish("m", WEIGHTS, workers=names)
+
+
+def test_keywords_that_are_passed_on_stand_in_the_order_of_the_call() -> None:
+    names = [each.name for each in keywords_of(Publisher.publish)]
+    assert names == list(PublishOptions.__annotations__)
