@@ -99,17 +99,13 @@ class Chunks(msgspec.Struct, Generic[M_co], eq=False):
         self.here += self.crcs[index] is None
         self.crcs[index] = crc
         if self.whole and self.here == len(self.crcs):
-            self._hash()
+            self.put_all(cast("list[int]", self.crcs))
 
     def put_all(self, crcs: list[int]) -> None:
         """All chunks are here, and have these."""
         self.crcs, self.here = [*crcs], len(crcs)
-        if self.whole:
-            self._hash()
-
-    def _hash(self) -> None:
-        if self.layout and not self.digest:
-            self.digest = digest(self.layout, self.plan.chunk_bytes, cast("list[int]", self.crcs))
+        if self.whole and self.layout and not self.digest:
+            self.digest = digest(self.layout, self.plan.chunk_bytes, crcs)
 
     def proves(self, claim: str) -> bool:
         """Return whether all chunks are here, and hash to what is claimed: then it is whole."""

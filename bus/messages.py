@@ -40,18 +40,10 @@ from .limits import (
 WBP: Final = 1
 NAME_PATTERN: Final = r"^[A-Za-z0-9._-]{1,128}\Z"
 
-HEX: Final = "0123456789abcdef"
-NAMED: Final = "-._0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-
 Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
 Text = Annotated[str, msgspec.Meta(max_length=TEXT_MAX)]
 Hex64 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Digest = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")]
-# The same in what is said of each version: of these `decode` looks at the characters, which takes
-# half the time of a pattern.
-UsualName = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
-UsualHex64 = Annotated[str, msgspec.Meta(min_length=64, max_length=64)]
-UsualDigest = Annotated[str, msgspec.Meta(min_length=0, max_length=64)]
 Hex16 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}\Z")]
 Hex32 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 Count = Annotated[int, msgspec.Meta(ge=0, le=INTEGER_MAX)]
@@ -102,16 +94,14 @@ def _texts_of(kind: type[Worded]) -> tuple[tuple[str, int], ...]:
     return tuple(
         (field.name, text.max_length)
         for field in described.fields
-        if isinstance(text := field.type, msgspec.inspect.StrType)
-        and text.max_length
-        and text.min_length is None  # it is a name or a digest
+        if isinstance(text := field.type, msgspec.inspect.StrType) and text.max_length
     )
 
 
 class Versioned(Message, frozen=True, kw_only=True):
     """What is said of one version."""
 
-    model: UsualName
+    model: Name
     epoch: Count
     version: Positive
 
@@ -127,7 +117,7 @@ class Whole(msgspec.Struct, frozen=True):
     """A version of one chunk that travels with its announcement."""
 
     crc: Crc
-    digest: UsualHex64
+    digest: Hex64
 
 
 class Number(msgspec.Struct, frozen=True):
@@ -210,7 +200,7 @@ class Staged(Versioned, tag="staged", frozen=True, kw_only=True):
 class Applied(Versioned, tag="applied", frozen=True, kw_only=True):
     """This worker now runs the version; an empty digest says that it was not hashed."""
 
-    digest: UsualDigest
+    digest: Digest
     patch: PatchId | None = None
     decode_us: Count = 0
 
@@ -289,13 +279,13 @@ class Rename(Versioned, tag="rename", frozen=True, kw_only=True):
 class Announce(Versioned, tag="announce", frozen=True, kw_only=True):
     """A version exists. The layout may follow as payload, or else, with `whole`, all its data."""
 
-    layout: UsualHex64
+    layout: Hex64
     layout_bytes: Annotated[int, msgspec.Meta(ge=10, le=LAYOUT_BYTES_MAX + PREFIX_BYTES)]
     nbytes: Count
     chunk_bytes: Annotated[int, msgspec.Meta(ge=1, le=CHUNK_BYTES_MAX)]
     commit: Literal["auto", "together"]
     acknowledge: Literal["applied", "staged"]
-    encoding: UsualName
+    encoding: Name
     encryption: Name | None = None
     key: Hex16 | None = None
     tag: Hex32 | None = None
@@ -426,8 +416,6 @@ def decode(
         raise ProtocolError(f"not a header of WBP/1: {error}"[:TEXT_MAX]) from None
     if message.wbp != WBP:
         _check_number(frames[0])
-    if isinstance(message, Versioned) and (strange := _strange(message)):
-        raise ProtocolError(f"not a header of WBP/1: {strange}"[:TEXT_MAX])
     low, high = PAYLOADS.get(type(message), (0, 0))
     if isinstance(message, Announce) and message.whole is not None:
         low = high
@@ -437,21 +425,6 @@ def decode(
             f"{low} to {high} are allowed"
         )
     return message, frames[1:]
-
-
-def _strange(message: Versioned) -> str:
-    """Say what is none of the names and digests of a message that have no pattern; else empty."""
-    if message.model.strip(NAMED):
-        return f"model {message.model!r} has other characters than a name"
-    if isinstance(message, Announce):
-        if message.layout.strip(HEX) or (message.whole and message.whole.digest.strip(HEX)):
-            return "a digest is not of 64 hexadecimal digits"
-        if message.encoding.strip(NAMED):
-            return f"encoding {message.encoding!r} has other characters than a name"
-    wrong = isinstance(message, Applied) and (
-        message.digest.strip(HEX) or len(message.digest) not in (0, 64)
-    )
-    return "a digest is not of 64 hexadecimal digits" if wrong else ""
 
 
 from_worker = partial(decode, _FROM_WORKER)

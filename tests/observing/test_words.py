@@ -128,9 +128,7 @@ def bounded(kind: type[Message]) -> list[tuple[str, int]]:
     return [
         (field.name, field.type.max_length)
         for field in described.fields
-        if isinstance(field.type, msgspec.inspect.StrType)
-        and field.type.max_length
-        and field.type.min_length is None
+        if isinstance(field.type, msgspec.inspect.StrType) and field.type.max_length
     ]
 
 

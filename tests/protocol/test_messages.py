@@ -58,10 +58,6 @@ def values(kind: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
             return st.integers(least, greatest)
         case msgspec.inspect.StrType(pattern=str(pattern)):
             return PATTERNS[pattern]
-        case msgspec.inspect.StrType(min_length=1, max_length=128):
-            return NAMES
-        case msgspec.inspect.StrType(min_length=int(least), max_length=64):
-            return HEX64 if least else HEX64 | st.just("")
         case msgspec.inspect.StrType(max_length=longest):
             characters = st.characters(exclude_categories=["Cs"])
             return st.text(characters, max_size=min(longest or 0, 100))

@@ -109,10 +109,6 @@ def described(kind: msgspec.inspect.Type) -> tuple[str, str]:
             digits = re.fullmatch(r"\^(\()?\[0-9a-f\]\{(\d+)\}(?(1)\)\?)\\Z", pattern)
             assert digits is not None, pattern
             return "string", f"{digits[2]} hex digits" + (" or empty" if digits[1] else "")
-        case msgspec.inspect.StrType(min_length=1, max_length=128):
-            return "string", "name"
-        case msgspec.inspect.StrType(min_length=int(least), max_length=64):
-            return "string", "64 hex digits" + ("" if least else " or empty")
         case msgspec.inspect.StrType(max_length=int(longest)):
             return "string", f"at most {longest} characters"
         case msgspec.inspect.BytesType(max_length=longest):
