@@ -202,29 +202,13 @@ impl Handoff {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::Layout;
     use crate::staging::Buffer;
-    use crate::staging::Source;
-    use std::sync::Arc;
-
-    fn staged(model: &str) -> StagedVersion {
-        let layout = Arc::new(Layout::parse(b"\x02\0\0\0\0\0\0\0{}").unwrap());
-        let (model, source) = (model.to_owned(), Source::Buffer(Buffer::default()));
-        StagedVersion {
-            model,
-            key: (1, 1),
-            layout,
-            source,
-            digest: String::new(),
-            encoding: "",
-            metadata: Default::default(),
-            keep: false,
-        }
-    }
+    use crate::tests::{layout, staged};
 
     #[test]
     fn a_model_that_is_in_use_keeps_no_other_waiting() {
         let handoff = Handoff::new().unwrap();
+        let staged = |model| staged(model, 1, layout("{}"), Buffer::default());
         assert!(handoff.put(staged("busy")).is_none() && handoff.put(staged("free")).is_none());
         let take = || match handoff.take("w", Instant::now()).unwrap() {
             Found::Version(staged) => staged,

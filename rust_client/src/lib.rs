@@ -118,3 +118,38 @@ pub mod zmtp;
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// What the tests of several modules need.
+#[cfg(test)]
+mod tests {
+    use crate::effects::Host;
+    use crate::layout::Layout;
+    use crate::staging::{Buffer, Source, StagedVersion};
+    use std::sync::Arc;
+
+    pub struct AnyLayout;
+
+    impl Host for AnyLayout {
+        fn fault(&self, _model: &str, _layout: &Layout) -> Option<String> {
+            None
+        }
+    }
+
+    pub fn layout(json: &str) -> Layout {
+        Layout::parse(&[&(json.len() as u64).to_le_bytes(), json.as_bytes()].concat()).unwrap()
+    }
+
+    /// A version of epoch 1.
+    pub fn staged(model: &str, version: u64, layout: Layout, buffer: Buffer) -> StagedVersion {
+        StagedVersion {
+            model: model.to_owned(),
+            key: (1, version),
+            layout: Arc::new(layout),
+            source: Source::Buffer(buffer),
+            digest: "d".to_owned(),
+            encoding: "",
+            metadata: Default::default(),
+            keep: false,
+        }
+    }
+}

@@ -682,15 +682,7 @@ impl Places for WorkerMachine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::Layout;
-
-    struct AnyLayout;
-
-    impl Host for AnyLayout {
-        fn fault(&self, _model: &str, _layout: &Layout) -> Option<String> {
-            None
-        }
-    }
+    use crate::tests::AnyLayout;
 
     fn machine() -> WorkerMachine {
         let identity = Identity {

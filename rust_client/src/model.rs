@@ -565,6 +565,7 @@ impl fmt::Debug for WeightsGuard<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::layout;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
     use std::time::Duration;
@@ -577,8 +578,7 @@ mod tests {
 
     fn fill(writing: &Writing, byte: u8) {
         let json = r#"{"a":{"dtype":"U8","shape":[5000],"data_offsets":[0,5000]},"b":{"dtype":"U8","shape":[],"data_offsets":[5000,5001]}}"#;
-        let header = [&(json.len() as u64).to_le_bytes(), json.as_bytes()].concat();
-        writing.fill(&Layout::parse(&header).unwrap(), |_, bytes| bytes.fill(byte));
+        writing.fill(&layout(json), |_, bytes| bytes.fill(byte));
     }
 
     #[test]
@@ -628,8 +628,7 @@ mod tests {
     fn what_a_model_holds_is_gathered_unless_it_is_being_written() {
         let model = model();
         let json = r#"{"b":{"dtype":"U8","shape":[],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[5000],"data_offsets":[1,5001]}}"#;
-        let header = [&(json.len() as u64).to_le_bytes(), json.as_bytes()].concat();
-        let layout = Layout::parse(&header).unwrap();
+        let layout = layout(json);
         let gathered = || {
             let mut bytes = vec![9; 5001];
             let copy = |begin: usize, from: &[u8]| {

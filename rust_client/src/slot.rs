@@ -728,14 +728,7 @@ impl Slot {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    struct AnyLayout;
-
-    impl Host for AnyLayout {
-        fn fault(&self, _model: &str, _layout: &Layout) -> Option<String> {
-            None
-        }
-    }
+    use crate::tests::AnyLayout;
 
     #[test]
     fn that_nothing_runs_is_said_of_a_failure_only_as_long_as_it_is_so() {

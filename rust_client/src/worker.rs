@@ -856,6 +856,7 @@ fn random_digits(bytes: usize) -> io::Result<String> {
 mod tests {
     use super::*;
     use crate::model::Tensor;
+    use crate::tests::{layout, staged};
     use std::sync::mpsc::channel;
 
     const LONG: Duration = Duration::from_secs(20);
@@ -883,21 +884,9 @@ mod tests {
     }
 
     fn put(worker: &Worker, version: u64) {
-        let header = b"\x35\0\0\0\0\0\0\0{\"w\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}";
+        let layout = layout(r#"{"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#);
         let buffer = Buffers::default().take(1).unwrap().unwrap();
-        let (model, layout) = ("m".to_owned(), Arc::new(Layout::parse(header).unwrap()));
-        let source = Source::Buffer(buffer);
-        let (key, digest) = ((1, version), String::new());
-        worker.handoff().put(StagedVersion {
-            model,
-            key,
-            layout,
-            source,
-            digest,
-            encoding: "",
-            metadata: Default::default(),
-            keep: false,
-        });
+        worker.handoff().put(staged("m", version, layout, buffer));
     }
 
     /// A version of two tensors of 1 MiB and a number, of which every byte is the same.
@@ -909,22 +898,10 @@ mod tests {
             entries.push(format!("\"{}\":{{\"dtype\":\"F32\",\"shape\":{},{}}}", name, shape, place));
             begin += nbytes;
         }
-        let json = format!("{{{}}}", entries.join(","));
-        let header = [&(json.len() as u64).to_le_bytes()[..], json.as_bytes()].concat();
-        let layout = Arc::new(Layout::parse(&header).unwrap());
+        let layout = layout(&format!("{{{}}}", entries.join(",")));
         let mut buffer = Buffers::default().take(layout.nbytes).unwrap().unwrap();
         buffer.fill(byte);
-        let (model, source) = ("m".to_owned(), Source::Buffer(buffer));
-        StagedVersion {
-            model,
-            key: (1, 1),
-            layout,
-            source,
-            digest: "d".to_owned(),
-            encoding: "",
-            metadata: Default::default(),
-            keep: false,
-        }
+        staged("m", 1, layout, buffer)
     }
 
     #[test]

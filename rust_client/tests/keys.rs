@@ -5,17 +5,15 @@ mod publisher;
 
 use proptest::prelude::*;
 use publisher::sealer::{seal, Sealer};
+use publisher::worker::{worker, AnyLayout};
 use publisher::{receive_published, welcome, Message, Version, MODEL};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use weightbus::checksum::crc32c;
-use weightbus::effects::{Effect, Host};
-use weightbus::layout::Layout;
-use weightbus::limits::Timing;
-use weightbus::machine::{Wanted, WorkerMachine};
+use weightbus::effects::Effect;
+use weightbus::machine::WorkerMachine;
 use weightbus::messages::*;
-use weightbus::reports::Identity;
 use weightbus::sealing::{nonce_of, GroupKey, Opening, CHUNK};
 use weightbus::staging::{Source, StagedVersion};
 
@@ -49,14 +47,6 @@ proptest! {
     }
 }
 
-struct AnyLayout;
-
-impl Host for AnyLayout {
-    fn fault(&self, _model: &str, _layout: &Layout) -> Option<String> {
-        None
-    }
-}
-
 /// A worker inside a session, and what seals for it.
 struct Session {
     machine: WorkerMachine,
@@ -68,16 +58,7 @@ struct Session {
 
 impl Session {
     fn new(keyed: bool) -> Session {
-        let identity = Identity {
-            name: "w".to_owned(),
-            instance: "0".repeat(32),
-            client: String::new(),
-            host: String::new(),
-            pid: 0,
-        };
-        let wanted = [Wanted { model: MODEL.to_owned(), nbytes: 0 }];
-        let mut machine =
-            WorkerMachine::new(identity, &wanted, Arc::new(AnyLayout), 1 << 20, Timing::default());
+        let mut machine = worker("w", "0".repeat(32), Arc::new(AnyLayout));
         if keyed {
             machine.take_sealed();
         }

@@ -3,30 +3,21 @@
 mod publisher;
 
 use publisher::sealer::Sealer;
+use publisher::worker::{worker, AnyLayout};
 use publisher::{layout, receive_published, Message, Publisher, Version, MODEL};
 use std::sync::Arc;
 use std::time::Duration;
-use weightbus::effects::{Effect, Host};
-use weightbus::layout::Layout;
-use weightbus::limits::{Timing, BYTES_MAX};
-use weightbus::machine::{Wanted, WorkerMachine};
+use weightbus::effects::Effect;
+use weightbus::limits::BYTES_MAX;
+use weightbus::machine::WorkerMachine;
 use weightbus::messages::*;
 use weightbus::patching::{Base, Bytes, Patching};
-use weightbus::reports::Identity;
 use weightbus::sealing::AVAILABLE;
 use weightbus::staging::{Source, StagedVersion};
 use weightbus::{Model, Tensor};
 
 const TICK: Duration = Duration::from_millis(100);
 const TOOK: Duration = Duration::from_micros(1234); // decoding each patch, as the worker is told
-
-struct AnyLayout;
-
-impl Host for AnyLayout {
-    fn fault(&self, _model: &str, _layout: &Layout) -> Option<String> {
-        None
-    }
-}
 
 /// A worker and its publisher, between which nothing is lost.
 struct World {
@@ -46,12 +37,7 @@ struct World {
 
 impl World {
     fn new(sealed: bool, patches: bool) -> World {
-        let (name, instance) = ("w".to_owned(), "0".repeat(32));
-        let (client, host) = (String::new(), String::new());
-        let identity = Identity { name, instance, client, host, pid: 0 };
-        let wanted = [Wanted { model: MODEL.to_owned(), nbytes: 0 }];
-        let mut machine =
-            WorkerMachine::new(identity, &wanted, Arc::new(AnyLayout), BYTES_MAX, Timing::default());
+        let mut machine = worker("w", "0".repeat(32), Arc::new(AnyLayout));
         if sealed {
             machine.take_sealed();
         }

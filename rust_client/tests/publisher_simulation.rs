@@ -7,16 +7,17 @@
 
 #[path = "publisher/dice.rs"]
 mod dice;
+#[path = "publisher/worker.rs"]
+mod worker;
 
 use dice::Dice;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use weightbus::effects::{Effect as WorkerEffect, Host};
-use weightbus::layout::Layout;
+use weightbus::effects::Effect as WorkerEffect;
 use weightbus::limits::Timing;
-use weightbus::machine::{Wanted, WorkerMachine};
+use weightbus::machine::WorkerMachine;
 use weightbus::messages::{encode, CommitMode, FromPublisher, FromWorker, Hello, OfVersion};
 use weightbus::patching::{Base, Bytes, Patching};
 use weightbus::publisher::bases::Bases;
@@ -26,11 +27,11 @@ use weightbus::publisher::grants::{ByKey, Grant, Role};
 use weightbus::publisher::machine::PublisherMachine;
 use weightbus::publisher::publication::Terms;
 use weightbus::publisher::sealer::Sealer;
-use weightbus::reports::Identity;
 use weightbus::sealing::AVAILABLE;
 use weightbus::staging::{Source, StagedVersion};
 use weightbus::zmtp::{Published, PublishedPayload};
 use weightbus::{Dtype, Encoding, Outcome, Receipt, Require, TensorView, Wait};
+use worker::{worker, AnyLayout};
 
 const MODEL: &str = "policy";
 const STEP: Duration = Duration::from_millis(20);
@@ -40,14 +41,6 @@ const TRAINED_CHUNK: u64 = 40;
 
 type Key = (u64, u64);
 type Message = (Vec<u8>, Payload);
-
-struct AnyLayout;
-
-impl Host for AnyLayout {
-    fn fault(&self, _model: &str, _layout: &Layout) -> Option<String> {
-        None
-    }
-}
 
 /// How bad the network is, in parts of a hundred.
 #[derive(Clone, Debug)]
@@ -107,16 +100,8 @@ struct Worker {
 impl Worker {
     fn new(at: usize, life: u32, keyed: bool) -> Worker {
         let name = format!("w{}", at);
-        let identity = Identity {
-            name: name.clone(),
-            instance: format!("{:016x}{:016x}", at, life),
-            client: String::new(),
-            host: String::new(),
-            pid: 0,
-        };
-        let wanted = [Wanted { model: MODEL.to_owned(), nbytes: 0 }];
-        let mut machine =
-            WorkerMachine::new(identity, &wanted, Arc::new(AnyLayout), 1 << 20, Timing::default());
+        let instance = format!("{:016x}{:016x}", at, life);
+        let mut machine = worker(&name, instance, Arc::new(AnyLayout));
         if keyed {
             machine.take_sealed();
         }

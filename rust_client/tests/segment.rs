@@ -4,6 +4,7 @@
 mod memfd;
 mod publisher;
 
+use publisher::worker::worker;
 use publisher::{welcome, Version, MODEL};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -14,10 +15,9 @@ use std::time::Duration;
 use weightbus::digest::bytes_of_hex;
 use weightbus::effects::{Effect, Host};
 use weightbus::layout::Layout;
-use weightbus::limits::{Timing, SEGMENTS_MAX};
-use weightbus::machine::{Wanted, WorkerMachine};
+use weightbus::limits::SEGMENTS_MAX;
+use weightbus::machine::WorkerMachine;
 use weightbus::messages::*;
-use weightbus::reports::Identity;
 use weightbus::segment::{Segment, Segments, Stale, Stamp};
 use weightbus::staging::{Source, StagedVersion};
 use weightbus::zmtp::{Published, PublishedPayload};
@@ -127,16 +127,7 @@ impl Host for Here {
 
 /// A machine in a session on the shared road, and what it did at the welcome.
 fn joined(probe: &str) -> (WorkerMachine, Vec<Effect>) {
-    let identity = Identity {
-        name: "w".to_owned(),
-        instance: "0".repeat(32),
-        client: String::new(),
-        host: String::new(),
-        pid: 0,
-    };
-    let wanted = [Wanted { model: MODEL.to_owned(), nbytes: 0 }];
-    let host = Arc::new(Here(Segments::default()));
-    let mut machine = WorkerMachine::new(identity, &wanted, host, 1 << 20, Timing::default());
+    let mut machine = worker("w", "0".repeat(32), Arc::new(Here(Segments::default())));
     machine.connected(NOW);
     let (header, _) = welcome(1, "tcp://*:1", BTreeMap::new());
     let mut fields: serde_json::Value = serde_json::from_slice(&header).unwrap();

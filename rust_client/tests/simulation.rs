@@ -7,30 +7,20 @@ mod publisher;
 use proptest::prelude::*;
 use publisher::dice::Dice;
 use publisher::sealer::Sealer;
+use publisher::worker::{worker, AnyLayout};
 use publisher::{Message, Publisher, Version, MODEL};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
-use weightbus::effects::{Effect, Host};
-use weightbus::layout::Layout;
-use weightbus::limits::Timing;
-use weightbus::machine::{Wanted, WorkerMachine};
+use weightbus::effects::Effect;
+use weightbus::machine::WorkerMachine;
 use weightbus::messages::{encode, Acknowledge, CommitMode, FromPublisher, FromWorker, Rekey};
 use weightbus::patching::{Base, Bytes, Patching};
-use weightbus::reports::Identity;
 use weightbus::sealing::AVAILABLE;
 use weightbus::staging::{Source, StagedVersion};
 use weightbus::zmtp::{Place, Places, Published, PublishedPayload};
 
 const STEP: Duration = Duration::from_millis(20);
-
-struct AnyLayout;
-
-impl Host for AnyLayout {
-    fn fault(&self, _model: &str, _layout: &Layout) -> Option<String> {
-        None
-    }
-}
 
 /// How bad the network is, in parts of a hundred.
 #[derive(Clone, Debug)]
@@ -79,16 +69,7 @@ struct World {
 
 impl World {
     fn new(seed: u64, weather: Weather) -> World {
-        let identity = Identity {
-            name: "w".to_owned(),
-            instance: "0".repeat(32),
-            client: String::new(),
-            host: String::new(),
-            pid: 0,
-        };
-        let wanted = [Wanted { model: MODEL.to_owned(), nbytes: 0 }];
-        let mut machine =
-            WorkerMachine::new(identity, &wanted, Arc::new(AnyLayout), 1 << 20, Timing::default());
+        let mut machine = worker("w", "0".repeat(32), Arc::new(AnyLayout));
         if weather.keyed {
             machine.take_sealed();
         }

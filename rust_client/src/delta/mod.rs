@@ -248,6 +248,7 @@ fn in_block(block: &Block, fault: Fault) -> PatchError {
 mod tests {
     use super::*;
     use crate::digest::digest_while;
+    use crate::tests::layout;
     use std::cell::Cell;
 
     #[test]
@@ -255,8 +256,7 @@ mod tests {
         const BLOCKS: usize = 3;
         let nbytes = BLOCKS << 18;
         let json = format!(r#"{{"w":{{"dtype":"U8","shape":[{0}],"data_offsets":[0,{0}]}}}}"#, nbytes);
-        let header = [&(json.len() as u64).to_le_bytes(), json.as_bytes()].concat();
-        let layout = Layout::parse(&header).unwrap();
+        let layout = layout(&json);
         let (base, target) = (vec![0; nbytes], vec![1; nbytes]);
         let digest = |data: &[u8]| digest_while(&layout.id, 1 << 20, data, &|| true);
         let (before, after) = (digest(&base), digest(&target));

@@ -112,6 +112,7 @@ impl Home {
 mod tests {
     use super::*;
     use crate::model::Model;
+    use crate::tests::layout;
     use std::time::{Duration, Instant};
 
     const ONE: &str = r#"{"embed":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}"#;
@@ -119,10 +120,6 @@ mod tests {
     const TIED: &str =
         r#"{"__metadata__":{"head":"embed"},"embed":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}"#;
     const TWO: &str = r#"{"embed":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"head":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}}"#;
-
-    fn layout(json: &str) -> Layout {
-        Layout::parse(&[&(json.len() as u64).to_le_bytes(), json.as_bytes()].concat()).unwrap()
-    }
 
     fn over(name: &str, shape: &[u64], memory: *mut u8, at: usize) -> Tensor {
         let nbytes = shape.iter().product::<u64>() as usize;

@@ -3,6 +3,7 @@
 
 pub mod dice;
 pub mod sealer;
+pub mod worker;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
