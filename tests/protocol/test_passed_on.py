@@ -58,6 +58,10 @@ def version(number: int, nbytes: int = NBYTES, chunk: int = CHUNK) -> Version:
     return version_of(number, data_of(number, nbytes), chunk, EPOCH)
 
 
+def fetch(first: int, count: int) -> Fetch:
+    return Fetch(model="a", epoch=EPOCH, version=1, first=first, count=count)
+
+
 def address_of(memory: object) -> int:
     return int(np.frombuffer(memory, np.uint8).ctypes.data)  # type: ignore[call-overload]
 
@@ -162,12 +166,23 @@ class Chain:
             worker.said.append(Ping(token=1, subscribed=True))
         self.talk()
 
+    def hears(self, *messages: Message) -> None:
+        """Have the publisher hear a worker that is not among those below."""
+        for message in messages:
+            self.publisher.receive(b"x", [encode(message)], 0.0)
+
     def passes(self, seconds: float) -> None:
         """Time passes for everybody below."""
         self.now += seconds
         for worker in self.below.values():
             worker.does(worker.machine.tick(self.now), self.now)
         self.does(self.publisher.tick(self.now))
+
+    def offers(self, made: Version, chunks: Chunks[Memory]) -> Version:
+        """Pass a version on, as far as it is here."""
+        passed = Version.received("a", made.layout, chunks)
+        self.does(self.publisher.offer(passed))
+        return passed
 
     def more(self, passed: Version) -> None:
         """Say that more is here, and push it."""
@@ -187,8 +202,7 @@ def test_what_is_here_is_given_out_and_the_rest_as_it_comes(
     chunks = chain.begins(made)
     place = address_of(chunks.memory)
     chain.arrives(made, (0, 2))
-    passed = Version.received("a", made.layout, chunks)
-    chain.does(chain.publisher.offer(passed))
+    passed = chain.offers(made, chunks)
 
     def counted(layout: str, size: int, crcs: list[int]) -> str:
         hashed.append(digest(layout, size, crcs))
@@ -237,8 +251,7 @@ def test_what_came_in_one_message_is_given_out_as_well(monkeypatch: pytest.Monke
     assert held.chunks.crcs == made.chunks.crcs
     assert held.chunks.memory is held.staged.data
     for _ in (first, made):  # the numbers are as far up
-        passed = Version.received("a", made.layout, held.chunks)
-        chain.does(chain.publisher.offer(passed))
+        chain.offers(made, held.chunks)
     monkeypatch.setattr(offers, "crc32c", None)
     chain.joins("below")
     (there,) = chain.below["below"].ready
@@ -250,8 +263,7 @@ def test_what_came_in_one_message_is_given_out_as_well(monkeypatch: pytest.Monke
 def test_memory_that_is_given_out_is_not_used_for_another_version() -> None:
     chain, one = Chain("soon", "late"), version(1)
     chunks = chain.begins(one)
-    passed = Version.received("a", one.layout, chunks)
-    chain.does(chain.publisher.offer(passed))
+    passed = chain.offers(one, chunks)
     chain.joins("soon")
     chain.arrives(one, range(CHUNKS))
     chain.ends(one)
@@ -280,7 +292,7 @@ def test_memory_serves_the_next_version_once_nobody_gives_it_out() -> None:
     chain.ends(one)
     chain.does(chain.publisher.offer(passed))
     sending = passed.snapshot.chunk(0, CHUNK)  # as a socket does
-    chain.does(chain.publisher.offer(Version.received("a", two.layout, chain.begins(two))))
+    chain.offers(two, chain.begins(two))
     assert passed.gone, "another one takes its place, and nobody is at it"
     gc.collect()
     assert chunks.in_use
@@ -296,11 +308,8 @@ def test_memory_serves_the_next_version_once_nobody_gives_it_out() -> None:
 def test_who_asks_for_what_is_not_here_waits_no_longer_than_it_takes_to_ask_again() -> None:
     for late in (False, True):
         chain, made = Chain(), version(1)
-        passed = Version.received("a", made.layout, chain.begins(made))
-        chain.does(chain.publisher.offer(passed))
-        fetch = Fetch(model="a", epoch=EPOCH, version=1, first=1, count=3)
-        for said in (HELLO, fetch):
-            chain.publisher.receive(b"x", [encode(said)], 0.0)
+        passed = chain.offers(made, chain.begins(made))
+        chain.hears(HELLO, fetch(1, 3))
         chain.arrives(made, range(CHUNKS))
         now = TIMING.patience_max - 0.1 + late
         given = chain.publisher.arrived(passed, now)
@@ -311,25 +320,20 @@ def test_who_asks_for_what_is_not_here_waits_no_longer_than_it_takes_to_ask_agai
 def test_what_a_worker_waits_for_is_bounded() -> None:
     count = 4 * FETCH_CHUNKS_MAX
     chain, made = Chain(), version(1, count, 1)
-    passed = Version.received("a", made.layout, chain.begins(made))
-    chain.does(chain.publisher.offer(passed))
-    chain.publisher.receive(b"x", [encode(HELLO)], 0.0)
+    passed = chain.offers(made, chain.begins(made))
+    chain.hears(HELLO)
     for first in range(0, count, FETCH_CHUNKS_MAX):
-        fetch = Fetch(model="a", epoch=EPOCH, version=1, first=first, count=FETCH_CHUNKS_MAX)
-        chain.publisher.receive(b"x", [encode(fetch)], 0.0)
+        chain.hears(fetch(first, FETCH_CHUNKS_MAX))
     (waits,) = passed.waits.values()
     assert [*waits] == [*range(count - FETCH_CHUNKS_MAX, count)], "the newest"
-    chain.publisher.receive(b"x", [encode(Bye())], 0.0)
+    chain.hears(Bye())
     assert passed.waits == {}
 
 
 def test_who_waits_for_a_version_that_is_gone_is_given_nothing() -> None:
     chain, made = Chain(), version(1)
-    passed = Version.received("a", made.layout, chain.begins(made))
-    chain.does(chain.publisher.offer(passed))
-    fetch = Fetch(model="a", epoch=EPOCH, version=1, first=1, count=3)
-    for said in (HELLO, fetch):
-        chain.publisher.receive(b"x", [encode(said)], 0.0)
+    passed = chain.offers(made, chain.begins(made))
+    chain.hears(HELLO, fetch(1, 3))
     among = [passed.snapshot]
     chain.does(chain.publisher.make_room("a", among, replaces_latest=True))
     assert passed.gone
@@ -388,8 +392,7 @@ def test_what_came_as_a_patch_is_hashed_when_it_is_given_out() -> None:
     chain, made = Chain("below"), version(1)
     chunks: Chunks[Memory] = Chunks(made.plan, data_of(1), [None] * CHUNKS, made.layout.id)
     chunks.fill(made.digest)
-    passed = Version.received("a", made.layout, chunks)
-    chain.does(chain.publisher.offer(passed))
+    chain.offers(made, chunks)
     chain.joins("below")
     (there,) = chain.below["below"].ready
     assert (bytes(there.data), there.digest) == (bytes(data_of(1)), made.digest)
@@ -415,8 +418,7 @@ def test_in_any_order_and_with_any_loss_the_same_arrives_below(
 ) -> None:
     chain, made = Chain("below"), version(1)
     chunks = chain.begins(made)
-    passed = Version.received("a", made.layout, chunks)
-    chain.does(chain.publisher.offer(passed))
+    passed = chain.offers(made, chunks)
     chain.drops = lambda: data.draw(st.booleans(), "lost")
     joins, wrong = data.draw(st.integers(0, CHUNKS)), data.draw(st.booleans(), "wrong end")
     for count, index in enumerate(order):
