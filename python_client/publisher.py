@@ -177,7 +177,7 @@ class Publisher(AsyncClosable):
     @property
     def epoch(self) -> int:
         """This publisher's incarnation."""
-        return self._loop.standing.epoch
+        return self._loop.known.epoch
 
     @had_more_keywords("publish")
     def prepare(self, model: str, weights: object, *, settings: Settings | None = None) -> None:
@@ -311,7 +311,7 @@ class Publisher(AsyncClosable):
             kept.wait_for_lock(until)
         handed_on = False
         try:
-            shared, sends = self._probe is not None, self._loop.standing.sends
+            shared, sends = self._probe is not None, self._loop.known.sends
             sent = partial(sends, model, terms.workers, shared=shared)
             hashed = (lambda: True) if asked.asks_for_digests else sent
             version, arriving = kept.snapshot(
@@ -444,7 +444,7 @@ class Publisher(AsyncClosable):
         If the publisher closes new connections because it lacks descriptors, the log warns.
         """
         self._check_usable()
-        if away := self._loop.standing.turned_away:
+        if away := self._loop.known.turned_away:
             self._crowded.warn(away, time.monotonic())
         return self._known()
 
@@ -485,7 +485,7 @@ class Publisher(AsyncClosable):
             future.cancel()
             names = _there(tuple(self._known().values()), model)
             wanted = f" that want {model!r}" if model is not None else ""
-            away = self._loop.standing.turned_away
+            away = self._loop.known.turned_away
             raise WorkersMissingError(
                 f"{len(names)} of {count} workers{wanted} joined within {timeout} s "
                 f"({', '.join(names) or 'none'}): start the others, and check that they connect to "

@@ -76,7 +76,7 @@ class PublisherLoop:
     Attributes:
         over: Set once it has ended.
         leaving: It has ended, or is about to.
-        standing: What any thread may know; no other than the loop's reads the machine.
+        known: What any thread may know; no other than the loop's reads the machine.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class PublisherLoop:
         restored: Collection[Version] = (),
         sealer: Sealer | None = None,
     ) -> None:
-        self._machine, self._sockets, self.standing = machine, sockets, machine.standing()
+        self._machine, self._sockets, self.known = machine, sockets, machine.known()
         self._keeper, self._restored, self._sealer = keeper, restored, sealer
         self._work: deque[tuple[Callable[[float], None], Future[Any] | Reply]] = deque()
         self._open: dict[int, Promise | Reply] = {}
@@ -128,7 +128,7 @@ class PublisherLoop:
             if terms.commit == "together" and isinstance(answer, Promise):
                 answer.publication = publication
             try:
-                if self._sealer is not None and self.standing.sends(
+                if self._sealer is not None and self.known.sends(
                     version.model, terms.workers, shared=version.shared is not None
                 ):
                     self._sealer.reserve(version)
@@ -327,8 +327,8 @@ class PublisherLoop:
             self._held_up = now - next_tick >= grace and not self._held_up
             if self._held_up:  # with the whole host, perhaps: nobody was silent but who still is
                 return now + grace
-            if self._machine.state.malformed != self.standing.malformed:
-                self.standing = self._machine.standing()  # not for each: there may be a flood
+            if self._machine.state.malformed != self.known.malformed:
+                self.known = self._machine.known()  # not for each: there may be a flood
             self._perform(self._machine.crowded(self._sockets.turned_away(now), now), now)
             self._perform(self._machine.tick(now), now)
             if self._sealer is not None and self._sealer.due(now):
@@ -396,7 +396,7 @@ class PublisherLoop:
 
     def _perform(self, effects: list[Effect], now: float) -> None:
         if self._machine.state.stale:
-            self.standing = self._machine.standing()
+            self.known = self._machine.known()
         changed, sealer = False, self._sealer
         for each in effects:
             asks = isinstance(each, SendChunk | BroadcastChunk | BroadcastWhole)

@@ -44,11 +44,11 @@ from ..observed import Checked, Observe, Verify, to_publisher
 from ..trust.grants import Grant
 from . import absent, calls, joining, publishing, reports, serving, sessions
 from .effects import Broadcast, Effect, HangUp, Resolve
+from .known import Known, Reached
 from .observers import Observers
 from .patience import DEAR, Patience, cost_of
 from .publication import Publication
 from .roster import Peer
-from .standing import Reached, Standing
 from .state import PublisherState
 from .status import WorkerStatus, status_of
 from .verifying import Comparison
@@ -291,7 +291,7 @@ class PublisherMachine:
         """Resolve every call that is still open, as it stands."""
         return calls.close(self.state, now)
 
-    def standing(self) -> Standing:
+    def known(self) -> Known:
         """Return what any thread may know, which is so until the state is `stale` again."""
         state = self.state
         state.stale = False
@@ -300,7 +300,7 @@ class PublisherMachine:
             for peer in state.roster
             if peer.subscribed and peer.phase != "lost"
         ]
-        return Standing(state.epoch, tuple(reached), state.crowded, state.malformed)
+        return Known(state.epoch, tuple(reached), state.crowded, state.malformed)
 
     def crowded(self, text: str, now: float) -> list[Effect]:
         """Say who was turned away before it could say who it is; empty: nobody lately."""

@@ -112,7 +112,7 @@ class Shown:
 
         from .metrics import Metrics
 
-        metrics = Metrics(_Inside(self._loop).refresh, lambda: self._loop.standing.malformed)
+        metrics = Metrics(_Inside(self._loop).refresh, lambda: self._loop.known.malformed)
 
         async def page(_request: web.Request) -> web.StreamResponse:
             body = await asyncio.to_thread(metrics.text)

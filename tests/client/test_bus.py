@@ -811,7 +811,7 @@ def test_each_byte_is_hashed_once_and_on_the_shared_road_none(
     weights = {"w": np.arange(2_500, dtype=np.float32)}
     first = bus.subscriber(publisher, {"w": np.zeros(2_500, np.float32)})
     loop = publisher._loop  # noqa: SLF001 # pyright: ignore
-    wait_for(lambda: loop.standing.sends("m", None, shared=False), "a ping", SECONDS)
+    wait_for(lambda: loop.known.sends("m", None, shared=False), "a ping", SECONDS)
     receipt, _ = both(publisher, first, weights)
     assert gathered == ([] if bus.shared_memory else [10_000])
     assert not hashed

@@ -125,7 +125,7 @@ def test_other_threads_are_told_how_much_was_malformed(monkeypatch: pytest.Monke
     loop.start()
     road.control.extend([(b"w", [b"nonsense"])] * 3)
     road.wake()
-    wait_for(lambda: loop.standing.malformed == 3, "three malformed messages", SECONDS)
+    wait_for(lambda: loop.known.malformed == 3, "three malformed messages", SECONDS)
     loop.close()
 
 

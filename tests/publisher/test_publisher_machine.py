@@ -1045,18 +1045,18 @@ def test_listeners_are_pushed_to_and_others_told_alone() -> None:
 
 def test_whether_a_version_will_be_sent_is_known_before_it_is_copied() -> None:
     bench = Bench("w0", "w1", listening=False)
-    standing = bench.machine.standing
-    assert not standing().sends("a", None, shared=False), "nobody hears of it: they fetch"
+    known = bench.machine.known
+    assert not known().sends("a", None, shared=False), "nobody hears of it: they fetch"
     bench.say("w0", Ping(subscribed=True, shared=True))
-    assert standing().sends("a", None, shared=False)
-    assert not standing().sends("a", None, shared=True), "it is read where it lies"
+    assert known().sends("a", None, shared=False)
+    assert not known().sends("a", None, shared=True), "it is read where it lies"
     bench.say("w1", Ping(subscribed=True))
-    assert standing().sends("a", None, shared=True)
-    assert standing().sends("a", ("w1",), shared=True)
-    assert not standing().sends("a", ("w0",), shared=True), "it is for another worker alone"
-    assert not standing().sends("b", None, shared=True)
+    assert known().sends("a", None, shared=True)
+    assert known().sends("a", ("w1",), shared=True)
+    assert not known().sends("a", ("w0",), shared=True), "it is for another worker alone"
+    assert not known().sends("b", None, shared=True)
     bench.say("w1", Bye())
-    assert not standing().sends("a", None, shared=True)
+    assert not known().sends("a", None, shared=True)
 
 
 def test_nothing_is_kept_of_a_failure_with_models_that_a_worker_never_named() -> None:

@@ -132,7 +132,7 @@ def test_want_of_memory_for_sealed_bytes_ends_no_publisher(
             publisher.publish("m", weights(2.0), timeout=SECONDS)
             check(here, 2.0)
             loop = publisher._loop  # noqa: SLF001 # pyright: ignore
-            sends = lambda: loop.standing.sends("m", None, shared=False)  # noqa: E731
+            sends = lambda: loop.known.sends("m", None, shared=False)  # noqa: E731
             wait_for(sends, "somebody to push to", SECONDS)
             scarce.set()
             with pytest.raises(MemoryError):

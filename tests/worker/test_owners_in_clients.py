@@ -214,8 +214,8 @@ MESSAGES = {"announce", "standing"}  # are made where they are written
 
 PYTHON = ROOT / "bus" / "publisher"
 NOT_IN_RUST = {
+    "known": "callers ask the machine's thread",
     "offers": "a machine makes messages itself, since it has no hashing to put off",
-    "standing": "callers ask the machine's thread",
     "state": "it is the machine; `state.rs` keeps a folder",
     "version": "`content.rs` has the bytes, `store.rs` what becomes of them, `offer.rs` patches",
 }

@@ -15,12 +15,12 @@ import pytest
 from weightbus import Publisher, Settings, Subscriber, WorkersMissingError
 from weightbus.bus.messages import DELTA
 from weightbus.bus.net.callbacks import WorkerEvent
+from weightbus.bus.publisher.known import Known, Reached
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.observers import Observers
 from weightbus.bus.publisher.publication import Publication, Recipient
 from weightbus.bus.publisher.push import Push
 from weightbus.bus.publisher.roster import Delivery, Link, Peer, Roster, Seen
-from weightbus.bus.publisher.standing import Reached, Standing
 from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.store import Versions
 from weightbus.bus.publisher.verifying import Checks
@@ -192,20 +192,20 @@ def test_a_trespass_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_publishing_changes_nothing_that_others_know() -> None:
     with Publisher(settings=QUICK) as publisher, workers_of(publisher):
         loop = publisher._loop  # noqa: SLF001 # pyright: ignore
-        wait_for(lambda: len(loop.standing.reached) == 2, "both to hear of versions", SECONDS)
-        before = loop.standing
+        wait_for(lambda: len(loop.known.reached) == 2, "both to hear of versions", SECONDS)
+        before = loop.known
         for value in range(3):
             publisher.publish("m", weights(value), timeout=SECONDS)
-        assert loop.standing is before, "it is not made again for a version"
+        assert loop.known is before, "it is not made again for a version"
 
 
 def test_it_says_who_hears_what_is_published() -> None:
     near, far = Reached("near", frozenset("ab"), True), Reached("far", frozenset("b"), False)
-    standing = Standing(1, (near, far), "", 0)
+    known = Known(1, (near, far), "", 0)
     with pytest.raises(FrozenInstanceError):
-        standing.epoch = 2  # type: ignore[misc]
-    assert standing.sends("a", None, shared=False)
-    assert not standing.sends("a", None, shared=True)
-    assert standing.sends("b", None, shared=True)
-    assert not standing.sends("b", ("near",), shared=True)
-    assert not standing.sends("c", None, shared=False)
+        known.epoch = 2  # type: ignore[misc]
+    assert known.sends("a", None, shared=False)
+    assert not known.sends("a", None, shared=True)
+    assert known.sends("b", None, shared=True)
+    assert not known.sends("b", ("near",), shared=True)
+    assert not known.sends("c", None, shared=False)

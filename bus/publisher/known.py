@@ -18,7 +18,7 @@ class Reached:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Known:
     """How things stand.
 
     Attributes:
