@@ -3,8 +3,6 @@
 import json
 import shutil
 import statistics
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -44,6 +42,7 @@ from weightbus.benchmarks.goals import GOALS, Better, Line
 from weightbus.benchmarks.losses import losses
 from weightbus.benchmarks.model import Model, Shape
 from weightbus.benchmarks.process import Process, ProcessError
+from weightbus.tests.cli.starting import python
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = "64KiB/5"
@@ -63,15 +62,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     file = tmp_path_factory.mktemp("bench") / "results.json"
     words = ["--sizes", TINY, "--workers", "1", "--rounds", "2", "--costs", TINY]
     words += ["--contenders", ",".join(BENCHED)]
-    done = subprocess.run(  # noqa: S603 - our own script and arguments
-        [sys.executable, "benchmarks/bench.py", *words, "--json", str(file)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = python("benchmarks/bench.py", *words, "--json", file, cwd=ROOT, timeout=110)
     assert "with a peer" in done.stdout, "it says where weightbus loses"
     read: dict[str, Any] = json.loads(file.read_text())
     return read
@@ -230,15 +221,8 @@ def test_targets_are_measured_and_judged(tmp_path: Path) -> None:
         "1",
     ]
     words += ["--model", TINY, "--json", str(file)]
-    done = subprocess.run(  # noqa: S603 - our own script and arguments
-        [sys.executable, "benchmarks/targets.py", *words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 1, done.stdout + done.stderr  # a model this small has no chance
+    code = 1  # a model this small has no chance
+    python("benchmarks/targets.py", *words, code=code, cwd=ROOT, timeout=110)
     lines = json.loads(file.read_text())["lines"]
     counted = Counter(line["row"] for line in lines)
     assert counted == {"tcp": 2, "memory": 4, "pause": 2}

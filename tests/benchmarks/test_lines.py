@@ -1,7 +1,5 @@
 """The count of lines: which part each file belongs to, wherever a commit has it."""
 
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -9,6 +7,7 @@ import pytest
 
 from weightbus.benchmarks import lines
 from weightbus.benchmarks.lines import counted, part_of, tracked
+from weightbus.tests.cli.starting import python
 
 
 @pytest.mark.parametrize(
@@ -96,8 +95,5 @@ def test_commits_are_counted_as_they_were_and_the_checkout_as_it_is(repository: 
 
 
 def test_it_runs_as_a_program() -> None:
-    done = subprocess.run(  # noqa: S603 - a script of ours
-        [sys.executable, lines.__file__], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert all(title in done.stdout for title in lines.ROWS)
+    said = python(lines.__file__).stdout
+    assert all(title in said for title in lines.ROWS)

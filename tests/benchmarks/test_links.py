@@ -3,13 +3,12 @@
 import io
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 from rich.console import Console
 
 from weightbus.benchmarks import links
+from weightbus.tests.cli.starting import python
 
 BEST = {"raw": 3.6, "flat": 1.0, "class": 2.0, "auto": 1.05}
 
@@ -35,9 +34,7 @@ def test_a_row_that_breaks_its_bound_is_noted(changed: dict[str, float], missed:
     os.geteuid() != 0 or not shutil.which("tc"), reason="needs root, and tc of iproute2"
 )
 def test_a_chunk_that_is_long_on_its_way_to_a_late_joiner_is_sent_once() -> None:
-    command = [sys.executable, links.__file__, "--joining"]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
-    assert found.returncode == 0, found.stdout + found.stderr
+    python(links.__file__, "--joining", timeout=120)
 
 
 def test_without_root_it_says_what_it_needs(

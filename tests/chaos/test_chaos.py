@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import struct
-import subprocess
 import sys
 import tempfile
 import threading
@@ -37,6 +36,7 @@ from weightbus.tests.chaos.run import too_often
 from weightbus.tests.chaos.schedule import KEYED, LASTING, SHARING, Step, plan
 from weightbus.tests.chaos.soak import growth
 from weightbus.tests.chaos.story import Story
+from weightbus.tests.cli.starting import python
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.conformance.driver import Fault
 from weightbus.tests.conformance.languages import LANGUAGES
@@ -379,8 +379,4 @@ def test_clocks_jump_while_processes_run(tmp_path: Path) -> None:
         "print(round((time.time() - a[0]) / 3600), time.monotonic() - a[1] < 60)"
     )
     found = {"LD_PRELOAD": str(clock(tmp_path)), "WEIGHTBUS_CHAOS_CLOCK": str(ahead)}
-    words = [sys.executable, "-c", code]
-    done = subprocess.run(  # noqa: S603
-        words, env={**os.environ, **found}, capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout.split() == ["1", "True"]
+    assert python("-c", code, env=os.environ | found).stdout.split() == ["1", "True"]

@@ -21,6 +21,7 @@ from weightbus.python_client.cli import publish
 from weightbus.python_client.cli.commands import app
 from weightbus.python_client.cli.screen import Screen
 from weightbus.python_client.state_folder import StateFolder
+from weightbus.tests.cli.starting import python
 
 DEADLINE = 60.0  # seconds for what takes one or two
 SMALL = {"layer.weight": np.arange(6, dtype=np.float32).reshape(2, 3)}
@@ -436,7 +437,7 @@ def test_a_signal_ends_what_is_not_done(
 @pytest.mark.parametrize("moment", ["import", "exit"])
 def test_ctrl_c_before_or_after_a_command_leaves_no_traceback(moment: str) -> None:
     """Sent where Python would print what is raised, and go on."""
-    code = (
+    script = (
         "import os, signal, sys, weakref\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "class Finder:\n"
@@ -449,14 +450,8 @@ def test_ctrl_c_before_or_after_a_command_leaves_no_traceback(moment: str) -> No
         "from weightbus.python_client.cli.main import main\n"
         "main()\n"
     )
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, "-c", code, "--version"],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (130, "")
+    done = python("-c", script, "--version", code=130, timeout=DEADLINE)
+    assert done.stderr == ""
 
 
 # Inspecting, and the rest.
@@ -486,26 +481,16 @@ def test_inspect_for_programs(small: Path) -> None:
 
 
 def test_the_module_is_the_command() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "weightbus", "--version"],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=True,
-    )
-    assert done.stdout == f"weightbus {weightbus.__version__}, {native.description()}\n"
+    said = python("-m", "weightbus", "--version", timeout=DEADLINE).stdout
+    assert said == f"weightbus {weightbus.__version__}, {native.description()}\n"
 
 
 def test_what_is_not_installed_is_named() -> None:
-    code = "import sys; sys.modules['typer'] = None; import weightbus.python_client.cli.main as cli"
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, "-c", code + "; cli.main()"],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
+    script = (
+        "import sys; sys.modules['typer'] = None; "
+        "import weightbus.python_client.cli.main as cli; cli.main()"
     )
-    assert done.returncode == 1
+    done = python("-c", script, code=1, timeout=DEADLINE)
     assert done.stderr.startswith("error: the command line needs typer, which is not installed")
 
 

@@ -1,8 +1,6 @@
 """Logs have one line for each thing that happens, no more than can be read, and say whose fault."""
 
 import logging
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -12,6 +10,7 @@ from weightbus import Publisher, PublishError, RefusedError, Settings, Subscribe
 from weightbus.bus.complaints import TOLD, Told
 from weightbus.bus.effects import Notice
 from weightbus.bus.errors import FRAMES_TOLD, told_of
+from weightbus.tests.cli.starting import python
 from weightbus.tests.compose.waiting import wait_for
 
 SECONDS = 30.0  # far more than anything here takes
@@ -157,7 +156,5 @@ def test_who_has_set_up_nothing_is_told_warnings_and_may_say_not_to_be(
         "told.tell(Notice('joined', 'worker w joined', 'w'), 0)\n"
         "told.tell(Notice('lost', 'worker w is lost', 'w', warning=True), 0)\n"
     )
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS, check=True
-    )
+    done = python("-c", code, timeout=SECONDS)
     assert (done.stdout, len(done.stderr.splitlines())) == ("", lines)

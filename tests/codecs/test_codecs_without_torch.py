@@ -1,7 +1,6 @@
 """A worker that has numpy alone works, and nobody imports torch on its behalf."""
 
-import subprocess
-import sys
+from weightbus.tests.cli.starting import python
 
 PROGRAM = """
 import sys
@@ -50,8 +49,4 @@ print("done", layout.aliases["nested.x"])
 
 
 def test_numpy_alone_is_enough() -> None:
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "done F32"
+    assert python("-c", PROGRAM).stdout.strip() == "done F32"

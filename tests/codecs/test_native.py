@@ -5,8 +5,6 @@ import importlib
 import importlib.util
 import mmap
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from weightbus.codecs import native
+from weightbus.tests.cli.starting import python
 
 MEMORY = np.random.default_rng(7).integers(0, 256, 2**16, np.uint8)
 SIZES = st.integers(0, 600) | st.integers(0, 40_000)
@@ -65,17 +64,10 @@ def test_the_helper_is_built_where_changes_are_tested() -> None:
 @pytest.mark.parametrize("choice", ["0", "1"])
 def test_the_environment_chooses(choice: str) -> None:
     code = "from weightbus.codecs import native; print(native.BUILT, native.description())"
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, "-c", code],
-        env={**os.environ, native.CHOICE: choice},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    said = python("-c", code, env=os.environ | {native.CHOICE: choice}).stdout
     there = importlib.util.find_spec("weightbus.codecs._native") is not None
     chosen = choice == "1" and there
-    assert done.stdout.startswith(f"{chosen} " + ("native helper (" if chosen else "Python ("))
+    assert said.startswith(f"{chosen} " + ("native helper (" if chosen else "Python ("))
 
 
 @built

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 import weightbus
 from weightbus.python_client.cli.commands import app
+from weightbus.tests.cli.starting import python
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDES = ROOT / "docs" / "guides"
@@ -101,10 +102,7 @@ def run_python_of(page: Path, tmp_path: Path) -> None:
     (tmp_path / "page.py").write_text(code)
     # Not as a script, which processes that the page spawns would run again.
     run = "exec(compile(open('page.py').read(), 'page.py', 'exec'))"
-    done = subprocess.run(  # noqa: S603 - our own pages
-        [sys.executable, "-c", run], capture_output=True, text=True, timeout=360, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
+    python("-c", run, timeout=360, cwd=tmp_path)
 
 
 def test_the_makefile_sets_every_variable_that_it_uses() -> None:

@@ -3,8 +3,6 @@
 import html
 import inspect
 import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache, reduce
@@ -16,6 +14,7 @@ from docutils.core import publish_doctree
 from docutils.parsers.rst import roles
 
 import weightbus
+from weightbus.tests.cli.starting import python
 from weightbus.tests.repository.scripts import loaded
 
 docstrings = loaded("docs/docstrings.py")
@@ -140,13 +139,10 @@ def test_the_site_shows_quotes_asterisks_and_links(tmp_path: Path) -> None:
         )
     settings = {"root_doc": "index", "html_extra_path": ""}
     settings["include_patterns"] = "index.md,docs/guides/*.md"
-    words = [sys.executable, "-m", "sphinx", "-q", "-W", "-c", str(ROOT / "docs")]
-    words += [word for pair in settings.items() for word in ("-D", "=".join(pair))]
-    done = subprocess.run(  # noqa: S603
-        [*words, str(tmp_path), str(tmp_path / "out")],
-        capture_output=True, text=True, timeout=SECONDS, check=False, cwd=ROOT,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    words = [word for pair in settings.items() for word in ("-D", "=".join(pair))]
+    words += [str(tmp_path), str(tmp_path / "out")]
+    sphinx = ("-m", "sphinx", "-q", "-W", "-c", ROOT / "docs")
+    python(*sphinx, *words, timeout=SECONDS, cwd=ROOT)
     shown = (tmp_path / "out" / "index.html").read_text()
     text = html.unescape(re.sub(r"<[^>]+>", "", shown))
     assert '{"*.bias": "f32"}' in text

@@ -1,11 +1,11 @@
 """A process that has hardly any descriptors left: nothing aborts, and everybody says why."""
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
+
+from weightbus.tests.cli.starting import python
 
 pytest.importorskip("resource")
 
@@ -86,15 +86,7 @@ print(json.dumps(told))
 
 
 def run(code: str, *words: object) -> Any:
-    done = subprocess.run(  # noqa: S603 - our own code
-        [sys.executable, "-c", PROLOGUE + code, *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(python("-c", PROLOGUE + code, *words, timeout=120).stdout.splitlines()[-1])
 
 
 def test_with_hardly_any_left_it_is_an_error_and_no_abort() -> None:

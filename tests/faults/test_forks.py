@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from weightbus import Publisher, Settings
+from weightbus.tests.cli.starting import python
 from weightbus.tests.faults.forking import SECONDS, a_pair, descriptors, weights
 from weightbus.tests.net.ports import lasting_address, lasting_ports
 
@@ -25,14 +26,8 @@ FORKS = pytest.mark.skipif(not Path("/proc/self/fdinfo").exists(), reason="needs
 def test_a_child_closes_all_sockets_and_the_parent_goes_on(tmp_path: Path, scheme: str) -> None:
     """In a process of its own: what other libraries open here at a fork is not ours to close."""
     address = "tcp://127.0.0.1:0" if scheme == "tcp" else f"ipc://{tmp_path}/bus"
-    done = subprocess.run(  # noqa: S603 - our own code
-        [sys.executable, "-m", "weightbus.tests.faults.forking", address],
-        timeout=2 * SECONDS,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    done = python("-m", "weightbus.tests.faults.forking", address, timeout=2 * SECONDS)
+    assert done.stderr == ""
 
 
 @FORKS
@@ -165,7 +160,4 @@ def test_a_child_that_runs_to_its_end_ends_in_order() -> None:
         "subscriber.close()\n"
         "publisher.close()\n"
     )
-    done = subprocess.run(  # noqa: S603 - our own code
-        [sys.executable, "-c", code], timeout=SECONDS, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert python("-c", code, timeout=SECONDS).stderr == ""

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,6 +31,7 @@ from weightbus.codecs.layout import Layout
 from weightbus.codecs.state import state_of, write_into
 from weightbus.python_client.resident import Residence, ResidentTarget, residence_of, resident
 from weightbus.python_client.targets import MemoryTarget
+from weightbus.tests.cli.starting import python
 
 SECONDS = 60.0
 
@@ -173,7 +173,7 @@ assert (one == 2).all() and (other == 1).all()
 pages.exchange(one, other)
 assert (one == 1).all() and (other == 2).all()
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=SECONDS)  # noqa: S603
+    python("-c", script, timeout=SECONDS)
 
 
 REFUSED = """
@@ -216,15 +216,8 @@ def test_a_move_that_fails_half_way_leaves_no_hole_and_touches_nobody_elses_memo
     shim = tmp_path / "refused_moves.so"
     source = Path(__file__).with_name("refused_moves.c")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", shim, source], check=True, timeout=SECONDS)  # noqa: S603, S607
-    preloaded = f"{os.environ.get('LD_PRELOAD', '')} {shim}"
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, "-W", "ignore", "-c", REFUSED],
-        env={**os.environ, "LD_PRELOAD": preloaded, "SHIM": str(shim)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=SECONDS,
-    )
+    told = {"LD_PRELOAD": f"{os.environ.get('LD_PRELOAD', '')} {shim}", "SHIM": str(shim)}
+    done = python("-W", "ignore", "-c", REFUSED, env=os.environ | told, timeout=SECONDS)
     kept, swapped, aborted = 0, 1, -signal.SIGABRT
     expected = {(1, 0): kept, (1, 1): kept, (2, 0): kept, (2, 1): aborted}
     expected |= {(3, 0): swapped, (3, 1): aborted}

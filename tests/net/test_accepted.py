@@ -6,7 +6,6 @@ import os
 import random
 import socket
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -30,6 +29,7 @@ from weightbus.bus.net.control import UNREAD, UNREAD_BYTES, PublisherSockets
 from weightbus.bus.net.descriptors import Crowd
 from weightbus.bus.net.endpoints import host_and_port, ipc_path
 from weightbus.bus.net.zmtp import COMMAND, GREETING, MORE, message_parts
+from weightbus.tests.cli.starting import python
 
 SECONDS = 30.0
 BATCH_BYTES = 8192  # that libzmq reads at once
@@ -157,10 +157,7 @@ def test_hanging_up_does_not_abort_the_process(scheme: str, tmp_path: Path) -> N
         wait_until_closed(sockets, bad)
         sockets.close()
     """
-    done = subprocess.run(  # noqa: S603 - our own words
-        [sys.executable, "-c", script], capture_output=True, timeout=SECONDS, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert python("-c", script, timeout=SECONDS).stderr == ""
 
 
 def test_what_is_left_of_a_connection_that_was_hung_up_on_is_dropped(
@@ -457,9 +454,7 @@ def test_nobody_can_guess_the_next_identity_and_nobody_is_disturbed_who_draws_by
             sockets.poll(1.0)
         print(found[0].hex())
     """
-    command = [sys.executable, "-c", script]
-    run = lambda: subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)  # noqa: E731, S603
-    first, second = run().stdout.strip(), run().stdout.strip()
+    first, second = (python("-c", script, timeout=SECONDS).stdout.strip() for _ in range(2))
     assert "" != first != second != ""
 
 

@@ -2,8 +2,6 @@
 
 import logging
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,6 +11,7 @@ import pytest
 
 from weightbus import Publisher, PublishError, Settings, Subscriber
 from weightbus.python_client.observing import traces
+from weightbus.tests.cli.starting import python
 from weightbus.tests.client.settling import joined
 from weightbus.tests.compose.waiting import wait_for
 
@@ -80,10 +79,7 @@ def test_nothing_of_it_is_imported_by_us() -> None:
         "with weightbus.Publisher() as p: p.publish('m', {'w': numpy.zeros(3)}, wait='none')\n"
         "print([m for m in sys.modules if m.startswith('opentelemetry')])"
     )
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS, check=True
-    )
-    assert done.stdout.strip() == "[]"
+    assert python("-c", code, timeout=SECONDS).stdout.strip() == "[]"
 
 
 def test_a_publish_and_each_worker_have_spans_in_the_trace_of_the_caller(spans: Any) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from weightbus.benchmarks.bus import ROADS
+from weightbus.tests.cli.starting import python
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.conformance import elsewhere, run, vectors
 from weightbus.tests.conformance.driver import Fault
@@ -134,10 +135,7 @@ def test_one_red_cell_makes_the_run_red() -> None:
 
 def test_the_command_line_ends_with_success() -> None:
     words = ["--languages", "python", "--scenarios", "late-*", "--seed", "3"]
-    done = subprocess.run(  # noqa: S603 - a script of ours
-        [sys.executable, FOLDER / "run.py", *words], capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = python(FOLDER / "run.py", *words, timeout=100)
     assert re.search(r"^late-join +ok$", done.stdout, re.MULTILINE)
 
 
@@ -245,14 +243,7 @@ def test_the_clients_are_measured() -> None:
     words = ["--languages", "python", "--sizes", "64KiB/5", "--rounds", "2"]
     if (root / ".venv").is_dir():
         words += ["--against", str(root)]
-    done = subprocess.run(  # noqa: S603 - a script of ours
-        [sys.executable, "benchmarks/clients.py", *words],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = python("benchmarks/clients.py", *words, cwd=root, timeout=100)
     rows = re.findall(r"Python\b.* 1\.00 \(1\.00-1\.00\)", done.stdout)
     assert len(rows) == len(ROADS), done.stdout + done.stderr
 

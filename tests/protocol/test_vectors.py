@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +23,7 @@ from weightbus.codecs.dtypes import numpy_dtype, torch_dtype
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.native import crc32c
 from weightbus.codecs.state import state_of
+from weightbus.tests.cli.starting import python
 from weightbus.tests.conformance.python_vectors import blob, plain
 from weightbus.tests.conformance.vectors import cast_fault
 
@@ -60,11 +59,7 @@ def refused(decode: Decoder, frames: list[bytes]) -> str:
 
 
 def test_the_committed_files_are_what_the_generator_writes() -> None:
-    script = VECTORS / "generate.py"
-    done = subprocess.run(  # noqa: S603 - a script of ours
-        [sys.executable, script, "--check"], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    python(VECTORS / "generate.py", "--check")
 
 
 MESSAGES = [

@@ -6,14 +6,13 @@ looks into first.
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import weightbus
 from weightbus.codecs import native
+from weightbus.tests.cli.starting import python
 from weightbus.tests.repository.cloning import ROOT, clone
 
 WHERE = """
@@ -33,27 +32,17 @@ def beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def python(*words: str, cwd: Path) -> str:
+def printed(*words: str, cwd: Path) -> str:
     """Return what Python prints, started in a folder."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, "-W", "ignore", *words],
-        cwd=cwd,
-        env=kept,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert not done.returncode, done.stderr
-    return done.stdout
+    return python("-W", "ignore", *words, cwd=cwd, env=kept, timeout=100).stdout
 
 
 def test_the_readmes_script_beside_a_clone_runs_what_is_installed(beside: Path) -> None:
     readme = (ROOT / "README.md").read_text()
     block = readme.partition("```python\n")[2].partition("```")[0]
     (beside / "mine.py").write_text(block + WHERE)
-    *said, last = python("mine.py", cwd=beside).splitlines()
+    *said, last = printed("mine.py", cwd=beside).splitlines()
     found = json.loads(last)
     assert [line for line in said if "policy" in line], "no receipt"
     assert found["files"][0] == weightbus.__file__
@@ -62,7 +51,7 @@ def test_the_readmes_script_beside_a_clone_runs_what_is_installed(beside: Path) 
 
 
 def test_doctor_beside_a_clone_speaks_of_what_is_installed(beside: Path) -> None:
-    found = json.loads(python("-m", "weightbus", "doctor", "--json", cwd=beside))["findings"]
+    found = json.loads(printed("-m", "weightbus", "doctor", "--json", cwd=beside))["findings"]
     assert native.description() in [each["text"] for each in found]
 
 
@@ -74,4 +63,4 @@ def test_a_clone_alone_is_no_package(beside: Path, within: str) -> None:
         "print(json.dumps(None if spec is None else spec.origin))"
     )
     bare = ("-S", "-c", code)  # without what is installed
-    assert json.loads(python(*bare, cwd=beside / within)) is None
+    assert json.loads(printed(*bare, cwd=beside / within)) is None

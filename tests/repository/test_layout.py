@@ -4,7 +4,6 @@ import ast
 import inspect
 import pickle
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, reduce
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 import weightbus
+from weightbus.tests.cli.starting import python
 
 ROOT = Path(__file__).resolve().parents[2]
 SHELVES = ("bus", "codecs", "python_client")
@@ -402,10 +402,7 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
         "print([m for m in ('torch', 'tensordict', 'zmq', 'ray', 'torchrl', 'numpy') "
         "if m in sys.modules])"
     )
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout.strip() == "[]"
+    assert python("-c", code).stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("within", ["", "src"])
@@ -414,13 +411,6 @@ def test_no_face_hides_what_it_is_named_after(within: str) -> None:
     code = (
         "import importlib.util as i; print([i.find_spec(n).origin for n in ('torchrl', 'types')])"
     )
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, "-c", code],
-        cwd=ROOT / within,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert "torchrl" in done.stdout
-    assert "weightbus" not in done.stdout.replace(str(ROOT), "")
+    said = python("-c", code, cwd=ROOT / within).stdout
+    assert "torchrl" in said
+    assert "weightbus" not in said.replace(str(ROOT), "")

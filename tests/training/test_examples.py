@@ -8,21 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from weightbus.tests.cli.starting import python
+
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 SECONDS = 100.0
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled"}
 
 
 def printed(name: str | Path, *options: str) -> list[str]:
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, EXAMPLES / name, *options],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-        env=ENVIRONMENT,
-    )
-    assert done.returncode == 0, done.stderr
+    done = python(EXAMPLES / name, *options, timeout=SECONDS, env=ENVIRONMENT)
     return done.stdout.splitlines()
 
 

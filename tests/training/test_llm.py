@@ -33,6 +33,7 @@ from weightbus.examples.demo.llm.transformer import (
     sampling,
 )
 from weightbus.examples.demo.policy import MODEL
+from weightbus.tests.cli.starting import python
 
 ROOT = Path(__file__).parent.parent.parent
 SECONDS = 60.0
@@ -187,14 +188,8 @@ def test_workers_that_answer_differently_are_a_fault() -> None:
 def test_the_demo_raises_the_reward(typescript: Path, tmp_path: Path) -> None:
     assert typescript.exists()
     plot = tmp_path / "llm.png"
-    command = [sys.executable, "-m", "weightbus", "demo", "--model", "llm", "--seconds", "20"]
-    done = subprocess.run(  # noqa: S603
-        [*command, "--plot", str(plot), "--json"],
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
+    words = ("-m", "weightbus", "demo", "--model", "llm", "--seconds", "20")
+    done = python(*words, "--plot", plot, "--json", timeout=200)
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["last_return"] > result["first_return"] + 0.1
     assert set(result["agreed"]) == {"w0", "w1", "w2"}

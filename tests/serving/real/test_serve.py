@@ -1,8 +1,6 @@
 """A real `vllm serve`: its API server, engine core and worker, over HTTP, while it generates."""
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -15,6 +13,7 @@ import torch
 import weightbus
 from weightbus.codecs.dtypes import name_of_torch
 from weightbus.python_client.serving.transfers import Transfers
+from weightbus.tests.cli.starting import python
 from weightbus.tests.serving.real.served import LORA_RANK, Served, answer_of, chosen, saved, trained
 from weightbus.trl import WeightTransfer
 from weightbus.types import Receipt
@@ -128,15 +127,11 @@ def bridged(
 ) -> dict[str, Any]:
     """Have a bridge load one version, and return what it says of it."""
     command = [
-        *(sys.executable, "-c", COMMAND, "bridge", publisher.address),
+        *("-c", COMMAND, "bridge", publisher.address),
         *("--server", served.url, "--kind", "vllm", "--model", "policy", "--once", "--json"),
         *("--folder", str(folder), *words),
     ]
-    done = subprocess.run(  # noqa: S603 - of ours
-        command, capture_output=True, text=True, timeout=SECONDS, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(python(*command, timeout=SECONDS).stdout.splitlines()[-1])
 
 
 def test_a_bridge_has_it_load_from_a_folder(

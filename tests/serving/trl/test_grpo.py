@@ -4,8 +4,6 @@ import inspect
 import os
 import queue
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +22,7 @@ from trl.experimental.async_grpo.packing import TREE_ATTENTION
 
 import weightbus
 from weightbus.examples.grpo_trainer import Rollouts, attention, make_model, samples
+from weightbus.tests.cli.starting import python
 from weightbus.tests.serving.ranks import PlainEngine
 from weightbus.tests.serving.standin import Local, Server, Worker
 from weightbus.trl import WeightTransfer
@@ -102,15 +101,8 @@ def test_the_protocols_are_those_that_we_know(theirs: type, ours: type) -> None:
 
 
 def test_the_reward_rises() -> None:
-    done = subprocess.run(  # noqa: S603 - our own example
-        [sys.executable, ROOT / "examples" / "grpo_trainer.py"],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
+    threads = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = python(ROOT / "examples" / "grpo_trainer.py", timeout=240, env=threads)
     rewards = [float(r) for r in re.findall(r"^step \d+: reward ([\d.]+)$", done.stdout, re.M)]
     assert len(rewards) == 30
     first, last = sum(rewards[:5]) / 5, sum(rewards[-5:]) / 5
