@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from importlib.resources import files
 
@@ -93,12 +92,8 @@ class Dashboard:
             self._streams -= 1
         return response
 
-    def count(self, done: "Future[Receipt]") -> None:
+    def count(self, receipt: Receipt, error: PublishError | None) -> None:
         """A call of publish is over."""
-        error = None if done.cancelled() else done.exception()
-        if done.cancelled() or not (error is None or isinstance(error, PublishError)):
-            return
-        receipt = done.result() if error is None else error.receipt
         self._history.published(receipt, str(error or ""), time.monotonic())
 
     async def watch(self, stopping: asyncio.Event) -> None:

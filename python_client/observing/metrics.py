@@ -9,7 +9,6 @@ import threading
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
 from typing import Any, Final, NamedTuple
 
 import prometheus_client
@@ -113,12 +112,8 @@ class Metrics(Collector):
         with self._lock:
             return prometheus_client.generate_latest(self.registry)
 
-    def count(self, done: "Future[Receipt]") -> None:
+    def count(self, receipt: Receipt, error: PublishError | None) -> None:
         """A call of publish is over."""
-        error = None if done.cancelled() else done.exception()
-        if done.cancelled() or not (error is None or isinstance(error, PublishError)):
-            return
-        receipt = done.result() if error is None else error.receipt
         model = self._label(receipt.model)
         self._publishes.labels(model, "missed" if error else "achieved").inc()
         self._bytes.labels(model).inc(receipt.nbytes)

@@ -6,9 +6,11 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ...bus.deadline import ANSWER_SECONDS, result_of
+from ...bus.errors import PublishError
 from ...bus.net.callbacks import EventCallback
 from ...bus.net.publisher_loop import PublisherLoop
 from ...bus.receipt import Receipt
@@ -18,6 +20,17 @@ from .view import View
 
 if TYPE_CHECKING:
     from .web import Handler, HttpServer, Meanwhile
+
+
+Count = Callable[[Receipt, PublishError | None], None]
+
+
+def tell(count: Count, publish: "Future[Receipt]") -> None:
+    """Have a call of publish counted that is over, unless it came to nothing."""
+    error = None if publish.cancelled() else publish.exception()
+    if publish.cancelled() or not (error is None or isinstance(error, PublishError)):
+        return
+    count(publish.result() if error is None else error.receipt, error)
 
 
 class Shown:
@@ -33,7 +46,7 @@ class Shown:
         self._loop = loop
         self._servers: list[HttpServer] = []
         self._listener: EventCallback | None = None
-        self._counts: list[Callable[[Future[Receipt]], None]] = []
+        self._counts: list[Count] = []
         weakref.finalize(owner, self._stop).atexit = False
 
     def serve(
@@ -72,10 +85,10 @@ class Shown:
 
         Nobody need do so unless it is `counting`.
         """
-        for told in self._counts:
-            publish.add_done_callback(told)
+        for count in self._counts:
+            publish.add_done_callback(partial(tell, count))
         if SDK in sys.modules and (traced := on_publish(started)) is not None:
-            publish.add_done_callback(traced)
+            publish.add_done_callback(partial(tell, traced))
         return publish
 
     def close(self) -> None:

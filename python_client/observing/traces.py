@@ -15,7 +15,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import cache, partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -53,7 +52,7 @@ def _version() -> str:
     return version(NAME)
 
 
-def on_publish(started: float) -> "Callable[[Future[Receipt]], None] | None":
+def on_publish(started: float) -> Callable[[Receipt, PublishError | None], None] | None:
     """Return what is to be told of a call of publish once it is over; None: nobody wants to know.
 
     Args:
@@ -118,11 +117,9 @@ def _applied(makes: Any, context: Any, update: "Update", end: int) -> None:
     span.end(end)
 
 
-def _published(makes: Any, context: Any, started: float, done: "Future[Receipt]") -> None:
-    error = None if done.cancelled() else done.exception()
-    if done.cancelled() or not (error is None or isinstance(error, PublishError)):
-        return
-    receipt = done.result() if error is None else error.receipt
+def _published(
+    makes: Any, context: Any, started: float, receipt: Receipt, error: PublishError | None
+) -> None:
     begin = time.time_ns() - round(1e9 * (time.monotonic() - started))
     _later(partial(_spans, makes, context, begin, receipt, error))
 

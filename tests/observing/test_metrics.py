@@ -13,6 +13,7 @@ import pytest
 
 from weightbus import Publisher, PublishError, Settings
 from weightbus.bus.observed import Doing, ModelRow, RosterPage, WorkerRow
+from weightbus.python_client.observing.shown import tell
 from weightbus.python_client.observing.view import View
 from weightbus.tests.client.settling import joined
 from weightbus.tests.compose.waiting import wait_for
@@ -145,9 +146,7 @@ def test_labels_are_bounded() -> None:
     view = view_of(3 * MODELS_LABELLED, 3 * WORKERS_LABELLED)
     metrics = Metrics(lambda: view, lambda: 0)
     for number in range(3 * MODELS_LABELLED):
-        done: Future[Receipt] = Future()
-        done.set_result(Receipt(f"m{number:03}", 1, 1, 7, 0.1, "", {}))
-        metrics.count(done)
+        metrics.count(Receipt(f"m{number:03}", 1, 1, 7, 0.1, "", {}), None)
     found = samples(metrics.text().decode())
     models = {dict(labels)["model"] for _, labels in found if "model" in dict(labels)}
     workers = {dict(labels)["worker"] for _, labels in found if "worker" in dict(labels)}
@@ -167,7 +166,7 @@ def test_calls_that_came_to_nothing_are_not_counted() -> None:
     failed: Future[Receipt] = Future()
     failed.set_exception(ValueError("no receipt"))
     for done in (cancelled, failed):
-        metrics.count(done)
+        tell(metrics.count, done)
     assert "weightbus_publishes_total{" not in metrics.text().decode()
 
 
