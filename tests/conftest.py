@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
+    from weightbus import Publisher
     from weightbus.tests.client.test_bus import Bus
 
 settings.register_profile("weightbus", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -27,3 +28,12 @@ def _bus(request: pytest.FixtureRequest) -> Iterator[Bus]:
     bus = Bus(shared_memory=request.param)
     yield bus
     bus.close()
+
+
+@pytest.fixture(name="publisher")
+def _publisher() -> Iterator[Publisher]:
+    """One that soon takes a silent worker for lost."""
+    from weightbus import Publisher, Settings
+
+    with Publisher(settings=Settings(ping=0.1, lost_after=0.5)) as publisher:
+        yield publisher

@@ -4,34 +4,22 @@ import os
 import resource
 import socket
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-from weightbus import Publisher, PublishError, Settings
+from weightbus import Publisher, PublishError
 from weightbus.bus.net import endpoints
 from weightbus.bus.trust.keys import generate
 from weightbus.codecs import native
 from weightbus.python_client.observing import obstacles
 from weightbus.python_client.observing.obstacles import reach
 from weightbus.tests.cli.test_cli import result_of, run
-from weightbus.tests.client.settling import joined
+from weightbus.tests.client.settling import arrays, joined
 
 SECONDS = 30.0
-
-
-def arrays(size: int = 10) -> dict[str, np.ndarray[Any, Any]]:
-    return {"w": np.zeros(size, np.float32)}
-
-
-@pytest.fixture(name="publisher")
-def _publisher() -> Iterator[Publisher]:
-    with Publisher(settings=Settings(ping=0.1, lost_after=0.5)) as publisher:
-        yield publisher
 
 
 def findings(*words: object) -> tuple[int, dict[str, list[dict[str, str]]]]:

@@ -9,8 +9,6 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,20 +26,10 @@ from weightbus.python_client.cli.top import (
 from weightbus.python_client.observing.observer import Observer
 from weightbus.python_client.observing.view import VERDICTS, Standing, Verdict
 from weightbus.tests.cli.test_cli import result_of, run
-from weightbus.tests.client.settling import joined
+from weightbus.tests.client.settling import arrays, joined
 from weightbus.tests.compose.waiting import wait_for
 
 SECONDS = 30.0  # far more than anything here takes
-
-
-def arrays(size: int = 10) -> dict[str, np.ndarray[Any, Any]]:
-    return {"w": np.zeros(size, np.float32)}
-
-
-@pytest.fixture(name="publisher")
-def _publisher() -> Iterator[Publisher]:
-    with Publisher(settings=Settings(ping=0.1, lost_after=0.5)) as publisher:
-        yield publisher
 
 
 def standing(worker: str, verdict: Verdict, lag: int = 0, rate: float = 0.0) -> Standing:

@@ -1,9 +1,11 @@
-"""Options told flatly, as tables of cases have them; and workers that have joined."""
+"""Options told flatly, as tables of cases have them; a small model; workers that have joined."""
 
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from typing import Any
+
+import numpy as np
 
 from weightbus import Publisher, Settings, Subscriber
 
@@ -20,6 +22,10 @@ def settled(options: dict[str, Any]) -> dict[str, Any]:
     if few:
         told["settings"] = replace(told.get("settings") or Settings(), **few)
     return told
+
+
+def arrays(size: int = 10) -> dict[str, np.ndarray[Any, Any]]:
+    return {"w": np.zeros(size, np.float32)}
 
 
 @contextmanager

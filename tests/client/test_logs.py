@@ -1,7 +1,6 @@
 """Logs have one line for each thing that happens, no more than can be read, and say whose fault."""
 
 import logging
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,14 +10,11 @@ from weightbus.bus.complaints import TOLD, Told
 from weightbus.bus.effects import Notice
 from weightbus.bus.errors import FRAMES_TOLD, told_of
 from weightbus.tests.cli.starting import python
+from weightbus.tests.client.settling import arrays
 from weightbus.tests.compose.waiting import wait_for
 
 SECONDS = 30.0  # far more than anything here takes
 log = logging.getLogger("weightbus.test")
-
-
-def arrays() -> dict[str, np.ndarray[Any, Any]]:
-    return {"w": np.zeros(10, np.float32)}
 
 
 def break_something(_update: object) -> None:

@@ -93,6 +93,13 @@ class Training:
         self.stage.submit(self.step(), encoding="delta", **options)
 
 
+def with_worker(stage: Stage, share: float = LITTLE, **options: Any) -> Training:
+    """Open a publisher for one worker; return what is going to be trained."""
+    stage.open(**options)
+    stage.worker()
+    return Training(stage, share=share)
+
+
 def wait_runs(stage: Stage, worker: Driver, version: int) -> None:
     """Wait until the publisher knows what a worker runs, and so may make patches on it."""
     running = (stage.publisher.epoch, version)
@@ -118,9 +125,7 @@ def check_told(stage: Stage, worker: str, version: int) -> None:
 
 def patched(stage: Stage) -> None:
     """is sent what has changed, once it runs something; and all of it where that is asked for"""
-    stage.open()
-    stage.worker()
-    training = Training(stage)
+    training = with_worker(stage)
     training.publish("raw")
     for _ in range(PUSHES):
         receipt = training.publish("delta-1")
@@ -142,9 +147,7 @@ def patched(stage: Stage) -> None:
 
 def patched_decode_time(stage: Stage) -> None:
     """says with every report how long the patch took to be decoded by which a version came"""
-    stage.open()
-    stage.worker()
-    training = Training(stage)
+    training = with_worker(stage)
     training.publish("raw")
     for version in (2, 3):
         begun = time.monotonic()
@@ -409,9 +412,7 @@ def patched_worker_restart(stage: Stage) -> None:
 
 def patched_another_base(stage: Stage) -> None:
     """takes all of a version whose patches are not for what it runs, or not for it, and says why"""
-    stage.open()
-    stage.worker()
-    training = Training(stage)
+    training = with_worker(stage)
     training.publish("raw")
     training.publish("delta-1")
     for field, lie in {
@@ -436,9 +437,7 @@ def patched_another_base(stage: Stage) -> None:
 
 def patched_wrongly(stage: Stage) -> None:
     """takes all of a version whose patch is malformed or leads elsewhere, and says why"""
-    stage.open()
-    stage.worker()
-    training = Training(stage)
+    training = with_worker(stage)
     training.publish("raw")
     for name in forged(training.weights, training.weights, training.weights, stage.chunk_bytes):
         training.publish("delta-1")
@@ -497,9 +496,7 @@ def headers(change: Callable[[Header], Header]) -> Callable[[Passing], tuple[byt
 
 def patched_refused(stage: Stage) -> None:
     """takes all of a version where the publisher has no such patch any more, and says why"""
-    stage.open()
-    stage.worker()
-    training = Training(stage)
+    training = with_worker(stage)
     training.publish("raw")
     training.publish("delta-1")
 
@@ -521,9 +518,7 @@ def patched_refused(stage: Stage) -> None:
 
 def patched_lossy(stage: Stage) -> None:
     """fetches chunks of patches that are lost, and those whose bytes or length are wrong"""
-    stage.open(chunk_bytes=SMALL_CHUNKS)
-    stage.worker()
-    training = Training(stage, share=MUCH)
+    training = with_worker(stage, MUCH, chunk_bytes=SMALL_CHUNKS)
     training.publish("raw")
     lost = stage.which("chunk", share=0.1, when=patched_chunk)
     damaged = stage.which("chunk", share=0.1, when=patched_chunk)
@@ -535,9 +530,7 @@ def patched_lossy(stage: Stage) -> None:
 
 def patched_without_ends(stage: Stage) -> None:
     """asks for the ends of patches, and for their announcements, of which it is pushed none"""
-    stage.open(chunk_bytes=SMALL_CHUNKS)
-    stage.worker()
-    training = Training(stage, share=MUCH)
+    training = with_worker(stage, MUCH, chunk_bytes=SMALL_CHUNKS)
     stage.proxy.rules = [lose(stage.which("end", "announce", "sealed_message", channel="data"))]
     for way in ("raw", "delta-1", "delta-1"):
         training.publish(way)
@@ -545,9 +538,8 @@ def patched_without_ends(stage: Stage) -> None:
 
 def patched_doubled_and_late(stage: Stage) -> None:
     """takes patches whose messages come twice, late and in another order"""
-    stage.open(chunk_bytes=SMALL_CHUNKS)
-    stage.worker()
-    doubled, training = stage.which(share=0.3), Training(stage, share=MUCH)
+    training = with_worker(stage, MUCH, chunk_bytes=SMALL_CHUNKS)
+    doubled = stage.which(share=0.3)
     stage.proxy.rules = [
         delay(stage.which(share=0.3, channel="data"), 0.05),
         double(doubled, 0.05),
@@ -561,9 +553,7 @@ def patched_doubled_and_late(stage: Stage) -> None:
 
 def patched_cut(stage: Stage) -> None:
     """goes on with a patch where it was when connections are cut"""
-    stage.open(chunk_bytes=SMALL_CHUNKS)
-    stage.worker()
-    training = Training(stage, share=MUCH)
+    training = with_worker(stage, MUCH, chunk_bytes=SMALL_CHUNKS)
     training.publish("raw")
     training.publish("delta-1")
     by_push, by_fetch = ("data", None), ("control", ["w"])

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
@@ -23,15 +22,11 @@ from weightbus.bus.net.endpoints import is_loopback
 from weightbus.python_client.observing import dashboard
 from weightbus.python_client.observing.web import STOP_SECONDS
 from weightbus.tests.cli.test_cli import SMALL, Command, run
-from weightbus.tests.client.settling import joined
+from weightbus.tests.client.settling import arrays, joined
 from weightbus.tests.compose.waiting import wait_for
 
 SECONDS = 30.0  # far more than anything here takes
 TOKEN = "correct horse"  # noqa: S105
-
-
-def arrays() -> dict[str, np.ndarray[Any, Any]]:
-    return {"w": np.zeros(10, np.float32)}
 
 
 @pytest.fixture(name="publisher")

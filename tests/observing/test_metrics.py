@@ -6,16 +6,14 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from weightbus import Publisher, PublishError, Settings
 from weightbus.bus.observed import Doing, ModelRow, RosterPage, WorkerRow
 from weightbus.python_client.observing.shown import tell
 from weightbus.python_client.observing.view import View
-from weightbus.tests.client.settling import joined
+from weightbus.tests.client.settling import arrays, joined
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.types import Receipt
 
@@ -34,10 +32,6 @@ ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 30.0  # far more than anything here takes
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
-
-
-def arrays(size: int = 10) -> dict[str, np.ndarray[Any, Any]]:
-    return {"w": np.zeros(size, np.float32)}
 
 
 def samples(text: str) -> Samples:

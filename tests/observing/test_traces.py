@@ -6,13 +6,12 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 from weightbus import Publisher, PublishError, Settings, Subscriber
 from weightbus.python_client.observing import traces
 from weightbus.tests.cli.starting import python
-from weightbus.tests.client.settling import joined
+from weightbus.tests.client.settling import arrays, joined
 from weightbus.tests.compose.waiting import wait_for
 
 trace = pytest.importorskip("opentelemetry.trace")
@@ -21,10 +20,6 @@ export = pytest.importorskip("opentelemetry.sdk.trace.export")
 memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
 
 SECONDS = 30.0
-
-
-def arrays(size: int = 10) -> dict[str, np.ndarray[Any, Any]]:
-    return {"w": np.zeros(size, np.float32)}
 
 
 @pytest.fixture(name="spans")

@@ -1,7 +1,6 @@
 """Observers: what they are told is what is, whatever is lost on the way, and they cost nobody."""
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -420,12 +419,6 @@ def test_a_revision_that_there_was_not_is_answered_from_the_beginning() -> None:
 
 
 # Over sockets.
-
-
-@pytest.fixture(name="publisher")
-def _publisher() -> Iterator[Publisher]:
-    with Publisher(settings=Settings(ping=0.1, lost_after=0.5)) as publisher:
-        yield publisher
 
 
 def arrays(value: float) -> dict[str, np.ndarray[Any, Any]]:

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weightbus import Publisher, Settings, Subscriber
+from weightbus import Publisher, Subscriber
 from weightbus.bus.effects import Effect as WorkerEffect
 from weightbus.bus.effects import Examine, Send
 from weightbus.bus.errors import ApplyError, ProtocolError, TornError
@@ -479,12 +479,6 @@ def test_a_worker_that_has_no_thread_for_it_is_busy(
 
 
 # Over sockets.
-
-
-@pytest.fixture(name="publisher")
-def _publisher() -> Iterator[Publisher]:
-    with Publisher(settings=Settings(ping=0.1, lost_after=0.5)) as publisher:
-        yield publisher
 
 
 def weights() -> Weights:
