@@ -1,8 +1,9 @@
 """The worker's behaviour, without sockets, threads or clocks.
 
-A worker is outside a session or inside (`phases.SESSIONS`). Inside, messages go to the slot of the
-model they speak of (`slot.py`). Outside, everything that was staged or runs stays as it is, and
-hello is said again and again: a publisher that restarts finds its workers coming back on their own.
+A worker is outside a session or inside, and may probe in between (`phases.SESSIONS`). Inside,
+messages go to the slot of the model they speak of (`slot.py`). Outside, everything that was staged
+or runs stays as it is, and hello is said again and again: a publisher that restarts finds its
+workers coming back on their own.
 """
 
 import math
@@ -130,7 +131,7 @@ class WorkerMachine:
         self.terms = _Terms(0, "", self.timing.ping)  # of this session, or of the last one
         self._redial_at: float | None = None  # after a refusal for want of the right key
         self.malformed = 0  # messages dropped because they broke the protocol
-        self._welcomed: Welcome | None = None  # until its probe is open, or is not
+        self._waiting: Welcome | None = None  # while probing
         self._whole = bytearray(WHOLE_BYTES_MAX)  # the one that is being received, until it is read
         self._heard_at = self._answered_at = 0.0  # the latter on the control channel
         self._ages = Ages()
@@ -171,7 +172,7 @@ class WorkerMachine:
             header, _ = from_publisher([frames[1], b""])
         except ProtocolError:
             return None
-        if self.session == "outside":
+        if not self.inside:
             return None
         keyring = self._keyring
         message = header if keyring is None else keyring.published(header, [b""], counts=False)
@@ -219,7 +220,7 @@ class WorkerMachine:
             case Refuse():
                 self._heard_at = now if self.inside else self._heard_at
                 return self._refuse(message, now)
-            case _ if self.session == "outside":
+            case _ if not self.inside:
                 return []
             case _ if message.epoch != self.terms.epoch:
                 # The publisher restarted, or our welcome was damaged: hello settles who is right.
@@ -326,10 +327,14 @@ class WorkerMachine:
         """Whether there is a session."""
         return self.session == "inside"
 
-    def _turn(self, change: Change) -> None:
-        self.session = SESSIONS[self.session].get(change, self.session)
-        if not self.inside:
-            self.terms = replace(self.terms, upstream="")  # a token is good for its session (W34)
+    def _turn(self, change: Change, waiting: Welcome | None = None) -> bool:
+        """Let something happen to the session; return whether it has an arrow for that."""
+        after = SESSIONS[self.session].get(change)
+        if after is not None:
+            self.session, self._waiting = after, waiting
+            if not self.inside:
+                self.terms = replace(self.terms, upstream="")  # it is good for its session (W34)
+        return after is not None
 
     @property
     def applied_epoch(self) -> int:
@@ -355,6 +360,7 @@ class WorkerMachine:
             )
             return [Refused("stale-epoch", text)]
         self._ages.heard(welcome.epoch, welcome.age_ms, self.applied_epoch, now)
+        self._heard_at, self._redial_at = now, None
         if self.inside and welcome.epoch == self.terms.epoch:
             self.terms = replace(self.terms, upstream=token_of(welcome, UPSTREAM))  # W34
             if self._keyring is not None:
@@ -364,13 +370,12 @@ class WorkerMachine:
             return dial + self._hear_of(welcome.epoch, welcome.models, now)  # W29
         if welcome.shared is None:
             return self._enter(welcome, None, now)
-        self._welcomed = welcome
+        self._turn("located", welcome)
         return [Open("", (welcome.epoch, 0), welcome.shared, 0)]
 
     def _enter(self, welcome: Welcome, memory: SharedMemory | None, now: float) -> list[Effect]:
         """The session begins; `memory` is open if the publisher is on this host. (W28, S2)"""
         self._turn("welcomed")
-        self._heard_at, self._redial_at = now, None
         shared, before = memory is not None, self.terms.data
         self.terms = _Terms(
             welcome.epoch,
@@ -405,14 +410,13 @@ class WorkerMachine:
         timing, since = self.timing, self._unanswered_since
         if since is not None and now - since >= timing.lost_after:
             return True
-        # What comes in a frame of a damaged length is swallowed, until that is full.
+        # What comes in a frame of a damaged length is swallowed, until that is full. (W19)
         deaf = now - self._answered_at >= timing.deaf_after
-        return self.inside and (deaf or now - self._heard_at >= timing.lost_after)  # W19
+        return self.session != "outside" and (deaf or now - self._heard_at >= timing.lost_after)
 
     def _call_again(self) -> list[Effect]:
         text = "the publisher is silent: the weights stay in use, and this worker joins it again"
-        lost: list[Effect] = [Notice("lost", text, warning=True)] if self.inside else []
-        self._turn("silent")
+        lost: list[Effect] = [Notice("lost", text, warning=True)] if self._turn("silent") else []
         self._unanswered_since = self._redial_at = None
         return [*lost, Redial()]
 
@@ -434,7 +438,8 @@ class WorkerMachine:
 
     def connected(self, now: float) -> list[Effect]:
         """Somebody is at the other end of the control channel: say hello, if it is time."""
-        return self._hello(now) if not self.inside and self.may_say_hello(now) else []
+        outside = self.session == "outside"
+        return self._hello(now) if outside and self.may_say_hello(now) else []
 
     def close(self) -> list[Effect]:
         """Say goodbye, even from outside: our hello may have been heard, its answer not yet.
@@ -456,8 +461,8 @@ class WorkerMachine:
             return [Send(Ping(token=FLUSHING + event.mark, **about))] if self.inside else []
         slot = self.slots.get(event.model)
         if slot is None:  # it is the publisher's probe
-            welcome, self._welcomed = self._welcomed, None
-            if welcome is None or not isinstance(event, Opened):
+            welcome = self._waiting
+            if not isinstance(event, Opened) or welcome is None or event.key[0] != welcome.epoch:
                 return []
             return self._enter(welcome, event.memory, now)
         effects = slot.happened(event, now)

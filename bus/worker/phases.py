@@ -157,14 +157,23 @@ MODES: dict[Mode, dict[Turn, Mode]] = {
     "catching-up": {"completed": "following"},
 }
 
-# Of a worker: whether it has a session with its publisher.
-Session = Literal["outside", "inside"]
-Change = Literal["welcomed", "unknown", "refused", "silent"]
+# Of a worker: whether it has a session with its publisher. While it probes it has none: its hello
+# is answered, and it is yet to be seen whether the publisher's memory can be read.
+Session = Literal["outside", "probing", "inside"]
+Change = Literal["located", "welcomed", "unknown", "refused", "silent"]
 
 SESSIONS: dict[Session, dict[Change, Session]] = {
-    "outside": {"welcomed": "inside"},
+    "outside": {"located": "probing", "welcomed": "inside"},
+    "probing": {
+        "located": "probing",  # by another welcome
+        "welcomed": "inside",
+        "unknown": "outside",
+        "refused": "outside",
+        "silent": "outside",
+    },
     "inside": {
-        "welcomed": "inside",  # by a publisher of another epoch
+        "located": "probing",  # by a publisher of another epoch
+        "welcomed": "inside",  # the same
         "unknown": "outside",
         "refused": "outside",
         "silent": "outside",

@@ -1,12 +1,10 @@
 /**
  * The worker's behaviour, without sockets or clocks.
  *
- *     outside ──hello, welcome──> inside ──silence, "unknown-worker", ...──> outside
- *
- * Inside, messages go to the slot of the model they speak of (`slot.ts`). Outside, everything that
- * was staged or runs stays as it is, and hello is said again and again: a publisher that restarts
- * finds its workers coming back on their own. Times are in milliseconds, of any clock that never
- * goes back.
+ * A worker is outside a session or inside (`SESSIONS` of `phases.ts`; it never probes). Inside,
+ * messages go to the slot of the model they speak of (`slot.ts`). Outside, everything that was staged
+ * or runs stays as it is, and hello is said again and again: a publisher that restarts finds its
+ * workers coming back on their own. Times are in milliseconds, of any clock that never goes back.
  */
 
 import { Ages } from "./ages.js";
@@ -95,8 +93,11 @@ export class WorkerMachine {
     return this.#session === "inside";
   }
 
-  #turn(change: Change): void {
-    this.#session = SESSIONS[this.#session][change] ?? this.#session;
+  /** Let something happen to the session; return whether it has an arrow for that. */
+  #turn(change: Change): boolean {
+    const after = SESSIONS[this.#session][change];
+    this.#session = after ?? this.#session;
+    return after !== undefined;
   }
 
   // What arrives.
@@ -309,7 +310,7 @@ export class WorkerMachine {
     if (since !== null && now - since >= lostAfter) return true;
     // What comes in a frame of a damaged length is swallowed, until that is full.
     const deaf = now - this.#answeredAt >= deafAfter; // W19
-    return this.inside && (deaf || now - this.#heardAt >= lostAfter);
+    return this.#session !== "outside" && (deaf || now - this.#heardAt >= lostAfter);
   }
 
   /** Tell the user, once in a session, that nothing published comes. */
@@ -320,8 +321,7 @@ export class WorkerMachine {
   }
 
   #callAgain(): Effect[] {
-    const lost: Effect[] = this.inside ? [{ do: "lost" }] : [];
-    this.#turn("silent"); // W19
+    const lost: Effect[] = this.#turn("silent") ? [{ do: "lost" }] : []; // W19
     this.#unansweredSince = null;
     this.#redialAt = Number.POSITIVE_INFINITY;
     return [...lost, { do: "redial" }];
@@ -347,7 +347,7 @@ export class WorkerMachine {
 
   /** Somebody is at the other end of the control channel: say hello, if it is time. */
   connected(now: number): Effect[] {
-    return this.inside ? [] : this.hello(now);
+    return this.#session === "outside" ? this.hello(now) : [];
   }
 
   /** Say goodbye, even from outside: our hello may have been heard, its answer not yet. */

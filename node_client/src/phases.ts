@@ -124,14 +124,23 @@ export const MODES: Table<Mode, Turn> = {
   "catching-up": { completed: "following" },
 };
 
-// Of a worker: whether it has a session with its publisher.
-export type Session = "outside" | "inside";
-export type Change = "welcomed" | "unknown" | "refused" | "silent";
+// Of a worker: whether it has a session with its publisher. While it probes it has none: its hello is
+// answered, and it is yet to be seen whether the publisher's memory can be read.
+export type Session = "outside" | "probing" | "inside";
+export type Change = "located" | "welcomed" | "unknown" | "refused" | "silent";
 
 export const SESSIONS: Table<Session, Change> = {
-  outside: { welcomed: "inside" },
+  outside: { located: "probing", welcomed: "inside" },
+  probing: {
+    located: "probing", // by another welcome
+    welcomed: "inside",
+    unknown: "outside",
+    refused: "outside",
+    silent: "outside",
+  },
   inside: {
-    welcomed: "inside", // by a publisher of another epoch
+    located: "probing", // by a publisher of another epoch
+    welcomed: "inside", // the same
     unknown: "outside",
     refused: "outside",
     silent: "outside",

@@ -147,6 +147,7 @@ test("silence is loss", () => {
   assert.ok(bench.machine.inside);
   assert.deepEqual(kinds(bench.machine.tick(bench.now + 5000)), ["lost", "redial"]);
   assert.ok(!bench.machine.inside);
+  assert.deepEqual(kinds(bench.machine.connected(bench.now + 5000)), ["hello"], "it joins again");
 });
 
 test("who hears nothing published is told so, once in a session", () => {

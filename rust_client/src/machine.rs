@@ -1,8 +1,9 @@
 //! The worker's behaviour, without sockets, threads or clocks.
 //!
-//! A worker is outside a session or inside (`phases::SESSIONS`). Inside, messages go to the slot of the model they speak of. Outside, everything that was staged
-//! or runs stays as it is, and hello is said again and again: a publisher that restarts finds its
-//! workers coming back on their own.
+//! A worker is outside a session or inside, and may probe in between (`phases::SESSIONS`). Inside,
+//! messages go to the slot of the model they speak of. Outside, everything that was staged or runs
+//! stays as it is, and hello is said again and again: a publisher that restarts finds its workers
+//! coming back on their own.
 
 use crate::ages::Ages;
 use crate::effects::{Effect, Host};
@@ -403,12 +404,12 @@ impl WorkerMachine {
         if let Some(keyring) = &mut self.keyring {
             keyring.begin(&welcome.keys, now + self.timing.lost_after);
         }
+        self.shared = welcome.shared.as_ref().map_or(false, |probe| self.probe(probe));
         self.turn(Change::Welcomed);
         self.epoch = welcome.epoch;
         (self.heard_at, self.redial_at) = (now, None);
         self.ping_every = self.timing.ping.min(Duration::from_millis(welcome.ping_ms));
         self.subscribed = false;
-        self.shared = welcome.shared.as_ref().map_or(false, |probe| self.host.open(probe, 0).is_some());
         let mut effects = vec![Effect::Joined { epoch: welcome.epoch }];
         if !ticket.is_empty() || welcome.data != self.data {
             self.data = welcome.data.clone();
@@ -424,6 +425,12 @@ impl WorkerMachine {
             effects.extend(slot.reconnected((welcome.epoch, version), *nbytes, self.shared, now));
         }
         effects
+    }
+
+    /// Whether the publisher's memory can be read, which is seen at once.
+    fn probe(&mut self, shared: &Shared) -> bool {
+        self.turn(Change::Located);
+        self.host.open(shared, 0).is_some()
     }
 
     /// The answer to a second hello.
@@ -452,7 +459,7 @@ impl WorkerMachine {
         }
         // What comes in a frame of a damaged length is swallowed, until that is full.
         let deaf = for_so_long(self.answered_at, deaf_after);
-        self.inside() && (deaf || for_so_long(self.heard_at, lost_after))
+        self.session != Session::Outside && (deaf || for_so_long(self.heard_at, lost_after))
     }
 
     fn call_again(&mut self) -> Vec<Effect> {
@@ -490,7 +497,7 @@ impl WorkerMachine {
 
     /// Somebody is at the other end of the control channel: say hello, if it is time.
     pub fn connected(&mut self, now: Time) -> Vec<Effect> {
-        if !self.inside() && self.may_say_hello(now) {
+        if self.session == Session::Outside && self.may_say_hello(now) {
             self.hello(now)
         } else {
             Vec::new()
@@ -720,6 +727,7 @@ mod tests {
         let effects = machine.tick(seconds(105.0));
         assert!(matches!(effects[..], [Effect::Lost, Effect::Redial]), "{:?}", effects);
         assert!(!machine.inside());
+        assert!(!machine.connected(seconds(105.0)).is_empty(), "it joins again");
     }
 
     #[test]

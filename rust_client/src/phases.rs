@@ -182,17 +182,20 @@ pub const MODES: &[(Mode, Turn, Mode)] = &[
     (Mode::CatchingUp, Turn::Completed, Mode::Following),
 ];
 
-/// Of a worker: whether it has a session with its publisher.
+/// Of a worker: whether it has a session with its publisher. While it probes it has none: its hello is
+/// answered, and it is yet to be seen whether the publisher's memory can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Session {
     Outside,
+    Probing,
     Inside,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Change {
+    Located,
     Welcomed,
     Unknown,
     Refused,
@@ -200,8 +203,15 @@ pub enum Change {
 }
 
 pub const SESSIONS: &[(Session, Change, Session)] = &[
+    (Session::Outside, Change::Located, Session::Probing),
     (Session::Outside, Change::Welcomed, Session::Inside),
-    (Session::Inside, Change::Welcomed, Session::Inside), // by a publisher of another epoch
+    (Session::Probing, Change::Located, Session::Probing), // by another welcome
+    (Session::Probing, Change::Welcomed, Session::Inside),
+    (Session::Probing, Change::Unknown, Session::Outside),
+    (Session::Probing, Change::Refused, Session::Outside),
+    (Session::Probing, Change::Silent, Session::Outside),
+    (Session::Inside, Change::Located, Session::Probing), // by a publisher of another epoch
+    (Session::Inside, Change::Welcomed, Session::Inside), // the same
     (Session::Inside, Change::Unknown, Session::Outside),
     (Session::Inside, Change::Refused, Session::Outside),
     (Session::Inside, Change::Silent, Session::Outside),

@@ -66,9 +66,14 @@ OWN_TESTS = {  # of a client, run in its folder
 OF_THREADS = {("applying", "put-back"), ("applying", "failed"), ("applying", "newer")}
 OF_COPIES = {("received", "lent"), ("copied", "returned")}
 OF_SEGMENTS = {("layout", "located"), ("segment", "opened")}
+OF_PROBES = {  # whoever opens memory at once is welcomed before anything else can happen
+    *(("outside", "located"), ("inside", "located"), ("probing", "located")),
+    *(("probing", "unknown"), ("probing", "refused"), ("probing", "silent")),
+}
+NO_ROAD = {("announced", "mapped"), ("applying", "stale"), ("probing", "welcomed")}
 UNUSED = {  # along these no version of a client goes: no road, no room asked for, no other thread
-    "node": OF_THREADS | OF_COPIES | OF_SEGMENTS | {("announced", "mapped"), ("applying", "stale")},
-    "go": OF_THREADS | OF_COPIES,
+    "node": OF_THREADS | OF_COPIES | OF_SEGMENTS | OF_PROBES | NO_ROAD,
+    "go": OF_THREADS | OF_COPIES | OF_PROBES,
 }
 DROPPED = ("running", "newer", "announced")  # at once, as it is not the newest
 SAME = {DROPPED, ("ready", "newer", "announced"), ("inside", "welcomed", "")}  # in other clients

@@ -9,7 +9,6 @@ from weightbus.bus.effects import (
     Examine,
     Flushed,
     Notice,
-    Open,
     Redial,
     Refused,
     Rejected,
@@ -61,10 +60,7 @@ def _seen(effects: list[Effect], anyway: set[type]) -> list[Effect]:
     allowed = anyway.union(*(SAYS.get(event, ()) for event in taken))
     for effect in effects:
         kind = type(effect.message) if isinstance(effect, Send) else type(effect)
-        probe = isinstance(effect, Open) and not effect.model  # of a welcome, not of a version
-        assert probe or kind in allowed, (
-            f"{kind.__name__} goes out, and what has happened is {taken}"
-        )
+        assert kind in allowed, f"{kind.__name__} goes out, and what has happened is {taken}"
     taken.clear()
     return effects
 

@@ -19,7 +19,7 @@ PUBLISHER = {
 }
 RULES = {  # of the events that the document explains in a sentence; a table has the others'
     "known": ["W6"],
-    "located": ["S6"],
+    "located": ["S2", "S6"],
     "opened": ["S6"],
     "full": ["W6"],
     "freed": ["W6"],

@@ -12,6 +12,7 @@ from weightbus.bus.effects import (
     Effect,
     Joined,
     Notice,
+    Open,
     Ready,
     Redial,
     Refused,
@@ -45,7 +46,7 @@ from weightbus.bus.messages import (
 )
 from weightbus.bus.publisher import offers
 from weightbus.bus.staged import StagedVersion
-from weightbus.bus.worker.events import Outcome, Report
+from weightbus.bus.worker.events import Flush, Opened, Outcome, Report
 from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.bus.worker.phases import Event
 from weightbus.bus.worker.reports import Identity
@@ -257,6 +258,7 @@ def test_silence_is_loss() -> None:
     assert bench.machine.inside
     assert bench.machine.tick(109.0) == [SILENT, Redial()]
     assert not bench.machine.inside
+    assert sent(bench.machine.connected(109.0), Hello), "it joins again"
 
 
 def test_whoever_gets_no_answer_calls_again_on_new_connections() -> None:
@@ -444,6 +446,92 @@ def test_memory_that_is_prepared_is_mapped_ahead_if_it_is_of_use() -> None:
 
 
 PROBES = {"probe": Memory()}
+
+
+def probe(epoch: int = EPOCH + 1, token: str = "") -> Welcome:
+    """Return a welcome whose publisher may be on this host."""
+    features = [f"upstream.{token}"] if token else []
+    return structs.replace(welcome(epoch), shared=Shared("probe", "0" * 32), features=features)
+
+
+class Probing(Bench):
+    """A worker whose shell has not yet said what became of the publisher's memory."""
+
+    def __init__(self, *, inside: bool = False) -> None:
+        super().__init__(inside=inside)
+        assert self.hear(probe()) == [Open("", (EPOCH + 1, 0), Shared("probe", "0" * 32), 0)]
+
+    def hear(self, message: Message) -> list[Effect]:
+        return self.machine.receive([encode(message)], self.now)
+
+    def opened(self, epoch: int = EPOCH + 1) -> list[Effect]:
+        return self.machine.happened(Opened("", (epoch, 0), PROBES["probe"]), self.now)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_session_begins_once_the_publishers_memory_is_open(inside: bool) -> None:
+    bench = Probing(inside=inside)
+    assert not bench.machine.inside
+    assert Joined(EPOCH + 1) in bench.opened()
+    assert bench.machine.inside
+    assert bench.machine.terms.shared
+    assert bench.opened() == [], "it is opened twice if the welcome comes twice"
+
+
+@pytest.mark.parametrize("left", ["unknown-worker", "name-taken", "keys", "silence"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_what_comes_of_a_probe_that_was_left_changes_nothing(inside: bool, left: str) -> None:
+    bench = Probing(inside=inside)
+    if left == "silence":
+        bench.now += bench.machine.timing.lost_after
+        assert bench.machine.tick(bench.now) == [SILENT, Redial()], "it waits no longer"
+    elif left == "keys":
+        bench.machine.shut_out("no key", bench.now)
+    else:
+        bench.hear(Refuse(code=left, text=""))
+    assert bench.machine.session == "outside"
+    assert bench.opened() == []
+    assert not bench.machine.inside
+
+
+def test_another_welcome_takes_the_place_of_the_one_that_waits() -> None:
+    bench = Probing()
+    assert [type(effect) for effect in bench.hear(probe(EPOCH + 2))] == [Open]
+    assert bench.machine.session == "probing"
+    assert bench.opened() == [], "that was another publisher"
+    assert Joined(EPOCH + 2) in bench.opened(EPOCH + 2)
+    bench = Probing()
+    assert Joined(EPOCH + 2) in bench.hear(welcome(EPOCH + 2)), "it is of another host"
+    assert bench.opened() == []
+    assert not bench.machine.terms.shared
+
+
+def test_whoever_probes_is_in_no_session_and_says_no_hello() -> None:
+    bench, token = Bench(), "0" * 32
+    machine = bench.machine
+    bench.tell(structs.replace(welcome(EPOCH + 1), features=[f"upstream.{token}"]))
+    run(machine.slots["a"], Running(EPOCH, 1, "f" * 64))
+    bench.publish(announce(EPOCH + 1), LAYOUT.header)
+    header = encode(Chunk(model="a", epoch=EPOCH + 1, version=1, index=0, crc=crc32c(DATA)))
+    lease = machine.place([b"a/dat", header], len(DATA))
+    assert lease is not None
+    assert machine.terms.upstream == token
+    machine.receive([encode(probe(EPOCH + 2))], bench.now)
+    assert machine.place([b"a/dat", header], len(DATA)) is None
+    machine.receive_published(lease, bench.now)
+    assert not lease.live, "it was of the session that is over"
+    bench.now += machine.timing.ping
+    for effects in (
+        bench.publish(announce(EPOCH + 1)),
+        bench.tell(Pong(epoch=EPOCH + 2, models={"a": 3})),
+        machine.tick(bench.now),
+        machine.connected(bench.now),
+        machine.without_ticket(bench.now),
+        machine.happened(Flush(1), bench.now),
+    ):
+        assert effects == []
+    assert bench.tell(Ping(token=3)) == [Send(Pong(token=3))]
+    assert machine.close() == [Send(Bye())], "its token was of that session, too"
 
 
 def test_what_comes_whole_is_not_fetched_on_the_shared_road_either() -> None:

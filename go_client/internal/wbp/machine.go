@@ -14,11 +14,9 @@ type Model struct {
 
 // A WorkerMachine is one worker.
 //
-//	outside ──hello, welcome──> inside ──silence, "unknown-worker", another epoch──> outside
-//
-// Inside, messages go to the slot of the model they speak of. Outside, everything that was staged
-// or runs stays as it is, and hello is said again and again: a publisher that restarts finds its
-// workers coming back on their own.
+// It is outside a session or inside, and may probe in between (phases.go). Inside, messages go to the slot of
+// the model they speak of. Outside, everything that was staged or runs stays as it is, and hello is said again
+// and again: a publisher that restarts finds its workers coming back on their own.
 type WorkerMachine struct {
 	Malformed int // messages dropped because they broke the protocol
 
@@ -388,7 +386,8 @@ func (m *WorkerMachine) welcome(w *Welcome, now time.Duration) []Effect {
 		}
 		return append(effects, m.hearOf(w.Models, now)...)
 	}
-	m.turn(welcomed) // W28
+	m.shared = m.probe(w.Shared) // S2
+	m.turn(welcomed)             // W28
 	m.epoch, m.heardAt, m.subscribed, m.unheardSince = w.Epoch, now, false, now
 	m.pingEvery = m.timing.Ping
 	if asked := time.Duration(w.PingMS) * time.Millisecond; asked < m.pingEvery {
@@ -398,7 +397,6 @@ func (m *WorkerMachine) welcome(w *Welcome, now time.Duration) []Effect {
 		m.keyring.Begin(w.Keys, now+m.timing.LostAfter)
 	}
 	effects := []Effect{Joined{w.Epoch}}
-	m.shared = m.probe(w.Shared)                                 // S2
 	if ticket := ticketOf(w); ticket != "" || w.Data != m.data { // K7
 		m.data = w.Data
 		effects = append(effects, Connect{w.Data, ticket})
@@ -439,11 +437,12 @@ func (m *WorkerMachine) ShutOut(why string) []Effect {
 	return []Effect{Refused{CodeKeys, why}}
 }
 
-// probe tells whether the publisher's memory can be read.
+// probe tells whether the publisher's memory can be read, which is seen at once.
 func (m *WorkerMachine) probe(shared *Shared) bool {
 	if shared == nil || m.opens == nil {
 		return false
 	}
+	m.turn(located)
 	segment := m.opens(shared, 0)
 	if segment != nil {
 		segment.Release()
@@ -458,7 +457,7 @@ func (m *WorkerMachine) Connected(fresh bool, now time.Duration) []Effect {
 		m.turn(unknown)
 		m.saidHelloAt, m.unansweredSince = never, never
 	}
-	if m.inside() {
+	if m.session != outside {
 		return nil
 	}
 	return m.helloIfDue(now)
@@ -536,7 +535,7 @@ func (m *WorkerMachine) Tick(now time.Duration) []Effect {
 	if m.keyring != nil {
 		m.keyring.expire(now)
 	}
-	if !m.inside() {
+	if m.session == outside {
 		return m.callAgain(now)
 	}
 	// What comes in a frame of a damaged length is swallowed, until that is full.
@@ -545,6 +544,9 @@ func (m *WorkerMachine) Tick(now time.Duration) []Effect {
 		m.turn(silent) // W19
 		m.unansweredSince = never
 		return []Effect{Lost{}, Redial{}}
+	}
+	if !m.inside() {
+		return nil
 	}
 	effects := m.unheard(now)
 	elsewhere := m.appliedEpoch() > m.epoch // what runs came late, of a later publisher (W3)

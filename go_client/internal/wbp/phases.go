@@ -158,9 +158,11 @@ var modes = Table{
 	catchingUp: {completed: following},
 }
 
-// Of a worker: whether it has a session with its publisher.
+// Of a worker: whether it has a session with its publisher. While it probes it has none: its hello is answered, and
+// it is yet to be seen whether the publisher's memory can be read.
 const (
 	outside State = "outside"
+	probing State = "probing"
 	inside  State = "inside"
 
 	welcomed Event = "welcomed"
@@ -170,9 +172,17 @@ const (
 )
 
 var sessions = Table{
-	outside: {welcomed: inside},
+	outside: {located: probing, welcomed: inside},
+	probing: {
+		located:  probing, // by another welcome
+		welcomed: inside,
+		unknown:  outside,
+		refused:  outside,
+		silent:   outside,
+	},
 	inside: {
-		welcomed: inside, // by a publisher of another epoch
+		located:  probing, // by a publisher of another epoch
+		welcomed: inside,  // the same
 		unknown:  outside,
 		refused:  outside,
 		silent:   outside,
