@@ -27,7 +27,6 @@ from ..layout import Layout
 
 NAME: Final = "delta-1"
 MAGIC: Final = b"WBDELTA1"
-FLAG_HISTORY: Final = 1  # reserved: codes that need the patch before this one
 BLOCK_ELEMENTS: Final = 2**18  # decoded alone: what a processor's second cache holds
 GROUP_BLOCKS: Final = 16  # share a table: enough that it weighs nothing
 CLASSES: Final = 16  # of base values; narrower ones gained half a percent when measured

@@ -61,7 +61,7 @@ class Standing:
 
 
 @dataclass(slots=True)
-class _Known:
+class _Rows:
     """One epoch's rows, and when each of them came."""
 
     epoch: int
@@ -78,12 +78,11 @@ class View:
     """A roster, as far as its publisher has told it."""
 
     def __init__(self) -> None:
-        self.complete = False  # all of it has been told once
         self.whole = False  # nothing more was to be told with the last answer
         self.latest = 0  # revision that there was by then
         self.events: deque[tuple[Happened, float]] = deque(maxlen=EVENTS_TOLD)
         self._since = self._goal = 0  # up to where is known; and has to be, for all to be
-        self._shown = self._arriving = _Known(0)
+        self._shown = self._arriving = _Rows(0)
 
     @property
     def epoch(self) -> int:
@@ -102,7 +101,7 @@ class View:
     def take(self, page: RosterPage, now: float) -> bool:
         """Take an answer; one that is late or doubled changes nothing, and False is returned."""
         if page.since == 0:  # from the beginning: the old one is shown until the new one is told
-            self._arriving, self._goal = _Known(page.epoch), page.latest
+            self._arriving, self._goal = _Rows(page.epoch), page.latest
             self.events.clear()
         elif (page.epoch, page.since) != (self._arriving.epoch, self._since):
             return False
@@ -111,7 +110,7 @@ class View:
         told = len(self._arriving.workers) == page.workers
         self.whole = told and not page.more
         if told and self._since >= self._goal:  # there may always be more, on a busy bus
-            self._shown, self.complete = self._arriving, True
+            self._shown = self._arriving
         elif not page.more:
             self._since = 0  # some have gone, and it was too long ago to be told
         return True
