@@ -6,6 +6,7 @@ from where it lies, while the rest is on its way.
 """
 
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Generic, TypeVar, cast
@@ -93,6 +94,10 @@ class Chunks(msgspec.Struct, Generic[M_co], eq=False):
     def has(self, index: int) -> bool:
         """Return whether a chunk is here."""
         return self.whole or self.crcs[index] is not None
+
+    def unhashed(self) -> Iterator[int]:
+        """Yield the chunks that nobody has hashed, or verified, yet."""
+        return (index for index, crc in enumerate(self.crcs) if crc is None)
 
     def put(self, index: int, crc: int) -> None:
         """A chunk is here, and has this CRC-32C."""

@@ -162,13 +162,13 @@ class Sealer:
         """The group key as workers are told it, on connections that are encrypted."""
         return [self._group.key.hex()]
 
-    def reserve(self, version: Sealable) -> None:
-        """Have memory for the sealed bytes of a version, which is free until they need it.
+    def reserve(self, model: str, nbytes: int) -> None:
+        """Have memory for so many sealed bytes of a model, which is free until they need it.
 
         Raises:
             MemoryError: There is none.
         """
-        self._take(version.target.model, version.plan.nbytes)
+        self._take(model, nbytes)
 
     def chunk(self, version: Sealable, index: int) -> tuple[SealedChunk, memoryview]:
         """Return a sealed chunk; it is sealed once.

@@ -21,7 +21,7 @@ from ..bus.messages import DELTA, Running, Shared
 from ..bus.net.publisher_loop import Promise, Reply
 from ..bus.publisher.offers import hash_chunk
 from ..bus.publisher.roster import Taker
-from ..bus.publisher.version import Snapshot, Version, VersionPatch
+from ..bus.publisher.version import Offer, OfferedPatch, Snapshot
 from ..codecs.checksum import CHUNK_BYTES_DEFAULT, digest_of
 from ..codecs.delta.encoding import encode
 from ..codecs.delta.patch import Delta
@@ -50,8 +50,7 @@ OFFER_SHARE = 0.5  # of the time that is left, for patches: the version itself t
 class Base(NamedTuple):
     """A version that patches may build on."""
 
-    version: Version  # the machine's by now
-    chunks: Chunks[object]  # its own: only its digest is read, which never changes once it has one
+    chunks: Chunks[object]  # the machine's by now: only their digest is read, which stays
     form: tuple[str, int]  # its layout, and the size of its chunks: its digest needs both
     data: Bytes
     snapshot: Snapshot  # which keeps them
@@ -78,7 +77,7 @@ class Bases:
 
     def offer(
         self,
-        version: Version,
+        offer: Offer,
         encoding: Encoding,
         takers: Collection[Taker],
         deadline: Deadline = NEVER,
@@ -88,38 +87,43 @@ class Bases:
         """Have a version offered by patches too, and keep it for patches to come. (D1, D2)
 
         Args:
-            version: What was copied a moment ago, and nobody has been told of.
+            offer: What was copied a moment ago, and nobody has been told of.
             encoding: Whether that is wanted.
             takers: Who takes patches.
             deadline: When it must be there, with patches or without: these may take a part of that.
             to_all: It is for all workers: where it is not patched, nothing is kept for anybody.
         """
-        if encoding == "raw" or _is_small(version) or not takers:
+        if encoding == "raw" or _is_small(offer) or not takers:
             if to_all:
                 self.forget()
             return
-        form, snapshot = (version.layout.id, version.plan.chunk_bytes), version.snapshot
+        form, snapshot = (offer.layout.id, offer.chunks.plan.chunk_bytes), offer.snapshot
         data = snapshot.keep()
         if data is None:
             return
         try:
             while to_all and self.kept and self.kept[0].form != form:
                 self._let_go()
-            new = Base(version, version.chunks, form, data, snapshot)
-            self._patch(new, encoding, takers, _part_of(deadline))
-            version.keep = True
+            new = Base(offer.chunks, form, data, snapshot)
+            self._patch(offer, new, encoding, takers, _part_of(deadline))
+            offer.keep = True
             self.kept.append(new)
         finally:  # an interrupt comes at any time
-            if not any(base.version is version for base in self.kept):
+            if not any(base.snapshot is snapshot for base in self.kept):
                 snapshot.let_go()
         while len(self.kept) > self._count:
             self._let_go()
 
     def _patch(
-        self, new: Base, encoding: Encoding, takers: Collection[Taker], deadline: Deadline
+        self,
+        offer: Offer,
+        new: Base,
+        encoding: Encoding,
+        takers: Collection[Taker],
+        deadline: Deadline,
     ) -> None:
         """Make the patches: first that on what most of those run who take them."""
-        version, data = new.version, new.data
+        data = new.data
         some = ((base.chunks.digest, base.data) for base in self.kept if base.form == new.form)
         bases = {digest: old for digest, old in some if digest}  # else it is on its way
         runs = Counter(taker.running for taker in takers if taker.running is not None)
@@ -131,9 +135,9 @@ class Bases:
         for running, old in itertools.islice(found.values(), self._count):
             on = [taker for taker in takers if taker.running == running]
             delta = encoding == "delta"
-            way = Way(classes=True) if delta else self.chosen(version.layout, old, data, on)
-            made = None if way is None else self._made(way, running, old, version, data, deadline)
-            version.patches += () if made is None else (made,)
+            way = Way(classes=True) if delta else self.chosen(offer.layout, old, data, on)
+            made = None if way is None else self._made(way, running, old, offer, data, deadline)
+            offer.patches += () if made is None else (made,)
 
     def forget(self) -> None:
         """Keep nothing for patches to build on."""
@@ -148,25 +152,25 @@ class Bases:
         way: Way,
         running: Running,
         old: Bytes,
-        version: Version,
+        offer: Offer,
         new: Bytes,
         deadline: Deadline,
-    ) -> VersionPatch | None:
+    ) -> OfferedPatch | None:
         """Return the patch from one version to another, if it is smaller than that.
 
         Whatever goes wrong, the version can still be sent as it is.
         """
-        for index in version.unhashed():
-            hash_chunk(version, index)
-        layout, begun = version.layout, time.perf_counter()
+        for index in offer.chunks.unhashed():
+            hash_chunk(offer, index)
+        layout, begun = offer.layout, time.perf_counter()
         try:
             deadline.check()
             data = encode(
                 layout,
                 old,
                 new,
-                digests=(running.digest, version.digest),
-                chunk_bytes=version.plan.chunk_bytes,
+                digests=(running.digest, offer.chunks.digest),
+                chunk_bytes=offer.chunks.plan.chunk_bytes,
                 classes=way.classes,
                 check=self._check,
                 step=deadline.check,
@@ -180,7 +184,7 @@ class Bases:
             self._encode[way.classes] += PACE_SHARE * (taken - self._encode[way.classes])
         if len(data) >= layout.nbytes:
             return None
-        return VersionPatch(version, DELTA, running, data, classes=way.classes, work=work)
+        return OfferedPatch(DELTA, running, data, way.classes, work)
 
     def chosen(
         self, layout: Layout, old: Bytes, new: Bytes, takers: Collection[Taker]
@@ -236,9 +240,9 @@ class Bases:
             self._decode[classes] = (time.perf_counter() - encoded) / work
 
 
-def _is_small(version: Version) -> bool:
+def _is_small(offer: Offer) -> bool:
     """Return whether it goes along with its announcement, and nothing could be faster."""
-    return version.plan.count <= 1 and version.layout.nbytes <= WHOLE_BYTES_MAX
+    return offer.chunks.plan.count <= 1 and offer.layout.nbytes <= WHOLE_BYTES_MAX
 
 
 def _part_of(deadline: Deadline) -> Deadline:
@@ -294,7 +298,7 @@ class PublishedModel:
 
     def offer(
         self,
-        version: Version,
+        offer: Offer,
         encoding: Encoding,
         takers: Callable[[], Collection[Taker]],
         deadline: Deadline,
@@ -303,13 +307,13 @@ class PublishedModel:
     ) -> None:
         """Have a version offered by patches too: see `Bases`. What ends this ends the version."""
         try:
-            some = () if encoding == "raw" or _is_small(version) else takers()
+            some = () if encoding == "raw" or _is_small(offer) else takers()
             before = len(self.bases.kept)
-            self.bases.offer(version, encoding, some, deadline, to_all=to_all)
+            self.bases.offer(offer, encoding, some, deadline, to_all=to_all)
             if before and not self.bases.kept:
                 self.pool.shrink()
         except BaseException:
-            version.snapshot.release()
+            offer.snapshot.release()
             raise
 
     def describe(
@@ -371,8 +375,8 @@ class PublishedModel:
         hashed: Callable[[], bool] = lambda: False,
         make_room: MakeRoom = nobody,
         deadline: Deadline = NEVER,
-    ) -> tuple[Version, "Arriving | None"]:
-        """Copy weights into memory as a new version, or read them from disk.
+    ) -> tuple[Offer, "Arriving | None"]:
+        """Copy weights into memory to be published, or read them from disk.
 
         Args:
             weights: What to copy.
@@ -384,8 +388,8 @@ class PublishedModel:
             deadline: When it must be there.
 
         Returns:
-            The version. And, of weights on a device, what must arrive before it is one: then it is
-            to be hashed, if need be, or, if it came too late, released.
+            What to offer. And, of weights on a device, what must arrive before: then it is to be
+            hashed, if need be, or, if it came too late, released.
 
         Raises:
             StateError: They cannot travel.
@@ -408,31 +412,34 @@ class PublishedModel:
         # A disk may be slow, and its file damaged: the latest stays until another is there.
         over = replaces_latest and saved is None
         snapshot = self.pool.take(layout.nbytes, make_room, replaces_latest=over, deadline=deadline)
-        version = Version(self.name, layout, chunk_bytes, snapshot, snapshot.shared)
+        about = self.name, layout, chunk_bytes, snapshot, snapshot.shared
+        crcs: list[int] = []
         try:
             if saved is not None:
                 saved.copy_to(snapshot.data)
-                version.restored(saved.stored.digest, frozenset(saved.stored.names))
-                version.metadata = saved.stored.metadata
             elif state is not None:
                 nbytes = chunk_bytes if hashed() else 0
                 late = self.pool.second and not self._kept and self.pool.late
                 found = snapshot.write(state, layout, deadline.check, nbytes, late=late)
                 if not isinstance(found, np.ndarray):
-                    return version, found
-                version.hashed_all(found)
+                    return Offer.of(*about), found
+                crcs = found.tolist()
             deadline.check()
+            offer = Offer.of(*about, crcs)
         except BaseException:
             snapshot.release()
             raise
-        return version, None
+        if saved is not None:
+            offer.chunks.fill(saved.stored.digest)
+            offer.names, offer.metadata = frozenset(saved.stored.names), saved.stored.metadata
+        return offer, None
 
 
 def restore(
     folder: StateFolder, epoch: int, model_of: Callable[[str], PublishedModel]
-) -> list[Version]:
+) -> list[Offer]:
     """Read the latest version of each model back, and record what is offered in this epoch."""
-    found: dict[StoredVersion, Version] = {}
+    found: dict[StoredVersion, Offer] = {}
     for model in folder.models():
         stored = folder.versions(model)[0]
         try:
@@ -455,7 +462,7 @@ def _check_chunks(nbytes: int, chunk_bytes: int) -> None:
 
 def after(
     arriving: "Arriving",
-    version: Version,
+    offer: Offer,
     hashed: Callable[[], bool],
     submit: Callable[[], None],
     future: Promise | Reply,
@@ -469,7 +476,7 @@ def after(
 
     Args:
         arriving: What is waited for.
-        version: Of what.
+        offer: Of what.
         hashed: Whether to hash it then.
         submit: Publishes it.
         future: Fails if that is not to be.
@@ -480,8 +487,8 @@ def after(
     def wait() -> None:
         try:
             arriving.wait(deadline.check)
-            for index in version.unhashed() if hashed() else ():
-                hash_chunk(version, index)
+            for index in offer.chunks.unhashed() if hashed() else ():
+                hash_chunk(offer, index)
                 deadline.check()
             submit()
         except BaseException as error:
@@ -489,7 +496,7 @@ def after(
                 future.set_exception(error)
             with contextlib.suppress(Exception):  # of a failed device, nothing arrives
                 arriving.wait()
-            version.snapshot.release()
+            offer.snapshot.release()
         finally:
             held.release()
 

@@ -29,7 +29,7 @@ from ..bus.publisher.publication import CommitMode
 from ..bus.publisher.roster import Taker
 from ..bus.publisher.state import PublisherState
 from ..bus.publisher.status import WorkerStatus
-from ..bus.publisher.version import Version
+from ..bus.publisher.version import Offer
 from ..bus.receipt import Receipt
 from ..bus.trust.grants import Grants
 from ..bus.trust.keys import PublisherKeys
@@ -314,7 +314,7 @@ class Publisher(AsyncClosable):
             shared, sends = self._probe is not None, self._loop.known.sends
             sent = partial(sends, model, terms.workers, shared=shared)
             hashed = (lambda: True) if asked.asks_for_digests else sent
-            version, arriving = kept.snapshot(
+            offer, arriving = kept.snapshot(
                 weights,
                 replaces_latest=asked.replaces_latest,
                 precision=asked.precision,
@@ -324,13 +324,13 @@ class Publisher(AsyncClosable):
                 deadline=until,
             )
             if asked.metadata is not None:
-                version.metadata = asked.metadata
+                offer.metadata = asked.metadata
             if arriving is None:
-                self._submit(asked, kept, version, started, until, future)
+                self._submit(asked, kept, offer, started, until, future)
             else:
-                submit = partial(self._submit, asked, kept, version, started, until, future)
+                submit = partial(self._submit, asked, kept, offer, started, until, future)
                 handed_on = True
-                after(arriving, version, hashed, submit, future, until, kept.lock)
+                after(arriving, offer, hashed, submit, future, until, kept.lock)
         finally:
             if not handed_on:
                 kept.lock.release()
@@ -339,21 +339,21 @@ class Publisher(AsyncClosable):
         self,
         asked: Request,
         kept: PublishedModel,
-        version: Version,
+        offer: Offer,
         started: float,
         until: Deadline,
         future: Promise | Reply,
     ) -> None:
-        """Have a version published that was copied, with patches if those are wanted."""
+        """Have published what was copied, with patches if those are wanted."""
         if asked.encoding != "raw" or kept.bases.kept:
-            shared, workers = version.shared is not None, asked.terms.workers
+            shared, workers = offer.shared is not None, asked.terms.workers
 
             def takers() -> list[Taker]:
                 asks = self._loop.takers(kept.name, workers, shared=shared)
                 return result_of(asks, ANSWER_SECONDS)
 
-            kept.offer(version, asked.encoding, takers, until, to_all=not workers)
-        self._loop.submit(version, asked.terms, started, future)
+            kept.offer(offer, asked.encoding, takers, until, to_all=not workers)
+        self._loop.submit(offer, asked.terms, started, future)
 
     def wait_for_commit(
         self, publishing: "Future[Receipt]", timeout: float

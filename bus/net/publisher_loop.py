@@ -46,7 +46,7 @@ from ..publisher.offers import Unhurried, hash_all, worded
 from ..publisher.publication import Publication, Terms
 from ..publisher.roster import Taker
 from ..publisher.status import WorkerStatus
-from ..publisher.version import Snapshot, Version
+from ..publisher.version import Offer, Snapshot
 from ..receipt import Receipt
 from ..sealer import Sealer
 from .callbacks import CLOSE_SECONDS, EVENT_KINDS, EventCallback, EventKind, WorkerEvent
@@ -70,7 +70,7 @@ class PublisherLoop:
         machine: What decides.
         sockets: What carries; the loop closes them.
         keeper: What outlives the publisher, if anything does.
-        restored: Versions that one before has left, to be offered first of all.
+        restored: What one before has left, to be offered first of all.
         sealer: Seals what goes out, if anything does.
 
     Attributes:
@@ -84,7 +84,7 @@ class PublisherLoop:
         machine: PublisherMachine,
         sockets: PublisherSockets,
         keeper: Keeper | None = None,
-        restored: Collection[Version] = (),
+        restored: Collection[Offer] = (),
         sealer: Sealer | None = None,
     ) -> None:
         self._machine, self._sockets, self.known = machine, sockets, machine.known()
@@ -116,29 +116,26 @@ class PublisherLoop:
         """Return the future of a publication that is to be submitted with it."""
         return Promise(self._unasked)
 
-    def submit(
-        self, version: Version, terms: Terms, started: float, answer: "Promise | Reply"
-    ) -> None:
+    def submit(self, offer: Offer, terms: Terms, started: float, answer: "Promise | Reply") -> None:
         """Publish; the answer is the receipt, or a PublishError with it."""
 
         def work(now: float) -> None:
             number = self._count = self._count + 1
             self._open[number] = answer
-            publication = Publication(number, version, terms, started)
-            if terms.commit == "together" and isinstance(answer, Promise):
-                answer.publication = publication
             try:
                 if self._sealer is not None and self.known.sends(
-                    version.model, terms.workers, shared=version.shared is not None
+                    offer.model, terms.workers, shared=offer.shared is not None
                 ):
-                    self._sealer.reserve(version)
-                effects = self._machine.publish(publication, now)
+                    self._sealer.reserve(offer.model, offer.layout.nbytes)
+                call, effects = self._machine.publish(number, offer, terms, started, now)
             except Exception as error:
                 del self._open[number]
-                version.snapshot.release()
+                offer.snapshot.release()
                 if answer.set_running_or_notify_cancel():
                     answer.set_exception(error)
             else:
+                if terms.commit == "together" and isinstance(answer, Promise):
+                    answer.publication = call
                 self._perform(effects, now)
 
         self._hand_over(work, answer)
@@ -270,8 +267,8 @@ class PublisherLoop:
         ended: BaseException = ClosedError("close() was called")
         try:
             next_tick = time.monotonic()
-            for version in self._restored:
-                self._perform(self._machine.offer(version), next_tick)
+            for offer in self._restored:
+                self._perform(self._machine.offer(offer)[1], next_tick)
             self._restored = ()
             while not self.leaving:
                 next_tick = self._turn(next_tick)

@@ -47,12 +47,12 @@ from .effects import Broadcast, Effect, HangUp, Resolve
 from .known import Known, Reached
 from .observers import Observers
 from .patience import DEAR, Patience, cost_of
-from .publication import Publication
+from .publication import Publication, Terms
 from .roster import Peer
 from .state import PublisherState
 from .status import WorkerStatus, status_of
 from .verifying import Comparison
-from .version import Snapshot, Version
+from .version import Offer, Snapshot, Version
 
 
 class PublisherMachine:
@@ -203,17 +203,28 @@ class PublisherMachine:
 
     # What the user wants.
 
-    def offer(self, version: Version) -> list[Effect]:
+    def offer(self, offered: Offer) -> tuple[Version, list[Effect]]:
         """Have a version of an earlier publisher as the latest, before anybody is there."""
-        return self._freeing(publishing.offer(self.state, version))
+        version, effects = publishing.offer(self.state, offered)
+        return version, self._freeing(effects)
 
-    def publish(self, publication: Publication, now: float) -> list[Effect]:
+    def publish(
+        self, number: int, offered: Offer, terms: Terms, started: float, now: float
+    ) -> tuple[Publication, list[Effect]]:
         """Publish a version: to every worker that has the model, or to some by name.
+
+        Args:
+            number: Names the call between the machine and whoever waits.
+            offered: What is published.
+            terms: What the call requires.
+            started: When it was made.
+            now: The time.
 
         Raises:
             UnknownWorkerError: A name was never on the roster; nothing was published.
         """
-        return self._freeing(publishing.publish(self.state, publication, now))
+        call, effects = publishing.publish(self.state, number, offered, terms, started, now)
+        return call, self._freeing(effects)
 
     def prepare(self, model: str, shared: Shared, nbytes: int) -> list[Effect]:
         """Tell workers of this host where the first version of a model will lie."""

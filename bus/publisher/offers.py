@@ -32,7 +32,7 @@ from .effects import (
     SendChunk,
 )
 from .publication import Publication
-from .version import Chunked, Version
+from .version import Chunked, Offer, Version
 
 SLICE_BYTES = 2**22  # of a version that is hashed between other work: a fraction of a millisecond
 
@@ -112,12 +112,12 @@ def refusal_of(fetch: Fetch, version: Version | None) -> tuple[str, str]:
 # What shells do with a version's bytes.
 
 
-def hash_chunk(version: Chunked, index: int) -> int:
+def hash_chunk(of: Chunked | Offer, index: int) -> int:
     """Return a chunk's CRC-32C; each chunk is hashed once."""
-    crc = version.chunks.crcs[index]
+    crc = of.chunks.crcs[index]
     if crc is None:
-        crc = crc32c(version.snapshot.bytes(*version.plan.span(index)))
-        version.chunks.put(index, crc)
+        crc = crc32c(of.snapshot.bytes(*of.chunks.plan.span(index)))
+        of.chunks.put(index, crc)
     return crc
 
 
@@ -147,7 +147,7 @@ def chunks_topic(chunked: Chunked) -> bytes:
 
 def hash_all(version: Version) -> Iterator[int]:
     """Hash what nobody has hashed yet of a version; yield the bytes of each step."""
-    for index in version.unhashed():
+    for index in version.chunks.unhashed():
         hash_chunk(version, index)
         yield version.plan.chunk_bytes
 

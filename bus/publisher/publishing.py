@@ -7,36 +7,40 @@ from ..effects import Send
 from ..limits import WHOLE_BYTES_MAX
 from ..messages import DELTA, Progress, Whole, control_topic, data_topic, patch_topic
 from . import calls
-from .effects import Broadcast, BroadcastWhole, Effect, Settled, Withdraw
+from .effects import Broadcast, BroadcastWhole, Effect, Settled, Stamp, Withdraw
 from .offers import announcement
-from .publication import Publication
+from .publication import Publication, Terms
 from .push import Push
 from .roster import Peer
 from .state import PublisherState
 from .store import Versions
-from .version import Chunked, Version, VersionPatch
+from .version import Chunked, Offer, Version, VersionPatch
 
 NAME = attrgetter("name")
 
 
-def offer(state: PublisherState, version: Version) -> list[Effect]:
+def offer(state: PublisherState, offered: Offer) -> tuple[Version, list[Effect]]:
     """Have a version of an earlier publisher as the latest, before anybody is there."""
-    versions = state.versions(version.model)
-    effects = versions.number(version, state.epoch)
+    versions = state.versions(offered.model)
+    version = versions.number(offered, state.epoch)
     versions.settle(version, None)
-    return effects
+    return version, [] if version.shared is None else [Stamp(version)]
 
 
-def publish(state: PublisherState, call: Publication, now: float) -> list[Effect]:
+def publish(
+    state: PublisherState, number: int, offered: Offer, terms: Terms, started: float, now: float
+) -> tuple[Publication, list[Effect]]:
     """Publish a version: to every worker that has the model, or to some by name.
 
     Raises:
         UnknownWorkerError: A name was never on the roster; nothing was published.
     """
-    version, workers = call.version, call.terms.workers
-    peers = state.roster.targets(version.model, workers)
-    versions = state.store.get(version.model) or state.versions(version.model)
-    effects = versions.number(version, state.epoch, now)
+    workers = terms.workers
+    peers = state.roster.targets(offered.model, workers)
+    versions = state.store.get(offered.model) or state.versions(offered.model)
+    version = versions.number(offered, state.epoch, now)
+    call = Publication(number, version, terms, started)
+    effects: list[Effect] = [] if version.shared is None else [Stamp(version)]
     if versions.pending is not None:
         effects += calls.give_up(state, versions.pending, "superseded by a newer publish", now)
     state.prepared.pop(version.model, None)
@@ -48,7 +52,7 @@ def publish(state: PublisherState, call: Publication, now: float) -> list[Effect
         peer.mute_at = min(peer.mute_at, now + state.timing.quiet)
         if now < peer.mute_at:
             version.read_by(peer.name)
-    if call.terms.commit == "together":
+    if terms.commit == "together":
         versions.await_commit(version)
     else:
         versions.settle(version, None if workers is None else frozenset(workers))
@@ -56,10 +60,10 @@ def publish(state: PublisherState, call: Publication, now: float) -> list[Effect
             versions.supersede(version, peers)
             effects.append(Settled(version))
     effects += _announce(state, versions, call, peers, now)
-    if call.terms.hash and not version.chunks.digest:  # P12: it must be known before it is gone
+    if terms.hash and not version.chunks.digest:  # P12: it must be known before it is gone
         effects += versions.hash(version)
-    state.calls[call.number] = call
-    return effects + calls.settle(state, call, now)
+    state.calls[number] = call
+    return call, effects + calls.settle(state, call, now)
 
 
 def _announce(

@@ -12,7 +12,7 @@ from ..limits import EPOCHS_KEPT, VERSIONS_TIMED
 from .effects import Effect, Hash, Lend, Release, Stamp
 from .phases import VERSIONS, VersionEvent, VersionPhase
 from .roster import Peer
-from .version import Snapshot, Version
+from .version import Offer, Snapshot, Version
 
 DIGESTS_KEPT = 1000  # versions that are gone but whose late acknowledgements can still be checked
 
@@ -41,16 +41,15 @@ class Versions:
     def __iter__(self) -> Iterator[Version]:
         return iter(self._versions.values())
 
-    def number(self, version: Version, epoch: int, now: float | None = None) -> list[Effect]:
-        """Take a new version in and number it; `now`: it is published at this time."""
+    def number(self, offer: Offer, epoch: int, now: float | None = None) -> Version:
+        """Take in what is offered as a new version; `now`: it is published at this time."""
         self._count += 1
         if now is not None:
             self.times[self._count] = now
             if len(self.times) > VERSIONS_TIMED:
                 del self.times[next(iter(self.times))]
-        version.epoch, version.version = epoch, self._count
-        self._versions[version.version] = version
-        return _stamped([version]) if version.shared is not None else []
+        version = self._versions[self._count] = Version(offer, epoch, self._count)
+        return version
 
     def renew(self, epoch: int) -> list[Effect]:
         """Give what is still needed a number of a later epoch; nobody has anything of that yet."""
@@ -66,7 +65,7 @@ class Versions:
         for version in self:
             version.names = frozenset(sorted({*version.names, version.key})[-EPOCHS_KEPT:])
             version.epoch = epoch
-        return _stamped(self)
+        return [Stamp(version) for version in self if version.shared is not None]
 
     # Looking.
 
@@ -262,7 +261,3 @@ class Versions:
 
 def _there(version: Version) -> bool:
     return version.phase != "lent" or version.snapshot.there
-
-
-def _stamped(versions: Iterable[Version]) -> list[Effect]:
-    return [Stamp(version) for version in versions if version.shared is not None]

@@ -1,21 +1,24 @@
 """One published version as the machine sees it: its name, its layout, and its chunks.
 
-The bytes are a snapshot's, which the machine never reads: effects say which chunk goes where, and
-the shell takes it from there. So a version here is held by its machine or by nobody. The latest may
-also be *lent*: whoever publishes next may write over it without asking. What is lent must be taken
-back before anything of it is given out, which fails if somebody was faster; then it is gone. What
-it goes through is a table (`phases.py`), and its `Versions` move it.
+Whoever publishes makes an `Offer`: plain values, to which it writes no more once they are handed
+over. Of that the machine makes a `Version`, which no other thread has. The bytes are a snapshot's,
+which the machine never reads: effects say which chunk goes where, and the shell takes it from
+there. So a version here is held by its machine or by nobody. The latest may also be *lent*: whoever
+publishes next may write over it without asking. What is lent must be taken back before anything of
+it is given out, which fails if somebody was faster; then it is gone. What it goes through is a
+table (`phases.py`), and its `Versions` move it.
 
 A version may be given out as patches, too, each on another that workers run: they are cut into
 chunks, hashed, sealed and fetched as it is.
 
-What a worker receives can be given out, too, from where it lies: `received`. Then a chunk can be
-given out once it is here, and the digest once it was proved.
+What a worker receives can be given out, too, from where it lies: `Offer.received`. Then a chunk can
+be given out once it is here, and the digest once it was proved.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -123,6 +126,81 @@ class Received:
         return self._given.setdefault(begin, self.bytes(begin, end))
 
 
+class OfferedPatch(NamedTuple):
+    """A patch that leads to what is offered.
+
+    Attributes:
+        encoding: How the patch is encoded.
+        base: What it builds on, as workers say that they run it.
+        data: Its bytes.
+        classes: Whether its steps may be coded by class, which takes longer to decode.
+        work: What it takes to decode it, in bytes of a version that stays as it is; 0: who knows.
+    """
+
+    encoding: str
+    base: Running
+    data: bytes
+    classes: bool = True
+    work: float = 0.0
+
+
+class Offer(msgspec.Struct, eq=False):
+    """What is to be published.
+
+    Attributes:
+        model: Its name.
+        layout: Where each tensor lies.
+        chunks: The bytes, cut into chunks.
+        snapshot: What gives them out.
+        shared: Where workers on this host find them, if they can.
+        names: The (epoch, version) under which the same bytes were published before.
+        metadata: What its publisher says of it, as text by name.
+        keep: Whether patches on it may come: workers that take those keep its bytes.
+        patches: That lead to it. The first is pushed, the others are fetched.
+    """
+
+    model: str
+    layout: Layout
+    chunks: Chunks[object]
+    snapshot: Snapshot
+    shared: Shared | None = None
+    names: frozenset[tuple[int, int]] = frozenset()
+    metadata: Mapping[str, str] = {}
+    keep: bool = False
+    patches: tuple[OfferedPatch, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        model: str,
+        layout: Layout,
+        chunk_bytes: int,
+        snapshot: Snapshot,
+        shared: Shared | None = None,
+        crcs: Sequence[int] = (),
+    ) -> "Offer":
+        """Return an offer of bytes that stay as they are.
+
+        Args:
+            model, layout, snapshot, shared: See above.
+            chunk_bytes: Bytes of a chunk (the last may be shorter).
+            crcs: The CRC-32C of each chunk; empty: nobody has hashed them yet.
+        """
+        plan = plan_of(layout.nbytes, chunk_bytes)
+        known: list[int | None] = [*crcs] if crcs else [None] * plan.count
+        hashed = len(crcs) == plan.count
+        whole = digest(layout.id, chunk_bytes, crcs) if hashed else ""
+        chunks = Chunks[object](
+            plan, snapshot, known, layout.id, here=len(crcs), whole=True, digest=whole
+        )
+        return cls(model, layout, chunks, snapshot, shared)
+
+    @classmethod
+    def received(cls, model: str, layout: Layout, chunks: Chunks[Memory]) -> "Offer":
+        """Return an offer of what a worker receives, or has, from where it lies."""
+        return cls(model, layout, chunks, Received(chunks))
+
+
 class Chunked:
     """What is given out in chunks: a version, or a patch that leads to it.
 
@@ -153,15 +231,10 @@ class Version(Chunked):
     """A version of a model.
 
     Args:
-        model: Its name.
-        layout: Where each tensor lies.
-        chunk_bytes: Bytes of a chunk (the last may be shorter).
-        snapshot: Its bytes.
-        shared: Where workers on this host find them, if they can.
+        offer: What it is, whose attributes it has.
+        epoch, version: Its number; a later epoch may come (`Versions.renew`).
 
     Attributes:
-        epoch, version: Its number, which the machine gives when it is published.
-        names: The (epoch, version) under which the same bytes were published before.
         receivers: Names of the workers that are still at it.
         phase: What it has come to.
         hashing: Whether all its chunks are being hashed, since somebody needs the digest.
@@ -170,26 +243,15 @@ class Version(Chunked):
         sums: CRC-32C of each tensor of which that was asked, by where it begins.
         waits: By worker, when each chunk is of no use to it any more that is not here yet.
         claims: What workers report of it that is to be checked then, the last of each kind.
-        keep: Whether patches on it may come: workers that take those keep its bytes.
         unpatched: Names of the workers of which it was told why they take no patch.
-        metadata: What its publisher says of it, as text by name.
-        patches: That lead to it. The first is pushed, the others are fetched.
     """
 
-    def __init__(
-        self,
-        model: str,
-        layout: Layout,
-        chunk_bytes: int,
-        snapshot: Snapshot,
-        shared: Shared | None = None,
-    ) -> None:
-        self.plan = plan = plan_of(layout.nbytes, chunk_bytes)
-        chunks = Chunks(plan, snapshot, [None] * plan.count, layout.id, whole=True)
-        self.chunks: Chunks[object] = chunks
-        self.model, self.epoch, self.version = model, 0, 0
-        self.layout, self._snapshot, self.shared = layout, snapshot, shared
-        self.names: frozenset[tuple[int, int]] = frozenset()
+    def __init__(self, offer: Offer, epoch: int, version: int) -> None:
+        self.model, self.epoch, self.version = offer.model, epoch, version
+        self.layout, self.chunks, self.plan = offer.layout, offer.chunks, offer.chunks.plan
+        self._snapshot, self.shared = offer.snapshot, offer.shared
+        self.names, self.metadata, self.keep = offer.names, offer.metadata, offer.keep
+        self.patches = tuple([VersionPatch(self, patch) for patch in offer.patches])
         self.receivers: set[str] = set()
         self.phase: VersionPhase = "pending"
         self.hashing = False
@@ -198,19 +260,7 @@ class Version(Chunked):
         self.sums: dict[int, int] = {}
         self.waits: dict[str, dict[int, float]] = {}
         self.claims: dict[tuple[str, type], Staged | Applied] = {}
-        self.keep = False
         self.unpatched: set[str] = set()
-        self.patches: tuple[VersionPatch, ...] = ()
-        self.metadata: Mapping[str, str] = {}
-        if not plan.count:  # it has no bytes
-            self.chunks.put_all([])
-
-    @classmethod
-    def received(cls, model: str, layout: Layout, chunks: Chunks[Memory]) -> "Version":
-        """Return a version that a worker receives, or has, to be given out from where it lies."""
-        version = cls(model, layout, chunks.plan.chunk_bytes, Received(chunks))
-        version.chunks = chunks
-        return version
 
     def __repr__(self) -> str:
         return f"<Version {self.key} of {self.model}, {self.phase}>"
@@ -264,22 +314,6 @@ class Version(Chunked):
         """Return the patch for whoever runs a version, if there is one."""
         return next((each for each in self.patches if each.base == running), None)
 
-    def hashed_all(self, crcs: NDArray[np.uint32]) -> None:
-        """All chunks have these CRC-32Cs; with none, nobody has hashed them yet."""
-        if crcs.size:
-            chunks, known = self.chunks, crcs.tolist()
-            chunks.crcs, chunks.here = known, crcs.size
-            chunks.digest = digest(chunks.layout, self.plan.chunk_bytes, known)
-
-    def unhashed(self) -> Iterator[int]:
-        """Yield the chunks that nobody has hashed yet."""
-        return (index for index, crc in enumerate(self.chunks.crcs) if crc is None)
-
-    def restored(self, digest: str, names: frozenset[tuple[int, int]]) -> None:
-        """The bytes were published before, under these names, and hash to this."""
-        self.chunks.fill(digest)
-        self.names = names
-
     def is_known_as(self, running: Running) -> bool:
         """Return whether a worker runs these very bytes, which were published before."""
         if running.digest and self.names:
@@ -292,29 +326,15 @@ class VersionPatch(Chunked):
 
     Args:
         version: Which one; its digest is known.
-        encoding: How the patch is encoded.
-        base: What it builds on, as workers say that they run it.
-        data: Its bytes.
-        classes: Whether its steps may be coded by class, which takes longer to decode.
-        work: What it takes to decode it, in bytes of a version that stays as it is; 0: who knows.
+        offered: The patch.
     """
 
-    def __init__(
-        self,
-        version: Version,
-        encoding: str,
-        base: Running,
-        data: bytes,
-        *,
-        classes: bool = True,
-        work: float = 0.0,
-    ) -> None:
-        self.patch = self.id = PatchId(encoding, base.epoch, base.version)
+    def __init__(self, version: Version, offered: OfferedPatch) -> None:
+        encoding, self.base, data, self.classes, self.work = offered
+        self.patch = self.id = PatchId(encoding, self.base.epoch, self.base.version)
         self.plan = plan = plan_of(len(data), version.plan.chunk_bytes)
-        chunks = Chunks(plan, memoryview(data), [None] * plan.count, whole=True)
-        self.chunks: Chunks[object] = chunks
-        self.base, self._version, self._data = base, version, memoryview(data)
-        self.classes, self.work = classes, work
+        self._version, self._data = version, memoryview(data)
+        self.chunks = Chunks[object](plan, self._data, [None] * plan.count, whole=True)
         self._given: dict[int, memoryview] = {}  # by where it begins: whoever sends refers weakly
 
     @property

@@ -101,14 +101,14 @@ def test_there_is_never_a_second_copy() -> None:
     model.reserve(weights, "bf16")
     tracemalloc.start()
     try:
-        version, _ = model.snapshot(
+        offer, _ = model.snapshot(
             weights, replaces_latest=True, precision=precision, hashed=lambda: True
         )
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert version.layout.nbytes == 2 * SIZE
-    assert version.digest
+    assert offer.layout.nbytes == 2 * SIZE
+    assert offer.chunks.digest
     assert peak < 2 * SIZE // 4
 
 

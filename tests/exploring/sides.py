@@ -29,9 +29,9 @@ from weightbus.bus.net.copier import decoded
 from weightbus.bus.publisher.effects import Broadcast, HangUp, Hash, Resolve, Settled
 from weightbus.bus.publisher.effects import Effect as PublisherEffect
 from weightbus.bus.publisher.machine import PublisherMachine
-from weightbus.bus.publisher.publication import Publication, Terms
+from weightbus.bus.publisher.publication import Terms
 from weightbus.bus.publisher.state import PublisherState
-from weightbus.bus.publisher.version import Version, VersionPatch
+from weightbus.bus.publisher.version import Offer, OfferedPatch, Version
 from weightbus.bus.staged import Patching, StagedVersion
 from weightbus.bus.worker.events import Decoded, Report
 from weightbus.bus.worker.holdings import IN_MEMORY
@@ -340,44 +340,43 @@ class PublisherSide:
         """Whether there are any."""
         return any(version.patches for version in self.versions)
 
-    def version(self, label: int) -> Version:
+    def made(self, label: int) -> Offer:
         layout, chunk_bytes = (PATCHED_LAYOUT, PATCHED_CHUNK) if self._patched else (LAYOUT, NBYTES)
         snapshot = PlainSnapshot(bytes_of(label, patched=self._patched))
-        return Version(MODEL, layout, chunk_bytes, snapshot)
+        return Offer.of(MODEL, layout, chunk_bytes, snapshot)
 
-    def patch(self, version: Version, label: int) -> None:
+    def patch(self, offer: Offer, label: int) -> None:
         """Do as `python_client.models.Bases` does."""
         takers = self.machine.state.roster.takers(MODEL, None, shared=False)
         if not takers:
             self._bases = ()
             return
-        known = {hash_all(self.version(base)): base for base in self._bases}
-        hash_all(version)
+        known = {hash_all(self.made(base)): base for base in self._bases}
+        hash_all(offer)
         runs = {
             t.running: known[t.running.digest]
             for t in takers
             if t.running is not None and t.running.digest in known
         }
-        version.patches = tuple(
-            VersionPatch(version, DELTA, running, patch_of(base, label))
-            for running, base in runs.items()
+        offer.patches = tuple(
+            OfferedPatch(DELTA, running, patch_of(base, label)) for running, base in runs.items()
         )
-        version.keep, self._bases = True, (*self._bases, label)[-BASES:]
+        offer.keep, self._bases = True, (*self._bases, label)[-BASES:]
 
     def publish(self, label: int, commit: Any, wait: Any, did: list[Did], now: float) -> None:
-        version = self.version(label)
+        offer = self.made(label)
         if self._patched:
-            self.patch(version, label)
+            self.patch(offer, label)
         terms = Terms(wait=wait, commit=commit, timeout=2.0, grace=TIMING.lost_after)
-        call = Publication(label, version, terms, now)
-        effects = self.machine.publish(call, now)
-        did.append(("published", version.key, label))
+        call, effects = self.machine.publish(label, offer, terms, now, now)
+        did.append(("published", call.version.key, label))
         self.do(effects, did, now)
 
     def offer(self, label: int, key: Key, did: list[Did], now: float) -> None:
-        version = self.version(label)
-        version.restored(hash_all(self.version(label)), frozenset({key}))
-        effects = self.machine.offer(version)
+        offer = self.made(label)
+        offer.chunks.fill(hash_all(self.made(label)))
+        offer.names = frozenset({key})
+        version, effects = self.machine.offer(offer)
         did.append(("published", version.key, label))
         self.do(effects, did, now)
 

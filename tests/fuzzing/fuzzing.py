@@ -30,6 +30,7 @@ from weightbus.bus.messages import (
     End,
     Fetch,
     Hello,
+    PatchId,
     Ping,
     Progress,
     Running,
@@ -43,9 +44,9 @@ from weightbus.bus.net.copier import decoded
 from weightbus.bus.net.zmtp import Stream, ZmtpError
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.offers import announcement, chunk_of, end_of
-from weightbus.bus.publisher.publication import Publication, Terms
+from weightbus.bus.publisher.publication import Terms
 from weightbus.bus.publisher.state import PublisherState
-from weightbus.bus.publisher.version import Chunked, Version, VersionPatch
+from weightbus.bus.publisher.version import Chunked, Offer, OfferedPatch, Version
 from weightbus.bus.staged import StagedVersion, StaleError
 from weightbus.bus.worker.events import Report
 from weightbus.bus.worker.machine import WorkerMachine
@@ -279,10 +280,10 @@ def patched_worker(case: Case) -> None:
 def publisher(case: Case) -> None:
     """A publisher's machine with a worker and a version, and a patch; odd frames: a stranger's."""
     machine, clock = PublisherMachine(PublisherState(7, "tcp://p:1")), _Clock()
-    version, _ = _patched(1, Running(6, 9, _version(9).digest))
+    offer = _patched(1, Running(6, 9, _version(9).digest))
     effects = machine.receive(b"w", [encode(_HELLO)], clock.now)
-    call = Publication(1, version, Terms(timeout=60.0), 0.0)
-    effects += machine.publish(call, clock.now)
+    call, more = machine.publish(1, offer, Terms(timeout=60.0), 0.0, clock.now)
+    effects += more
     for index, frame in enumerate(frames_of(case)):
         perform(machine, effects, clock.now)
         if clock.move(frame):
@@ -292,7 +293,7 @@ def publisher(case: Case) -> None:
     assert len(list(machine.state.roster)) <= 2 + FRAMES_MAX
     for peer in machine.state.roster:
         running = peer.running.get("policy")
-        assert running is None or running.epoch != 7 or running.digest in ("", version.digest)
+        assert running is None or running.epoch != 7 or running.digest in ("", call.version.digest)
 
 
 def _weights(number: int) -> NDArray[np.uint8]:
@@ -302,22 +303,25 @@ def _weights(number: int) -> NDArray[np.uint8]:
     return data
 
 
+def _offer(number: int) -> Offer:
+    offer = Offer.of("policy", _LAYOUT, 64, PlainSnapshot(_weights(number)))
+    hash_all(offer)
+    offer.keep = True
+    return offer
+
+
 def _version(number: int) -> Version:
-    version = Version("policy", _LAYOUT, 64, PlainSnapshot(_weights(number)))
-    version.epoch, version.version, version.keep = 7, number, True
-    hash_all(version)
-    return version
+    return Version(_offer(number), 7, number)
 
 
-def _patched(number: int, base: Running) -> tuple[Version, VersionPatch]:
-    """Return a version, and the patch that leads to it from what somebody runs."""
-    version = _version(number)
-    digests = base.digest, version.digest
+def _patched(number: int, base: Running) -> Offer:
+    """Return a version, with the patch that leads to it from what somebody runs."""
+    offer = _offer(number)
+    digests = base.digest, offer.chunks.digest
     pair = _weights(base.version), _weights(number)
     data = encode_patch(_LAYOUT, *pair, digests=digests, chunk_bytes=64)
-    patch = VersionPatch(version, DELTA, base, data)
-    version.patches = (patch,)
-    return version, patch
+    offer.patches = (OfferedPatch(DELTA, base, data),)
+    return offer
 
 
 def _messages(version: Version, by: Chunked) -> list[list[bytes]]:
@@ -386,14 +390,14 @@ def _exchanges() -> tuple[Case, Case]:
 
 def _patch_exchanges() -> tuple[Case, Case, Case]:
     """What a worker is told of patches: fetched; pushed. And what a publisher is told of one."""
-    version, patch = _patched(2, Running(7, 1, _version(1).digest))
+    version = Version(_patched(2, Running(7, 1, _version(1).digest)), 7, 2)
     fetched: list[bytes] = []
     pushed = [b"\x01\x01"]
-    for frames in _messages(version, patch):
+    for frames in _messages(version, version.patches[0]):
         fetched += [b"\x00" + bytes([len(frames) - 1]), *frames]
         pushed += [b"\x01" + bytes([len(frames) - 1]), *frames]
-    _, other = _patched(1, Running(6, 9, _version(9).digest))
-    of: dict[str, Any] = {"model": "policy", "epoch": 7, "version": 1, "patch": other.id}
+    on = PatchId(DELTA, 6, 9)
+    of: dict[str, Any] = {"model": "policy", "epoch": 7, "version": 1, "patch": on}
     said = [
         *(Fetch(**of, count=1), Fetch(**of), Progress(**of, chunks=1)),
         Applied(**of, digest=_version(1).digest),

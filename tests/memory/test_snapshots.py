@@ -16,7 +16,7 @@ from weightbus.bus.memory.segment import MappedSegment
 from weightbus.bus.memory.snapshots import MemoryBlock, Pool, Snapshot, nobody
 from weightbus.bus.publisher.effects import Effect, Lend, Release
 from weightbus.bus.publisher.store import DIGESTS_KEPT, Versions
-from weightbus.bus.publisher.version import Version
+from weightbus.bus.publisher.version import Offer, Version
 from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.errors import WeightBusError
 from weightbus.codecs.layout import Layout
@@ -33,16 +33,15 @@ class Bench:
         self.pool, self.store = Pool("a", patience, share=share), {"a": Versions("a")}
         self.versions, self.taken = self.store["a"], 0
 
-    def take(self, nbytes: int = 20, *, replaces_latest: bool = True) -> Version:
+    def take(self, nbytes: int = 20, *, replaces_latest: bool = True) -> Offer:
         snapshot = self.pool.take(nbytes, self.make_room, replaces_latest=replaces_latest)
         self.taken += 1
         snapshot.data[:] = self.taken % 256
         layout = Layout.plan([("w", "U8", (nbytes,))])
-        return Version("a", layout, CHUNK, snapshot, snapshot.shared)
+        return Offer.of("a", layout, CHUNK, snapshot, snapshot.shared)
 
     def publish(self, nbytes: int = 20, *receivers: str, together: bool = False) -> Version:
-        version = self.take(nbytes, replaces_latest=not together)
-        self.versions.number(version, 1)
+        version = self.versions.number(self.take(nbytes, replaces_latest=not together), 1)
         version.snapshot.stamp("a", *version.key)
         version.receivers = set(receivers)
         if together:
@@ -314,9 +313,8 @@ def test_a_trainer_that_is_faster_than_the_machine_waits_for_it() -> None:
     with ThreadPoolExecutor() as pool:
         taking = pool.submit(bench.pool.take, 20, too_early, replaces_latest=True)
         assert asked.wait(SECONDS)
-        for version in given:
-            bench.versions.number(version, 1)
-            bench.versions.settle(version, None)
+        for offer in given:
+            bench.versions.settle(bench.versions.number(offer, 1), None)
         bench.free()
         assert taking.result(SECONDS).there
 
@@ -375,7 +373,7 @@ class Machine(threading.Thread):
         super().__init__(daemon=True)
         self.pools, self.rng = pools, random.Random(seed)
         self.store = {model: Versions(model) for model in pools}
-        self.work: deque[tuple[Version, str]] = deque()  # and what it hashed to when it was copied
+        self.work: deque[tuple[Offer, str]] = deque()  # and what it hashed to when it was copied
         self.rooms: deque[tuple[str, Collection[Snapshot], bool, list[bool], threading.Event]]
         self.rooms = deque()
         self.expected: dict[Version, str] = {}
@@ -398,10 +396,10 @@ class Machine(threading.Thread):
 
     def turn(self) -> None:
         while self.work:
-            version, digest = self.work.popleft()
+            offer, digest = self.work.popleft()
+            versions = self.store[offer.model]
+            version = versions.number(offer, 1)
             self.expected[version] = digest
-            versions = self.store[version.model]
-            versions.number(version, 1)
             version.receivers = {"w"} if self.rng.random() < 0.5 else set()
             versions.settle(version, None)
             self.free()
@@ -428,8 +426,8 @@ class Machine(threading.Thread):
         assert isinstance(sent, memoryview | bytes)
         self.sending = [(bytes(sent), sent), *self.sending[:2]]
         assert all(bytes(view) == was for was, view in self.sending), "overwritten on its way"
-        version = Version(version.model, version.layout, CHUNK, version.snapshot)
-        assert hash_all(version), "its bytes are there to be hashed again"
+        offer = Offer.of(version.model, version.layout, CHUNK, version.snapshot)
+        assert hash_all(offer), "its bytes are there to be hashed again"
         self.checked += 1
 
     def free(self) -> bool:
@@ -474,8 +472,8 @@ def test_trainers_and_the_machine_never_meet_in_memory(share: bool) -> None:
             )
             for begin in range(0, 64, CHUNK):  # so slowly that others look
                 snapshot.data[begin : begin + CHUNK] = number % 251
-            version = Version(model, layout, CHUNK, snapshot)
-            machine.work.append((version, digest_of(layout.id, snapshot.data, CHUNK)))
+            offer = Offer.of(model, layout, CHUNK, snapshot)
+            machine.work.append((offer, digest_of(layout.id, snapshot.data, CHUNK)))
             most = max(most, len(pools[model]))
         return most
 
@@ -495,8 +493,7 @@ def test_trainers_and_the_machine_never_meet_in_memory(share: bool) -> None:
 def test_targeted_versions_are_for_their_workers_and_end_with_a_newer_one_for_all() -> None:
     bench = Bench()
     everybody = bench.publish()
-    mine = bench.take(replaces_latest=False)
-    bench.versions.number(mine, 1)
+    mine = bench.versions.number(bench.take(replaces_latest=False), 1)
     bench.versions.settle(mine, frozenset({"w0"}))
     bench.free()
     assert mine.phase == "targeted"

@@ -45,7 +45,7 @@ from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.offers import end_of
 from weightbus.bus.publisher.publication import CommitMode, Publication, Terms
 from weightbus.bus.publisher.state import PublisherState
-from weightbus.bus.publisher.version import Version
+from weightbus.bus.publisher.version import Offer, Version
 from weightbus.bus.worker.events import Outcome, Report
 from weightbus.bus.worker.holdings import IN_MEMORY
 from weightbus.bus.worker.machine import WorkerMachine
@@ -255,13 +255,13 @@ class Trainer:
         source = VERSIONS[which]
         data = source.snapshot.keep()
         assert data is not None
-        version = Version("a", source.layout, CHUNK, PlainSnapshot(data, thief=thief))
+        offer = Offer.of("a", source.layout, CHUNK, PlainSnapshot(data, thief=thief))
         workers = tuple(p.name for p in self.machine.state.roster)[:1] if alone else None
         commit: CommitMode = "together" if together else "auto"
         terms = Terms(workers=workers, commit=commit, timeout=timeout)
-        publication = Publication(next(self.ids), version, terms, self.now)
-        self.open[publication.number] = publication
-        self.look(self.machine.publish(publication, self.now))
+        call, effects = self.machine.publish(next(self.ids), offer, terms, self.now, self.now)
+        self.open[call.number] = call
+        self.look(effects)
 
     def wait(self, seconds: float) -> None:
         self.now += seconds

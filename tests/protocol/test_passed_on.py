@@ -32,9 +32,9 @@ from weightbus.bus.messages import (
 from weightbus.bus.publisher import offers
 from weightbus.bus.publisher.effects import Broadcast, Effect, Hash
 from weightbus.bus.publisher.machine import PublisherMachine
-from weightbus.bus.publisher.publication import Publication, Terms
+from weightbus.bus.publisher.publication import Terms
 from weightbus.bus.publisher.state import PublisherState
-from weightbus.bus.publisher.version import Version
+from weightbus.bus.publisher.version import Offer, Version
 from weightbus.bus.staged import StagedVersion
 from weightbus.bus.worker.events import Outcome, Report
 from weightbus.bus.worker.machine import WorkerMachine
@@ -180,8 +180,8 @@ class Chain:
 
     def offers(self, made: Version, chunks: Chunks[Memory]) -> Version:
         """Pass a version on, as far as it is here."""
-        passed = Version.received("a", made.layout, chunks)
-        self.does(self.publisher.offer(passed))
+        passed, effects = self.publisher.offer(Offer.received("a", made.layout, chunks))
+        self.does(effects)
         return passed
 
     def more(self, passed: Version) -> None:
@@ -190,9 +190,11 @@ class Chain:
         while self.publisher.ready:
             self.does(self.publisher.push(self.now))
 
-    def publish(self, passed: Version, **terms: object) -> None:
-        call = Publication(1, passed, Terms(require=0, **terms), self.now)  # type: ignore[arg-type]
-        self.does(self.publisher.publish(call, self.now))
+    def publish(self, made: Version, chunks: Chunks[Memory], **terms: object) -> Version:
+        offer, asked = Offer.received("a", made.layout, chunks), Terms(require=0, **terms)  # type: ignore[arg-type]
+        call, effects = self.publisher.publish(1, offer, asked, self.now, self.now)
+        self.does(effects)
+        return call.version
 
 
 def test_what_is_here_is_given_out_and_the_rest_as_it_comes(
@@ -287,10 +289,9 @@ def test_memory_that_is_given_out_is_not_used_for_another_version() -> None:
 def test_memory_serves_the_next_version_once_nobody_gives_it_out() -> None:
     chain, one, two = Chain("below"), version(1), version(2)
     chunks = chain.begins(one)
-    passed = Version.received("a", one.layout, chunks)
     chain.arrives(one, range(CHUNKS))
     chain.ends(one)
-    chain.does(chain.publisher.offer(passed))
+    passed = chain.offers(one, chunks)
     sending = passed.snapshot.chunk(0, CHUNK)  # as a socket does
     chain.offers(two, chain.begins(two))
     assert passed.gone, "another one takes its place, and nobody is at it"
@@ -346,8 +347,7 @@ def test_a_push_goes_as_far_as_what_is_here() -> None:
     chain.joins("below", listens=True)
     chunks = chain.begins(made)
     chain.arrives(made, (0, 1, 3))
-    passed = Version.received("a", made.layout, chunks)
-    chain.publish(passed, hash=True, wait="none")
+    passed = chain.publish(made, chunks, hash=True, wait="none")
     below = chain.below["below"]
     told = made.layout.header
     below.hears(offers.announcement(made, None), chain.now, told)
@@ -372,9 +372,8 @@ def test_a_version_of_one_chunk_goes_along_with_its_announcement_only_if_it_is_h
     chain, one, two = Chain("below"), version(1, 12), version(2, 12)
     chain.joins("below", listens=True)
     for made in (one, two):
-        passed = Version.received("a", made.layout, chain.begins(made))
-        before = len(chain.places)
-        chain.publish(passed)
+        chunks, before = chain.begins(made), len(chain.places)
+        passed = chain.publish(made, chunks)
         assert len(chain.places) == before, "nothing of it is here"
         assert passed.chunks.here == 0
         chain.passes(2 * TIMING.quiet)
@@ -402,7 +401,7 @@ def test_what_came_as_a_patch_is_hashed_when_it_is_given_out() -> None:
 def test_a_copy_to_keep_is_made_of_all_or_nothing() -> None:
     chain, made = Chain(), version(1)
     chunks = chain.begins(made)
-    passed = Version.received("a", made.layout, chunks)
+    passed = Offer.received("a", made.layout, chunks)
     assert passed.snapshot.keep() is None
     chain.arrives(made, range(CHUNKS))
     assert passed.snapshot.keep() is None, "it may be another version's"

@@ -45,7 +45,7 @@ from weightbus.bus.observed import (
 )
 from weightbus.bus.publisher import observers
 from weightbus.bus.publisher.effects import Effect
-from weightbus.bus.publisher.version import Version
+from weightbus.bus.publisher.version import Offer
 from weightbus.codecs.layout import Layout
 from weightbus.python_client.observing.observer import Observer
 from weightbus.python_client.observing.view import View
@@ -65,8 +65,8 @@ class Watched(Bench):
             if isinstance(effect, Notice):
                 self.machine.observers.happened(effect, self.now)
 
-    def version(self, layout: Layout, *, replaces_latest: bool) -> Version:
-        made = super().version(layout, replaces_latest=replaces_latest)
+    def offer(self, layout: Layout, *, replaces_latest: bool) -> Offer:
+        made = super().offer(layout, replaces_latest=replaces_latest)
         hash_all(made)
         return made
 

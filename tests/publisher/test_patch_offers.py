@@ -35,10 +35,10 @@ from weightbus.bus.messages import (
 )
 from weightbus.bus.publisher.effects import Broadcast, Resolve
 from weightbus.bus.publisher.machine import PublisherMachine
-from weightbus.bus.publisher.publication import Publication, Terms
+from weightbus.bus.publisher.publication import Terms
 from weightbus.bus.publisher.roster import AT_MOST, LINK_BYTES, Link, Taker
 from weightbus.bus.publisher.state import PublisherState
-from weightbus.bus.publisher.version import Version, VersionPatch
+from weightbus.bus.publisher.version import Offer, OfferedPatch, Version, VersionPatch
 from weightbus.bus.sealer import Sealer
 from weightbus.codecs.delta.encoding import encode as encode_patch
 from weightbus.codecs.delta.patch import Delta
@@ -75,8 +75,8 @@ def weights(number: int, share: float = 0.01) -> NDArray[np.uint8]:
     return bits.view(np.uint8)
 
 
-def version(number: int, share: float = 0.01, chunk_bytes: int = CHUNK) -> Version:
-    made = Version("a", LAYOUT, chunk_bytes, PlainSnapshot(weights(number, share)))
+def offer(number: int, share: float = 0.01, chunk_bytes: int = CHUNK) -> Offer:
+    made = Offer.of("a", LAYOUT, chunk_bytes, PlainSnapshot(weights(number, share)))
     hash_all(made)
     return made
 
@@ -123,12 +123,13 @@ class Bench:
 
     def publish(self, *names: str, **shape: Any) -> tuple[Version, list[Any]]:
         self.number += 1
-        made, workers = version(self.number, **shape), names or None
+        made, workers = offer(self.number, **shape), names or None
         takers = self.machine.state.roster.takers("a", workers, shared=False)
         self.bases.offer(made, "delta", takers)
-        publication = Publication(next(ids), made, Terms(workers=workers), self.now)
-        effects = perform(self.machine, self.machine.publish(publication, self.now), self.now)
-        return made, effects + self.push()
+        about = next(ids), made, Terms(workers=workers), self.now, self.now
+        call, effects = self.machine.publish(*about)
+        effects = perform(self.machine, effects, self.now)
+        return call.version, effects + self.push()
 
     def push(self) -> list[Any]:
         effects: list[Any] = []
@@ -247,14 +248,12 @@ def test_the_one_that_most_run_comes_first_and_no_more_than_are_kept() -> None:
 
 def test_there_is_one_patch_on_each_name_whatever_workers_say_that_they_run() -> None:
     bases = Bases("a")
-    one, two, three = (version(number) for number in range(3))
-    for number, made in enumerate((one, two, three), 1):
-        made.epoch, made.version = 7, number
+    one, two, three = (offer(number) for number in range(3))
     for made in (one, two):
         bases.offer(made, "delta", [Taker(None)])
-    wrong = Taker(Running(7, 2, one.digest))
-    bases.offer(three, "delta", [wrong, *runs(two), *runs(two)])
-    assert [patch.offered.digest for patch in three.patches] == [two.digest]
+    wrong = Taker(Running(7, 2, one.chunks.digest))
+    bases.offer(three, "delta", [wrong, *runs(two, 2), *runs(two, 2)])
+    assert [patch.base.digest for patch in three.patches] == [two.chunks.digest]
 
 
 def test_a_patch_is_fetched_like_a_version_and_refused_if_there_is_none() -> None:
@@ -415,9 +414,9 @@ def test_how_fast_a_worker_decodes_is_learned_from_what_it_says_once() -> None:
 
 
 def test_a_patch_is_sealed_under_a_key_of_its_own() -> None:
-    one, two, data = version(1), version(2), weights(2).tobytes()[:400]
-    one.epoch, one.version, two.epoch, two.version = 7, 1, 7, 2
-    made = VersionPatch(two, DELTA, Running(7, 1, one.digest), data)
+    one, two = Version(offer(1), 7, 1), Version(offer(2), 7, 2)
+    data = weights(2).tobytes()[:400]
+    made = VersionPatch(two, OfferedPatch(DELTA, Running(7, 1, one.digest), data))
     group = GroupKey(b"g" * 32)
     sealer = Sealer(lambda: group.key, lambda _model, nbytes: np.zeros(nbytes, np.uint8))
     chunk, sealed = sealer.chunk(made, 1)
@@ -445,17 +444,16 @@ class CountedSnapshot(PlainSnapshot):
 
 def counted(
     number: int, chunk: int = CHUNK, *, hashed: bool = True
-) -> tuple[Version, CountedSnapshot]:
+) -> tuple[Offer, CountedSnapshot]:
     snapshot = CountedSnapshot(weights(number))
-    made = Version("a", LAYOUT, chunk, snapshot)
+    made = Offer.of("a", LAYOUT, chunk, snapshot)
     if hashed:
         hash_all(made)
-    made.epoch, made.version = 7, number
     return made, snapshot
 
 
-def runs(made: Version, rate: float = math.inf) -> list[Taker]:
-    return [Taker(Running(7, made.version, made.digest), rate)]
+def runs(made: Offer, number: int = 1, rate: float = math.inf) -> list[Taker]:
+    return [Taker(Running(7, number, made.chunks.digest), rate)]
 
 
 def test_nothing_builds_on_what_was_not_hashed_and_nothing_is_hashed_in_vain() -> None:
@@ -463,13 +461,13 @@ def test_nothing_builds_on_what_was_not_hashed_and_nothing_is_hashed_in_vain() -
     bases.offer(one, "delta", [Taker(None)])
     bases.offer(two, "delta", [Taker(Running(7, 1, ""))])  # it was read in shared memory
     assert (two.patches, kept.keepers) == ((), 1)
-    assert not one.digest
-    assert not two.digest
+    assert not one.chunks.digest
+    assert not two.chunks.digest
     three, _ = counted(3, hashed=False)
     hash_all(two)
     bases.offer(three, "delta", runs(two))
     assert len(three.patches) == 1
-    assert three.digest
+    assert three.chunks.digest
 
 
 def test_whatever_ends_an_offer_in_the_middle_keeps_no_memory(
@@ -532,9 +530,9 @@ def test_there_are_no_patches_between_versions_of_other_chunks() -> None:
     bases.offer(two, "delta", runs(one), to_all=False)
     assert (two.patches, kept.keepers) == ((), 1)
     three, _ = counted(3, 2 * CHUNK)
-    bases.offer(three, "delta", [*runs(one), *runs(two)])
+    bases.offer(three, "delta", [*runs(one), *runs(two, 2)])
     assert not kept.keepers
-    assert [patch.base for patch in three.patches] == [runs(two)[0].running]
+    assert [patch.base for patch in three.patches] == [runs(two, 2)[0].running]
 
 
 @pytest.mark.parametrize("to_all", [True, False])
@@ -565,10 +563,9 @@ def test_memory_that_was_kept_for_patches_alone_is_given_back() -> None:
 
 def offered(encoding: Any, rate: float, share: float = 0.01) -> int:
     """Return how many patches are offered to a worker that runs the version before."""
-    bases, one, two = Bases("a"), version(0), version(1, share)
-    one.epoch, one.version = 1, 1
+    bases, one, two = Bases("a"), offer(0), offer(1, share)
     bases.offer(one, encoding, [Taker(None, rate)])
-    bases.offer(two, encoding, [Taker(Running(1, 1, one.digest), rate)])
+    bases.offer(two, encoding, runs(one, rate=rate))
     assert one.keep == two.keep == (encoding != "raw")
     return len(two.patches)
 
@@ -602,7 +599,7 @@ def test_one_slow_encode_does_not_end_patches_for_ever() -> None:
     made: list[int] = []
     for number in range(2, 4 + models.PACE_EVERY):
         two, _ = counted(number)
-        bases.offer(two, "auto", runs(one, 1e4))
+        bases.offer(two, "auto", runs(one, rate=1e4))
         made.append(len(two.patches))
         if number == 2:
             bases._encode[:] = 1.0, 1.0  # noqa: SLF001 # pyright: ignore
@@ -712,16 +709,15 @@ def test_a_patch_is_made_as_it_was_chosen(monkeypatch: pytest.MonkeyPatch) -> No
     bits = weights(0).view(np.uint16).copy()
     bits[np.argsort(bits >> 7 & 255)[:400]] ^= 1  # small ones alone, as in training
     for classes in (True, False):
-        bases, one = Bases("a"), version(0)
-        two = Version("a", LAYOUT, CHUNK, PlainSnapshot(bits.view(np.uint8)))
+        bases, one = Bases("a"), offer(0)
+        two = Offer.of("a", LAYOUT, CHUNK, PlainSnapshot(bits.view(np.uint8)))
         hash_all(two)
         monkeypatch.setattr(bases, "chosen", lambda *_, classes=classes: Way(classes, 2.0))
-        one.epoch, one.version = 7, 1
         bases.offer(one, "auto", [Taker(None)])
         bases.offer(two, "auto", runs(one))
         [patch] = two.patches
         assert (patch.classes, patch.work) == (classes, 2.0 * LAYOUT.nbytes)
-        sizes.append(patch.plan.nbytes)
+        sizes.append(len(patch.data))
     assert sizes[0] < sizes[1]
 
 

@@ -19,7 +19,7 @@ from weightbus.bus.publisher import offers, roster
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import Terms
 from weightbus.bus.publisher.state import PublisherState
-from weightbus.bus.publisher.version import Version
+from weightbus.bus.publisher.version import Offer
 from weightbus.codecs.layout import Layout
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.simulation.virtual_shell import PlainSnapshot
@@ -97,10 +97,10 @@ def road(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Road, PublisherLoop]
     loop.close()
 
 
-def made(chunks: int, model: str = MODEL) -> tuple[Version, Terms, float]:
+def made(chunks: int, model: str = MODEL) -> tuple[Offer, Terms, float]:
     layout = Layout.plan([("w", "U8", (chunks * CHUNK,))])
-    version = Version(model, layout, CHUNK, PlainSnapshot(bytes(chunks * CHUNK)))
-    return version, Terms(timeout=SECONDS), time.monotonic()
+    offer = Offer.of(model, layout, CHUNK, PlainSnapshot(bytes(chunks * CHUNK)))
+    return offer, Terms(timeout=SECONDS), time.monotonic()
 
 
 def test_nothing_is_hashed_before_somebody_has_room_for_it(
@@ -147,30 +147,30 @@ def test_a_version_is_hashed_between_other_work(
     (sockets, loop), chunks = road, 20
     monkeypatch.setattr(offers, "SLICE_BYTES", CHUNK)
     sockets.room = False
-    version, terms, started = made(chunks)
-    loop.submit(version, terms, started, Reply())
+    offer, terms, started = made(chunks)
+    loop.submit(offer, terms, started, Reply())
     sockets.asleep()
     hashed: list[int] = []  # chunks that were hashed when a worker was answered
 
     def ping() -> None:
-        hashed.append(chunks - len(list(version.unhashed())))
+        hashed.append(chunks - len(list(offer.chunks.unhashed())))
         sockets.control.append((b"w", [encode(Ping(subscribed=True))]))
 
-    take = version.snapshot.bytes
+    take = offer.snapshot.bytes
 
     def taken(begin: int, end: int) -> Buffer:
         ping()
         return take(begin, end)
 
-    monkeypatch.setattr(version.snapshot, "bytes", taken)
-    fetch = Fetch(model=MODEL, epoch=7, version=version.version)
+    monkeypatch.setattr(offer.snapshot, "bytes", taken)
+    fetch = Fetch(model=MODEL, epoch=7, version=1)
     sockets.control.append((b"w", [encode(fetch)]))
     sockets.wake()
     sockets.asleep()
     assert hashed == list(range(chunks))
     kinds = [next(k for k in (b"announce", b"pong", b"end") if k in a) for a in sockets.answers]
     assert kinds.index(b"end") - kinds.index(b"announce") > chunks // 2
-    assert version.digest.encode() in sockets.answers[kinds.index(b"end")]
+    assert offer.chunks.digest.encode() in sockets.answers[kinds.index(b"end")]
 
 
 def test_any_number_of_names_that_find_no_room_is_a_line_in_the_log(

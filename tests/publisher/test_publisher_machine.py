@@ -52,9 +52,9 @@ from weightbus.bus.publisher.effects import (
     Settled,
 )
 from weightbus.bus.publisher.machine import PublisherMachine
-from weightbus.bus.publisher.publication import Publication, Terms
+from weightbus.bus.publisher.publication import Terms
 from weightbus.bus.publisher.state import PublisherState
-from weightbus.bus.publisher.version import Version
+from weightbus.bus.publisher.version import Offer, Version
 from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.native import crc32c
@@ -100,7 +100,7 @@ class Bench:
     ) -> tuple[Version, list[Effect]]:
         layout = Layout.plan([("w", "U8", (nbytes,))])
         fresh = workers is None and commit == "auto"
-        version = self.version(layout, replaces_latest=fresh)
+        offer = self.offer(layout, replaces_latest=fresh)
         terms = Terms(
             workers=workers,
             require=require,
@@ -112,16 +112,15 @@ class Bench:
             expect=expect,
             alive=alive,
         )
-        publication = Publication(next(ids), version, terms, self.now)
-        effects = self.machine.publish(publication, self.now)
-        return version, perform(self.machine, effects, self.now)
+        call, effects = self.machine.publish(next(ids), offer, terms, self.now, self.now)
+        return call.version, perform(self.machine, effects, self.now)
 
-    def version(self, layout: Layout, *, replaces_latest: bool) -> Version:
+    def offer(self, layout: Layout, *, replaces_latest: bool) -> Offer:
         """Take memory for a version and fill it."""
         nbytes = layout.nbytes
         snapshot = self.pool.take(nbytes, self.make_room, replaces_latest=replaces_latest)
         snapshot.data[:] = np.arange(nbytes, dtype=np.uint8)
-        return Version(self.model, layout, self.chunk_bytes, snapshot, self.where)
+        return Offer.of(self.model, layout, self.chunk_bytes, snapshot, self.where)
 
     def make_room(self, among: Collection[Snapshot], replaces_latest: bool, _left: float) -> bool:
         effects = self.machine.make_room("a", among, replaces_latest=replaces_latest)
@@ -141,10 +140,10 @@ def hello(name: str, instance: str = "0" * 32, **fields: Any) -> Hello:
     return Hello(**told | fields)
 
 
-def digest(version: Version) -> str:
+def digest(version: Version | Offer) -> str:
     """Return what the bytes of a version hash to, which are the same in all of one size."""
     data = np.arange(version.layout.nbytes, dtype=np.uint8)
-    return digest_of(version.layout.id, data, version.plan.chunk_bytes)
+    return digest_of(version.layout.id, data, version.chunks.plan.chunk_bytes)
 
 
 def report(kind: Callable[..., Message], version: Version, /, **fields: Any) -> Message:
@@ -208,9 +207,11 @@ def test_workers_hear_of_memory_that_is_prepared_until_something_lies_in_it() ->
 def offered(*names: tuple[int, int]) -> tuple[Bench, Version]:
     """Return a publisher that offers a version which had these names before."""
     bench = Bench()
-    version = bench.version(Layout.plan([("w", "U8", (40,))]), replaces_latest=True)
-    version.restored(digest(version), frozenset(names))
-    perform(bench.machine, bench.machine.offer(version), bench.now)
+    offer = bench.offer(Layout.plan([("w", "U8", (40,))]), replaces_latest=True)
+    offer.chunks.fill(digest(offer))
+    offer.names = frozenset(names)
+    version, effects = bench.machine.offer(offer)
+    perform(bench.machine, effects, bench.now)
     return bench, version
 
 
@@ -1235,10 +1236,10 @@ def lent(*, thief: bool) -> tuple[Bench, Version]:
     """Return a publisher whose latest version nobody is receiving, and its version."""
     bench, layout = Bench("w0"), Layout.plan([("w", "U8", (40,))])
     data = np.arange(40, dtype=np.uint8)
-    version = Version("a", layout, CHUNK, PlainSnapshot(data, thief=thief))
-    now = bench.now
-    made = Publication(next(ids), version, Terms(), now)
-    perform(bench.machine, bench.machine.publish(made, now), now)
+    offer, now = Offer.of("a", layout, CHUNK, PlainSnapshot(data, thief=thief)), bench.now
+    call, effects = bench.machine.publish(next(ids), offer, Terms(), now, now)
+    version = call.version
+    perform(bench.machine, effects, now)
     bench.say("w0", report(Failed, version, code="no", text="not this one"))
     assert version.lent
     return bench, version
@@ -1341,9 +1342,9 @@ def test_no_step_hashes_a_whole_version_and_what_needs_its_digest_comes_later() 
 
 def test_a_version_that_workers_must_hash_is_lent_when_its_digest_is_known() -> None:
     bench, layout = Bench(), Layout.plan([("w", "U8", (40,))])
-    version = bench.version(layout, replaces_latest=True)
-    made = Publication(next(ids), version, Terms(wait="none", hash=True), 0.0)
-    effects = bench.machine.publish(made, bench.now)
+    offer, terms = bench.offer(layout, replaces_latest=True), Terms(wait="none", hash=True)
+    call, effects = bench.machine.publish(next(ids), offer, terms, 0.0, bench.now)
+    version = call.version
     assert Hash(version) in effects
     assert not version.lent
     hash_all(version)

@@ -284,8 +284,7 @@ def test_the_largest_answer_fits_a_header() -> None:
     names = [f"{n:04}" + '"' * 600 for n in range(2 * DIFFERENCES_TOLD)]
     bench = Verifiable("w")
     layout = Layout.plan([(name, "U8", (1,)) for name in names])
-    version = bench.version(layout, replaces_latest=True)
-    bench.machine.offer(version)
+    version, _ = bench.machine.offer(bench.offer(layout, replaces_latest=True))
     bench.say("w", Applied(model="a", epoch=7, version=1, digest=hash_all(version)))
     bench.ask()
     told = verdict(bench.answer(version, *[1] * len(names)))

@@ -43,7 +43,7 @@ from weightbus.bus.publisher.effects import Effect as PublisherEffect
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import Publication, Terms
 from weightbus.bus.publisher.state import PublisherState
-from weightbus.bus.publisher.version import Version
+from weightbus.bus.publisher.version import Offer, Version
 from weightbus.codecs.errors import WeightBusError
 from weightbus.codecs.layout import Layout
 from weightbus.python_client.models import Bases
@@ -140,9 +140,11 @@ class Publisher:
         """Offer what a publisher before has left on disk."""
         snapshot = self.take(stored.model, stored.layout.nbytes, replaces_latest=True)
         snapshot.data[:] = np.frombuffer(stored.data, np.uint8)
-        version = self.version(stored.model, stored.layout, snapshot)
-        version.restored(stored.digest, frozenset(stored.names))
-        self.perform(self.machine.offer(version))
+        offer = self.made(stored.model, stored.layout, snapshot)
+        offer.chunks.fill(stored.digest)
+        offer.names = frozenset(stored.names)
+        version, effects = self.machine.offer(offer)
+        self.perform(effects)
         stored.names.add(version.key)
         now, ids = self.sim.now, self.sim.ids
         terms = Terms(require=0, wait="none", timeout=0.0)
@@ -166,10 +168,10 @@ class Publisher:
         snapshot.data[: nbytes // 2] = 255
         return snapshot
 
-    def version(self, model: str, layout: Layout, snapshot: Snapshot) -> Version:
-        """Return a version whose bytes workers of this host may read, mostly."""
+    def made(self, model: str, layout: Layout, snapshot: Snapshot) -> Offer:
+        """Return an offer whose bytes workers of this host may read, mostly."""
         where = snapshot.shared if self.sim.rng.random() < 0.9 else None
-        return Version(model, layout, CHUNK, snapshot, where)
+        return Offer.of(model, layout, CHUNK, snapshot, where)
 
     def identity(self, worker: Worker) -> bytes:
         return f"{worker.process}#{worker.incarnation}".encode()
@@ -343,7 +345,7 @@ class Publisher:
             snapshot = self.take(model, size, make_room, replaces_latest=everybody)
         except WeightBusError:
             return False
-        version = self.version(model, layout, snapshot)
+        offer = self.made(model, layout, snapshot)
         require = rng.choice([None, None, 0, 1, 2])
         expected = workers is None and require is None and rng.random() < 0.2
         terms = Terms(
@@ -358,13 +360,13 @@ class Publisher:
             hash=rng.random() < 0.2,
             timeout=rng.choice([0.5, 3.0, 10.0]),
         )
-        publication = Publication(next(sim.ids), version, terms, sim.now)
+        about = next(sim.ids), offer, terms, sim.now
         self.copying.add(model)
         pause = rng.choice([0.0, 0.0, 0.01, 0.5]) if sim.chaotic else 0.0
         if pause:  # meanwhile the machine may find out that its latest version is gone
-            sim.later(pause, self.submit, publication, snapshot, self.incarnation)
+            sim.later(pause, self.submit, *about, snapshot, self.incarnation)
         else:
-            self.submit(publication, snapshot, self.incarnation)
+            self.submit(*about, snapshot, self.incarnation)
         return True
 
     def trained(self, model: str, data: bytes) -> bytes:
@@ -378,19 +380,16 @@ class Publisher:
         self.before[model] = data
         return data
 
-    def offer_patches(self, publication: Publication) -> None:
+    def offer_patches(self, offer: Offer, workers: Collection[str] | None) -> None:
         """Make patches, as the publisher does in the thread that copies."""
-        version = publication.version
         if not self.sim.patched:
             return
-        shared = version.shared is not None
-        takers = self.machine.state.roster.takers(
-            version.model, publication.terms.workers, shared=shared
-        )
+        shared = offer.shared is not None
+        takers = self.machine.state.roster.takers(offer.model, workers, shared=shared)
         encoding: Encoding = "delta" if self.sim.changes.random() < 0.9 else "raw"
-        bases = self.bases.setdefault(version.model, Bases(version.model))
-        bases.offer(version, encoding, takers)
-        self.sim.met |= {f"{len(version.patches)} patches"}
+        bases = self.bases.setdefault(offer.model, Bases(offer.model))
+        bases.offer(offer, encoding, takers)
+        self.sim.met |= {f"{len(offer.patches)} patches"}
 
     def withdraw_patches(self) -> None:
         """Have no patches any more, of whatever is given out."""
@@ -405,28 +404,35 @@ class Publisher:
         self.perform(effects)
         return any(isinstance(effect, Release) for effect in effects)
 
-    def submit(self, publication: Publication, snapshot: Snapshot, incarnation: int) -> None:
+    def submit(
+        self,
+        number: int,
+        offer: Offer,
+        terms: Terms,
+        started: float,
+        snapshot: Snapshot,
+        incarnation: int,
+    ) -> None:
         """The trainer has copied its weights."""
         if not self.alive or incarnation != self.incarnation:
             return
-        model = publication.version.model
+        model = offer.model
         self.copying.discard(model)
         data = self.trained(model, self.sim.rng.randbytes(snapshot.data.nbytes))
         snapshot.data[:] = np.frombuffer(data, np.uint8)
         if self.sim.chaotic and self.sim.rng.random() < 0.05:  # it fails half-way
             snapshot.release()
             return
-        self.offer_patches(publication)
+        self.offer_patches(offer, terms.workers)
         self.discharge(model)
-        self.open[publication.number] = publication
         try:
-            effects = self.machine.publish(publication, self.sim.now)
+            publication, effects = self.machine.publish(number, offer, terms, started, self.sim.now)
         except UnknownWorkerError:
             there = {p.name for p in self.machine.state.roster}
-            assert not set(publication.terms.workers or ()) <= there
-            del self.open[publication.number]
+            assert not set(terms.workers or ()) <= there
             snapshot.release()
             return
+        self.open[number] = publication
         self.sim.invariants.on_publish(publication, data)
         self.perform(effects)
         self.pump()

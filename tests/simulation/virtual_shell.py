@@ -17,7 +17,7 @@ from weightbus.bus.publisher.effects import (
 )
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.offers import chunk_of, hash_chunk, worded
-from weightbus.bus.publisher.version import Version
+from weightbus.bus.publisher.version import Offer, Version
 from weightbus.bus.sealer import Sealer
 from weightbus.codecs.layout import Layout
 
@@ -47,11 +47,11 @@ def perform(
     return rest
 
 
-def hash_all(version: Version) -> str:
+def hash_all(version: Version | Offer) -> str:
     """Hash what nobody has hashed yet of a version that is held; return the digest."""
-    for index in version.unhashed():
+    for index in version.chunks.unhashed():
         hash_chunk(version, index)
-    return version.digest
+    return version.chunks.digest
 
 
 class PlainSnapshot:
@@ -105,10 +105,9 @@ class PlainSnapshot:
 def version_of(number: int, data: NDArray[np.uint8], chunk_bytes: int, epoch: int) -> Version:
     """Return a version of model a, one tensor of bytes, all of it hashed."""
     layout = Layout.plan([("w", "U8", (data.nbytes,))])
-    version = Version("a", layout, chunk_bytes, PlainSnapshot(data))
-    version.epoch, version.version = epoch, number
-    hash_all(version)
-    return version
+    offer = Offer.of("a", layout, chunk_bytes, PlainSnapshot(data))
+    hash_all(offer)
+    return Version(offer, epoch, number)
 
 
 def chunk(version: Version, index: int) -> tuple[int, Buffer]:

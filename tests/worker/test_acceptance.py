@@ -5,7 +5,7 @@ import pytest
 
 from weightbus.bus.messages import Announce
 from weightbus.bus.publisher import offers
-from weightbus.bus.publisher.version import Version
+from weightbus.bus.publisher.version import Offer, Version
 from weightbus.bus.worker import layouts as acceptance
 from weightbus.bus.worker.layouts import LAYOUTS_KEPT, Acceptance, Expected
 from weightbus.codecs import layout as layouts
@@ -16,9 +16,8 @@ from weightbus.tests.simulation.virtual_shell import PlainSnapshot
 
 
 def announcement(layout: Layout) -> Announce:
-    made = Version("m", layout, 2**20, PlainSnapshot(bytes(layout.nbytes)))
-    made.epoch = made.version = 1
-    return offers.announcement(made, None)
+    offer = Offer.of("m", layout, 2**20, PlainSnapshot(bytes(layout.nbytes)))
+    return offers.announcement(Version(offer, 1, 1), None)
 
 
 def plan(tensors: int, first: int = 0) -> Layout:

@@ -23,7 +23,7 @@ from weightbus.bus.messages import (
 )
 from weightbus.bus.net.copier import decoded, patching
 from weightbus.bus.publisher.offers import announcement, chunk_of, end_of
-from weightbus.bus.publisher.version import Chunked, Version, VersionPatch
+from weightbus.bus.publisher.version import Chunked, Offer, OfferedPatch, Version, VersionPatch
 from weightbus.bus.staged import Base, Patching
 from weightbus.bus.worker.events import Report
 from weightbus.bus.worker.holdings import NOT_YET
@@ -48,10 +48,16 @@ def weights(number: int) -> NDArray[np.uint8]:
 
 
 def version(number: int) -> Version:
-    made = Version("a", LAYOUT, CHUNK, PlainSnapshot(weights(number)))
-    made.epoch, made.version, made.keep = 1, number, True
-    hash_all(made)
-    return made
+    return version_like(LAYOUT, weights(number), number)
+
+
+def version_like(
+    layout: Layout, data: NDArray[np.uint8], number: int, *, keep: bool = True
+) -> Version:
+    offer = Offer.of("a", layout, CHUNK, PlainSnapshot(data))
+    hash_all(offer)
+    offer.keep = keep
+    return Version(offer, 1, number)
 
 
 def running(v: Version) -> Running:
@@ -63,9 +69,9 @@ def patch(base: Version, target: Version) -> VersionPatch:
     old, new = weights(base.version), weights(target.version)
     digests = base.digest, target.digest
     data = encode(LAYOUT, old, new, digests=digests, chunk_bytes=CHUNK)
-    made = VersionPatch(target, DELTA, running(base), data)
-    target.patches += (made,)
-    return made
+    found = VersionPatch(target, OfferedPatch(DELTA, running(base), data))
+    target.patches += (found,)
+    return found
 
 
 class Bench:
@@ -226,9 +232,7 @@ def test_what_does_not_fit_what_runs_is_not_taken(fields: dict[str, Any]) -> Non
 
 def test_no_patch_leads_from_one_layout_to_another() -> None:
     bench, other = Bench(), Layout.plan([("other", "BF16", (LAYOUT.nbytes // 2,))])
-    two = Version("a", other, CHUNK, PlainSnapshot(weights(2)))
-    two.epoch, two.version = 1, 2
-    hash_all(two)
+    two = version_like(other, weights(2), 2)
     bench.announce(two, header=True, patches=[patch(bench.one, version(2)).offered])
     whole(bench, two)
 
@@ -270,7 +274,7 @@ def test_a_patch_that_turns_out_to_be_of_no_use_is_given_up(wrong: str, said: st
         bench.base.data[7] ^= 1
     elif wrong == "bytes":
         data = made.snapshot.bytes(0, 130).tobytes() + b"x"
-        made = VersionPatch(two, DELTA, running(bench.one), data)
+        made = VersionPatch(two, OfferedPatch(DELTA, running(bench.one), data))
         two.patches = (made,)
     bench.announce(two)
     told = {"digest": "0" * 64} if wrong == "digest" else {}
@@ -416,10 +420,9 @@ def test_where_memory_is_short_a_base_gives_way_to_what_comes(keep: bool) -> Non
     bench = Bench()
     bench.takes = lambda _nbytes: None
     for number in (2, 3):
-        made = version(number)
-        made.keep = keep
-        bench.announce(made)
-        whole(bench, made)
+        next_one = version_like(LAYOUT, weights(number), number, keep=keep)
+        bench.announce(next_one)
+        whole(bench, next_one)
 
 
 def test_where_memory_is_short_what_is_decoded_is_waited_for() -> None:
@@ -437,12 +440,11 @@ def test_where_memory_is_short_what_is_decoded_is_waited_for() -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_where_no_patches_come_any_more_only_what_is_needed_then_is_kept(late: bool) -> None:
-    bench, two, three = Bench(), version(2), version(3)
+    bench, two, three = Bench(), version(2), version_like(LAYOUT, weights(3), 3, keep=False)
     job = None
     if late:
         made = patch(bench.one, two)
         [job] = jobs(bench.arrive(two, made))
-    three.keep = False
     bench.announce(three)
     whole(bench, three)
     if job is not None:
@@ -456,11 +458,9 @@ def test_memory_of_an_old_size_is_not_kept_for_versions_of_another() -> None:
     bench, nbytes = Bench(), 3 * LAYOUT.nbytes
     layout = Layout.plan([("w", "BF16", (nbytes // 2,))])
     for number in (2, 3):
-        made = Version("a", layout, CHUNK, PlainSnapshot(np.full(nbytes, number, np.uint8)))
-        made.epoch, made.version, made.keep = 1, number, True
-        hash_all(made)
-        bench.arrive(made, made, header=True)
-        bench.apply(made)
+        next_one = version_like(layout, np.full(nbytes, number, np.uint8), number)
+        bench.arrive(next_one, next_one, header=True)
+        bench.apply(next_one)
         holds = bench.slot.holds
         assert holds.base is not None
         assert holds.base.data.nbytes == nbytes
