@@ -32,7 +32,6 @@ class Judge:
     )
     known: dict[Key, set[int]] = field(default_factory=dict[Key, set[int]])
     aborted: set[Key] = field(default_factory=set[Key])
-    digests: dict[Key, str] = field(default_factory=dict[Key, str])
     reasons: set[tuple[str, str, int]] = field(default_factory=set[tuple[str, str, int]])
 
     def hear(self, events: Sequence[Event]) -> Iterator[str]:
