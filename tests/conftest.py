@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -37,3 +38,12 @@ def _publisher() -> Iterator[Publisher]:
 
     with Publisher(settings=Settings(ping=0.1, lost_after=0.5)) as publisher:
         yield publisher
+
+
+@pytest.fixture(name="uncollected")
+def _uncollected() -> Iterator[None]:
+    """No garbage collection: memory goes when its last user does, or it stays."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -123,14 +123,6 @@ def test_an_interrupt_as_its_thread_starts_closes_no_socket_under_it(
     assert not caplog.records
     gc.collect()
     until_gone(before)
-
-
-@pytest.fixture(name="uncollected")
-def _uncollected() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 @pytest.mark.usefixtures("uncollected")

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import gc
 import os
 import resource
 import signal
@@ -235,15 +234,6 @@ def test_no_shared_memory_means_the_network(monkeypatch: pytest.MonkeyPatch) -> 
         publisher.wait_for_workers(1, timeout=30)
         publisher.publish("policy", {"w": np.ones(1 << 18, np.float32)})
         assert (target["w"] == 1).all()
-
-
-@pytest.fixture(name="uncollected")
-def _uncollected() -> Generator[None]:
-    """No garbage collection: memory goes when its last user does, or it stays."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def segments_open() -> int:
