@@ -451,7 +451,7 @@ class Slot:
         self.shared = shared
         self.holds.reconnected(epoch, now)
         self.asking.reconnected()
-        self.torn = min(self.torn, 1)  # what was torn may be tried as often as at first
+        self.torn = min(self.torn, 1)  # what failed before counts as one
         effects: list[Effect] = []
         nbytes = self._expected.nbytes
         if not self.shared and self.holds.bare and 0 < nbytes <= self._acceptance.bytes_max:

@@ -306,7 +306,7 @@ export class Slot {
   /** The publisher has let this worker in (again), and has this version for it. */
   reconnected(latest: Key, now: number): Effect[] {
     this.holds.reconnected(latest.epoch, now);
-    this.#torn = Math.min(this.#torn, 1); // it may be tried as often as at first
+    this.#torn = Math.min(this.#torn, 1); // what failed before counts as one
     this.asking.reconnected();
     const heldBack = this.holds.all("ready", "applying", "staged");
     return [...reports.staged(this.model, heldBack), ...this.asking.hearOf(latest, now)];

@@ -565,7 +565,7 @@ impl Slot {
             self.buffers.reserve(nbytes);
         }
         self.holds.reconnected(epoch, now);
-        self.torn = self.torn.min(1); // it may be tried as often as at first
+        self.torn = self.torn.min(1); // what failed before counts as one
         self.asking.reconnected();
         effects.extend(reports::staged(&self.holds, &NOT_APPLIED));
         effects.extend(self.hear_of(epoch, version, now));

@@ -137,7 +137,10 @@ fn chunks_of(fetch: &Value) -> std::ops::Range<u64> {
 fn holds(value: &Value, wanted: &Value) -> bool {
     match (value, wanted) {
         (Value::Object(fields), Value::Object(wanted)) => {
-            wanted.iter().all(|(name, wanted)| fields.get(name).map_or(false, |value| holds(value, wanted)))
+            wanted.iter().all(|(name, wanted)| match fields.get(name) {
+                Some(value) => holds(value, wanted),
+                None => name == "intact" && wanted == true, // its default
+            })
         }
         _ => value == wanted,
     }

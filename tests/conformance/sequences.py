@@ -5,6 +5,8 @@ from typing import Any, cast
 
 Case = dict[str, Any]
 
+LEFT_OUT: Case = {"intact": True}  # what a header means that does not say it
+
 
 def fault_of_sequence(case: Case, answer: Case) -> str:
     """Return what is wrong with what a worker did."""
@@ -32,7 +34,7 @@ def _asked(sent: list[Case]) -> set[int]:
 
 
 def _fault(expect: Case, done: Case, asked: set[int]) -> str:
-    sent: list[Case] = done["sent"]
+    sent: list[Case] = [LEFT_OUT | header for header in done["sent"]]
     for wanted in expect.get("sends", []):
         if not any(_holds(header, wanted) for header in sent):
             return f"no {wanted} among what was sent: {sent}"

@@ -175,8 +175,7 @@ def applying_cases() -> Iterator[Json]:
 
 def _failing() -> Iterator[Case]:
     def failed(version: int, *, intact: bool) -> Json:
-        told = {"type": "failed", **number(version, EPOCH), "code": "apply"}
-        return told if intact else {**told, "intact": False}
+        return {"type": "failed", **number(version, EPOCH), "code": "apply", "intact": intact}
 
     def case_of(name: str, *applies: str) -> Case:
         case = Case(name, "W24", options={"applies": ["done", *applies]})
@@ -193,13 +192,13 @@ def _failing() -> Iterator[Case]:
     case.data(beacon, silent=["fetch"])
     case.wait(REPEAT, sends=[applied(1), failed(2, intact=True)])
     case.control(unknown).wait(RETRY, sends=[hello(models={"m": running}, epoch=EPOCH)])
-    case.control(welcome())
+    case.control(welcome()).wait(REPEAT, sends=[applied(1), failed(2, intact=True)])
     yield case.pushed(3, sends=[applied(3)], runs={"m": 3})
     case = case_of("after an apply that failed half-way nothing runs", "torn")
     case.pushed(2, sends=[failed(2, intact=False)], silent=["applied"], runs={"m": 0})
     case.wait(REPEAT, sends=[failed(2, intact=False)], silent=["applied"])
     case.control(unknown).wait(RETRY, sends=[hello(models={"m": None}, epoch=EPOCH)])
-    case.control(welcome())
+    case.control(welcome()).wait(REPEAT, sends=[failed(2, intact=False)], silent=["applied"])
     yield case.pushed(3, sends=[applied(3)], runs={"m": 3})
     case = case_of("while the next arrives it is still said that nothing runs", "torn")
     case.pushed(2, runs={"m": 0}).data(announce(3)).data(*chunk(3, 0))
@@ -207,17 +206,31 @@ def _failing() -> Iterator[Case]:
     case.control(*chunk(3, 1)).control(*chunk(3, 2))
     case.control(end(3), sends=[applied(3)], runs={"m": 3})
     yield case.wait(REPEAT, sends=[applied(3)], silent=["failed"])
+
+    def again(case: Case, version: int, said: Json, runs: int = 0) -> Case:
+        news = message("beacon", model="m", epoch=EPOCH, version=version)
+        case.wait(RETRY).data(news, sends=[{"type": "fetch", "version": 0}])
+        case.control(announce(version), asks=[0, 1, 2])
+        return case.fetched(version, sends=[said], runs={"m": runs})
+
+    torn = failed(2, intact=False)
     case = case_of("an apply that failed half-way is tried again", "torn", "done")
-    case.pushed(2, runs={"m": 0}).data(beacon, sends=[{"type": "fetch", "version": 0}])
-    case.control(announce(2), asks=[0, 1, 2])
-    yield case.fetched(2, sends=[applied(2)], runs={"m": 2})
-    case = case_of("it is tried three times", "torn", "torn", "torn").pushed(2, runs={"m": 0})
-    for _ in range(2):
-        case.wait(RETRY).data(beacon, sends=[{"type": "fetch", "version": 0}])
-        case.control(announce(2), asks=[0, 1, 2])
-        case.fetched(2, sends=[failed(2, intact=False)], runs={"m": 0})
-    case.wait(RETRY).data(beacon, silent=["fetch"])
-    yield case.pushed(3, sends=[applied(3)], runs={"m": 3})
+    yield again(case.pushed(2, runs={"m": 0}), 2, applied(2), 2)
+    case = case_of("it is tried three times", *["torn"] * 4).pushed(2, runs={"m": 0})
+    again(again(case, 2, torn), 2, torn).wait(RETRY).data(beacon, silent=["fetch"])
+    case.pushed(3, sends=[failed(3, intact=False)], runs={"m": 0}).wait(RETRY)
+    case.data(message("beacon", model="m", epoch=EPOCH, version=3), silent=["fetch"])
+    yield case.pushed(4, sends=[applied(4)], runs={"m": 4})
+    case = case_of("and twice more in the next session", *["torn"] * 5).pushed(2, runs={"m": 0})
+    again(again(case, 2, torn), 2, torn).control(unknown).wait(RETRY).control(welcome())
+    again(again(case, 2, torn), 2, torn).wait(RETRY)
+    yield case.data(beacon, silent=["fetch"])
+    applies = ["torn", "torn", "done", "torn", "torn", "done", "refused"]
+    case = case_of("once a version runs, the next is tried as often", *applies)
+    again(case.pushed(2, runs={"m": 0}), 2, torn).pushed(3, sends=[applied(3)], runs={"m": 3})
+    case.pushed(4, sends=[failed(4, intact=False)], runs={"m": 0})
+    again(again(case, 4, failed(4, intact=False)), 4, applied(4), 4)
+    yield case.pushed(5, sends=[failed(5, intact=True)], runs={"m": 4})
     case = case_of("an older version mends what a newer one has torn", "done", "torn", "done")
     case.pushed(2, runs={"m": 2}).pushed(4, runs={"m": 0})
     yield case.pushed(3, sends=[applied(3)], runs={"m": 3})

@@ -430,7 +430,7 @@ func (s *slot) reconnected(newest Key, size int64, shared bool, now time.Duratio
 	}
 	s.holds.reconnected(newest.Epoch, now)
 	if s.torn > 1 {
-		s.torn = 1 // it may be tried as often as at first
+		s.torn = 1 // what failed before counts as one
 	}
 	s.asking.reconnected()
 	effects := sayStaged(s.model, s.holds.all(ready, applying, staged)...)
