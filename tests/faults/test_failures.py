@@ -17,7 +17,7 @@ from concurrent.futures import CancelledError
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import zmq
@@ -36,7 +36,6 @@ from weightbus.bus.net import publisher_loop
 from weightbus.bus.net.control import UNSENT_MS
 from weightbus.bus.publisher.effects import Effect as PublisherEffect
 from weightbus.bus.publisher.machine import PublisherMachine
-from weightbus.bus.publisher.publication import Publication
 from weightbus.python_client.state_folder import TABLE
 from weightbus.tests.client.settling import settled
 from weightbus.tests.compose.waiting import stop
@@ -699,9 +698,7 @@ def test_a_call_cancelled_at_any_moment(scene: Scene, monkeypatch: pytest.Monkey
     publisher = scene.publisher()
     started, cancelled = threading.Event(), threading.Event()
 
-    def publish(
-        _machine: PublisherMachine, _what: Publication, _now: float
-    ) -> list[PublisherEffect]:
+    def publish(_machine: PublisherMachine, *_asked: object) -> NoReturn:
         started.set()
         cancelled.wait(SECONDS)
         raise UnknownWorkerError("it left a moment ago")
