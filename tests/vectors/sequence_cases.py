@@ -221,10 +221,14 @@ def _failing() -> Iterator[Case]:
     case.pushed(3, sends=[failed(3, intact=False)], runs={"m": 0}).wait(RETRY)
     case.data(message("beacon", model="m", epoch=EPOCH, version=3), silent=["fetch"])
     yield case.pushed(4, sends=[applied(4)], runs={"m": 4})
-    case = case_of("and twice more in the next session", *["torn"] * 5).pushed(2, runs={"m": 0})
-    again(again(case, 2, torn), 2, torn).control(unknown).wait(RETRY).control(welcome())
-    again(again(case, 2, torn), 2, torn).wait(RETRY)
-    yield case.data(beacon, silent=["fetch"])
+    for before in (3, 2):
+        name = f"and twice more in the next session, after {before} times"
+        case = case_of(name, *["torn"] * (before + 2)).pushed(2, runs={"m": 0})
+        for _ in range(before - 1):
+            again(case, 2, torn)
+        case.control(unknown).wait(RETRY).control(welcome())
+        again(again(case, 2, torn), 2, torn).wait(RETRY)
+        yield case.data(beacon, silent=["fetch"])
     applies = ["torn", "torn", "done", "torn", "torn", "done", "refused"]
     case = case_of("once a version runs, the next is tried as often", *applies)
     again(case.pushed(2, runs={"m": 0}), 2, torn).pushed(3, sends=[applied(3)], runs={"m": 3})
