@@ -75,7 +75,29 @@ class Snapshot(ChunkSource, Protocol):
         ...
 
 
-class Received:
+class BytesInPlace:
+    """Bytes that are given out from where they lie.
+
+    Args:
+        data: They.
+    """
+
+    def __init__(self, data: memoryview) -> None:
+        self._data: memoryview | None = data  # until they are released
+        self._given: dict[int, memoryview] = {}  # by where it begins: whoever sends refers weakly
+
+    def bytes(self, begin: int, end: int) -> memoryview:
+        """Return some of the bytes."""
+        if self._data is None:
+            raise AssertionError("bytes that were released are not ours")
+        return self._data[begin:end]
+
+    def chunk(self, begin: int, end: int) -> memoryview:
+        """Return some of the bytes, to be sent."""
+        return self._given.setdefault(begin, self.bytes(begin, end))
+
+
+class Received(BytesInPlace):
     """The bytes of a version that a worker receives, or has; nobody publishes into that memory.
 
     Args:
@@ -85,7 +107,7 @@ class Received:
     def __init__(self, chunks: Chunks[Memory]) -> None:
         self._chunks = chunks
         self._view: Memory | None = chunks.lend()
-        self._given: dict[int, memoryview] = {}  # by where it begins: whoever sends refers weakly
+        super().__init__(self._view.data)
 
     @property
     def there(self) -> bool:
@@ -101,7 +123,7 @@ class Received:
 
     def release(self) -> None:
         """Nobody needs the bytes any more, once those that were given out are sent."""
-        self._view = None
+        self._view = self._data = None
         self._given.clear()
 
     def stamp(self, model: str, epoch: int, version: int) -> bool:  # noqa: ARG002
@@ -114,16 +136,6 @@ class Received:
 
     def let_go(self) -> None:
         """Whoever kept them has read them."""
-
-    def bytes(self, begin: int, end: int) -> memoryview:
-        """Return some of the bytes."""
-        if self._view is None:
-            raise AssertionError("bytes that were released are not ours")
-        return self._view.data[begin:end]
-
-    def chunk(self, begin: int, end: int) -> memoryview:
-        """Return some of the bytes, to be sent."""
-        return self._given.setdefault(begin, self.bytes(begin, end))
 
 
 class OfferedPatch(NamedTuple):
@@ -206,12 +218,14 @@ class Chunked:
 
     Attributes:
         plan, chunks: They, which may be on their way from another publisher.
+        snapshot: Its bytes.
         patch: Which patch it is; None: all of a version.
         sealed, was_sealed: What was sealed of it, and whether anything ever was.
     """
 
     plan: ChunkPlan
     chunks: Chunks[object]
+    snapshot: ChunkSource
     patch: PatchId | None = None
     sealed: SealedVersion | None = None
     was_sealed = False
@@ -219,11 +233,6 @@ class Chunked:
     @property
     def target(self) -> "Version":
         """The version that it is, or leads to."""
-        raise NotImplementedError
-
-    @property
-    def snapshot(self) -> ChunkSource:
-        """Its bytes."""
         raise NotImplementedError
 
 
@@ -249,9 +258,12 @@ class Version(Chunked):
     def __init__(self, offer: Offer, epoch: int, version: int) -> None:
         self.model, self.epoch, self.version = offer.model, epoch, version
         self.layout, self.chunks, self.plan = offer.layout, offer.chunks, offer.chunks.plan
-        self._snapshot, self.shared = offer.snapshot, offer.shared
+        self.snapshot: Snapshot = offer.snapshot
+        self.shared = offer.shared
         self.names, self.metadata, self.keep = offer.names, offer.metadata, offer.keep
-        self.patches = tuple([VersionPatch(self, patch) for patch in offer.patches])
+        self.patches: tuple[VersionPatch, ...] = ()
+        if offer.patches:
+            self.patches = tuple([VersionPatch(self, patch) for patch in offer.patches])
         self.receivers: set[str] = set()
         self.phase: VersionPhase = "pending"
         self.hashing = False
@@ -284,11 +296,6 @@ class Version(Chunked):
     def target(self) -> "Version":
         """Itself."""
         return self
-
-    @property
-    def snapshot(self) -> Snapshot:
-        """Its bytes."""
-        return self._snapshot
 
     @property
     def digest(self) -> str:
@@ -333,9 +340,8 @@ class VersionPatch(Chunked):
         encoding, self.base, data, self.classes, self.work = offered
         self.patch = self.id = PatchId(encoding, self.base.epoch, self.base.version)
         self.plan = plan = plan_of(len(data), version.plan.chunk_bytes)
-        self._version, self._data = version, memoryview(data)
-        self.chunks = Chunks[object](plan, self._data, [None] * plan.count, whole=True)
-        self._given: dict[int, memoryview] = {}  # by where it begins: whoever sends refers weakly
+        self._version, self.snapshot = version, BytesInPlace(memoryview(data))
+        self.chunks = Chunks[object](plan, self.snapshot, [None] * plan.count, whole=True)
 
     @property
     def offered(self) -> Patch:
@@ -347,16 +353,3 @@ class VersionPatch(Chunked):
     def target(self) -> Version:
         """The version that it leads to."""
         return self._version
-
-    @property
-    def snapshot(self) -> "VersionPatch":
-        """Itself: its bytes never change."""
-        return self
-
-    def bytes(self, begin: int, end: int) -> memoryview:
-        """Return some of the bytes."""
-        return self._data[begin:end]
-
-    def chunk(self, begin: int, end: int) -> memoryview:
-        """Return some of the bytes, to be sent."""
-        return self._given.setdefault(begin, self.bytes(begin, end))

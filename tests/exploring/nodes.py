@@ -20,7 +20,7 @@ from msgspec import structs
 from weightbus.bus.chunks import ChunkPlan
 from weightbus.bus.epochs import Ages
 from weightbus.bus.limits import Timing
-from weightbus.bus.publisher.version import VersionPatch
+from weightbus.bus.publisher.version import BytesInPlace
 from weightbus.bus.staged import Patching
 from weightbus.bus.worker.holdings import NOT_YET, Held, Holdings
 from weightbus.bus.worker.layouts import Expected
@@ -247,7 +247,7 @@ class _Forming:
             given.chunks.memory[:] = 0  # the patch arrives elsewhere, and is decoded all at once
         elif isinstance(given, Patching):
             given.buffer[:] = 0
-        elif isinstance(given, VersionPatch):
+        elif isinstance(given, BytesInPlace):
             given._given = {}  # noqa: SLF001 # pyright: ignore
 
 

@@ -273,7 +273,7 @@ def test_a_patch_that_turns_out_to_be_of_no_use_is_given_up(wrong: str, said: st
     if wrong == "base":
         bench.base.data[7] ^= 1
     elif wrong == "bytes":
-        data = made.snapshot.bytes(0, 130).tobytes() + b"x"
+        data = bytes(made.snapshot.bytes(0, 130)) + b"x"
         made = VersionPatch(two, OfferedPatch(DELTA, running(bench.one), data))
         two.patches = (made,)
     bench.announce(two)
