@@ -35,8 +35,8 @@ def check(here: Weights, value: float) -> None:
 
 def run(publisher: Publisher, address: str, tap: Tunnel, keys: WorkerKeys | None) -> None:
     """Push versions, small ones that go with their announcements, and have one fetched."""
-    here, small = weights(0.0), weights(0.0, SMALL)
-    targets = {"policy": here, "small": small}
+    here, small, alone = weights(0.0), weights(0.0, SMALL), weights(0.0)
+    targets = {"policy": here, "small": small, "alone": alone}
     with Subscriber(
         address, targets, name="w", settings=Settings(shared_memory=False), keys=keys
     ) as worker:
@@ -54,8 +54,8 @@ def run(publisher: Publisher, address: str, tap: Tunnel, keys: WorkerKeys | None
             publisher.publish("small", weights(value, SMALL), timeout=SECONDS)
             check(here, value)
             check(small, value)
-        publisher.publish("policy", weights(1.0), workers=["w"], timeout=SECONDS)
-        check(here, 1.0)
+        publisher.publish("alone", weights(1.0), workers=["w"], timeout=SECONDS)  # as is its layout
+        check(alone, 1.0)
 
 
 @pytest.mark.parametrize("sealed", [False, True])
