@@ -106,7 +106,7 @@ test("whoever blocks the event loop for long is found again", live, async () => 
 });
 
 test("a publisher that restarts is followed, and what runs stays", live, async () => {
-  const first = await Publisher.start();
+  const first = await Publisher.start("lasting"); // connections are given none of its ports
   await using worker = await join(first, { m: memory() });
   const loop = keepApplying(worker);
   await first.publish(1);

@@ -9,6 +9,7 @@ import numpy as np
 import weightbus
 from weightbus.bus.trust.keys import generate
 from weightbus.tests.client.settling import settled
+from weightbus.tests.net.ports import lasting_address
 
 
 def weights(command: dict[str, object]) -> dict[str, np.ndarray]:
@@ -27,7 +28,8 @@ def main() -> None:
     options |= json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
     if names := options.pop("names", []):
         generate(Path(options["keys"]), dict.fromkeys(names, "worker"))
-    with weightbus.Publisher(sys.argv[1], **settled(options)) as publisher:
+    address = lasting_address() if sys.argv[1] == "lasting" else sys.argv[1]
+    with weightbus.Publisher(address, **settled(options)) as publisher:
         print(json.dumps({"address": publisher.address, "epoch": publisher.epoch}), flush=True)
         for line in sys.stdin:
             command = json.loads(line)
