@@ -172,7 +172,7 @@ class WorkerMachine:
             header, _ = from_publisher([frames[1], b""])
         except ProtocolError:
             return None
-        if not self.inside:
+        if self.session != "inside":
             return None
         keyring = self._keyring
         message = header if keyring is None else keyring.published(header, [b""], counts=False)
@@ -220,7 +220,7 @@ class WorkerMachine:
             case Refuse():
                 self._heard_at = now if self.inside else self._heard_at
                 return self._refuse(message, now)
-            case _ if not self.inside:
+            case _ if self.session != "inside":
                 return []
             case _ if message.epoch != self.terms.epoch:
                 # The publisher restarted, or our welcome was damaged: hello settles who is right.
