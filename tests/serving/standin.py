@@ -90,10 +90,15 @@ class Local:
 
 
 class Executor:
-    """Calls all ranks, and takes their answers as vLLM does."""
+    """Calls all ranks, and takes their answers as vLLM does.
+
+    Attributes:
+        behind: Some answer was left, which the next call gets in the stead of its own.
+    """
 
     def __init__(self, ranks: Sequence[Rank]) -> None:
         self.ranks, self._lock, self.dead = ranks, threading.Lock(), False
+        self.behind = False
 
     def call(self, method: str, **kwargs: Any) -> None:
         with self._lock:
@@ -104,6 +109,7 @@ class Executor:
                     rank.send(method, kwargs)
                 for rank in self.ranks:
                     if wrong := rank.answer():
+                        self.behind |= rank is not self.ranks[-1]
                         raise RuntimeError(f"Worker failed with error '{wrong}', please check the")
             except (EOFError, OSError) as error:
                 self.dead = True
@@ -117,16 +123,23 @@ class Server:
         ranks: Its ranks.
         dev: Whether it has the routes of VLLM_SERVER_DEV_MODE=1.
         vllm: Whether it is like vLLM at all.
+
+    Attributes:
+        calls: What was called, in order.
+        begun, ended: How many calls were; whoever called may have given up before the end.
     """
 
     def __init__(self, ranks: Sequence[Rank] = (), *, dev: bool = True, vllm: bool = True) -> None:
         self.executor, self.paused, self.version = Executor(ranks), False, "default"
         self.calls: list[str] = []
+        self.begun = self.ended = 0
+        counting = threading.Lock()
         routes: dict[str, Callable[[dict[str, Any], dict[str, list[str]]], Any]] = {}
         if vllm:
             routes["GET /version"] = lambda *_: {"version": VERSION}
         if vllm and dev:
             routes.update(self._routes())
+        outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do(self) -> None:
@@ -135,6 +148,8 @@ class Server:
                 length = int(self.headers.get("Content-Length") or 0)
                 body = json.loads(self.rfile.read(length) or b"null") or {}
                 route, status = routes.get(name), 200
+                with counting:
+                    outer.begun += 1
                 try:
                     if route is None:
                         status, said = 404, dict[str, Any](detail="Not Found")
@@ -143,6 +158,8 @@ class Server:
                 except Exception as error:
                     status = 400 if isinstance(error, ValueError) else 500
                     said = {"error": {"message": str(error), "code": status}}
+                with counting:
+                    outer.ended += 1
                 sent = json.dumps(said).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")

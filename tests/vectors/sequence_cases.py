@@ -7,6 +7,7 @@ which the worker was welcomed by a publisher of epoch 7.
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from weightbus.tests.vectors.layout_cases import info
@@ -170,17 +171,21 @@ def level_of(case: Case) -> int | None:
 
 def applying_cases() -> Iterator[Json]:
     """Yield sequences in which the user fails to apply."""
-    yield from told(_failing())
+    yield from told(chain(_failing(), _failing_again()))
+
+
+def failed(version: int, *, intact: bool) -> Json:
+    """Return what is said of an apply that has failed."""
+    return {"type": "failed", **number(version, EPOCH), "code": "apply", "intact": intact}
+
+
+def case_of(name: str, *applies: str) -> Case:
+    """Return a case in which version 1 runs, and the next applies end so."""
+    case = Case(name, "W24", options={"applies": ["done", *applies]})
+    return case.joined().pushed(1, runs={"m": 1})
 
 
 def _failing() -> Iterator[Case]:
-    def failed(version: int, *, intact: bool) -> Json:
-        return {"type": "failed", **number(version, EPOCH), "code": "apply", "intact": intact}
-
-    def case_of(name: str, *applies: str) -> Case:
-        case = Case(name, "W24", options={"applies": ["done", *applies]})
-        return case.joined().pushed(1, runs={"m": 1})
-
     def hello(**fields: Any) -> Json:
         return {"type": "hello", **fields}
 
@@ -206,6 +211,11 @@ def _failing() -> Iterator[Case]:
     case.control(*chunk(3, 1)).control(*chunk(3, 2))
     case.control(end(3), sends=[applied(3)], runs={"m": 3})
     yield case.wait(REPEAT, sends=[applied(3)], silent=["failed"])
+
+
+def _failing_again() -> Iterator[Case]:
+    beacon = message("beacon", model="m", epoch=EPOCH, version=2)
+    unknown = message("refuse", code="unknown-worker", text="")
 
     def again(case: Case, version: int, said: Json, runs: int = 0) -> Case:
         news = message("beacon", model="m", epoch=EPOCH, version=version)
@@ -244,7 +254,7 @@ def _failing() -> Iterator[Case]:
     for index in range(3):
         case.control(*chunk(1, index, epoch=later))
     case.control(end(1, epoch=later), runs={"m": 0}).control(unknown)
-    case.wait(RETRY, sends=[hello(models={"m": None}, epoch=later)])
+    case.wait(RETRY, sends=[{"type": "hello", "models": {"m": None}, "epoch": later}])
     case.control(welcome(EPOCH, m=9), silent=NOTHING)
     yield case.control(announce(9), LAYOUT, silent=NOTHING, runs={"m": 0})
 
