@@ -258,7 +258,7 @@ class Version(Chunked):
     def __init__(self, offer: Offer, epoch: int, version: int) -> None:
         self.model, self.epoch, self.version = offer.model, epoch, version
         self.layout, self.chunks, self.plan = offer.layout, offer.chunks, offer.chunks.plan
-        self.snapshot: Snapshot = offer.snapshot
+        self.snapshot: Snapshot = offer.snapshot  # pyright: ignore[reportIncompatibleVariableOverride]
         self.shared = offer.shared
         self.names, self.metadata, self.keep = offer.names, offer.metadata, offer.keep
         self.patches: tuple[VersionPatch, ...] = ()
