@@ -258,6 +258,7 @@ class Version(Chunked):
     def __init__(self, offer: Offer, epoch: int, version: int) -> None:
         self.model, self.epoch, self.version = offer.model, epoch, version
         self.layout, self.chunks, self.plan = offer.layout, offer.chunks, offer.chunks.plan
+        # Narrower than what any `Chunked` has: nobody puts another there.
         self.snapshot: Snapshot = offer.snapshot  # pyright: ignore[reportIncompatibleVariableOverride]
         self.shared = offer.shared
         self.names, self.metadata, self.keep = offer.names, offer.metadata, offer.keep
