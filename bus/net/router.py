@@ -169,9 +169,12 @@ class Router:
             if message is None:
                 self._rest(peer, now)
                 continue
-            self._ready.append(peer)
             if not peer.proven:
                 self._prove(peer)
+            if peer.unparsed:
+                self._ready.append(peer)
+            else:
+                self._rest(peer, now)
             self._last, self.key = peer, peer.key
             return peer.identity, message
         return None

@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import resource
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,21 +10,19 @@ from pathlib import Path
 import pytest
 import zmq
 
-from weightbus.bus.allowance import Rate
 from weightbus.bus.effects import Send
 from weightbus.bus.limits import ROSTER_MODELS_MAX, STRANGERS, TALK, Timing
 from weightbus.bus.messages import Applied, Fetch, Hello, Message, Ping, Progress, encode
 from weightbus.bus.net import descriptors
 from weightbus.bus.net.control import WorkerSockets
 from weightbus.bus.net.publisher_sockets import PublisherSockets
-from weightbus.bus.net.endpoints import host_and_port, ipc_path
 from weightbus.bus.publisher import patience
 from weightbus.bus.publisher.effects import Effect, HangUp
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.patience import DEAR
 from weightbus.bus.publisher.roster import Roster
 from weightbus.bus.publisher.state import PublisherState
-from weightbus.tests.net.test_accepted import wait_until_closed
+from weightbus.tests.net.dealers import dialled, frame, joined, received, wait_until_closed
 
 SECONDS = 30.0
 MODEL = "m"
@@ -180,7 +177,7 @@ def test_a_connection_is_closed_and_no_other(scheme: str, tmp_path: Path) -> Non
         identities = {}
         for dealer in (good, bad):
             dealer.send(b"hi")
-            identities[dealer] = _received(sockets)[0]
+            identities[dealer] = received(sockets)[0]
         sockets.hang_up()
         deadline = time.monotonic() + SECONDS
         while sockets.send(identities[bad], [b"lost"]):
@@ -190,83 +187,37 @@ def test_a_connection_is_closed_and_no_other(scheme: str, tmp_path: Path) -> Non
         assert good.poll(round(1000 * SECONDS))
         assert good.recv() == b"still"
         bad.send(b"back")
-        again, frames = _received(sockets)
+        again, frames = received(sockets)
         assert (again != identities[bad], [*map(bytes, frames)]) == (True, [b"back"])
         good.close()
         bad.close()
     sockets.close()
 
 
-def _received(sockets: PublisherSockets) -> tuple[bytes, list[bytes]]:
-    deadline = time.monotonic() + SECONDS
-    while (found := sockets.receive()) is None:
-        assert time.monotonic() < deadline, "nothing came"
-        sockets.poll(0.1)
-    return found[0], [bytes(frame) for frame in found[1]]
-
-
 def test_zeromq_sends_no_pings_of_its_own() -> None:
     """They make libzmq 4.3.5 abort the process where a connection broke that it did not read on."""
-    for side in (
-        PublisherSockets("tcp://127.0.0.1:0", None),
-        WorkerSockets("tcp://127.0.0.1:1", lambda _frames, _size: None),
-    ):
-        control = vars(side)["_control"]
-        assert control.get(zmq.HEARTBEAT_IVL) == 0
-        assert control.get(zmq.TCP_KEEPALIVE) == 1
-        side.close()
-
-
-@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
-def test_newcomers_of_a_host_come_one_by_one(
-    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("weightbus.bus.net.accepted.NEWCOMERS", Rate(1, 0))
-    address = "tcp://127.0.0.1:0" if scheme == "tcp" else f"ipc://{tmp_path}/control"
-    sockets = PublisherSockets(address, None)
-    with contextlib.ExitStack() as stack:
-        stack.callback(sockets.close)
-        context = stack.enter_context(zmq.Context())
-        first, second = (stack.enter_context(context.socket(zmq.DEALER)) for _ in range(2))
-        first.linger = second.linger = 0  # else a failure would wait for what was not sent
-        first.connect(sockets.address)
-        sockets.poll(SECONDS)
-        wait_until_closed(sockets, stack.enter_context(_dialled(sockets.address)))
-        first.send(b"hi")
-        assert _received(sockets)[1] == [b"hi"]
-        second.connect(sockets.address)
-        deadline, found = time.monotonic() + SECONDS, None
-        while found is None:  # it says so again, as workers do, until its turn has come
-            assert time.monotonic() < deadline, "it was not let in"
-            with contextlib.suppress(zmq.Again):  # so much may wait to be sent that it would block
-                second.send(b"hi", zmq.NOBLOCK)
-            sockets.poll(0.01)
-            found = sockets.receive()
+    worker = WorkerSockets("tcp://127.0.0.1:1", lambda _frames, _size: None)
+    control = vars(worker)["_control"]
+    assert control.get(zmq.HEARTBEAT_IVL) == 0
+    assert control.get(zmq.TCP_KEEPALIVE) == 1
+    worker.close()
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "ipc"])
 def test_the_last_descriptors_are_kept_from_connections(
     scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without any, libzmq tries to accept the next connection again and again."""
     address = "tcp://127.0.0.1:0" if scheme == "tcp" else f"ipc://{tmp_path}/control"
     sockets = PublisherSockets(address, None)
     with contextlib.ExitStack() as stack:
         stack.callback(sockets.close)
-        sockets.poll(0.0)
-        first = stack.enter_context(_dialled(sockets.address))
-        sockets.poll(0.1)
+        first = stack.enter_context(joined(sockets))
+        first.sendall(frame(b"hi"))
+        received(sockets)
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         monkeypatch.setattr(descriptors, "DESCRIPTORS_RESERVED", limit)
         for where in (sockets.address, sockets.data_address):
-            wait_until_closed(sockets, stack.enter_context(_dialled(where)))
-        assert first.recv(4096), "who was there before is left alone"
-
-
-def _dialled(endpoint: str) -> socket.socket:
-    path = ipc_path(endpoint)
-    if path is None:
-        return socket.create_connection(host_and_port(endpoint), SECONDS)
-    found = socket.socket(socket.AF_UNIX)
-    found.connect(path)
-    return found
+            wait_until_closed(sockets, stack.enter_context(dialled(where)))
+        assert "connections were turned away" in sockets.turned_away(time.monotonic())
+        first.sendall(frame(b"still"))
+        assert received(sockets)[1] == [b"still"], "a worker that was there before is left alone"

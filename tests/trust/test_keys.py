@@ -39,9 +39,9 @@ from weightbus.bus.messages import (
     token_of,
 )
 from weightbus.bus.net.control import WorkerSockets
-from weightbus.bus.net.publisher_sockets import PublisherSockets
 from weightbus.bus.net.endpoints import host_and_port, is_local
 from weightbus.bus.net.pub import Distribution
+from weightbus.bus.net.publisher_sockets import PublisherSockets
 from weightbus.bus.net.zmtp import GREETING, ON, TICKET
 from weightbus.bus.observed import Observe, RosterPage, Verified, Verify
 from weightbus.bus.publisher.effects import DropRevoked, Effect, HangUp
