@@ -86,6 +86,7 @@ CHECK_NAMES_MAX = 4096  # tensors in one answer of a worker that is verified: a 
 CHECK_BYTES = 2**27  # of weights, after which an answer goes on to no further tensor: some 10 ms
 CHECKS = Rate(8, 4)  # such answers of a worker: under a tenth of a core, but for larger tensors
 DIFFERENCES_TOLD = 64  # tensors that are named: as many as a person reads
+UNLIKE_KEPT = MODELS_MAX  # wrong digests of one worker that are told once: one of each model
 EVENTS_TOLD = 64  # to observers: the last ones, as many as a person reads
 VERSIONS_TOLD = 24  # of a model, with their ages: the last ones, and ever fewer of those before
 VERSIONS_TIMED = 4096  # of a model: how far back it is known when a version was published

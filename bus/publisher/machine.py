@@ -46,7 +46,7 @@ from . import absent, calls, joining, publishing, reports, serving, sessions
 from .effects import Broadcast, Effect, HangUp, Resolve
 from .known import Known, Reached
 from .observers import Observers
-from .patience import DEAR, Patience, cost_of
+from .patience import CHEAP, DEAR, Patience, cost_of
 from .publication import Publication, Terms
 from .roster import Peer
 from .state import PublisherState
@@ -121,6 +121,9 @@ class PublisherMachine:
                 peer.move("spoke")
             effects = sessions.heard(self.state, peer, now) + sessions.tell_keys(self.state, peer)
             effects += self._heed(peer, message, now)
+            unlike, peer.unlike = peer.unlike, 0
+            if unlike and not self._patience.bears(identity, CHEAP * unlike, nbytes, now):
+                effects.append(HangUp())  # it may bring those of any number of versions
             if now < self.observers.until:
                 self.observers.heard(peer, message)
             return self._freeing(effects)
@@ -151,6 +154,9 @@ class PublisherMachine:
             return []
         effects = sessions.heard(self.state, peer, now)
         effects += reports.runs(self.state, peer, message, now)
+        if peer.unlike:  # it costs as much as a word of nobody
+            peer.unlike = 0
+            return None
         if now < self.observers.until:
             self.observers.heard(peer, message)
         return self._freeing(effects)

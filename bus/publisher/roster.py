@@ -45,6 +45,10 @@ class Seen:
     took: dict[str, float] = field(default_factory=dict[str, float])
     # The version that it has failed last, and why, until it runs that or a newer one.
     failed: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
+    # Model, epoch and version of which it has reported a wrong digest, the longest ago first.
+    unlike: dict[tuple[str, int, int], None] = field(
+        default_factory=dict[tuple[str, int, int], None]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,7 @@ class Peer:
     mute_at: float = math.inf
     stuck: bool = False  # it was said to be stuck
     contested_at: float | None = None  # when another instance asked for its name
+    unlike: int = 0  # wrong digests that it reported and that have cost it nothing yet
     torn: set[str] = field(default_factory=set[str])  # models of which it has said that none runs
     revision: int = 0  # of the roster, when this last changed in a way that observers are told
     seen: Seen = field(default_factory=Seen)
