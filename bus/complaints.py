@@ -68,11 +68,11 @@ class Complaints:
         self._next_at = float("-inf")
         self._untold = 0
 
-    def warn(self, reason: object, now: float) -> None:
-        """Say it, unless it was said a moment ago."""
+    def warn(self, reason: object, now: float, cause: BaseException | None = None) -> None:
+        """Say it, unless it was said a moment ago; with its cause's traceback, if there is one."""
         if now < self._next_at:
             self._untold += 1
             return
         more = f" ({self._untold} times more since the last warning)" if self._untold else ""
-        self._log.warning(self._text + "%s", printable(str(reason)), more)
+        self._log.warning(self._text + "%s", printable(str(reason)), more, exc_info=cause)
         self._next_at, self._untold = now + EVERY_SECONDS, 0

@@ -348,6 +348,12 @@ class Roster:
 
         return room() or (self._forget_lost(instead_of) and room())
 
+    def disconnect(self, peer: Peer) -> None:
+        """Know a worker by its connection no more, so that it has to say hello."""
+        self._by_identity.pop(peer.identity, None)
+        self._by_token.pop(peer.token, None)
+        peer.token = ""
+
     def remove(self, peer: Peer) -> None:
         """Forget a worker."""
         if self._by_name.pop(peer.name, None) is not None:

@@ -146,7 +146,8 @@ def hello(name: str, instance: str = "0" * 32, **fields: Any) -> Hello:
     told: dict[str, Any] = {"name": name, "instance": instance, "models": {"a": None}}
     told |= fields
     runs: list[Running] = [running for running in told["models"].values() if running is not None]
-    return Hello(**{"epoch": max((r.epoch for r in runs), default=0)} | told)
+    told.setdefault("epoch", max((r.epoch for r in runs), default=0))
+    return Hello(**told)
 
 
 def digest(version: Version | Offer) -> str:
