@@ -29,7 +29,8 @@ from weightbus.bus.messages import (
     encode,
 )
 from weightbus.bus.net import descriptors
-from weightbus.bus.net.control import PublisherSockets, WorkerSockets
+from weightbus.bus.net.control import WorkerSockets
+from weightbus.bus.net.publisher_sockets import PublisherSockets
 from weightbus.bus.net.endpoints import host_and_port, ipc_path
 from weightbus.bus.publisher import patience
 from weightbus.bus.publisher.effects import Effect, HangUp
