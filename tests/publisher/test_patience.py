@@ -2,17 +2,30 @@
 
 import contextlib
 import itertools
+import logging
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import zmq
+from msgspec.structs import replace
 
-from weightbus.bus.effects import Send
+from weightbus.bus.complaints import TOLD, TOLD_OF_ONE, WORKERS_TOLD, Told
+from weightbus.bus.effects import Notice, Send
 from weightbus.bus.limits import ROSTER_MODELS_MAX, STRANGERS, TALK, Timing
-from weightbus.bus.messages import Applied, Fetch, Hello, Message, Ping, Progress, encode
+from weightbus.bus.messages import (
+    TOKEN_BYTES,
+    UPSTREAM,
+    Applied,
+    Fetch,
+    Hello,
+    Message,
+    Ping,
+    Progress,
+    encode,
+)
 from weightbus.bus.net import descriptors
 from weightbus.bus.net.control import WorkerSockets
 from weightbus.bus.net.publisher_sockets import PublisherSockets
@@ -28,9 +41,9 @@ SECONDS = 30.0
 MODEL = "m"
 
 
-def hello(name: str, instance: int = 1, models: int = 0) -> Hello:
+def hello(name: str, instance: int = 1, models: int = 0, features: Sequence[str] = ()) -> Hello:
     wanted = dict.fromkeys([MODEL, *(f"m{i}" for i in range(models - 1))])
-    return Hello(name=name, instance=f"{instance:032x}", models=wanted)
+    return Hello(name=name, instance=f"{instance:032x}", models=wanted, features=list(features))
 
 
 class Bench:
@@ -83,6 +96,64 @@ def test_a_worker_is_never_taken_for_a_flood() -> None:
         reports = itertools.repeat(Progress(model=MODEL, epoch=7, version=1, chunks=1), 1000)
         assert not any(HangUp() in bench.say(b"w", report) for report in reports)
         bench.now += Timing().ping
+
+
+def test_wrong_digests_of_many_versions_are_a_flood_and_each_fact_is_told_once() -> None:
+    bench, told = Bench(), list[Notice]()
+    for name in (b"bad", b"honest"):
+        bench.say(name, hello(name.decode()))
+    wrong = [
+        Applied(model=MODEL, epoch=7, version=n // 2 + 1, digest="f" * 64)
+        for n in range(2 * round(TALK.burst))
+    ]
+    for each in wrong:
+        effects = bench.say(b"bad", each)
+        told += [e for e in effects if isinstance(e, Notice)]
+        if HangUp() in effects:
+            break
+    else:
+        raise AssertionError("it was never hung up on")
+    assert {each.kind for each in told} == {"wrong-digest"}
+    assert len(told) == len({each.text for each in told}) <= TALK.burst / 2, "hello costs, too"
+    [once] = bench.say(b"honest", wrong[0])
+    assert isinstance(once, Notice), "of another worker it is another fact"
+    for _ in range(100):  # it says the same with each ping
+        assert not bench.floods(b"honest", lambda _: Ping(), 1)
+        assert bench.say(b"honest", wrong[0]) == []
+        bench.now += Timing().ping
+
+
+def test_words_with_wrong_digests_are_nobodys() -> None:
+    bench = Bench()
+    bench.machine.state.secret = lambda: "5" * TOKEN_BYTES
+    bench.say(b"w", hello("w", features=[UPSTREAM]))
+    word = Applied(model=MODEL, epoch=7, version=9, digest="f" * 64)
+    token = b"5" * TOKEN_BYTES
+    assert bench.machine.receive_word(token + encode(word), bench.now) is None
+    right = replace(word, epoch=6)
+    assert bench.machine.receive_word(token + encode(right), bench.now) == []
+
+
+def test_one_worker_leaves_room_in_the_log_for_others_and_one_kind_for_other_kinds() -> None:
+    lines, log = list[str](), logging.Logger("told")
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    log.addHandler(handler)
+    told = Told(log)
+    for n in range(10_000):  # ten seconds
+        told.tell(Notice("wrong-digest", f"bad {n}", "bad"), n / 1000)
+    assert TOLD_OF_ONE.burst <= len(lines) <= TOLD_OF_ONE.burst + 15
+    told.tell(Notice("wrong-digest", "another's", "good"), 10.0)
+    told.tell(Notice("left", "bad has left", "bad"), 12.0)
+    told.tell(Notice("left", "good has left", "good"), 12.0)
+    assert lines[-3:] == ["another's", "bad has left", "good has left"]
+    for n in range(100_000):  # by any number of names
+        told.tell(Notice("joined", f"{n} joined", f"w{n}"), 20.0 + n / 10_000)
+    told.tell(Notice("lost", "good is lost", "good", warning=True), 30.0)
+    assert lines[-1] == "good is lost"
+    assert len(lines) <= 3 * TOLD.burst
+    kept = vars(told)["_workers"]
+    assert len(kept) <= WORKERS_TOLD + 1
 
 
 def test_what_a_worker_still_says_to_another_publisher_is_no_flood() -> None:
