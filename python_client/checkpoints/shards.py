@@ -76,11 +76,11 @@ class Index:
             CheckpointError: Some are not there; it says what they would hold.
         """
         files = [self.path.parent / name for name in sorted(set(self.weight_map.values()))]
-        missing = [file.name for file in files if not file.is_file()]
+        missing = {file.name for file in files if not file.is_file()}
         if missing:
             lost = [name for name, file in self.weight_map.items() if file in missing]
             raise CheckpointError(
-                f"{self.path.parent}: {_some(missing)} of {len(files)} shards is missing, with "
+                f"{self.path.parent}: {_some(sorted(missing))} of {len(files)} shards is missing, with "
                 f"{_some(lost)}: download the checkpoint again, or wait until it is written"
             )
         return files
