@@ -79,9 +79,9 @@ class Index:
         missing = {file.name for file in files if not file.is_file()}
         if missing:
             lost = [name for name, file in self.weight_map.items() if file in missing]
+            gone = f"{_some(sorted(missing))} of {len(files)} shards is missing"
             raise CheckpointError(
-                f"{self.path.parent}: {_some(sorted(missing))} of {len(files)} shards is missing, with "
-                f"{_some(lost)}: download the checkpoint again, or wait until it is written"
+                f"{self.path.parent}: {gone}, with {_some(lost)}: download the checkpoint again, or wait until it is written"
             )
         return files
 
