@@ -81,7 +81,8 @@ class Index:
             lost = [name for name, file in self.weight_map.items() if file in missing]
             gone = f"{_some(sorted(missing))} of {len(files)} shards is missing"
             raise CheckpointError(
-                f"{self.path.parent}: {gone}, with {_some(lost)}: download the checkpoint again, or wait until it is written"
+                f"{self.path.parent}: {gone}, with {_some(lost)}: download the checkpoint again, "
+                "or wait until it is written"
             )
         return files
 
