@@ -31,9 +31,9 @@ _ADDRESSED: Final = ("cpu", "cuda", "xpu")
 LARGE_BYTES: Final = 2**20
 
 GATHER: Final = (
-    "on every rank call get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, "
-    "cpu_offload=True)) of torch.distributed.checkpoint.state_dict, since it waits for all ranks; "
-    "then publish what it returns on rank 0"
+    "on every rank call get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))"
+    " of torch.distributed.checkpoint.state_dict (on GPUs with cpu_offload=True), since it waits "
+    "for all ranks; then publish what it returns on rank 0"
 )
 
 
