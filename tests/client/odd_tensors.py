@@ -25,7 +25,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import weightbus
 from weightbus import Publisher, Settings, StateError, Subscriber
-from weightbus.codecs.apply import copy_into
+from weightbus.codecs.apply import Reader, copy_into
 from weightbus.codecs.state import state_of, write_into
 from weightbus.python_client.schemes.strategy import WeightStrategy
 
@@ -199,7 +199,7 @@ def expect_fault(does: Callable[[], object]) -> None:
     try:
         does()
     except (StateError, weightbus.ApplyError) as error:
-        if "w: its " not in str(error):
+        if "w: its " not in str(error):  # of extra state it is the last part of a name
             raise
         return
     raise AssertionError("nothing was said")
@@ -253,20 +253,69 @@ def in_module(tensor: torch.Tensor) -> object:
     return module(w=tensor)
 
 
-def still_at_its_address() -> None:
-    """A storage that is given less memory, at the address where the whole of it was before."""
-    page = np.zeros(2**22, np.uint8)
-    tensor = torch.frombuffer(page, dtype=torch.uint8)
-    state = state_of({"w": tensor})
-    assert state_of({"w": tensor}, state.form).form is state.form
-    layout, data = state.layout(), np.empty(state.layout().nbytes, np.uint8)
-    write_into(state, layout, data)
+def expect_short(does: Callable[[], object]) -> None:
+    """Do it while each storage says that it has less memory, at the address where it was.
+
+    What an allocator would give that address to again is not for a test to decide.
+    """
     measured = torch.UntypedStorage.nbytes
     torch.UntypedStorage.nbytes = lambda _: 8  # type: ignore[method-assign,assignment]
     try:
-        state_of({"w": tensor}, state.form)
+        expect_fault(does)
     finally:
         torch.UntypedStorage.nbytes = measured  # type: ignore[method-assign]
+
+
+def published_at_its_address() -> None:
+    tensor = whole(LARGE)
+    state = state_of({"w": tensor})
+    assert state_of({"w": tensor}, state.form).form is state.form
+    expect_short(lambda: state_of({"w": tensor}, state.form))
+
+
+def applied_at_its_address() -> None:
+    state, target = state_of({"w": whole(LARGE)}), {"w": torch.zeros(LARGE)}
+    data = np.empty(state.layout().nbytes, np.uint8)
+    write_into(state, state.layout(), data)
+    reader = Reader(state.layout(), data)
+    reader.copy_into(target)
+    expect_short(lambda: reader.copy_into(target))
+    reader.copy_into(target)
+
+
+class Extra(nn.Module):
+    """A module whose extra state is freed, which torch would copy from address null."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = whole()
+
+    def get_extra_state(self) -> dict[str, torch.Tensor]:
+        return {"w": self.kept}
+
+    def set_extra_state(self, state: dict[str, torch.Tensor]) -> None:
+        self.kept = state["w"]
+
+
+def freed_extra_state() -> None:
+    strategy, target = WeightStrategy("tensordict"), Extra()
+    weights = strategy.extract_weights(Extra())
+    strategy.apply_weights(target, weights)
+    resized(target.kept, 0)
+    expect_fault(lambda: strategy.apply_weights(target, weights))
+    expect_fault(lambda: state_of(strategy.tensors_of(target)))
+
+
+def freed_scratch() -> None:
+    """A buffer that no version has, in a module that is given new tensors."""
+    target = module(x=torch.zeros(2))
+    target.register_buffer("w", whole(), persistent=False)
+    resized(target.get_buffer("w"), 0)
+    strategy, weights = WeightStrategy("state_dict"), {"x": torch.ones(2)}
+    expect_fault(lambda: strategy.apply_weights(target, weights, inplace=False))
+    assert not target.get_buffer("x").any(), "all of it or nothing"
+    strategy.apply_weights(target, weights)
+    assert target.get_buffer("x").all()
 
 
 def is_taken() -> None:
@@ -335,7 +384,13 @@ def cases() -> dict[str, Callable[[], object]]:
         for kind, make in KINDS.items()
         for place, does in (*SOURCES.items(), *TARGETS.items())
     }
-    alone = {"still at its address": still_at_its_address, "is taken": is_taken}
+    alone: dict[str, Callable[[], object]] = {
+        "published at its address": published_at_its_address,
+        "applied at its address": applied_at_its_address,
+        "freed extra state": freed_extra_state,
+        "freed scratch": freed_scratch,
+        "is taken": is_taken,
+    }
     return {**found, **{f"between | {name}": does for name, does in BETWEEN.items()}, **alone}
 
 
