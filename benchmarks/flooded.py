@@ -84,8 +84,6 @@ class Here(Bus):
 
     def start_all(self) -> None:
         """Start the publisher, then its workers."""
-        for _ in range(self._setup.files):
-            self._undo.enter_context(open(os.devnull))
         settings = Settings(shared_memory=False, chunk_bytes=self._setup.chunk_bytes)
         page = Http("127.0.0.1:0", token=PAGE_TOKEN) if self._setup.page else None
         self.flooded = self.publisher = Publisher(
@@ -95,6 +93,8 @@ class Here(Bus):
         self.employ(self.publisher.address)
         self.publisher.prepare(MODEL, self._model.arrays)
         self.publisher.wait_for_workers(self._workers, START_SECONDS, MODEL)
+        for _ in range(self._setup.files):  # last, as `select` takes the first 1024 alone
+            self._undo.callback(os.close, os.open(os.devnull, os.O_RDONLY))
 
     def publish_once(self) -> float:
         before = time.perf_counter()
@@ -156,15 +156,19 @@ class Elsewhere(Here):
 
 
 class Log(logging.Handler):
-    """The publisher's log, of which it keeps the last lines."""
+    """The publisher's log, of which it keeps so many lines."""
 
     def __init__(self) -> None:
         super().__init__()
         self._lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
+        self.keep(record.getMessage())
+
+    def keep(self, line: str) -> None:
+        """Keep a line, if there is room."""
         if len(self._lines) < LINES_KEPT:
-            self._lines.append(record.getMessage())
+            self._lines.append(line)
 
     def take(self) -> list[str]:
         """Return the lines since this was called last."""
@@ -180,7 +184,7 @@ class Flooded:
     """The publisher's process, from inside."""
 
     def __init__(self, setup: Setup) -> None:
-        self._pause = setup.pause
+        self._pause, self._language = setup.pause, setup.language
         self._log = Log()
         LOGGER.addHandler(self._log)
         LOGGER.setLevel(logging.INFO)
@@ -238,6 +242,8 @@ class Flooded:
     def _note(self, event: WorkerEvent) -> None:
         if event.kind == "joined":
             self._joined.add(event.worker)
+        if self._language != "python":  # whose events are its log
+            self._log.keep(event.text)
 
     def _publish_for_ever(self) -> None:
         while not self._ended:

@@ -49,8 +49,7 @@ RESET = struct.pack("ii", 1, 0)  # of SO_LINGER
 class Fault(NamedTuple):
     """What went wrong in a batch."""
 
-    first: int
-    count: int
+    numbers: range
     kinds: str
     what: str
 
@@ -206,7 +205,7 @@ def _batch(victim: Victim, seed: int, numbers: range, result: Result) -> bool:
             return True
         what = f"joined: {', '.join(joined)}"
     told = ", ".join(kinds) if len(kinds) <= 3 else f"{len(kinds)} kinds"
-    result.faults.append(Fault(numbers.start, len(numbers), told, what))
+    result.faults.append(Fault(numbers, told, what))
     return False
 
 
@@ -214,6 +213,11 @@ def setup_of(language: Language, over: Over, folder: str) -> Setup:
     """Return a publisher that listens over tcp, or over ipc in a folder."""
     address = "tcp://127.0.0.1:0" if over == "tcp" else f"ipc://{folder}/control"
     return Setup(language, shape="64KiB/4", workers=1, address=address, pause=0.2)
+
+
+def _again(numbers: range) -> str:
+    """Return the options that say these cases again."""
+    return f"--first {numbers.start} --count {len(numbers)}"
 
 
 def main(words: list[str]) -> int:
@@ -227,9 +231,11 @@ def main(words: list[str]) -> int:
     parser.add_argument("--over", choices=("tcp", "ipc"), action="append", help="else over both")
     parser.add_argument("--keys", action=argparse.BooleanOptionalAction, help="else both ways")
     given = parser.parse_args(words)
-    ways = list(itertools.product(
-        given.over or ("tcp", "ipc"), (False, True) if given.keys is None else (given.keys,)
-    ))
+    ways = list(
+        itertools.product(
+            given.over or ("tcp", "ipc"), (False, True) if given.keys is None else (given.keys,)
+        )
+    )
     faults = 0
     for number, (over, keyed) in enumerate(ways):
         share = given.count // len(ways) + (number < given.count % len(ways))
@@ -239,9 +245,7 @@ def main(words: list[str]) -> int:
             if keyed:
                 stack.enter_context(keys_for_all())
             setup = setup_of(given.publisher, over, str(Path(folder)))
-            result = run(
-                setup, seed=given.seed, first=given.first, count=share, batch=given.batch
-            )
+            result = run(setup, seed=given.seed, first=given.first, count=share, batch=given.batch)
         faults += len(result.faults)
         print(
             f"{given.publisher}, {over}, {'with' if keyed else 'without'} keys: "
@@ -250,7 +254,7 @@ def main(words: list[str]) -> int:
             flush=True,
         )
         for fault in result.faults:
-            print(f"  --first {fault.first} --count {fault.count}: {fault.kinds}: {fault.what}")
+            print(f"  {_again(fault.numbers)}: {fault.kinds}: {fault.what}")
     print(f"{faults} faults in {given.count} cases")
     return 1 if faults else 0
 

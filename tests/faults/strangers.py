@@ -56,7 +56,14 @@ def messages() -> list[bytes]:
     applied = Applied(model="policy", epoch=1, version=1, digest="0" * 64)
     progress = Progress(model="policy", epoch=1, version=1, chunks=1)
     sound = [Ping(), fetch, applied, progress, Observe(pages=PAGES_MAX), Bye()]
-    return [*map(encode, sound), b"", b"{}", b"x" * 60_000, b"[" * 30_000, b'{"wbp":1,"type":"hello"}']
+    return [
+        *map(encode, sound),
+        b"",
+        b"{}",
+        b"x" * 60_000,
+        b"[" * 30_000,
+        b'{"wbp":1,"type":"hello"}',
+    ]
 
 
 # ZMTP.
@@ -113,12 +120,14 @@ def _greetings() -> Iterator[Case]:
             yield Case(f"ZMTP 3 {mechanism.decode()}", (whole[:length],))
         for kind in SOCKETS:
             yield Case(f"ZMTP 3 {mechanism.decode()}", (whole, ready(kind)))
-    for revision, kind in itertools.product((1, 2, 3, 4, 9, 255), range(12)):
-        whole = SIGNATURE + bytes([revision, kind]) + frame(b"me")
+    for revision, number in itertools.product((1, 2, 3, 4, 9, 255), range(12)):
+        whole = SIGNATURE + bytes([revision, number]) + frame(b"me")
         for length in range(1, len(whole) + 1):
             yield Case("ZMTP 2 greeting", (whole[:length],))
     for length in range(20):
-        yield Case("ZMTP 1 greeting", ((frame_1(b"") + frame_1(b"12345") + frame_1(b"x"))[:length],))
+        yield Case(
+            "ZMTP 1 greeting", ((frame_1(b"") + frame_1(b"12345") + frame_1(b"x"))[:length],)
+        )
 
 
 def _old() -> Iterator[Case]:
@@ -205,7 +214,7 @@ def _keyed() -> Iterator[Case]:
 
 
 def _frames() -> Iterator[Case]:
-    """Frames with flags that nobody has, sizes that no message has, in numbers that nobody needs."""
+    """Frames with flags and sizes that no message has, and in numbers that nobody needs."""
     for flags in range(256):
         yield Case("flags", (NULL, ready(), bytes([flags, 3]) + b"abc" + frame(b"{}")))
     for size in (0, 2**16, 2**31 - 1, 2**31, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 1):
@@ -275,7 +284,11 @@ PROMETHEUS = {
 
 
 def _http() -> Iterator[Case]:
-    probes = ({"Host": "a"}, {"Host": "a", "User-Agent": "curl/8.14.1", "Accept": "*/*"}, {})
+    probes: tuple[dict[str, str], ...] = (
+        {"Host": "a"},
+        {"Host": "a", "User-Agent": "curl/8.14.1", "Accept": "*/*"},
+        {},
+    )
     for fields in (BROWSER, PROMETHEUS, *probes):
         for method, path in itertools.product(
             ("GET", "HEAD", "OPTIONS", "CONNECT", "DELETE"), ("/", "/metrics", "/" + "x" * 2000)
@@ -320,17 +333,28 @@ def _http_2() -> Iterator[Case]:
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
     def of_2(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-        return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(
-            ">I", stream
-        ) + payload
+        return (
+            struct.pack(">I", len(payload))[1:]
+            + bytes([kind, flags])
+            + struct.pack(">I", stream)
+            + payload
+        )
 
     settings = of_2(4, 0, 0, bytes.fromhex("000300000064000400400000000200000000"))
     window = of_2(8, 0, 0, bytes.fromhex("3fff0001"))
-    grpc = bytes.fromhex("8386449d62") + b"/grpc.health.v1.Health/Check" + b"\x5f\x10application/grpc"
+    grpc = (
+        bytes.fromhex("8386449d62") + b"/grpc.health.v1.Health/Check" + b"\x5f\x10application/grpc"
+    )
     headers = of_2(1, 4, 1, grpc)
     data = of_2(0, 1, 1, bytes(5))
     ping = of_2(6, 0, 0, bytes(8))
-    for said in ((), (settings,), (settings, window), (settings, window, headers, data), (ping,) * 99):
+    for said in (
+        (),
+        (settings,),
+        (settings, window),
+        (settings, window, headers, data),
+        (ping,) * 99,
+    ):
         yield Case("gRPC" if headers in said else "HTTP/2", (preface + b"".join(said),))
         yield Case("gRPC" if headers in said else "HTTP/2", (preface, *said))
 
@@ -413,7 +437,9 @@ def _mutated(known: tuple[Case, ...], rng: random.Random) -> Case:
         said[at] = _changed(said[at][:STEPS_KEPT], rng) + said[at][STEPS_KEPT:]
     if not (joins or other.joins) and rng.random() < 0.3:
         kind += f" and {other.kind}"
-        said = said[: rng.randint(1, len(said))] + list(other.steps[rng.randrange(len(other.steps)) :])
+        said = said[: rng.randint(1, len(said))] + list(
+            other.steps[rng.randrange(len(other.steps)) :]
+        )
     return Case(kind, tuple(said), joins)
 
 
@@ -427,7 +453,9 @@ def _changed(step: bytes, rng: random.Random) -> bytes:
         case 1:
             del changed[at:end]
         case 2:
-            changed[at:at] = step[at : min(end, at + STEPS_KEPT // 8)] * rng.randint(1, REPEATS_MAX // 8)
+            changed[at:at] = step[at : min(end, at + STEPS_KEPT // 8)] * rng.randint(
+                1, REPEATS_MAX // 8
+            )
         case _:
             changed[at:at] = rng.randbytes(rng.randint(1, 64))
     return bytes(changed)
