@@ -47,17 +47,16 @@ SUBSCRIPTIONS = Rate(TOPICS_MAX, 1024)  # frames from one subscriber, its answer
 # A worker says at most four hellos a second, of four units each, and a ping.
 TALK = Rate(64, 32)  # units from one connection; a second is a ping interval if that is shorter
 STRANGERS = Rate(1024, 256)  # messages of connections that have not joined: each may be a worker
-# libzmq hands over what it has read of a connection that was hung up on, some thousand messages.
-# Bytes that came on a control connection and are in no message yet: as much as waits at most while
-# the publisher has no time, four hellos of 64 KiB. And what never will be: a ping of ZeroMQ's own
-# every second or two.
-UNSEEN = Rate(2**18, 64)
-UNSEEN_ALL = (
-    2**20
-)  # of all connections, once all messages are taken; above it goes whoever has most
-UNSEEN_SMALL = 2**13  # of one; less is not counted there, as libzmq reads so much at once
-# Of one host: control connections that came a moment ago. Each may cost what libzmq reads at once:
-# some thousand messages, until it is found out.
+# Of one control connection: ZMTP's own pings, and messages without a byte. A worker sends none.
+COMMANDS = Rate(64, 8)
+CONTROL_BYTES_MAX = 2 * HEADER_BYTES_MAX  # of one message to a publisher
+PARTIAL_BYTES_MAX = 2**24  # of unfinished messages of all control connections
+# Control connections that have sent no message: some 3 kB each, and never more than a quarter of
+# the descriptors. Beyond that a newcomer takes the place of the oldest of the host that has most.
+UNPROVEN_MAX = 512
+HANDSHAKE_SECONDS = 5.0  # four ways there and back, and what the network loses of them
+COPIES_BYTES_MAX = 2**26  # copied for peers that do not take what is half sent to them, of all
+# Of one host: control connections that have sent no message; others are closed at once.
 NEWCOMERS = Rate(16, 8)
 HOSTS_MAX = 1024  # from which newcomers are taken within a moment
 ACCEPTS = Rate(512, 200)  # connections for pushed chunks; whoever waits for one fetches meanwhile

@@ -22,7 +22,7 @@ from ..bus.memory.segment import probe
 from ..bus.messages import TOKEN_BYTES
 from ..bus.net import endpoints
 from ..bus.net.callbacks import EventCallback, WorkerEvent
-from ..bus.net.control import PublisherSockets
+from ..bus.net.publisher_sockets import PublisherSockets
 from ..bus.net.publisher_loop import Promise, PublisherLoop, Reply
 from ..bus.publisher.machine import PublisherMachine
 from ..bus.publisher.publication import CommitMode

@@ -18,7 +18,7 @@ from ..bus.limits import (
     Timing,
 )
 from ..bus.net import endpoints
-from ..bus.net.control import PUB_QUEUE
+from ..bus.net.publisher_sockets import PUB_QUEUE
 from ..bus.publisher.publication import Wait
 from ..codecs.checksum import CHUNK_BYTES_DEFAULT
 from ..codecs.precision import precision_of

@@ -1,17 +1,14 @@
-"""The sockets of either side. No other module imports zmq but `trust/curve.py`, for keys.
+"""The sockets of a worker. No other module imports zmq but those of `trust/`, for keys.
 
-The data connection is not libzmq's but our own, on either side (`pub.py`, `sub.py`): it speaks the
-same protocol, and is faster.
+The data connection is not libzmq's but our own (`sub.py`): it speaks the same protocol, and is
+faster.
 
-Each object belongs to one thread, but for `wake`. Nothing blocks but `poll`, for the time given.
+They belong to one thread, but for `wake`. Nothing blocks but `poll`, for the time given.
 """
 
 import contextlib
-import errno
-import os
 import selectors
 import socket
-import struct
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -19,21 +16,17 @@ from typing import NamedTuple
 import zmq
 
 from ..errors import AddressError
-from ..limits import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
+from ..limits import MESSAGE_BYTES_MAX
 from ..messages import Buffer
 from ..trust import curve
-from ..trust.grants import Grants
 from ..trust.keys import WorkerKeys
 from . import endpoints
-from .accepted import Accepted, unguessable_identities
-from .descriptors import Crowd, check_left
+from .descriptors import check_left
 from .inheritance import abandon_in_children, close_libzmqs, descriptors_of_libzmq, keep_in_children
-from .listening import Listener, belongs, bound
 from .names import AGAIN_SECONDS, Lookup, is_name
-from .pub import Distribution
 from .sub import Subscription
 from .threads import Bell
-from .zmtp import FRAME_HEAD_MAX, FRAMES_MAX, WORD, Place
+from .zmtp import FRAMES_MAX, WORD, Place
 
 LINGER_MS = 200  # what is on its way when a side closes (a goodbye, an acknowledgement) gets this
 # TCP finds out which peers are gone, so that their queues are freed. Not ZeroMQ's own pings: libzmq
@@ -42,17 +35,11 @@ KEEPALIVE_SECONDS, KEEPALIVE_PROBES = 10, 2  # of silence, then after each quest
 UNSENT_MS = 30_000  # longer than a chunk of 1 MiB takes at 40 kB/s
 RECONNECT_MS, RECONNECT_MAX_MS = 50, 1_000
 CONNECT_MS = 3_000  # for one attempt, in which the kernel knocks twice: now and after 1 s
-PUB_QUEUE = 1_000  # messages per subscriber before more are dropped; the bytes are the version's
 DEALER_QUEUE = 32  # messages a worker holds before TCP pushes back; bytes count, so it is small
-UNREAD = 4  # messages of one worker before TCP pushes back: each may have 128 KiB
-UNREAD_BYTES = 2**15  # in the kernel, which takes twice that: what may come between two looks
-ROUTER_QUEUE = 128  # messages per worker, who keeps less than a window outstanding
-CHANGES = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED  # of a publisher's connections
-DROPPED = 256  # messages of connections that were hung up on, before others have a turn
 
 # Plain numbers: arithmetic with the enumerations of pyzmq takes longer than what it is for.
-READABLE, WRITABLE, SOURCE = int(zmq.POLLIN), int(zmq.POLLOUT), int(zmq.SRCFD)
-AT_ONCE, MORE_AT_ONCE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
+READABLE, WRITABLE = int(zmq.POLLIN), int(zmq.POLLOUT)
+AT_ONCE = int(zmq.NOBLOCK)
 
 Found = list[tuple[selectors.SelectorKey, int]]
 
@@ -160,215 +147,6 @@ class _Sockets:
         self._selector.close()
         self._context.destroy()
         self._bell.close()
-
-
-class PublisherSockets(_Sockets):
-    """A bound ROUTER (control) and a bound `Distribution` (data).
-
-    Args:
-        address: Where the ROUTER is bound.
-        data: Where the data socket is bound; None: beside it.
-        queue: Messages held for a subscriber before more are dropped.
-        secret: The publisher's secret key; empty: it has none.
-        grants: With it, whose keys may come.
-
-    Attributes:
-        data: Those who have subscribed.
-        broadcast: Publishes to them: see `Distribution.send`.
-        key: Of whoever sent the message that was received last; empty where there are none.
-        leaving: Whether they are about to be closed.
-
-    Raises:
-        AddressError: An address makes no sense, or is taken.
-        OSError: Too few descriptors are left.
-    """
-
-    def __init__(
-        self,
-        address: str,
-        data: str | None,
-        queue: int = PUB_QUEUE,
-        secret: str = "",
-        grants: Grants | None = None,
-    ) -> None:
-        endpoints.check(address)
-        with unguessable_identities():
-            super().__init__(zmq.ROUTER, CHANGES, asked=grants is not None)
-        self._crowd = Crowd()
-        self.data = Distribution(queue, self._selector, grants, self._crowd)
-        self.broadcast = self.data.send
-        self._gate: curve.Gate | None = None
-        self._asks = False  # somebody, whether it may come in
-        self.key, self.leaving = "", False
-        self._listener: Listener | None = None  # of an ipc address
-        self._accepted = Accepted(self._crowd, counts=endpoints.ipc_path(address) is None)
-        self._last: tuple[int, bytes] | None = None  # of the last message: where it came from
-        self._selector.register(int(self._changes.get(zmq.FD)), selectors.EVENT_READ, self._changes)
-        try:
-            self._control.setsockopt(zmq.ROUTER_MANDATORY, 1)  # say so when a worker is gone
-            self._control.setsockopt(zmq.MAXMSGSIZE, 2 * HEADER_BYTES_MAX)
-            self._control.setsockopt(zmq.SNDHWM, ROUTER_QUEUE)
-            self._control.setsockopt(zmq.RCVHWM, UNREAD)
-            self._control.setsockopt(zmq.RCVBUF, UNREAD_BYTES)
-            if grants is not None:
-                curve.serve(self._control, secret)
-                self._gate = curve.Gate(self._asking, lambda key: grants.of(key) is not None)
-                self._selector.register(self._gate, selectors.EVENT_READ)
-            self.address = self._bind(address)
-            self._accepted.belong_to(self.address)
-            self.data_address = self._bind_data(address, data)
-            belongs(self.address, self)
-            belongs(self.data_address, self)
-            self._take_note_of_changes(time.monotonic())  # only then its descriptor tells of more
-        except BaseException:
-            self.close()
-            raise
-        abandon_in_children(self)
-
-    def _bind_data(self, address: str, data: str | None) -> str:
-        if data is not None:
-            return self.data.bind(endpoints.check(data), "data")
-        beside = endpoints.beside(self.address)
-        if not endpoints.beside(address).endswith(":0"):
-            return self.data.bind(beside, "data")
-        try:
-            return self.data.bind(beside, "data", patience=0.0)
-        except AddressError:
-            # It is taken, but any port would have done for control, so any does for data.
-            return self.data.bind(endpoints.resolve("tcp://*:0", self.address), "data")
-
-    def _bind(self, endpoint: str) -> str:
-        self._control.setsockopt(zmq.IPV6, int("[" in endpoint))
-        of_libzmq = endpoints.ipc_path(endpoint) in (None, "*")  # it makes a folder of its own
-
-        def bind() -> None:
-            try:
-                (self._control.bind if of_libzmq else self._bind_path)(endpoint)
-            except zmq.ZMQError as error:
-                raise OSError(error.errno, error.strerror) from None
-
-        bound(bind, endpoint, "address")
-        return self._control.getsockopt_string(zmq.LAST_ENDPOINT)
-
-    def _bind_path(self, endpoint: str) -> None:
-        """Have libzmq listen with a socket of ours: by itself it removes whatever is there."""
-        self._listener = Listener(endpoint)
-        descriptor = self._listener.socket.detach()
-        try:
-            self._control.setsockopt(zmq.USE_FD, descriptor)
-            self._control.bind(endpoint)
-        except BaseException:
-            os.close(descriptor)
-            raise
-
-    def poll(self, seconds: float) -> Activity:
-        """Wait for something to arrive, or for `wake`."""
-        data, accepted, gate = self.data, self._accepted, self._gate
-        due = min(accepted.look_at, accepted.find_at, accepted.ending_at)
-        at_once = data.asking or accepted.gone or self._asks
-        wait = 0.0 if at_once else min(seconds, due - time.monotonic())
-        control, found = self._poll(wait)
-        now = time.monotonic()
-        if found:
-            data.attend(found, now)
-        for key, _ in found:
-            if key.data is self._changes:
-                self._take_note_of_changes(now)
-            elif gate is not None and key.fileobj is gate:
-                self._asks = True
-        if gate is not None and self._asks:
-            self._asks = gate.answer()
-        if now >= accepted.look_at or now >= accepted.find_at:
-            accepted.look(now, drained=not control)
-        if now >= data.due:
-            data.tick(now)
-        closed = bool(accepted.gone) or now >= accepted.ending_at
-        return Activity(control=bool(control), data=bool(data.asking), closed=closed)
-
-    def receive(self) -> tuple[bytes, Sequence[Buffer]] | None:
-        """Return the identity and the frames of the next control message, if there is one."""
-        self._asked = False
-        with contextlib.suppress(zmq.Again):
-            for _ in range(DROPPED):
-                identity = self._control.recv(AT_ONCE)
-                frames = self._rest()
-                source = int(frames[0].get(SOURCE))
-                if self._accepted.dropped(identity, source):
-                    continue
-                if not self._accepted.has(source):  # the word of it comes before its messages
-                    self._take_note_of_changes(time.monotonic())
-                head = FRAME_HEAD_MAX + (curve.COMMAND_BYTES if self._gate is not None else 0)
-                if self._accepted.saw(source, identity, sum(map(len, frames)) + head * len(frames)):
-                    self._last = source, identity
-                    self.key = curve.key_of(frames[0]) if self._gate is not None else ""
-                    return identity, [frame.bytes for frame in frames]  # small ones
-        return None
-
-    def hang_up(self) -> None:
-        """Close the connection of the message that was received last."""
-        if self._last is not None:
-            source, identity = self._last
-            self._accepted.drop(identity, source)
-            self._accepted.hang_up(source, time.monotonic())
-
-    def turned_away(self, now: float) -> str:
-        """Say of whom there was no descriptor for lately; empty if there was nobody."""
-        return self._crowd.text(now)
-
-    def follow(self, pid: int) -> None:
-        """Say that the message that was received last is a worker's, whose process is `pid`."""
-        if self._last is not None:
-            self._accepted.follow(self._last[0], pid)
-
-    def take_closed(self, now: float) -> list[tuple[bytes, str]]:
-        """Return the identities of closed connections, and whose process has ended, in words.
-
-        Take all messages first: what a connection brought before its end is among them.
-        """
-        return self._accepted.take_closed(now)
-
-    def _take_note_of_changes(self, now: float) -> None:
-        while int(self._changes.get(zmq.EVENTS)) & READABLE:
-            change, _ = self._changes.recv_multipart(AT_ONCE)
-            event, descriptor = struct.unpack("=HI", change)
-            if event == zmq.EVENT_ACCEPTED:
-                self._accepted.accept(descriptor, now)
-            else:
-                self._accepted.closed(descriptor)
-
-    def send(self, identity: bytes, frames: Sequence[Buffer]) -> bool:
-        """Send to one worker; return False if its connection is gone.
-
-        A worker that does not read loses the message once its queue is full, as with any loss.
-        """
-        self._asked = False
-        try:
-            self._control.send(identity, MORE_AT_ONCE)
-            for frame in frames[:-1]:
-                self._control.send(frame, MORE_AT_ONCE)
-            self._control.send(frames[-1], AT_ONCE, copy=False)
-        except zmq.Again:
-            return True
-        except zmq.ZMQError as error:
-            if error.errno == errno.EHOSTUNREACH:
-                return False
-            raise
-        return True
-
-    def abandon(self) -> None:
-        """Close what a forked child has inherited, see `inheritance`."""
-        self.data.abandon()
-        self._accepted.close()
-        super().abandon()
-
-    def close(self) -> None:
-        """Close everything; what is on its way gets a moment."""
-        self.data.close(LINGER_MS / 1000)
-        if self._listener is not None:
-            self._listener.close()
-        self._control.disable_monitor()
-        self._accepted.close()
-        super().close()
 
 
 class WorkerSockets(_Sockets):

@@ -6,6 +6,7 @@ where it finds none for a connection.
 
 import contextlib
 import errno
+import math
 import os
 import re
 import resource
@@ -17,10 +18,15 @@ DESCRIPTORS_TAKEN = 24  # at most 23 as a side is made: with keys, a state folde
 RAISE = "raise the limit (`ulimit -n`) where it is started"
 
 
+def limit_of() -> float:
+    """Return how many descriptors this process may have."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return math.inf if limit == resource.RLIM_INFINITY else limit
+
+
 def spent(descriptor: int) -> bool:
     """Return whether hardly any descriptors are left: a new one has the lowest free number."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return limit != resource.RLIM_INFINITY and descriptor >= limit - DESCRIPTORS_RESERVED
+    return descriptor >= limit_of() - DESCRIPTORS_RESERVED
 
 
 def check_left() -> None:

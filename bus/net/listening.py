@@ -13,6 +13,8 @@ import gc
 import os
 import socket
 import stat
+import struct
+import tempfile
 import time
 import weakref
 from collections.abc import Callable, Generator
@@ -29,6 +31,7 @@ LOOK_SECONDS = 0.005  # between two attempts to take it
 # on its way out: who is dropped ends once Python has collected it. Whoever else listens stays.
 BIND_SECONDS = 5.0
 AGAIN_SECONDS = 0.05  # between two attempts to bind
+_SIOCGIFADDR = 0x8915  # Linux's question for the address of an interface
 
 T = TypeVar("T")
 
@@ -136,12 +139,16 @@ class Listener:
     def __init__(self, endpoint: str) -> None:
         path = endpoints.ipc_path(endpoint)
         self._path, self._file = "", (0, 0)  # to be removed, while it is this file
+        self._folder = ""  # of ours, to be removed as well
         if path is None:
             self.socket = _listening_tcp(endpoint)
             host, port = self.socket.getsockname()[:2]
             self.endpoint = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
             return
-        self.endpoint = endpoint
+        if path == "*":  # any path, as ZeroMQ has it
+            self._folder = tempfile.mkdtemp(prefix="weightbus-")
+            path = f"{self._folder}/control"
+        self.endpoint = f"ipc://{path}"
         if path.startswith("@"):
             self.socket = _listening_at(endpoints.ipc_name(path))
             return
@@ -159,6 +166,9 @@ class Listener:
             with contextlib.suppress(OSError), _folder_of(path):
                 if _identity(path) == self._file:  # else somebody has put their own there
                     os.unlink(path)
+        if self._folder:
+            with contextlib.suppress(OSError):
+                os.rmdir(self._folder)
 
 
 @contextlib.contextmanager
@@ -201,6 +211,7 @@ def _identity(path: str) -> tuple[int, int]:
 def _listening_tcp(endpoint: str) -> socket.socket:
     host, port = endpoints.host_and_port(endpoint.replace(":*", ":0"))
     family = socket.AF_INET6 if "[" in endpoint else socket.AF_INET
+    host = _address_of(host)
     found = socket.getaddrinfo(
         None if host == "*" else host, port, family, socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
@@ -214,6 +225,15 @@ def _listening_tcp(endpoint: str) -> socket.socket:
     except BaseException:
         listener.close()
         raise
+
+
+def _address_of(host: str) -> str:
+    """Return the address of a network interface by its name, as ZeroMQ has it; else the host."""
+    if host in (name for _, name in socket.if_nameindex()):
+        asked = struct.pack("256s", host.encode())
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+            return socket.inet_ntoa(fcntl.ioctl(s, _SIOCGIFADDR, asked)[20:24])
+    return host
 
 
 def _listening_at(name: str) -> socket.socket:

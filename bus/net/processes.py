@@ -91,20 +91,38 @@ def inode_of(connection: socket.socket) -> int | None:
     return None
 
 
-def process_with(pid: int, inode: int) -> Process | None:
-    """Return a process, if it has the socket of an inode, and that can be seen."""
-    return process_of(pid) if _has_socket(pid, inode, FILES_MAX) else None
+class SocketSearch:
+    """The search for a socket among the first `FILES_MAX` files of a process, a few at a time.
+
+    Args:
+        pid: The process.
+        inode: That of the socket.
+
+    Attributes:
+        pid: The same.
+        found: The process, if it has the socket, and that can be seen.
+    """
+
+    def __init__(self, pid: int, inode: int) -> None:
+        self.pid = pid
+        self.found: Process | None = None
+        self._files = islice(_files_of(pid), FILES_MAX)
+        self._wanted = f"socket:[{inode}]"
+
+    def look(self, most: int) -> bool:
+        """Look at so many more files; return whether the search is over."""
+        files = list(islice(self._files, most))
+        if self._wanted in files:
+            self.found = process_of(self.pid)
+        return self.found is not None or len(files) < most
 
 
-def _has_socket(pid: int, inode: int, most: int | None = None) -> bool:
-    """Return whether a process has a socket, as far as can be seen, among so many of its files."""
-    wanted = f"socket:[{inode}]"
+def _files_of(pid: int) -> Generator[str]:
+    """Yield what the descriptors of a process lead to, as far as can be seen."""
     with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as files:
-        for file in islice(files, most):
+        for file in files:
             with contextlib.suppress(OSError):  # it is closed by now
-                if os.readlink(file.path) == wanted:
-                    return True
-    return False
+                yield os.readlink(file.path)
 
 
 def _stat(pid: int) -> list[str] | None:
@@ -203,7 +221,7 @@ def _overlap(host: str, bound: ipaddress.IPv4Address | ipaddress.IPv6Address) ->
 def _process_of(inode: int) -> int:
     """Return the process that has a socket; 0 if it cannot be seen."""
     pids = map(int, filter(str.isdigit, os.listdir("/proc")))
-    return next((pid for pid in pids if _has_socket(pid, inode)), 0)
+    return next((pid for pid in pids if f"socket:[{inode}]" in _files_of(pid)), 0)
 
 
 def _name_of(pid: int) -> str:

@@ -6,8 +6,7 @@ kernel takes as much as it has room for whenever it has room. Each subscriber ha
 not fit is dropped for that subscriber alone, as ZeroMQ's PUB has it.
 
 A subscriber that takes nothing (a stopped process, say) costs the publisher no memory that the next
-version is to be written to. What waits refers to views of memory weakly: they end with the version,
-which is when nobody needs them. What is half sent is copied if it does not move.
+version is to be written to (`outgoing.py`).
 
 It belongs to one thread, which never waits here.
 """
@@ -17,8 +16,6 @@ import logging
 import selectors
 import socket
 import time
-import weakref
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -28,6 +25,7 @@ from ..complaints import Complaints
 from ..lease import Lease
 from ..limits import (
     ACCEPTS,
+    COPIES_BYTES_MAX,
     STRANGER_SECONDS,
     SUBSCRIPTIONS,
     TOPIC_BYTES_MAX,
@@ -37,6 +35,7 @@ from ..messages import TOKEN_BYTES, Buffer
 from ..trust.grants import Grants
 from .descriptors import Crowd, spent
 from .listening import Listener, bound
+from .outgoing import HOLD_SECONDS, NOT_READ, Copies, Outgoing, PlainMessage
 from .zmtp import (
     FRAME_HEAD_MAX,
     OFF,
@@ -46,8 +45,6 @@ from .zmtp import (
     WORD,
     Stream,
     ZmtpError,
-    message_parts,
-    rest_of,
 )
 
 log = logging.getLogger("weightbus.publisher")
@@ -59,25 +56,8 @@ ACCEPT_SECONDS = 1.0  # before another attempt when there is no descriptor left 
 # nothing to pace, as some congestion control does. Farther away the kernel's choice is the best.
 NEAR_SEND_BUFFER = 2**20
 NEAR_CONGESTION = b"reno"
-HOLD_SECONDS = 0.1  # that half a message may hold on to its memory while none of it is taken
-TURN_BYTES = 2**20  # sent to one subscriber before the next has its turn
 READ_BYTES = 1024  # taken from one subscriber before the next has its turn: some 100 frames
 UNREAD_BYTES_MAX = 2**16  # of answers to its pings, which a subscriber does not read
-
-
-class QueuedMessage:
-    """A message that waits. If its last frame is a view, whoever sent it must keep that."""
-
-    def __init__(self, frames: Sequence[Buffer]) -> None:
-        self.topic = bytes(frames[0])
-        self._heads, last = message_parts(frames)
-        self._last: Callable[[], Buffer | None]
-        self._last = weakref.ref(last) if isinstance(last, memoryview) else lambda: last
-
-    def parts(self) -> Sequence[Buffer]:
-        """Return what is to be sent; nothing if the memory has been given up."""
-        last = self._last()
-        return () if last is None else (self._heads, last)
 
 
 class Outlet:
@@ -86,25 +66,31 @@ class Outlet:
     Args:
         connection: Its socket.
         queue: Messages that wait before more are dropped.
+        copies: See `Outgoing`.
+        hang_up: Closes the connection, since the subscriber does not read.
         ticketed: It is served only once it has shown a ticket.
 
     Attributes:
-        queue: What waits behind the message that is being sent.
+        outgoing: What is on its way to it.
     """
 
     def __init__(
-        self, connection: socket.socket, queue: int, now: float, *, ticketed: bool = False
+        self,
+        connection: socket.socket,
+        queue: int,
+        copies: Copies,
+        hang_up: Callable[["Outlet"], None],
+        now: float,
+        *,
+        ticketed: bool = False,
     ) -> None:
-        self._socket, self._room = connection, queue
+        self._socket = connection
         # What a subscriber says fits the scratch: no memory is taken for it.
         self._stream = Stream(_nowhere, b"XPUB", SCRATCH_BYTES - FRAME_HEAD_MAX, frames_max=1)
         self._allowance = Allowance(SUBSCRIPTIONS, now)
-        self.queue: deque[QueuedMessage] = deque()
-        self._sending: Sequence[Buffer] = ()  # what is left of the message that is being sent
-        self._left = 0  # bytes of that
-        self._sent_topic = b""
-        self._blocked = False
-        self._moved_at = now  # when the kernel took something last
+        self.outgoing = Outgoing(
+            connection, queue, self._stream.outgoing, copies, lambda: hang_up(self), now
+        )
         self.topics: set[bytes] = set()
         self.changed = False  # they were, since somebody looked
         self.asked: dict[bytes, None] = {}  # of these, what nobody was told of yet
@@ -113,91 +99,15 @@ class Outlet:
         self.ticket = ""  # that it has shown, of which nobody was told yet
         self.said: list[bytes] = []  # words that nobody was told of yet
         self.forged = 0  # of those before: words that were nobody's, and cost as anything else
-        self.alive_at = now
         self.watched = selectors.EVENT_READ | selectors.EVENT_WRITE
 
     def fileno(self) -> int:
         """Return the connection's descriptor."""
         return self._socket.fileno()
 
-    @property
-    def unsent(self) -> bool:
-        """Whether anything waits to be sent."""
-        return bool(self._left or self.queue or self._stream.outgoing)
-
-    def put(self, message: QueuedMessage, now: float) -> bool:
-        """Send a message if nothing else waits; else keep it, unless too many wait already.
-
-        Returns:
-            Whether anything waits to be sent.
-
-        Raises:
-            OSError: The connection is gone.
-        """
-        if not (self._left or self.queue or self._stream.outgoing):
-            self._sending, self._sent_topic = message.parts(), message.topic
-            self._left = sum(map(len, self._sending))
-            self.write(now)
-            return self._left > 0
-        if len(self.queue) < self._room:
-            self.queue.append(message)
-        return True
-
-    def withdraw(self, topics: Collection[bytes]) -> None:
-        """Forget what waits of some topics; what is half sent is copied, to let its memory go."""
-        if self.queue:
-            self.queue = deque(m for m in self.queue if m.topic not in topics)
-        if self._left and self._sent_topic in topics:
-            self._let_go()
-
-    def hold(self, now: float) -> None:
-        """Hold on to no memory for a connection that takes nothing."""
-        if now - self._moved_at >= HOLD_SECONDS:
-            self._let_go()
-
-    def _let_go(self) -> None:
-        self._sending = [bytes(part) for part in self._sending]
-
     def ping(self) -> None:
         """Ask for a sign of life."""
         self._stream.ping()
-
-    def write(self, now: float) -> None:
-        """Send until the kernel takes no more, or others should have a turn.
-
-        Its buffer was full and has room again: the other side lives, though it may take long to
-        come to our ping and to answer.
-
-        Raises:
-            OSError: The connection is gone.
-        """
-        turn = TURN_BYTES
-        while turn > 0 and (
-            self._left or ((self.queue or self._stream.outgoing) and self._refill())
-        ):
-            try:
-                sent = self._socket.sendmsg(self._sending)
-            except BlockingIOError:
-                self._blocked = True
-                return
-            self._moved_at = now
-            if self._blocked:
-                self._blocked, self.alive_at = False, now
-            turn -= sent
-            self._left -= sent
-            self._sending = rest_of(self._sending, sent) if self._left else ()
-
-    def _refill(self) -> bool:
-        """Find something to send. (A command must not come between the frames of a message.)"""
-        if self._stream.outgoing:
-            command = bytes(self._stream.outgoing)
-            self._stream.outgoing.clear()
-            self._sending, self._left, self._sent_topic = (command,), len(command), b""
-        while self.queue and not self._left:
-            message = self.queue.popleft()
-            self._sending, self._sent_topic = message.parts(), message.topic
-            self._left = sum(map(len, self._sending))
-        return self._left > 0
 
     def read(self, now: float) -> bool:
         """Take note of what it says; return whether it has subscribed to something.
@@ -212,7 +122,7 @@ class Outlet:
             return False
         if not count:
             raise ConnectionResetError("the subscriber has closed the connection")
-        self.alive_at = now
+        self.outgoing.alive_at = now
         before = self._stream.frames
         for message in self._stream.received(count):
             if not isinstance(message, Lease):  # no place is lent here
@@ -246,8 +156,7 @@ class Outlet:
 
     def close(self) -> None:
         """Hang up."""
-        self.queue.clear()
-        self._sending, self._left = (), 0
+        self.outgoing.close()
         self._socket.close()
 
 
@@ -272,6 +181,7 @@ class Distribution:
         selector: Where its sockets are registered; what that finds goes to `attend`.
         grants: Whose keys may have connections; None: anybody may have one.
         crowd: Is told of those that there is no descriptor for.
+        copies: Of all connections of the publisher.
 
     Attributes:
         asking: Who has subscribed since `receive_heard` was asked, or said a word.
@@ -284,8 +194,10 @@ class Distribution:
         selector: selectors.BaseSelector,
         grants: Grants | None = None,
         crowd: Crowd | None = None,
+        copies: Copies | None = None,
     ) -> None:
         self._grants, self._crowd = grants, crowd or Crowd()
+        self._copies = copies or Copies(COPIES_BYTES_MAX)
         self._queue = queue
         self._selector = selector
         self._turned_away = Complaints(log, "a subscriber is turned away: %s")
@@ -326,7 +238,7 @@ class Distribution:
                 if outlet.changed:
                     outlet.changed = False
                     self._subscribers.clear()
-                if outlet.unsent or events & selectors.EVENT_WRITE:
+                if outlet.outgoing.unsent or events & selectors.EVENT_WRITE:
                     self._write(outlet, now)
             except ZmtpError as error:
                 self._turned_away.warn(error, now)
@@ -342,7 +254,8 @@ class Distribution:
         if now >= self._hold_at:
             self._hold_at = now + HOLD_SECONDS
             for outlet in list(self._outlets.values()):
-                outlet.hold(now)
+                outlet.outgoing.hold(now)
+            for outlet in list(self._outlets.values()):
                 if not outlet.admitted and now - outlet.since >= STRANGER_SECONDS:  # K6
                     self._hang_up(outlet)
         if now >= self._ping_at:
@@ -400,10 +313,10 @@ class Distribution:
             self._put([outlet], frames, now)
 
     def _put(self, outlets: list[Outlet], frames: Sequence[Buffer], now: float) -> None:
-        message = QueuedMessage(frames)
+        message = PlainMessage(frames, bytes(frames[0]))
         for outlet in outlets:
             try:
-                if outlet.put(message, now) or outlet.watched != selectors.EVENT_READ:
+                if outlet.outgoing.put(message, now) or outlet.watched != selectors.EVENT_READ:
                     self._watch(outlet)
             except OSError:
                 self._hang_up(outlet)
@@ -412,7 +325,7 @@ class Distribution:
         """Return whether some subscriber of a topic keeps up, or there is none."""
         subscribers = self.subscribers(topic)
         for outlet in subscribers:
-            if not outlet.queue:
+            if not outlet.outgoing.queue:
                 return True
         return not subscribers
 
@@ -430,9 +343,9 @@ class Distribution:
 
     def withdraw(self, topics: Collection[bytes]) -> None:
         """Forget what is not on its way yet of some topics: something newer takes its place."""
-        for outlet in self._outlets.values():
+        for outlet in list(self._outlets.values()):
             if outlet.watched != selectors.EVENT_READ:  # else nothing waits there
-                outlet.withdraw(topics)
+                outlet.outgoing.withdraw(topics)
 
     def close(self, linger: float) -> None:
         """Hang up; what is on its way gets so many seconds."""
@@ -442,7 +355,10 @@ class Distribution:
             self._listener.close()
             self._listener = None
         end = time.monotonic() + linger
-        while any(o.unsent for o in self._outlets.values()) and (now := time.monotonic()) < end:
+        while (
+            any(o.outgoing.unsent for o in self._outlets.values())
+            and (now := time.monotonic()) < end
+        ):
             self.attend(self._selector.select(end - now), now)
         for outlet in list(self._outlets.values()):
             self._hang_up(outlet)
@@ -476,7 +392,14 @@ class Distribution:
         connection.setblocking(False)
         with contextlib.suppress(OSError):  # it is gone already, which the first look will tell
             _tune(connection)
-        outlet = Outlet(connection, self._queue, now, ticketed=self._grants is not None)
+        outlet = Outlet(
+            connection,
+            self._queue,
+            self._copies,
+            self._drop,
+            now,
+            ticketed=self._grants is not None,
+        )
         self._outlets[outlet.fileno()] = outlet
         self._selector.register(connection, outlet.watched, outlet)
 
@@ -487,12 +410,12 @@ class Distribution:
         self._selector.unregister(listener)
 
     def _write(self, outlet: Outlet, now: float) -> None:
-        outlet.write(now)
+        outlet.outgoing.write(now)
         self._watch(outlet)
 
     def _watch(self, outlet: Outlet) -> None:
         """Have the selector wait until the rest can be sent, if there is any."""
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if outlet.unsent else 0)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if outlet.outgoing.unsent else 0)
         if outlet.watched != events:
             outlet.watched = events
             self._selector.modify(outlet, events, outlet)
@@ -500,7 +423,7 @@ class Distribution:
     def _look_after(self, now: float) -> None:
         """Ask everybody for a sign of life; hang up on whoever gave none for long."""
         for outlet in list(self._outlets.values()):
-            if now - outlet.alive_at >= SILENCE_SECONDS:
+            if now - outlet.outgoing.alive_at >= SILENCE_SECONDS:
                 self._hang_up(outlet)
                 continue
             if not outlet.admitted:
@@ -510,6 +433,11 @@ class Distribution:
                 self._write(outlet, now)
             except OSError:
                 self._hang_up(outlet)
+
+    def _drop(self, outlet: Outlet) -> None:
+        """A subscriber does not read, and too much is kept for those that do not."""
+        self._turned_away.warn(NOT_READ, time.monotonic())
+        self._hang_up(outlet)
 
     def _hang_up(self, outlet: Outlet) -> None:
         self.asking.pop(outlet, None)

@@ -50,7 +50,7 @@ from ..publisher.version import Offer, Snapshot
 from ..receipt import Receipt
 from ..sealer import Sealer
 from .callbacks import CLOSE_SECONDS, EVENT_KINDS, EventCallback, EventKind, WorkerEvent
-from .control import PublisherSockets
+from .publisher_sockets import PublisherSockets
 from .threads import Owner
 
 log = logging.getLogger("weightbus.publisher")

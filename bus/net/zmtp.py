@@ -88,7 +88,7 @@ class Stream:
         """Send a message of one frame, if nothing else waits; return whether it is to be sent."""
         if self.state != "open" or self.outgoing:
             return False
-        self.outgoing += _head(len(body), 0) + body
+        self.outgoing += head_of(len(body), 0) + body
         return True
 
     def ping(self) -> None:
@@ -167,12 +167,9 @@ class Stream:
             scratch[: have - at] = bytes(scratch[at:have])
         self._have = have - at
 
-    def _greet(self, bytes_: memoryview) -> int:
-        if bytes_[0] != 0xFF or bytes_[9] != 0x7F or bytes_[10] < 3:
-            raise ZmtpError("the other side does not speak ZMTP 3")
-        mechanism = bytes(bytes_[12:32]).rstrip(b"\0")
-        if mechanism != b"NULL":
-            raise ZmtpError(f"the other side asks for {mechanism.decode('latin1')} security")
+    def _greet(self, greeting: memoryview) -> int:
+        if fault := greeting_fault(greeting, b"NULL"):
+            raise ZmtpError(fault)
         self.state = "ready"
         kind = b"\x0bSocket-Type" + len(self._kind).to_bytes(4, "big") + self._kind
         self._send(b"\x05READY" + kind, COMMAND)
@@ -236,16 +233,32 @@ class Stream:
         self.outgoing += bytes([flags, len(body)]) + body
 
 
+def greeting_fault(greeting: Buffer, mechanism: bytes) -> str:
+    """Return what is wrong with as much of a greeting as is here; empty: nothing so far."""
+    head = bytes(greeting[:32])
+    signature, version, theirs = head[:10], head[10:11], head[12:32]
+    begins = signature[:1] in (b"", b"\xff") and signature[9:10] in (b"", b"\x7f")
+    if not begins or (version and version < b"\x03"):
+        return "the other side does not speak ZMTP 3"
+    name = mechanism.ljust(20, b"\0")
+    if not name.startswith(theirs):
+        return (
+            f"the other side asks for {theirs.rstrip(bytes(1))!r} security, not for {mechanism!r}"
+        )
+    return ""
+
+
 def message_parts(frames: Sequence[Buffer]) -> Sequence[Buffer]:
     """Return a message as the buffers to send one after the other; the last frame is not copied."""
     heads, last = b"", frames[-1]
     for frame in frames[:-1]:
-        heads += _head(len(frame), MORE) + frame
-    return heads + _head(len(last), 0), last
+        heads += head_of(len(frame), MORE) + frame
+    return heads + head_of(len(last), 0), last
 
 
 @lru_cache  # of few sizes
-def _head(size: int, flags: int) -> bytes:
+def head_of(size: int, flags: int) -> bytes:
+    """Return what stands before the body of a frame."""
     if size < 256:
         return bytes([flags, size])
     return bytes([flags | LONG]) + size.to_bytes(8, "big")

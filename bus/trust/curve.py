@@ -1,29 +1,22 @@
-"""CURVE on control connections: keys of sockets, who is let in (ZAP), and what refusals look like.
+"""CURVE on a worker's control connection: keys, and what a refusal looks like.
 
-ZeroMQ asks for each newcomer, at an address of its context, whether its key may come in. Every
-publisher has a context of its own, and so a list of its own. The question waits for an answer, and
-is answered by the publisher's thread between other work: nobody else shares what it looks at.
-
-A refusal carries no words. What a worker's socket tells of a connection that has failed is enough
-for a good guess, which is what its user is told.
+A refusal has no words, but a status. What a worker's socket reports of a connection that has failed
+is enough for a good guess, which is what its user reads. The publisher's side is in
+`curve_server.py`.
 """
 
 import contextlib
 import struct
-from collections.abc import Callable
 
 import zmq
 from zmq.utils import z85
 
 from ..errors import KeysError
 
-DOMAIN = b"weightbus"
-ASK_AT = "inproc://zeromq.zap.01"  # ZeroMQ RFC 27
-QUESTIONS = 64  # answered before others have a turn
 # Handshakes in a row without a word. A publisher that stops may cause one, and one to which many
 # workers dial at once several: so they must have gone on for `lost_after` as well.
 BROKEN = 3
-COMMAND_BYTES = 33  # what CURVE adds to a frame: its command's name, a short nonce, a check of 16
+CROWDED = 300  # the status that a publisher reports for want of room (RFC 27: try again later)
 
 CHANGES = (  # of a connection. After an error of ZMTP the last one comes, and then none any more
     zmq.EVENT_CONNECT_DELAYED
@@ -42,6 +35,10 @@ _NOT_ALLOWED = (
 _ANOTHER_KEY = (
     "the other side hangs up in the handshake: most likely the publisher has another key than the "
     "one that this worker's file names, or speaks without keys; or a proxy answers in its place"
+)
+_CROWDED = (
+    "the publisher has so many unfinished connections that it drops some, this worker's among "
+    "them: others flood it, or it has too little time; this worker goes on trying"
 )
 _NO_KEYS_THERE = (
     "the publisher speaks without keys, and this worker has some, which it does not give up: "
@@ -87,61 +84,12 @@ def public_of(secret: str) -> str:
     return zmq.curve_public(secret.encode()).decode()
 
 
-def serve(s: "zmq.Socket[bytes]", secret: str) -> None:
-    """Have a socket that will be bound take connections of allowed keys alone."""  # K1
-    check_curve()
-    s.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
-    s.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # nobody to ask: nobody comes in
-    s.setsockopt(zmq.CURVE_SERVER, 1)
-    s.setsockopt(zmq.CURVE_SECRETKEY, secret.encode())
-
-
 def pin(s: "zmq.Socket[bytes]", public: str, secret: str, publisher: str) -> None:
     """Have a socket that will connect speak to the owner of this publisher's key alone."""  # K1
     check_curve()
     s.setsockopt(zmq.CURVE_PUBLICKEY, public.encode())
     s.setsockopt(zmq.CURVE_SECRETKEY, secret.encode())
     s.setsockopt(zmq.CURVE_SERVERKEY, publisher.encode())
-
-
-class Gate:
-    """Answers ZeroMQ's questions of who may come in, in the thread that owns it.
-
-    Args:
-        asked: A REP socket of the context whose sockets ask.
-        may_come: Says whether the owner of a public key may.
-    """
-
-    def __init__(self, asked: "zmq.Socket[bytes]", may_come: Callable[[str], bool]) -> None:
-        self._asked, self._may_come = asked, may_come
-        asked.setsockopt(zmq.LINGER, 0)
-        asked.bind(ASK_AT)
-
-    def fileno(self) -> int:
-        """Return what tells that there may be questions; it tells once, so answer all of them."""
-        return int(self._asked.get(zmq.FD))
-
-    def answer(self) -> bool:
-        """Answer what is asked; return whether more may be."""
-        with contextlib.suppress(zmq.Again):
-            for _ in range(QUESTIONS):
-                _, question, domain, _, _, mechanism, *keys = self._asked.recv_multipart(
-                    zmq.NOBLOCK
-                )
-                known = domain == DOMAIN and mechanism == b"CURVE" and len(keys) == 1
-                key = z85.encode(keys[0]).decode() if known else ""
-                let_in = known and self._may_come(key)
-                status, user = (b"200", key.encode()) if let_in else (b"400", b"")  # K2
-                self._asked.send_multipart([b"1.0", question, status, b"", user, b""], zmq.NOBLOCK)
-            return True
-        return False
-
-
-def key_of(frame: zmq.Frame) -> str:
-    """Return the public key of whoever sent a frame over CURVE; empty: it came without."""
-    with contextlib.suppress(zmq.ZMQError):
-        return str(frame.get("User-Id"))
-    return ""
 
 
 class Changes:
@@ -155,7 +103,7 @@ class Changes:
     def __init__(self, told: "zmq.Socket[bytes]", *, keyed: bool) -> None:
         self._told, self._keyed = told, keyed
         self._broken = 0  # handshakes in a row that have ended without a word
-        self._broken_since = 0.0
+        self._broken_since, self._crowded = 0.0, False
 
     def read(self, now: float, patience: float) -> tuple[bool, str]:
         """Return whether anything became of it since this was asked last; and why it failed.
@@ -173,16 +121,19 @@ class Changes:
 
     def _why(self, event: int, value: int, now: float, patience: float) -> str:
         """Say why a handshake has failed, if that is a matter of keys."""  # K5
-        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and value != CROWDED:
             return _NOT_ALLOWED
         if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
             mismatch = value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
             return (_NO_KEYS_THERE if self._keyed else _NO_KEYS_HERE) if mismatch else ""
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._broken = 0
-        if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL or not self._keyed:
+        crowded = event == zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        if not (crowded or event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL) or not self._keyed:
             return ""
         self._broken_since = self._broken_since if self._broken else now
         self._broken += 1
-        lasting = now - self._broken_since >= patience
-        return _ANOTHER_KEY if self._broken >= BROKEN and lasting else ""
+        self._crowded = crowded or (self._crowded and self._broken > 1)
+        if self._broken < BROKEN or now - self._broken_since < patience:
+            return ""
+        return _CROWDED if self._crowded else _ANOTHER_KEY

@@ -25,8 +25,8 @@ from weightbus.bus.limits import SUBSCRIPTIONS, TOPIC_BYTES_MAX, TOPICS_MAX
 from weightbus.bus.messages import Buffer
 from weightbus.bus.net import pub as distribution
 from weightbus.bus.net.endpoints import host_and_port
+from weightbus.bus.net.outgoing import HOLD_SECONDS
 from weightbus.bus.net.pub import (
-    HOLD_SECONDS,
     PING_SECONDS,
     SILENCE_SECONDS,
     Distribution,

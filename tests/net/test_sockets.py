@@ -15,7 +15,8 @@ from weightbus.bus.errors import AddressError
 from weightbus.bus.messages import Buffer
 from weightbus.bus.net import control as sockets
 from weightbus.bus.net import listening
-from weightbus.bus.net.control import PublisherSockets, WorkerSockets
+from weightbus.bus.net.control import WorkerSockets
+from weightbus.bus.net.publisher_sockets import PublisherSockets
 from weightbus.bus.net.endpoints import host_and_port
 from weightbus.bus.net.pub import Distribution
 from weightbus.bus.net.sub import SILENCE_SECONDS

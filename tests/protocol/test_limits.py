@@ -113,9 +113,9 @@ def test_windows_nest() -> None:
     assert BURST_BYTES // CHUNK_BYTES_DEFAULT <= PUSH_CHUNKS
     # PUB's queue counts messages: a window of chunks, one more that a report has let out, and the
     # announcement, end and beacons of the models.
-    assert 2 * PUSH_CHUNKS + MODELS_MAX // 2 <= sockets.PUB_QUEUE
+    assert 2 * PUSH_CHUNKS + MODELS_MAX // 2 <= publisher_sockets.PUB_QUEUE
     assert WINDOW_CHUNKS <= sockets.DEALER_QUEUE
-    assert FETCH_CHUNKS_MAX <= sockets.ROUTER_QUEUE
+    assert FETCH_CHUNKS_MAX <= peer.QUEUE
 
 
 def test_a_worker_of_all_models_may_subscribe_at_once() -> None:

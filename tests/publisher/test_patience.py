@@ -16,7 +16,8 @@ from weightbus.bus.effects import Send
 from weightbus.bus.limits import ROSTER_MODELS_MAX, STRANGERS, TALK, Timing
 from weightbus.bus.messages import Applied, Fetch, Hello, Message, Ping, Progress, encode
 from weightbus.bus.net import descriptors
-from weightbus.bus.net.control import PublisherSockets, WorkerSockets
+from weightbus.bus.net.control import WorkerSockets
+from weightbus.bus.net.publisher_sockets import PublisherSockets
 from weightbus.bus.net.endpoints import host_and_port, ipc_path
 from weightbus.bus.publisher import patience
 from weightbus.bus.publisher.effects import Effect, HangUp

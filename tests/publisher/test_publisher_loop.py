@@ -13,7 +13,7 @@ from weightbus.bus.errors import ClosedError, PublishError
 from weightbus.bus.limits import PUSH_CHUNKS
 from weightbus.bus.messages import Buffer, Fetch, Hello, Ping, data_topic, encode
 from weightbus.bus.net import publisher_loop
-from weightbus.bus.net.control import Activity, PublisherSockets
+from weightbus.bus.net.publisher_sockets import Found, PublisherSockets
 from weightbus.bus.net.publisher_loop import PublisherLoop, Reply
 from weightbus.bus.publisher import offers, roster
 from weightbus.bus.publisher.machine import PublisherMachine
@@ -43,12 +43,12 @@ class Road:
         self.control: deque[tuple[bytes, list[bytes]]] = deque()  # what workers have said
         self._bell = threading.Event()
 
-    def poll(self, seconds: float) -> Activity:
+    def poll(self, seconds: float) -> Found:
         if seconds > 0 and not self._bell.is_set():
             self.waits.release()
             self._bell.wait(seconds)
         self._bell.clear()
-        return Activity(control=bool(self.control), data=False)
+        return Found(control=bool(self.control), data=False)
 
     def receive(self) -> tuple[bytes, list[bytes]] | None:
         return self.control.popleft() if self.control else None

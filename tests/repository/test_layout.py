@@ -53,7 +53,8 @@ MAY_IMPORT_TOO = {("python_client/cli/commands.py", "weightbus.examples.demo.cou
 
 # What only some modules may import. Everything else in the package must do without.
 ONLY_IN = {
-    "zmq": {"bus/net/control.py", "bus/trust/curve.py"},
+    "nacl": {"bus/trust/curve_server.py"},
+    "zmq": {"bus/net/control.py", "bus/trust/curve.py", "bus/trust/curve_server.py"},
     "pickle": set[str](),
     "cloudpickle": set[str](),
     "dill": set[str](),

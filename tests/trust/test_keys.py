@@ -38,7 +38,8 @@ from weightbus.bus.messages import (
     encode,
     token_of,
 )
-from weightbus.bus.net.control import PublisherSockets, WorkerSockets
+from weightbus.bus.net.control import WorkerSockets
+from weightbus.bus.net.publisher_sockets import PublisherSockets
 from weightbus.bus.net.endpoints import host_and_port, is_local
 from weightbus.bus.net.pub import Distribution
 from weightbus.bus.net.zmtp import GREETING, ON, TICKET

@@ -32,7 +32,7 @@ from weightbus.bus.messages import (
     encode,
     from_publisher,
 )
-from weightbus.bus.net.pub import QueuedMessage
+from weightbus.bus.net.outgoing import PlainMessage
 from weightbus.bus.publisher.effects import (
     Broadcast,
     BroadcastChunk,
@@ -276,8 +276,8 @@ def test_the_same_bytes_under_another_epoch_or_group_key_are_sealed_anew() -> No
 def test_chunks_that_wait_under_an_older_group_key_do_not_go_out() -> None:
     version, by = numbered(), sealer()
     other = version_of(2, np.arange(40, dtype=np.uint8), 64, 7)
-    waiting = [QueuedMessage([b"a/dat", b"{}", by.chunk(each, 0)[1]]) for each in (version, other)]
-    words = QueuedMessage([b"a/ctl", b"{}"])
+    waiting = [PlainMessage([b"a/dat", b"{}", by.chunk(each, 0)[1]]) for each in (version, other)]
+    words = PlainMessage([b"a/ctl", b"{}"])
     assert all(message.parts() for message in waiting)
     by.rekey(0.0)
     assert not any(message.parts() for message in waiting), "nobody has asked for any of it since"

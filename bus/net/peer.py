@@ -1,0 +1,273 @@
+"""One connection of the publisher's control socket: the server's side of ZMTP 3 (ZeroMQ RFC 23).
+
+    greeting (64 bytes) ──> handshake ──> open: messages and commands
+                            NULL: READY   CURVE: HELLO, INITIATE (`trust/curve_server.py`)
+
+Bytes are parsed one message at a time. What is left is part of one message, which is bounded.
+"""
+
+import contextlib
+import socket
+from collections.abc import Callable, Sequence
+
+from ..allowance import Allowance
+from ..limits import COMMANDS, CONTROL_BYTES_MAX
+from ..messages import Buffer
+from ..trust.curve_server import CurveConnection, CurveServer
+from .outgoing import Copies, Outgoing, PlainMessage, QueuedMessage, weakly
+from .processes import Process, SocketSearch
+from .zmtp import COMMAND, FRAMES_MAX, GREETING, LONG, MORE, ZmtpError, greeting_fault, head_of
+
+QUEUE = 128  # messages for one worker, which keeps less than a window outstanding
+UNREAD_BYTES_MAX = 2**16  # of answers to a peer's pings, which it does not read
+LARGE_BYTES = 2**16  # of a payload, from which its encrypted form counts as a copy
+PEER_TYPES = (b"DEALER", b"REQ", b"ROUTER")  # what may connect to a ROUTER
+_METADATA = b"\x0bSocket-Type" + (6).to_bytes(4, "big") + b"ROUTER" + b"\x08Identity" + bytes(4)
+
+
+class SecretMessage:
+    """A message to one worker, which is encrypted when it begins to be sent.
+
+    Args:
+        curve: Encrypts it.
+        frames: The frames; the caller keeps the last one if it is a view.
+    """
+
+    __slots__ = ("_curve", "_first", "_last", "copies")
+    topic = b""
+
+    def __init__(self, curve: CurveConnection, frames: Sequence[Buffer]) -> None:
+        self._curve, self._first, last = curve, frames[:-1], frames[-1]
+        self.copies = len(last) if len(last) >= LARGE_BYTES else 0
+        self._last = weakly(last)
+
+    def parts(self) -> Sequence[Buffer]:
+        """Return the bytes to send; nothing if the memory of the payload has ended."""
+        last = self._last()
+        if last is None:
+            return ()
+        parts = list[Buffer]()
+        for at, frame in enumerate((*self._first, last)):
+            body = self._curve.frame(frame, more=at < len(self._first))
+            parts += (head_of(len(body), 0), body)
+        return parts
+
+
+class Peer:
+    """One connection.
+
+    Args:
+        connection: Its socket.
+        identity: What the machine calls it.
+        host: Where it comes from.
+        copies: See `Outgoing`.
+        hang_up: Closes the connection, since the peer does not read.
+        curve: The publisher's keys, if it has any.
+        now: The time.
+
+    Attributes:
+        socket, identity, host: As given.
+        since: When it came.
+        open: Whether its handshake is over.
+        proven: Whether it has sent a whole message.
+        unparsed: Bytes that were read, of messages that were not taken.
+        ready: Whether a whole message may be among them.
+        broken: Whether the connection has ended; messages that came before are still taken.
+        closed: Whether it is closed.
+        process: The worker's, at the other end, if it is known.
+        search: The search for it.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        identity: bytes,
+        host: str,
+        copies: Copies,
+        hang_up: Callable[["Peer"], None],
+        curve: CurveServer | None,
+        now: float,
+    ) -> None:
+        self.socket, self.identity, self.host, self.since = connection, identity, host, now
+        mechanism, as_server = (b"NULL", 0) if curve is None else (b"CURVE", 1)
+        self._mechanism = mechanism
+        greeting = GREETING[:12] + mechanism.ljust(20, b"\0") + bytes([as_server]) + bytes(31)
+        self._commands = bytearray(greeting)
+        self.outgoing = Outgoing(
+            connection, QUEUE, self._commands, copies, lambda: hang_up(self), now
+        )
+        self._curve = None if curve is None else CurveConnection(curve)
+        self._greeted = self.open = self.proven = False
+        self.ready = self.broken = self.closed = False
+        self.unparsed = bytearray()
+        self._frames: list[bytes] = []  # of the message that is arriving
+        self._nbytes = 0  # of them
+        self._allowance = Allowance(COMMANDS, now)
+        self.process: Process | None = None
+        self.search: SocketSearch | None = None
+        self.watched = 0
+
+    @property
+    def key(self) -> str:
+        """The public key of its owner; empty where there are no keys."""
+        return "" if self._curve is None else self._curve.key
+
+    @property
+    def partial(self) -> int:
+        """Bytes of it that are in no message yet."""
+        return len(self.unparsed) + self._nbytes
+
+    def fileno(self) -> int:
+        """Return the connection's descriptor."""
+        return self.socket.fileno()
+
+    def read(self, scratch: memoryview, now: float) -> bool:
+        """Read what has come, up to the size of the scratch; return whether anything has.
+
+        Raises:
+            OSError: The connection is closed.
+        """
+        try:
+            count = self.socket.recv_into(scratch)
+        except BlockingIOError:
+            return False
+        if not count:
+            raise ConnectionResetError("the peer has closed the connection")
+        self.outgoing.alive_at = now
+        self.unparsed += scratch[:count]
+        return True
+
+    def message(self, now: float) -> list[bytes] | None:
+        """Take the next message from what was read; None if there is no whole one.
+
+        Raises:
+            ZmtpError, CurveError: The peer breaks the protocol: close the connection.
+        """
+        if not self._greeted:
+            fault = greeting_fault(self.unparsed, self._mechanism)
+            if fault:
+                raise ZmtpError(fault)
+            if len(self.unparsed) < len(GREETING):
+                return None
+            del self.unparsed[: len(GREETING)]
+            self._greeted = True
+            if self._curve is None:
+                self._send_command(b"\x05READY" + _METADATA)
+        while (frame := self._frame()) is not None:
+            more, command, body = frame
+            if command or not (body or more):
+                if not self._allowance.take(1, now):
+                    raise ZmtpError("more commands and empty messages than any peer needs")
+                if command:
+                    self._command(body)
+                    continue
+            if not self.open:
+                raise ZmtpError("a message before the end of the handshake")
+            self._nbytes += len(body)
+            if len(self._frames) + more >= FRAMES_MAX or self._nbytes > CONTROL_BYTES_MAX:
+                raise ZmtpError(
+                    f"a message of more than {FRAMES_MAX} frames or {CONTROL_BYTES_MAX} bytes"
+                )
+            self._frames.append(body)
+            if not more:
+                message, self._frames, self._nbytes = self._frames, [], 0
+                return message
+        return None
+
+    def _frame(self) -> tuple[bool, bool, bytes] | None:
+        """Take the next frame; return whether more follow, whether it is a command, its body."""
+        unparsed = self.unparsed
+        if len(unparsed) < 2:
+            return None
+        flags = unparsed[0]
+        head = 9 if flags & LONG else 2
+        if flags > MORE | LONG | COMMAND:
+            raise ZmtpError(f"a frame with flags {flags:#x}")
+        if len(unparsed) < head:
+            return None
+        size = int.from_bytes(unparsed[1:head], "big")
+        if size > CONTROL_BYTES_MAX:
+            raise ZmtpError(f"a frame of {size} bytes")
+        if len(unparsed) < head + size:
+            return None
+        body = bytes(memoryview(unparsed)[head : head + size])
+        del unparsed[: head + size]
+        if self._curve is not None and self.open:
+            if flags & COMMAND:
+                raise ZmtpError("a command that is not encrypted")
+            return self._curve.carried(body)
+        return bool(flags & MORE), bool(flags & COMMAND), body
+
+    def _command(self, body: bytes) -> None:
+        if not self.open:
+            self._shake_hands(body)
+        elif body.startswith(b"\x04PING"):
+            self._send_command(b"\x04PONG" + body[7:23])
+            if len(self._commands) > UNREAD_BYTES_MAX:
+                raise ZmtpError("it does not read the answers to its pings")
+        elif body.startswith(b"\x05ERROR"):
+            raise ZmtpError(f"the other side reports {body[7:263].decode('latin1')!r}")
+
+    def _shake_hands(self, command: bytes) -> None:
+        if self._curve is None:
+            if not command.startswith(b"\x05READY"):
+                raise ZmtpError("another command than READY in the handshake")
+            metadata: bytes | None = command[6:]
+        else:
+            reply, metadata = self._curve.answer(command, _METADATA)
+            self._send_plainly(reply)
+        if metadata is None:
+            return
+        kind = _properties(metadata).get(b"socket-type")
+        if kind not in PEER_TYPES:
+            raise ZmtpError(f"a socket of type {kind!r}, which does not go with a ROUTER")
+        self.open = True
+
+    def _send_plainly(self, command: bytes) -> None:
+        self._commands += head_of(len(command), COMMAND) + command
+
+    def _send_command(self, command: bytes) -> None:
+        if self._curve is None or not self.open:
+            self._send_plainly(command)
+            return
+        frame = self._curve.frame(command, command=True)
+        self._commands += head_of(len(frame), 0) + frame
+
+    def worded(self, frames: Sequence[Buffer]) -> QueuedMessage:
+        """Return a message to this peer."""
+        return PlainMessage(frames) if self._curve is None else SecretMessage(self._curve, frames)
+
+    def say_last(self, command: bytes) -> None:
+        """Send a command of the handshake, as far as the kernel takes it at once."""
+        if self.open or not command:
+            return
+        self._send_plainly(command)
+        with contextlib.suppress(OSError):
+            self.socket.send(self._commands)
+            self.socket.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Hang up."""
+        self.closed = True
+        self.unparsed.clear()
+        self._frames.clear()
+        self.outgoing.close()
+        self.socket.close()
+
+
+def _properties(metadata: bytes) -> dict[bytes, bytes]:
+    """Return the properties of a READY, by name in small letters.
+
+    Raises:
+        ZmtpError: They are cut short.
+    """
+    found, at = dict[bytes, bytes](), 0
+    while at < len(metadata):
+        name_end = at + 1 + metadata[at]
+        value_begin = name_end + 4
+        end = value_begin + int.from_bytes(metadata[name_end:value_begin], "big")
+        if value_begin > len(metadata) or end > len(metadata):
+            raise ZmtpError("properties that are cut short")
+        found[metadata[at + 1 : name_end].lower()] = metadata[value_begin:end]
+        at = end
+    return found

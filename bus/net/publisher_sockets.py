@@ -1,0 +1,174 @@
+"""The sockets of a publisher: a ROUTER (control) and a PUB (data), both of our own.
+
+They belong to one thread, but for `wake`. Nothing blocks but `poll`, for the time given.
+"""
+
+import contextlib
+import selectors
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..errors import AddressError
+from ..limits import COPIES_BYTES_MAX
+from ..messages import Buffer
+from ..trust.curve_server import CurveServer
+from ..trust.grants import Grants
+from . import endpoints
+from .descriptors import Crowd, check_left
+from .inheritance import abandon_in_children, keep_in_children
+from .listening import belongs
+from .outgoing import Copies
+from .pub import Distribution
+from .router import Router
+from .threads import Bell
+
+LINGER_SECONDS = 0.2  # what is on its way when a publisher closes gets this
+PUB_QUEUE = 1_000  # messages per subscriber before more are dropped; the bytes are the version's
+
+
+class Found(NamedTuple):
+    """What `poll` found: a control message, a word of a subscriber, a closed connection."""
+
+    control: bool
+    data: bool
+    closed: bool = False
+
+
+class PublisherSockets:
+    """The bound sockets.
+
+    Args:
+        address: Where the control socket is bound.
+        data: Where the data socket is bound; None: beside it.
+        queue: Messages held for a subscriber before more are dropped.
+        secret: The publisher's secret key; empty: it has none.
+        grants: With it, whose keys may come.
+
+    Attributes:
+        address, data_address: Where they are bound, with the ports that were taken.
+        data: The subscribers.
+        broadcast: Publishes to them: see `Distribution.send`.
+        leaving: Whether they are about to be closed.
+        wake: Makes a `poll` in another thread return.
+
+    Raises:
+        AddressError: An address makes no sense, or is taken.
+        KeysError: There are keys, and no cryptography for them.
+        OSError: Too few descriptors are left.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        data: str | None,
+        queue: int = PUB_QUEUE,
+        secret: str = "",
+        grants: Grants | None = None,
+    ) -> None:
+        endpoints.check(address)
+        curve = None
+        if grants is not None:
+            curve = CurveServer(secret, lambda key: grants.of(key) is not None)
+        check_left()
+        crowd, copies = Crowd(), Copies(COPIES_BYTES_MAX)
+        self.leaving, self._crowd = False, crowd
+        with contextlib.ExitStack() as undo:
+            self._selector = undo.enter_context(selectors.DefaultSelector())
+            self._bell = undo.enter_context(contextlib.closing(Bell()))
+            self.wake = self._bell.ring
+            self._selector.register(self._bell, selectors.EVENT_READ)
+            self._router = Router(self._selector, crowd, copies, curve)
+            self.data = Distribution(queue, self._selector, grants, crowd, copies)
+            self.broadcast = self.data.send
+            undo.callback(self._router.close, 0.0)
+            undo.callback(self.data.close, 0.0)
+            self.address = self._router.bind(address)
+            self.data_address = self._bind_data(address, data)
+            belongs(self.address, self)
+            belongs(self.data_address, self)
+            undo.pop_all()
+        abandon_in_children(self)
+
+    def _bind_data(self, address: str, data: str | None) -> str:
+        if data is not None:
+            return self.data.bind(endpoints.check(data), "data")
+        beside = endpoints.beside(self.address)
+        if not endpoints.beside(address).endswith(":0"):
+            return self.data.bind(beside, "data")
+        try:
+            return self.data.bind(beside, "data", patience=0.0)
+        except AddressError:
+            # It is taken, but any port would have done for control, so any does for data.
+            return self.data.bind(endpoints.resolve("tcp://*:0", self.address), "data")
+
+    @property
+    def key(self) -> str:
+        """The key of the sender of the last message; empty where there are no keys."""
+        return self._router.key
+
+    def poll(self, seconds: float) -> Found:
+        """Wait for something to arrive, or for `wake`."""
+        data, router = self.data, self._router
+        due = min(router.due, router.ending_at)
+        at_once = data.asking or router.pending or router.gone
+        wait = 0.0 if at_once else max(0.0, min(seconds, due - time.monotonic()))
+        found = self._selector.select(wait)
+        now = time.monotonic()
+        for key, _ in found:
+            if key.fileobj is self._bell:
+                self._bell.silence()
+        if found:
+            data.attend(found, now)
+            router.attend(found, now)
+        if now >= router.due:
+            router.tick(now)
+        if now >= data.due:
+            data.tick(now)
+        closed = bool(router.gone) or now >= router.ending_at
+        return Found(control=router.pending, data=bool(data.asking), closed=closed)
+
+    def receive(self) -> tuple[bytes, Sequence[Buffer]] | None:
+        """Return the identity and the frames of the next control message, if there is one."""
+        return self._router.receive(time.monotonic())
+
+    def send(self, identity: bytes, frames: Sequence[Buffer]) -> bool:
+        """Send to one worker; return False if its connection is gone.
+
+        A worker that does not read loses the message once its queue is full, as with any loss.
+        """
+        return self._router.send(identity, frames, time.monotonic())
+
+    def hang_up(self) -> None:
+        """Close the connection of the message that was received last."""
+        self._router.hang_up()
+
+    def turned_away(self, now: float) -> str:
+        """Say for which newcomers there was no descriptor lately; empty if there were none."""
+        return self._crowd.text(now)
+
+    def follow(self, pid: int) -> None:
+        """The message that was received last is a worker's, whose process is `pid`."""
+        self._router.follow(pid)
+
+    def take_closed(self, now: float) -> list[tuple[bytes, str]]:
+        """Return the identities of closed connections, and whose process has ended, in words.
+
+        Take all messages first: what a connection brought before its end is among them.
+        """
+        return self._router.take_closed(now)
+
+    def abandon(self) -> None:
+        """Close what a forked child has inherited, see `inheritance`."""
+        self.data.abandon()
+        self._router.abandon()
+        self._selector.close()
+        self._bell.close()
+
+    def close(self) -> None:
+        """Close everything; what is on its way gets a moment."""
+        keep_in_children(self)
+        self.data.close(LINGER_SECONDS)
+        self._router.close(LINGER_SECONDS)
+        self._selector.close()
+        self._bell.close()

@@ -1,0 +1,478 @@
+"""The publisher's control socket: a ROUTER of our own, on TCP or a Unix socket.
+
+libzmq takes bytes before a program sees messages: it serves peers of older protocols, answers pings
+by itself, collects the frames of a message for as long as more come, and ends the process in some
+of these cases (4.3.5). So the publisher speaks ZMTP 3 (ZeroMQ RFC 23) itself, as on the data port:
+it knows each connection, counts what comes there, and closes a connection by closing it.
+
+    greeting (64 bytes) ──> handshake ──> open: messages and commands
+                            NULL: READY   CURVE: HELLO, INITIATE (`trust/curve_server.py`)
+
+A connection is *unproven* until its first message is whole. Unproven connections are few: one that
+comes when there is no room takes the place of the oldest one of the host that has most. So
+strangers cannot keep workers out, as long as these are through within a fraction of a second.
+
+Bytes are parsed as messages are taken, one message of one connection after another, and nothing
+more is read of a connection before that. What is left is part of one message, which is bounded, of
+one connection and of all together.
+
+Everything here belongs to one thread, and never waits.
+"""
+
+import contextlib
+import ipaddress
+import logging
+import math
+import os
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from ..allowance import Allowance
+from ..complaints import Complaints
+from ..limits import (
+    HANDSHAKE_SECONDS,
+    HOSTS_MAX,
+    NEWCOMERS,
+    PARTIAL_BYTES_MAX,
+    UNPROVEN_MAX,
+)
+from ..messages import Buffer
+from ..trust.curve_server import CROWDED, CurveError, CurveServer
+from . import endpoints
+from .descriptors import Crowd, limit_of, spent
+from .listening import Listener, bound
+from .outgoing import NOT_READ, Copies
+from .peer import Peer
+from .processes import SocketSearch, connected_by, inode_of
+from .zmtp import ZmtpError
+
+log = logging.getLogger("weightbus.publisher")
+
+READ_BYTES = 2**14  # read of one connection before its messages are taken
+ACCEPTS = 32  # connections accepted before others have a turn
+TICK_SECONDS = 0.1  # between two looks at what is overdue
+SEARCH_FILES = 64  # of a process that are looked at in one turn: 0.2 ms
+SEARCH_SECONDS = 0.02  # until the next turn
+ENDING_SECONDS, AGAIN_SECONDS = 1.0, 0.01  # that a process may be there after its connections
+# TCP finds out which peers are gone, so that their connections end.
+KEEPALIVE_SECONDS, KEEPALIVE_PROBES = 10, 2  # of silence, then after each question without answer
+UNSENT_MS = 30_000  # longer than a chunk of 1 MiB takes at 40 kB/s
+
+
+class Router:
+    """The bound control socket, and its connections.
+
+    Args:
+        selector: Where its sockets are registered; what that finds goes to `attend`.
+        crowd: Takes note of newcomers for which there is no descriptor.
+        copies: Of all connections of the publisher.
+        curve: The publisher's keys; None: it has none.
+
+    Attributes:
+        due: When `tick` has something to do.
+        pending: Whether `receive` may have a message.
+        gone: Connections that are closed and were not taken by `take_closed`.
+        ending_at: When `take_closed` has something to say besides.
+        key: The key of the sender of the last message; empty where there are no keys.
+    """
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        crowd: Crowd,
+        copies: Copies,
+        curve: CurveServer | None = None,
+    ) -> None:
+        self._selector, self._crowd, self._copies, self._curve = selector, crowd, copies, curve
+        self._listener: Listener | None = None
+        self._over_tcp = True
+        self._peers: dict[bytes, Peer] = {}
+        self._unproven: dict[Peer, None] = {}  # the oldest first
+        self._by_host: dict[str, int] = {}  # how many of them
+        self._room = UNPROVEN_MAX if math.isinf(limit_of()) else min(UNPROVEN_MAX, limit_of() // 4)
+        self._ready: deque[Peer] = deque()  # of which something was read
+        self._partial: dict[Peer, int] = {}  # bytes in no message, where any are
+        self._partial_bytes = 0
+        self._waiting: dict[Peer, None] = {}  # for others to need less for their copies
+        self._hosts: dict[str, Allowance] = {}  # where newcomers came from a moment ago
+        self._searches: deque[Peer] = deque()
+        self._ending: list[tuple[Peer, float, str]] = []  # until when to look at its process
+        self._last: Peer | None = None  # the sender of the last message
+        self._count = 0  # of connections so far
+        self._scratch = memoryview(bytearray(READ_BYTES))
+        self._hung_up = Complaints(log, "hung up on a control connection: %s")
+        self._not_accepted = Complaints(log, "cannot accept a connection, will try again: %s")
+        self._accept_at = 0.0  # 0: it accepts
+        self._tick_at = self._search_at = math.inf
+        self.gone: list[Peer] = []
+        self.ending_at = math.inf
+        self.key = ""
+
+    def bind(self, endpoint: str) -> str:
+        """Listen at an endpoint; return it with the port that was taken.
+
+        Raises:
+            AddressError: It is taken, or makes no sense.
+        """
+        self._listener = bound(lambda: Listener(endpoint), endpoint, "address")
+        self._over_tcp = endpoints.ipc_path(self._listener.endpoint) is None
+        self._selector.register(self._listener.socket, selectors.EVENT_READ)
+        self._tick_at = 0.0
+        return self._listener.endpoint
+
+    @property
+    def due(self) -> float:
+        """When `tick` has something to do."""
+        return min(self._tick_at, self._search_at)
+
+    @property
+    def pending(self) -> bool:
+        """Whether `receive` may have a message."""
+        return bool(self._ready)
+
+    # Receiving.
+
+    def attend(self, found: Iterable[tuple[selectors.SelectorKey, int]], now: float) -> None:
+        """Accept, read and send what can be, as the selector has found."""
+        scratch = self._scratch
+        for key, events in found:
+            peer = key.data
+            if not isinstance(peer, Peer):
+                if self._listener is not None and key.fileobj is self._listener.socket:
+                    self._accept(self._listener, now)
+                continue
+            try:
+                # What came before is parsed first, so that it takes no more memory.
+                if events & selectors.EVENT_READ and not peer.ready and peer.read(scratch, now):
+                    self._note_partial(peer, 0)
+                    peer.ready = True
+                    self._ready.append(peer)
+                if events & selectors.EVENT_WRITE:
+                    self._write(peer, now)
+            except OSError:
+                self._break_off(peer)
+
+    def receive(self, now: float) -> tuple[bytes, Sequence[Buffer]] | None:
+        """Return the identity and the frames of the next message, if there is one."""
+        while self._ready:
+            peer = self._ready.popleft()
+            if peer.closed:
+                continue
+            try:
+                message = peer.message(now)
+            except (ZmtpError, CurveError) as error:
+                self._turn_away(peer, error, now)
+                continue
+            if message is None:
+                self._rest(peer, now)
+                continue
+            self._ready.append(peer)
+            if not peer.proven:
+                self._prove(peer)
+            self._last, self.key = peer, peer.key
+            return peer.identity, message
+        return None
+
+    def _rest(self, peer: Peer, now: float) -> None:
+        """All whole messages of a peer are taken."""
+        peer.ready = False
+        if peer.broken:
+            self._close(peer)
+            return
+        if peer.outgoing.unsent:  # answers to its commands
+            try:
+                self._write(peer, now)
+            except OSError:
+                self._close(peer)
+                return
+        self._note_partial(peer, peer.partial)
+        while self._partial_bytes > PARTIAL_BYTES_MAX:
+            longest = max(self._partial, key=self._partial.__getitem__)
+            text = "the longest of too many unfinished messages"
+            self._turn_away(longest, ZmtpError(text), now)
+
+    def _turn_away(self, peer: Peer, error: ZmtpError | CurveError, now: float) -> None:
+        if isinstance(error, CurveError):
+            peer.say_last(error.reply)
+        self._hung_up.warn(f"{peer.host or 'a process of this host'}: {error}", now)
+        self._close(peer)
+
+    def _note_partial(self, peer: Peer, nbytes: int) -> None:
+        self._partial_bytes += nbytes - self._partial.pop(peer, 0)
+        if nbytes:
+            self._partial[peer] = nbytes
+
+    def hang_up(self) -> None:
+        """Close the connection of the message that was received last."""
+        if self._last is not None and not self._last.closed:
+            self._close(self._last)
+
+    # Sending.
+
+    def send(self, identity: bytes, frames: Sequence[Buffer], now: float) -> bool:
+        """Send to one worker; return False if its connection is gone.
+
+        A worker that does not read loses the message once its queue is full, as with any loss.
+        """
+        peer = self._peers.get(identity)
+        if peer is None or peer.broken:
+            return False
+        try:
+            peer.outgoing.put(peer.worded(frames), now)
+        except OSError:
+            self._break_off(peer)
+            return False
+        self._watch(peer)
+        return True
+
+    def _write(self, peer: Peer, now: float) -> None:
+        peer.outgoing.write(now)
+        self._watch(peer)
+
+    def _watch(self, peer: Peer) -> None:
+        """Have the selector wait until the rest can be sent, if there is any."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.outgoing.unsent else 0)
+        if peer.watched != events and not peer.broken:
+            peer.watched = events
+            self._selector.modify(peer, events, peer)
+        if peer.outgoing.waits:
+            self._waiting[peer] = None
+
+    # Time.
+
+    def tick(self, now: float) -> None:
+        """Do what is due; `due` says when."""
+        if now >= self._search_at:
+            self._search(now)
+        if now < self._tick_at:
+            return
+        self._tick_at = now + TICK_SECONDS
+        if self._listener is not None and self._accept_at and now >= self._accept_at:
+            self._accept_at = 0.0
+            self._selector.register(self._listener.socket, selectors.EVENT_READ)
+        for peer in list(self._unproven):
+            if now - peer.since < HANDSHAKE_SECONDS:
+                break
+            if not peer.open:
+                self._turn_away(peer, ZmtpError("no handshake in time"), now)
+        for peer in list(self._peers.values()):
+            peer.outgoing.hold(now)
+        if self._waiting:
+            self._copies.make_way(now)
+            self._retry_waiting(now)
+
+    def _retry_waiting(self, now: float) -> None:
+        """Send what waited for others to need less for their copies."""
+        waiting, self._waiting = self._waiting, {}
+        for peer in waiting:
+            if not (peer.closed or peer.broken):
+                try:
+                    self._write(peer, now)
+                except OSError:
+                    self._break_off(peer)
+
+    # Connections.
+
+    def _accept(self, listener: Listener, now: float) -> None:
+        for _ in range(ACCEPTS):
+            try:
+                connection, address = listener.socket.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._not_accepted.warn(error, now)
+                self._pause(listener.socket, now)
+                return
+            host = _host_of(address)
+            if not self._may_come(host, now) or not self._make_place(connection, host, now):
+                connection.close()
+                continue
+            self._take_in(connection, host, now)
+
+    def _take_in(self, connection: socket.socket, host: str, now: float) -> None:
+        connection.setblocking(False)
+        if self._over_tcp:
+            with contextlib.suppress(OSError):  # it is gone already, which the first look shows
+                _tune(connection)
+        self._count += 1
+        identity = self._count.to_bytes(8, "big")
+        args = identity, host, self._copies, self._drop
+        peer = Peer(connection, *args, self._curve, now)
+        self._peers[identity] = peer
+        self._unproven[peer] = None
+        self._by_host[host] = self._by_host.get(host, 0) + 1
+        peer.watched = selectors.EVENT_READ
+        self._selector.register(peer, peer.watched, peer)
+        try:
+            self._write(peer, now)
+        except OSError:
+            self._close(peer)
+
+    def _may_come(self, host: str, now: float) -> bool:
+        """Return whether one more of a host may come: each has a few at once, and some a second."""
+        if host not in self._hosts:
+            if len(self._hosts) >= HOSTS_MAX:
+                self._hosts = {h: each for h, each in self._hosts.items() if not each.rested(now)}
+            if len(self._hosts) >= HOSTS_MAX:  # each has had its few: that is little, and bounded
+                self._hosts.clear()
+            self._hosts[host] = Allowance(NEWCOMERS, now)
+        return self._hosts[host].take(1, now)
+
+    def _make_place(self, connection: socket.socket, host: str, now: float) -> bool:
+        """Have room for a newcomer; if need be, in place of an unproven connection."""
+        crowded = spent(connection.fileno())
+        if crowded:
+            self._crowd.note(connection.fileno(), host, now)
+        elif len(self._unproven) < self._room:
+            return True
+        if not self._unproven:
+            return False
+        most = max(self._by_host, key=self._by_host.__getitem__)
+        oldest = next(peer for peer in self._unproven if peer.host == most)
+        if self._curve is not None:
+            oldest.say_last(CROWDED)
+        self._close(oldest)
+        return True
+
+    def _prove(self, peer: Peer) -> None:
+        """A connection has sent a message: it makes room for other newcomers."""
+        peer.proven = True
+        self._forget_unproven(peer)
+        if (allowance := self._hosts.get(peer.host)) is not None:
+            allowance.give_back(1)
+
+    def _forget_unproven(self, peer: Peer) -> None:
+        if peer in self._unproven:
+            del self._unproven[peer]
+            self._by_host[peer.host] -= 1
+            if not self._by_host[peer.host]:
+                del self._by_host[peer.host]
+
+    def _pause(self, listener: socket.socket, now: float) -> None:
+        self._accept_at = now + 1.0
+        self._selector.unregister(listener)
+
+    def _break_off(self, peer: Peer) -> None:
+        """A connection has ended: close it once the messages that came before are taken."""
+        if not peer.ready:
+            self._close(peer)
+        elif not peer.broken:
+            peer.broken = True
+            self._selector.unregister(peer)
+
+    def _drop(self, peer: Peer) -> None:
+        """A peer does not read, and too much is kept for those that do not."""
+        if not peer.closed:
+            self._turn_away(peer, ZmtpError(NOT_READ), time.monotonic())
+
+    def _close(self, peer: Peer) -> None:
+        del self._peers[peer.identity]
+        self._forget_unproven(peer)
+        self._note_partial(peer, 0)
+        self._waiting.pop(peer, None)
+        if not peer.broken:
+            self._selector.unregister(peer)
+        peer.close()
+        if peer.proven:
+            self.gone.append(peer)
+
+    def close(self, linger: float) -> None:
+        """Hang up; what is on its way gets so many seconds."""
+        if self._listener is not None:
+            if not self._accept_at:
+                self._selector.unregister(self._listener.socket)
+            self._listener.close()
+            self._listener = None
+        end = time.monotonic() + linger
+        while any(p.outgoing.unsent and not p.broken for p in self._peers.values()):
+            now = time.monotonic()
+            if now >= end:
+                break
+            self.attend(self._selector.select(end - now), now)
+        for peer in list(self._peers.values()):
+            self._close(peer)
+
+    def abandon(self) -> None:
+        """Close what a forked child has inherited; the parent goes on."""
+        if self._listener is not None:
+            self._listener.socket.close()
+        for peer in self._peers.values():
+            peer.close()
+
+    # Processes of workers.
+
+    def follow(self, pid: int) -> None:
+        """The last message is a worker's, which says that its process has this number."""
+        peer = self._last
+        if peer is None or peer.closed or peer.process is not None or pid == os.getpid():
+            return
+        if not self._over_tcp:
+            peer.process = connected_by(peer.socket)
+        elif peer.search is None or peer.search.pid != pid:
+            if (inode := inode_of(peer.socket)) is None:
+                return
+            if peer.search is None:
+                self._searches.append(peer)
+            peer.search = SocketSearch(pid, inode)
+            self._search_at = 0.0  # at once, before the process can end
+
+    def _search(self, now: float) -> None:
+        """Go on with the search for the process of one worker of this host."""
+        peer = self._searches.popleft()
+        search = peer.search
+        if search is not None and not peer.closed and not search.look(SEARCH_FILES):
+            self._searches.append(peer)
+        elif search is not None:
+            peer.process, peer.search = search.found, None
+        self._search_at = now + SEARCH_SECONDS if self._searches else math.inf
+
+    def take_closed(self, now: float) -> list[tuple[bytes, str]]:
+        """Return the identities of closed connections, and whose process has ended, in words.
+
+        Take all messages first: what a connection brought before its end is among them. A process
+        is there a moment longer than its connections: it is named again once it is not.
+        """
+        found: list[tuple[bytes, str]] = []
+        closed = [(peer, now + ENDING_SECONDS, "closed") for peer in self.gone]
+        before, self.gone, self._ending = self._ending, [], []
+        for peer, until, news in closed + before:
+            process = peer.process
+            if process is not None and process.ended:
+                found.append((peer.identity, f"its process, {process.pid}, has ended"))
+                continue
+            if news:
+                found.append((peer.identity, ""))
+            if process is not None and now < until:
+                self._ending.append((peer, until, ""))
+        self.ending_at = now + AGAIN_SECONDS if self._ending else math.inf
+        return found
+
+
+def _host_of(address: object) -> str:
+    """Return where a connection comes from; empty over a Unix socket.
+
+    Of IPv6 the network: whoever has one has all of its addresses.
+    """
+    if not isinstance(address, tuple):
+        return ""
+    host = str(address[0])
+    if ":" not in host:
+        return host
+    plain = ipaddress.IPv6Address(host.partition("%")[0])
+    if plain.ipv4_mapped is not None:
+        return str(plain.ipv4_mapped)
+    return str(ipaddress.ip_network((plain, 64), strict=False))
+
+
+def _tune(connection: socket.socket) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_SECONDS)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_SECONDS)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNSENT_MS)

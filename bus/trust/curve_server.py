@@ -1,0 +1,181 @@
+"""The server's side of CURVE on one control connection (ZeroMQ RFC 26), without sockets.
+
+C and S are the permanent key pairs of worker and publisher, C' and S' those of this connection. A
+box is encrypted from one pair to another, and shows that it comes from there:
+
+    HELLO      C', a box of zeros (C'->S): the worker knows S
+    WELCOME    box of S' and a cookie (S->C')
+    INITIATE   the cookie; box of C, a vouch for C' (box of C' and S, C->S') and metadata (C'->S')
+    READY      box of metadata (S'->C'), or ERROR if C may not come in
+    MESSAGE    box of flags and a frame (C'->S' or S'->C')
+
+Each side numbers its boxes, and takes none whose number is not above the last. The cookie keeps a
+server without state until INITIATE; here the connection has the state, and the cookie is chance.
+
+libsodium does the cryptography, through PyNaCl.
+"""
+
+import hmac
+import os
+from collections.abc import Callable
+from typing import Any
+
+from zmq.utils import z85
+
+from ..errors import KeysError
+from ..messages import Buffer
+
+NOT_ALLOWED = b"\x05ERROR\x03400"  # the status by which ZAP (RFC 27) denies a key
+CROWDED = b"\x05ERROR\x03300"  # ZAP's status of a failure that passes
+COMMAND_BYTES = 33  # what CURVE adds to a frame: its command's name, a short nonce, a check of 16
+_HELLO, _INITIATE, _MESSAGE = 200, 257, 33  # the least bytes of each command, with its name
+_COOKIE = 96
+_INNER_MORE, _INNER_COMMAND = 1, 2  # flags inside of a MESSAGE
+
+
+class CurveError(Exception):
+    """The other side does not speak CURVE, has no allowed key, or a box is damaged or repeated.
+
+    Attributes:
+        reply: A command to send before the connection is closed.
+    """
+
+    def __init__(self, text: str, reply: bytes = b"") -> None:
+        super().__init__(text)
+        self.reply = reply
+
+
+def _sodium() -> Any:
+    try:
+        from nacl import bindings
+    except ImportError:
+        raise KeysError(
+            "a publisher with keys needs the package pynacl, which is not installed: pip install "
+            "'weightbus[keys]'"
+        ) from None
+    return bindings
+
+
+class CurveServer:
+    """The keys of a publisher, for all of its connections.
+
+    Args:
+        secret: The publisher's secret key, as 40 characters of Z85.
+        may_come: Says whether the owner of a public key, written so, may connect.
+
+    Raises:
+        KeysError: PyNaCl is not installed.
+    """
+
+    def __init__(self, secret: str, may_come: Callable[[str], bool]) -> None:
+        self.sodium, self.may_come = _sodium(), may_come
+        self.secret = z85.decode(secret)
+        self.public: bytes = self.sodium.crypto_scalarmult_base(self.secret)
+
+
+class CurveConnection:
+    """One connection.
+
+    Args:
+        server: Whose it is.
+
+    Attributes:
+        key: The worker's public key, as 40 characters of Z85; empty until it is proved.
+    """
+
+    def __init__(self, server: CurveServer) -> None:
+        self._server, self._sodium = server, server.sodium
+        self.key = ""
+        self._theirs = b""  # C'
+        self._secret = self._cookie = b""
+        self._shared = b""  # of C' and S, then of C' and S'
+        self._heard = self._sent = 0
+
+    def answer(self, command: bytes, metadata: bytes) -> tuple[bytes, bytes | None]:
+        """Take a command of the handshake; return the reply, and the worker's metadata at its end.
+
+        Raises:
+            CurveError: The handshake has failed.
+        """
+        if command.startswith(b"\x05HELLO") and not self._theirs:
+            return self._welcome(command), None
+        if command.startswith(b"\x08INITIATE") and self._cookie:
+            return self._ready(command, metadata)
+        raise CurveError("a command out of order in the handshake")
+
+    def _welcome(self, hello: bytes) -> bytes:
+        if len(hello) != _HELLO or hello[6] != 1:
+            raise CurveError("a HELLO that is none")
+        self._theirs = hello[80:112]
+        self._shared = self._agree(self._theirs, self._server.secret)
+        self._open(b"CurveZMQHELLO---", hello[112:])
+        ours, self._secret = self._sodium.crypto_box_keypair()
+        self._cookie, nonce = os.urandom(_COOKIE), os.urandom(16)
+        box = self._box(ours + self._cookie, b"WELCOME-" + nonce, self._shared)
+        return b"\x07WELCOME" + nonce + box
+
+    def _ready(self, initiate: bytes, metadata: bytes) -> tuple[bytes, bytes]:
+        if len(initiate) < _INITIATE:
+            raise CurveError("an INITIATE that is none")
+        if not hmac.compare_digest(initiate[9 : 9 + _COOKIE], self._cookie):
+            raise CurveError("an INITIATE with another connection's cookie")
+        self._shared, self._cookie = self._agree(self._theirs, self._secret), b""
+        plain = self._open(b"CurveZMQINITIATE", initiate[9 + _COOKIE :])
+        theirs, nonce, vouch = plain[:32], plain[32:48], plain[48:128]
+        vouched = self._unbox(vouch, b"VOUCH---" + nonce, self._agree(theirs, self._secret))
+        if not hmac.compare_digest(vouched, self._theirs + self._server.public):
+            raise CurveError("an INITIATE with another connection's vouch")
+        key = z85.encode(theirs).decode()
+        if not self._server.may_come(key):
+            raise CurveError(f"the key {key} is not allowed", NOT_ALLOWED)  # K2
+        self.key = key
+        return b"\x05READY" + self._numbered(b"CurveZMQREADY---", metadata), plain[128:]
+
+    def frame(self, body: Buffer, *, more: bool = False, command: bool = False) -> bytes:
+        """Return the body of the frame that carries a frame of ours."""
+        flags = bytes([more * _INNER_MORE | command * _INNER_COMMAND])
+        return b"\x07MESSAGE" + self._numbered(b"CurveZMQMESSAGES", b"".join((flags, body)))
+
+    def carried(self, frame: bytes) -> tuple[bool, bool, bytes]:
+        """Return what a frame carries: whether more follow, whether it is a command, its body.
+
+        Raises:
+            CurveError: It is no frame of this connection, or it is repeated.
+        """
+        if len(frame) < _MESSAGE or not frame.startswith(b"\x07MESSAGE"):
+            raise CurveError("a frame that is not encrypted")
+        plain = self._open(b"CurveZMQMESSAGEC", frame[8:])
+        if plain[0] > _INNER_MORE | _INNER_COMMAND:
+            raise CurveError(f"an encrypted frame with flags {plain[0]:#x}")
+        return bool(plain[0] & _INNER_MORE), bool(plain[0] & _INNER_COMMAND), plain[1:]
+
+    def _numbered(self, prefix: bytes, plain: bytes) -> bytes:
+        self._sent += 1
+        number = self._sent.to_bytes(8, "big")
+        return number + self._box(plain, prefix + number, self._shared)
+
+    def _open(self, prefix: bytes, numbered: bytes) -> bytes:
+        number = int.from_bytes(numbered[:8], "big")
+        if number <= self._heard:
+            raise CurveError("an encrypted frame that is repeated")
+        plain = self._unbox(numbered[8:], prefix + numbered[:8], self._shared)
+        self._heard = number
+        return plain
+
+    def _agree(self, public: bytes, secret: bytes) -> bytes:
+        try:
+            found: bytes = self._sodium.crypto_box_beforenm(public, secret)
+        except Exception as error:  # PyNaCl names it RuntimeError: a point of low order, say
+            raise CurveError("a public key that is none") from error
+        return found
+
+    def _box(self, plain: bytes, nonce: bytes, shared: bytes) -> bytes:
+        box: bytes = self._sodium.crypto_box_easy_afternm(plain, nonce, shared)
+        return box
+
+    def _unbox(self, box: bytes, nonce: bytes, shared: bytes) -> bytes:
+        try:
+            plain: bytes = self._sodium.crypto_box_open_easy_afternm(box, nonce, shared)
+        except Exception as error:  # PyNaCl's CryptoError
+            raise CurveError("a box that is damaged, forged, or for another key") from error
+        return plain
