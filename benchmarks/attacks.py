@@ -500,12 +500,24 @@ class Flood:
     def run(self) -> None:
         """Go on until the standard input ends."""
         self._selector.register(0, selectors.EVENT_READ)
-        while True:
-            self._dial()
-            for key, _ in self._selector.select(REDIAL_SECONDS):
-                if key.data is None:
-                    return
-                self._serve(key.data)
+        while self.turn():
+            pass
+
+    def turn(self) -> bool:
+        """Do what can be done, or wait for that a moment; return whether to go on."""
+        self._dial()
+        for key, _ in self._selector.select(REDIAL_SECONDS):
+            if key.data is None:
+                return False
+            self._serve(key.data)
+        return True
+
+    def close(self) -> None:
+        """Hang up."""
+        for key in list(self._selector.get_map().values()):
+            if key.data is not None:
+                key.data.socket.close()
+        self._selector.close()
 
     def _dial(self) -> None:
         now = time.monotonic()

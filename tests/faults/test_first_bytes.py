@@ -52,7 +52,7 @@ def test_every_kind_comes_among_the_first_and_mutations_never_join_by_splicing()
     kinds = {each.kind for each in known}
     assert {each.kind for each in known[: len(kinds)]} == kinds
     assert len(kinds) <= COUNT // 2, "a short run says each"
-    word = b'"type":"hello","name"'
+    word = b'"instance":"00112233'
     for each in known:
         assert each.joins == (word in b"".join(each.steps)), each.kind
     for number in range(len(known), len(known) + MUTATIONS):
