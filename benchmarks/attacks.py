@@ -42,7 +42,9 @@ from .insiders import Insider, Steps
 Channel = Literal["control", "data", "page"]
 Blocks = Callable[[int], Iterator[bytes]]
 MIB = 2**20
-LOWEST_PRIORITY = 19  # an attacker has a machine of its own: here it gets what others leave
+# Of attacks that take all that they get: an attacker has a machine of its own, so here it gets what
+# others leave. One that has a pace of its own needs little, at once.
+LOWEST_PRIORITY = 19
 BLOCK_BYTES = 2**16  # about what is made at once to be sent
 READ_BYTES = 2**18
 REDIAL_SECONDS = 0.1  # before a connection that was hung up on is dialled again, as ZeroMQ does
@@ -50,7 +52,7 @@ RESET = struct.pack("ii", 1, 0)  # of SO_LINGER
 CURVE = GREETING.replace(b"NULL\0", b"CURVE")
 HELLO = b"\x05HELLO\1\0" + bytes(72)  # of CURVE: RFC 26
 HELLO_BYTES = 202  # with the head of its frame
-PEAK_MIB = 64.0
+PEAK_MIB, LATER_MIB = 64.0, 16.0
 NAMES = [f"{i:0128d}" for i in range(MODELS_MAX)]  # the longest there are
 
 
@@ -65,6 +67,7 @@ class Attack:
         descriptors: The publisher's limit of descriptors meanwhile; 0: as it is.
         setup: The publisher, but for its language.
         peak_mib: MiB that its process may have more than it had before.
+        later_mib: The same when the attack has been over for a while.
         pong: Seconds that an answer to a ping may take at most; 0: as many as it likes.
         joins: Whether workers come meanwhile, which must be in within a second.
         heard: Whether the log must tell of each of them.
@@ -77,6 +80,7 @@ class Attack:
     descriptors: int = 0
     setup: Setup = field(default_factory=Setup)
     peak_mib: float = PEAK_MIB
+    later_mib: float = LATER_MIB
     pong: float = 0.0
     joins: bool = False
     heard: bool = False
@@ -331,8 +335,9 @@ def _again(opening: Callable[[int], bytes]) -> Callable[[int], Iterator[bytes]]:
     return lambda start: itertools.repeat(opening(start))
 
 
-# Models of which each copy shows; 128 MiB are two.
-LARGE: dict[str, Any] = {"setup": Setup(shape="64MiB/20", pause=0.1), "peak_mib": 128.0}
+# Models of which each copy shows: 128 MiB are two, of which one may be kept for the next version.
+LARGE: dict[str, Any] = {"peak_mib": 128.0, "later_mib": 80.0}
+LARGE["setup"] = Setup(shape="64MiB/20", pause=0.1)
 LARGEST = {**LARGE, "setup": Setup(shape="64MiB/20", pause=0.1, chunk_bytes=64 * MIB)}
 FILES = 1500  # of a trainer that has many
 NOISE: dict[str, Any] = {"opening": _noisy_opening, "hosts": 64, "abrupt": True}
@@ -561,12 +566,19 @@ def come_in(attack: Inside, there: dict[str, Any]) -> dict[str, int]:
     return {"sent": insider.sent, "dialled": insider.dialled}
 
 
-def main(name: str, there: str) -> None:
+def _waited() -> float:
+    """Return for how many seconds this process was ready to run, and others ran."""
+    return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
+
+
+def main(name: str, there: str, nice: str) -> None:
     """Attack until the parent closes our standard input, then tell what was done."""
-    os.nice(LOWEST_PRIORITY)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2**16)), hard))
     attack, addresses = ATTACKS[name], json.loads(there)
+    if isinstance(attack, Strangers) and not attack.rate:
+        os.nice(int(nice))
+    began, waited = time.monotonic(), _waited()
     if isinstance(attack, Inside):
         told = come_in(attack, addresses)
     else:
@@ -574,7 +586,8 @@ def main(name: str, there: str) -> None:
         flood = Flood(attack, addresses[attack.channel])
         flood.run()
         told = flood.told()
-    print(json.dumps(told), flush=True)
+    share = (_waited() - waited) / (time.monotonic() - began)
+    print(json.dumps({**told, "waited": share}), flush=True)
 
 
 if __name__ == "__main__":
