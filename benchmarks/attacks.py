@@ -1,7 +1,8 @@
-"""Floods the sockets of a publisher: `python -m weightbus.benchmarks.attacks NAME CONTROL DATA`.
+"""Floods the sockets of a publisher: `python -m weightbus.benchmarks.attacks NAME THERE`.
 
-It speaks ZMTP by hand, as fast as the other side takes it, over many connections; whoever hangs up
-on it is dialled again. It ends when its standard input does.
+Most attacks speak ZMTP by hand (`Strangers`), as fast as the other side takes it, over many
+connections; whoever hangs up on it is dialled again. Others come in (`insiders.py`). An attack ends
+when its standard input does.
 """
 
 import contextlib
@@ -9,14 +10,19 @@ import functools
 import itertools
 import json
 import os
+import random
+import resource
+import select
 import selectors
 import socket
+import struct
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import zmq
 
@@ -27,38 +33,91 @@ from weightbus.bus.net.zmtp import COMMAND, GREETING, MORE, message_parts
 from weightbus.bus.observed import Observe, Verify
 from weightbus.bus.trust.keys import PublisherKeys
 from weightbus.python_client.keys import KEYS
+from weightbus.tests.faults.strangers import plain
 
-LOWEST_PRIORITY = 19  # an attacker has a machine of its own: here it gets what others leave
+from . import insiders
+from .flooded import Language, Setup
+from .insiders import Insider, Steps
+
+Channel = Literal["control", "data", "page"]
+Blocks = Callable[[int], Iterator[bytes]]
+MIB = 2**20
+# Of attacks that take all that they get: an attacker has a machine of its own, so here it gets what
+# others leave. One that has a pace of its own needs little, at once.
+LOWEST_PRIORITY = 19
 BLOCK_BYTES = 2**16  # about what is made at once to be sent
 READ_BYTES = 2**18
 REDIAL_SECONDS = 0.1  # before a connection that was hung up on is dialled again, as ZeroMQ does
+RESET = struct.pack("ii", 1, 0)  # of SO_LINGER
 CURVE = GREETING.replace(b"NULL\0", b"CURVE")
 HELLO = b"\x05HELLO\1\0" + bytes(72)  # of CURVE: RFC 26
 HELLO_BYTES = 202  # with the head of its frame
+PEAK_MIB, LATER_MIB = 64.0, 16.0
 NAMES = [f"{i:0128d}" for i in range(MODELS_MAX)]  # the longest there are
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attack:
-    """What is done to a publisher, over each of so many connections.
+    """What is done to a publisher, and what must hold meanwhile.
 
     Attributes:
         what: For people.
-        channel: The socket that it is done to.
         connections: How many at once.
-        blocks: What each connection sends, given its number; it goes on as long as this does.
-        reads: Whether answers are read.
+        keyed: It makes sense only where the publisher has keys.
         descriptors: The publisher's limit of descriptors meanwhile; 0: as it is.
-        keyed: It makes sense only where the publisher has keys: it speaks CURVE, and gets nowhere.
+        setup: The publisher, but for its language.
+        peak_mib: MiB that its process may have more than it had before.
+        later_mib: The same when the attack has been over for a while.
+        pong: Seconds that an answer to a ping may take at most; 0: as many as it likes.
+        joins: Whether workers come meanwhile, which must be in within a second.
+        heard: Whether the log must tell of each of them.
+        only: The publisher's language, if there is no such attack on another.
     """
 
     what: str
-    channel: Literal["control", "data"]
     connections: int
-    blocks: Callable[[int], Iterator[bytes]]
-    reads: bool = True
-    descriptors: int = 0
     keyed: bool = False
+    descriptors: int = 0
+    setup: Setup = field(default_factory=Setup)
+    peak_mib: float = PEAK_MIB
+    later_mib: float = LATER_MIB
+    pong: float = 0.0
+    joins: bool = False
+    heard: bool = False
+    only: Language | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strangers(Attack):
+    """Connections of those who are no workers.
+
+    Attributes:
+        channel: The socket that it is done to.
+        blocks: What each connection sends, given its number; it is over when this is.
+        opening: What it sends before that, given its number; None: ZMTP's greeting and READY.
+        welcome: What must be heard before more than the opening is sent: libzmq hangs up on what
+            comes before its own READY.
+        reads: Whether answers are read.
+        hosts: From how many addresses.
+        rate: Connections that are dialled in a second at most; 0: as soon as there is room.
+        abrupt: Whether a connection that is over is reset in place of closed.
+    """
+
+    channel: Channel
+    blocks: Blocks
+    opening: Callable[[int], bytes] | None = None
+    welcome: bytes = b"READY"
+    reads: bool = True
+    hosts: int = 1
+    rate: float = 0.0
+    abrupt: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inside(Attack):
+    """What somebody does who may come in."""
+
+    act: Callable[[Insider], Steps]
 
 
 def _frame(body: bytes, flags: int = 0) -> bytes:
@@ -160,6 +219,10 @@ def _handshakes(_start: int) -> Iterator[bytes]:
     yield from _nothing(_start)
 
 
+def _curve_hello(_start: int) -> bytes:
+    return CURVE + _recorded_hello()
+
+
 @functools.cache
 def _recorded_hello() -> bytes:
     """Return what somebody says first who knows the publisher's public key, and has one of its own.
@@ -197,42 +260,198 @@ def _hello(name: str, models: list[str] | None = None, features: list[str] | Non
     )
 
 
+def _noise(start: int) -> Iterator[bytes]:
+    """Return what follows no plan, with pings of ZMTP's own in it."""
+    rng = random.Random(start)
+    for _ in range(rng.randint(1, 40)):
+        yield b"".join(_piece(rng) for _ in range(rng.randint(1, 40)))
+
+
+def _piece(rng: random.Random) -> bytes:
+    match rng.randrange(12):
+        case 0 | 1 | 2 | 3:
+            return _frame(b"\x04PING\0\0" + rng.randbytes(rng.randrange(17)), COMMAND)
+        case 4 | 5 | 6:
+            return _frame(rng.randbytes(rng.randrange(20)))
+        case 7:
+            return _message(Ping()) + _message(_hello(f"noise-{rng.randrange(50)}"))
+        case 8:
+            return _frame(rng.randbytes(rng.randrange(2000)), rng.choice((0, MORE)))
+        case 9:
+            return _frame(bytes([rng.randrange(4)]) + b"policy/ctl")
+        case 10:
+            return _frame(rng.choice((b"\x04PONG", b"\x05ERROR\0", b"\x05READY")), COMMAND)
+        case _:
+            return rng.randbytes(rng.randrange(12)) if rng.random() < 0.1 else b""
+
+
+def _noisy_opening(start: int) -> bytes:
+    """Return a greeting, in one of four with a byte of noise; some speak of keys."""
+    rng = random.Random(-start)
+    said = bytearray(_ready(rng.choice((b"DEALER", b"DEALER", b"SUB", b"REQ"))))
+    if rng.random() < 0.25:
+        said[rng.randrange(len(said))] = rng.randrange(256)
+    if rng.random() < 0.25:
+        said[: len(GREETING)] = CURVE
+        said[len(GREETING) :] = _frame(HELLO + rng.randbytes(120), COMMAND)
+    return bytes(said)
+
+
+def _silence(_start: int) -> bytes:
+    return b""
+
+
+def _curve(_start: int) -> bytes:
+    return CURVE
+
+
+def _cases(*kinds: str) -> tuple[tuple[bytes, ...], ...]:
+    return tuple(case.steps for case in plain(0) if case.kind.startswith(kinds))
+
+
+@functools.cache
+def _web() -> tuple[tuple[bytes, ...], ...]:
+    return _cases("HTTP/1", "HTTP POST", "web page", "WebSocket", "TLS", "HTTP/2", "gRPC")
+
+
+@functools.cache
+def _old() -> tuple[tuple[bytes, ...], ...]:
+    return _cases("ZMTP 1", "ZMTP 2")
+
+
+def _web_opening(start: int) -> bytes:
+    return b"".join(_web()[start % len(_web())])
+
+
+def _old_opening(start: int) -> bytes:
+    return _old()[start % len(_old())][0]
+
+
+def _old_rest(start: int) -> Iterator[bytes]:
+    yield from itertools.cycle(_old()[start % len(_old())][1:] or (b"",))
+
+
+def _again(opening: Callable[[int], bytes]) -> Callable[[int], Iterator[bytes]]:
+    return lambda start: itertools.repeat(opening(start))
+
+
+# Models of which each copy shows: 128 MiB are two, of which one may be kept for the next version.
+LARGE: dict[str, Any] = {"peak_mib": 128.0, "later_mib": 80.0}
+LARGE["setup"] = Setup(shape="64MiB/20", pause=0.1)
+LARGEST = {**LARGE, "setup": Setup(shape="64MiB/20", pause=0.1, chunk_bytes=64 * MIB)}
+FILES = 1500  # of a trainer that has many
+NOISE: dict[str, Any] = {"opening": _noisy_opening, "hosts": 64, "abrupt": True}
+OLD: dict[str, Any] = {"welcome": GREETING[:1], "hosts": 64}
+KEYED: dict[str, Any] = {"opening": _curve, "welcome": GREETING[:1], "keyed": True}
+
+
+def _on_data(what: str, connections: int, blocks: Blocks, **more: Any) -> Strangers:
+    return Strangers(what=what, connections=connections, channel="data", blocks=blocks, **more)
+
+
+def _on_control(what: str, connections: int, blocks: Blocks, **more: Any) -> Strangers:
+    return Strangers(what=what, connections=connections, channel="control", blocks=blocks, **more)
+
+
+def _unfinished(
+    what: str, channel: Channel, opening: Callable[[int], bytes], **more: Any
+) -> Strangers:
+    """Return an attack of 400 connections a second from 60 addresses, which stay as they are."""
+    return Strangers(
+        what=what,
+        connections=4000,
+        channel=channel,
+        blocks=_nothing,
+        opening=opening,
+        hosts=60,
+        rate=400.0,
+        descriptors=1024,
+        joins=True,
+        **more,
+    )
+
+
+def _inside(what: str, connections: int, act: Callable[[Insider], Steps], **more: Any) -> Inside:
+    return Inside(what=what, connections=connections, act=act, **more)
+
+
 ATTACKS: dict[str, Attack] = {
-    "subscriptions": Attack("other topics each time", "data", 20, _subscriptions),
-    "flapping": Attack("one topic on and off", "data", 20, _flapping),
-    "topics": Attack("250 topics of 60 kB each", "data", 20, _topics),
-    "half": Attack("messages that never end", "data", 200, _half_messages),
-    "data-pings": Attack("ZMTP's pings, answers unread", "data", 64, _transport_pings, reads=False),
-    "hellos": Attack("another name each time", "control", 200, _hellos),
-    "same-hello": Attack("one name, again and again", "control", 200, _same_hello),
-    "large-hellos": Attack("64 KiB each", "control", 200, _large_hellos),
-    "passing": Attack("one hello, and gone", "control", 50, _one_hello),
-    "malformed": Attack("no message of ours", "control", 200, _malformed),
-    "pings": Attack("pings, answers unread", "control", 64, _pings, reads=False),
-    "observes": Attack("who runs what, answers unread", "control", 64, _observes, reads=False),
-    "control-pings": Attack("ZMTP's pings", "control", 64, _transport_pings, reads=False),
-    "idle": Attack("descriptors run out", "data", 200, _nothing, descriptors=128),
-    "idle-control": Attack("descriptors run out", "control", 200, _nothing, descriptors=128),
-    "multipart": Attack("one message that never ends", "control", 1, _endless),
-    "multiparts": Attack("messages that never end", "control", 64, _endless),
-    "false-handshakes": Attack("random for a box", "control", 200, _false_handshakes, keyed=True),
-    "handshakes": Attack("begun, never ended", "control", 200, _handshakes, keyed=True),
+    "subscriptions": _on_data("other topics each time", 20, _subscriptions),
+    "flapping": _on_data("one topic on and off", 20, _flapping),
+    "topics": _on_data("250 topics of 60 kB each", 20, _topics),
+    "half": _on_data("messages that never end", 200, _half_messages),
+    "data-pings": _on_data("ZMTP's pings, answers unread", 64, _transport_pings, reads=False),
+    "hellos": _on_control("another name each time", 200, _hellos),
+    "same-hello": _on_control("one name, again and again", 200, _same_hello),
+    "large-hellos": _on_control("64 KiB each", 200, _large_hellos),
+    "passing": _on_control("one hello, and gone", 50, _one_hello),
+    "malformed": _on_control("no message of ours", 200, _malformed),
+    "pings": _on_control("pings, answers unread", 64, _pings, reads=False),
+    "observes": _on_control("who runs what, answers unread", 64, _observes, reads=False),
+    "control-pings": _on_control("ZMTP's pings", 64, _transport_pings, reads=False),
+    "idle": _on_data("descriptors run out", 200, _nothing, descriptors=128),
+    "idle-control": _on_control("descriptors run out", 200, _nothing, descriptors=128),
+    "multipart": _on_control("one message that never ends", 1, _endless),
+    "multiparts": _on_control("messages that never end", 64, _endless),
+    "noise": _on_control("noise with ZMTP's pings", 64, _noise, **NOISE),
+    "data-noise": _on_data("noise with ZMTP's pings", 64, _noise, **NOISE),
+    "web": _on_control("HTTP, TLS, gRPC", 64, _again(_web_opening), opening=_web_opening, **OLD),
+    "old": _on_control("ZMTP 1 and 2", 64, _old_rest, opening=_old_opening, **OLD),
+    "unfinished": _unfinished("say nothing, from 60 hosts", "control", _silence),
+    "unfinished-data": _unfinished("say nothing, from 60 hosts", "data", _silence),
+    "unfinished-greeting": _unfinished("greet, from 60 hosts", "control", _curve),
+    "page": Strangers(
+        what="say nothing to the page",
+        connections=300,
+        channel="page",
+        blocks=_nothing,
+        opening=_silence,
+        descriptors=256,
+        joins=True,
+        setup=Setup(page=True),
+        only="python",
+    ),
+    "a-chunk-of-each": _inside(
+        "one chunk of each version, unread", 1, insiders.a_chunk_of_each, **LARGE
+    ),
+    "chunks": _inside("128 chunks each, unread", 18, insiders.chunks_unread, **LARGE),
+    "large-chunks": _inside(
+        "pushed chunks of 64 MiB, unread", 40, insiders.subscribers_unread, **LARGEST
+    ),
+    "own-pid": _inside(
+        "hello as the publisher's own process",
+        32,
+        insiders.own_pid,
+        setup=Setup(files=FILES),
+        pong=0.05,
+    ),
+    "wrong-digests": _inside("1000 a second", 1, insiders.wrong_digests, joins=True, heard=True),
+    "epoch-below": _inside("a hello that contradicts itself", 1, insiders.epoch_below, joins=True),
+    "epoch-ahead": _inside("a hello from the future", 1, insiders.epoch_ahead, joins=True),
+    "false-handshakes": _on_control("random for a box", 200, _false_handshakes, **KEYED),
+    "handshakes": _on_control("begun, never ended", 200, _handshakes, **KEYED),
+    "unfinished-handshakes": _unfinished(
+        "begun, never ended, from 60 hosts", "control", _curve_hello, keyed=True
+    ),
 }
 
 
 class _Connection:
     """One of the attacker's connections."""
 
-    def __init__(self, attack: Attack, address: tuple[str, int], number: int) -> None:
+    def __init__(self, attack: Strangers, address: tuple[str, int], number: int) -> None:
         self.socket = socket.socket()
         self.socket.setblocking(False)
+        if attack.hosts > 1:
+            self.socket.bind((f"127.8.0.{1 + number % attack.hosts}", 0))
+        if attack.abrupt and number % 2:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         self.socket.connect_ex(address)
         self._attack = attack
         self._blocks = attack.blocks(number)
         ready = _ready(b"DEALER" if attack.channel == "control" else b"SUB")
-        self._left = memoryview(CURVE if attack.keyed else ready)
-        self._welcome = GREETING[:1] if attack.keyed else b"READY"
-        self._greeted = False  # libzmq hangs up on what comes before its own READY
+        self._left = memoryview(ready if attack.opening is None else attack.opening(number))
+        self._greeted = False
         self.sent = 0
         self.watched = 0
 
@@ -244,7 +463,7 @@ class _Connection:
                     got = self.socket.recv(READ_BYTES)
                     if not got:
                         return 0
-                    self._greeted = self._greeted or self._welcome in got
+                    self._greeted = self._greeted or self._attack.welcome in got
             return self._send()
         except OSError:
             return 0
@@ -267,30 +486,53 @@ class _Connection:
 
 
 class Flood:
-    """An attack under way."""
+    """Strangers' connections under way."""
 
-    def __init__(self, attack: Attack, endpoint: str) -> None:
-        self._attack, self._address = attack, host_and_port(endpoint)
+    def __init__(self, attack: Strangers, endpoint: str) -> None:
+        self._attack = attack
+        page = urlsplit(endpoint)
+        self._address = (
+            (page.hostname or "", page.port or 0)
+            if attack.channel == "page"
+            else host_and_port(endpoint)
+        )
         self._selector = selectors.DefaultSelector()
         self._numbers = itertools.count(1)
         self._dial_at = [0.0] * attack.connections
-        self._over = 0
+        self._began = time.monotonic()
         self.sent = self.dialled = 0
 
     def run(self) -> None:
         """Go on until the standard input ends."""
         self._selector.register(0, selectors.EVENT_READ)
-        while True:
-            self._dial()
-            for key, _ in self._selector.select(REDIAL_SECONDS):
-                if key.data is None:
-                    return
-                self._serve(key.data)
+        while self.turn():
+            pass
+
+    def turn(self) -> bool:
+        """Do what can be done, or wait for that a moment; return whether to go on."""
+        self._dial()
+        for key, _ in self._selector.select(REDIAL_SECONDS):
+            if key.data is None:
+                return False
+            self._serve(key.data)
+        return True
+
+    def close(self) -> None:
+        """Hang up."""
+        for key in list(self._selector.get_map().values()):
+            if key.data is not None:
+                key.data.socket.close()
+        self._selector.close()
 
     def _dial(self) -> None:
         now = time.monotonic()
         due = sum(at <= now for at in self._dial_at)
-        self._dial_at = [at for at in self._dial_at if at > now]
+        if self._attack.rate:
+            due = min(due, int((now - self._began) * self._attack.rate) - self.dialled)
+        if due <= 0:
+            return
+        self._dial_at.sort()
+        del self._dial_at[:due]
         for _ in range(due):
             connection = _Connection(self._attack, self._address, next(self._numbers))
             self.dialled += 1
@@ -315,13 +557,37 @@ class Flood:
         return {"sent": self.sent + alive, "dialled": self.dialled}
 
 
-def main(name: str, control: str, data: str) -> None:
+def come_in(attack: Inside, there: dict[str, Any]) -> dict[str, int]:
+    """Act until the standard input ends; return what was done, as bytes and connections."""
+    insider = Insider(there)
+    for seconds in attack.act(insider):
+        if select.select([0], [], [], seconds)[0]:
+            break
+    return {"sent": insider.sent, "dialled": insider.dialled}
+
+
+def _waited() -> float:
+    """Return for how many seconds this process was ready to run, and others ran."""
+    return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
+
+
+def main(name: str, there: str, nice: str) -> None:
     """Attack until the parent closes our standard input, then tell what was done."""
-    os.nice(LOWEST_PRIORITY)
-    attack = ATTACKS[name]
-    flood = Flood(attack, control if attack.channel == "control" else data)
-    flood.run()
-    print(json.dumps(flood.told()), flush=True)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2**16)), hard))
+    attack, addresses = ATTACKS[name], json.loads(there)
+    if isinstance(attack, Strangers) and not attack.rate:
+        os.nice(int(nice))
+    began, waited = time.monotonic(), _waited()
+    if isinstance(attack, Inside):
+        told = come_in(attack, addresses)
+    else:
+        assert isinstance(attack, Strangers)
+        flood = Flood(attack, addresses[attack.channel])
+        flood.run()
+        told = flood.told()
+    share = (_waited() - waited) / (time.monotonic() - began)
+    print(json.dumps({**told, "waited": share}), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,107 +1,162 @@
 """Flood a publisher in every way we know and say what it costs: `python benchmarks/floods.py`.
 
 Before each flood the bus is calm for a while; then come the flood, and a time in which it is over.
-Memory is held against what it was before, and the honest workers' publishes against all calm times
-of the run. Choose floods with `--only hellos,topics`. A broken bound ends with status 1.
-With `--keys` the publisher and its workers have keys, and whoever floods has none. `--publisher
-rust` floods the core's publisher, whose driver is built before: `make -C rust_client driver`.
+Memory is held against the most that it was in the calm before, and the honest workers' publishes
+against all calm times of the run. A worker pings all the while; and where it is said, others join
+one after another. Choose floods with `--only hellos,topics`. A broken bound ends with status 1.
+With `--keys` the publisher and its workers have keys, and whoever floods has none, but for those
+floods that are an allowed worker's. `--publisher rust` floods the core's publisher, whose driver is
+built before: `make -C rust_client driver`. A publisher that ends is replaced for the next flood;
+`--only noise --seconds 600` says after how long noise ends it. On a busy host give the attackers
+`--nice 0`: a flood that waits for a processor is none.
 """
 
 import argparse
+import contextlib
+import json
 import os
 import resource
 import statistics
 import sys
-import tempfile
 import time
+from collections.abc import Generator
 from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 
 from rich.console import Console
 from rich.table import Table
 
-from weightbus.benchmarks.attacks import ATTACKS
-from weightbus.benchmarks.fleet import START_SECONDS
+from weightbus.benchmarks.attacks import ATTACKS, LOWEST_PRIORITY, MIB
+from weightbus.benchmarks.flooded import Setup
 from weightbus.benchmarks.machine import describe
 from weightbus.benchmarks.memory import PrivatePeak, private
-from weightbus.benchmarks.process import Process
+from weightbus.benchmarks.probes import Pongs, joins
+from weightbus.benchmarks.process import Process, ProcessError
 from weightbus.benchmarks.report import print_machine
-from weightbus.bus.trust.keys import generate
-from weightbus.python_client.keys import KEYS
+from weightbus.benchmarks.victim import ANSWER_SECONDS, EndedError, Victim, keys_for_all
 
-MIB = 2**20
-PEAK_MIB = 64.0  # over what it was before
-LATER_MIB = 16.0  # over that, when the flood has been over for `LATER_SECONDS`
-LATER_SECONDS = 10.0
+LATER_SECONDS = 10.0  # after a flood, until memory is looked at again
 TIMES_BASE = 3.0  # the honest workers' 99th percentile over that of calm times
-SHAPE, WORKERS = "2MiB/20", 2
-ANSWER_SECONDS = 30.0
-WIDTH = 120
+JOINS, JOIN_SECONDS = 10, 1.0
+LOOK_SECONDS = 1.0  # between two looks at whether it lives
+WAITED_MAX = 0.8  # of the time that the attacker waits for a processor
+LEAP_MS = 86_400_000  # that an epoch may be ahead of this host's clock: a day
+WIDTH = 150
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outcome:
     """What a flood did.
 
     Attributes:
+        setup: Whom it was done to.
         calm, flooded: Seconds of each publish, before and meanwhile.
         peak, later: Bytes over base: the most, and at the end.
         cpu: Cores that the publisher's process took.
         sent, dialled: Bytes and connections of the attacker.
+        waited: The share of the time that the attacker waited for a processor.
+        pong: Seconds of the longest answer to a ping.
+        joined: Of each worker that was to join, whether it was in.
+        wrong: What else must not be, in words.
     """
 
     name: str
-    calm: list[float]
-    flooded: list[float]
-    peak: int
-    later: int
-    cpu: float
-    sent: int
-    dialled: int
+    setup: Setup
+    calm: list[float] = field(default_factory=list[float])
+    flooded: list[float] = field(default_factory=list[float])
+    peak: int = 0
+    later: int = 0
+    cpu: float = 0.0
+    sent: int = 0
+    dialled: int = 0
+    waited: float = 0.0
+    pong: float = 0.0
+    joined: list[bool] = field(default_factory=list[bool])
+    wrong: list[str] = field(default_factory=list[str])
 
 
-class Target:
-    """The flooded publisher's process, from outside."""
-
-    def __init__(self, process: Process) -> None:
-        self._process = process
-        self.addresses = process.answer(START_SECONDS)
-        self._pid: int = self.addresses["pid"]
-
-    def after(self, seconds: float) -> list[float]:
-        """Let so much time pass; return how long publishes took meanwhile."""
-        self._process.ask("seconds", ANSWER_SECONDS)
-        time.sleep(seconds)
-        found: list[float] = self._process.ask("seconds", ANSWER_SECONDS)["seconds"]
-        return found
-
-    def flood(self, name: str, calm_seconds: float, seconds: float) -> Outcome:
-        """Measure one attack."""
-        attack, pid = ATTACKS[name], self._pid
-        calm = self.after(calm_seconds)
-        base = private(pid)
-        with PrivatePeak(pid) as peak:
-            usual = _limit_descriptors(pid, attack.descriptors)
-            addresses = (self.addresses["control"], self.addresses["data"])
-            with Process(name, "attacks", name, *addresses) as attacker:
-                cpu, began = _cpu_seconds(pid), time.monotonic()
-                flooded = self.after(seconds)
-                cpu = (_cpu_seconds(pid) - cpu) / (time.monotonic() - began)
-                told = attacker.end(ANSWER_SECONDS)
-            _limit_descriptors(pid, usual)
+def flood(victim: Victim, name: str, calm_seconds: float, seconds: float, nice: int) -> Outcome:
+    """Measure one attack."""
+    attack, pid = ATTACKS[name], victim.pid
+    outcome = Outcome(name, victim.setup)
+    began = time.monotonic()
+    try:
+        with PrivatePeak(pid) as before:
+            outcome.calm = _pass(victim, calm_seconds, outcome)
+        victim.log()
+        with PrivatePeak(pid) as peak, _limited(pid, attack.descriptors):
+            began = time.monotonic()
+            _attack(victim, outcome, seconds, nice)
             time.sleep(LATER_SECONDS)
-        later = private(pid) - base
-        self._process.ask("check", ANSWER_SECONDS)
-        return Outcome(name, calm, flooded, peak.nbytes - base, later, cpu, **told)
+        outcome.peak, outcome.later = peak.nbytes - before.nbytes, private(pid) - before.nbytes
+        epoch = victim.check()["epoch"]
+        if not victim.epoch <= epoch <= 1000 * time.time() + LEAP_MS:
+            outcome.wrong.append(f"the epoch has moved from {victim.epoch} to {epoch}")
+        if attack.heard:
+            outcome.wrong += _unheard(victim.log(), len(outcome.joined))
+    except EndedError as error:
+        outcome.wrong.append(f"ended after {time.monotonic() - began:.0f} s: {error}")
+    return outcome
 
 
-def _limit_descriptors(pid: int, soft: int) -> int:
-    """Set another process's limit of descriptors, unless it is 0; return what it was."""
+def _attack(victim: Victim, outcome: Outcome, seconds: float, nice: int) -> None:
+    attack, pid = ATTACKS[outcome.name], victim.pid
+    there = json.dumps(victim.addresses)
+    with (
+        Pongs(victim.addresses["control"]) as pongs,
+        Process(outcome.name, "attacks", outcome.name, there, str(nice)) as attacker,
+    ):
+        cpu, began = _cpu_seconds(pid), time.monotonic()
+        try:
+            for number in range(JOINS if attack.joins else 0):
+                outcome.flooded += _pass(victim, seconds / JOINS, outcome)
+                came = joins(victim.addresses["control"], _late(number), JOIN_SECONDS)
+                outcome.joined.append(came)
+            left = seconds - (time.monotonic() - began)
+            outcome.flooded += _pass(victim, left, outcome)
+            outcome.cpu = (_cpu_seconds(pid) - cpu) / (time.monotonic() - began)
+        finally:
+            outcome.pong = pongs.longest
+            with contextlib.suppress(ProcessError):
+                told = attacker.end(ANSWER_SECONDS)
+                outcome.sent, outcome.dialled = told["sent"], told["dialled"]
+                outcome.waited = told["waited"]
+
+
+def _pass(victim: Victim, seconds: float, outcome: Outcome) -> list[float]:
+    """Let so much time pass; return how long publishes took meanwhile."""
+    found: list[float] = []
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        time.sleep(min(left, LOOK_SECONDS))
+        publishes = victim.publishes()
+        found += publishes.seconds
+        if publishes.failed and not any(text.startswith("a publish") for text in outcome.wrong):
+            outcome.wrong.append(f"a publish failed: {publishes.failed}")
+    return found
+
+
+def _late(number: int) -> str:
+    return f"late-{number}"
+
+
+def _unheard(lines: list[str], count: int) -> list[str]:
+    names = [_late(number) for number in range(count)]
+    missing = [n for n in names if not any(f"worker {n} joined" in line for line in lines)]
+    return [f"no word of {', '.join(missing)} in a log of {len(lines)} lines"] if missing else []
+
+
+@contextlib.contextmanager
+def _limited(pid: int, soft: int) -> Generator[None]:
+    """Limit the descriptors of another process meanwhile, unless that is 0."""
     before, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     if soft:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
-    return before
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (before, hard))
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -114,31 +169,46 @@ def _percentile(seconds: list[float], percent: int) -> float:
     return statistics.quantiles(seconds, n=100, method="inclusive")[percent - 1]
 
 
+def broken(outcome: Outcome) -> list[str]:
+    """Return which bounds were broken that need no other flood to compare with, in words."""
+    attack = ATTACKS[outcome.name]
+    found = list(outcome.wrong)
+    if outcome.waited > WAITED_MAX:
+        found.append(f"no flood: it waited for a processor {outcome.waited:.0%} of the time")
+    if outcome.peak > attack.peak_mib * MIB:
+        found.append(f"peak above {attack.peak_mib:.0f} MiB")
+    if outcome.later > attack.later_mib * MIB:
+        found.append(f"more than {attack.later_mib:.0f} MiB stay")
+    if attack.pong and outcome.pong > attack.pong:
+        found.append(f"a pong takes more than {1000 * attack.pong:.0f} ms")
+    if not all(outcome.joined):
+        found.append(f"{sum(outcome.joined)} of {len(outcome.joined)} joined in {JOIN_SECONDS:g} s")
+    return found
+
+
 def misses(outcome: Outcome, base: list[float]) -> list[str]:
     """Return which bounds were broken, in words."""
-    found: list[str] = []
-    if outcome.peak > PEAK_MIB * MIB:
-        found.append(f"peak above {PEAK_MIB:.0f} MiB")
-    if outcome.later > LATER_MIB * MIB:
-        found.append(f"more than {LATER_MIB:.0f} MiB stay")
+    found = broken(outcome)
     if len(outcome.flooded) < 2:
-        found.append("nothing was published")
+        found += [] if outcome.wrong else ["nothing was published"]
     elif _percentile(outcome.flooded, 99) > TIMES_BASE * _percentile(base, 99):
         found.append(f"p99 above {TIMES_BASE:.0f} times calm")
     return found
 
 
-def table_of(outcomes: list[Outcome], base: list[float], publisher: str) -> Table:
-    """Return the table for a person."""
-    title = f"floods of a publisher in {publisher}, {SHAPE}, {WORKERS} honest workers"
-    table = Table(title=title, title_justify="left")
+def table_of(outcomes: list[Outcome], base: list[float]) -> Table:
+    """Return the table of the floods of one setup, for a person."""
+    setup = outcomes[0].setup
+    table = Table(title=f"{setup.shape}, {setup.workers} honest workers", title_justify="left")
     table.add_column("flood")
     table.add_column("")
-    for heading in ("peak MiB", "10 s later", "p50 ms", "p99 ms", "p99/calm", "cores", "MB sent"):
+    for heading in ("peak MiB", "10 s later", "p50 ms", "p99 ms", "p99/calm"):
+        table.add_column(heading, justify="right")
+    for heading in ("longest pong ms", "joins", "cores", "MB sent"):
         table.add_column(heading, justify="right")
     table.add_column("verdict")
     calm = _percentile(base, 50), _percentile(base, 99)
-    table.add_row("calm", "", "", "", *(f"{1e3 * each:.1f}" for each in calm), "1.0", "", "", "")
+    table.add_row("calm", "", "", "", *(f"{1e3 * each:.1f}" for each in calm), "1.0")
     for o in outcomes:
         attack, seconds = ATTACKS[o.name], o.flooded
         p50, p99 = (_percentile(seconds, p) if len(seconds) > 1 else float("nan") for p in (50, 99))
@@ -151,6 +221,8 @@ def table_of(outcomes: list[Outcome], base: list[float], publisher: str) -> Tabl
             f"{1e3 * p50:.1f}",
             f"{1e3 * p99:.1f}",
             f"{p99 / calm[1]:.1f}",
+            f"{1e3 * o.pong:.1f}",
+            f"{sum(o.joined)}/{len(o.joined)}" if o.joined else "",
             f"{o.cpu:.2f}",
             f"{o.sent / 1e6:.1f}",
             f"[red]{'; '.join(missed)}[/red]" if missed else "[green]held[/green]",
@@ -165,11 +237,16 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--keys", action="store_true", help="have keys, against who has none")
     parser.add_argument("--publisher", choices=("python", "rust"), default="python")
     parser.add_argument("--seconds", type=float, default=8.0, help="of each flood")
+    text = "of the attackers that take all that they get"
+    parser.add_argument("--nice", type=int, default=LOWEST_PRIORITY, help=text)
     parser.add_argument("--calm", type=float, default=4.0, help="seconds before each")
     found = parser.parse_args(words)
     alone = [name for name in found.only if ATTACKS[name].keyed]
     if alone and not found.keys:
         parser.error(f"{', '.join(alone)}: give --keys, these are floods of publishers with keys")
+    others = [n for n in found.only if ATTACKS[n].only not in (None, found.publisher)]
+    if others:
+        parser.error(f"{', '.join(others)}: not of a publisher in {found.publisher}")
     return found
 
 
@@ -182,30 +259,57 @@ def _floods(text: str) -> list[str]:
     return text.split(",")
 
 
+def measure(names: list[str], given: argparse.Namespace) -> list[Outcome]:
+    """Measure floods, each of a publisher that the ones before have left as it was."""
+    console = Console(stderr=True)
+    outcomes: list[Outcome] = []
+    names = sorted(names, key=lambda name: list(_setups()).index(ATTACKS[name].setup))
+    with console.status("") as status, ExitStack() as stack:
+        victim: Victim | None = None
+        for name in names:
+            status.update(f"{name}: {ATTACKS[name].what}")
+            setup = replace(ATTACKS[name].setup, language=given.publisher)
+            if victim is None or victim.setup != setup:
+                stack.close()
+                victim = stack.enter_context(Victim(setup))
+                _settle(victim, given.calm)
+            outcomes.append(flood(victim, name, given.calm, given.seconds, given.nice))
+            if broken(outcomes[-1]):
+                victim = None
+    return outcomes
+
+
+def _settle(victim: Victim, seconds: float) -> None:
+    """Let a while pass: the first versions touch fresh memory."""
+    with contextlib.suppress(EndedError):
+        _pass(victim, seconds, Outcome("", victim.setup))
+
+
+def _setups() -> dict[Setup, None]:
+    return dict.fromkeys(attack.setup for attack in ATTACKS.values())
+
+
 def main(words: list[str]) -> int:
     """Measure and report; return 1 if a bound is broken."""
-    arguments = parse(words)
+    given = parse(words)
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     print_machine(describe(), console)
-    outcomes: list[Outcome] = []
-    chosen = arguments.only or [n for n, a in ATTACKS.items() if arguments.keys or not a.keyed]
-    with ExitStack() as stack:
-        if arguments.keys:
-            folder = stack.enter_context(tempfile.TemporaryDirectory())
-            generate(Path(folder), {"*": "worker"})
-            os.environ[KEYS] = folder  # for the processes that this one starts
-        status = stack.enter_context(console.status(""))
-        told = (SHAPE, str(WORKERS), arguments.publisher)
-        process = stack.enter_context(Process("publisher", "flooded", *told))
-        target = Target(process)
-        target.after(arguments.calm)  # the first versions touch fresh memory
-        for name in chosen:
-            status.update(f"{name}: {ATTACKS[name].what}")
-            outcomes.append(target.flood(name, arguments.calm, arguments.seconds))
-    base = [seconds for outcome in outcomes for seconds in outcome.calm]
-    how = f"{arguments.publisher.title()} {'with' if arguments.keys else 'without'} keys"
-    console.print(table_of(outcomes, base, how))
-    return 1 if any(misses(o, base) for o in outcomes) else 0
+    chosen = given.only or [
+        name
+        for name, attack in ATTACKS.items()
+        if (given.keys or not attack.keyed) and attack.only in (None, given.publisher)
+    ]
+    with keys_for_all() if given.keys else contextlib.nullcontext():
+        outcomes = measure(chosen, given)
+    how = "with" if given.keys else "without"
+    console.print(f"floods of a publisher in {given.publisher.title()} {how} keys")
+    missed = False
+    for setup in dict.fromkeys(o.setup for o in outcomes):
+        those = [o for o in outcomes if o.setup == setup]
+        base = [seconds for o in those for seconds in o.calm]
+        console.print(table_of(those, base))
+        missed = missed or any(misses(o, base) for o in those)
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """How much memory a process has, and had at most, as the kernel counts it."""
 
+import contextlib
 import threading
 from pathlib import Path
 from typing import Self
@@ -38,8 +39,9 @@ class PrivatePeak:
         self.nbytes = 0
 
     def _look(self) -> None:
-        while not self._over.wait(LOOK_SECONDS):
-            self.nbytes = max(self.nbytes, private(self._pid))
+        with contextlib.suppress(OSError, RuntimeError):  # it has ended
+            while not self._over.wait(LOOK_SECONDS):
+                self.nbytes = max(self.nbytes, private(self._pid))
 
     def __enter__(self) -> Self:
         self.nbytes = private(self._pid)

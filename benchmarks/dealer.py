@@ -1,0 +1,93 @@
+"""A control connection of somebody who may come in: a flood or a probe says what it likes."""
+
+import os
+import time
+
+import zmq
+
+from weightbus.bus.messages import Hello, Message, Running, Welcome, encode, from_publisher
+from weightbus.bus.trust import curve
+from weightbus.python_client.keys import worker_keys
+
+JOIN_SECONDS = 10.0
+RETRY_SECONDS = 0.25  # between two hellos, as workers have it
+UNREAD_BYTES = 4096  # of the kernel's buffer, where nothing is read
+
+
+class Dealer:
+    """One connection; it has the keys of the environment, if there are any.
+
+    Args:
+        address: The publisher's control address.
+        name: As which it joins.
+        reads: Whether it is to read anything once it has joined.
+
+    Attributes:
+        sent: Bytes of messages.
+    """
+
+    def __init__(self, address: str, name: str, *, reads: bool = True) -> None:
+        self.name, self.sent, self._instance = name, 0, os.urandom(16).hex()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        if not reads:
+            self._socket.setsockopt(zmq.RCVHWM, 1)
+            self._socket.setsockopt(zmq.RCVBUF, UNREAD_BYTES)
+        if (keys := worker_keys(None, name)) is not None:
+            curve.pin(self._socket, keys.public, keys.secret, keys.publisher)
+        self._socket.connect(address)
+
+    def say(self, message: Message) -> None:
+        """Send a message; it is lost if nobody is there, or nobody reads."""
+        body = encode(message)
+        try:
+            self._socket.send(body, zmq.NOBLOCK)
+        except zmq.Again:
+            return
+        self.sent += len(body)
+
+    def hear(self, seconds: float = 0.0) -> Message | None:
+        """Return the next message, if there is one in time."""
+        if not self._socket.poll(max(0, round(1000 * seconds))):
+            return None
+        return from_publisher(self._socket.recv_multipart())[0]
+
+    def hello(
+        self,
+        model: str,
+        running: Running | None = None,
+        *,
+        age_ms: int = 0,
+        pid: int = 0,
+        epoch: int = 0,
+    ) -> Hello:
+        """Return what it says to join."""
+        return Hello(
+            name=self.name,
+            instance=self._instance,
+            models={model: running},
+            epoch=epoch,
+            age_ms=age_ms,
+            pid=pid,
+        )
+
+    def join(self, model: str) -> Welcome:
+        """Say hello until there is a welcome.
+
+        Raises:
+            TimeoutError: There is none.
+        """
+        deadline = time.monotonic() + JOIN_SECONDS
+        while time.monotonic() < deadline:
+            self.say(self.hello(model))
+            again = time.monotonic() + RETRY_SECONDS
+            while (left := again - time.monotonic()) > 0:
+                heard = self.hear(left)
+                if isinstance(heard, Welcome):
+                    return heard
+        raise TimeoutError(f"{self.name} has no welcome after {JOIN_SECONDS:.0f} s")
+
+    def close(self) -> None:
+        """Hang up."""
+        self._context.destroy(0)

@@ -1,0 +1,202 @@
+"""Attacks by somebody who may come in: anybody where there are no keys, else an allowed worker.
+
+Each is a generator that does something, and yields how many seconds to wait before it goes on.
+"""
+
+import itertools
+import os
+import select
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from weightbus.bus.limits import EPOCH_CLOCK_MAX, FETCH_CHUNKS_MAX, INTEGER_MAX
+from weightbus.bus.messages import TICKET, Applied, Fetch, Ping, Pong, Running, token_of
+from weightbus.bus.net.endpoints import host_and_port
+from weightbus.bus.net.zmtp import GREETING, message_parts
+
+from .bus import MODEL
+from .dealer import UNREAD_BYTES, Dealer
+
+READY_SUB = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB"
+LOOK_SECONDS = 0.05  # between two looks at what is newest
+HOLD_SECONDS = 4.0  # that what was asked for stays unread, before it is asked for anew
+AGE_MS = 10**9  # of the publisher whose weights a worker says that it runs: older than any here
+FAR = EPOCH_CLOCK_MAX - 2 * AGE_MS
+DIGESTS_AT_ONCE = 10
+HELLOS_SECOND = 8
+
+Steps = Iterator[float]
+
+
+class Insider:
+    """The attacker, who counts what it says.
+
+    Args:
+        there: Where the publisher's sockets are, and its `pid`.
+    """
+
+    def __init__(self, there: dict[str, Any]) -> None:
+        self.control: str = there["control"]
+        self.data: str = there["data"]
+        self.pid: int = there["pid"]
+        self._dealers: list[Dealer] = []
+        self.dialled = 0
+
+    @property
+    def sent(self) -> int:
+        """Bytes of messages."""
+        return sum(each.sent for each in self._dealers)
+
+    def dealer(self, name: str, *, reads: bool = True) -> Dealer:
+        """Return another control connection."""
+        self.dialled += 1
+        made = Dealer(self.control, name, reads=reads)
+        self._dealers.append(made)
+        return made
+
+
+class Scout:
+    """A worker that knows which version is the newest."""
+
+    def __init__(self, insider: Insider) -> None:
+        self.dealer = insider.dealer("scout")
+        self.epoch = self.dealer.join(MODEL).epoch
+        self.version = 0
+
+    def look(self) -> bool:
+        """Ask for the newest version; return whether it is another."""
+        self.dealer.say(Ping())
+        before = self.version
+        while (heard := self.dealer.hear()) is not None:
+            if isinstance(heard, Pong) and heard.epoch:
+                self.epoch, self.version = heard.epoch, heard.models.get(MODEL, 0)
+        return self.version != before
+
+    def fetch(self, dealer: Dealer, count: int) -> None:
+        """Have another one ask for the first chunks of the newest version."""
+        dealer.say(Fetch(model=MODEL, epoch=self.epoch, version=self.version, count=count))
+
+
+def _reader(insider: Insider, name: str) -> Dealer:
+    made = insider.dealer(name, reads=False)
+    made.join(MODEL)
+    return made
+
+
+def a_chunk_of_each(insider: Insider) -> Steps:
+    """Ask for one chunk of each version, and read none."""
+    scout, reader = Scout(insider), _reader(insider, "reader")
+    while True:
+        if scout.look():
+            scout.fetch(reader, 1)
+        yield LOOK_SECONDS
+
+
+def chunks_unread(insider: Insider, connections: int = 18) -> Steps:
+    """Ask for 128 chunks on each connection, of one version after another, and read none."""
+    scout = Scout(insider)
+    for turn in itertools.count():
+        readers = [_reader(insider, f"reader-{turn}-{number}") for number in range(connections)]
+        for reader in readers:
+            while not scout.look():
+                yield LOOK_SECONDS
+            scout.fetch(reader, FETCH_CHUNKS_MAX)
+            scout.fetch(reader, FETCH_CHUNKS_MAX)
+        yield HOLD_SECONDS
+        for reader in readers:
+            reader.close()
+
+
+def subscribers_unread(insider: Insider, connections: int = 40) -> Steps:
+    """Subscribe to pushed chunks on each connection, and read none; dial again if hung up on."""
+    workers = [insider.dealer(f"subscriber-{number}") for number in range(connections)]
+    held: dict[Dealer, socket.socket] = {}
+    closed = select.poll()
+    while True:
+        over = {number for number, _ in closed.poll(0)}
+        for worker in workers:
+            if worker in held and held[worker].fileno() not in over:
+                continue
+            if worker in held:
+                closed.unregister(held[worker])
+                held.pop(worker).close()
+            if (made := _subscriber(worker, insider)) is not None:
+                held[worker] = made
+                closed.register(made, select.POLLRDHUP)
+            yield 0.0
+        yield LOOK_SECONDS
+
+
+def _subscriber(worker: Dealer, insider: Insider) -> socket.socket | None:
+    ticket = token_of(worker.join(MODEL), TICKET)
+    made = socket.socket()
+    insider.dialled += 1
+    made.settimeout(1.0)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, UNREAD_BYTES)
+    said = [b"\x03" + ticket.encode()] if ticket else []
+    said += [b"\x01%s/%s" % (MODEL.encode(), each) for each in (b"ctl", b"dat")]
+    try:
+        made.connect(host_and_port(insider.data))
+        made.sendall(GREETING + READY_SUB)
+        heard = b""
+        while b"READY" not in heard:
+            more = made.recv(256)
+            if not more:
+                raise ConnectionError("it has hung up")
+            heard += more
+        made.sendall(b"".join(bytes(part) for each in said for part in message_parts([each])))
+    except OSError:
+        made.close()
+        return None
+    return made
+
+
+def own_pid(insider: Insider, connections: int = 32) -> Steps:
+    """Say hello as often as a worker may, on each connection, as the publisher's own process."""
+    dealers = [insider.dealer(f"pid-{number}") for number in range(connections)]
+    while True:
+        for dealer in dealers:
+            dealer.say(dealer.hello(MODEL, pid=insider.pid))
+            while dealer.hear() is not None:
+                pass
+        yield 1 / HELLOS_SECOND
+
+
+def wrong_digests(insider: Insider) -> Steps:
+    """Say a thousand times a second that the newest version is applied, with another digest."""
+    scout = Scout(insider)
+    while True:
+        scout.look()
+        until = time.monotonic() + 10 * LOOK_SECONDS
+        while time.monotonic() < until:
+            for _ in range(DIGESTS_AT_ONCE):
+                digest, version = os.urandom(32).hex(), scout.version
+                said = Applied(model=MODEL, epoch=scout.epoch, version=version, digest=digest)
+                scout.dealer.say(said)
+            yield DIGESTS_AT_ONCE / 1000
+
+
+def epoch_below(insider: Insider) -> Steps:
+    """Say hello with a version that was never published, from an epoch long before it."""
+    scout = Scout(insider)
+    for number in itertools.count():
+        scout.look()
+        liar = insider.dealer(f"liar-{number}")
+        runs = Running(epoch=scout.epoch, version=INTEGER_MAX, digest="")
+        yield from _insist(liar, runs, 0)
+
+
+def epoch_ahead(insider: Insider) -> Steps:
+    """Say hello with a version of an epoch in the far future."""
+    for number in itertools.count():
+        liar = insider.dealer(f"liar-{number}")
+        yield from _insist(liar, Running(epoch=FAR, version=1, digest="0" * 64), FAR)
+
+
+def _insist(liar: Dealer, runs: Running, epoch: int) -> Steps:
+    for _ in range(HELLOS_SECOND):
+        liar.say(liar.hello(MODEL, runs, epoch=epoch, age_ms=AGE_MS))
+        yield 1 / HELLOS_SECOND
+    liar.close()
