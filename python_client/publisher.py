@@ -22,8 +22,8 @@ from ..bus.memory.segment import probe
 from ..bus.messages import TOKEN_BYTES
 from ..bus.net import endpoints
 from ..bus.net.callbacks import EventCallback, WorkerEvent
-from ..bus.net.publisher_sockets import PublisherSockets
 from ..bus.net.publisher_loop import Promise, PublisherLoop, Reply
+from ..bus.net.publisher_sockets import PublisherSockets
 from ..bus.publisher.machine import PublisherMachine
 from ..bus.publisher.publication import CommitMode
 from ..bus.publisher.roster import Taker
