@@ -249,6 +249,7 @@ def test_a_version_stays_in_the_folder_that_was_found(tmp_path: Path) -> None:
     """Its path leads elsewhere before it is put back."""
     (home := tmp_path / "home").mkdir()
     (home / "file").write_bytes(b"mine")
+    before = (home / "file").stat().st_ino
     target = FileTarget(home / "file")
     target.apply(staged())
     home.rename(moved := tmp_path / "moved")
@@ -256,6 +257,7 @@ def test_a_version_stays_in_the_folder_that_was_found(tmp_path: Path) -> None:
     (home / "file").write_bytes(b"another's")
     assert target.undo()
     assert (moved / "file").read_bytes() == b"mine"
+    assert (moved / "file").stat().st_ino == before, "it was no copy"
     assert (home / "file").read_bytes() == b"another's"
 
 
