@@ -23,6 +23,12 @@ KEYS_MAX = WORKERS_MAX  # public keys that a publisher allows: one for each work
 TICKET_SECONDS = 30  # for which a ticket is good: a host is looked up and dialled in some ten
 STRANGER_SECONDS = 1.5  # for which a data connection may be there without one
 EPOCH_CLOCK_MAX = 2**43  # the year 2248 in milliseconds: no later epoch is taken over from anybody
+# How far past its own start, by its clock, a publisher takes an epoch on the word of a worker:
+# a year covers time zones, suspended machines, and a date that somebody set wrong by a year.
+EPOCH_LEAP_MAX_MS = 366 * 86_400_000
+# Up to how many times `lost_after` a publisher waits until it takes yet another epoch; it begins
+# with once, and each time waits twice as long, since for workers it is a restart of the publisher.
+RENEWAL_PAUSES = 64
 ROSTER_MODELS_MAX = 4 * WORKERS_MAX  # of all of them: a name and a digest take up to 0.6 kB
 PATCHES_MAX = 8  # of one version: each is on another base, and most workers run one of two
 # Times that nothing new comes, until all of a version is fetched in place of a patch, or what was
@@ -79,6 +85,7 @@ CHECK_NAMES_MAX = 4096  # tensors in one answer of a worker that is verified: a 
 CHECK_BYTES = 2**27  # of weights, after which an answer goes on to no further tensor: some 10 ms
 CHECKS = Rate(8, 4)  # such answers of a worker: under a tenth of a core, but for larger tensors
 DIFFERENCES_TOLD = 64  # tensors that are named: as many as a person reads
+UNLIKE_KEPT = MODELS_MAX  # wrong digests of one worker that are told once: one of each model
 EVENTS_TOLD = 64  # to observers: the last ones, as many as a person reads
 VERSIONS_TOLD = 24  # of a model, with their ages: the last ones, and ever fewer of those before
 VERSIONS_TIMED = 4096  # of a model: how far back it is known when a version was published

@@ -90,7 +90,11 @@ class SealedVersion:
     def chunk(self, version: Sealable, index: int) -> tuple[str, memoryview]:
         """Return a chunk's tag and its sealed bytes; the first time, seal and hash it in one walk.
 
-        A nonce must never stand for two texts, so a chunk that has changed ends the publisher.
+        A nonce must never stand for two texts that anybody sees, so a chunk that has changed is
+        given to nobody.
+
+        Raises:
+            AssertionError: It has; no publisher may go on with this version.
         """
         found = self._chunks.get(index)
         if found is not None:

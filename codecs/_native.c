@@ -89,6 +89,26 @@ static int open_addresses(struct views *views, PyObject *const *args, int count)
     return 0;
 }
 
+/* Nothing is mapped below (vm.mmap_min_addr), so such an address is null, or an offset from it. */
+#define FIRST_ADDRESS 4096
+
+static int is_nowhere(uint64_t address, uint64_t size) {
+    return (size != 0) & ((address < FIRST_ADDRESS) | (address + size < address));
+}
+
+/* Look at all of them before a byte is copied: a tensor may have been freed, or never have had memory. */
+static int check_addresses(const uint64_t *addresses, const uint64_t *sizes, size_t count) {
+    int wrong = 0;
+    for (size_t i = 0; i < count; i++) wrong |= is_nowhere(addresses[i], sizes[i]);
+    for (size_t i = 0; wrong && i < count; i++)
+        if (is_nowhere(addresses[i], sizes[i])) {
+            PyErr_Format(PyExc_ValueError, "%llu bytes at address %llu: there is no memory, so a tensor has been freed, or never had any",
+                         (unsigned long long)sizes[i], (unsigned long long)addresses[i]);
+            return -1;
+        }
+    return 0;
+}
+
 static void fetch_ahead(const uint64_t *addresses, size_t index, size_t count) {
     if (index + AHEAD >= count) return;
     const char *next = (const char *)(uintptr_t)addresses[index + AHEAD];
@@ -119,6 +139,7 @@ static PyObject *copies(PyObject *module, PyObject *const *args, Py_ssize_t give
     if ((given != 3 && wrong_number(given, 4)) || stream < 0 || open_addresses(&views, args, 3) < 0) return close_views(&views, NULL);
     const uint64_t *to = views.at[0].buf, *from = views.at[1].buf, *sizes = views.at[2].buf;
     size_t count = (size_t)views.at[0].len / 8;
+    if (check_addresses(to, sizes, count) < 0 || check_addresses(from, sizes, count) < 0) return close_views(&views, NULL);
     Py_BEGIN_ALLOW_THREADS
     for (size_t i = 0; i < count; i++) {
         fetch_ahead(from, i, count);
@@ -164,6 +185,7 @@ static PyObject *gather(PyObject *module, PyObject *const *args, Py_ssize_t give
         PyErr_SetString(PyExc_ValueError, "the pieces, the buffer and the checksums do not fit together");
         return close_views(&views, NULL);
     }
+    if (check_addresses(from, sizes, count) < 0) return close_views(&views, NULL);
     struct place at = {.to = views.at[2].buf, .chunk_bytes = chunk_bytes, .crcs = views.at[3].buf};
     Py_BEGIN_ALLOW_THREADS
     for (size_t i = 0; i < count; i++) {
@@ -200,6 +222,12 @@ struct mark { /* then shape and strides, `ndim` integers each */
     int32_t device, device_id, dtype, ndim;
 };
 
+static int has_elements(const Tensor *tensor) {
+    for (int32_t i = 0; i < tensor->ndim; i++)
+        if (!tensor->shape[i]) return 0;
+    return 1;
+}
+
 static Py_ssize_t mark_of(const Exchange *exchange, PyObject *tensor, char *out, Py_ssize_t room) {
     Tensor found;
     if (exchange->look(tensor, &found) < 0) return -1;
@@ -207,11 +235,16 @@ static Py_ssize_t mark_of(const Exchange *exchange, PyObject *tensor, char *out,
         PyErr_SetString(PyExc_BufferError, "this is not all that there is to know of this tensor");
         return -1; /* a complex one may be conjugated */
     }
+    uint64_t address = (uint64_t)(uintptr_t)found.data + found.byte_offset;
+    if (address < FIRST_ADDRESS && has_elements(&found)) {
+        PyErr_SetString(PyExc_BufferError, "this tensor has elements, and no memory for them");
+        return -1;
+    }
     size_t each = sizeof(int64_t) * (size_t)found.ndim;
     Py_ssize_t size = (Py_ssize_t)(sizeof(struct mark) + 2 * each);
     if (size > room) return size;
     struct mark mark = {
-        .address = (uint64_t)(uintptr_t)found.data + found.byte_offset,
+        .address = address,
         .device = found.device.type,
         .device_id = found.device.id,
         .dtype = found.dtype.code | found.dtype.bits << 8 | found.dtype.lanes << 16,
@@ -319,6 +352,8 @@ static PyObject *exchange(PyObject *module, PyObject *args) {
     unsigned long long one, other, nbytes;
     int error;
     if (!PyArg_ParseTuple(args, "KKK", &one, &other, &nbytes)) return NULL;
+    uint64_t both[] = {one, other}, sizes[] = {nbytes, nbytes};
+    if (check_addresses(both, sizes, 2) < 0) return NULL;
     Py_BEGIN_ALLOW_THREADS
     error = exchange_pages((void *)(uintptr_t)one, (void *)(uintptr_t)other, (size_t)nbytes);
     Py_END_ALLOW_THREADS

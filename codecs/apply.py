@@ -6,6 +6,7 @@ memory (`data_ptr`), its device and its `requires_grad`. A module on the meta de
 memory.
 """
 
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,10 +17,18 @@ from . import numpy_tensors
 from .copies import Copies, Differences, devices_of, on_device
 from .errors import StateError
 from .layout import Layout, Signature, Strict, TensorSpec, difference, trimmed
-from .leaves import Leaf
+from .leaves import Leaf, of_torch
 from .native import crc32c
 from .section import Section
-from .state import Marks, Outline, is_module, named_leaves, outline_at_once, signature
+from .state import (
+    Marks,
+    Outline,
+    in_memory,
+    is_module,
+    named_leaves,
+    outline_at_once,
+    signature,
+)
 from .ties import Place, Ties, place_of
 from .wrapping import explanation
 
@@ -168,6 +177,7 @@ class _Known:
     pairs: "_Pairs"
     destinations: list[Leaf]
     sources: list[Leaf]
+    large: list[Leaf]  # destinations whose storages are measured: see `torch_tensors.LARGE_BYTES`
 
 
 class _Pairs:
@@ -296,7 +306,7 @@ class Reader:
         known = self._known
         if known is None or outline is None or not (known.target is target and known.how == how):
             return None
-        return known if outline.marks == known.outline else None
+        return known if outline.marks == known.outline and in_memory(known.large) else None
 
     def copy_into(
         self,
@@ -339,7 +349,7 @@ class Reader:
         copies.run(destinations, sources)
         if outline is not None and self.section.aligned():
             how = strict, cast
-            kept = copies, pairs, destinations, sources
+            kept = copies, pairs, destinations, sources, _large(destinations)
             self._known = _Known(target, how, outline.marks, *kept)
 
     def _examine(self, target: object, *, strict: Strict, cast: bool) -> _Pairs:
@@ -416,6 +426,10 @@ def differing(
     lines = faults + difference(published, got, cast=cast, strict=strict)
     why = explanation(published, got) if lines else None
     return lines if why is None else [why, *lines]
+
+
+def _large(leaves: list[Leaf]) -> list[Leaf]:
+    return [leaves[place] for place in of_torch().large(leaves)] if "torch" in sys.modules else []
 
 
 def _on_meta(leaf: Leaf) -> bool:

@@ -4,6 +4,7 @@
 the processor are used, `description` says; what they compute is the same to the bit.
 
 Addresses are those of memory that the caller keeps alive and that nobody else writes meanwhile.
+Either of the two refuses addresses where no memory can be, before it copies a byte.
 """
 
 import contextlib
@@ -38,6 +39,9 @@ if not TYPE_CHECKING:
 
 BUILT: bool = _native is not None
 DELTA = _delta  # of `delta/kernels.py`, which calls it
+
+# Nothing is mapped below: such an address is null, or an offset from it, of memory that is freed.
+FIRST_ADDRESS = 4096
 
 # Tensors of up to this are copied as memory. In Python that keeps its lock, so it must not take
 # long; from there on the frameworks copy faster, too.
@@ -85,12 +89,17 @@ def copies(to: Addresses, from_: Addresses, sizes: Addresses) -> Callable[[], No
     """Return what copies so many bytes each from some addresses to others, again and again.
 
     What lies behind one another on both sides is copied as one.
+
+    Raises:
+        ValueError: There can be no memory at an address. (From what is returned, with the helper.)
     """
     if BUILT:
         to, from_, sizes = joined(to, from_, sizes)
         if int(sizes.sum()) >= STREAM_BYTES:
             return partial(_native.copies, to, from_, sizes, True)
         return partial(_native.copies, to, from_, sizes)
+    for addresses in (to, from_):
+        _check(addresses, sizes)
     targets, sources = ([*map(_view, map(int, a), map(int, sizes))] for a in (to, from_))
     everything = slice(None)
 
@@ -113,8 +122,20 @@ def joined(
     return to[first], from_[first], np.add.reduceat(sizes, first)
 
 
+def _check(addresses: Addresses, sizes: Addresses) -> None:
+    """Refuse addresses where there can be no memory, as the helper does."""
+    wrong = (sizes > 0) & ((addresses < FIRST_ADDRESS) | (addresses + sizes < addresses))
+    if wrong.any():
+        first = int(np.flatnonzero(wrong)[0])
+        raise ValueError(
+            f"{sizes[first]} bytes at address {addresses[first]}: there is no memory, so a tensor "
+            "has been freed, or never had any"
+        )
+
+
 def bytes_at(address: int, nbytes: int) -> "Bytes":
-    """Return what lies in memory."""
+    """Return what lies in memory; ValueError if there can be none at the address."""
+    _check(np.array([address], np.uint64), np.array([nbytes], np.uint64))
     return np.frombuffer(memoryview((ctypes.c_uint8 * nbytes).from_address(address)), np.uint8)
 
 
@@ -138,6 +159,7 @@ def gather(to: "Bytes", from_: Addresses, sizes: Addresses, chunk_bytes: int) ->
         return crcs
     if int(sizes.sum()) != to.nbytes:
         raise ValueError(f"the pieces have {int(sizes.sum())} bytes, the buffer {to.nbytes}")
+    _check(from_, sizes)
     begin: int = to.__array_interface__["data"][0]
     for address, size in zip(map(int, from_), map(int, sizes), strict=True):
         if address != begin:
@@ -156,7 +178,7 @@ def marks(tensors: Sequence[object], exchange: object) -> bytes:
         exchange: Its `__dlpack_c_exchange_api__`.
 
     Raises:
-        BufferError: One cannot be looked at in this way.
+        BufferError: One cannot be looked at in this way, or has elements and no memory.
         NotImplementedError: There is no helper.
     """
     if not BUILT:
@@ -176,6 +198,7 @@ def exchange(one: int, other: int, nbytes: int) -> None:
         OSError: It cannot be done here (Linux 5.7 or later can). Both hold what they held before.
             Where it could not although it can be, it is not tried again in this process.
         MemoryError: There is no room for as many bytes in between; nothing has changed.
+        ValueError: There can be no memory at an address.
     """
     if not BUILT:
         raise OSError("pages are exchanged by the native helper alone, which is not there")

@@ -8,7 +8,7 @@ separately.
 """
 
 import sys
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter, itemgetter
@@ -74,6 +74,7 @@ class Form:
     places: list[int]
     outline: Marks | None
     known: Layout | None = None  # one that fits
+    large: Sequence[int] = ()  # leaves whose storages are measured: see `torch_tensors.LARGE_BYTES`
 
     @cached_property
     def planned(self) -> Layout:
@@ -92,6 +93,12 @@ class Form:
     def fits(self, layout: Layout) -> bool:
         """Tell whether the layout is one of exactly these tensors and aliases."""
         return self.signatures == layout.own_signatures and self.aliases == layout.aliases
+
+    def holds(self, outline: Outline | None) -> bool:
+        """Tell whether a state of this outline has this form, and its memory still."""
+        if outline is None or outline.marks != self.outline:
+            return False
+        return in_memory(outline.leaves[place] for place in self.large)
 
 
 class State(msgspec.Struct, eq=False):
@@ -145,12 +152,12 @@ def state_of(source: object, form: Form | None = None) -> State:
         StateError: Something in it cannot travel. The text names it, and says what can.
     """
     outline = outline_at_once(source)
-    if form is not None and outline is not None and outline.marks == form.outline:
+    if form is not None and outline is not None and form.holds(outline):
         return State(form, outline.leaves)
     leaves = named_leaves(source)
     if outline is None and not is_module(source):
         outline = outline_of(tuple(leaves), list(leaves.values()))
-        if form is not None and outline is not None and outline.marks == form.outline:
+        if form is not None and outline is not None and form.holds(outline):
             return State(form, outline.leaves)
     unique: dict[str, Leaf] = {}
     signatures: dict[str, Signature] = {}
@@ -176,7 +183,14 @@ def state_of(source: object, form: Form | None = None) -> State:
     places = _places(unique, leaves, outline) if outline is not None else None
     if outline is None or places is None:
         return State(Form(signatures, aliases, [*range(len(unique))], None), [*unique.values()])
-    return State(Form(signatures, aliases, places, outline.marks), outline.leaves)
+    large = of_torch().large(outline.leaves) if "torch" in sys.modules else ()
+    form = Form(signatures, aliases, places, outline.marks, large=large)
+    return State(form, outline.leaves)
+
+
+def in_memory(leaves: Iterable[Leaf]) -> bool:
+    """Tell whether all elements of some torch tensors are still in memory."""
+    return all(of_torch().memory_fault(leaf) is None for leaf in leaves)
 
 
 def outline_at_once(source: object) -> Outline | None:

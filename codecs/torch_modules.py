@@ -7,7 +7,8 @@ as `<path>._extra_state`, or a mapping of tensors, nested or not, each of which 
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
@@ -16,7 +17,7 @@ from torch import nn
 
 from .errors import StateError
 from .state import Outline, outline_of
-from .torch_tensors import is_one_block
+from .torch_tensors import GATHER, is_one_block, memory_fault, placeholder_fault
 
 _CONTENTS = ("_modules", "_parameters", "_buffers")
 _OVERRIDDEN = ("state_dict", "_save_to_state_dict", "get_extra_state", "set_extra_state")
@@ -59,6 +60,8 @@ class ModuleParts:
 
 def parts_of(module: nn.Module) -> ModuleParts:
     """Return the tensors of a module's `state_dict()` that can be written in place; what cannot."""
+    if fault := shards_fault(module):
+        return ModuleParts({}, {}, [fault])
     extra = with_extra(module, "set_extra_state")
     owned = {_address(tensor) for tensor in (*module.parameters(), *module.buffers())}
     tensors: Tensors = {}
@@ -76,11 +79,13 @@ def parts_of(module: nn.Module) -> ModuleParts:
             faults.append(f"{name}: made by state_dict() on the fly, so it cannot be written to")
         else:
             tensors[name] = value
-    return ModuleParts(tensors, extra, faults)
+    return ModuleParts(tensors, extra, _placeholders(module, tensors.values()) + faults)
 
 
 def parts_by(module: nn.Module, names: Format) -> ModuleParts:
     """Return the parts of a module as the schemes write them: every buffer and all extra state."""
+    if fault := shards_fault(module):
+        return ModuleParts({}, {}, [fault])
     optional = frozenset(
         f"{path}.{name}".lstrip(".")
         for path, part in _modules(module)
@@ -88,7 +93,8 @@ def parts_by(module: nn.Module, names: Format) -> ModuleParts:
     )
     everything, extra = _tensors(module), with_extra(module, "get_extra_state")
     if names == "tensordict":
-        return ModuleParts(everything, extra, [], optional)
+        faults = _placeholders(module, everything.values())
+        return ModuleParts(everything, extra, faults, optional)
     parts = parts_of(module)
     tensors = parts.tensors | {name: everything[name] for name in optional & everything.keys()}
     return replace(parts, tensors=tensors, extra=extra, optional=optional)
@@ -96,7 +102,7 @@ def parts_by(module: nn.Module, names: Format) -> ModuleParts:
 
 def put_extra(parts: ModuleParts, tensors: Tensors) -> None:
     """Give modules their extra state back; all of them, or none and an exception."""
-    before = {name: value.clone() for name, value in extra_of(parts.extra).items()}
+    before = {name: _cloned(name, value) for name, value in extra_of(parts.extra).items()}
     done: list[str] = []
 
     def put(root: str, values: Tensors) -> None:
@@ -117,7 +123,7 @@ def put_extra(parts: ModuleParts, tensors: Tensors) -> None:
 
 def leaves_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield what `state_dict()` holds; StateError where that is no tensor."""
-    for name, value in module.state_dict().items():
+    for name, value in _state_dict(module).items():
         if not isinstance(value, torch.Tensor):
             raise StateError(
                 f"{name}: extra state of type {type(value).__name__} cannot travel, only tensors "
@@ -130,15 +136,66 @@ def contents_of(module: nn.Module, names: Format) -> dict[str, Any]:
     """Return what the schemes send of a module, by name, in its own memory.
 
     By "state_dict", adapters are merged if there are any (PEFT), and what is no tensor is left in.
+
+    Raises:
+        StateError: This process does not have all of its tensors.
     """
+    if fault := shards_fault(module):
+        raise StateError(fault)
     if names == "state_dict" and hasattr(module, "merge_and_unload"):
         merged: Any = copy.deepcopy(module)
         return contents_of(merged.merge_and_unload(), names)
     extra = with_extra(module, "get_extra_state")
     if names == "tensordict":
-        return {**_tensors(module), **extra_of(extra)}
-    own = {name: value for name, value in module.state_dict().items() if name not in extra}
+        tensors = _tensors(module)
+        _check_placeholders(module, tensors.values())
+        return {**tensors, **extra_of(extra)}
+    own = {name: value for name, value in _state_dict(module).items() if name not in extra}
     return own | extra_of(extra)
+
+
+def shards_fault(module: nn.Module) -> str | None:
+    """Say which part of a module has a `state_dict()` that waits for all ranks; None if none has.
+
+    Whoever called it in one process would wait for as long as the ranks' own timeout.
+    """
+    home = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")
+    sharded = getattr(home, "FullyShardedDataParallel", None)  # none while it is being imported
+    if sharded is None:
+        return None
+    path = next((path for path, part in _modules(module) if isinstance(part, sharded)), None)
+    if path is None:
+        return None
+    return (
+        f"{path or 'the module'}: sharded by FullyShardedDataParallel, so that no rank has all of "
+        f"it: {GATHER}. A worker gives a module that is not sharded, or a mapping"
+    )
+
+
+def _state_dict(module: nn.Module) -> dict[str, Any]:
+    """Return a module's `state_dict()`; StateError if this process does not have all of it."""
+    if fault := shards_fault(module):
+        raise StateError(fault)
+    named = module.state_dict()
+    _check_placeholders(module, named.values())
+    return named
+
+
+def _check_placeholders(module: nn.Module, tensors: Iterable[object]) -> None:
+    for fault in _placeholders(module, tensors):
+        raise StateError(fault)
+
+
+def _placeholders(module: nn.Module, tensors: Iterable[object]) -> list[str]:
+    """Say which parameters are placeholders of ZeRO 3, if some of the module's tensors are empty.
+
+    Those know it, and the tensors that `state_dict()` makes of them do not.
+    """
+    if all(each.numel() for each in tensors if type(each) is torch.Tensor):
+        return []
+    named = module.named_parameters(remove_duplicate=False)
+    faults = ((name, placeholder_fault(each)) for name, each in named if not _is_lazy(each))
+    return [f"{name}: {fault}" for name, fault in faults if fault]
 
 
 def extra_of(parts: Mapping[str, nn.Module]) -> Tensors:
@@ -195,7 +252,7 @@ def replace_tensors(module: nn.Module) -> None:
     made: dict[torch.Tensor, torch.Tensor] = {}
     for part, name, old in _slots(module):
         if old not in made:
-            new = old.detach().clone()
+            new = _cloned(name, old.detach())
             is_parameter = isinstance(old, nn.Parameter)
             made[old] = nn.Parameter(new, old.requires_grad) if is_parameter else new
         setattr(part, name, made[old])
@@ -208,7 +265,9 @@ def take_out_of_shared_memory(module: nn.Module) -> None:
     """
     own: dict[int, torch.Tensor] = {}
     for tensor in (*module.parameters(), *module.buffers()):
-        if tensor.device.type != "cpu" or not cast("Any", tensor).is_shared():
+        if tensor.device.type != "cpu" or _is_lazy(tensor) or memory_fault(tensor):
+            continue  # whoever reads or writes its values is told
+        if not cast("Any", tensor).is_shared():
             continue
         shared = tensor.untyped_storage()
         if shared.data_ptr() not in own:
@@ -240,8 +299,20 @@ def _has_a_mind_of_its_own(part: nn.Module) -> bool:
 
 def _address(tensor: torch.Tensor) -> int:
     """Return where a tensor's elements lie; 0 if it has none."""
-    lazy = nn.parameter.is_lazy(tensor)
-    return 0 if lazy or tensor.is_meta or not is_one_block(tensor) else tensor.data_ptr()
+    if _is_lazy(tensor) or tensor.is_meta or not is_one_block(tensor) or memory_fault(tensor):
+        return 0
+    return tensor.data_ptr()
+
+
+def _is_lazy(tensor: torch.Tensor) -> bool:
+    return bool(nn.parameter.is_lazy(tensor))
+
+
+def _cloned(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a tensor; StateError if it has no memory, where torch would read at null."""
+    if fault := memory_fault(tensor):
+        raise StateError(f"{name}: {fault}")
+    return tensor.clone()
 
 
 def _modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -6,8 +6,9 @@ Imported only where a torch object is at hand, so that a numpy-only process need
 import contextlib
 import ctypes
 import operator
+import sys
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -23,17 +24,27 @@ PLAIN = {torch.Tensor, torch.nn.Parameter}
 _EXCHANGE: object = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)  # torch 2.10
 _SHAPE, _DTYPE = operator.attrgetter("shape"), operator.attrgetter("dtype")
 
+# Devices whose tensors lie at addresses that copies read from. Others (XLA, say) may show none.
+_ADDRESSED: Final = ("cpu", "cuda", "xpu")
+# A tensor of so many bytes has its storage measured before every copy, which takes a hundred times
+# as long. Of a smaller one the address is compared, which changes when its storage is freed.
+LARGE_BYTES: Final = 2**20
+
+GATHER: Final = (
+    "on every rank call get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))"
+    " of torch.distributed.checkpoint.state_dict (on GPUs with cpu_offload=True), since it waits "
+    "for all ranks; then publish what it returns on rank 0"
+)
+
 
 def signature(name: str, tensor: torch.Tensor) -> Signature:
     """Return a tensor's dtype name and shape; StateError if it cannot travel."""
     if type(tensor) not in PLAIN and torch.nn.parameter.is_lazy(tensor):
         raise StateError(f"{name}: has no shape yet; run the module once to initialise it")
     if not is_one_block(tensor):
-        kind = type(tensor).__name__
-        raise StateError(
-            f"{name}: a {kind} of layout {tensor.layout} is not one block of elements; give it as "
-            "a plain tensor (.to_dense(), .full_tensor() or .dequantize())"
-        )
+        raise StateError(f"{name}: {_in_other_blocks(tensor)}")
+    if fault := memory_fault(tensor):
+        raise StateError(f"{name}: {fault}")
     try:
         dtype = name_of_torch(tensor.dtype)
     except StateError as error:
@@ -52,6 +63,131 @@ def is_one_block(tensor: torch.Tensor) -> bool:
         return False
     # Nearly all are plain, and this is the slow question.
     return type(tensor) in PLAIN or not is_traceable_wrapper_subclass(tensor)
+
+
+def _in_other_blocks(tensor: torch.Tensor) -> str:
+    """Say what a tensor is that is not one block of elements, and what to give instead."""
+    kind = type(tensor).__name__
+    if _is_a(tensor, "torch.distributed.tensor", "DTensor"):
+        return (
+            f"a {kind}, of which each rank holds a part: {GATHER}. (full_tensor() of one tensor is "
+            "a call for every rank, too.)"
+        )
+    return (
+        f"a {kind} of layout {tensor.layout} is not one block of elements; give it as a plain "
+        "tensor (.to_dense() or .dequantize())"
+    )
+
+
+def _is_a(tensor: torch.Tensor, module: str, name: str) -> bool:
+    """Tell a tensor of a class whose module is only imported by whoever uses it."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(tensor, kind)
+
+
+# Tensors without memory.
+
+
+def memory_fault(tensor: torch.Tensor) -> str | None:
+    """Say why not all elements of a tensor are in memory, and what to do; None if they are.
+
+    Whoever copies such a tensor reads at address null, or behind its memory: the process ends.
+    On the meta device a tensor has no memory by intent, so that is no fault. Nor is it looked at
+    what is not one block.
+    """
+    if type(tensor) not in PLAIN and _is_a(tensor, "torch._subclasses.fake_tensor", "FakeTensor"):
+        return (
+            "a FakeTensor, which has a shape and no values: make the model outside of "
+            "FakeTensorMode"
+        )
+    try:
+        if tensor.data_ptr() and tensor.untyped_storage().nbytes() >= _reach(tensor):
+            return None
+    except RuntimeError as error:
+        return _without_storage(tensor, error)
+    return _explained(tensor)
+
+
+def _reach(tensor: torch.Tensor) -> int:
+    """Return how many bytes of its storage a tensor reaches into."""
+    elements = tensor.numel()
+    if elements and not tensor.is_contiguous():
+        sizes = zip(tensor.shape, tensor.stride(), strict=True)
+        elements = 1 + sum((size - 1) * step for size, step in sizes)
+    return (int(tensor.storage_offset()) + elements) * tensor.itemsize if elements else 0
+
+
+def _without_storage(tensor: torch.Tensor, error: RuntimeError) -> str | None:
+    """Say what a tensor is that cannot be asked for its memory."""
+    if not is_one_block(tensor) or tensor.device.type not in (*_ADDRESSED, "meta"):
+        return None
+    return (
+        f"a {type(tensor).__name__} that has no memory of its own ({str(error).splitlines()[0]}): "
+        "inside of torch.func's transforms tensors are wrapped; give it as a plain tensor, outside"
+    )
+
+
+def _explained(tensor: torch.Tensor) -> str | None:
+    """Say what a tensor is whose address is null, or whose storage is too short; None if sound."""
+    if not tensor.numel():
+        return placeholder_fault(tensor)
+    if not is_one_block(tensor) or tensor.device.type not in (*_ADDRESSED, "meta"):
+        return None
+    storage, reach = tensor.untyped_storage(), _reach(tensor)
+    try:
+        storage.data_ptr()
+    except RuntimeError:  # there is none behind it, whatever its size
+        return _wrapping(tensor)
+    if tensor.is_meta:
+        return None
+    if not storage.nbytes():
+        return (
+            "its memory has been freed (a storage of 0 bytes), as FSDP2 and offloaders do between "
+            "two passes: publish it when it is gathered or loaded again, or publish a copy that "
+            "was made then (.clone())"
+        )
+    if storage.nbytes() < reach:
+        return (
+            f"its storage has {storage.nbytes()} bytes, and its elements reach to {reach}: a part "
+            "of its memory has been freed (resize_() of the storage); give a tensor that has all"
+        )
+    return _wrapping(tensor)
+
+
+def _wrapping(tensor: torch.Tensor) -> str:
+    kind = type(tensor).__name__
+    if _is_a(tensor, "torch.masked.maskedtensor.core", "MaskedTensor"):
+        return f"a {kind}, which would lose its mask: give its .to_tensor(value) or .get_data()"
+    if type(tensor) not in PLAIN:
+        return (
+            f"a {kind}, a wrapper subclass that has no memory of its own: give what it wraps, or "
+            "a plain tensor of its values"
+        )
+    return (
+        "a tensor without memory (data_ptr() is 0), as functional tensors and zeros of forward-"
+        "mode differentiation are: give a .clone(), made outside of such a transform"
+    )
+
+
+def placeholder_fault(tensor: torch.Tensor) -> str | None:
+    """Say that an empty tensor is what ZeRO 3 leaves in place of a parameter; None if it is not."""
+    number = getattr(tensor, "ds_id", None)
+    if number is None or tensor.numel() or not getattr(tensor, "ds_numel", 1):
+        return None
+    return (
+        f"the placeholder that DeepSpeed's ZeRO 3 leaves of a parameter (ds_id {number}), without "
+        "its values: on every rank enter deepspeed.zero.GatheredParameters(model.parameters()), "
+        "since it waits for all ranks, and publish inside of that block on rank 0"
+    )
+
+
+def large(tensors: Iterable[object]) -> list[int]:
+    """Return which of some tensors are measured again in every publish."""
+    return [
+        place
+        for place, each in enumerate(tensors)
+        if isinstance(each, torch.Tensor) and each.numel() * each.itemsize >= LARGE_BYTES
+    ]
 
 
 def identity(tensor: torch.Tensor) -> Hashable | None:
@@ -73,13 +209,21 @@ def place(tensor: torch.Tensor) -> tuple[Hashable, int, tuple[int, ...]]:
 
 
 def marks(tensors: Sequence[torch.Tensor]) -> Sequence[object] | None:
-    """Return what tells plain tensors that were exchanged or reshaped; None if some have none."""
+    """Return what tells plain tensors that were exchanged or reshaped; None if some have none.
+
+    A tensor without memory has none, so that each look at it is a long one, which names it.
+    """
     if native.BUILT and _EXCHANGE is not None:
         with contextlib.suppress(BufferError, RuntimeError):  # complex ones, and those below
             return native.marks(tensors, _EXCHANGE)
     # Four lists and not one of tuples, since ten thousand tensors are nothing unusual.
     try:
         addresses = [*map(torch.Tensor.data_ptr, tensors)]
+        if min(addresses, default=native.FIRST_ADDRESS) < native.FIRST_ADDRESS and any(
+            address < native.FIRST_ADDRESS and tensor.numel()
+            for address, tensor in zip(addresses, tensors, strict=True)
+        ):
+            return None
         contiguous = [*map(torch.Tensor.is_contiguous, tensors)]
         return [addresses, [*map(_SHAPE, tensors)], contiguous, [*map(_DTYPE, tensors)]]
     except RuntimeError:  # sparse, nested and the like

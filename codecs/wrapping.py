@@ -15,7 +15,10 @@ from .words import printable
 WRAPPERS = {
     "_orig_mod.": ("torch.compile", "model._orig_mod"),
     "module.": ("DistributedDataParallel, DataParallel or AveragedModel", "model.module"),
-    "_fsdp_wrapped_module.": ("FullyShardedDataParallel", "its full state dict"),
+    "_fsdp_wrapped_module.": (
+        "FullyShardedDataParallel",
+        "its full state dict, gathered on every rank and published on rank 0",
+    ),
     "_checkpoint_wrapped_module.": ("activation checkpointing", "the module before it"),
     "base_model.model.": ("PEFT", "model.merge_and_unload(), or the adapter's tensors alone"),
     "base_layer.": ("PEFT, inside", "model.merge_and_unload(), or the adapter's tensors alone"),

@@ -2,9 +2,10 @@
 
 Theory of operation: a version is written beside the file, under another name, and renamed over it:
 whoever opens the file finds one whole version, and an attempt that fails leaves it as it was. A
-link is followed: what it leads to is replaced, and the link stays. Who may read or write the file
-that is replaced may do so with the new one, and nobody else; a file that was not there before is
-made as any other program of this user would make it (`umask`).
+link is followed, unless another user made it: what it leads to is replaced, and the link stays. Who
+may read or write the file that is replaced may do so with the new one, and nobody else; a file that
+was not there before is made as any other program of this user would make it (`umask`). Another
+user's file in a folder that anybody may write to is not replaced: the new file would be theirs.
 
 Its header is not the layout of the version, but one of the same tensors in the same order that says
 what readers ask for: `"format": "pt"`, without which transformers 4 reads none; and the version's
@@ -27,10 +28,12 @@ from ..bus.staged import StagedVersion
 from ..codecs.apply import STEP_BYTES
 from ..codecs.layout import HEADER_BYTES_MAX, PREFIX_BYTES, Layout
 from ..codecs.native import crc32c
+from .places import Place, check_owner, open_plain, place_of
 from .target import Names, Sums, Target
 
 FORMAT = {"format": "pt"}  # what save_pretrained says: tensors named and laid out as PyTorch's are
 ACCESS_LIST = "system.posix_acl_access"  # the attribute with what goes beyond the mode, on Linux
+NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # how a file is opened that must not be there yet
 KINDS = {
     stat.S_IFDIR: (errno.EISDIR, "a folder"),
     stat.S_IFIFO: (errno.EINVAL, "a FIFO"),
@@ -50,8 +53,9 @@ class FileTarget(Target):
             metadata has its other names, as in `safetensors.torch.save_model`.
 
     Raises:
-        OSError: The path names something that is no file, or its folder is not writable. The text
-            says which, with the errno.
+        OSError: The path names something that is no file, or its folder is not writable; or a
+            link on the way, or the file in a folder for all, is another user's. The text says
+            which, with the errno.
     """
 
     __module__ = "weightbus"
@@ -63,16 +67,17 @@ class FileTarget(Target):
         # Of the last version its layout and metadata, and the layout of its file.
         self._known: tuple[Layout, Mapping[str, str], Layout] | None = None
         self._before: BinaryIO | None = None  # what the last version has replaced
-        self._kept: Path | None = None  # another name of that
-        self._replaced: Path | None = None  # where the last version is
+        self._kept: str | None = None  # another name of that
+        self._home: Place | None = None  # where the last version is, or was to be
+        self._replaced = False  # whether it is there
         try:
-            home = self._home()
-            if (before := _opened(home)) is not None:
-                before.close()
-            _clear_away(home)
-            trial = _hidden(home)
-            os.close(os.open(trial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-            trial.unlink(missing_ok=True)  # another one may just have cleared it away
+            with place_of(self._path) as home:
+                if (before := _opened(home)) is not None:
+                    before.close()
+                _clear_away(home)
+                trial = _hidden(home)
+                os.close(open_plain(trial, NEW, home.folder))
+                _remove(trial, home)  # another one may just have cleared it away
         except OSError as error:
             raise self._explained(error) from error
 
@@ -81,7 +86,8 @@ class FileTarget(Target):
 
         Arguments are those of `Target.summing`.
         """
-        file = _opened(self._home())
+        with place_of(self._path) as home:
+            file = _opened(home)
         if file is None:
             raise FileNotFoundError(errno.ENOENT, "it is gone", str(self._path))
         with file:
@@ -109,36 +115,46 @@ class FileTarget(Target):
         """
         self.settle()
         try:
-            home = self._home()
+            home = self._home = place_of(self._path)
             self._before = _opened(home)  # its bytes stay for as long as it is open
             self._kept = None if self._before is None else _other_name(home, self._before)
             _replace(home, self._before, lambda file: self._write(file, staged))
         except OSError as error:
             raise self._explained(error) from error
-        self._replaced = home
+        self._replaced = True
 
     def undo(self) -> bool:
         """Put the file back that was there before, or have none if there was none."""
-        before, home = self._before, self._replaced
+        before, home = self._before, self._home if self._replaced else None
         try:
             if home is not None and before is None:
-                home.unlink(missing_ok=True)
-            elif home is not None and self._kept is not None and self._kept.exists():
-                os.replace(self._kept, home)
-            elif home is not None and before is not None:
+                _remove(home.name, home)
+            elif home is not None and before is not None and not self._put_back(home):
                 _replace(home, before, lambda file: shutil.copyfileobj(before, file))
         finally:
             self.settle()
         return True
 
+    def _put_back(self, home: Place) -> bool:
+        """Rename the file that was there before; return whether it had another name for that."""
+        if self._kept is None:
+            return False
+        try:
+            os.replace(self._kept, home.name, src_dir_fd=home.folder, dst_dir_fd=home.folder)
+        except FileNotFoundError:
+            return False
+        return True
+
     def settle(self) -> None:
         """Let go of what was there before."""
-        if self._kept is not None:
+        if self._kept is not None and self._home is not None:
             with suppress(OSError):  # then the next subscriber of this file clears it away
-                self._kept.unlink()
+                os.unlink(self._kept, dir_fd=self._home.folder)
         if self._before is not None:
             self._before.close()
-        self._before, self._kept, self._replaced = None, None, None
+        if self._home is not None:
+            self._home.close()
+        self._before, self._kept, self._home, self._replaced = None, None, None, False
 
     def _write(self, file: BinaryIO, staged: StagedVersion) -> None:
         layout = staged.layout
@@ -154,37 +170,40 @@ class FileTarget(Target):
         for spec in map(layout.by_name, (each.name for each in there.tensors)):
             file.write(staged.data[spec.begin : spec.end].data)
 
-    def _home(self) -> Path:
-        """Return which file is replaced: a link is followed to where it leads by now."""
-        return Path(os.path.realpath(self._path))
-
     def _explained(self, error: OSError) -> OSError:
         """Name the file that is meant, not the one that is written beside it; what to do, too."""
-        folder, text = self._home().parent, error.strerror
+        folder, text = Path(os.path.realpath(self._path)).parent, error.strerror
         if error.errno in (errno.ENOENT, errno.ENOTDIR) and not folder.is_dir():
             text = f"there is no folder {folder} to write it into; make it first"
         return error if text is None else OSError(error.errno, text, str(self._path))
 
 
-def _opened(path: Path) -> BinaryIO | None:
+def _opened(home: Place) -> BinaryIO | None:
     """Open what is to be replaced; None if nothing is there yet.
 
     Raises:
-        OSError: It is no file that could be replaced, or may not be read, so not put back either.
+        OSError: It is no file that could be replaced, or may not be read, so not put back either;
+            or it is another user's, in a folder that anybody may write to.
     """
     try:
-        kind = stat.S_IFMT(path.stat().st_mode)
+        found = os.stat(home.name, dir_fd=home.folder, follow_symlinks=False)
+        kind = stat.S_IFMT(found.st_mode)
         if kind in KINDS:
             number, what = KINDS[kind]
-            raise OSError(number, f"it is {what}; give the file to write", str(path))
-        # If it has become a FIFO since, do not wait for its other end.
-        return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+            raise OSError(number, f"it is {what}; give the file to write", str(home.path))
+        handle = open_plain(home.name, os.O_RDONLY, home.folder)
     except FileNotFoundError:
         return None
+    try:
+        check_owner(handle, "it", home.folder, stat.S_ISVTX)
+    except BaseException:
+        os.close(handle)
+        raise
+    return os.fdopen(handle, "rb")
 
 
-def _replace(path: Path, before: BinaryIO | None, write: Callable[[BinaryIO], object]) -> None:
-    temporary, handle = _temporary(path, 0o666 if before is None else 0o600)
+def _replace(home: Place, before: BinaryIO | None, write: Callable[[BinaryIO], object]) -> None:
+    temporary, handle = _temporary(home, 0o666 if before is None else 0o600)
     try:
         with os.fdopen(handle, "wb") as file:
             if before is not None:
@@ -192,18 +211,18 @@ def _replace(path: Path, before: BinaryIO | None, write: Callable[[BinaryIO], ob
             write(file)
             file.flush()
             os.fsync(handle)
-            os.replace(temporary, path)
+            os.replace(temporary, home.name, src_dir_fd=home.folder, dst_dir_fd=home.folder)
     except BaseException:
         with suppress(OSError):  # its folder is gone, for instance
-            temporary.unlink()
+            os.unlink(temporary, dir_fd=home.folder)
         raise
 
 
-def _temporary(path: Path, mode: int) -> tuple[Path, int]:
+def _temporary(home: Place, mode: int) -> tuple[str, int]:
     """Make a file beside another, and hold its lock: somebody is at it."""
     while True:
-        hidden = _hidden(path)
-        handle = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        hidden = _hidden(home)
+        handle = open_plain(hidden, NEW, home.folder, mode)
         try:
             ours = _locked(handle) and os.fstat(handle).st_nlink > 0
         except OSError:  # there are no locks here, so nobody clears anything away either
@@ -235,28 +254,41 @@ def _permit_alike(handle: int, before: int) -> None:
         os.fchmod(handle, mode)
 
 
-def _other_name(path: Path, before: BinaryIO) -> Path | None:
+def _other_name(home: Place, before: BinaryIO) -> str | None:
     """Give a file another name, under its lock, to be put back at once: a copy takes long."""
     with suppress(OSError):  # there are no links here, or no locks, or others have it
         if _locked(before.fileno()):
-            hidden = _hidden(path)
-            os.link(path, hidden)
+            hidden, folder = _hidden(home), home.folder
+            os.link(home.name, hidden, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
             return hidden
     return None
 
 
-def _hidden(path: Path) -> Path:
-    return path.parent / f".{path.name}.{secrets.token_hex(8)}"
+def _hidden(home: Place) -> str:
+    return f".{home.name}.{secrets.token_hex(8)}"
 
 
-def _clear_away(path: Path) -> None:
+def _remove(name: str, home: Place) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=home.folder)
+
+
+def _clear_away(home: Place) -> None:
     """Remove what killed subscribers have left of this file: nobody holds its lock."""
-    left = re.compile(re.escape(f".{path.name}.") + r"[0-9a-f]{16}")
-    for hidden in path.parent.iterdir():
-        if left.fullmatch(hidden.name):
-            with suppress(OSError), hidden.open("rb") as file:
-                if _locked(file.fileno()):
-                    hidden.unlink()
+    left = re.compile(re.escape(f".{home.name}.") + r"[0-9a-f]{16}")
+    folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=home.folder)
+    try:
+        names = os.listdir(folder)
+    finally:
+        os.close(folder)
+    for name in filter(left.fullmatch, names):
+        with suppress(OSError):  # it is gone, or no file, or another user's
+            handle = open_plain(name, os.O_RDONLY, home.folder)
+            try:
+                if _locked(handle):
+                    os.unlink(name, dir_fd=home.folder)
+            finally:
+                os.close(handle)
 
 
 def _locked(handle: int) -> bool:

@@ -9,18 +9,21 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from ..bus.effects import Notice
 from ..bus.errors import AddressError, KeysError
 from ..bus.limits import Timing
 from ..bus.memory.snapshots import SealedMemory
 from ..bus.net import endpoints
+from ..bus.net.descriptors import RAISE
 from ..bus.net.publisher_loop import PublisherLoop
 from ..bus.publisher.effects import DropRevoked, Effect
 from ..bus.publisher.machine import PublisherMachine
 from ..bus.publisher.roster import Peer
 from ..bus.sealer import Sealer
+from ..bus.spare import Spare
 from ..bus.trust import curve
 from ..bus.trust.grants import Grant
-from ..bus.trust.keys import Allowed, PublisherKeys, WorkerKeys
+from ..bus.trust.keys import Allowed, PublisherKeys, ScarceError, WorkerKeys
 from ..codecs.sealing import KEY_BYTES
 from .models import PublishedModel
 
@@ -28,6 +31,7 @@ log = logging.getLogger("weightbus.publisher")
 
 KEYS = "WEIGHTBUS_KEYS"  # of the environment, where no keys are given: a path, or empty
 LOOK_SECONDS_MIN, LOOK_SECONDS_MAX = 0.02, 1.0  # between two looks at the folder of keys
+ALARM_SECONDS = 60.0  # between two alarms while the folder cannot be read
 
 
 def publisher_keys(given: PublisherKeys | str | Path | None) -> PublisherKeys | None:
@@ -126,28 +130,87 @@ def watch_keys(
     allowed = keys.allowed(complaints.tell)
     if allowed is not None:
         every = min(max(timing.ping / 2, LOOK_SECONDS_MIN), LOOK_SECONDS_MAX)
-        arguments = (allowed, complaints, every, loop, revoked)
-        threading.Thread(target=_watch, args=arguments, name="weightbus-keys", daemon=True).start()
+        watch = _Watch(allowed, complaints, loop, revoked)
+        target = partial(watch.run, every)
+        threading.Thread(target=target, name="weightbus-keys", daemon=True).start()
 
 
-def _watch(
-    allowed: Allowed,
-    complaints: "_Complaints",
-    every: float,
-    loop: PublisherLoop,
-    revoked: Callable[[], None],
-) -> None:
-    seen: object = None  # it is read anew at first: what was read may be older than the look
-    while not loop.over.wait(every):
+class _Watch:
+    """Looks at the folder again and again.
+
+    A look needs a descriptor, and one is kept for it. If that is not to be had either, a file's
+    removal still counts, as it is seen without one.
+    """
+
+    def __init__(
+        self,
+        allowed: Allowed,
+        complaints: "_Complaints",
+        loop: PublisherLoop,
+        revoked: Callable[[], None],
+    ) -> None:
+        self._allowed, self._complaints, self._loop = allowed, complaints, loop
+        self._revoked, self._spare = revoked, Spare()
+        self._seen: object = None  # it is read anew at first: what was read may be older
+        self._granted: Mapping[str, Grant] | None = None
+        self._alarm_at = 0.0  # when the next alarm may be; 0: none was since the last good look
+
+    def run(self, every: float) -> None:
+        """Look every so many seconds, until the publisher has ended."""
+        while not self._loop.over.wait(every):
+            try:
+                self._look_somehow()
+            except Exception as error:  # what was granted stays so until this can be read
+                self._alarm(
+                    f"{error}. Until it can be, nothing changes: a key whose file is removed stays "
+                    "good. Mend the folder, or stop the publisher"
+                )
+            self._complaints.next()
+
+    def _look_somehow(self) -> None:
         try:
-            stamp = allowed.stamp()
-            if stamp == seen:
-                continue
-            loop.decide(partial(_grant, allowed.read(), revoked))
-            seen = stamp if allowed.whole else None
-        except Exception as error:  # what was granted stays so until this can be read
-            complaints.tell(error)
-        complaints.next()
+            try:
+                self._look()
+            except ScarceError:
+                with self._spare.lent():
+                    self._look()
+        except ScarceError as error:
+            left = self._allowed.remaining()
+            if left != self._granted:
+                self._grant(left)
+            self._alarm(
+                f"{error}. Until it can be, a removed file revokes its key as ever, but added and "
+                f"changed files do not count: {RAISE}"
+            )
+        else:
+            if self._alarm_at:
+                log.warning("what keys may do: the folder can be read again")
+            self._alarm_at = 0.0
+
+    def _look(self) -> None:
+        stamp = self._allowed.stamp()
+        if stamp == self._seen:
+            return
+        self._grant(self._allowed.read())
+        self._seen = stamp if self._allowed.whole else None
+
+    def _grant(self, by_key: Mapping[str, Grant]) -> None:
+        self._loop.decide(partial(_grant, by_key, self._revoked))
+        self._granted = by_key
+
+    def _alarm(self, text: str) -> None:
+        now = time.monotonic()
+        if now < self._alarm_at:
+            return
+        self._alarm_at = now + ALARM_SECONDS
+        log.error("what keys may do: %s", text)
+        notice = Notice("keys", f"what keys may do: {text}", warning=True)
+        self._loop.decide(partial(_show, notice))
+
+
+def _show(notice: Notice, machine: PublisherMachine, now: float) -> list[Effect]:
+    machine.observers.happened(notice, now)
+    return []
 
 
 def _grant(

@@ -10,9 +10,15 @@ that it no longer names are deleted. So a crash at any moment leaves the table b
 after, and either names whole files only. Bytes may rot, and people may copy files about: the table
 carries its own hash, and a version is held against its digest whenever it is read.
 
+Versions are weights, so the folder and its files are their owner's alone, as far as this module
+makes them: modes 0700 and 0600. A folder with the set-group-ID bit is meant for a group, which gets
+the folder's own rights to the files. The folder is held open, and files are opened relative to it;
+no link is followed in it, and in a folder that any user may write to no other user's file is used.
+
 Nothing here is a thread; `keeper.py` has the one that writes.
 """
 
+import contextlib
 import fcntl
 import gc
 import hashlib
@@ -20,6 +26,7 @@ import logging
 import os
 import re
 import socket
+import stat
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -32,6 +39,7 @@ import numpy as np
 from ..bus.limits import INTEGER_MAX
 from ..bus.messages import Count, Hex64, Metadata, Name, Positive
 from ..bus.net.inheritance import abandon_in_children, keep_in_children
+from ..bus.spare import Spare
 from ..codecs.checksum import CHUNK_BYTES_MAX, digest_of
 from ..codecs.errors import WeightBusError
 from ..codecs.layout import Layout
@@ -40,6 +48,7 @@ from . import checks
 from .checkpoints.checkpoint import open_checkpoint
 from .checkpoints.shards import SUFFIX, CheckpointError
 from .closing import Closable
+from .places import check_owner, open_lock, open_plain, place_of, user
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -204,7 +213,11 @@ def look_into(path: Path) -> Shelf:
     """
     file = path / TABLE
     try:
-        return Shelf(path, _unsealed(file.read_bytes()))
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            return Shelf(path, _unsealed(_read(TABLE, folder)))
+        finally:
+            os.close(folder)
     except FileNotFoundError:
         return Shelf(path, _Table())
     except OSError as error:
@@ -230,19 +243,28 @@ class StateFolder(Shelf, Closable):
     def __init__(self, path: Path, history: int = 0) -> None:
         checks.whole(history, "history", 0, HISTORY_MAX)
         super().__init__(path, _Table())
-        self._history = history
+        self._history, self._lock, self._spare = history, -1, Spare()
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._home = _opened(path)
+            about = os.fstat(self._home)
+            group = about.st_mode & (stat.S_IRGRP | stat.S_IWGRP)
+            self._mode = 0o600 | (group if about.st_mode & stat.S_ISGID else 0)
+            # Who may read a file may lock it, so whose group may only read opens no lock.
+            lock_mode = self._mode if group & stat.S_IWGRP else 0o600
         except OSError as error:
             raise StateFolderError(f"{path} cannot be a state folder: {error}") from None
         abandon_in_children(self)
         try:
+            self._lock = open_lock(LOCK, self._home, lock_mode)
             self._take_lock()
+            self._tighten(lock_mode)
             self._table = self._read_table()
             self._tidy()
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, OSError) and not isinstance(error, StateFolderError):
+                text = f"{path} cannot be a state folder: {error.strerror}"
+                raise StateFolderError(text) from None
             raise
 
     def __repr__(self) -> str:
@@ -262,34 +284,68 @@ class StateFolder(Shelf, Closable):
             if time.monotonic() < until:
                 time.sleep(LOOK_SECONDS)
                 continue
-            whose = (
-                "a publisher of this process: close() it"
-                if holder == here
-                else "another publisher that is running "
-                f"({holder or 'which has only just started'}): stop that one"
-            )
+            locker = _locker_of(self._lock)
+            if locker and not holder.startswith(f"process {locker} "):
+                whose = f"is locked by {_named(locker)}: stop that process"
+            elif holder == here:
+                whose = "belongs to a publisher of this process: close() it"
+            else:
+                who = holder or "which has only just started"
+                whose = f"belongs to another publisher that is running ({who}): stop that one"
             raise StateFolderError(
-                f"the state folder {self.path} belongs to {whose}, or give this one a folder of "
-                "its own"
+                f"the state folder {self.path} {whose}, or give this one a folder of its own"
             )
         os.truncate(self._lock, 0)
         os.pwrite(self._lock, f"{here}\n".encode(), 0)
 
+    def _tighten(self, lock_mode: int) -> None:
+        """Take from other users what earlier publishers have let them read."""
+        if os.fstat(self._home).st_mode & stat.S_IWOTH:
+            log.warning(
+                "every user of this host may write to the state folder %s, and so have other "
+                "weights offered from it: chmod 700 it, or use a folder of your own",
+                self.path,
+            )
+        names = [n for n in os.listdir(self._home) if n in (TABLE, LOCK, DAMAGED) or _OURS.match(n)]
+        if some := [n for n in names if self._make_private(n, lock_mode if n == LOCK else None)]:
+            log.warning(
+                "other users of this host could read %d files of the state folder %s, as an "
+                "earlier version wrote them; they are closed to them now (mode %o). To let a group "
+                "read versions, chgrp the folder and chmod it to 2750",
+                len(some),
+                self.path,
+                self._mode,
+            )
+
+    def _make_private(self, name: str, mode: int | None) -> bool:
+        """Return whether a file was open to others, and is so no more."""
+        mode = self._mode if mode is None else mode
+        with contextlib.suppress(OSError):  # it is gone, no file, or not ours to change
+            file = open_plain(name, os.O_RDONLY, self._home)
+            try:
+                found = stat.S_IMODE(os.fstat(file).st_mode)
+                if found & 0o077 & ~mode:
+                    os.fchmod(file, found & (0o700 | mode))
+                    return True
+            finally:
+                os.close(file)
+        return False
+
     def _tidy(self) -> None:
         """Delete what a publisher left behind that was killed while it wrote."""
         named = {stored.file for stored in self._table.versions}
-        for path in self.path.iterdir():
-            whole = _OURS.match(path.name.removesuffix(PARTIAL))
-            if whole and (path.name.endswith(PARTIAL) or (named and path.name not in named)):
-                path.unlink(missing_ok=True)
+        for name in os.listdir(self._home):
+            whole = _OURS.match(name.removesuffix(PARTIAL))
+            if whole and (name.endswith(PARTIAL) or (named and name not in named)):
+                self._remove(name)
 
     def _read_table(self) -> _Table:
         """Return the table; an empty one, and a word to whoever reads logs, if it is damaged."""
         file = self.path / TABLE
-        used = (int(m[1]) for p in self.path.iterdir() if (m := _OURS.match(p.name)))
+        used = (int(m[1]) for name in os.listdir(self._home) if (m := _OURS.match(name)))
         least = min(max(used, default=0), INTEGER_MAX)
         try:
-            text = file.read_bytes()
+            text = _read(TABLE, self._home)
         except FileNotFoundError:
             return _Table(least)
         except OSError as error:
@@ -297,7 +353,7 @@ class StateFolder(Shelf, Closable):
         try:
             table = _unsealed(text)
         except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-            os.replace(file, self.path / DAMAGED)
+            os.replace(TABLE, DAMAGED, src_dir_fd=self._home, dst_dir_fd=self._home)
             log.warning(
                 "%s is damaged (%s) and was moved to %s: no version is offered from this folder "
                 "until one is published; its files are left as they are",
@@ -352,18 +408,19 @@ class StateFolder(Shelf, Closable):
         """
         older = [s for s in self.versions(stored.model) if s.key != stored.key]
         dropped = older[self._history :]
-        kept = tuple(s for s in self._table.versions if s not in dropped and s.file != stored.file)
+        gone = {*dropped}  # of which there may be thousands, as there may be versions
+        kept = tuple(s for s in self._table.versions if s not in gone and s.file != stored.file)
         try:
             self._replace(stored.file, parts, breathe)
             self._sync_folder()  # before the table names it
             self._replace_table(_Table(max(self.epoch, stored.epoch), (*kept, stored)))
         except BaseException:
             if stored not in self._table.versions:
-                (self.path / stored.file).unlink(missing_ok=True)
+                self._remove(stored.file)
             raise
         self._sync_folder()  # before what it names no longer goes
         for old in dropped:
-            (self.path / old.file).unlink(missing_ok=True)
+            self._remove(old.file)
 
     def _replace_table(self, table: _Table) -> None:
         text = msgspec.json.encode(table)
@@ -375,26 +432,29 @@ class StateFolder(Shelf, Closable):
         self, name: str, parts: Iterable["Buffer"], breathe: Callable[[], None] = _go_on
     ) -> None:
         """Put a file in its place, whole, whatever happens meanwhile."""
-        partial = self.path / (name + PARTIAL)
+        partial, new = name + PARTIAL, os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        self._remove(partial)
         try:
-            file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-            try:
-                for part in parts:
-                    _write(file, memoryview(part).cast("B"), breathe)
-                os.fsync(file)
-            finally:
-                os.close(file)
-            os.replace(partial, self.path / name)
+            with self._spare.lent():  # it is written where connections have taken all descriptors
+                file = open_plain(partial, new, self._home)
+                try:
+                    os.fchmod(file, self._mode)  # whatever the umask is
+                    for part in parts:
+                        _write(file, memoryview(part).cast("B"), breathe)
+                    os.fsync(file)
+                finally:
+                    os.close(file)
+            os.replace(partial, name, src_dir_fd=self._home, dst_dir_fd=self._home)
         except BaseException:
-            partial.unlink(missing_ok=True)
+            self._remove(partial)
             raise
 
+    def _remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._home)
+
     def _sync_folder(self) -> None:
-        folder = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        os.fsync(self._home)
 
     def close(self) -> None:
         """Let others have the folder. Calling it twice is fine."""
@@ -405,9 +465,43 @@ class StateFolder(Shelf, Closable):
 
     def abandon(self) -> None:
         """Close what a forked child has inherited, which would keep the folder from others."""
-        lock, self._lock = self._lock, -1
-        if lock >= 0:
-            os.close(lock)
+        held, self._lock, self._home = (self._lock, self._home), -1, -1
+        for descriptor in held:
+            if descriptor >= 0:
+                os.close(descriptor)
+
+
+def _opened(path: Path) -> int:
+    """Open a state folder; make it if it is not there."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with place_of(path) as place:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(place.name, flags, dir_fd=place.folder)
+
+
+def _read(name: str, folder: int) -> bytes:
+    """Read a file of a folder that no other user has put there."""
+    file = open_plain(name, os.O_RDONLY, folder)
+    with os.fdopen(file, "rb") as opened:
+        check_owner(file, name, folder, stat.S_ISVTX | stat.S_IWOTH)
+        return opened.read()
+
+
+def _locker_of(lock: int) -> int:
+    """Return which process holds the lock of a file; 0: the system does not tell."""
+    inode = str(os.fstat(lock).st_ino)
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/locks").read_text().splitlines():
+            _, kind, _, _, pid, place, *_ = line.split()
+            if kind == "FLOCK" and place.rpartition(":")[2] == inode:
+                return max(0, int(pid))
+    return 0
+
+
+def _named(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return f"process {pid} of {user(os.stat(f'/proc/{pid}').st_uid)}"
+    return f"process {pid}"
 
 
 def _write(file: int, view: memoryview, breathe: Callable[[], None]) -> None:

@@ -35,7 +35,7 @@ import struct
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -129,10 +129,10 @@ class Segment:
         path = f"/proc/{os.getpid()}/fd/{self._fd}"
         return Shared(path=path, token=self.token)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
         fd, self._fd = getattr(self, "_fd", -1), -1
         if fd >= 0:
-            os.close(fd)
+            close(fd)  # at the interpreter's end `os` itself may be gone
 
 
 class Guarded(ABC):
@@ -253,10 +253,10 @@ class MappedSegment(Guarded):
     def _second_stamp(self) -> bytes:
         return self._memory[SECOND_BEGIN:SECOND_END]
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
         fd, self._fd = getattr(self, "_fd", -1), -1
         if fd >= 0:
-            os.close(fd)
+            close(fd)  # at the interpreter's end `os` itself may be gone
 
 
 class MappedSegments:

@@ -4,6 +4,10 @@ The kernel sees to that for TCP. A path stays behind when its publisher is kille
 removed before it can be bound again: but not while somebody listens there. Looking, removing and
 binding are one step, since whoever does them holds a lock on the folder, which the kernel ends with
 its holder: nothing is left behind.
+
+Any user who may read a folder may lock it, for as long as that user wants. So a lock that is held
+for longer than a publisher needs does not count. What is removed then is first taken away under
+another name, and put back if somebody listens there after all.
 """
 
 import contextlib
@@ -11,6 +15,7 @@ import errno
 import fcntl
 import gc
 import os
+import secrets
 import socket
 import stat
 import struct
@@ -25,8 +30,9 @@ from . import endpoints
 from .processes import PROC, SocketHolder, given_out, holder_of
 
 BACKLOG = 128  # connections that the kernel keeps until they are accepted
-LOCK_SECONDS = 1.0  # for the lock on a folder, which others hold for less than a millisecond
+LOCK_SECONDS = 1.0  # for the lock on a folder, which publishers hold for less than a millisecond
 LOOK_SECONDS = 0.005  # between two attempts to take it
+PATH_MAX = 107  # bytes of a path that fit an address of the kernel
 # For a port that a connection of somebody's was given, and for a publisher of this process that is
 # on its way out: who is dropped ends once Python has collected it. Whoever else listens stays.
 BIND_SECONDS = 5.0
@@ -154,7 +160,7 @@ class Listener:
             return
         with _folder_of(path):
             if left_behind(path):
-                os.unlink(path)
+                _remove(path)
             self.socket = _listening_at(path)
             self._path, self._file = path, _identity(path)
 
@@ -173,7 +179,7 @@ class Listener:
 
 @contextlib.contextmanager
 def _folder_of(path: str) -> Generator[None]:
-    """Keep other publishers from binding in the folder of a path meanwhile."""
+    """Keep other publishers from binding in the folder of a path meanwhile, if that can be."""
     folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
     try:
         deadline = time.monotonic() + LOCK_SECONDS
@@ -183,7 +189,7 @@ def _folder_of(path: str) -> Generator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() >= deadline:
-                    raise
+                    break  # it is no publisher that holds the lock, but another user, perhaps
                 time.sleep(LOOK_SECONDS)
         yield
     finally:
@@ -201,6 +207,30 @@ def left_behind(path: str) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         return probe.connect_ex(path) == errno.ECONNREFUSED
+
+
+def _remove(path: str) -> None:
+    """Remove a path that was left behind, unless it is another socket by now.
+
+    Raises:
+        OSError: It is, or it cannot be removed.
+    """
+    away = os.path.join(os.path.dirname(path), f".{secrets.token_hex(4)}")
+    if len(os.fsencode(away)) > PATH_MAX:  # nobody could connect there to see
+        os.unlink(path)
+        return
+    os.rename(path, away)
+    if left_behind(away):
+        os.unlink(away)
+        return
+    try:
+        os.link(away, path, follow_symlinks=False)
+        os.unlink(away)
+    except FileExistsError:  # of a third one
+        os.unlink(away)
+    except OSError:  # there are no links here
+        os.rename(away, path)
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
 
 def _identity(path: str) -> tuple[int, int]:

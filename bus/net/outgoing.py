@@ -59,17 +59,13 @@ class PlainMessage:
     def __init__(self, frames: Sequence[Buffer], topic: bytes = b"") -> None:
         self.topic = topic
         self._heads, last = message_parts(frames)
-        self._last = weakly(last)
+        self._last: Callable[[], Buffer | None]
+        self._last = weakref.ref(last) if isinstance(last, memoryview) else lambda: last
 
     def parts(self) -> Sequence[Buffer]:
         """See `QueuedMessage`."""
         last = self._last()
         return () if last is None else (self._heads, last)
-
-
-def weakly(payload: Buffer) -> Callable[[], Buffer | None]:
-    """Return a reference to a payload: weak if the payload is a view."""
-    return weakref.ref(payload) if isinstance(payload, memoryview) else lambda: payload
 
 
 class Outgoing:
@@ -107,7 +103,7 @@ class Outgoing:
         self._sending: Sequence[Buffer] = ()  # the rest of the message that is being sent
         self._left = 0  # bytes of it
         self._sent_topic = b""
-        self._blocked = self.waits = False
+        self._blocked = self._copied = self.waits = False
         self.began_at = self.moved_at = self.alive_at = now
 
     @property
@@ -124,14 +120,15 @@ class Outgoing:
         Raises:
             OSError: The connection is gone.
         """
-        if not (self._left or self.queue or self._commands) and self._copies.have_room(message):
+        idle = not (self._left or self.queue or self._commands)
+        waits = bool(message.copies) and idle and not self._copies.room
+        if idle and not waits:
             self._begin(message, now)
             self.write(now)
             return self._left > 0
         if len(self.queue) < self._room:
             self.queue.append(message)
-            if not (self._left or self._commands):
-                self.waits = not self._copies.have_room(self.queue[0])
+            self.waits = self.waits or waits
         return True
 
     def withdraw(self, topics: Collection[bytes]) -> None:
@@ -152,8 +149,16 @@ class Outgoing:
     def _copy_rest(self) -> None:
         if any(isinstance(part, memoryview) for part in self._sending):
             self._sending = [bytes(part) for part in self._sending]
-            self._copies.note(self, self._left)
+            self._note_copy()
             self._copies.make_room()
+
+    def _note_copy(self) -> None:
+        self._copied = True
+        self._copies.note(self, self._left)
+
+    def _forget_copy(self) -> None:
+        self._copied = False
+        self._copies.forget(self)
 
     def write(self, now: float) -> None:
         """Send until the kernel takes no more, or others should have a turn.
@@ -177,8 +182,8 @@ class Outgoing:
             turn -= sent
             self._left -= sent
             self._sending = rest_of(self._sending, sent) if self._left else ()
-            if not self._left:
-                self._copies.forget(self)
+            if not self._left and self._copied:
+                self._forget_copy()
 
     def _refill(self, now: float) -> bool:
         """Find something to send. (A command must not come between the frames of a message.)"""
@@ -188,7 +193,7 @@ class Outgoing:
             self._sending, self._left, self._sent_topic = (command,), len(command), b""
         self.waits = False
         while self.queue and not self._left:
-            self.waits = not self._copies.have_room(self.queue[0])
+            self.waits = bool(self.queue[0].copies) and not self._copies.room
             if self.waits:
                 break
             self._begin(self.queue.popleft(), now)
@@ -198,14 +203,14 @@ class Outgoing:
         self._sending, self._sent_topic = message.parts(), message.topic
         self._left, self.began_at = sum(map(len, self._sending)), now
         if message.copies and self._left:
-            self._copies.note(self, self._left)
+            self._note_copy()
 
     def close(self) -> None:
         """Forget everything."""
         self.queue.clear()
         self._commands.clear()
         self._sending, self._left = (), 0
-        self._copies.forget(self)
+        self._forget_copy()
 
 
 class Copies:
@@ -226,12 +231,12 @@ class Copies:
 
     def forget(self, outgoing: Outgoing) -> None:
         """Nothing is copied for a peer any more."""
-        if self._sizes:
-            self._total -= self._sizes.pop(outgoing, 0)
+        self._total -= self._sizes.pop(outgoing, 0)
 
-    def have_room(self, message: QueuedMessage) -> bool:
-        """Return whether a message may be copied now. The last one may go beyond the bound."""
-        return self._total < self._most or not message.copies
+    @property
+    def room(self) -> bool:
+        """Whether a message may be copied now. The last one may go beyond the bound."""
+        return self._total < self._most
 
     def make_room(self) -> None:
         """Hang up on the peers that have not moved for longest, while there are too many bytes."""

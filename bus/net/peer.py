@@ -8,13 +8,14 @@ Bytes are parsed one message at a time. What is left is part of one message, whi
 
 import contextlib
 import socket
+import weakref
 from collections.abc import Callable, Sequence
 
 from ..allowance import Allowance
 from ..limits import COMMANDS, CONTROL_BYTES_MAX
 from ..messages import Buffer
 from ..trust.curve_server import CurveConnection, CurveServer
-from .outgoing import Copies, Outgoing, PlainMessage, QueuedMessage, weakly
+from .outgoing import Copies, Outgoing, PlainMessage, QueuedMessage
 from .processes import Process, SocketSearch
 from .zmtp import COMMAND, FRAMES_MAX, GREETING, LONG, MORE, ZmtpError, greeting_fault, head_of
 
@@ -39,7 +40,8 @@ class SecretMessage:
     def __init__(self, curve: CurveConnection, frames: Sequence[Buffer]) -> None:
         self._curve, self._first, last = curve, frames[:-1], frames[-1]
         self.copies = len(last) if len(last) >= LARGE_BYTES else 0
-        self._last = weakly(last)
+        self._last: Callable[[], Buffer | None]
+        self._last = weakref.ref(last) if isinstance(last, memoryview) else lambda: last
 
     def parts(self) -> Sequence[Buffer]:
         """Return the bytes to send; nothing if the memory of the payload has ended."""

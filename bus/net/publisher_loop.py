@@ -2,6 +2,10 @@
 
 Any thread hands it work through `submit` and the other calls below, and waits for a future or a
 reply. If the thread ends, for whatever reason, each that is still open fails with the reason.
+
+No exception that one message, effect or call causes ends it: that is a warning with its cause, and
+what it was about is given up by name (`publisher/faults.py`). An exception in what a call handed in
+goes to that call. The thread ends where turn after turn fails, since then nothing moves any more.
 """
 
 import contextlib
@@ -9,7 +13,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
@@ -42,7 +46,7 @@ from ..publisher.effects import (
     Withdraw,
 )
 from ..publisher.machine import PublisherMachine
-from ..publisher.offers import Unhurried, hash_all, worded
+from ..publisher.offers import Follows, Unhurried, hash_all, worded
 from ..publisher.publication import Publication, Terms
 from ..publisher.roster import Taker
 from ..publisher.status import WorkerStatus
@@ -58,6 +62,10 @@ log = logging.getLogger("weightbus.publisher")
 TICK = 0.1  # seconds between two looks at the clock when nothing happens
 HELD_UP = 1.0  # seconds, or a ping, after which a tick that is late waits for words of workers
 BATCH = 64  # messages taken from one socket before the other gets a turn
+FAILED_TURNS_MAX = 16  # in a row, before the thread ends: what fails for a moment has passed
+PUSHING = "pushing a version, which workers fetch instead,"
+UNREADABLE = "the publisher cannot read its bytes, as its log says"
+DEFECT = "this is a defect of weightbus, please report it"
 
 T = TypeVar("T")
 Condition = Callable[[PublisherMachine, float], bool]  # of the machine at a time
@@ -95,6 +103,9 @@ class PublisherLoop:
         self._unhurried = Unhurried()
         self._full, self._told = Complaints(log, "%s"), Told(log)
         self._unasked = Complaints(log, "a publish failed, and nobody asked for its result: %s")
+        self._faults: dict[str, Complaints] = {}  # by place, of which there are a few
+        self._broken: deque[Follows] = deque()  # what follows from faults, at the end of the turn
+        self._faulty = False  # something failed in this turn
         self._watchers: list[tuple[Condition, Future[None]]] = []
         self._listeners: list[EventCallback] = []
         self.leaving = self._held_up = False
@@ -130,7 +141,10 @@ class PublisherLoop:
                 call, effects = self._machine.publish(number, offer, terms, started, now)
             except Exception as error:
                 del self._open[number]
-                offer.snapshot.release()
+                if self._machine.unpublish(number, offer):
+                    self._perform(self._machine.freed(), now)
+                else:
+                    offer.snapshot.release()
                 if answer.set_running_or_notify_cancel():
                     answer.set_exception(error)
             else:
@@ -247,7 +261,13 @@ class PublisherLoop:
     def _ask(self, question: Callable[[float], T]) -> "Future[T]":
         """Have the thread do something, and say what comes of it."""
         future: Future[T] = Future()
-        self._hand_over(lambda now: future.set_result(question(now)), future)
+
+        def work(now: float) -> None:
+            result = question(now)
+            if future.set_running_or_notify_cancel():
+                future.set_result(result)
+
+        self._hand_over(work, future)
         return future
 
     def _hand_over(self, work: Callable[[float], None], future: "Future[T] | Reply") -> None:
@@ -268,13 +288,26 @@ class PublisherLoop:
         try:
             next_tick = time.monotonic()
             for offer in self._restored:
-                self._perform(self._machine.offer(offer)[1], next_tick)
+                again = partial(self._machine.offer, offer)
+                done = self._try("offering what a publisher before has left", again, next_tick)
+                self._perform(done[1] if done is not None else [], next_tick)
             self._restored = ()
+            failed = 0
             while not self.leaving:
-                next_tick = self._turn(next_tick)
+                try:
+                    next_tick = self._turn(next_tick)
+                    failed = 0
+                except Exception as error:
+                    failed += 1
+                    if failed >= FAILED_TURNS_MAX:
+                        raise
+                    self._warn("a turn of the publisher's thread", error, time.monotonic())
+                if self._faulty:
+                    self._give_up_what_is_broken(time.monotonic())
             now = time.monotonic()
             self._do_work(now)
-            self._perform(self._machine.close(now), now)
+            close = partial(self._machine.close, now)
+            self._perform(self._try("resolving the calls that are open", close, now) or [], now)
         except BaseException as error:
             log.exception("the publisher's thread failed")
             ended = error
@@ -318,37 +351,77 @@ class PublisherLoop:
         if pushes:
             self._push(now)
         if self._unhurried.waiting:
-            self._perform(self._unhurried.go_on(now), now)
+            self._go_on(now)
         if now >= next_tick:
             grace = min(self._machine.state.timing.ping, HELD_UP)
             self._held_up = now - next_tick >= grace and not self._held_up
             if self._held_up:  # with the whole host, perhaps: nobody was silent but who still is
                 return now + grace
-            if self._machine.state.malformed != self.known.malformed:
-                self.known = self._machine.known()  # not for each: there may be a flood
-            self._perform(self._machine.crowded(self._sockets.turned_away(now), now), now)
-            self._perform(self._machine.tick(now), now)
-            if self._sealer is not None and self._sealer.due(now):
-                self._rekey(now)
-            self._look(now)
+            self._tick(now)
             return now + TICK
         return next_tick
+
+    def _tick(self, now: float) -> None:
+        if self._machine.state.malformed != self.known.malformed:
+            self._take_note(now)  # not for each: there may be a flood
+        for number, step in self._steps(now):
+            try:
+                self._perform(step(), now)
+            except Exception as error:
+                self._warn("what is due from time to time", error, now)
+                if number is not None:
+                    self._fail(number, error, now)
+        if self._sealer is not None and self._sealer.due(now):
+            self._try("another group key", partial(self._rekey, now), now)
+        self._look(now)
+
+    def _steps(self, now: float) -> Iterator[tuple[int | None, Callable[[], list[Effect]]]]:
+        """Yield what is due, and the call that it is about; each may fail without the others."""
+        yield None, lambda: self._machine.crowded(self._sockets.turned_away(now), now)
+        yield from self._machine.steps(now)
+        yield None, self._machine.freed
 
     def _push(self, now: float) -> None:
         """Push a burst, if there is room and nobody wants to publish."""
         topics = [] if self._work else self._with_room()
         if topics:
-            self._perform(self._machine.push(now, topics), now)
+            try:
+                effects = self._machine.push(now, topics)
+            except Exception as error:
+                self._warn(PUSHING, error, now)
+                self._machine.stop_pushing(topics)
+            else:
+                self._perform(effects, now)
+
+    def _go_on(self, now: float) -> None:
+        """Hash, or compare, a little more."""
+        try:
+            effects = self._unhurried.go_on(now)
+        except Exception as error:
+            self._warn("reading a version, whose publish fails,", error, now)
+            self._broken.append(self._unhurried.give_up())
+        else:
+            self._perform(effects, now)
 
     def _with_room(self) -> list[bytes]:
         """Return the topics of what is being pushed for which somebody's connection has room."""
         keep_up = self._sockets.data.keep_up
-        return [topic for topic in self._machine.ready if keep_up(topic)]
+        try:
+            return [topic for topic in self._machine.ready if keep_up(topic)]
+        except Exception as error:
+            self._warn(PUSHING, error, time.monotonic())
+            self._machine.stop_pushing([*self._machine.state.pushes])
+            return []
 
     def _do_work(self, now: float) -> None:
         while self._work:
-            work, _ = self._work[0]  # if it fails, whoever waits for it is told at the end
-            work(now)
+            work, future = self._work[0]  # if the thread ends here, whoever waits is told why
+            try:
+                work(now)
+            except Exception as error:
+                self._warn("what a call handed in", error, now)
+                with contextlib.suppress(InvalidStateError):  # it is given up, or answered
+                    future.set_exception(error)
             self._work.popleft()
             if self._watchers:
                 self._look(now)
@@ -356,94 +429,173 @@ class PublisherLoop:
     def _take_messages(self, now: float) -> bool:
         """Take what workers say; return whether that was all there is."""
         for _ in range(BATCH):
-            message = self._sockets.receive()
-            if message is None:
-                return True
-            effects = self._machine.receive(*message, now, self._sockets.key)
+            identity = b""
+            try:
+                message = self._sockets.receive()
+                if message is None:
+                    return True
+                identity = message[0]
+                effects = self._machine.receive(*message, now, self._sockets.key)
+            except Exception as error:
+                self._warn("taking a message of a worker, whose session ends,", error, now)
+                if not identity:
+                    return False  # who knows of whom there is more
+                self._broken.append(partial(self._machine.drop, identity, _why(error)))
+                continue
             if effects:
                 self._perform(effects, now)
         return False
 
     def _take_closed(self, now: float) -> None:
-        for identity, ended in self._sockets.take_closed(now):
-            self._perform(self._machine.unreachable(identity, now, ended), now)
+        closed = partial(self._sockets.take_closed, now)
+        found = self._try("looking for connections that are closed", closed, now)
+        for identity, ended in found or ():
+            gone = partial(self._machine.unreachable, identity, now, ended)
+            effects = self._try("taking note of a connection that is closed", gone, now)
+            self._perform(effects or [], now)
 
     def _take_heard(self, now: float) -> None:
         """Take what workers say; tell whoever has subscribed that it is heard, and nobody else."""
         data = self._sockets.data
         for _ in range(BATCH):
-            found = data.receive_heard() if data.asking else None
-            if found is None:
-                break
-            if found.ticket:  # K6
-                owner = self._machine.redeem(found.ticket, now)
-                if not data.admit(found.outlet, owner):
-                    continue
-            for topic in found.topics:
-                beacon = self._machine.subscribed(topic)
-                if beacon is not None:
-                    sealer = self._sealer
-                    said = beacon if sealer is None else sealer.published(beacon, None)[0]
-                    data.answer(found.outlet, [topic, encode(said)], now)
-            for word in found.words:
-                effects = self._machine.receive_word(word, now)
-                found.outlet.forged += effects is None
-                if effects:
-                    self._perform(effects, now)
+            found = None
+            try:
+                found = data.receive_heard() if data.asking else None
+                if found is None:
+                    break
+                if found.ticket:  # K6
+                    owner = self._machine.redeem(found.ticket, now)
+                    if not data.admit(found.outlet, owner):
+                        continue
+                for topic in found.topics:
+                    beacon = self._machine.subscribed(topic)
+                    if beacon is not None:
+                        sealer = self._sealer
+                        said = beacon if sealer is None else sealer.published(beacon, None)[0]
+                        data.answer(found.outlet, [topic, encode(said)], now)
+                for word in found.words:
+                    effects = self._machine.receive_word(word, now)
+                    found.outlet.forged += effects is None
+                    if effects:
+                        self._perform(effects, now)
+            except Exception as error:
+                self._warn("taking a word of a subscriber, which is left out,", error, now)
+                if found is None:
+                    break
 
     def _perform(self, effects: list[Effect], now: float) -> None:
         if self._machine.state.stale:
-            self.known = self._machine.known()
+            self._take_note(now)
         changed, sealer = False, self._sealer
         for each in effects:
-            asks = isinstance(each, SendChunk | BroadcastChunk | BroadcastWhole)
-            effect = worded(each, sealer) if asks or sealer is not None else each
-            match effect:
-                case Send():
-                    self._send(effect, now)
-                case Broadcast(topic, message, payload):
-                    header = encode(message)
-                    frames = (topic, header) if payload is None else (topic, header, payload)
-                    self._sockets.broadcast(frames, now)
-                case Withdraw(model):
-                    self._sockets.data.withdraw(topics_of(model))
-                case HangUp():
-                    self._sockets.hang_up()
-                case Follow(pid):
-                    self._sockets.follow(pid)
-                case DropRevoked():
-                    self._sockets.data.screen()
-                    self._rekey(now)
-                case Resolve():
-                    self._resolve(effect)
-                case Settled(version):
-                    if self._keeper is not None:
-                        self._keeper.offer(version)
-                case Stamp(version):
-                    if not version.snapshot.stamp(version.model, *version.key):
-                        self._machine.unshared(version)
-                case Hash(version):
-                    done = partial(self._machine.hashed, version)
-                    self._unhurried.add(version, hash_all(version), done)
-                case Compare(comparison):
-                    done = partial(self._machine.compared, comparison)
-                    self._unhurried.add(comparison.version, comparison.steps(), done)
-                case Lend(version):
-                    version.snapshot.lend()
-                case Release(version):
-                    version.snapshot.release()
-                case Notice("full"):
-                    self._full.warn(effect.text, now)
-                case Notice():
-                    changed = True
-                    if effect.kind == "nobody":
-                        text = f"{effect.text}; they connect to {self._sockets.address}"
-                        effect = msgspec.structs.replace(effect, text=text)
-                    self._told.tell(effect, now)
-                    self._tell(effect, now)
-                    self._machine.observers.happened(effect, now)
+            try:
+                asks = isinstance(each, SendChunk | BroadcastChunk | BroadcastWhole)
+                effect = worded(each, sealer) if asks or sealer is not None else each
+                match effect:
+                    case Send():
+                        self._send(effect, now)
+                    case Broadcast(topic, message, payload):
+                        header = encode(message)
+                        frames = (topic, header) if payload is None else (topic, header, payload)
+                        self._sockets.broadcast(frames, now)
+                    case Withdraw(model):
+                        self._sockets.data.withdraw(topics_of(model))
+                    case HangUp():
+                        self._sockets.hang_up()
+                    case Follow(pid):
+                        self._sockets.follow(pid)
+                    case DropRevoked():
+                        self._sockets.data.screen()
+                        self._rekey(now)
+                    case Resolve():
+                        self._resolve(effect)
+                    case Settled(version):
+                        if self._keeper is not None:
+                            self._keeper.offer(version)
+                    case Stamp(version):
+                        if not version.snapshot.stamp(version.model, *version.key):
+                            self._machine.unshared(version)
+                    case Hash(version):
+                        done = partial(self._machine.hashed, version)
+                        failed = partial(self._machine.give_up, version, UNREADABLE)
+                        self._unhurried.add(version, hash_all(version), done, failed)
+                    case Compare(comparison):
+                        done = partial(self._machine.compared, comparison)
+                        self._unhurried.add(comparison.version, comparison.steps(), done, done)
+                    case Lend(version):
+                        version.snapshot.lend()
+                    case Release(version):
+                        version.snapshot.release()
+                    case Notice("full"):
+                        self._full.warn(effect.text, now)
+                    case Notice():
+                        changed = True
+                        if effect.kind == "nobody":
+                            text = f"{effect.text}; they connect to {self._sockets.address}"
+                            effect = msgspec.structs.replace(effect, text=text)
+                        self._told.tell(effect, now)
+                        self._tell(effect, now)
+                        self._machine.observers.happened(effect, now)
+            except Exception as error:
+                self._not_performed(each, error, now)
         if changed and self._watchers:
             self._look(now)
+
+    def _take_note(self, now: float) -> None:
+        """Have other threads know how things are."""
+        known = self._try("saying who is there", self._machine.known, now)
+        self.known = known if known is not None else self.known
+
+    # Where something fails.
+
+    def _warn(self, at: str, error: Exception, now: float) -> None:
+        """Say that something failed, and go on; what follows from that is done after this turn."""
+        self._faulty = True
+        complaints = self._faults.get(at)
+        if complaints is None:
+            text = f"the publisher goes on, but {at} has failed: %s; {DEFECT}"
+            complaints = self._faults[at] = Complaints(log, text)
+        complaints.warn(repr(error), now, error)
+
+    def _try(self, at: str, step: Callable[[], T], now: float) -> T | None:
+        """Take a step that may fail; None if it does."""
+        try:
+            return step()
+        except Exception as error:
+            self._warn(at, error, now)
+            return None
+
+    def _not_performed(self, effect: Effect, error: Exception, now: float) -> None:
+        """What the machine wanted done was not: give up what depends on it, after this turn."""
+        kind = type(effect).__name__
+        self._warn(f"what it does at {kind}", error, now)
+        match effect:
+            case SendChunk(version) | BroadcastChunk(version) | BroadcastWhole(version):
+                unsent = partial(self._machine.give_up, version.target, _why(error))
+                self._broken.append(unsent)
+            case Send(to=identity):
+                self._broken.append(partial(self._machine.drop, identity, _why(error)))
+            case Stamp(version):
+                self._machine.unshared(version)
+            case _:
+                pass  # a `Resolve` is missed below; of all others there are repetitions, or few
+
+    def _give_up_what_is_broken(self, now: float) -> None:
+        """Do what follows from what has failed, and see that nobody waits for what was lost."""
+        while self._broken:
+            effects = self._try("giving that up", partial(self._broken.popleft(), now), now)
+            self._perform(effects or [], now)
+        for number in [n for n in self._open if not self._machine.awaits(n)]:
+            self._fail(number, RuntimeError(f"what became of this publish was lost: {DEFECT}"), now)
+        self._faulty = False
+
+    def _fail(self, number: int, error: Exception, now: float) -> None:
+        """Fail a call: what became of it cannot be said."""
+        self._try("forgetting a call", partial(self._machine.forget, number), now)
+        answer = self._open.pop(number, None)
+        with contextlib.suppress(InvalidStateError):  # it is given up
+            if answer is not None and answer.set_running_or_notify_cancel():
+                answer.set_exception(error)
 
     def _rekey(self, now: float) -> None:
         """Have what comes read by those alone who are told another key from now on."""
@@ -466,7 +618,9 @@ class PublisherLoop:
                 listener.tell(event)
 
     def _resolve(self, effect: Resolve) -> None:
-        future = self._open.pop(effect.publication)
+        future = self._open.pop(effect.publication, None)
+        if future is None:
+            return  # it has failed already
         if isinstance(future, Promise) and future.publication is not None:
             future.over()
         if not future.set_running_or_notify_cancel():
@@ -492,6 +646,10 @@ class PublisherLoop:
                 # Whoever waited may give up this very moment; a cancelled future takes no result.
                 if future.set_running_or_notify_cancel():
                     future.set_result(None)
+
+
+def _why(error: Exception) -> str:
+    return f"the publisher has failed at a step of this ({error!r}), as its log says"
 
 
 class Reply:

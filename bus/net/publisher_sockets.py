@@ -111,14 +111,16 @@ class PublisherSockets:
         """Wait for something to arrive, or for `wake`."""
         data, router = self.data, self._router
         due = min(router.due, router.ending_at)
-        at_once = data.asking or router.pending or router.gone
+        at_once = data.asking or router.ready or router.gone
         wait = 0.0 if at_once else max(0.0, min(seconds, due - time.monotonic()))
         found = self._selector.select(wait)
         now = time.monotonic()
+        rung = False
         for key, _ in found:
             if key.fileobj is self._bell:
+                rung = True
                 self._bell.silence()
-        if found:
+        if len(found) > rung:
             data.attend(found, now)
             router.attend(found, now)
         if now >= router.due:
@@ -126,7 +128,7 @@ class PublisherSockets:
         if now >= data.due:
             data.tick(now)
         closed = bool(router.gone) or now >= router.ending_at
-        return Found(control=router.pending, data=bool(data.asking), closed=closed)
+        return Found(control=bool(router.ready), data=bool(data.asking), closed=closed)
 
     def receive(self) -> tuple[bytes, Sequence[Buffer]] | None:
         """Return the identity and the frames of the next control message, if there is one."""

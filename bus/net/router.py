@@ -73,7 +73,7 @@ class Router:
 
     Attributes:
         due: When `tick` has something to do.
-        pending: Whether `receive` may have a message.
+        ready: The peers of which `receive` may have a message.
         gone: Connections that are closed and were not taken by `take_closed`.
         ending_at: When `take_closed` has something to say besides.
         key: The key of the sender of the last message; empty where there are no keys.
@@ -93,7 +93,7 @@ class Router:
         self._unproven: dict[Peer, None] = {}  # the oldest first
         self._by_host: dict[str, int] = {}  # how many of them
         self._room = UNPROVEN_MAX if math.isinf(limit_of()) else min(UNPROVEN_MAX, limit_of() // 4)
-        self._ready: deque[Peer] = deque()  # of which something was read
+        self.ready: deque[Peer] = deque()  # of which something was read
         self._partial: dict[Peer, int] = {}  # bytes in no message, where any are
         self._partial_bytes = 0
         self._waiting: dict[Peer, None] = {}  # for others to need less for their copies
@@ -106,7 +106,7 @@ class Router:
         self._hung_up = Complaints(log, "hung up on a control connection: %s")
         self._not_accepted = Complaints(log, "cannot accept a connection, will try again: %s")
         self._accept_at = 0.0  # 0: it accepts
-        self._tick_at = self._search_at = math.inf
+        self._tick_at = self._search_at = self.due = math.inf
         self.gone: list[Peer] = []
         self.ending_at = math.inf
         self.key = ""
@@ -120,18 +120,8 @@ class Router:
         self._listener = bound(lambda: Listener(endpoint), endpoint, "address")
         self._over_tcp = endpoints.ipc_path(self._listener.endpoint) is None
         self._selector.register(self._listener.socket, selectors.EVENT_READ)
-        self._tick_at = 0.0
+        self._tick_at = self.due = 0.0
         return self._listener.endpoint
-
-    @property
-    def due(self) -> float:
-        """When `tick` has something to do."""
-        return min(self._tick_at, self._search_at)
-
-    @property
-    def pending(self) -> bool:
-        """Whether `receive` may have a message."""
-        return bool(self._ready)
 
     # Receiving.
 
@@ -149,7 +139,7 @@ class Router:
                 if events & selectors.EVENT_READ and not peer.ready and peer.read(scratch, now):
                     self._note_partial(peer, 0)
                     peer.ready = True
-                    self._ready.append(peer)
+                    self.ready.append(peer)
                 if events & selectors.EVENT_WRITE:
                     self._write(peer, now)
             except OSError:
@@ -157,8 +147,8 @@ class Router:
 
     def receive(self, now: float) -> tuple[bytes, Sequence[Buffer]] | None:
         """Return the identity and the frames of the next message, if there is one."""
-        while self._ready:
-            peer = self._ready.popleft()
+        while self.ready:
+            peer = self.ready.popleft()
             if peer.closed:
                 continue
             try:
@@ -169,9 +159,12 @@ class Router:
             if message is None:
                 self._rest(peer, now)
                 continue
-            self._ready.append(peer)
             if not peer.proven:
                 self._prove(peer)
+            if peer.unparsed:
+                self.ready.append(peer)
+            else:
+                self._rest(peer, now)
             self._last, self.key = peer, peer.key
             return peer.identity, message
         return None
@@ -247,9 +240,12 @@ class Router:
         """Do what is due; `due` says when."""
         if now >= self._search_at:
             self._search(now)
-        if now < self._tick_at:
-            return
-        self._tick_at = now + TICK_SECONDS
+        if now >= self._tick_at:
+            self._tick_at = now + TICK_SECONDS
+            self._look_after(now)
+        self.due = min(self._tick_at, self._search_at)
+
+    def _look_after(self, now: float) -> None:
         if self._listener is not None and self._accept_at and now >= self._accept_at:
             self._accept_at = 0.0
             self._selector.register(self._listener.socket, selectors.EVENT_READ)
@@ -417,7 +413,7 @@ class Router:
             if peer.search is None:
                 self._searches.append(peer)
             peer.search = SocketSearch(pid, inode)
-            self._search_at = 0.0  # at once, before the process can end
+            self._search_at = self.due = 0.0  # at once, before the process can end
 
     def _search(self, now: float) -> None:
         """Go on with the search for the process of one worker of this host."""

@@ -242,9 +242,8 @@ def greeting_fault(greeting: Buffer, mechanism: bytes) -> str:
         return "the other side does not speak ZMTP 3"
     name = mechanism.ljust(20, b"\0")
     if not name.startswith(theirs):
-        return (
-            f"the other side asks for {theirs.rstrip(bytes(1))!r} security, not for {mechanism!r}"
-        )
+        asked = theirs.rstrip(b"\0").decode("latin1")
+        return f"the other side asks for {asked} security, not for {mechanism.decode()}"
     return ""
 
 

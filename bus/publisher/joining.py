@@ -5,7 +5,8 @@ import math
 import msgspec
 
 from ..effects import Notice, Send
-from ..epochs import epoch_above
+from ..epochs import contradiction, epoch_above
+from ..limits import EPOCH_LEAP_MAX_MS, RENEWAL_PAUSES
 from ..messages import (
     MAPPING,
     RENAMING,
@@ -17,10 +18,10 @@ from ..messages import (
     Prepare,
     Refuse,
     Rename,
-    Running,
     Shared,
     Welcome,
 )
+from ..units import span
 from . import absent, calls, publishing
 from .effects import Effect, Follow, Settled, Withdraw
 from .reports import plausible
@@ -41,12 +42,24 @@ def hello(
     if grant is not None and grant.role == "observer":  # K4
         text = "an observer's key reads how things stand, and gets no weights"
         return _turn_away(state, identity, hello, "not-allowed", text, now)
-    if _runs_another(state, hello):
-        epoch = epoch_above(hello, None if state.age is None else state.age())
+    fault = contradiction(hello)
+    if fault:
+        state.malformed += 1
+        return _turn_away(state, identity, hello, "malformed", fault, now)
+    never = _never_published(state, hello)
+    if never:
+        return _turn_away(state, identity, hello, "stale-epoch", never, now)
+    if hello.epoch > state.epoch:
+        age = None if state.age is None else state.age()
+        epoch = epoch_above(hello, age, state.started_ms())
         if epoch is None:
             return _turn_away(state, identity, hello, "stale-epoch", _stale(state, hello), now)
-        if now - state.renewed_at < state.timing.lost_after:
+        since = now - state.renewed_at
+        if since < state.timing.lost_after:
             return []  # it says hello again; whatever is said, workers start anew only so often
+        if since < state.renewal_pause:
+            text = _pausing(state, hello, since)
+            return _turn_away(state, identity, hello, "stale-epoch", text, now)
         if state.recorded is not None and not state.recorded(epoch):  # P1
             return []  # it is by the time that it says hello again
         effects = _renew(state, epoch, hello, now)
@@ -189,28 +202,46 @@ def _tell_prepared(peer: Peer, prepared: Prepare) -> list[Effect]:
 # Which publisher comes first.
 
 
-def _runs_another(state: PublisherState, hello: Hello) -> bool:
-    """Return whether a worker runs weights of a publisher that may be later than this one."""
-    return hello.epoch > state.epoch or any(
-        running is not None and running.epoch == state.epoch and not _had(state, model, running)
-        for model, running in hello.models.items()
-    )
-
-
-def _had(state: PublisherState, model: str, running: Running) -> bool:
-    versions = state.store.get(model)
-    return versions is not None and versions.had(running.version)
+def _never_published(state: PublisherState, hello: Hello) -> str:
+    """Say which version of this publisher's own epoch a worker runs that there never was."""
+    for model, running in hello.models.items():
+        if running is None or running.epoch != state.epoch:
+            continue
+        versions = state.store.get(model)
+        if versions is None or not versions.had(running.version):
+            return (
+                f"{hello.name} says that it runs version {running.version} of {model}, of epoch "
+                f"{state.epoch}, which is this publisher's own, and this publisher has published "
+                "no such version: if another publisher has the same epoch, restart this one"
+            )
+    return ""
 
 
 def _stale(state: PublisherState, hello: Hello) -> str:
+    text = (
+        f"this publisher is of epoch {state.epoch}, but {hello.name} runs weights of epoch "
+        f"{hello.epoch}, from another publisher, and "
+    )
+    if state.age is not None and hello.epoch >= state.started_ms() + EPOCH_LEAP_MAX_MS:
+        return text + (
+            f"that is more than {EPOCH_LEAP_MAX_MS // 86_400_000} days after this publisher's "
+            "start by the clock of its host: set that clock if it is wrong; if not, start the "
+            "workers anew"
+        )
     chosen = (
         "its epoch was chosen, and stays" if state.age is None else "it did not start after that"
     )
+    return text + (
+        f"{chosen}: if the other one is the newer, stop this one; if not, stop the other and "
+        "restart this one, which then takes over"
+    )
+
+
+def _pausing(state: PublisherState, hello: Hello, since: float) -> str:
     return (
-        f"this publisher is of epoch {state.epoch}, but {hello.name} runs weights of "
-        f"epoch {hello.epoch}, from another publisher, and {chosen}: if the other one is the "
-        "newer, stop this one; if not, stop the other and restart this one, which then takes "
-        "over"
+        f"{hello.name} runs weights of epoch {hello.epoch}, and this publisher has taken epoch "
+        f"{state.epoch} {span(since)} ago, on another worker's word: it takes a later one in "
+        f"{span(state.renewal_pause - since)} at the soonest"
     )
 
 
@@ -226,6 +257,9 @@ def _renew(state: PublisherState, epoch: int, hello: Hello, now: float) -> list[
         effects += [*gone, Withdraw(versions.model), *versions.renew(epoch)]
         effects += [Settled(versions.latest)] if versions.latest else []
         publishing.stop(state, versions.model)
+    if state.renewed_at > -math.inf:
+        longest = RENEWAL_PAUSES * state.timing.lost_after
+        state.renewal_pause = min(2 * state.renewal_pause, longest)
     state.epoch, state.renewed_at, state.stale = epoch, now, True
     calls.renewed(state, epoch)
     state.prepared = {

@@ -16,7 +16,8 @@ It owns the memory of its versions: nobody writes there before it said `Release`
 here assumes that the publisher is a trainer or that a worker is a leaf.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 
 from ..effects import Send
 from ..errors import ProtocolError
@@ -42,11 +43,11 @@ from ..messages import (
 )
 from ..observed import Checked, Observe, Verify, to_publisher
 from ..trust.grants import Grant
-from . import absent, calls, joining, publishing, reports, serving, sessions
+from . import absent, calls, faults, joining, publishing, reports, serving, sessions
 from .effects import Broadcast, Effect, HangUp, Resolve
 from .known import Known, Reached
 from .observers import Observers
-from .patience import DEAR, Patience, cost_of
+from .patience import CHEAP, DEAR, Patience, cost_of
 from .publication import Publication, Terms
 from .roster import Peer
 from .state import PublisherState
@@ -121,6 +122,9 @@ class PublisherMachine:
                 peer.move("spoke")
             effects = sessions.heard(self.state, peer, now) + sessions.tell_keys(self.state, peer)
             effects += self._heed(peer, message, now)
+            unlike, peer.unlike = peer.unlike, 0
+            if unlike and not self._patience.bears(identity, CHEAP * unlike, nbytes, now):
+                effects.append(HangUp())  # it may bring those of any number of versions
             if now < self.observers.until:
                 self.observers.heard(peer, message)
             return self._freeing(effects)
@@ -151,6 +155,9 @@ class PublisherMachine:
             return []
         effects = sessions.heard(self.state, peer, now)
         effects += reports.runs(self.state, peer, message, now)
+        if peer.unlike:  # it costs as much as a word of nobody
+            peer.unlike = 0
+            return None
         if now < self.observers.until:
             self.observers.heard(peer, message)
         return self._freeing(effects)
@@ -272,6 +279,33 @@ class PublisherMachine:
         """Workers cannot read a version by its new number; they fetch it instead."""
         version.shared = None
 
+    # Where the shell, or this, has failed at something.
+
+    def drop(self, identity: bytes, why: str, now: float) -> list[Effect]:
+        """End the session of a worker, after an exception that it caused; it joins again."""
+        return self._freeing(faults.drop(self.state, identity, why, now))
+
+    def give_up(self, version: Version, why: str, now: float) -> list[Effect]:
+        """Fail the calls that published a version, of which something cannot be read or sent."""
+        return self._freeing([] if version.gone else faults.give_up(self.state, version, why, now))
+
+    def forget(self, number: int) -> None:
+        """Forget a call of which it cannot be said what becomes of it."""
+        faults.forget(self.state, number)
+
+    def unpublish(self, number: int, offered: Offer) -> bool:
+        """Forget a call that failed; return whether the memory of its offer is ours by now."""
+        return faults.unpublish(self.state, number, offered)
+
+    def stop_pushing(self, topics: Collection[bytes]) -> None:
+        """Push no more on these topics."""
+        faults.stop_pushing(self.state, topics)
+
+    def awaits(self, number: int) -> bool:
+        """Return whether a call is open: a `Resolve` of it is to come."""
+        call = self.state.calls.get(number)
+        return call is not None and not call.resolved
+
     # Pushing.
 
     @property
@@ -287,16 +321,38 @@ class PublisherMachine:
 
     def tick(self, now: float) -> list[Effect]:
         """Do what is due: beacons, lost workers, deadlines."""
+        return self._freeing([effect for _, step in self.steps(now) for effect in step()])
+
+    def steps(self, now: float) -> Iterator[tuple[int | None, Callable[[], list[Effect]]]]:
+        """Yield what `tick` does, each with the call that it is about, if it is about one.
+
+        A shell for which one of them fails goes on with the others, then with `freed`.
+        """
         state = self.state
+        yield None, partial(self._rest, now)
+        yield None, partial(sessions.tick, state, now)
+        yield None, partial(self._beacons, now)
+        yield None, partial(publishing.push, state, now)
+        yield None, partial(self.observers.checks.tick, now)
+        yield None, partial(absent.overlooked, state, now)
+        for number, call in [*state.calls.items()]:
+            yield number, partial(calls.settle, state, call, now)
+
+    def _rest(self, now: float) -> list[Effect]:
         self._patience.tick(now)
-        effects = sessions.tick(state, now)
-        if now >= state.beacon_at:
-            state.beacon_at = now + state.timing.ping
-            beacons = [self._beacon(model) for model in state.store]
-            effects += [Broadcast(control_topic(b.model), b) for b in beacons if b.version]  # P16
-        effects += publishing.push(state, now) + self.observers.checks.tick(now)
-        effects += absent.overlooked(state, now)
-        return self._freeing(effects + calls.settle_all(state, now))
+        return []
+
+    def _beacons(self, now: float) -> list[Effect]:
+        state = self.state
+        if now < state.beacon_at:
+            return []
+        state.beacon_at = now + state.timing.ping
+        beacons = [self._beacon(model) for model in state.store]
+        return [Broadcast(control_topic(b.model), b) for b in beacons if b.version]  # P16
+
+    def freed(self) -> list[Effect]:
+        """Say which memory is needed no more."""
+        return self._freeing([])
 
     def close(self, now: float) -> list[Effect]:
         """Resolve every call that is still open, as it stands."""

@@ -5,7 +5,7 @@ the number of a revision, so that nothing is kept for any of them, and nothing i
 does not ask.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -110,7 +110,7 @@ class Observers:
         self._asked: dict[bytes, float] = {}  # by connection, when it asked last
         self._rows = Allowance(ROWS, 0.0)
         self._models: dict[str, _Model] = {}
-        self._events: deque[tuple[int, float, Notice]] = deque(maxlen=EVENTS_TOLD)
+        self._events: deque[tuple[int, float, Notice]] = deque()
 
     # What happens.
 
@@ -144,10 +144,24 @@ class Observers:
         """Something became of a worker."""
         if notice.worker:
             self._state.roster.revision += 1
+            if len(self._events) >= EVENTS_TOLD:
+                self._forget_event()
             self._events.append((self._state.roster.revision, now, notice))
             peer = self._state.roster.by_name(notice.worker)
             if peer is not None:
                 self._state.roster.touch(peer)
+
+    def _forget_event(self) -> None:
+        """Forget one event: of the kind with most, of the worker with most of these, the oldest.
+
+        So one worker that does the same again and again does not displace the others' events.
+        """
+        events = [notice for _, _, notice in self._events]
+        [(kind, _)] = Counter(notice.kind for notice in events).most_common(1)
+        of_kind = Counter(notice.worker for notice in events if notice.kind == kind)
+        [(worker, _)] = of_kind.most_common(1)
+        found = (n for n, each in enumerate(events) if (each.kind, each.worker) == (kind, worker))
+        del self._events[next(found)]
 
     # What is told.
 

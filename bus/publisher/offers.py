@@ -34,6 +34,8 @@ from .effects import (
 from .publication import Publication
 from .version import Chunked, Offer, Version
 
+Follows = Callable[[float], list[Effect]]  # what is to be done at a time
+
 SLICE_BYTES = 2**22  # of a version that is hashed between other work: a fraction of a millisecond
 
 
@@ -156,29 +158,35 @@ class Unhurried:
     """What shells do with the bytes of versions a little at a time, since others wait meanwhile.
 
     Attributes:
-        waiting: Of each what version it is, its steps, and what says what follows from them.
+        waiting: Of each what version it is, its steps, and what says what follows from them, and
+            from a step that fails.
     """
 
     def __init__(self) -> None:
-        self.waiting: deque[tuple[Version, Iterator[int], Callable[[float], list[Effect]]]]
-        self.waiting = deque()
+        self.waiting = deque[tuple[Version, Iterator[int], Follows, Follows]]()
 
-    def add(
-        self, version: Version, steps: Iterator[int], done: Callable[[float], list[Effect]]
-    ) -> None:
-        """Take these steps, each of which yields its bytes; `done` says what follows from it."""
-        self.waiting.append((version, steps, done))
+    def add(self, version: Version, steps: Iterator[int], done: Follows, failed: Follows) -> None:
+        """Take these steps, each of which yields its bytes.
+
+        `done` says what follows from them, `failed` what does if one of them raises.
+        """
+        self.waiting.append((version, steps, done, failed))
+
+    def give_up(self) -> Follows:
+        """Take no more of those steps that `go_on` was at; return what follows from that."""
+        return self.waiting.popleft()[-1]
 
     def go_on(self, now: float) -> list[Effect]:
         """Take some of the steps. Those of a version that is gone are left out."""
-        version, steps, done = self.waiting[0]
+        version, steps, done, _ = self.waiting[0]
         nbytes = 0
         while not version.gone and (step := next(steps, None)) is not None:
             nbytes += step
             if nbytes >= SLICE_BYTES:
                 return []
+        effects = done(now)
         self.waiting.popleft()
-        return done(now)
+        return effects
 
 
 def for_one(effect: SendChunk, sealer: Sealer | None = None) -> Send:

@@ -48,7 +48,10 @@ class Patience:
 
 
 def cost_of(message: Message, *, known: bool) -> int:
-    """Return what a message costs its sender: nothing if it is work."""
+    """Return what a message costs its sender: nothing if it is work.
+
+    A report is work; one with a wrong digest is talk, which is known once the report was heeded.
+    """
     if isinstance(message, Hello | Observe | Verify):
         return DEAR
     # The work of others is talk of a stranger, which is told so with each of it. A worker that

@@ -1,6 +1,7 @@
 """What workers say that they do with versions, and how far a publisher believes it."""
 
 from ..effects import Notice, Send
+from ..limits import UNLIKE_KEPT
 from ..messages import Applied, Failed, Progress, Running, Staged
 from . import calls, publishing
 from .effects import Effect
@@ -170,7 +171,17 @@ def _check_later(
 
 
 def _wrong_digest(state: PublisherState, peer: Peer, message: Staged | Applied) -> list[Effect]:
-    """A worker's bytes are not the published ones; it must never count as done."""  # P15
+    """A worker's bytes are not the published ones; it must never count as done.
+
+    The worker says it again with each ping, and may say so of any version: each is told once.
+    """  # P15
+    peer.unlike += 1
+    fact = message.model, message.epoch, message.version
+    if fact in peer.seen.unlike:
+        return []
+    peer.seen.unlike[fact] = None
+    if len(peer.seen.unlike) > UNLIKE_KEPT:
+        del peer.seen.unlike[next(iter(peer.seen.unlike))]
     versions = state.store.get(message.model)
     published = versions.known_digest(message.version) if versions is not None else None
     text = (

@@ -45,6 +45,10 @@ class Seen:
     took: dict[str, float] = field(default_factory=dict[str, float])
     # The version that it has failed last, and why, until it runs that or a newer one.
     failed: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
+    # Model, epoch and version of which it has reported a wrong digest, the longest ago first.
+    unlike: dict[tuple[str, int, int], None] = field(
+        default_factory=dict[tuple[str, int, int], None]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,7 @@ class Peer:
     mute_at: float = math.inf
     stuck: bool = False  # it was said to be stuck
     contested_at: float | None = None  # when another instance asked for its name
+    unlike: int = 0  # wrong digests that it reported and that have cost it nothing yet
     torn: set[str] = field(default_factory=set[str])  # models of which it has said that none runs
     revision: int = 0  # of the roster, when this last changed in a way that observers are told
     seen: Seen = field(default_factory=Seen)
@@ -342,6 +347,12 @@ class Roster:
             return len(self._by_name) + count <= WORKERS_MAX and after <= ROSTER_MODELS_MAX
 
         return room() or (self._forget_lost(instead_of) and room())
+
+    def disconnect(self, peer: Peer) -> None:
+        """Know a worker by its connection no more, so that it has to say hello."""
+        self._by_identity.pop(peer.identity, None)
+        self._by_token.pop(peer.token, None)
+        peer.token = ""
 
     def remove(self, peer: Peer) -> None:
         """Forget a worker."""

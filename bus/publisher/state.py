@@ -75,7 +75,7 @@ class PublisherState:
         keys: Says which group keys a worker is told, where its connection is encrypted; None: what
             is published goes in the clear.
         grants: What each key may do; None: there are no keys, and everybody may do everything.
-        clock: Tells observers the seconds since 1970; None: they are not told.
+        clock: Tells the seconds since 1970, to observers as well; None: they are not told.
         recorded: Says whether an epoch may be taken by now, since whoever comes after this one
             will know of it; it must not wait. None: at any time.
         queue: How many chunks wait for one subscriber before it loses more.
@@ -102,6 +102,8 @@ class PublisherState:
     malformed: int = field(init=False, default=0)  # messages that broke the protocol
     stale: bool = field(init=False, default=True)  # `Known` says something else than this
     renewed_at: float = field(init=False, default=-math.inf)  # when it last took another epoch
+    renewal_pause: float = field(init=False)  # seconds from then until it may take yet another
+    _first_epoch: int = field(init=False)  # which it began with
     beacon_at: float = field(init=False, default=0.0)  # when the next ones are due
     # Who has left, or is refused, by name, the oldest first; and whom it has turned away unheard.
     absent: dict[str, Absence] = field(init=False, default_factory=dict[str, Absence])
@@ -115,6 +117,16 @@ class PublisherState:
 
     def __post_init__(self) -> None:
         self.roster = Roster(self.timing.lost_after)
+        self.renewal_pause, self._first_epoch = self.timing.lost_after, self.epoch
+
+    def started_ms(self) -> float:
+        """Return when this publisher started, in milliseconds since 1970, by its clock of now.
+
+        That clock may have been set since. Without one it is the epoch that it began with.
+        """
+        if self.clock is None or self.age is None:
+            return self._first_epoch
+        return 1000 * (self.clock() - self.age())
 
     def versions(self, model: str) -> Versions:
         """Return the versions of a model that has been published, or is about to be."""

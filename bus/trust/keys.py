@@ -22,6 +22,7 @@ import msgspec
 
 from ..errors import KeysError
 from ..limits import KEYS_MAX, TEXT_MAX
+from ..spare import SCARCE
 from . import curve
 from .grants import Grant, Role
 
@@ -35,6 +36,10 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 
 class UnreadableError(KeysError):
     """A file is there, but cannot be read now: what it says is not known."""
+
+
+class ScarceError(KeysError):
+    """Nothing can be read, since no descriptor is left to open a file with."""
 
 
 class _PublisherFile(msgspec.Struct):
@@ -182,6 +187,7 @@ class Allowed:
         """Read who may come, by public key.
 
         Raises:
+            ScarceError: No descriptor is left to read it with.
             KeysError: The folder cannot be read; or something in it makes no sense, and nobody is
                 told of that.
         """
@@ -194,9 +200,27 @@ class Allowed:
             try:
                 known[file] = self._file(file)
                 _allow(file, known[file], found)
+            except ScarceError:
+                raise
             except KeysError as error:
                 self._tell(error)
         self.known = MappingProxyType(known)
+        return MappingProxyType(found)
+
+    def remaining(self) -> Mapping[str, Grant]:
+        """Return by public key what is left of what was read last: that needs no descriptor.
+
+        Raises:
+            KeysError: The folder itself cannot be found.
+        """
+        found = dict[str, Grant]()
+        try:
+            os.stat(self._folder)  # else every file would seem to be removed
+        except OSError as error:
+            raise _unreadable(self._folder, error) from None
+        for file, allowed in self.known.items():
+            if _may_be_there(file):
+                found.setdefault(allowed.public, Grant(allowed.name, allowed.role))
         return MappingProxyType(found)
 
     def _tell(self, error: KeysError) -> None:
@@ -306,7 +330,12 @@ def _files(folder: Path) -> list[Path]:
     try:
         return sorted(entry for entry in folder.iterdir() if entry.suffix == SUFFIX)
     except OSError as error:
-        raise KeysError(f"{folder} cannot be read: {error.strerror}") from None
+        raise _unreadable(folder, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> KeysError:
+    kind = ScarceError if error.errno in SCARCE else KeysError
+    return kind(f"{path} cannot be read: {error.strerror}")
 
 
 def _too_many(folder: Path, files: list[Path]) -> KeysError:
@@ -317,6 +346,17 @@ def _stat(file: Path) -> os.stat_result | None:
     with contextlib.suppress(OSError):  # it was removed meanwhile, which the next look will see
         return file.stat()
     return None
+
+
+def _may_be_there(file: Path) -> bool:
+    """Return whether a file is not known to be gone."""
+    try:
+        os.stat(file)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def _path(given: str | Path) -> Path:
@@ -339,6 +379,8 @@ def _read(file: Path, kind: type[_T], *, secret: bool = False) -> _T:
                 raise KeysError(f"{file} is open to every user of this host: chmod 600 {file}")
             return msgspec.json.decode(opened.read(TEXT_MAX) or b"", type=kind)
     except OSError as error:
+        if error.errno in SCARCE:
+            raise _unreadable(file, error) from None
         gone = isinstance(error, FileNotFoundError)
         wrong: type[KeysError] = KeysError if gone else UnreadableError
         raise wrong(f"{file} cannot be read: {error.strerror}") from None

@@ -6,6 +6,7 @@ holds it.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,12 +76,13 @@ class Index:
             CheckpointError: Some are not there; it says what they would hold.
         """
         files = [self.path.parent / name for name in sorted(set(self.weight_map.values()))]
-        missing = [file.name for file in files if not file.is_file()]
+        missing = {file.name for file in files if not file.is_file()}
         if missing:
             lost = [name for name, file in self.weight_map.items() if file in missing]
+            gone = f"{_some(sorted(missing))} of {len(files)} shards is missing"
             raise CheckpointError(
-                f"{self.path.parent}: {_some(missing)} of {len(files)} shards is missing, with "
-                f"{_some(lost)}: download the checkpoint again, or wait until it is written"
+                f"{self.path.parent}: {gone}, with {_some(lost)}: download the checkpoint again, "
+                "or wait until it is written"
             )
         return files
 
@@ -154,8 +156,8 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Refuse a key that stands twice: of two places for a tensor, which is it?"""
     made = dict(pairs)
     if len(made) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"{next(k for k in keys if keys.count(k) > 1)!r} stands twice")
+        (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"{twice!r} stands twice")
     return made
 
 

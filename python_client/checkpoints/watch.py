@@ -71,7 +71,8 @@ class Watch:
     def _mixture(self, seen: Stamp) -> str:
         """Say why files may be of two saves; empty if they are of one."""
         indexes = [file for file in seen if is_index(Path(file.name))]
-        shards = [file for file in seen if file not in indexes]
+        shards = [file for file in seen if not is_index(Path(file.name))]
+        loaded = {*(self._loaded or ())}
         if len(indexes) != 1 or not shards:
             return ""
         (index,), newest = indexes, max(shards, key=lambda file: file.changed_ns)
@@ -79,7 +80,7 @@ class Watch:
             return ""  # whoever wrote that is done
         if newest.changed_ns > index.changed_ns:
             return f"{self._path}: {newest.name} is newer than {index.name}, which is written last"
-        old = next((file.name for file in shards if file in (self._loaded or ())), "")
+        old = next((file.name for file in shards if file in loaded), "")
         return f"{self._path}: {index.name} is new, and {old} is not" if old else ""
 
     def load(self, progress: Progress | None = None) -> Checkpoint | None:

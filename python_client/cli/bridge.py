@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...codecs.errors import WeightBusError
@@ -40,7 +40,7 @@ class Served:
     adapter: str | None
     pause: str | None
     seconds: float
-    token: str | None
+    token: str | None = field(repr=False)
 
     @property
     def how(self) -> How:

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -37,7 +37,7 @@ class PageOptions:
 
     dashboard: str | None = None
     metrics: str | None = None
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     insecure: bool = False
 
     def at(self, address: str | None) -> Http | None:

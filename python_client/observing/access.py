@@ -6,7 +6,7 @@ token, or the user's word that none is needed.
 """
 
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...bus.errors import AddressError
 from ...bus.net.endpoints import ip_address, is_loopback
@@ -31,7 +31,7 @@ class Http:
     __module__ = "weightbus"
 
     address: str
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)  # a traceback or a log may show a repr
     insecure: bool = False
     hosts: tuple[str, ...] = ()
 

@@ -5,15 +5,18 @@ import contextlib
 import hmac
 import os
 import selectors
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from http.cookies import CookieError, SimpleCookie
+from typing import cast
 
 from aiohttp import web
 
 from ...bus.errors import AddressError, ClosedError
 from ...bus.net.inheritance import abandon_in_children, keep_in_children
 from .access import Http
+from .connections import IDLE_SECONDS, Connections, listening
 
 START_SECONDS = 10.0  # to bind and to answer
 STOP_SECONDS = 2.0  # that requests under way get
@@ -54,6 +57,8 @@ class HttpServer:
         self._stop = asyncio.Event()
         self._ready = threading.Event()
         self._error: BaseException | None = None
+        self._connections: Connections | None = None
+        self._listeners: list[socket.socket] = []
         self.address = ""
         application = web.Application(middlewares=[self._guard])
         application[STOPPING] = self._stop
@@ -85,7 +90,8 @@ class HttpServer:
         Their numbers remain taken, as objects that nobody else reaches would close them again.
         """
         nothing = os.open(os.devnull, os.O_RDWR)
-        watched = [key.fd for key in self._selector.get_map().values()]
+        watched = {key.fd for key in self._selector.get_map().values()}
+        watched.update(listener.fileno() for listener in self._listeners)
         for number in (*watched, self._selector.fileno()):
             os.dup2(nothing, number, inheritable=False)
         os.close(nothing)
@@ -99,13 +105,20 @@ class HttpServer:
             self._loop.close()
 
     async def _serve(self, application: web.Application) -> None:
-        runner = web.AppRunner(application, access_log=None, shutdown_timeout=STOP_SECONDS)
+        runner = web.AppRunner(
+            application,
+            access_log=None,
+            shutdown_timeout=STOP_SECONDS,
+            keepalive_timeout=IDLE_SECONDS,
+        )
         await runner.setup()
         meanwhile: asyncio.Task[None] | None = None
         try:
-            await web.TCPSite(runner, self._http.host, self._http.port).start()
+            self._listeners = listening(self._http.host, self._http.port)
             host = f"[{self._http.host}]" if ":" in self._http.host else self._http.host
-            self.address = f"http://{host}:{runner.addresses[0][1]}/"
+            self.address = f"http://{host}:{self._listeners[0].getsockname()[1]}/"
+            make = cast("web.Server", runner.server)  # there is one once it is set up
+            self._connections = Connections(self._listeners, make, self.address)
             if self._meanwhile is not None:
                 meanwhile = asyncio.create_task(self._meanwhile(self._stop))
             self._ready.set()
@@ -116,6 +129,8 @@ class HttpServer:
             if meanwhile is not None:
                 meanwhile.cancel()
                 await asyncio.wait([meanwhile])
+            if self._connections is not None:
+                self._connections.close()
             await runner.cleanup()
 
     @web.middleware
@@ -123,10 +138,12 @@ class HttpServer:
         # Whoever says the token itself is no browser that somebody else's page has sent here.
         if not (self._http.knows(request.host) or _bears(self._http, request)):
             text = "this host is not known by that name: ask by its address, or see Http(hosts=...)"
-            return web.Response(status=421, text=text, headers=HEADERS)
+            return _refusal(421, text)
         if not lets_in(self._http, request):
             text = "this takes a token: add ?token=... once, or say Authorization: Bearer ..."
-            return web.Response(status=401, text=text, headers=HEADERS)
+            return _refusal(401, text)
+        if self._connections is not None:
+            self._connections.prove(request.transport)
         if self._http.token is not None and "token" in request.query:  # not to stay in the address
             moved = web.Response(status=303, headers={**HEADERS, "Location": request.path})
             moved.set_cookie(
@@ -134,6 +151,13 @@ class HttpServer:
             )
             return moved
         return await handler(request)
+
+
+def _refusal(status: int, text: str) -> web.Response:
+    """Return the answer to a request without access, after which its connection is closed."""
+    refusal = web.Response(status=status, text=text, headers=HEADERS)
+    refusal.force_close()
+    return refusal
 
 
 def lets_in(http: Http, request: web.Request) -> bool:

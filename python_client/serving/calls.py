@@ -86,7 +86,8 @@ class Server:
     """A server, by its URL.
 
     Args:
-        url: Where it is, such as `http://gpu-1:8000`.
+        url: Where it is, such as `http://gpu-1:8000`. A user and a password in it are sent, and
+            shown nowhere.
         token: What it wants to be shown, if anything.
         tries, pause: How often a call is made, and how long the first wait between two is.
 
@@ -102,10 +103,13 @@ class Server:
         parts = self._httpx.URL(url)
         if parts.scheme not in ("http", "https") or not parts.host:
             raise ValueError(f"{url!r} is no server's URL: give one such as http://gpu-1:8000")
+        auth = (parts.username, parts.password) if parts.userinfo else None
+        url = str(parts.copy_with(username="", password="")) if auth else url
         self.url, self._tries, self._pause = url.rstrip("/"), tries, pause
         # No proxy of the environment, nor any other host that the server names: that is not it.
         self._client = self._httpx.Client(
             headers={"Authorization": f"Bearer {token}"} if token else {},
+            auth=auth,
             trust_env=False,
             follow_redirects=False,
         )

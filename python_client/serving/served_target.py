@@ -10,6 +10,7 @@ stays, since requests that began with it may read it again.
 import errno
 import fcntl
 import json
+import os
 import re
 import shutil
 import time
@@ -24,11 +25,13 @@ from ...codecs.layout import Layout
 from ..checkpoints.checkpoint import open_checkpoint
 from ..file_target import FileTarget
 from ..loading import UnreadableTargetError
+from ..places import open_lock, place_of
 from ..target import Names, Sums, Target
 from .calls import CallError, SilentError
 from .engines import Engine, How, Weights
 
 WEIGHTS, ADAPTER, CONFIG = "model.safetensors", "adapter_model.safetensors", "adapter_config.json"
+LOCK = ".lock"
 VERSION = re.compile(r"\d+\.\d+")  # the name of a version's folder, and what servers say they run
 # What is weights, in whatever form, or says in which files they are: not copied beside ours.
 WEIGHTS_ENDINGS = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5")
@@ -279,9 +282,10 @@ class ServedTarget(Target):
         raise ServersError(text)
 
 
-def _locked(folder: Path) -> IO[str]:
+def _locked(folder: Path) -> IO[bytes]:
     """Take the lock of a folder: two who write there would remove each other's versions."""
-    lock = (folder / ".lock").open("w")
+    with place_of(folder / LOCK) as place:
+        lock = os.fdopen(open_lock(place.name, place.folder), "rb")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -126,8 +126,8 @@ def refuse_shards(how: str) -> NoReturn:
         StateError: Always.
     """
     raise StateError(
-        f"{how} leaves no process with all of the weights: gather them in a loop of your own, and "
-        "give them to a StepPublisher"
+        f"{how} leaves no process with all of the weights: in a loop of your own, gather them on "
+        "every rank, since that waits for all ranks, and give them to a StepPublisher on rank 0"
     )
 
 

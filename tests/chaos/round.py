@@ -6,7 +6,6 @@ import heapq
 import itertools
 import math
 import random
-import signal
 import tempfile
 import threading
 import time
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from weightbus.bus.messages import DELTA
 from weightbus.tests.chaos import leaks
-from weightbus.tests.chaos.cast import Cast, send, small_disk
+from weightbus.tests.chaos.cast import Cast, small_disk
 from weightbus.tests.chaos.content import MODELS
 from weightbus.tests.chaos.faults import FAULTS, End
 from weightbus.tests.chaos.judge import Judge
@@ -32,9 +31,6 @@ from weightbus.tests.compose.waiting import MissedError, wait_for
 from weightbus.tests.conformance.driver import Fault
 from weightbus.tests.conformance.scenarios import IN_MEMORY
 
-# It ends a process whose connection breaks while it does not read it: known, and not ours to mend.
-LIBZMQ = "Assertion failed: !_io_error (src/stream_engine_base.cpp"
-CUT_SHORT = "ended by libzmq (SECURITY.md)"  # among the counts of a round
 AGREE_SECONDS = 15.0  # for reports of what runs to get around, and connections that broke to go
 
 
@@ -86,14 +82,6 @@ def _fault(action: Callable[[], object]) -> str:
     return ""
 
 
-def _cut_short(cast: Cast) -> bool:
-    """Whether all that ended by itself is publishers, by that defect: then nobody is well again."""
-    fallen = cast.fallen
-    return bool(fallen) and all(
-        each in cast.publishers and LIBZMQ in each.story() for each in fallen
-    )
-
-
 def _story(cast: Cast) -> list[str]:
     """Return everything that was told, and everybody's last words."""
     words = [f"{driver.name} ({driver.status()}): {driver.story()}" for driver in cast.drivers]
@@ -111,11 +99,7 @@ class Round:
 
     def finish(self) -> None:
         """Play it, and note what was wrong."""
-        outcome = self._outcome
-        outcome.fault = _fault(self.play)
-        if outcome.fault and _cut_short(self._cast):
-            outcome.counts[CUT_SHORT] += 1
-            outcome.fault = _fault(self._judge_so_far)
+        self._outcome.fault = _fault(self.play)
 
     def play(self) -> None:
         """Play it.
@@ -141,16 +125,6 @@ class Round:
         self._judge()
         self._count()
         cast.end()
-
-    def _judge_so_far(self) -> None:
-        """Judge what was told until a publisher ended; workers may still be telling.
-
-        Raises:
-            Fault: Something was not as it must be.
-        """
-        for driver in self._cast.workers.values():
-            send(driver, signal.SIGCONT)
-        self._settled(lambda: _fault(self._judge))
 
     def _break(self, steps: Sequence[Step]) -> None:
         """Have things go wrong when the plan says so, and end."""

@@ -17,7 +17,6 @@ import pytest
 from weightbus.codecs.delta.encoding import encode
 from weightbus.codecs.state import state_of
 from weightbus.tests.chaos import onlookers, trainer
-from weightbus.tests.chaos import round as round_of
 from weightbus.tests.chaos.cast import Cast, clock
 from weightbus.tests.chaos.child import Child
 from weightbus.tests.chaos.content import (
@@ -32,7 +31,6 @@ from weightbus.tests.chaos.content import (
 from weightbus.tests.chaos.faults import FAULTS
 from weightbus.tests.chaos.judge import Judge
 from weightbus.tests.chaos.leaks import Held
-from weightbus.tests.chaos.run import too_often
 from weightbus.tests.chaos.schedule import KEYED, LASTING, SHARING, Step, plan
 from weightbus.tests.chaos.soak import growth
 from weightbus.tests.chaos.story import Story
@@ -297,52 +295,6 @@ def test_whoever_was_started_again_may_not_end_by_itself(tmp_path: Path) -> None
 
 
 MIXED = applied(5, 1, tensors=mixed(5, 6))
-SERIALS = [{"event": "serial", "model": SMALL, "serial": serial} for serial in (5, 6)]
-
-
-@pytest.mark.parametrize(
-    ("words", "worker", "event", "fault"),
-    [
-        (round_of.LIBZMQ, "", applied(5, 1), ""),
-        (round_of.LIBZMQ, "", MIXED, "no version that was published"),
-        (round_of.LIBZMQ, "Segmentation fault", applied(5, 1), "no calm"),
-        (round_of.LIBZMQ, round_of.LIBZMQ, applied(5, 1), "no calm"),
-        ("Segmentation fault", "", applied(5, 1), "no calm"),
-        ("", "", applied(5, 1), "no calm"),
-    ],
-)
-def test_that_libzmq_ended_a_publisher_excuses_that_alone(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    words: str,
-    worker: str,
-    event: dict[str, Any],
-    fault: str,
-) -> None:
-    monkeypatch.setattr(round_of, "AGREE_SECONDS", 0.01)
-    cast = a_cast(tmp_path, Played("publisher 0", *SERIALS, words=words))
-    driver: Any = Told(event)
-    driver.alive, driver.story = not worker, lambda: worker
-    cast.drivers = [driver]
-    outcome = round_of.Outcome(2)
-    played = round_of.Round(cast, outcome)
-
-    def play() -> None:
-        raise Fault("no calm")
-
-    monkeypatch.setattr(played, "play", play)
-    played.finish()
-    assert (fault in outcome.fault) if fault else not outcome.fault
-    assert outcome.counts[round_of.CUT_SHORT] == (fault != "no calm")
-
-
-def test_libzmq_may_end_one_round_in_ten() -> None:
-    assert [too_often(*each) for each in ((2, 2), (3, 16), (3, 30), (4, 30))] == [
-        False,
-        True,
-        False,
-        True,
-    ]
 
 
 def test_whoever_looks_on_does_not_end_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -286,3 +287,23 @@ def test_a_length_that_is_cut_short_is_not_believed(tmp_path: Path, nbytes: int)
     path.write_bytes(b"\xff" * nbytes)
     with pytest.raises(CheckpointError, match="cut short"):
         open_checkpoint(path)
+
+
+def of_an_index(folder: Path, count: int, kind: str) -> float:
+    """Return the processor time until an index of so many names is refused."""
+    files = [f"{n if kind == 'missing' else 0}.safetensors" for n in range(count)]
+    rows = [f'"layer.{n}.weight": "{file}"' for n, file in enumerate(files)]
+    rows += rows[-1:] if kind == "twice" else []
+    index = folder / f"{count}.safetensors.index.json"
+    index.write_text('{"weight_map": {' + ", ".join(rows) + "}}")
+    began = time.process_time()
+    with pytest.raises(CheckpointError, match=kind):
+        open_checkpoint(index)
+    return time.process_time() - began
+
+
+@pytest.mark.parametrize("kind", ["twice", "missing"])
+def test_an_index_that_is_refused_takes_time_by_its_length(tmp_path: Path, kind: str) -> None:
+    one = min(of_an_index(tmp_path, 4_000, kind) for _ in range(3))
+    eight = min(of_an_index(tmp_path, 32_000, kind) for _ in range(3))
+    assert eight < 24 * one, "8 times as long; with the square of it, 64 times"

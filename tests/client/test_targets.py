@@ -92,7 +92,7 @@ def test_what_was_there_is_put_back_at_once(
 ) -> None:
     """Others wait to hear what runs: it is not copied where the file system has links."""
 
-    def no_link(*_: object) -> None:
+    def no_link(*_: object, **__: object) -> None:
         raise OSError("not supported")
 
     if not links:
@@ -237,10 +237,10 @@ def test_a_folder_in_which_nothing_can_be_made_is_refused_at_the_start(
         FileTarget(tmp_path / ("n" * 250))  # what is written beside it has a longer name
     opened = os.open
 
-    def read_only(path: Path, flags: int, mode: int = 0o777) -> int:
+    def read_only(path: Path, flags: int, mode: int = 0o777, **where: int) -> int:
         if flags & os.O_CREAT:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
-        return opened(path, flags, mode)
+        return opened(path, flags, mode, **where)
 
     monkeypatch.setattr(os, "open", read_only)
     with pytest.raises(OSError, match=rf"Read-only file system: '{tmp_path}/file'"):
@@ -313,7 +313,7 @@ def test_a_file_keeps_its_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     target.settle()
     assert modes == {mode}, "nobody else could read it while it was written, either"
 
-    def no_link(*_: object) -> None:
+    def no_link(*_: object, **__: object) -> None:
         raise OSError("not supported")
 
     monkeypatch.setattr(os, "link", no_link)

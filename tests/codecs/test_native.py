@@ -308,3 +308,55 @@ def test_what_cannot_be_exchanged_stays_as_it_is() -> None:
 def test_without_the_helper_pages_are_not_exchanged() -> None:
     with pytest.raises(OSError, match="helper"):
         TWIN.exchange(0, 0, 0)
+
+
+# Addresses where there is no memory.
+
+
+@pytest.mark.parametrize("of", [native, TWIN], ids=["chosen", "python"])
+@pytest.mark.parametrize("nowhere", [0, 24, native.FIRST_ADDRESS - 1, 2**64 - 8])
+def test_nothing_is_copied_where_there_is_no_memory(of: ModuleType, nowhere: int) -> None:
+    source, room = np.full(64, 7, np.uint8), np.zeros(64, np.uint8)
+    sizes = np.array([32, 32], np.uint64)
+    sound, odd = addresses(source, source), np.array([addresses(source)[0], nowhere], np.uint64)
+    for to, from_ in ((addresses(room, room[32:]), odd), (odd, sound)):
+        with pytest.raises(ValueError, match=f"32 bytes at address {nowhere}: there is no memory"):
+            of.copies(to, from_, sizes)()
+    with pytest.raises(ValueError, match=f"32 bytes at address {nowhere}: there is no memory"):
+        of.gather(room, odd, sizes, 64)
+    assert not room.any(), "all addresses are looked at before a byte is copied"
+    assert (source == 7).all()
+    with pytest.raises(ValueError, match="there is no memory"):
+        of.bytes_at(nowhere, 32)
+
+
+@pytest.mark.parametrize("of", [native, TWIN], ids=["chosen", "python"])
+def test_what_is_empty_may_lie_nowhere(of: ModuleType) -> None:
+    source, room = np.full(8, 7, np.uint8), np.zeros(8, np.uint8)
+    nothing, sizes = np.array([0], np.uint64), np.array([0, 8], np.uint64)
+    to, from_ = (np.concatenate([nothing, addresses(each)]) for each in (room, source))
+    of.copies(to, from_, sizes)()
+    assert (room == 7).all()
+    room[:] = 0
+    of.gather(room, from_, sizes, 8)
+    assert (room == 7).all()
+
+
+@built
+def test_pages_are_exchanged_with_no_address_where_there_is_no_memory() -> None:
+    size = mmap.PAGESIZE
+    one, a = mapping(size, 1)
+    for pair in ((a, 0), (0, a)):
+        with pytest.raises(ValueError, match="there is no memory"):
+            native.exchange(*pair, size)
+    assert one[:] == bytes([1]) * size
+
+
+@looks
+def test_tensors_without_memory_have_no_marks() -> None:
+    freed, part = torch.ones(4), torch.ones(8)[2:]
+    for tensor in (freed, part):
+        tensor.untyped_storage().resize_(0)
+        with pytest.raises(BufferError, match="no memory"):
+            native.marks([torch.zeros(1), tensor], EXCHANGE)
+    assert native.marks([torch.zeros(0), freed[:0]], EXCHANGE), "nor does what is empty need any"

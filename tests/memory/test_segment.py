@@ -20,6 +20,7 @@ from weightbus.bus.memory.segment import HEADER_BYTES, MappedSegment, MappedSegm
 from weightbus.bus.memory.snapshots import Pool
 from weightbus.bus.messages import Shared
 from weightbus.bus.staged import StaleError
+from weightbus.tests.cli.starting import python
 from weightbus.tests.compose.waiting import stop
 
 NBYTES = 1 << 16
@@ -343,3 +344,20 @@ def test_what_to_do_about_too_few_descriptors_is_said(monkeypatch: pytest.Monkey
     monkeypatch.setattr(resource, "getrlimit", lambda _which: (6, 6))
     with pytest.raises(OSError, match="ulimit -n"):
         Segment(0)
+
+
+AT_THE_END = """
+import os
+from weightbus.bus import spare
+from weightbus.bus.memory import segment
+from weightbus.python_client import places
+os.modules = segment, spare, places  # they are emptied before os is
+one = segment.Segment(64)
+other = segment.MappedSegment(one.shared, 64)
+os.kept = one, other, spare.Spare(), places.Place(os.dup(0), "", None)
+"""
+
+
+def test_what_is_left_at_the_interpreters_end_is_closed_without_a_word() -> None:
+    done = python("-c", AT_THE_END)
+    assert done.stderr == ""

@@ -11,19 +11,25 @@ from pathlib import Path
 import pytest
 
 from weightbus.bus.net import processes
-from weightbus.bus.net.accepted import Accepted
-from weightbus.bus.net.descriptors import Crowd
 from weightbus.bus.net.processes import (
     Process,
+    SocketSearch,
     connected_by,
     inode_of,
     process_of,
-    process_with,
 )
 from weightbus.tests.compose.waiting import wait_for
 
 SECONDS = 30.0  # far more than anything here takes
 HOSTS = ("127.0.0.1", "::1", "::ffff:127.0.0.1")  # the last one of a server for both
+
+
+def process_with(pid: int, inode: int) -> Process | None:
+    """Search a process for a socket, a few files at a time."""
+    search = SocketSearch(pid, inode)
+    while not search.look(3):
+        pass
+    return search.found
 
 
 @contextlib.contextmanager
@@ -128,20 +134,3 @@ def test_another_process_of_that_number_is_not_the_same() -> None:
     found = process_of(os.getpid())
     assert found is not None
     assert Process(found.pid, "1").ended
-
-
-def test_workers_that_come_one_after_another_are_each_found_at_once() -> None:
-    """Before they can end."""
-    accepted, now = Accepted(Crowd(), counts=False), 100.0
-    with contextlib.ExitStack() as stack:
-        stack.callback(accepted.close)
-        for _ in range(9):
-            here, _ = stack.enter_context(connected("127.0.0.1"))
-            accepted.belong_to(f"tcp://127.0.0.1:{here.getsockname()[1]}")
-            accepted.accept(here.fileno(), now)
-            accepted.follow(here.fileno(), os.getpid())
-            now += 0.001
-            assert min(accepted.find_at, accepted.ending_at) <= now
-            accepted.look(now, drained=True)
-        found = [each.process for each in vars(accepted)["_each"].values()]
-    assert found == [process_of(os.getpid())] * 9

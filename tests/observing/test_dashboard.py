@@ -216,6 +216,7 @@ def test_elsewhere_it_takes_a_token_or_a_word() -> None:
             Http(address)
         assert Http(address, token=TOKEN).token == TOKEN
         assert Http(address, insecure=True).insecure
+        assert TOKEN not in repr(Http(address, token=TOKEN))
     for host in ("127.0.0.1", "127.8.9.1", "::1", "localhost"):
         assert is_loopback(host)
     with pytest.raises(AddressError, match="whoever reaches"):

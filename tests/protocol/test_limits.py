@@ -41,6 +41,7 @@ from weightbus.bus.messages import (
     encode,
 )
 from weightbus.bus.net import control as sockets
+from weightbus.bus.net import peer, publisher_sockets
 from weightbus.bus.publisher.push import BURST_BYTES
 from weightbus.codecs.checksum import CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN
 from weightbus.codecs.layout import HEADER_BYTES_MAX as LAYOUT_BYTES_MAX

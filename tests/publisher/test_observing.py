@@ -333,6 +333,23 @@ def test_who_left_too_long_ago_to_be_told_is_found_out() -> None:
     assert set(view.workers) == {"w0"}
 
 
+def test_one_worker_and_one_kind_leave_room_for_the_events_of_others() -> None:
+    bench, view = Watched("a", "bad"), View()
+    bench.say("c", hello("c"))
+    bench.say("c", Bye())
+    for n in range(10 * EVENTS_TOLD):
+        bench.say("bad", Applied(model="a", epoch=7, version=n + 1, digest="f" * 64))
+        if n % EVENTS_TOLD == 9:
+            bench.say("a", Applied(model="a", epoch=7, version=n + 1, digest="f" * 64))
+    bench.note(bench.machine.unreachable(b"a", bench.now, "its process, 7, has ended"))
+    bench.look(view)
+    told = [(event.kind, event.worker) for event, _ in view.events]
+    assert len(told) == EVENTS_TOLD
+    assert {("joined", "c"), ("left", "c"), ("lost", "a")} < set(told)
+    assert told.count(("wrong-digest", "a")) == 10, "all of them"
+    assert told[-1] == ("lost", "a"), "in order"
+
+
 def test_lag_is_told_in_versions_and_seconds() -> None:
     bench, view = Watched("a"), View()
     version, _ = bench.publish()

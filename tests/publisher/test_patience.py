@@ -2,38 +2,48 @@
 
 import contextlib
 import itertools
+import logging
 import resource
-import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import zmq
+from msgspec.structs import replace
 
-from weightbus.bus.allowance import Rate
-from weightbus.bus.effects import Send
+from weightbus.bus.complaints import TOLD, TOLD_OF_ONE, WORKERS_TOLD, Told
+from weightbus.bus.effects import Notice, Send
 from weightbus.bus.limits import ROSTER_MODELS_MAX, STRANGERS, TALK, Timing
-from weightbus.bus.messages import Applied, Fetch, Hello, Message, Ping, Progress, encode
+from weightbus.bus.messages import (
+    TOKEN_BYTES,
+    UPSTREAM,
+    Applied,
+    Fetch,
+    Hello,
+    Message,
+    Ping,
+    Progress,
+    encode,
+)
 from weightbus.bus.net import descriptors
 from weightbus.bus.net.control import WorkerSockets
 from weightbus.bus.net.publisher_sockets import PublisherSockets
-from weightbus.bus.net.endpoints import host_and_port, ipc_path
 from weightbus.bus.publisher import patience
 from weightbus.bus.publisher.effects import Effect, HangUp
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.patience import DEAR
 from weightbus.bus.publisher.roster import Roster
 from weightbus.bus.publisher.state import PublisherState
-from weightbus.tests.net.test_accepted import wait_until_closed
+from weightbus.tests.net.dealers import dialled, frame, joined, received, wait_until_closed
 
 SECONDS = 30.0
 MODEL = "m"
 
 
-def hello(name: str, instance: int = 1, models: int = 0) -> Hello:
+def hello(name: str, instance: int = 1, models: int = 0, features: Sequence[str] = ()) -> Hello:
     wanted = dict.fromkeys([MODEL, *(f"m{i}" for i in range(models - 1))])
-    return Hello(name=name, instance=f"{instance:032x}", models=wanted)
+    return Hello(name=name, instance=f"{instance:032x}", models=wanted, features=list(features))
 
 
 class Bench:
@@ -86,6 +96,64 @@ def test_a_worker_is_never_taken_for_a_flood() -> None:
         reports = itertools.repeat(Progress(model=MODEL, epoch=7, version=1, chunks=1), 1000)
         assert not any(HangUp() in bench.say(b"w", report) for report in reports)
         bench.now += Timing().ping
+
+
+def test_wrong_digests_of_many_versions_are_a_flood_and_each_fact_is_told_once() -> None:
+    bench, told = Bench(), list[Notice]()
+    for name in (b"bad", b"honest"):
+        bench.say(name, hello(name.decode()))
+    wrong = [
+        Applied(model=MODEL, epoch=7, version=n // 2 + 1, digest="f" * 64)
+        for n in range(2 * round(TALK.burst))
+    ]
+    for each in wrong:
+        effects = bench.say(b"bad", each)
+        told += [e for e in effects if isinstance(e, Notice)]
+        if HangUp() in effects:
+            break
+    else:
+        raise AssertionError("it was never hung up on")
+    assert {each.kind for each in told} == {"wrong-digest"}
+    assert len(told) == len({each.text for each in told}) <= TALK.burst / 2, "hello costs, too"
+    [once] = bench.say(b"honest", wrong[0])
+    assert isinstance(once, Notice), "of another worker it is another fact"
+    for _ in range(100):  # it says the same with each ping
+        assert not bench.floods(b"honest", lambda _: Ping(), 1)
+        assert bench.say(b"honest", wrong[0]) == []
+        bench.now += Timing().ping
+
+
+def test_words_with_wrong_digests_are_nobodys() -> None:
+    bench = Bench()
+    bench.machine.state.secret = lambda: "5" * TOKEN_BYTES
+    bench.say(b"w", hello("w", features=[UPSTREAM]))
+    word = Applied(model=MODEL, epoch=7, version=9, digest="f" * 64)
+    token = b"5" * TOKEN_BYTES
+    assert bench.machine.receive_word(token + encode(word), bench.now) is None
+    right = replace(word, epoch=6)
+    assert bench.machine.receive_word(token + encode(right), bench.now) == []
+
+
+def test_one_worker_leaves_room_in_the_log_for_others_and_one_kind_for_other_kinds() -> None:
+    lines, log = list[str](), logging.Logger("told")
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    log.addHandler(handler)
+    told = Told(log)
+    for n in range(10_000):  # ten seconds
+        told.tell(Notice("wrong-digest", f"bad {n}", "bad"), n / 1000)
+    assert TOLD_OF_ONE.burst <= len(lines) <= TOLD_OF_ONE.burst + 15
+    told.tell(Notice("wrong-digest", "another's", "good"), 10.0)
+    told.tell(Notice("left", "bad has left", "bad"), 12.0)
+    told.tell(Notice("left", "good has left", "good"), 12.0)
+    assert lines[-3:] == ["another's", "bad has left", "good has left"]
+    for n in range(100_000):  # by any number of names
+        told.tell(Notice("joined", f"{n} joined", f"w{n}"), 20.0 + n / 10_000)
+    told.tell(Notice("lost", "good is lost", "good", warning=True), 30.0)
+    assert lines[-1] == "good is lost"
+    assert len(lines) <= 3 * TOLD.burst
+    kept = vars(told)["_workers"]
+    assert len(kept) <= WORKERS_TOLD + 1
 
 
 def test_what_a_worker_still_says_to_another_publisher_is_no_flood() -> None:
@@ -180,7 +248,7 @@ def test_a_connection_is_closed_and_no_other(scheme: str, tmp_path: Path) -> Non
         identities = {}
         for dealer in (good, bad):
             dealer.send(b"hi")
-            identities[dealer] = _received(sockets)[0]
+            identities[dealer] = received(sockets)[0]
         sockets.hang_up()
         deadline = time.monotonic() + SECONDS
         while sockets.send(identities[bad], [b"lost"]):
@@ -190,83 +258,37 @@ def test_a_connection_is_closed_and_no_other(scheme: str, tmp_path: Path) -> Non
         assert good.poll(round(1000 * SECONDS))
         assert good.recv() == b"still"
         bad.send(b"back")
-        again, frames = _received(sockets)
+        again, frames = received(sockets)
         assert (again != identities[bad], [*map(bytes, frames)]) == (True, [b"back"])
         good.close()
         bad.close()
     sockets.close()
 
 
-def _received(sockets: PublisherSockets) -> tuple[bytes, list[bytes]]:
-    deadline = time.monotonic() + SECONDS
-    while (found := sockets.receive()) is None:
-        assert time.monotonic() < deadline, "nothing came"
-        sockets.poll(0.1)
-    return found[0], [bytes(frame) for frame in found[1]]
-
-
 def test_zeromq_sends_no_pings_of_its_own() -> None:
     """They make libzmq 4.3.5 abort the process where a connection broke that it did not read on."""
-    for side in (
-        PublisherSockets("tcp://127.0.0.1:0", None),
-        WorkerSockets("tcp://127.0.0.1:1", lambda _frames, _size: None),
-    ):
-        control = vars(side)["_control"]
-        assert control.get(zmq.HEARTBEAT_IVL) == 0
-        assert control.get(zmq.TCP_KEEPALIVE) == 1
-        side.close()
-
-
-@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
-def test_newcomers_of_a_host_come_one_by_one(
-    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("weightbus.bus.net.accepted.NEWCOMERS", Rate(1, 0))
-    address = "tcp://127.0.0.1:0" if scheme == "tcp" else f"ipc://{tmp_path}/control"
-    sockets = PublisherSockets(address, None)
-    with contextlib.ExitStack() as stack:
-        stack.callback(sockets.close)
-        context = stack.enter_context(zmq.Context())
-        first, second = (stack.enter_context(context.socket(zmq.DEALER)) for _ in range(2))
-        first.linger = second.linger = 0  # else a failure would wait for what was not sent
-        first.connect(sockets.address)
-        sockets.poll(SECONDS)
-        wait_until_closed(sockets, stack.enter_context(_dialled(sockets.address)))
-        first.send(b"hi")
-        assert _received(sockets)[1] == [b"hi"]
-        second.connect(sockets.address)
-        deadline, found = time.monotonic() + SECONDS, None
-        while found is None:  # it says so again, as workers do, until its turn has come
-            assert time.monotonic() < deadline, "it was not let in"
-            with contextlib.suppress(zmq.Again):  # so much may wait to be sent that it would block
-                second.send(b"hi", zmq.NOBLOCK)
-            sockets.poll(0.01)
-            found = sockets.receive()
+    worker = WorkerSockets("tcp://127.0.0.1:1", lambda _frames, _size: None)
+    control = vars(worker)["_control"]
+    assert control.get(zmq.HEARTBEAT_IVL) == 0
+    assert control.get(zmq.TCP_KEEPALIVE) == 1
+    worker.close()
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "ipc"])
 def test_the_last_descriptors_are_kept_from_connections(
     scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without any, libzmq tries to accept the next connection again and again."""
     address = "tcp://127.0.0.1:0" if scheme == "tcp" else f"ipc://{tmp_path}/control"
     sockets = PublisherSockets(address, None)
     with contextlib.ExitStack() as stack:
         stack.callback(sockets.close)
-        sockets.poll(0.0)
-        first = stack.enter_context(_dialled(sockets.address))
-        sockets.poll(0.1)
+        first = stack.enter_context(joined(sockets))
+        first.sendall(frame(b"hi"))
+        received(sockets)
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         monkeypatch.setattr(descriptors, "DESCRIPTORS_RESERVED", limit)
         for where in (sockets.address, sockets.data_address):
-            wait_until_closed(sockets, stack.enter_context(_dialled(where)))
-        assert first.recv(4096), "who was there before is left alone"
-
-
-def _dialled(endpoint: str) -> socket.socket:
-    path = ipc_path(endpoint)
-    if path is None:
-        return socket.create_connection(host_and_port(endpoint), SECONDS)
-    found = socket.socket(socket.AF_UNIX)
-    found.connect(path)
-    return found
+            wait_until_closed(sockets, stack.enter_context(dialled(where)))
+        assert "connections were turned away" in sockets.turned_away(time.monotonic())
+        first.sendall(frame(b"still"))
+        assert received(sockets)[1] == [b"still"], "a worker that was there before is left alone"

@@ -3,6 +3,7 @@
 import itertools
 import re
 from collections.abc import Callable, Collection
+from itertools import pairwise
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -10,7 +11,13 @@ import pytest
 
 from weightbus.bus.effects import Notice, Send
 from weightbus.bus.errors import UnknownWorkerError
-from weightbus.bus.limits import ABSENT_MAX, PUSH_CHUNKS, WHOLE_BYTES_MAX, Timing
+from weightbus.bus.limits import (
+    ABSENT_MAX,
+    EPOCH_LEAP_MAX_MS,
+    PUSH_CHUNKS,
+    WHOLE_BYTES_MAX,
+    Timing,
+)
 from weightbus.bus.memory.snapshots import Pool, Snapshot
 from weightbus.bus.messages import (
     MAPPING,
@@ -137,7 +144,10 @@ class Bench:
 
 def hello(name: str, instance: str = "0" * 32, **fields: Any) -> Hello:
     told: dict[str, Any] = {"name": name, "instance": instance, "models": {"a": None}}
-    return Hello(**told | fields)
+    told |= fields
+    runs: list[Running] = [running for running in told["models"].values() if running is not None]
+    told.setdefault("epoch", max((r.epoch for r in runs), default=0))
+    return Hello(**told)
 
 
 def digest(version: Version | Offer) -> str:
@@ -326,24 +336,115 @@ def test_an_epoch_that_was_chosen_is_final_and_no_age_is_told() -> None:
     assert welcome.age_ms == 0
 
 
-def test_a_version_of_our_epoch_that_never_was_is_another_publishers() -> None:
-    bench = Bench()
-    bench.publish()
-    bench.now = 2.0
-    assert sent(bench.say("old", stale(age=1.0, epoch=EPOCH)), Refuse)
-    assert sent(bench.say("old", stale(age=9.0, epoch=EPOCH)), Welcome)
-    assert bench.machine.state.epoch > EPOCH
-
-
-def test_workers_start_anew_only_so_often_whatever_is_said() -> None:
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        pytest.param(stale(age=1e6, epoch=EPOCH), "stale-epoch", id="never published"),
+        pytest.param(
+            hello("old", models={"b": Running(EPOCH, 1, "")}, age_ms=10**9),
+            "stale-epoch",
+            id="never published of that model",
+        ),
+        pytest.param(
+            hello("old", models={"a": Running(EPOCH, 2**53 - 1, "")}, epoch=0, age_ms=10**9),
+            "malformed",
+            id="it runs what it has not applied, of our epoch",
+        ),
+        pytest.param(
+            hello("old", models={"a": Running(50, 3, "")}, epoch=49, age_ms=10**9),
+            "malformed",
+            id="it runs what it has not applied, of a later epoch",
+        ),
+        pytest.param(
+            hello("old", models={"a": Running(EPOCH, 9, "")}, epoch=50, age_ms=10**9),
+            "stale-epoch",
+            id="never published, and of a later epoch",
+        ),
+    ],
+)
+def test_a_hello_that_contradicts_itself_or_this_publisher_moves_no_epoch(
+    said: Hello, code: str
+) -> None:
     bench = Bench("w0")
-    bench.say("old", stale(age=30.0))
-    epoch = bench.machine.state.epoch
-    bench.now = 1.0
-    assert not bench.say("older", stale("older", age=30.0, epoch=epoch + 9))
-    assert bench.machine.state.epoch == epoch
-    bench.now = 6.0
-    assert sent(bench.say("older", stale("older", age=30.0, epoch=epoch + 9)), Welcome)
+    version, _ = bench.publish()
+    bench.now = 2.0
+    effects = bench.say("old", said)
+    assert [m.code for m in sent(effects, Refuse, "old")] == [code]
+    assert bench.machine.state.epoch == EPOCH == version.epoch
+    assert not sent(effects, Pong), "the others go on"
+    assert bench.machine.state.malformed == (code == "malformed")
+    assert sent(bench.say("new", hello("new", models={"a": Running(*version.key, "")})), Welcome)
+
+
+def test_an_epoch_moves_no_further_than_clocks_can_explain() -> None:
+    bench = Bench()
+    bench.now = 2.0
+    latest = EPOCH + EPOCH_LEAP_MAX_MS
+    effects = bench.say("old", stale(age=1e12, epoch=EPOCH + 1))
+    assert sent(effects, Welcome, "old")
+    assert bench.machine.state.epoch == latest
+    bench.now = 100.0
+    [refuse] = sent(bench.say("older", stale("older", age=1e12, epoch=latest + 1)), Refuse)
+    assert refuse.code == "stale-epoch"
+    assert "366 days" in refuse.text
+    assert bench.machine.state.epoch == latest
+
+
+class Started:
+    """A publisher that has just started, at a time in seconds since 1970."""
+
+    def __init__(self, at: float) -> None:
+        self.age = 0.0
+        self.state = PublisherState(
+            int(at * 1000), "tcp://d:1", age=lambda: self.age, clock=lambda: at + self.age
+        )
+        self.machine = PublisherMachine(self.state)
+
+    def hears(self, said: Hello) -> list[Effect]:
+        return self.machine.receive(said.name.encode(), [encode(said)], self.age)
+
+
+def test_who_comes_after_a_leap_takes_over_and_its_order_is_that_of_the_starts() -> None:
+    epochs = [0]
+    for at in (1_795_000_000, 1_795_000_060, 1_795_000_120):  # by right clocks
+        publisher = Started(at)
+        publisher.age = 10.0
+        if epochs[-1]:
+            honest = stale("honest", age=69.9, epoch=epochs[-1])
+            assert sent(publisher.hears(honest), Welcome)
+        publisher.age = 30.0
+        publisher.hears(stale("liar", age=1e12, epoch=publisher.state.epoch + 1))
+        epochs.append(publisher.state.epoch)
+        assert epochs[-1] == at * 1000 + EPOCH_LEAP_MAX_MS
+    assert epochs == sorted(set(epochs))
+
+
+def test_a_clock_that_was_set_after_the_start_counts_as_it_is_now() -> None:
+    clock = [5.0]  # of a host without a battery
+    state = PublisherState(5000, "tcp://d:1", age=lambda: 2.0, clock=lambda: clock[0])
+    machine = PublisherMachine(state)
+    said = encode(stale(age=30.0, epoch=1_795_000_000_000))
+    [refuse] = sent(machine.receive(b"old", [said], 2.0), Refuse)
+    assert "set that clock" in refuse.text
+    clock[0] = 1_795_000_030.0
+    assert sent(machine.receive(b"old", [said], 3.0), Welcome)
+    assert state.epoch > 1_795_000_000_000
+
+
+def test_workers_start_anew_ever_less_often_whatever_is_said() -> None:
+    bench = Bench("w0")
+    taken = list[float]()
+    answers = set[str]()
+    while bench.now < 1500.0:
+        epoch = bench.machine.state.epoch
+        effects = bench.say("old", stale(age=1e6, epoch=epoch + 1))
+        answers |= {m.code for m in sent(effects, Refuse)} or {"" if not effects else "in"}
+        if bench.machine.state.epoch != epoch:
+            taken.append(bench.now)
+        bench.now += 1.0
+    pauses = [after - before for before, after in pairwise(taken)]
+    assert pauses == [5, 10, 20, 40, 80, 160, 320, 320, 320], "times lost_after"
+    assert answers == {"in", "", "stale-epoch"}, "who waits long is told why"
 
 
 def test_a_refusal_is_told_once_and_says_who_why_and_what_to_do() -> None:

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.layout import Layout
 from weightbus.python_client import state_folder
+from weightbus.python_client.places import open_plain
 from weightbus.python_client.state_folder import (
     DAMAGED,
     NAMES_MAX,
@@ -180,13 +181,17 @@ class Disk:
             self.failed = name
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def open(self, path: Path, *arguments: Any) -> int:
+    def open_plain(self, name: str, flags: int, *arguments: Any) -> int:
         self._call("open")
-        file = os.open(path, *arguments)
-        self._names[file] = path.name
-        if arguments[0] & os.O_TRUNC:
-            self.log.append(("create", path.name))
+        file = open_plain(name, flags, *arguments)
+        self._names[file] = name
+        if flags & os.O_CREAT:
+            self.log.append(("create", name))
         return file
+
+    def close(self, file: int) -> None:
+        self._names.pop(file, None)
+        os.close(file)
 
     def write(self, file: int, data: memoryview) -> int:
         self._call("write")
@@ -196,12 +201,16 @@ class Disk:
 
     def fsync(self, file: int) -> None:
         self._call("fsync")
-        self.log.append(("fsync", self._names[file]))
+        self.log.append(("fsync", self._names.get(file, "the folder")))
 
-    def replace(self, old: Path, new: Path) -> None:
+    def replace(self, old: str, new: str, **folders: int) -> None:
         self._call("replace")
-        self.log.append(("rename", old.name, new.name))
-        os.replace(old, new)
+        self.log.append(("rename", old, new))
+        os.replace(old, new, **folders)
+
+    def stand_in(self, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(state_folder, "os", self)
+        patch.setattr(state_folder, "open_plain", self.open_plain)
 
 
 def test_a_full_disk_at_any_moment_leaves_what_was_there(
@@ -213,7 +222,7 @@ def test_a_full_disk_at_any_moment_leaves_what_was_there(
         disk = Disk(fail_at)
         before, there = keys(folder), files(folder.path)
         with monkeypatch.context() as patch:
-            patch.setattr(state_folder, "os", disk)
+            disk.stand_in(patch)
             with suppress(OSError):
                 write(folder, 2 + fail_at)
         if not disk.failed:
@@ -273,7 +282,7 @@ def test_a_crash_at_any_moment_leaves_whole_versions(
     rng, disk = random.Random(history), Disk()
     done: list[tuple[int, int, int]] = [(0, 0, 0)]  # length of the log, epoch, version
     with monkeypatch.context() as patch, closing(StateFolder(tmp_path / "x", history)) as folder:
-        patch.setattr(state_folder, "os", disk)
+        disk.stand_in(patch)
         for version in (1, 2, 3):
             folder.begin(10 * version)
             done.append((len(disk.log), 10 * version, version - 1))

@@ -39,9 +39,9 @@ from weightbus.bus.messages import (
     token_of,
 )
 from weightbus.bus.net.control import WorkerSockets
-from weightbus.bus.net.publisher_sockets import PublisherSockets
 from weightbus.bus.net.endpoints import host_and_port, is_local
 from weightbus.bus.net.pub import Distribution
+from weightbus.bus.net.publisher_sockets import PublisherSockets
 from weightbus.bus.net.zmtp import GREETING, ON, TICKET
 from weightbus.bus.observed import Observe, RosterPage, Verified, Verify
 from weightbus.bus.publisher.effects import DropRevoked, Effect, HangUp
@@ -477,8 +477,8 @@ def test_an_epoch_that_no_clock_can_have_is_not_taken_over() -> None:
     later = Hello(
         name="w", instance="0" * 32, models={}, epoch=EPOCH_CLOCK_MAX - 20_000, age_ms=10_000
     )
-    assert epoch_above(hello, 1.0) is None
-    assert epoch_above(later, 1.0) == EPOCH_CLOCK_MAX - 20_000 + 10_000 - 1001
+    assert epoch_above(hello, 1.0, EPOCH_CLOCK_MAX) is None
+    assert epoch_above(later, 1.0, EPOCH_CLOCK_MAX) == EPOCH_CLOCK_MAX - 20_000 + 10_000 - 1001
 
 
 def test_a_worker_dials_again_after_a_refusal_for_want_of_keys() -> None:

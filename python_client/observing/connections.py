@@ -1,0 +1,188 @@
+"""The connections of a page: how many there may be, and how long one may be silent.
+
+A connection takes a descriptor of the publisher's process, and a page's port may be open to hosts
+that have no access. So a connection is *unproven* until a request on it has access. An unproven one
+is closed after `SILENT_SECONDS`, or earlier if another one needs its place: the oldest goes first.
+So a flood of silent connections keeps nobody with access out. Accepting is our own, since asyncio's
+accepts without a bound, and logs a traceback 128 times a second when there is no descriptor left.
+"""
+
+import asyncio
+import errno
+import logging
+import resource
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ...bus.complaints import Complaints
+from ...bus.net.descriptors import RAISE, spent
+
+log = logging.getLogger("weightbus.http")
+
+# At most, and of the descriptors that the process may have one in `SHARE`: the others are for
+# workers. 32 browsers may look on at once, each with a few connections.
+CONNECTIONS_MAX, SHARE = 128, 8
+UNPROVEN_MAX = 16  # of one host: a browser opens six at once, and proves itself at once
+SILENT_SECONDS = 5.0  # that a connection may take to its first request
+IDLE_SECONDS = 30.0  # between two requests on one connection; Prometheus asks every 15 s
+UNREAD_SECONDS = 30.0  # that what was sent may lie unread, until the kernel closes the connection
+BACKLOG = 128  # connections that the kernel keeps until they are accepted
+ACCEPTS = 16  # connections accepted at once, after which others have their turn
+PAUSE_SECONDS = 1.0  # between two attempts to accept while there is no descriptor for that
+LOOK_SECONDS = 0.5  # between two looks for silent ones
+SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """A connection, which is over once its socket is closed."""
+
+    socket: socket.socket
+    host: str
+    since: float
+    proven: bool = False
+    transport: asyncio.BaseTransport | None = None
+
+
+class Connections:
+    """Accepts connections, and closes those that must not stay. Only its event loop's thread calls.
+
+    Args:
+        listeners: The sockets that listen.
+        make: Makes the protocol of a connection.
+        where: The address, for the log.
+    """
+
+    def __init__(
+        self,
+        listeners: list[socket.socket],
+        make: Callable[[], asyncio.BaseProtocol],
+        where: str,
+    ) -> None:
+        self._listeners, self._make = listeners, make
+        self._each: dict[int, _Connection] = {}  # by descriptor; one that is taken anew is over
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+        self._closed = Complaints(log, f"connections to the page at {where} were closed: %s")
+        for listener in listeners:
+            self._resume(listener)
+        self._look()
+
+    def close(self) -> None:
+        """Accept no more; those that are there stay."""
+        self._timer.cancel()
+        for listener in self._listeners:
+            self._loop.remove_reader(listener)
+            listener.close()
+        self._listeners.clear()
+
+    def prove(self, transport: asyncio.BaseTransport | None) -> None:
+        """Note that a request on this connection has access."""
+        found = None if transport is None else transport.get_extra_info("socket")
+        if found is not None and (each := self._each.get(found.fileno())) is not None:
+            each.proven = True
+
+    def _resume(self, listener: socket.socket) -> None:
+        if listener in self._listeners:
+            self._loop.add_reader(listener, self._accept, listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(ACCEPTS):
+            try:
+                connection, peer = listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in SCARCE:
+                    raise
+                self._loop.remove_reader(listener)  # or it would be called at once, again and again
+                self._loop.call_later(PAUSE_SECONDS, self._resume, listener)
+                self._warn(f"{error.strerror}; {RAISE}")
+                return
+            self._take(connection, str(peer[0]))
+
+    def _take(self, connection: socket.socket, host: str) -> None:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if spent(connection.fileno()):
+            connection.close()
+            text = f"its process keeps the last of its {limit:,} descriptors: {RAISE}"
+            self._warn(f"the last from {host}, as {text}")
+            return
+        most = min(CONNECTIONS_MAX, max(1, limit // SHARE)) if limit > 0 else CONNECTIONS_MAX
+        unproven = [each for each in self._open() if not each.proven]
+        same = [each for each in unproven if each.host == host]
+        if len(same) >= UNPROVEN_MAX or len(self._each) >= most:
+            oldest = same if len(same) >= UNPROVEN_MAX else unproven
+            if not oldest:
+                connection.close()
+                self._warn(f"the last from {host}, as {most} others are in use")
+                return
+            self._hang_up(oldest[0])
+            self._warn(f"the last from {oldest[0].host}, as others need its place")
+        connection.setblocking(False)
+        with suppress(OSError, AttributeError):  # only Linux has it
+            connection.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * UNREAD_SECONDS)
+            )
+        each = self._each[connection.fileno()] = _Connection(connection, host, time.monotonic())
+        task = self._loop.create_task(self._serve(each))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, each: _Connection) -> None:
+        try:
+            each.transport, _ = await self._loop.connect_accepted_socket(self._make, each.socket)
+        except OSError:  # the peer is gone already
+            each.socket.close()
+
+    def _open(self) -> list[_Connection]:
+        """Forget those that are closed; return the others, the oldest first."""
+        self._each = {n: each for n, each in self._each.items() if each.socket.fileno() >= 0}
+        return sorted(self._each.values(), key=lambda each: each.since)
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        for each in self._open():
+            if not each.proven and now - each.since >= SILENT_SECONDS:
+                self._hang_up(each)  # no warning: browsers open connections that they do not need
+        self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
+
+    def _hang_up(self, each: _Connection) -> None:
+        del self._each[each.socket.fileno()]
+        if isinstance(each.transport, asyncio.Transport):
+            each.transport.abort()
+        else:
+            with suppress(OSError):  # its transport, about to be made, finds the end
+                each.socket.shutdown(socket.SHUT_RDWR)
+
+    def _warn(self, why: str) -> None:
+        self._closed.warn(why, time.monotonic())
+
+
+def listening(host: str, port: int) -> list[socket.socket]:
+    """Return sockets that listen at every address of a host.
+
+    Raises:
+        OSError: None can be bound, or one is in use.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    bound: list[socket.socket] = []
+    failed: OSError | None = None
+    for family, at in dict.fromkeys((family, at) for family, _, _, _, at in found):
+        try:
+            made = socket.create_server(at[:2], family=family, backlog=BACKLOG)
+        except OSError as error:
+            failed = error
+            if error.errno == errno.EADDRINUSE:
+                break
+        else:
+            made.setblocking(False)
+            bound.append(made)
+    if failed is not None and (not bound or failed.errno == errno.EADDRINUSE):
+        for each in bound:
+            each.close()
+        raise failed
+    return bound
