@@ -4,6 +4,7 @@ PYTHON ?= python3
 SEEDS ?= 1000
 FIRST ?= 0
 RUNS ?= 100000
+COUNT ?= 100000
 ROUNDS ?= 100
 PUBLISHER ?= python
 VLLM ?=
@@ -16,7 +17,7 @@ TRL := .venv-trl/installed
 DEMO := .venv/demo-installed
 INSTALLED := pyproject.toml setup.py constraints.txt codecs/_native.c codecs/_crc32c.h codecs/_delta.c codecs/_delta_scan.h
 
-.PHONY: demo demo-llm recording test twins sanitize aarch64 training serving serving-short serving-vllm serving-real operators pictures examples check site version release packages wheel bench targets must performance floods sim fuzz explore chaos soak build $(CLIENTS) clients $(CLIENTS:=-tested) conformance compose-test bench-clients clean
+.PHONY: demo demo-llm recording test twins sanitize aarch64 training serving serving-short serving-vllm serving-real operators pictures examples check site version release packages wheel bench targets must performance floods first-bytes sim fuzz explore chaos soak build $(CLIENTS) clients $(CLIENTS:=-tested) conformance compose-test bench-clients clean
 
 demo: $(DEMO)
 	$(BIN)/weightbus demo --seconds 30 --plot demo.png
@@ -128,10 +129,14 @@ performance: $(STAMP)
 	-$(BIN)/python benchmarks/targets.py --bench .performance/bench.json --json .performance/targets.json
 	$(BIN)/python benchmarks/page.py .performance/bench.json .performance/targets.json
 
-# What floods of every kind cost a publisher and its honest workers: twice six minutes, on a quiet machine.
+# What floods of every kind cost a publisher and its honest workers: twice a quarter of an hour, on a quiet machine.
 floods: $(STAMP)
 	$(BIN)/python benchmarks/floods.py --publisher $(PUBLISHER)
 	$(BIN)/python benchmarks/floods.py --publisher $(PUBLISHER) --keys
+
+# What no worker says, to publishers over tcp and ipc, with and without keys: some minutes.
+first-bytes: $(STAMP)
+	$(BIN)/python tests/faults/first_bytes.py --count $(COUNT) --publisher $(PUBLISHER)
 
 sim: $(STAMP)
 	$(BIN)/python tests/simulation/simulate.py --seeds $(SEEDS) --first $(FIRST)

@@ -572,12 +572,15 @@ def _waited() -> float:
 
 
 def main(name: str, there: str, nice: str) -> None:
-    """Attack until the parent closes our standard input, then tell what was done."""
+    """Say that it begins, attack until the parent closes our standard input, tell what was done."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2**16)), hard))
     attack, addresses = ATTACKS[name], json.loads(there)
     if isinstance(attack, Strangers) and not attack.rate:
         os.nice(int(nice))
+        if attack.opening is not None:
+            attack.opening(0)  # which takes a while the first time
+    print(json.dumps({}), flush=True)
     began, waited = time.monotonic(), _waited()
     if isinstance(attack, Inside):
         told = come_in(attack, addresses)

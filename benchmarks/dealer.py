@@ -72,13 +72,13 @@ class Dealer:
             pid=pid,
         )
 
-    def join(self, model: str) -> Welcome:
+    def join(self, model: str, seconds: float = JOIN_SECONDS) -> Welcome:
         """Say hello until there is a welcome.
 
         Raises:
             TimeoutError: There is none.
         """
-        deadline = time.monotonic() + JOIN_SECONDS
+        deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self.say(self.hello(model))
             again = time.monotonic() + RETRY_SECONDS
@@ -86,7 +86,7 @@ class Dealer:
                 heard = self.hear(left)
                 if isinstance(heard, Welcome):
                     return heard
-        raise TimeoutError(f"{self.name} has no welcome after {JOIN_SECONDS:.0f} s")
+        raise TimeoutError(f"{self.name} has no welcome after {seconds:.0f} s")
 
     def close(self) -> None:
         """Hang up."""

@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from weightbus.benchmarks.attacks import ATTACKS, LOWEST_PRIORITY, MIB
+from weightbus.benchmarks.fleet import START_SECONDS
 from weightbus.benchmarks.flooded import Setup
 from weightbus.benchmarks.machine import describe
 from weightbus.benchmarks.memory import PrivatePeak, private
@@ -50,6 +51,7 @@ class Outcome:
 
     Attributes:
         setup: Whom it was done to.
+        began: When it began.
         calm, flooded: Seconds of each publish, before and meanwhile.
         peak, later: Bytes over base: the most, and at the end.
         cpu: Cores that the publisher's process took.
@@ -62,6 +64,7 @@ class Outcome:
 
     name: str
     setup: Setup
+    began: float = 0.0
     calm: list[float] = field(default_factory=list[float])
     flooded: list[float] = field(default_factory=list[float])
     peak: int = 0
@@ -79,13 +82,12 @@ def flood(victim: Victim, name: str, calm_seconds: float, seconds: float, nice: 
     """Measure one attack."""
     attack, pid = ATTACKS[name], victim.pid
     outcome = Outcome(name, victim.setup)
-    began = time.monotonic()
+    outcome.began = time.monotonic()
     try:
         with PrivatePeak(pid) as before:
             outcome.calm = _pass(victim, calm_seconds, outcome)
         victim.log()
         with PrivatePeak(pid) as peak, _limited(pid, attack.descriptors):
-            began = time.monotonic()
             _attack(victim, outcome, seconds, nice)
             time.sleep(LATER_SECONDS)
         outcome.peak, outcome.later = peak.nbytes - before.nbytes, private(pid) - before.nbytes
@@ -95,7 +97,7 @@ def flood(victim: Victim, name: str, calm_seconds: float, seconds: float, nice: 
         if attack.heard:
             outcome.wrong += _unheard(victim.log(), len(outcome.joined))
     except EndedError as error:
-        outcome.wrong.append(f"ended after {time.monotonic() - began:.0f} s: {error}")
+        outcome.wrong.append(f"ended after {time.monotonic() - outcome.began:.0f} s: {error}")
     return outcome
 
 
@@ -106,7 +108,9 @@ def _attack(victim: Victim, outcome: Outcome, seconds: float, nice: int) -> None
         Pongs(victim.addresses["control"]) as pongs,
         Process(outcome.name, "attacks", outcome.name, there, str(nice)) as attacker,
     ):
-        cpu, began = _cpu_seconds(pid), time.monotonic()
+        attacker.answer(START_SECONDS)
+        cpu = _cpu_seconds(pid)
+        began = outcome.began = time.monotonic()
         try:
             for number in range(JOINS if attack.joins else 0):
                 outcome.flooded += _pass(victim, seconds / JOINS, outcome)

@@ -8,7 +8,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 from weightbus.bus.limits import EPOCH_CLOCK_MAX, FETCH_CHUNKS_MAX, INTEGER_MAX
@@ -27,7 +27,7 @@ FAR = EPOCH_CLOCK_MAX - 2 * AGE_MS
 DIGESTS_AT_ONCE = 10
 HELLOS_SECOND = 8
 
-Steps = Iterator[float]
+Steps = Generator[float]
 
 
 class Insider:
@@ -55,6 +55,11 @@ class Insider:
         made = Dealer(self.control, name, reads=reads)
         self._dealers.append(made)
         return made
+
+    def close(self) -> None:
+        """Hang up."""
+        for each in self._dealers:
+            each.close()
 
 
 class Scout:
@@ -114,19 +119,23 @@ def subscribers_unread(insider: Insider, connections: int = 40) -> Steps:
     workers = [insider.dealer(f"subscriber-{number}") for number in range(connections)]
     held: dict[Dealer, socket.socket] = {}
     closed = select.poll()
-    while True:
-        over = {number for number, _ in closed.poll(0)}
-        for worker in workers:
-            if worker in held and held[worker].fileno() not in over:
-                continue
-            if worker in held:
-                closed.unregister(held[worker])
-                held.pop(worker).close()
-            if (made := _subscriber(worker, insider)) is not None:
-                held[worker] = made
-                closed.register(made, select.POLLRDHUP)
-            yield 0.0
-        yield LOOK_SECONDS
+    try:
+        while True:
+            over = {number for number, _ in closed.poll(0)}
+            for worker in workers:
+                if worker in held and held[worker].fileno() not in over:
+                    continue
+                if worker in held:
+                    closed.unregister(held[worker])
+                    held.pop(worker).close()
+                if (made := _subscriber(worker, insider)) is not None:
+                    held[worker] = made
+                    closed.register(made, select.POLLRDHUP)
+                yield 0.0
+            yield LOOK_SECONDS
+    finally:
+        for made in held.values():
+            made.close()
 
 
 def _subscriber(worker: Dealer, insider: Insider) -> socket.socket | None:

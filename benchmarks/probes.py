@@ -14,7 +14,6 @@ from .dealer import Dealer
 MODEL = "probe"  # which nobody publishes, so no publish waits for a probe
 PING_SECONDS = 0.05
 SILENT_SECONDS = 2.0  # after which it joins anew, as its connection may be gone
-GRACE = 5.0
 
 
 class Pongs:
@@ -33,12 +32,12 @@ class Pongs:
         while not self._over.is_set():
             dealer = Dealer(self._address, "probe")
             try:
-                dealer.join(MODEL)
+                dealer.join(MODEL, SILENT_SECONDS)
                 token = 0
                 while not self._over.is_set() and self._ping(dealer, token := token + 1):
                     self._over.wait(PING_SECONDS)
             except TimeoutError:
-                self.longest = max(self.longest, GRACE)
+                self.longest = max(self.longest, SILENT_SECONDS)
             finally:
                 dealer.close()
 
