@@ -30,8 +30,8 @@ from weightbus.bus.messages import (
 )
 from weightbus.bus.net import descriptors
 from weightbus.bus.net.control import WorkerSockets
-from weightbus.bus.net.publisher_sockets import PublisherSockets
 from weightbus.bus.net.endpoints import host_and_port, ipc_path
+from weightbus.bus.net.publisher_sockets import PublisherSockets
 from weightbus.bus.publisher import patience
 from weightbus.bus.publisher.effects import Effect, HangUp
 from weightbus.bus.publisher.machine import PublisherMachine

@@ -13,8 +13,8 @@ from weightbus.bus.errors import ClosedError, PublishError
 from weightbus.bus.limits import PUSH_CHUNKS
 from weightbus.bus.messages import Buffer, Fetch, Hello, Ping, data_topic, encode
 from weightbus.bus.net import publisher_loop
-from weightbus.bus.net.publisher_sockets import Found, PublisherSockets
 from weightbus.bus.net.publisher_loop import PublisherLoop, Reply
+from weightbus.bus.net.publisher_sockets import Found, PublisherSockets
 from weightbus.bus.publisher import offers, roster
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import Terms
