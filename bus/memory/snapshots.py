@@ -12,9 +12,10 @@ machine decides, and waits until it is let go.
 
 In a steady state one block is enough: when every worker has the version in it, the next version is
 written over it. A worker that is still receiving the old one gets its time: the next version then
-goes into a block of its own. There are at most three. The third gives out copies of its chunks
-only, so that it can always be taken back. Whoever reads a snapshot for long, such as the disk,
-keeps its block; that one does not count.
+goes into a block of its own. There are at most three. Messages that wait in sockets refer to a
+snapshot weakly, and sockets copy what is half sent of one that is over: so each of the three can be
+taken back, and soon. Whoever reads a snapshot for long, such as the disk, keeps its block; that one
+does not count.
 """
 
 import logging
@@ -162,21 +163,15 @@ class Snapshot:
         block: Where they lie.
         lock: Held by whoever takes, keeps or releases it; taken sooner than by the condition.
         let_go: Of that lock: notified whenever they may have been let go, by any thread.
-        copied: Give out copies, so that nobody can hold on to the memory.
     """
 
     def __init__(
-        self,
-        block: MemoryBlock,
-        lock: threading.RLock,
-        let_go: threading.Condition,
-        *,
-        copied: bool,
+        self, block: MemoryBlock, lock: threading.RLock, let_go: threading.Condition
     ) -> None:
         self.shared = block.shared
         # The pool knows both: neither holds the other for long.
         self._block: MemoryBlock | None = block
-        self._lock, self._let_go, self._copied = lock, let_go, copied
+        self._lock, self._let_go = lock, let_go
         self._phase: Phase = "held"
         # While it is lent, what one thread alone can pop: that has it then, and nobody waits.
         self._offered = deque[None]()
@@ -237,8 +232,7 @@ class Snapshot:
         block, whole = self._held()
         if block.late:
             block.arrive()
-        view = whole.data[begin:end]
-        return bytes(view) if self._copied else self._given.setdefault(begin, view)
+        return self._given.setdefault(begin, whole.data[begin:end])
 
     def lend(self) -> None:
         """Let whoever publishes next take the memory."""
@@ -421,8 +415,7 @@ class Pool:
             block = self._reuse(nbytes)
         if block is None:
             block = self._another(nbytes, deadline)
-        copied = list(self._blocks).index(block) >= SNAPSHOTS_MAX - 1
-        snapshot = self._blocks[block] = Snapshot(block, self._lock, self._let_go, copied=copied)
+        snapshot = self._blocks[block] = Snapshot(block, self._lock, self._let_go)
         return snapshot
 
     def retire(self) -> None:
@@ -514,22 +507,53 @@ class Pool:
             return self._let_go.wait_for(condition, seconds)
 
 
+class _Room:
+    """Memory for the sealed bytes of one version."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.memory = memory_of(nbytes)
+        self.spare = False  # nobody needed it when memory was taken last
+        self._given: weakref.ref[NDArray[np.uint8]] | None = None
+
+    @property
+    def free(self) -> bool:
+        """Whether nobody refers to what was given of it."""
+        return self._given is None or self._given() is None
+
+    def give(self) -> NDArray[np.uint8]:
+        """Return the memory, as a view of its own; the room is free again once that has ended."""
+        view = self.memory.view()
+        self._given, self.spare = weakref.ref(view), False
+        return view
+
+
 class SealedMemory:
-    """The memory for sealed bytes of one publisher, by model: used again once nobody sends it."""
+    """The memory for sealed bytes of one publisher, by model: used again once nobody sends it.
+
+    There is as much for a model as there may be snapshots of it. What nobody needs is given back,
+    at the second time that memory is taken without a use for it.
+    """
 
     def __init__(self) -> None:
-        self._blocks: dict[str, list[tuple[NDArray[np.uint8], weakref.ref[NDArray[np.uint8]]]]] = {}
+        self._rooms: dict[str, list[_Room]] = {}
 
     def take(self, model: str, nbytes: int) -> NDArray[np.uint8]:
         """Return memory of this size, which is free again once nobody refers to it.
 
-        As much is kept for the next versions as can be held at a time, and is not given back.
+        Raises:
+            MemoryError: There is none, or sockets still send from as many rooms as there may be.
         """
-        blocks = self._blocks.setdefault(model, [])
-        blocks[:] = [b for b in blocks if b[1]() is not None or b[0].nbytes == nbytes]
-        free = [block for block in blocks if block[1]() is None]
-        memory = free[0][0] if free else memory_of(nbytes)
-        view = memory.view()
-        blocks[:] = [b for b in blocks if b[0] is not memory][-SNAPSHOTS_MAX + 1 :]
-        blocks.append((memory, weakref.ref(view)))
-        return view
+        before = self._rooms.get(model, [])
+        used = [room for room in before if not room.free]
+        free = [room for room in before if room.free and room.memory.nbytes == nbytes]
+        if not free and len(used) >= SNAPSHOTS_MAX:
+            raise MemoryError(
+                f"sealed bytes of {SNAPSHOTS_MAX} versions of {model!r} are being sent: publish "
+                "less often, or wait until slow workers have them"
+            )
+        taken = free.pop(0) if free else _Room(nbytes)
+        kept = [room for room in free if not room.spare]
+        for room in kept:
+            room.spare = True
+        self._rooms[model] = [taken, *used, *kept]
+        return taken.give()

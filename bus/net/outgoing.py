@@ -102,6 +102,7 @@ class Outgoing:
         self.queue: deque[QueuedMessage] = deque()
         self._sending: Sequence[Buffer] = ()  # the rest of the message that is being sent
         self._left = 0  # bytes of it
+        self._payload: weakref.ref[memoryview] | None = None  # of it, while its version lasts
         self._sent_topic = b""
         self._blocked = self._copied = self.waits = False
         self.began_at = self.moved_at = self.alive_at = now
@@ -139,18 +140,20 @@ class Outgoing:
             self._copy_rest()
 
     def hold(self, now: float) -> None:
-        """Copy what is half sent if the peer has taken nothing of it for a while.
+        """Copy what is half sent if its version has ended, or the peer takes nothing for a while.
 
         If too much is copied then, the slowest peers are hung up on, perhaps this one.
         """
-        if self._left and now - self.moved_at >= HOLD_SECONDS:
+        ended = self._payload is not None and self._payload() is None
+        if self._left and (ended or now - self.moved_at >= HOLD_SECONDS):
             self._copy_rest()
 
     def _copy_rest(self) -> None:
         if any(isinstance(part, memoryview) for part in self._sending):
-            self._sending = [bytes(part) for part in self._sending]
             self._note_copy()
-            self._copies.make_room()
+            self._copies.make_room()  # first, or there would be too many of them for a moment
+            if self._left:
+                self._sending = [bytes(part) for part in self._sending]
 
     def _note_copy(self) -> None:
         self._copied = True
@@ -201,6 +204,10 @@ class Outgoing:
 
     def _begin(self, message: QueuedMessage, now: float) -> None:
         self._sending, self._sent_topic = message.parts(), message.topic
+        self._payload = None
+        if self._sending and isinstance(view := self._sending[-1], memoryview):
+            # A view of the view: its own end tells that its version has ended.
+            self._payload, self._sending = weakref.ref(view), (*self._sending[:-1], view[:])
         self._left, self.began_at = sum(map(len, self._sending)), now
         if message.copies and self._left:
             self._note_copy()

@@ -29,6 +29,8 @@ def fetch(state: PublisherState, peer: Peer, fetch: Fetch, now: float) -> list[E
     told = _told(peer, version, fetch.unpatched)
     if fetch.count:
         return told + _give(state, peer, version, fetch, now)
+    if versions is not None:  # it asks what there is, so it goes on to that
+        versions.left(peer.name, older_than=version.version)
     end = fetch.version > 0 and not fetch.layout  # asked for by one who has all chunks
     return told + describe(state, peer, version, layout=fetch.layout, end=end)
 
@@ -128,7 +130,7 @@ def describe(
     """
     header = version.layout.header if layout else None
     announce = announcement(version, undecided(state, version))
-    if _may_need(peer, version):
+    if _may_need(peer, version) and not state.store[version.model].serves(peer):
         version.read_by(peer.name)
     effects: list[Effect] = [Send(announce, header, to=peer.identity)]
     if not end and peer.shared and version.shared:  # S10

@@ -57,6 +57,8 @@ def keep_newest(state: PublisherState, peer: Peer) -> dict[str, int]:
         version = versions.latest_for(peer.name) if versions else None
         if versions is None or version is None or peer.runs(model) >= version.key:
             continue
+        if versions.serves(peer):
+            continue
         version = versions.get_latest_for(peer.name)
         if version is not None and peer.runs(model) < version.key:
             version.read_by(peer.name)

@@ -104,6 +104,16 @@ class Versions:
             self._move(version, "asked" if version.snapshot.take_back() else "overwritten")
         return version.phase != "gone"
 
+    def serves(self, peer: Peer) -> bool:
+        """Return whether a version is kept for a worker that it is receiving.
+
+        No other is kept for it then, so that one that takes nothing of what it has asked for has no
+        more than one. When it goes on to a later version it says so, or asks what is the newest.
+        """
+        doing = peer.incoming.get(self.model)
+        version = self.find(doing.version) if doing and doing.phase == "receiving" else None
+        return version is not None and peer.name in version.receivers
+
     @property
     def any(self) -> bool:
         """Whether there ever was a version."""

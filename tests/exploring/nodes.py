@@ -60,7 +60,16 @@ SINCE: dict[str, float] = {
 }
 # Moments at which something is due. Once they have passed it does not matter when.
 UNTIL = {"until", "beacon_at", "deadline", "_away", "mute_at"}
-LENGTHS = {"ping_every", "pause", "_patience", "_gap", "_lost_after", "grace", "grace_of_gone"}
+LENGTHS = {
+    "ping_every",
+    "pause",
+    "renewal_pause",
+    "_patience",
+    "_gap",
+    "_lost_after",
+    "grace",
+    "grace_of_gone",
+}
 # What leads to nothing but words for people, and what it is here.
 TOLD: dict[str, object] = {
     "malformed": 0,

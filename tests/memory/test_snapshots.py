@@ -9,11 +9,13 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from weightbus.bus.limits import SNAPSHOTS_MAX
 from weightbus.bus.memory.segment import MappedSegment
-from weightbus.bus.memory.snapshots import MemoryBlock, Pool, Snapshot, nobody
+from weightbus.bus.memory.snapshots import MemoryBlock, Pool, SealedMemory, Snapshot
 from weightbus.bus.publisher.effects import Effect, Lend, Release
 from weightbus.bus.publisher.store import DIGESTS_KEPT, Versions
 from weightbus.bus.publisher.version import Offer, Version
@@ -69,9 +71,9 @@ def data_of(version: Version, index: int = 0) -> bytes:
     return bytes(version.snapshot.bytes(*version.plan.span(index)))
 
 
-def chunk(version: Version) -> memoryview | bytes:
+def chunk(version: Version) -> memoryview:
     payload = version.snapshot.chunk(0, CHUNK)
-    assert isinstance(payload, memoryview | bytes)
+    assert isinstance(payload, memoryview)
     return payload
 
 
@@ -248,7 +250,7 @@ def test_a_worker_that_copies_by_an_old_number_is_left_alone_by_a_new_one() -> N
 
 def test_the_machine_never_waits_for_what_it_takes_back() -> None:
     lock, held, over = threading.RLock(), threading.Event(), threading.Event()
-    snapshot = Snapshot(MemoryBlock(8, share=False), lock, threading.Condition(lock), copied=False)
+    snapshot = Snapshot(MemoryBlock(8, share=False), lock, threading.Condition(lock))
 
     def hold() -> None:
         with lock:
@@ -282,13 +284,30 @@ def test_what_is_lent_is_had_by_one_alone() -> None:
                 snapshot.release()
 
 
-def test_the_last_block_can_always_be_taken_back() -> None:
+def test_messages_that_wait_keep_no_version_of_any_block() -> None:
+    bench = Bench()
+    waiting = list[weakref.ref[memoryview]]()
+    for number in range(3 * SNAPSHOTS_MAX):
+        payload = chunk(bench.publish(20, "slow"))
+        assert bytes(payload[:1]) == bytes([number + 1])
+        waiting.append(weakref.ref(payload))
+        del payload
+    there = [payload is not None for payload in (each() for each in waiting)]
+    assert sum(there) <= SNAPSHOTS_MAX
+    assert there[-1], "the latest is kept"
+    assert len(bench.pool) <= SNAPSHOTS_MAX
+
+
+def test_sockets_that_never_let_go_cost_so_much_memory_and_no_more() -> None:
     bench = Bench()
     sending = [chunk(bench.publish(20, "slow")) for _ in range(SNAPSHOTS_MAX)]
     for _ in range(3):
-        bench.publish(20, "slow")
+        with pytest.raises(WeightBusError, match="all 3 copies of 'a' are in use"):
+            bench.publish(20, "slow")
     assert [bytes(each[:1]) for each in sending] == [b"\1", b"\2", b"\3"], "none was torn"
     assert len(bench.pool) == SNAPSHOTS_MAX
+    sending.pop(0)
+    bench.publish(20, "slow")
 
 
 def test_neither_the_latest_nor_an_open_commit_is_given_up() -> None:
@@ -351,16 +370,40 @@ def test_a_snapshot_that_is_over_holds_no_memory() -> None:
     assert memory() is None
 
 
-def test_copied_chunks_hold_nothing() -> None:
-    pool = Pool("a")
-    *_, snapshot = [pool.take(CHUNK, nobody, replaces_latest=False) for _ in range(SNAPSHOTS_MAX)]
-    snapshot.data[:] = 0
-    data, payload = snapshot.data, snapshot.chunk(0, CHUNK)
-    assert isinstance(payload, bytes), "a view would end while it waits in a queue"
-    snapshot.release()
-    assert not snapshot.draining
-    data[:] = 9
-    assert bytes(payload) == bytes(CHUNK)
+def test_sealed_bytes_have_as_many_rooms_as_there_may_be_snapshots() -> None:
+    sealed, sending = SealedMemory(), list[NDArray[np.uint8]]()
+    for number in range(SNAPSHOTS_MAX):
+        sending.append(sealed.take("a", CHUNK))
+        sending[-1][:] = number
+    for _ in range(3):
+        with pytest.raises(MemoryError, match="sealed bytes of 3 versions of 'a' are being sent"):
+            sealed.take("a", CHUNK)
+    assert [int(room[0]) for room in sending] == [0, 1, 2], "none was given twice"
+    assert len(sealed.take("b", CHUNK)) == CHUNK, "of another model there are others"
+    half_sent = sending.pop(0).data[:1]
+    with pytest.raises(MemoryError):
+        sealed.take("a", CHUNK)
+    assert bytes(half_sent) == b"\0"
+    del half_sent
+    sending.append(sealed.take("a", CHUNK))
+
+
+def test_rooms_for_sealed_bytes_are_used_again_and_given_back() -> None:
+    sealed = SealedMemory()
+    rooms = [sealed.take("a", CHUNK) for _ in range(SNAPSHOTS_MAX)]
+    ends = [weakref.ref(room.base) for room in rooms]
+    del rooms
+    used = set[int]()
+    for _ in range(2):
+        room = sealed.take("a", CHUNK)
+        used.add(room.__array_interface__["data"][0])
+        del room
+    assert len(used) == 1, "it is the same one"
+    gc.collect()
+    assert sum(end() is not None for end in ends) == 1, "nobody needed the others"
+    sealed.take("a", 2 * CHUNK)
+    gc.collect()
+    assert [end() for end in ends] == [None] * SNAPSHOTS_MAX, "of another size"
 
 
 # Threads.

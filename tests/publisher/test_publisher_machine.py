@@ -580,6 +580,26 @@ def test_what_was_gone_before_the_epoch_changed_never_was_of_it() -> None:
     assert notices(bench.say("w0", claim), "wrong-digest")
 
 
+def test_of_a_worker_that_is_at_a_version_no_later_one_is_kept_until_it_asks() -> None:
+    bench = Bench("slow", "fast")
+    first, _ = bench.publish()
+    bench.say("slow", Fetch(model="a", epoch=EPOCH, version=1, first=0, count=1))
+    bench.say("fast", report(Applied, first))
+    for number in range(2, 10):
+        version, _ = bench.publish()
+        assert version.receivers == {"fast"}
+        bench.say("fast", report(Applied, version))
+        bench.pass_time(0.3)
+        bench.say("slow", Ping(subscribed=True))  # it was silent for a while
+        bench.say("slow", Fetch(model="a", epoch=EPOCH, version=99, first=0, count=1))
+        assert (first.receivers, first.phase) == ({"slow"}, "old")
+        assert (version.receivers, version.lent) == (set(), True)
+        assert version.version == number
+    assert len(bench.pool) == 2, "the one that it is at, and one for all that come"
+    bench.say("slow", Fetch(model="a", epoch=EPOCH, version=0))
+    assert (version.receivers, first.phase) == ({"slow"}, "gone"), "it goes on to the newest"
+
+
 # Who is there.
 
 
@@ -1619,7 +1639,7 @@ def test_who_is_expected_and_came_for_another_model_is_named() -> None:
 def test_a_version_that_nobody_ever_applies_is_named_once(
     commit: Literal["auto", "together"],
 ) -> None:
-    bench, told = Bench("w0", "w1", "w2"), list[Effect]()
+    bench, told = Bench("w0", "w1", "w2"), list[Notice]()
     version, _ = bench.publish(commit=commit, expect=4, seconds=60)
     for _ in range(10):  # seconds, with a new version every one
         if commit == "auto":
@@ -1629,12 +1649,12 @@ def test_a_version_that_nobody_ever_applies_is_named_once(
             for name in ("w0", "w1"):
                 bench.say(name, report(Progress, version, chunks=0, phase="staged"))
             bench.say("w2", Ping())
-            told += bench.pass_time(0.1)
-            assert bench.now > 3.0 or not notices(told, "untaken"), "it may be about to"
+            told += notices(bench.pass_time(0.1), "untaken")
+            assert bench.now > 3.0 or not told, "it may be about to"
     if commit == "together":
-        assert not notices(told, "untaken"), "they wait for its commit"
+        assert not told, "they wait for its commit"
         return
-    [notice] = notices(told, "untaken")
+    [notice] = told
     assert notice.warning
     assert notice.text.startswith("2 workers (w0, w1) have version 5 of a, and nothing there")
 
