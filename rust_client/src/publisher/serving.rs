@@ -24,7 +24,7 @@ impl PublisherMachine {
         if let Some(patch) = &fetch.patch {
             return self.give_patch(name, fetch, patch, number, now);
         }
-        self.told(name, fetch, number);
+        self.told(name, fetch, number, now);
         if fetch.count == 0 {
             return self.describe(name, &fetch.model, number, fetch.layout);
         }
@@ -133,7 +133,7 @@ impl PublisherMachine {
     }
 
     /// A worker says why no patch is of use to it: that is told once, if there is one (D10).
-    fn told(&mut self, name: &str, fetch: &Fetch, number: u64) {
+    fn told(&mut self, name: &str, fetch: &Fetch, number: u64, now: Time) {
         let versions = self.store.find(&fetch.model);
         let version = match versions.and_then(|versions| versions.get_mut(number)) {
             Some(version) if !version.patches.is_empty() => version,
@@ -144,7 +144,8 @@ impl PublisherMachine {
                 "worker {} takes all of version {} of {}, for which there was a patch: {}",
                 name, number, fetch.model, fetch.unpatched
             );
-            self.tell(WorkerEventKind::Notice, name, text);
+            let key = self.roster.get(name).map_or_else(String::new, |peer| peer.key.clone());
+            self.tell_of(WorkerEventKind::Notice, name, &key, text, now);
         }
     }
 }
