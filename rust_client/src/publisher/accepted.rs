@@ -8,10 +8,15 @@
 //!
 //! Whoever does not greet as ZMTP 3 does is hung up on at its first wrong byte: a browser, a probe, an older ZeroMQ.
 
-use super::curve::{Answer, Curve, FRAME_BYTES};
+use super::curve::{Answer, Curve};
 use super::effects::Payload;
 use super::patience::{Allowance, Rate};
-use super::pipe::{fault, frame, frame_head, read_head, Held, Pipe, Sending, Tail, COMMAND, MORE};
+use super::pipe::{Held, Pipe, Sending, Tail};
+use crate::curve::FRAME_BYTES;
+use crate::framing::{
+    fault, frame, frame_head, greeted, greeting, mechanism, pong, read_head, socket_type, COMMAND,
+    GREETING_BYTES, MORE,
+};
 use crate::limits::HEADER_BYTES_MAX;
 use crate::raw::fork::Own;
 use crate::raw::sodium::{Key, Pair};
@@ -22,7 +27,6 @@ use std::net::{Shutdown, TcpStream};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-const GREETING_BYTES: usize = 64;
 const METADATA: &[u8] = b"\x0bSocket-Type\0\0\0\x06ROUTER\x08Identity\0\0\0\0";
 const COMMAND_BYTES_MAX: usize = 1024; // in a handshake, in which INITIATE is the longest: 300 bytes
 const MESSAGE_BYTES_MAX: usize = 2 * HEADER_BYTES_MAX; // of all of its frames: nobody sends more than a header
@@ -32,7 +36,6 @@ const QUEUE: usize = 80; // messages for one worker, who has 16 chunks outstandi
 const HEADERS_BYTES_MAX: usize = 1 << 20; // of the headers that wait for one worker: as many as a few of the longest
 const KEPT_BYTES_MAX: usize = 1 << 23; // of layouts that wait for one worker, unless it is one
 const UNREAD_BYTES_MAX: usize = 1 << 16; // of answers to ZMTP's pings
-const PING_CONTEXT_MAX: usize = 16; // bytes of a PING that come back, by RFC 37
 const COMMANDS: Rate = Rate(64.0, 32.0); // ZMTP's own; a worker sends none, and a library of its may ask each second
 
 /// Whether the owner of a key may come in.
@@ -96,21 +99,16 @@ impl Held for Accepted {
 impl Accepted {
     /// With keys the publisher's own.
     pub fn new(connection: Own<TcpStream>, keys: Option<Arc<Pair>>, now: Time) -> Accepted {
-        let mut greeting = vec![0; GREETING_BYTES];
-        (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);
-        let mechanism: &[u8] = if keys.is_some() { b"CURVE" } else { b"NULL" };
-        greeting[12..12 + mechanism.len()].copy_from_slice(mechanism);
-        greeting[32] = u8::from(keys.is_some()); // the server of the two
         Accepted {
             pipe: Pipe::new(connection, now),
             key: String::new(),
             progress: Progress::Silent,
             since: now,
-            curve: keys.map(|keys| (Curve::new(), keys)),
             received: Vec::new(),
             message: None,
             message_bytes: 0,
-            unsent: greeting,
+            unsent: greeting(keys.is_some(), true),
+            curve: keys.map(|keys| (Curve::new(), keys)),
             pongs: VecDeque::new(),
             pong_bytes: 0,
             queue: VecDeque::new(),
@@ -293,7 +291,7 @@ impl Accepted {
         let (flags, body) = match &mut self.curve {
             None => (found.flags, body.to_vec()),
             Some(_) if found.flags & MORE != 0 => return fault("a frame that CURVE does not have"),
-            Some((curve, _)) => curve.carried(body)?,
+            Some((curve, _)) => curve.session().carried(body).map(|(flags, body)| (flags, body.to_vec()))?,
         };
         if flags & COMMAND != 0 {
             self.command(&body, now)?;
@@ -305,19 +303,11 @@ impl Accepted {
 
     /// Takes a greeting; what cannot become one of ZMTP 3 is not waited for.
     fn greet(&mut self, at: usize) -> io::Result<usize> {
-        let bytes = &self.received[at..];
-        let odd = |at: usize, right: fn(u8) -> bool| bytes.get(at).map_or(false, |&byte| !right(byte));
-        if odd(0, |byte| byte == 0xff) || odd(9, |byte| byte == 0x7f) || odd(10, |byte| byte >= 3) {
-            return fault("it does not speak ZMTP 3");
-        }
-        let mechanism = match bytes.get(..GREETING_BYTES) {
-            Some(greeting) => &greeting[12..32],
+        let its = match greeted(&self.received[at..])? {
+            Some(its) => its,
             None => return Ok(0),
         };
-        let mut ours = [0; 20];
-        let name: &[u8] = if self.curve.is_some() { b"CURVE" } else { b"NULL" };
-        ours[..name.len()].copy_from_slice(name);
-        if mechanism != ours {
+        if its != mechanism(self.curve.is_some()) {
             self.progress = Progress::TurnedAway; // our greeting tells it why
             return Ok(GREETING_BYTES);
         }
@@ -386,9 +376,7 @@ impl Accepted {
         if body.starts_with(b"\x05ERROR") {
             return fault("the other side says that it is in error");
         }
-        if let Some(ping) = body.strip_prefix(b"\x04PING") {
-            let context = ping.get(2..ping.len().min(2 + PING_CONTEXT_MAX)).unwrap_or_default();
-            let pong = [b"\x04PONG", context].concat();
+        if let Some(pong) = pong(body) {
             self.pong_bytes += pong.len() + FRAME_BYTES;
             self.pongs.push_back(pong);
         }
@@ -442,26 +430,9 @@ fn say(curve: &mut Option<(Curve, Arc<Pair>)>, flags: u8, body: &[&[u8]], to: &m
         }
         Some((curve, _)) => {
             frame_head(to, 0, size + FRAME_BYTES); // as an ordinary frame, as libzmq does it
-            curve.carry(flags, body, to);
+            curve.session().carry(flags, body, to);
         }
     }
-}
-
-/// What the metadata of a handshake says of the other side's socket; nothing if they are no metadata.
-fn socket_type(mut metadata: &[u8]) -> Option<&[u8]> {
-    let mut found = None;
-    while let Some((&size, rest)) = metadata.split_first() {
-        let name = rest.get(..usize::from(size))?;
-        let rest = &rest[name.len()..];
-        let mut size = [0; 4];
-        size.copy_from_slice(rest.get(..4)?);
-        let value = rest[4..].get(..usize::try_from(u32::from_be_bytes(size)).ok()?)?;
-        metadata = &rest[4 + value.len()..];
-        if name.eq_ignore_ascii_case(b"Socket-Type") {
-            found = Some(value);
-        }
-    }
-    found
 }
 
 #[cfg(test)]
@@ -485,15 +456,14 @@ mod tests {
         (Accepted::new(Own::new(OwnedFd::from(ours).into()), keys, NOW), theirs)
     }
 
-    fn greeting(mechanism: &[u8]) -> Vec<u8> {
-        let mut bytes = vec![0; GREETING_BYTES];
-        (bytes[0], bytes[9], bytes[10]) = (0xff, 0x7f, 3);
+    fn greets(mechanism: &[u8]) -> Vec<u8> {
+        let mut bytes = greeting(false, false);
         bytes[12..12 + mechanism.len()].copy_from_slice(mechanism);
         bytes
     }
 
     fn dealer() -> Vec<u8> {
-        let mut bytes = greeting(b"NULL");
+        let mut bytes = greets(b"NULL");
         frame(&mut bytes, COMMAND, b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER\x08Identity\0\0\0\x05other");
         bytes
     }
@@ -559,7 +529,7 @@ mod tests {
         {
             let keys = keyed.then(|| Arc::new(Pair { public: [0; 32], secret: [0; 32] }));
             let (mut accepted, mut theirs) = pair(keys);
-            theirs.write_all(&greeting(mechanism)).unwrap();
+            theirs.write_all(&greets(mechanism)).unwrap();
             theirs.write_all(b"what is of no use any more").unwrap();
             assert_eq!(heard(&mut accepted).unwrap(), []);
             accepted.write(0, NOW).unwrap();
@@ -576,7 +546,7 @@ mod tests {
             frame(&mut bytes, flags, body);
             bytes
         };
-        let before = |said: Vec<u8>| [greeting(b"NULL"), said].concat();
+        let before = |said: Vec<u8>| [greets(b"NULL"), said].concat();
         let after = |said: Vec<u8>| [dealer(), said].concat();
         for (at, said) in [
             before(framed(0, b"{}")),
@@ -645,14 +615,24 @@ mod tests {
 
     #[cfg(feature = "keys")]
     mod keyed {
-        use super::super::super::curve::tests::Client;
         use super::*;
+        use crate::curve::Client;
         use crate::raw::sodium;
 
         fn command(bytes: &[u8]) -> Vec<u8> {
             let mut framed = Vec::new();
             frame(&mut framed, COMMAND, bytes);
             framed
+        }
+
+        fn message(client: &mut Client, flags: u8, body: &[u8]) -> Vec<u8> {
+            let mut message = Vec::new();
+            client.session().carry(flags, &[body], &mut message);
+            message
+        }
+
+        fn opened(client: &mut Client, body: &[u8]) -> (u8, Vec<u8>) {
+            client.session().carried(body).map(|(flags, body)| (flags, body.to_vec())).unwrap()
         }
 
         /// The next frame's body.
@@ -671,17 +651,17 @@ mod tests {
         fn came(allowed: bool) -> (Accepted, UnixStream, Client) {
             let keys = Arc::new(sodium::pair());
             let (mut accepted, mut theirs) = pair(Some(keys.clone()));
-            let mut client = Client::new(&keys.public);
-            theirs.write_all(&greeting(b"CURVE")).unwrap();
-            theirs.write_all(&command(&client.hello())).unwrap();
+            let mut client = Client::new(Arc::new(sodium::pair()), keys.public);
+            theirs.write_all(&greets(b"CURVE")).unwrap();
+            theirs.write_all(&command(&client.hello().unwrap())).unwrap();
             assert_eq!(heard(&mut accepted).unwrap(), []);
             assert_eq!(accepted.progress, Progress::Knows);
             accepted.write(0, NOW).unwrap();
             theirs.read_exact(&mut [0; GREETING_BYTES]).unwrap();
             let welcome = next(&mut theirs);
-            let initiate = client.initiate(&welcome);
+            let initiate = client.initiate(&welcome[8..], b"\x0bSocket-Type\0\0\0\x06DEALER").unwrap();
             theirs.write_all(&command(&initiate)).unwrap();
-            let key = zmq::z85_encode(&client.own.public).unwrap();
+            let key = zmq::z85_encode(&client.public()).unwrap();
             accepted.read(&|asked| allowed && asked == key, NOW).unwrap();
             accepted.write(0, NOW).unwrap();
             (accepted, theirs, client)
@@ -691,20 +671,21 @@ mod tests {
         fn who_is_allowed_speaks_under_its_key() {
             let (mut accepted, mut theirs, mut client) = came(true);
             assert!(next(&mut theirs).starts_with(b"\x05READY"));
-            assert_eq!(accepted.key, zmq::z85_encode(&client.own.public).unwrap());
+            assert_eq!(accepted.key, zmq::z85_encode(&client.public()).unwrap());
             let mut framed = Vec::new();
-            frame(&mut framed, 0, &client.message(1, b"{}"));
-            frame(&mut framed, 0, &client.message(0, b"payload"));
-            frame(&mut framed, 0, &client.message(2, b"\x04PING\0\0ctx"));
+            frame(&mut framed, 0, &message(&mut client, MORE, b"{}"));
+            frame(&mut framed, 0, &message(&mut client, 0, b"payload"));
+            frame(&mut framed, 0, &message(&mut client, COMMAND, b"\x04PING\0\0ctx"));
             theirs.write_all(&framed).unwrap();
             assert_eq!(heard(&mut accepted).unwrap(), [Said { header: b"{}".to_vec(), payloads: 1 }]);
             accepted.write(0, NOW).unwrap();
-            assert_eq!(client.opened(&next(&mut theirs)), b"\x02\x04PONGctx");
-            accepted.put(b"{1}", &Payload::Chunk(content(3), 0), 2, NOW).unwrap();
+            assert_eq!(opened(&mut client, &next(&mut theirs)), (COMMAND, b"\x04PONGctx".to_vec()));
+            let content = content(3);
+            accepted.put(b"{1}", &Payload::Chunk(content.clone(), 0), 2, NOW).unwrap();
             assert!(accepted.starved && !accepted.unsent(), "there is no room for a copy");
             accepted.write(3, NOW).unwrap();
-            assert_eq!(client.opened(&next(&mut theirs)), b"\x01{1}");
-            assert_eq!(client.opened(&next(&mut theirs)), b"\0\x05\x05\x05");
+            assert_eq!(opened(&mut client, &next(&mut theirs)), (MORE, b"{1}".to_vec()));
+            assert_eq!(opened(&mut client, &next(&mut theirs)), (0, vec![5; 3]));
             let mut plain = Vec::new();
             frame(&mut plain, 0, b"{}");
             theirs.write_all(&plain).unwrap();
@@ -715,7 +696,7 @@ mod tests {
         fn who_is_not_allowed_is_told_so_and_says_nothing_more() {
             let (mut accepted, mut theirs, mut client) = came(false);
             let mut framed = Vec::new();
-            frame(&mut framed, 0, &client.message(0, b"{}"));
+            frame(&mut framed, 0, &message(&mut client, 0, b"{}"));
             theirs.write_all(&framed).unwrap();
             assert_eq!(heard(&mut accepted).unwrap(), []);
             assert_eq!(next(&mut theirs), b"\x05ERROR\x03400");

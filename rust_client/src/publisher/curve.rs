@@ -14,20 +14,13 @@
 //! as libzmq does it, and not for some minutes, as the RFC permits: else whoever has recorded a connection could say all
 //! of it again on another one while that key lasts.
 
-use super::pipe::{fault, COMMAND, MORE};
-use crate::raw::sodium::{self, Key, Nonce, Pair, PROOF_BYTES};
+use crate::curve::{
+    array, long_box, open_long, Session, COOKIE_BYTES, COUNT_BYTES, DENIED, HELLO, HELLO_BYTES, INITIATE,
+    VOUCH_BYTES,
+};
+use crate::framing::fault;
+use crate::raw::sodium::{self, Key, Pair, PROOF_BYTES};
 use std::io;
-
-const HELLO: &[u8] = b"\x05HELLO";
-const INITIATE: &[u8] = b"\x08INITIATE";
-const MESSAGE: &[u8] = b"\x07MESSAGE";
-const HELLO_BYTES: usize = 200;
-const COOKIE_BYTES: usize = 96;
-const COUNT_BYTES: usize = 8;
-const VOUCH_BYTES: usize = 96;
-/// Bytes of a frame beyond those of what it carries.
-pub const FRAME_BYTES: usize = 7 + 1 + COUNT_BYTES + PROOF_BYTES + 1;
-const DENIED: &[u8] = b"\x05ERROR\x03400"; // as the refusal of a key reads everywhere: K2, K5
 
 /// What the client has said last, and what that leaves.
 enum Step {
@@ -49,14 +42,12 @@ pub enum Answer {
 /// One connection.
 pub struct Curve {
     step: Step,
-    shared: Key, // of both sides, from INITIATE on
-    said: u64,
-    heard: u64,
+    session: Session,
 }
 
 impl Curve {
     pub fn new() -> Curve {
-        Curve { step: Step::Nothing, shared: [0; 32], said: 0, heard: 0 }
+        Curve { step: Step::Nothing, session: Session::new(*b"CurveZMQMESSAGES", *b"CurveZMQMESSAGEC") }
     }
 
     /// Takes a command of the handshake; `own` are the publisher's keys.
@@ -76,7 +67,8 @@ impl Curve {
         }
         let client: Key = array(&hello[80..112]);
         let shared = sodium::shared(&client, &own.secret);
-        let proof = shared.and_then(|shared| self.open(&shared, b"CurveZMQHELLO---", &hello[112..]).ok());
+        let proof = shared
+            .and_then(|shared| self.session.open_with(&shared, b"CurveZMQHELLO---", &hello[112..]).ok());
         let shared = match (shared, proof) {
             (Some(shared), Some(zeros)) if zeros == [0; 64] => shared,
             _ => return fault("a HELLO of somebody who does not know our key"),
@@ -100,11 +92,11 @@ impl Curve {
             Some(plain) if plain[..32] == client[..] => array(&plain[32..]),
             _ => return fault("an INITIATE with a cookie that is not of this connection"),
         };
-        self.shared = match sodium::shared(client, &secret) {
+        self.session.shared = match sodium::shared(client, &secret) {
             Some(shared) => shared,
             None => return fault("a key that is none"),
         };
-        let plain = self.open(&self.shared.clone(), b"CurveZMQINITIATE", rest)?;
+        let plain = self.session.open(b"CurveZMQINITIATE", rest)?;
         let key: Key = array(&plain[..32]);
         let (vouch, metadata) = plain[32..].split_at(VOUCH_BYTES);
         let between = sodium::shared(&key, &secret);
@@ -118,8 +110,7 @@ impl Curve {
     /// Lets the client in, who is told this metadata.
     pub fn ready(&mut self, metadata: &[u8]) -> Vec<u8> {
         let mut ready = b"\x05READY".to_vec();
-        let nonce = self.count(b"CurveZMQREADY---", &mut ready);
-        sodium::seal(&self.shared, &nonce, metadata, &mut ready);
+        self.session.seal(b"CurveZMQREADY---", metadata, &mut ready);
         ready
     }
 
@@ -128,159 +119,30 @@ impl Curve {
         DENIED
     }
 
-    /// Appends the body of the frame that carries a frame of ours.
-    pub fn carry(&mut self, flags: u8, parts: &[&[u8]], to: &mut Vec<u8>) {
-        to.extend_from_slice(MESSAGE);
-        let nonce = self.count(b"CurveZMQMESSAGES", to);
-        let begin = to.len();
-        to.extend_from_slice(&[0; PROOF_BYTES]);
-        to.push(if flags & COMMAND != 0 { 2 } else { flags & MORE });
-        parts.iter().for_each(|part| to.extend_from_slice(part));
-        sodium::seal_in_place(&self.shared, &nonce, &mut to[begin..]);
+    /// What follows the handshake.
+    pub fn session(&mut self) -> &mut Session {
+        &mut self.session
     }
-
-    /// Opens a frame of the client's: the flags and the body of the frame that it carries.
-    pub fn carried(&mut self, body: &[u8]) -> io::Result<(u8, Vec<u8>)> {
-        let sealed = match body.strip_prefix(MESSAGE) {
-            Some(sealed) => sealed,
-            None => return fault("a frame that is not encrypted, on a connection that is"),
-        };
-        let mut plain = self.open(&self.shared.clone(), b"CurveZMQMESSAGEC", sealed)?;
-        let flags = match plain.first() {
-            Some(&more @ (0 | 1)) => more * MORE,
-            Some(2) => COMMAND,
-            _ => return fault("an encrypted frame that ZMTP 3 does not have"),
-        };
-        plain.remove(0);
-        Ok((flags, plain))
-    }
-
-    /// Counts one more, and says so.
-    fn count(&mut self, prefix: &[u8; 16], to: &mut Vec<u8>) -> Nonce {
-        self.said += 1;
-        to.extend_from_slice(&self.said.to_be_bytes());
-        short_nonce(prefix, self.said)
-    }
-
-    /// Opens a box of the client's behind its count.
-    fn open(&mut self, shared: &Key, prefix: &[u8; 16], counted: &[u8]) -> io::Result<Vec<u8>> {
-        let count = match counted.get(..COUNT_BYTES) {
-            Some(count) => u64::from_be_bytes(array(count)),
-            None => return fault("a command that was cut short"),
-        };
-        if count <= self.heard {
-            return fault("an encrypted frame that came before: somebody repeats it");
-        }
-        match sodium::open(shared, &short_nonce(prefix, count), &counted[COUNT_BYTES..]) {
-            Some(plain) => {
-                self.heard = count;
-                Ok(plain)
-            }
-            None => fault("an encrypted frame that was damaged or forged"),
-        }
-    }
-}
-
-fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
-    let mut array = [0; N];
-    array.copy_from_slice(bytes);
-    array
-}
-
-fn short_nonce(prefix: &[u8; 16], count: u64) -> Nonce {
-    let mut nonce = [0; 24];
-    nonce[..16].copy_from_slice(prefix);
-    nonce[16..].copy_from_slice(&count.to_be_bytes());
-    nonce
-}
-
-fn long_nonce(prefix: &[u8; 8], random: &[u8]) -> Nonce {
-    let mut nonce = [0; 24];
-    nonce[..8].copy_from_slice(prefix);
-    nonce[8..].copy_from_slice(random);
-    nonce
-}
-
-/// A box behind what was drawn for it.
-fn long_box(key: &Key, prefix: &[u8; 8], plain: &[u8]) -> Vec<u8> {
-    let mut sealed = vec![0; 16];
-    sodium::draw(&mut sealed);
-    sodium::seal(key, &long_nonce(prefix, &sealed), plain, &mut sealed);
-    sealed
-}
-
-fn open_long(key: &Key, prefix: &[u8; 8], sealed: &[u8]) -> Option<Vec<u8>> {
-    let (random, sealed) = sealed.split_at(16);
-    sodium::open(key, &long_nonce(prefix, random), sealed)
 }
 
 #[cfg(all(test, feature = "keys"))]
-pub mod tests {
+mod tests {
     use super::*;
+    use crate::curve::{Client, FRAME_BYTES};
+    use crate::framing::{COMMAND, MORE};
+    use std::sync::Arc;
 
-    /// The client's side, as far as tests need it.
-    pub struct Client {
-        pub own: Pair,
-        server: Key,
-        its: Pair,
-        shared: Key,
-        said: u64,
+    const METADATA: &[u8] = b"\x0bSocket-Type\0\0\0\x06DEALER";
+
+    fn client(server: &Key) -> Client {
+        Client::new(Arc::new(sodium::pair()), *server)
     }
 
-    impl Client {
-        pub fn new(server: &Key) -> Client {
-            Client { own: sodium::pair(), server: *server, its: sodium::pair(), shared: [0; 32], said: 0 }
-        }
-
-        fn counted(&mut self, prefix: &[u8; 16], key: &Key, plain: &[u8], to: &mut Vec<u8>) {
-            self.said += 1;
-            to.extend_from_slice(&self.said.to_be_bytes());
-            sodium::seal(key, &short_nonce(prefix, self.said), plain, to);
-        }
-
-        pub fn hello(&mut self) -> Vec<u8> {
-            let mut hello = HELLO.to_vec();
-            hello.extend_from_slice(&[1, 0]);
-            hello.extend_from_slice(&[0; 72]);
-            hello.extend_from_slice(&self.its.public);
-            let key = sodium::shared(&self.server, &self.its.secret).unwrap();
-            self.counted(b"CurveZMQHELLO---", &key, &[0; 64], &mut hello);
-            hello
-        }
-
-        /// With a vouch by this secret key, for this key of the connection and this server.
-        pub fn vouching(&mut self, welcome: &[u8], secret: &Key, vouched: [&Key; 2]) -> Vec<u8> {
-            let key = sodium::shared(&self.server, &self.its.secret).unwrap();
-            let plain = open_long(&key, b"WELCOME-", &welcome[8..]).unwrap();
-            let (server, cookie) = plain.split_at(32);
-            let server: Key = array(server);
-            self.shared = sodium::shared(&server, &self.its.secret).unwrap();
-            let between = sodium::shared(&server, secret).unwrap();
-            let mut plain = self.own.public.to_vec();
-            plain.extend(long_box(&between, b"VOUCH---", &vouched.map(|key| &key[..]).concat()));
-            plain.extend_from_slice(b"\x0bSocket-Type\0\0\0\x06DEALER");
-            let mut initiate = [INITIATE, cookie].concat();
-            let shared = self.shared;
-            self.counted(b"CurveZMQINITIATE", &shared, &plain, &mut initiate);
-            initiate
-        }
-
-        pub fn initiate(&mut self, welcome: &[u8]) -> Vec<u8> {
-            let (secret, its, server) = (self.own.secret, self.its.public, self.server);
-            self.vouching(welcome, &secret, [&its, &server])
-        }
-
-        pub fn message(&mut self, flags: u8, body: &[u8]) -> Vec<u8> {
-            let mut message = MESSAGE.to_vec();
-            let shared = self.shared;
-            self.counted(b"CurveZMQMESSAGEC", &shared, &[&[flags], body].concat(), &mut message);
-            message
-        }
-
-        pub fn opened(&self, body: &[u8]) -> Vec<u8> {
-            let count = u64::from_be_bytes(array(&body[8..16]));
-            sodium::open(&self.shared, &short_nonce(b"CurveZMQMESSAGES", count), &body[16..]).unwrap()
-        }
+    /// A frame as it is sent, without how that begins.
+    fn message(client: &mut Client, flags: u8, body: &[u8]) -> Vec<u8> {
+        let mut message = Vec::new();
+        client.session().carry(flags, &[body], &mut message);
+        message
     }
 
     fn said(answer: io::Result<Answer>) -> Vec<u8> {
@@ -293,12 +155,12 @@ pub mod tests {
     /// A client that is let in.
     fn met() -> (Curve, Client) {
         let own = sodium::pair();
-        let (mut curve, mut client) = (Curve::new(), Client::new(&own.public));
-        let welcome = said(curve.take(&own, &client.hello()));
-        let initiate = client.initiate(&welcome);
+        let (mut curve, mut client) = (Curve::new(), client(&own.public));
+        let welcome = said(curve.take(&own, &client.hello().unwrap()));
+        let initiate = client.initiate(&welcome[8..], METADATA).unwrap();
         match curve.take(&own, &initiate) {
             Ok(Answer::Came(key, metadata)) => {
-                assert_eq!((key, &metadata[..12]), (client.own.public, &b"\x0bSocket-Type"[..]));
+                assert_eq!((key, &metadata[..]), (client.public(), METADATA));
             }
             other => panic!("{:?}", other),
         }
@@ -309,28 +171,31 @@ pub mod tests {
     fn both_sides_understand_each_other() {
         let (mut curve, mut client) = met();
         assert!(curve.ready(b"metadata").starts_with(b"\x05READY"));
-        let body = client.message(1, b"header");
-        assert_eq!(curve.carried(&body).unwrap(), (MORE, b"header".to_vec()));
+        let body = message(&mut client, MORE, b"header");
+        let (flags, body) = curve.session().carried(&body).unwrap();
+        assert_eq!((flags, &body[..]), (MORE, &b"header"[..]));
         let mut answer = Vec::new();
-        curve.carry(COMMAND, &[b"a", b"b"], &mut answer);
-        assert_eq!((client.opened(&answer), answer.len()), (b"\x02ab".to_vec(), FRAME_BYTES + 2));
+        curve.session().carry(COMMAND, &[b"a", b"b"], &mut answer);
+        assert_eq!(answer.len(), FRAME_BYTES + 2);
+        let (flags, body) = client.session().carried(&answer).unwrap();
+        assert_eq!((flags, &body[..]), (COMMAND, &b"ab"[..]));
     }
 
     #[test]
     fn nothing_counts_twice_or_late_and_nothing_that_was_altered() {
         let (mut curve, mut client) = met();
-        let (first, second) = (client.message(0, b"1"), client.message(0, b"2"));
-        curve.carried(&second).unwrap();
-        assert!(curve.carried(&second).is_err() && curve.carried(&first).is_err());
-        let third = client.message(0, b"3");
+        let (first, second) = (message(&mut client, 0, b"1"), message(&mut client, 0, b"2"));
+        curve.session().carried(&second).unwrap();
+        assert!(curve.session().carried(&second).is_err() && curve.session().carried(&first).is_err());
+        let third = message(&mut client, 0, b"3");
         for at in 0..third.len() {
             let mut altered = third.clone();
             altered[at] ^= 1;
-            assert!(curve.carried(&altered).is_err(), "byte {}", at);
+            assert!(curve.session().carried(&altered).is_err(), "byte {}", at);
         }
-        curve.carried(&third).unwrap();
-        assert!(curve.carried(&client.message(3, b"odd flags")).is_err());
-        assert!((0..third.len()).all(|end| curve.carried(&third[..end]).is_err()));
+        curve.session().carried(&third).unwrap();
+        assert!(curve.session().carried(&message(&mut client, MORE | COMMAND, b"odd flags")).is_err());
+        assert!((0..third.len()).all(|end| curve.session().carried(&third[..end]).is_err()));
     }
 
     #[test]
@@ -338,33 +203,28 @@ pub mod tests {
         let own = sodium::pair();
         let other = sodium::pair();
         let tried = |by: &dyn Fn(&mut Client, &[u8]) -> Vec<u8>| {
-            let (mut curve, mut client) = (Curve::new(), Client::new(&own.public));
-            let welcome = said(curve.take(&own, &client.hello()));
+            let (mut curve, mut client) = (Curve::new(), client(&own.public));
+            let welcome = said(curve.take(&own, &client.hello().unwrap()));
             let initiate = by(&mut client, &welcome);
             curve.take(&own, &initiate).is_ok()
         };
-        assert!(tried(&|client, welcome| client.initiate(welcome)));
-        assert!(!tried(&|client, welcome| {
-            let (its, server) = (client.its.public, client.server);
-            client.vouching(welcome, &other.secret, [&its, &server]) // it owns another key
-        }));
-        assert!(!tried(&|client, welcome| {
-            let (secret, server) = (client.own.secret, client.server);
-            client.vouching(welcome, &secret, [&other.public, &server]) // of another connection
-        }));
-        assert!(!tried(&|client, welcome| {
-            let (secret, its) = (client.own.secret, client.its.public);
-            client.vouching(welcome, &secret, [&its, &other.public]) // for another server
-        }));
+        type Vouched = (Key, [Key; 2]); // the secret key that vouches, and for what
+        let tried = |vouch: &dyn Fn(Vouched) -> Vouched| {
+            tried(&|client, welcome| client.vouching(&welcome[8..], METADATA, vouch).unwrap())
+        };
+        assert!(tried(&|vouched| vouched));
+        assert!(!tried(&|(_, vouched)| (other.secret, vouched)), "it owns another key");
+        assert!(!tried(&|(secret, [_, server])| (secret, [other.public, server])), "of another connection");
+        assert!(!tried(&|(secret, [its, _])| (secret, [its, other.public])), "for another server");
     }
 
     #[test]
     fn a_connection_cannot_be_said_again() {
         let own = sodium::pair();
-        let (mut curve, mut client) = (Curve::new(), Client::new(&own.public));
-        let hello = client.hello();
+        let (mut curve, mut client) = (Curve::new(), client(&own.public));
+        let hello = client.hello().unwrap();
         let welcome = said(curve.take(&own, &hello));
-        let initiate = client.initiate(&welcome);
+        let initiate = client.initiate(&welcome[8..], METADATA).unwrap();
         assert!(curve.take(&own, &initiate).is_ok());
         assert!(curve.take(&own, &initiate).is_err() && curve.take(&own, &hello).is_err());
         let mut again = Curve::new();
@@ -376,15 +236,15 @@ pub mod tests {
     fn who_does_not_know_the_publishers_key_gets_no_answer() {
         let own = sodium::pair();
         for altered in 0..HELLO_BYTES {
-            let mut hello = Client::new(&own.public).hello();
+            let mut hello = client(&own.public).hello().unwrap();
             hello[altered] ^= 1;
             let padding = (8..80).contains(&altered);
             assert_eq!(Curve::new().take(&own, &hello).is_ok(), padding, "byte {}", altered);
         }
-        let mut zeros = Client::new(&own.public).hello();
+        let mut zeros = client(&own.public).hello().unwrap();
         zeros[80..112].fill(0); // a key with which everybody shares the same
         assert!(Curve::new().take(&own, &zeros).is_err());
-        assert!(Curve::new().take(&own, &Client::new(&sodium::pair().public).hello()).is_err());
-        assert!(Curve::new().take(&own, &Client::new(&own.public).hello()[..199]).is_err());
+        assert!(Curve::new().take(&own, &client(&sodium::pair().public).hello().unwrap()).is_err());
+        assert!(Curve::new().take(&own, &client(&own.public).hello().unwrap()[..199]).is_err());
     }
 }

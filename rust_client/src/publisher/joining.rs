@@ -7,6 +7,7 @@ use super::roster::Admission;
 use crate::limits::INTEGER_MAX;
 use crate::messages::*;
 use crate::transfer::Time;
+use crate::words::escaped;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -96,7 +97,9 @@ impl PublisherMachine {
         format!(
             "the name {:?} belongs to a living worker (host {}, process {}): give this one another name, or stop \
              that one",
-            name, host, pid
+            name,
+            escaped(host),
+            pid
         )
     }
 

@@ -15,8 +15,9 @@ use super::pages::{Changed, Page};
 use super::patience::{Allowance, Rate};
 use super::roster::{Peer, Roster};
 use crate::messages::{Doing, FromWorker, Metadata};
-use crate::observed::{printable, Observe};
+use crate::observed::Observe;
 use crate::transfer::{Key, Time};
+use crate::words::printable;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 

@@ -2,8 +2,11 @@
 
 use super::effects::Payload;
 use super::patience::{Allowance, Rate};
-use super::pipe::{fault, frame, frame_head, read_head, Held, Pipe, Sending, Tail, COMMAND, MORE};
+use super::pipe::{Held, Pipe, Sending, Tail};
 use super::trust::Owner;
+use crate::framing::{
+    fault, frame, frame_head, greeted, greeting, mechanism, pong, read_head, COMMAND, GREETING_BYTES, MORE,
+};
 use crate::raw::fork::Own;
 use crate::transfer::Time;
 use std::collections::{BTreeSet, VecDeque};
@@ -13,7 +16,6 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
-const GREETING_BYTES: usize = 64;
 const READY: &[u8] = b"\x05READY\x0bSocket-Type\0\0\0\x04XPUB\x08Identity\0\0\0\0";
 const PING: &[u8] = b"\x04PING\0\0";
 const BODY_BYTES_MAX: usize = 8192; // of what a subscriber says
@@ -84,9 +86,6 @@ impl Outlet {
 
     /// A ticketed one is served only once it has shown a ticket (K6).
     pub fn new(connection: Own<TcpStream>, ticketed: bool, now: Time) -> Outlet {
-        let mut greeting = vec![0; GREETING_BYTES];
-        (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);
-        greeting[12..16].copy_from_slice(b"NULL");
         Outlet {
             pipe: Pipe::new(connection, now),
             owner: None,
@@ -95,7 +94,7 @@ impl Outlet {
             since: now,
             topics: BTreeSet::new(),
             queue: VecDeque::new(),
-            commands: greeting,
+            commands: greeting(false, true),
             topic: String::new(),
             received: Vec::new(),
             greeted: false,
@@ -235,12 +234,12 @@ impl Outlet {
     }
 
     fn greet(&mut self, at: usize) -> io::Result<usize> {
-        let bytes = match self.received.get(at..at + GREETING_BYTES) {
-            Some(bytes) => bytes,
+        match greeted(&self.received[at..])? {
             None => return Ok(0),
-        };
-        if bytes[0] != 0xff || bytes[9] != 0x7f || bytes[10] < 3 || &bytes[12..17] != b"NULL\0" {
-            return fault("it does not speak ZMTP 3 without security");
+            Some(its) if its != mechanism(false) => {
+                return fault("it asks for security, of which there is none here")
+            }
+            Some(_) => {}
         }
         self.greeted = true;
         frame(&mut self.commands, COMMAND, READY);
@@ -252,8 +251,7 @@ impl Outlet {
             self.ready = true;
         } else if body.starts_with(b"\x05ERROR") {
             return fault("the other side says that it is in error");
-        } else if let Some(ping) = body.strip_prefix(b"\x04PING") {
-            let pong = [b"\x04PONG", ping.get(2..).unwrap_or_default()].concat();
+        } else if let Some(pong) = pong(body) {
             frame(&mut self.commands, COMMAND, &pong);
         }
         Ok(())
@@ -330,10 +328,8 @@ mod tests {
         (Outlet::new(Own::new(OwnedFd::from(ours).into()), false, Time::ZERO), theirs)
     }
 
-    fn greeting() -> Vec<u8> {
-        let mut bytes = vec![0; GREETING_BYTES];
-        (bytes[0], bytes[9], bytes[10]) = (0xff, 0x7f, 3);
-        bytes[12..16].copy_from_slice(b"NULL");
+    fn greeted() -> Vec<u8> {
+        let mut bytes = greeting(false, false);
         frame(&mut bytes, COMMAND, b"\x05READY\x0bSocket-Type\0\0\0\x03SUB");
         bytes
     }
@@ -345,7 +341,7 @@ mod tests {
     /// Connected and subscribed.
     fn subscribed(topic: &str) -> (Outlet, UnixStream) {
         let (mut outlet, mut other) = pair();
-        let mut said = greeting();
+        let mut said = greeted();
         frame(&mut said, 0, &[&[1], topic.as_bytes()].concat());
         other.write_all(&said).unwrap();
         let heard = outlet.read(Time::ZERO).unwrap();
@@ -425,13 +421,13 @@ mod tests {
 
     #[test]
     fn whoever_is_no_subscriber_is_hung_up_on() {
-        let mut long = greeting();
+        let mut long = greeted();
         frame(&mut long, 0, &[1; 200]);
-        let mut early = greeting()[..GREETING_BYTES].to_vec();
+        let mut early = greeted()[..GREETING_BYTES].to_vec();
         frame(&mut early, 0, b"\x01m/ctl");
-        let mut more = greeting();
+        let mut more = greeted();
         frame(&mut more, MORE, b"\x01m/ctl");
-        let mut other = greeting();
+        let mut other = greeted();
         frame(&mut other, 0, b"\x07");
         for said in [vec![b'x'; 64], long, early, more, other] {
             let (mut outlet, mut theirs) = pair();

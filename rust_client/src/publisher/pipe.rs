@@ -16,9 +16,6 @@ use std::os::unix::io::AsRawFd;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-pub const MORE: u8 = 1;
-pub const LONG: u8 = 2;
-pub const COMMAND: u8 = 4;
 const TURN_BYTES: usize = 1 << 20; // sent to one peer before the next has its turn
 pub const HOLD: Duration = Duration::from_millis(100); // that half a message may hold on to a version while none of it is taken
 pub const HOLD_MAX: Duration = Duration::from_secs(1); // the same where there is no room for a copy, or the version is out of date
@@ -87,54 +84,6 @@ impl Tail {
             _ => 0,
         }
     }
-}
-
-pub fn frame_head(to: &mut Vec<u8>, flags: u8, size: usize) {
-    if size > 255 {
-        to.push(flags | LONG);
-        to.extend_from_slice(&(size as u64).to_be_bytes());
-    } else {
-        to.extend_from_slice(&[flags, size as u8]);
-    }
-}
-
-pub fn frame(to: &mut Vec<u8>, flags: u8, body: &[u8]) {
-    frame_head(to, flags, body.len());
-    to.extend_from_slice(body);
-}
-
-/// What a frame begins with.
-pub struct FrameHead {
-    pub flags: u8,
-    pub head: usize, // bytes before the body
-    pub size: usize, // bytes of the body
-}
-
-/// Reads how a frame begins whose body has at most so many bytes; nothing if more must come first.
-pub fn read_head(bytes: &[u8], size_max: usize) -> io::Result<Option<FrameHead>> {
-    let flags = match bytes.first() {
-        Some(&flags) if flags > MORE | LONG | COMMAND || flags & (MORE | COMMAND) == MORE | COMMAND => {
-            return fault("a frame that ZMTP 3 does not have");
-        }
-        Some(&flags) => flags,
-        None => return Ok(None),
-    };
-    let (head, size) = if flags & LONG == 0 {
-        (2, bytes.get(1).map(|&size| u64::from(size)))
-    } else {
-        let mut size = [0; 8];
-        (9, bytes.get(1..9).map(|bytes| size.copy_from_slice(bytes)).map(|_| u64::from_be_bytes(size)))
-    };
-    match size {
-        Some(size) if size > size_max as u64 => fault("a longer frame than anybody needs"),
-        Some(size) => Ok(Some(FrameHead { flags, head, size: size as usize })),
-        None => Ok(None),
-    }
-}
-
-/// Why a connection is hung up on.
-pub fn fault<T>(text: &str) -> io::Result<T> {
-    Err(io::Error::new(io::ErrorKind::InvalidData, text))
 }
 
 /// What is being sent.

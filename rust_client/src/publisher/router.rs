@@ -13,12 +13,13 @@ use super::listening::{unbindable, Listener};
 use super::patience::{Allowance, Rate};
 use super::pipe::{let_go, COPIES_BYTES_MAX};
 use super::watched::Watched;
+use crate::curve::key_of;
 use crate::error::Error;
 use crate::raw::fork::Own;
 use crate::raw::os::spent;
 use crate::raw::ready::Ready;
 use crate::raw::socket;
-use crate::raw::sodium::{Key, Pair};
+use crate::raw::sodium::Pair;
 use crate::transfer::Time;
 use std::collections::BTreeMap;
 use std::convert::TryInto;
@@ -316,9 +317,8 @@ impl Router {
 
 fn pair_of(secret: &str) -> Result<Pair, Error> {
     let odd = || Error::Keys("the publisher's secret key is none".to_owned());
-    let key = |text: &str| -> Option<Key> { zmq::z85_decode(text).ok()?.try_into().ok() };
     let public = crate::raw::curve::public_of(secret).ok_or_else(odd)?;
-    Ok(Pair { public: key(&public).ok_or_else(odd)?, secret: key(secret).ok_or_else(odd)? })
+    Ok(Pair { public: key_of(&public).ok_or_else(odd)?, secret: key_of(secret).ok_or_else(odd)? })
 }
 
 fn tune(connection: &TcpStream) -> io::Result<()> {

@@ -6,6 +6,7 @@ use super::machine::PublisherMachine;
 use super::offer::VersionPatch;
 use crate::messages::*;
 use crate::transfer::Time;
+use crate::words::escaped;
 use std::sync::Arc;
 
 impl PublisherMachine {
@@ -142,7 +143,10 @@ impl PublisherMachine {
         if !fetch.unpatched.is_empty() && version.told_why(name) {
             let text = format!(
                 "worker {} takes all of version {} of {}, for which there was a patch: {}",
-                name, number, fetch.model, fetch.unpatched
+                name,
+                number,
+                fetch.model,
+                escaped(&fetch.unpatched)
             );
             let key = self.roster.get(name).map_or_else(String::new, |peer| peer.key.clone());
             self.tell_of(WorkerEventKind::Notice, name, &key, text, now);
