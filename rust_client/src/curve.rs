@@ -202,6 +202,11 @@ fn agreed(public: &Key, secret: &Key) -> io::Result<Key> {
     sodium::shared(public, secret).map_or_else(|| fault("a public key that is none"), Ok)
 }
 
+/// The public key of a secret one, both of 40 characters of Z85; nothing if that is none.
+pub fn public_of(secret: &str) -> Option<String> {
+    zmq::z85_encode(&sodium::public_of(&key_of(secret)?)).ok()
+}
+
 /// Reads a key of 40 characters of Z85.
 pub fn key_of(text: &str) -> Option<Key> {
     zmq::z85_decode(text).ok()?.try_into().ok()

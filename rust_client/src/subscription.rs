@@ -8,6 +8,7 @@ use crate::endpoint::Endpoint;
 use crate::limits::{COMMANDS, UNREAD_BYTES_MAX};
 use crate::raw::fork::Own;
 use crate::raw::os;
+use crate::raw::socket::{is_name, unix_by_name};
 use crate::transfer::Time;
 use crate::zmtp::{Places, Published, Stream};
 use std::collections::BTreeSet;
@@ -31,6 +32,7 @@ const LOW_WATER_BYTES: usize = 1 << 18; // of a payload, that must be here befor
 pub fn dial(endpoint: &Endpoint, patience: Duration) -> io::Result<Own<TcpStream>> {
     let connection = match endpoint {
         Endpoint::Tcp { host, port } => dial_tcp(host, *port, patience)?,
+        Endpoint::Ipc(path) if is_name(path) => unix_by_name(path, false)?.into(),
         Endpoint::Ipc(path) => OwnedFd::from(UnixStream::connect(path)?).into(), // from here on they are alike
     };
     let connection = Own::new(connection);

@@ -4,6 +4,7 @@ use super::endpoints::Place;
 use super::left_behind::free_path;
 use crate::error::Error;
 use crate::raw::fork::Own;
+use crate::raw::socket::{is_name, unix_by_name};
 use std::io;
 use std::net::{IpAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
@@ -45,6 +46,14 @@ impl Listener {
         }
     }
 
+    /// The path that is to be removed at the end.
+    fn path(&self) -> Option<&PathBuf> {
+        match self {
+            Listener::Ipc(_, path) if !is_name(path) => Some(path),
+            _ => None,
+        }
+    }
+
     pub fn descriptor(&self) -> RawFd {
         match self {
             Listener::Tcp(listener) => listener.as_raw_fd(),
@@ -55,7 +64,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Listener::Ipc(_, path) = self {
+        if let Some(path) = self.path() {
             let _ = std::fs::remove_file(path); // nobody takes a path at which somebody listens
         }
     }
@@ -63,6 +72,11 @@ impl Drop for Listener {
 
 fn listen(place: &Place) -> io::Result<(Listener, Place)> {
     match place {
+        Place::Ipc(path) if is_name(path) => {
+            let listener = Own::open(|| unix_by_name(path, true).map(UnixListener::from))?;
+            listener.set_nonblocking(true)?;
+            Ok((Listener::Ipc(listener, path.clone()), place.clone()))
+        }
         Place::Ipc(path) => {
             let _folder = free_path(path)?;
             let listener = Own::open(|| UnixListener::bind(path))?;
@@ -95,6 +109,17 @@ mod tests {
     use super::*;
     use std::sync::{Barrier, Mutex};
     use std::thread;
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_name_in_no_folder_is_listened_at_and_found() {
+        let place = Place::Ipc(format!("@weightbus-{}", std::process::id()).into());
+        let (listener, _) = Listener::bind(&place).unwrap();
+        assert!(matches!(Listener::bind(&place), Err(error) if error.kind() == io::ErrorKind::AddrInUse));
+        let endpoint = crate::endpoint::Endpoint::parse(&place.endpoint()).unwrap();
+        let _dialled = crate::subscription::dial(&endpoint, std::time::Duration::from_secs(1)).unwrap();
+        listener.accept().unwrap();
+    }
 
     #[test]
     fn of_several_that_find_a_path_left_behind_one_gets_it() {

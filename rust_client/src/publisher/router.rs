@@ -13,7 +13,7 @@ use super::listening::{unbindable, Listener};
 use super::patience::{Allowance, Rate};
 use super::pipe::{let_go, COPIES_BYTES_MAX};
 use super::watched::Watched;
-use crate::curve::key_of;
+use crate::curve::{key_of, public_of};
 use crate::error::Error;
 use crate::raw::fork::Own;
 use crate::raw::os::spent;
@@ -317,7 +317,7 @@ impl Router {
 
 fn pair_of(secret: &str) -> Result<Pair, Error> {
     let odd = || Error::Keys("the publisher's secret key is none".to_owned());
-    let public = crate::raw::curve::public_of(secret).ok_or_else(odd)?;
+    let public = public_of(secret).ok_or_else(odd)?;
     Ok(Pair { public: key_of(&public).ok_or_else(odd)?, secret: key_of(secret).ok_or_else(odd)? })
 }
 

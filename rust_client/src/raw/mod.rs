@@ -5,7 +5,6 @@
 
 pub mod cast;
 pub mod crc;
-pub mod curve;
 pub mod fork;
 #[cfg_attr(not(feature = "keys"), path = "no_gcm.rs")]
 pub mod gcm;

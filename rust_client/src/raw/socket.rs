@@ -3,7 +3,9 @@
 use super::os::check;
 use std::io::{self, IoSlice};
 use std::os::raw::c_void;
-use std::os::unix::io::RawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::io::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::path::Path;
 use std::time::Duration;
 
 /// How many bytes the kernel holds for a connection that are not sent yet.
@@ -12,6 +14,51 @@ pub fn set_send_buffer(socket: RawFd, bytes: libc::c_int) -> io::Result<()> {
     let value: *const c_void = (&bytes as *const libc::c_int).cast();
     // SAFETY: the kernel reads `size` bytes of `value`; a descriptor that is none gives an error.
     check(unsafe { libc::setsockopt(socket, libc::SOL_SOCKET, libc::SO_SNDBUF, value, size) }).map(drop)
+}
+
+/// Connects to a name in no folder, which Linux has and ZeroMQ writes as `@name`; or listens there.
+#[cfg(target_os = "linux")]
+pub fn unix_by_name(name: &Path, listens: bool) -> io::Result<OwnedFd> {
+    const AHEAD: usize = std::mem::size_of::<libc::sa_family_t>();
+    const BACKLOG: libc::c_int = 128;
+    let name = name.as_os_str().as_bytes().get(1..).unwrap_or_default();
+    // SAFETY: zeros are an address of nothing.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    if name.is_empty() || name.len() + 1 > address.sun_path.len() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    for (to, &byte) in address.sun_path[1..].iter_mut().zip(name) {
+        *to = byte as libc::c_char;
+    }
+    let size = (AHEAD + 1 + name.len()) as libc::socklen_t;
+    let at: *const libc::sockaddr = (&address as *const libc::sockaddr_un).cast();
+    // SAFETY: it takes no pointer, and what it returns is nobody's yet.
+    let socket = check(unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) })?;
+    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+    // SAFETY: the kernel reads `size` bytes of an address that is longer.
+    check(unsafe {
+        if listens {
+            libc::bind(socket.as_raw_fd(), at, size)
+        } else {
+            libc::connect(socket.as_raw_fd(), at, size)
+        }
+    })?;
+    if listens {
+        // SAFETY: it takes no pointer.
+        check(unsafe { libc::listen(socket.as_raw_fd(), BACKLOG) })?;
+    }
+    Ok(socket)
+}
+
+#[cfg(not(target_os = "linux"))]
+pub fn unix_by_name(_name: &Path, _listens: bool) -> io::Result<OwnedFd> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// Whether that is such a name.
+pub fn is_name(path: &Path) -> bool {
+    path.as_os_str().as_bytes().starts_with(b"@")
 }
 
 /// Sends what the kernel takes at once. A connection that is gone is an error, and no signal, which would end a

@@ -10,6 +10,7 @@ extern "C" {
     fn sodium_init() -> c_int;
     fn randombytes_buf(to: *mut c_void, size: usize);
     fn crypto_box_keypair(public: *mut c_uchar, secret: *mut c_uchar) -> c_int;
+    fn crypto_scalarmult_base(public: *mut c_uchar, secret: *const c_uchar) -> c_int;
     fn crypto_box_beforenm(shared: *mut c_uchar, public: *const c_uchar, secret: *const c_uchar) -> c_int;
     fn crypto_secretbox_easy(
         to: *mut c_uchar,
@@ -68,6 +69,15 @@ pub fn pair() -> Pair {
     // SAFETY: it writes 32 bytes to each.
     unsafe { crypto_box_keypair(pair.public.as_mut_ptr(), pair.secret.as_mut_ptr()) };
     pair
+}
+
+/// The public key of a secret one.
+pub fn public_of(secret: &Key) -> Key {
+    ready();
+    let mut public = [0; 32];
+    // SAFETY: it reads 32 bytes, and writes as many.
+    unsafe { crypto_scalarmult_base(public.as_mut_ptr(), secret.as_ptr()) };
+    public
 }
 
 /// The key that the owners of two pairs share; nothing if the public one is of no use.
