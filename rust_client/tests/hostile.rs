@@ -5,11 +5,10 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixListener;
 use std::sync::mpsc::{channel, Receiver};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use weightbus::layout::Layout;
-use weightbus::messages::{
-    encode, from_worker, Announce, CommitMode, FromPublisher, FromWorker, Refuse, Stage,
-};
+use weightbus::messages::{encode, from_worker, FromPublisher, FromWorker, Refuse};
 use weightbus::{Builder, Code, Error, Event, Worker};
 
 const MODEL: &str = "policy";
@@ -108,7 +107,14 @@ impl Line {
     }
 }
 
-/// Memory of this process that is in use, with what the kernel's buffers have no part in.
+/// Held by those tests that look at the memory of this process, which is one for all of them.
+static MEMORY: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    MEMORY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Memory of this process that is in use.
 fn resident() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
     statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
@@ -123,6 +129,7 @@ fn worker(address: &str, build: impl FnOnce(Builder) -> Builder) -> (Worker, Rec
 
 #[test]
 fn a_message_that_never_ends_is_not_collected() {
+    let _alone = alone();
     let (listener, address) = listener();
     let (_worker, _events) = worker(&address, |builder| builder.bytes_max(1_000_000));
     let mut frame = vec![MORE | LARGE, 0, 0, 0, 0, 0, 0x0f, 0, 0];
@@ -139,6 +146,7 @@ fn a_message_that_never_ends_is_not_collected() {
 
 #[test]
 fn payloads_that_are_larger_than_any_of_use_take_no_memory() {
+    let _alone = alone();
     let (listener, address) = listener();
     let (_worker, _events) = worker(&address, |builder| builder.bytes_max(1_000_000));
     let mut line = Line::accept(&listener, b"ROUTER");
@@ -191,6 +199,7 @@ fn layout(tensors: usize) -> (Vec<u8>, String) {
 
 #[test]
 fn a_layout_out_of_proportion_to_its_data_is_too_large_and_not_asked_for_again() {
+    let _alone = alone();
     let (listener, address) = listener();
     for (tensors, bytes_max) in [(30_000, 1 << 36), (100, 1_000), (30_000, 1_000)] {
         let (header, id) = layout(tensors);
@@ -252,6 +261,7 @@ fn a_welcome_sends_a_worker_nowhere_but_where_its_user_does() {
 
 #[test]
 fn pings_whose_answers_nobody_reads_end_either_connection() {
+    let _alone = alone();
     let ping = [&[COMMAND, 9][..], b"\x04PING\0\0xx"].concat();
     let (data, data_address) = listener();
     let (control, address) = listener();
