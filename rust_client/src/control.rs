@@ -21,7 +21,7 @@ use crate::subscription::{dial, Dialled};
 use crate::transfer::Time;
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, Shutdown, TcpStream};
+use std::net::{Shutdown, TcpStream};
 use std::ops::Deref;
 use std::os::unix::io::{AsRawFd, RawFd};
 use std::sync::mpsc::{channel, Receiver, Sender};
@@ -91,7 +91,9 @@ struct Line {
 
 /// A connected DEALER.
 pub struct Control {
+    address: String,
     endpoint: Endpoint,
+    any_data_host: bool,
     keys: Option<(Arc<Pair>, Key)>, // our own, and the publisher's
     payload_max: usize,
     bell: Arc<Bell>,
@@ -125,7 +127,9 @@ impl Control {
         let payload_max = if keys.is_some() { MESSAGE_BYTES_MAX } else { payload_max };
         let door = Door::new(keys.is_some());
         Ok(Control {
+            address: address.to_owned(),
             endpoint,
+            any_data_host: false,
             keys,
             payload_max: payload_max.min(MESSAGE_BYTES_MAX) as usize,
             bell,
@@ -157,9 +161,16 @@ impl Control {
         Some((line.connection.as_raw_fd(), !line.outgoing.is_empty()))
     }
 
-    /// The number of the host at the other end.
-    pub fn peer(&self) -> Option<IpAddr> {
-        self.line.as_ref()?.connection.peer_addr().ok().map(|peer| peer.ip())
+    /// Whether data may be anywhere.
+    pub fn any_data_host(mut self, on: bool) -> Control {
+        self.any_data_host = on;
+        self
+    }
+
+    /// The endpoint of data that the publisher has told, if this worker may connect to it.
+    pub fn data_endpoint(&self, told: &str) -> Result<Endpoint, Error> {
+        let peer = self.line.as_ref().and_then(|line| line.connection.peer_addr().ok());
+        Endpoint::of_data(told, &self.address, peer.map(|peer| peer.ip()), self.any_data_host)
     }
 
     /// Whether somebody is at the other end, and takes what is sent.

@@ -9,7 +9,6 @@ use crate::code::Code;
 use crate::control::Control;
 use crate::decoder::Decoder;
 use crate::effects::{Effect, Host};
-use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::gate::Fate;
 use crate::handoff::Handoff;
@@ -159,7 +158,6 @@ pub struct Loop {
     pub worker: String,
     pub shared: Arc<Shared>,
     pub listener: Option<Listener>,
-    any_data_host: bool,
     host: Arc<dyn Host>,
     decoder: Decoder,
     data: Subscription<Ticket>,
@@ -177,28 +175,13 @@ impl Loop {
         shared: Arc<Shared>,
         listener: Option<Listener>,
         host: Arc<dyn Host>,
-        any_data_host: bool,
     ) -> Loop {
         let data = Subscription::new(shared.bell.clone());
         let begun = Instant::now();
         let decoder = Decoder::new(shared.clone());
         let names = Names::of(&address);
         let told = None;
-        Loop {
-            machine,
-            control,
-            address,
-            worker,
-            shared,
-            listener,
-            any_data_host,
-            host,
-            decoder,
-            data,
-            begun,
-            names,
-            told,
-        }
+        Loop { machine, control, address, worker, shared, listener, host, decoder, data, begun, names, told }
     }
 
     fn now(&self) -> Time {
@@ -396,7 +379,7 @@ impl Loop {
     }
 
     fn connect(&mut self, told: &str, ticket: String) {
-        match Endpoint::of_data(told, &self.address, self.control.peer(), self.any_data_host) {
+        match self.control.data_endpoint(told) {
             Ok(endpoint) => self.data.connect(endpoint, ticket, &mut self.machine),
             Err(error) => {
                 let text = format!("no pushed data, all is fetched: {}", error);

@@ -308,17 +308,9 @@ impl Builder {
         let shared = Arc::new(Shared::new().map_err(broken("no sockets"))?);
         let payload_max = machine.payload_bytes_max();
         let control = Control::connect(&self.address, keys.as_ref(), payload_max, shared.bell())?;
+        let control = control.any_data_host(self.any_data_host);
         let (address, listener) = (self.address.clone(), self.listener);
-        let run = Loop::new(
-            machine,
-            control,
-            address,
-            name.clone(),
-            shared.clone(),
-            listener,
-            host,
-            self.any_data_host,
-        );
+        let run = Loop::new(machine, control, address, name.clone(), shared.clone(), listener, host);
         let thread = thread::Builder::new().name("weightbus-worker".to_owned());
         let thread = thread.spawn(move || run.run()).map_err(broken("no thread"))?;
         let (address, functions) = (self.address, self.functions);
