@@ -40,6 +40,9 @@ const SCRATCH_BYTES: usize = 8192; // read ahead; a longer frame goes straight t
 const RECEIVE_BYTES: usize = 1 << 18; // taken at once
 const TURN_BYTES: usize = 1 << 22; // read before others have a turn
 const UNSENT_BYTES_MAX: usize = 1 << 20; // of what the publisher does not take; what is beyond that is lost
+                                         // Of a greeting, as far as its version. The rest follows once the other side has told its own mechanism: libzmq hangs up on
+                                         // another than its own before it tells which that is.
+const VERSION_BYTES: usize = 12;
 const COMMAND_BYTES_MAX: usize = 1024; // in a handshake
 
 /// A frame of a message. One that is too large to be of use has no bytes.
@@ -306,7 +309,7 @@ impl Line {
             body: None,
             frames: Vec::new(),
             arrived: VecDeque::new(),
-            outgoing: greeting(curve.is_some(), false),
+            outgoing: greeting(curve.is_some(), false)[..VERSION_BYTES].to_vec(),
             curve,
             payload_max,
             commands: 0,
@@ -468,6 +471,7 @@ impl Line {
             return fault("the other side has keys, and this one has none, or the other way round");
         }
         self.state = State::Handshake;
+        self.outgoing.extend_from_slice(&greeting(self.curve.is_some(), false)[VERSION_BYTES..]);
         let command = match &mut self.curve {
             None => [b"\x05READY", METADATA].concat(),
             Some(curve) => curve.hello()?,
