@@ -44,6 +44,10 @@ STAGING_BYTES_MAX = 64 * 2**30  # bytes of one version that a worker takes unles
 # A worker of all models subscribes to 128 topics at once: of each it takes chunks or patches. One
 # that cannot keep up leaves a topic and joins it again for each version that it fetches.
 SUBSCRIPTIONS = Rate(TOPICS_MAX, 1024)  # frames from one subscriber, its answers to pings included
+# Commands of ZMTP on a worker's data connection: a publisher pings every few seconds. More of them
+# keep the worker's thread busy, and each PING is answered.
+COMMANDS = Rate(64, 16)
+UNREAD_BYTES_MAX = 2**16  # of these answers, for a publisher that reads none
 # A worker says at most four hellos a second, of four units each, and a ping.
 TALK = Rate(64, 32)  # units from one connection; a second is a ping interval if that is shorter
 STRANGERS = Rate(1024, 256)  # messages of connections that have not joined: each may be a worker
