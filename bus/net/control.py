@@ -378,14 +378,22 @@ class WorkerSockets(_Sockets):
         address: The publisher's ROUTER.
         place: Where payloads of published messages go, see `zmtp.Stream`.
         keys: Its own, and the publisher's public one; None: there are none.
+        any_data_host: Whether published data may come from another host, see `endpoints.resolve`.
 
     Raises:
         AddressError: The address makes no sense.
         OSError: Too few descriptors are left.
     """
 
-    def __init__(self, address: str, place: Place, keys: WorkerKeys | None = None) -> None:
-        self.address = endpoints.check(address)
+    def __init__(
+        self,
+        address: str,
+        place: Place,
+        keys: WorkerKeys | None = None,
+        *,
+        any_data_host: bool = False,
+    ) -> None:
+        self.address, self._any_data_host = endpoints.check(address), any_data_host
         super().__init__(zmq.DEALER, curve.CHANGES)
         self._told = curve.Changes(self._changes, keyed=keys is not None)
         self.data = Subscription(place, self.wake)
@@ -476,9 +484,11 @@ class WorkerSockets(_Sockets):
         """Take published messages from this endpoint, in place of any before.
 
         Raises:
-            AddressError: It cannot be connected to.
+            AddressError: It cannot be connected to, or is not on the publisher's host.
         """
-        self.data.connect(endpoints.resolve(endpoint, self.address), ticket)
+        anywhere = self._any_data_host
+        found = endpoints.resolve(endpoint, self.address, self._dialled, any_host=anywhere)
+        self.data.connect(found, ticket)
 
     def redial(self) -> None:
         """Make both connections anew; what waits to be sent on the old ones is lost."""

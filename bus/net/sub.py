@@ -135,8 +135,9 @@ class Subscription:
                     continue
                 room = stream.room()
                 count = connection.recv_into(room)
-                if not count:
-                    raise ConnectionResetError("the publisher has closed the connection")
+                if not count:  # the publisher has closed the connection
+                    self._hang_up()
+                    continue
                 commands = stream.commands
                 self._arrived.extend(stream.received(count))
                 self._drained = count < len(room)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...codecs.words import printable
+from ..complaints import Complaints
 from ..effects import (
     Connect,
     Copy,
@@ -84,6 +85,7 @@ class WorkerLoop:
         self._work: deque[Happening] = deque()
         self._copier = Copier(partial(_hand_in, self._work, sockets))  # `tell` would hold us
         self._stopping, self._refused = False, ""
+        self._unreachable = Complaints(log, "no pushed data: %s")
         self._at_once: Callable[[StagedVersion], bool] | None = None
         self._examine: Callable[[Check], None] | None = None
         self._thread = Owner(self._run, "weightbus-worker")
@@ -306,7 +308,7 @@ class WorkerLoop:
         try:
             self._sockets.connect_data(endpoint, ticket)
         except AddressError as error:  # everything can still be fetched
-            log.warning("no pushed data: %s", error)
+            self._unreachable.warn(error, time.monotonic())
 
 
 def _hand_in(work: deque[Happening], sockets: WorkerSockets, event: Happening) -> None:
