@@ -8,18 +8,21 @@ Each object belongs to one thread, but for `wake`. Nothing blocks but `poll`, fo
 
 import contextlib
 import errno
+import logging
+import math
 import os
 import selectors
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import zmq
 
+from ..complaints import Complaints
 from ..errors import AddressError
-from ..limits import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
+from ..limits import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX, UNASKED_BYTES_MAX
 from ..messages import Buffer
 from ..trust import curve
 from ..trust.grants import Grants
@@ -27,6 +30,7 @@ from ..trust.keys import WorkerKeys
 from . import endpoints
 from .accepted import Accepted, unguessable_identities
 from .descriptors import Crowd, check_left
+from .incoming import Incoming
 from .inheritance import abandon_in_children, close_libzmqs, descriptors_of_libzmq, keep_in_children
 from .listening import Listener, belongs, bound
 from .names import AGAIN_SECONDS, Lookup, is_name
@@ -35,6 +39,8 @@ from .sub import Subscription
 from .threads import Bell
 from .zmtp import FRAME_HEAD_MAX, FRAMES_MAX, WORD, Place
 
+log = logging.getLogger("weightbus.worker")
+
 LINGER_MS = 200  # what is on its way when a side closes (a goodbye, an acknowledgement) gets this
 # TCP finds out which peers are gone, so that their queues are freed. Not ZeroMQ's own pings: libzmq
 # (4.3.5) aborts the process if one is due on a connection that breaks while it is not read on.
@@ -42,6 +48,7 @@ KEEPALIVE_SECONDS, KEEPALIVE_PROBES = 10, 2  # of silence, then after each quest
 UNSENT_MS = 30_000  # longer than a chunk of 1 MiB takes at 40 kB/s
 RECONNECT_MS, RECONNECT_MAX_MS = 50, 1_000
 CONNECT_MS = 3_000  # for one attempt, in which the kernel knocks twice: now and after 1 s
+HANG_UP_SECONDS = 1.0  # before a publisher that was hung up on is dialled again
 PUB_QUEUE = 1_000  # messages per subscriber before more are dropped; the bytes are the version's
 DEALER_QUEUE = 32  # messages a worker holds before TCP pushes back; bytes count, so it is small
 UNREAD = 4  # messages of one worker before TCP pushes back: each may have 128 KiB
@@ -378,6 +385,7 @@ class WorkerSockets(_Sockets):
         address: The publisher's ROUTER.
         place: Where payloads of published messages go, see `zmtp.Stream`.
         keys: Its own, and the publisher's public one; None: there are none.
+        awaits: Returns how many bytes may be on their way here, since they were asked for.
         any_data_host: Whether published data may come from another host, see `endpoints.resolve`.
 
     Raises:
@@ -390,12 +398,17 @@ class WorkerSockets(_Sockets):
         address: str,
         place: Place,
         keys: WorkerKeys | None = None,
+        awaits: Callable[[], int] = lambda: 0,
         *,
         any_data_host: bool = False,
     ) -> None:
         self.address, self._any_data_host = endpoints.check(address), any_data_host
         super().__init__(zmq.DEALER, curve.CHANGES)
         self._told = curve.Changes(self._changes, keyed=keys is not None)
+        self._incoming, self._awaits = Incoming(), awaits
+        self._frame_head = FRAME_HEAD_MAX + (curve.COMMAND_BYTES if keys is not None else 0)
+        self._dial_at = math.inf  # after the publisher was hung up on
+        self._too_much = Complaints(log, "hung up on the publisher: %s")
         self.data = Subscription(place, self.wake)
         self._watched: tuple[socket.socket, bool] | None = None
         try:
@@ -418,12 +431,18 @@ class WorkerSockets(_Sockets):
 
     def poll(self, seconds: float, *, writable: bool = False) -> Activity:
         """Wait for something to arrive or for `wake`; with `writable`, also for a peer."""
-        watched = self.data.attend(time.monotonic())
+        now = time.monotonic()
+        if now >= self._incoming.look_at:
+            self._look(now)
+        if now >= self._dial_at:
+            self._dial(self._dialled)
+        watched = self.data.attend(now)
         if watched != self._watched:
             self._watch(watched)
         if self._lookup is not None:
-            self._look_up(self._lookup, time.monotonic())
+            self._look_up(self._lookup, now)
             seconds = min(seconds, AGAIN_SECONDS)
+        seconds = min(seconds, self._incoming.look_at - now)
         data, wanted = self.data.pending, READABLE | (WRITABLE if writable else 0)
         control, found = self._poll(0.0 if data else seconds, wanted)
         for key, _ in found:
@@ -432,6 +451,24 @@ class WorkerSockets(_Sockets):
             control=bool(control & READABLE), data=data, writable=bool(control & WRITABLE)
         )
 
+    def _look(self, now: float) -> None:
+        """Hang up on a publisher that sends more than it was asked for."""
+        unseen, most = self._incoming.look(now), self._awaits() + UNASKED_BYTES_MAX
+        if unseen <= most:
+            return
+        self._too_much.warn(
+            f"{unseen} bytes came from {self.address} that are in no message; this worker has "
+            f"asked for so much that at most {most} may come at once. It dials again",
+            now,
+        )
+        self._hang_up()
+        self._dial_at = now + HANG_UP_SECONDS
+
+    def _hang_up(self) -> None:
+        with contextlib.suppress(zmq.ZMQError):  # there is none
+            self._control.disconnect(self._dialled)
+        self._incoming.follow(-1, "")
+
     def _look_up(self, lookup: Lookup, now: float) -> None:
         """Follow the host where it goes, as long as nothing is connected."""
         if not self._ask() & WRITABLE and lookup.attend(now):
@@ -439,10 +476,9 @@ class WorkerSockets(_Sockets):
 
     def _dial(self, endpoint: str) -> None:
         """Connect the control socket, in place of any connection before."""
-        self._asked = False
+        self._asked, self._dial_at = False, math.inf
         if self._dialled:
-            with contextlib.suppress(zmq.ZMQError):  # there is none
-                self._control.disconnect(self._dialled)
+            self._hang_up()
         self._control.setsockopt(zmq.IPV6, int("[" in endpoint))
         self._control.connect(endpoint)
         self._dialled = endpoint
@@ -466,7 +502,10 @@ class WorkerSockets(_Sockets):
     def receive(self) -> Sequence[Buffer] | None:
         """Return the frames of the next control message, if there is one."""
         frames = self._receive()
-        return None if frames is None else [frame.buffer for frame in frames]
+        if frames is None:
+            return None
+        self._incoming.take(sum(map(len, frames)) + self._frame_head * len(frames))
+        return [frame.buffer for frame in frames]
 
     def send(self, header: bytes, token: str = "") -> None:
         """Send to the publisher, or upstream if that can be; lost while nobody is there."""
@@ -478,7 +517,11 @@ class WorkerSockets(_Sockets):
 
     def changed(self, patience: float) -> tuple[bool, str]:
         """Return whether anything became of the control connection, and why it was refused."""
-        return self._told.read(time.monotonic(), patience)
+        before = self._told.descriptor
+        changed = self._told.read(time.monotonic(), patience)
+        if self._told.descriptor != before:
+            self._incoming.follow(self._told.descriptor, self._dialled)
+        return changed
 
     def connect_data(self, endpoint: str, ticket: str = "") -> None:
         """Take published messages from this endpoint, in place of any before.

@@ -150,10 +150,14 @@ class Changes:
     Args:
         told: Its monitor, of the events `CHANGES`.
         keyed: Whether it has keys.
+
+    Attributes:
+        descriptor: Of its connection, as far as that was read; -1: there is none.
     """
 
     def __init__(self, told: "zmq.Socket[bytes]", *, keyed: bool) -> None:
         self._told, self._keyed = told, keyed
+        self.descriptor = -1
         self._broken = 0  # handshakes in a row that have ended without a word
         self._broken_since = 0.0
 
@@ -173,6 +177,8 @@ class Changes:
 
     def _why(self, event: int, value: int, now: float, patience: float) -> str:
         """Say why a handshake has failed, if that is a matter of keys."""  # K5
+        if event in (zmq.EVENT_CONNECTED, zmq.EVENT_DISCONNECTED):
+            self.descriptor = value if event == zmq.EVENT_CONNECTED else -1
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             return _NOT_ALLOWED
         if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:

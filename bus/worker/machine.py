@@ -187,10 +187,16 @@ class WorkerMachine:
             lent = slot.holds.lend(message) if size <= WHOLE_BYTES_MAX else None
             if lent is not None:
                 return lent
+        if message.whole is None and not slot.reads(message):
+            return None
         lease = place_for(message, size, self._whole)
         if lease is not None and keyring is not None:
             keyring.count(header)  # without one it is received, and counts then
         return lease
+
+    def awaits(self) -> int:
+        """Return how many bytes may come at once on the control channel, since it asked for them."""
+        return sum(slot.awaits for slot in self.slots.values())
 
     def _receive(self, frames: Sequence[Buffer], now: float, *, pushed: bool) -> list[Effect]:
         try:
