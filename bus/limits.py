@@ -48,9 +48,9 @@ SUBSCRIPTIONS = Rate(TOPICS_MAX, 1024)  # frames from one subscriber, its answer
 # keep the worker's thread busy, and each PING is answered.
 COMMANDS = Rate(64, 16)
 UNREAD_BYTES_MAX = 2**16  # of these answers, for a publisher that reads none
-# Bytes that a publisher may have sent on a control connection, and that are in no message yet, beside
-# what its worker has asked for: announcements, and whatever else comes unasked while the worker has
-# no time.
+# Bytes that a publisher may have sent on a control connection, and that are in no message yet,
+# beside what its worker has asked for: announcements, and whatever else comes unasked while the
+# worker has no time.
 UNASKED_BYTES_MAX = 2**22
 # A worker says at most four hellos a second, of four units each, and a ping.
 TALK = Rate(64, 32)  # units from one connection; a second is a ping interval if that is shorter
@@ -71,12 +71,12 @@ HOSTS_MAX = 1024  # from which newcomers are taken within a moment
 ACCEPTS = Rate(512, 200)  # connections for pushed chunks; whoever waits for one fetches meanwhile
 
 # Bytes of a layout that a worker takes in any case, with some 10,000 tensors. A larger one must not
-# be larger than its data by more than this, nor than a share of `bytes_max`: to understand and store
-# a layout takes many times its bytes.
+# be larger than its data by more than this, nor than a share of `bytes_max`: to understand and
+# store a layout takes many times its bytes.
 LAYOUT_BYTES_FREE = 2**20
 LAYOUT_MEMORY = 16
-# Of a model whose names its worker does not know before: two seconds of work, in which it is silent.
-# The largest models, with a tensor for each expert, have half as many.
+# Of a model whose names its worker does not know before: two seconds of work, in which it is
+# silent. The largest models, with a tensor for each expert, have half as many.
 TENSORS_UNKNOWN_MAX = 2**18
 WINDOW_CHUNKS = 16  # chunks that a worker asks for before an answer
 PUSH_CHUNKS = 64  # chunks that a push runs ahead of what some worker has reported

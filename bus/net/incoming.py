@@ -20,6 +20,7 @@ from . import endpoints
 RECEIVED = slice(128, 136)  # of Linux's `struct tcp_info`: tcpi_bytes_received (since 4.1)
 SMALL_BYTES = 2**13  # libzmq reads so much at once
 LOOK_SECONDS = 0.1  # between two looks: in each a flood brings some 40 MB over loopback
+FORGIVEN_PER_SECOND = 64  # bytes that never are in a message: pings of ZeroMQ's own
 ALERT_SECONDS = 0.02  # the same while more than a little is in no message
 
 
@@ -37,8 +38,8 @@ class Incoming:
         self._descriptor = -1
         self._peer, self._own = "", 0  # the other side's endpoint, and this side's port
         self._came: int | None = None  # by the first look
-        self._taken = 0  # since then
-        self.look_at = 0.0
+        self._taken = 0.0  # since then
+        self._looked_at = self.look_at = 0.0
 
     def follow(self, descriptor: int, peer: str) -> None:
         """Look at another connection, to this endpoint; -1: at none."""
@@ -53,15 +54,17 @@ class Incoming:
         """Return how many bytes are in no message; 0 where nothing is known."""
         came, unseen = self._count(), 0
         if came is None or self._came is None:
-            self._came, self._taken = came, 0
+            self._came, self._taken = came, 0.0
         else:
+            self._taken += FORGIVEN_PER_SECOND * (now - self._looked_at)
             self._taken = min(self._taken, came - self._came)
-            unseen = came - self._came - self._taken
+            unseen = int(came - self._came - self._taken)
+        self._looked_at = now
         self.look_at = now + (ALERT_SECONDS if unseen > SMALL_BYTES else LOOK_SECONDS)
         return unseen
 
     def _count(self) -> int | None:
-        """Return how many bytes have come; None if that is not known, or it is not ours any more."""
+        """Return how many bytes have come; None if that is not known."""
         tcp = hasattr(socket, "TCP_INFO") and endpoints.ipc_path(self._peer) is None
         if self._descriptor < 0 or not tcp:
             return None

@@ -602,6 +602,27 @@ class Slot:
             return []
         return self._reserve(waiting, now) if waiting.lacks == "buffer" else []
 
+    def broken(self, why: str, now: float, report: Report | None = None) -> list[Effect]:
+        """Something failed in the middle: keep what is whole, and drop what may be half changed.
+
+        If that was a report of a version that the user is done with, nobody knows what runs: it is
+        to come anew.
+        """
+        holds, effects = self.holds, list[Effect]()
+        for held in holds.all("announced", "arriving"):
+            if holds.move(held, "failed"):
+                effects += self.fail(held.key, "no-memory", why, now)
+        done = report is not None and not report.still and report.what not in ("taken", "put-back")
+        held = holds.find(report.key, "ready", "applying") if report is not None and done else None
+        if held is not None and report is not None:
+            if report.kept:
+                holds.let_go(held)
+            holds.move(held, "taken")
+            holds.move(held, "torn")
+            holds.move(holds.at["running"], "torn")
+            holds.rebase(None, None, None)
+        return effects
+
     # Time.
 
     def tick(self, now: float) -> list[Effect]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from weightbus.bus.messages import Message, Pong, Welcome, encode
+from weightbus.bus.messages import Message, Pong, Refuse, Welcome, encode
 from weightbus.bus.net.zmtp import COMMAND, GREETING, LONG, MORE
 
 SECONDS = 60.0  # far more than anything here takes
@@ -106,6 +106,7 @@ class Link:
 
     def welcome(self, data: str = "", **about: Any) -> dict[str, Any]:
         """Let the worker in; return what it said."""
+        self.send(Refuse(code="unknown-worker", text="say hello"))  # it may have had a session
         hello = self.wait_for("hello")
         told = {"ping_ms": 50, "lost_ms": 5000, "models": {}} | about
         self.send(Welcome(epoch=7, data=data or "tcp://*:1", **told))

@@ -18,7 +18,7 @@ ROOM = 96 * 2**20  # beyond calm: what a flood over loopback brings between two 
 # A worker in a process of its own, and how much memory it takes at most while a hostile publisher
 # in another thread does what is given.
 WORKER = """if True:
-    import hashlib, json, tempfile, time
+    import contextlib, hashlib, tempfile, time
     import numpy as np
     from weightbus import Settings, Subscriber
     from weightbus.bus.messages import Announce
@@ -77,8 +77,9 @@ LAYOUT = """
                 link.wait_for("fetch")
                 calm = peak = resident()
                 link.send(announce, [header])
-                failed = link.wait_for("failed")
-                assert failed["code"] == "too-large", failed
+                with contextlib.suppress(ConnectionError):  # it is as well hung up on
+                    failed = link.wait_for("failed")
+                    assert failed["code"] == "too-large", failed
                 peak = max(peak, resident())
 """
 
