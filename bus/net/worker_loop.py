@@ -333,7 +333,7 @@ class WorkerLoop:
             self._handoff.wake()
             return
         older = self._handoff.put(staged)
-        if older is not None:
+        if older is not None and older.key != staged.key:
             self._done(Report(older.model, older.key, "newer"))
 
     def _done(self, event: Happening) -> None:

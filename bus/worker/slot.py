@@ -621,7 +621,10 @@ class Slot:
             holds.move(held, "torn")
             holds.move(holds.at["running"], "torn")
             holds.rebase(None, None, None)
-        return effects
+        for held in holds.all("staged"):
+            if held.announce.commit == "auto":
+                holds.move(held, "committed")
+        return [*effects, *(Ready(held.staged) for held in holds.all("ready"))]
 
     # Time.
 
