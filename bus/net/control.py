@@ -504,7 +504,7 @@ class WorkerSockets(_Sockets):
         frames = self._receive()
         if frames is None:
             return None
-        self._incoming.take(sum(map(len, frames)) + self._frame_head * len(frames))
+        self._incoming.taken += sum(map(len, frames)) + self._frame_head * len(frames)
         return [frame.buffer for frame in frames]
 
     def send(self, header: bytes, token: str = "") -> None:

@@ -31,6 +31,7 @@ class Incoming:
     connection was known.
 
     Attributes:
+        taken: Bytes of the messages since that were taken, with the heads of their frames.
         look_at: When the next look is due.
     """
 
@@ -38,7 +39,7 @@ class Incoming:
         self._descriptor = -1
         self._peer, self._own = "", 0  # the other side's endpoint, and this side's port
         self._came: int | None = None  # by the first look
-        self._taken = 0.0  # since then
+        self.taken = 0.0
         self._looked_at = self.look_at = 0.0
 
     def follow(self, descriptor: int, peer: str) -> None:
@@ -46,19 +47,15 @@ class Incoming:
         self._descriptor, self._peer, self._own = descriptor, peer, 0
         self._came, self.look_at = None, 0.0
 
-    def take(self, nbytes: int) -> None:
-        """Take note of a message, with the heads of its frames."""
-        self._taken += nbytes
-
     def look(self, now: float) -> int:
         """Return how many bytes are in no message; 0 where nothing is known."""
         came, unseen = self._count(), 0
         if came is None or self._came is None:
-            self._came, self._taken = came, 0.0
+            self._came, self.taken = came, 0.0
         else:
-            self._taken += FORGIVEN_PER_SECOND * (now - self._looked_at)
-            self._taken = min(self._taken, came - self._came)
-            unseen = int(came - self._came - self._taken)
+            self.taken += FORGIVEN_PER_SECOND * (now - self._looked_at)
+            self.taken = min(self.taken, came - self._came)
+            unseen = int(came - self._came - self.taken)
         self._looked_at = now
         self.look_at = now + (ALERT_SECONDS if unseen > SMALL_BYTES else LOOK_SECONDS)
         return unseen

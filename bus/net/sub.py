@@ -147,7 +147,8 @@ class Subscription:
                     self._pause = REDIAL_SECONDS
                 if stream.outgoing and self._write(connection):
                     self._check_unread(stream)
-                self._check_commands(stream.commands - commands, now)
+                if stream.commands != commands:
+                    self._check_commands(stream.commands - commands, now)
             except BlockingIOError:
                 self._drained = True
             except ZmtpError as error:
@@ -177,7 +178,7 @@ class Subscription:
 
     def _check_commands(self, count: int, now: float) -> None:
         """Hang up on a peer whose commands would keep this thread busy, and bring no message."""
-        if count and not self._commands.take(count, now):
+        if not self._commands.take(count, now):
             raise ZmtpError(
                 f"more than {COMMANDS.burst:g} commands at once, or {COMMANDS.per_second:g} a "
                 "second: a publisher sends a PING every few seconds"

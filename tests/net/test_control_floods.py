@@ -3,16 +3,20 @@
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from weightbus import Publisher, Settings, Subscriber
 from weightbus.bus.limits import UNASKED_BYTES_MAX
 from weightbus.bus.net.incoming import ALERT_SECONDS, LOOK_SECONDS
 from weightbus.tests.cli.starting import python
+from weightbus.tests.trust.sealed_bus import keys_in
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel does not tell")
 
 SECONDS = 120.0
 BYTES_MAX = 1_000_000  # of the worker
+NBYTES = 40 * 2**20  # of a version that is fetched
 ROOM = 96 * 2**20  # beyond calm: what a flood over loopback brings between two looks, and garbage
 
 # A worker in a process of its own, and how much memory it takes at most while a hostile publisher
@@ -76,8 +80,8 @@ LAYOUT = """
                 link.welcome(models={"m": 1})
                 link.wait_for("fetch")
                 calm = peak = resident()
-                link.send(announce, [header])
                 with contextlib.suppress(ConnectionError):  # it is as well hung up on
+                    link.send(announce, [header])
                     failed = link.wait_for("failed")
                     assert failed["code"] == "too-large", failed
                 peak = max(peak, resident())
@@ -93,3 +97,31 @@ def test_the_frames_of_one_message_are_bounded() -> None:
 @pytest.mark.parametrize("target", ["folder + '/f.safetensors'", "lambda pairs: list(pairs)"])
 def test_a_layout_out_of_proportion_is_not_understood(target: str) -> None:
     assert worst(LAYOUT, target) < ROOM
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_whoever_fetches_much_is_not_hung_up_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, keyed: bool
+) -> None:
+    """Everything is fetched here, in windows of 16 MiB."""
+    path = f"ipc://{tmp_path}/d"
+    told = Settings(ping=0.1, lost_after=5.0, shared_memory=False, data=path, chunk_bytes=2**20)
+    own = Settings(ping=0.1, lost_after=5.0, shared_memory=False, bytes_max=NBYTES)
+    theirs, ours = keys_in(tmp_path / "keys") if keyed else (None, None)
+    target = {"w": np.zeros(NBYTES, np.uint8)}
+    with (
+        Publisher("tcp://127.0.0.1:0", settings=told, keys=theirs) as publisher,
+        Subscriber(
+            publisher.address,
+            {"m": target},
+            name="w",
+            keys=ours,
+            settings=own,
+        ) as worker,
+    ):
+        worker.start()
+        publisher.wait_for_workers(1, timeout=SECONDS)
+        for value in (1, 2, 3):
+            weights = {"w": np.full(NBYTES, value, np.uint8)}
+            assert publisher.publish("m", weights, timeout=SECONDS).in_state("applied") == ["w"]
+    assert "hung up" not in caplog.text
