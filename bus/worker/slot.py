@@ -613,12 +613,12 @@ class Slot:
             if holds.move(held, "failed"):
                 effects += self.fail(held.key, "no-memory", why, now)
         done = report is not None and not report.still and report.what not in ("taken", "put-back")
-        held = holds.find(report.key, "ready", "applying") if report is not None and done else None
-        if held is not None and report is not None:
+        users = holds.find(report.key, "ready", "applying") if report is not None and done else None
+        if users is not None and report is not None:
             if report.kept:
-                holds.let_go(held)
-            holds.move(held, "taken")
-            holds.move(held, "torn")
+                holds.let_go(users)
+            holds.move(users, "taken")
+            holds.move(users, "torn")
             holds.move(holds.at["running"], "torn")
             holds.rebase(None, None, None)
         for held in holds.all("staged"):

@@ -60,7 +60,7 @@ class Link:
 
     def __init__(self, made: socket.socket) -> None:
         self.socket = made
-        self._heard = b""
+        self._heard = self._unsent = b""
         self._read(len(GREETING))
         self._frame()  # READY
 
@@ -104,20 +104,19 @@ class Link:
     def send(self, header: Message, payloads: Sequence[bytes] = ()) -> None:
         self.socket.sendall(message(encode(header), *payloads))
 
-    def welcome(self, data: str = "", **about: Any) -> dict[str, Any]:
-        """Let the worker in; return what it said."""
+    def welcome(self, data: str = "tcp://*:1", models: dict[str, int] | None = None) -> None:
+        """Let the worker in."""
         self.send(Refuse(code="unknown-worker", text="say hello"))  # it may have had a session
-        hello = self.wait_for("hello")
-        told = {"ping_ms": 50, "lost_ms": 5000, "models": {}} | about
-        self.send(Welcome(epoch=7, data=data or "tcp://*:1", **told))
-        return hello
+        self.wait_for("hello")
+        self.send(Welcome(epoch=7, data=data, ping_ms=50, lost_ms=5000, models=models or {}))
 
     def flood(self, data: bytes) -> bool:
-        """Send as long as it is taken; return whether the worker has hung up."""
+        """Send this again and again, while it is taken; return whether the worker has hung up."""
         self.socket.setblocking(False)
         try:
             for _ in range(64):
-                self.socket.send(data)
+                self._unsent = self._unsent or data
+                self._unsent = self._unsent[self.socket.send(self._unsent) :]
             with contextlib.suppress(BlockingIOError):
                 return not self.socket.recv(2**16)
         except BlockingIOError:

@@ -61,7 +61,7 @@ class Peer:
         self.subscription.attend(self.now)
         arrived = self.subscription.receive(self.now)
         assert not hasattr(arrived, "live")
-        return [] if arrived is None else [bytes(each) for each in arrived]  # type: ignore[union-attr]
+        return [] if arrived is None else [bytes(each) for each in arrived]
 
     def hears(self, what: list[bytes]) -> None:
         deadline = time.monotonic() + SECONDS

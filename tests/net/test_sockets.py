@@ -29,8 +29,7 @@ def _pair() -> Iterator[tuple[PublisherSockets, WorkerSockets]]:
     with contextlib.ExitStack() as stack:
         publisher = PublisherSockets("tcp://127.0.0.1:0", None)
         stack.callback(publisher.close)
-        nowhere = lambda _frames, _size: None  # noqa: E731
-        worker = WorkerSockets(publisher.address, nowhere, any_data_host=True)
+        worker = WorkerSockets(publisher.address, lambda _frames, _size: None, any_data_host=True)
         stack.callback(worker.close)
         yield publisher, worker
 

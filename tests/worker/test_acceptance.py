@@ -75,7 +75,7 @@ def test_a_layout_out_of_proportion_is_refused_before_it_is_read(
     huge, small = Layout.plan([(f"t{n}", "F32", (0,)) for n in range(25_000)]), plan(4)
     assert len(huge.header) > LAYOUT_BYTES_FREE > len(small.header)
     told, parse = announcement(huge), Layout.parse
-    monkeypatch.setattr(Layout, "parse", lambda *_args, **_options: pytest.fail("it is read"))
+    monkeypatch.setattr(Layout, "parse", None)  # it is not called
     for bytes_max in (1, 2**30):  # of no data; and it is more than this worker takes
         accepting = Acceptance("m", lambda _model, _layout: "", bytes_max)
         for fault in (accepting.fault(told), accepting.learn(told, huge.header)):
