@@ -517,9 +517,9 @@ class WorkerSockets(_Sockets):
 
     def changed(self, patience: float) -> tuple[bool, str]:
         """Return whether anything became of the control connection, and why it was refused."""
-        before = self._told.descriptor
+        before = self._told.descriptor, self._told.connections
         changed = self._told.read(time.monotonic(), patience)
-        if self._told.descriptor != before:
+        if (self._told.descriptor, self._told.connections) != before:
             self._incoming.follow(self._told.descriptor, self._dialled)
         return changed
 

@@ -49,7 +49,7 @@ class Incoming:
 
     def look(self, now: float) -> int:
         """Return how many bytes are in no message; 0 where nothing is known."""
-        came, unseen = self._count(), 0
+        came, unseen, began = self._count(), 0, self._came is None
         if came is None or self._came is None:
             self._came, self.taken = came, 0.0
         else:
@@ -57,7 +57,8 @@ class Incoming:
             self.taken = min(self.taken, came - self._came)
             unseen = int(came - self._came - self.taken)
         self._looked_at = now
-        self.look_at = now + (ALERT_SECONDS if unseen > SMALL_BYTES else LOOK_SECONDS)
+        alert = unseen > SMALL_BYTES or (came is not None and began)
+        self.look_at = now + (ALERT_SECONDS if alert else LOOK_SECONDS)
         return unseen
 
     def _count(self) -> int | None:
