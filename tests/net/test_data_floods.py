@@ -15,6 +15,7 @@ from weightbus.bus.net import sub
 from weightbus.bus.net.sub import REDIAL_MAX_SECONDS, REDIAL_SECONDS, SILENCE_SECONDS, Subscription
 from weightbus.bus.net.zmtp import COMMAND, GREETING
 from weightbus.tests.net.test_zmtp import HELLO, frame, message
+from weightbus.tests.simulation.placing import frames_of
 
 SECONDS = 30.0  # far more than anything here takes
 PING = frame(b"\x04PING\0\0" + b"a" * 16, COMMAND)
@@ -60,8 +61,7 @@ class Peer:
         """Do what the worker's thread does in a turn; return a message that has come."""
         self.subscription.attend(self.now)
         arrived = self.subscription.receive(self.now)
-        assert not hasattr(arrived, "live")
-        return [] if arrived is None else [bytes(each) for each in arrived]
+        return [] if arrived is None else frames_of(arrived)
 
     def hears(self, what: list[bytes]) -> None:
         deadline = time.monotonic() + SECONDS
