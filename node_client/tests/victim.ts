@@ -7,6 +7,7 @@
  * and for how long its event loop stood still.
  */
 
+import { readFileSync } from "node:fs";
 import { monitorEventLoopDelay } from "node:perf_hooks";
 import { Worker } from "../src/index.js";
 
@@ -17,13 +18,18 @@ export type Told =
   | { readonly memory: number; readonly stood: number }
   | { readonly event: string; readonly text: string };
 
+/** The most memory that this process has had. (`maxRSS` has that of its parent in it, too.) */
+function peak(): number {
+  const status = readFileSync("/proc/self/status", "utf8");
+  return Number(/^VmHWM:\s+(\d+) kB$/m.exec(status)?.[1]) * 1024;
+}
+
 const [address = "", options = "{}"] = process.argv.slice(2);
 const delay = monitorEventLoopDelay({ resolution: 5 });
 delay.enable();
 const tell = (told: Told) => process.send?.(told);
 setInterval(() => {
-  const memory = process.resourceUsage().maxRSS * 1024;
-  tell({ memory, stood: delay.max / 1e6 });
+  tell({ memory: peak(), stood: delay.max / 1e6 });
 }, LOOK_MS);
 process.on("disconnect", () => process.exit());
 const { small, ...others } = JSON.parse(options);

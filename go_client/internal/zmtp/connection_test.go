@@ -356,6 +356,9 @@ func TestPingsAloneAreNoSignOfLifeForEver(t *testing.T) {
 		if alive {
 			p.send(messageOf([]byte("topic"), []byte("header")))
 			await(t, "a message", h.messages)
+		} else {
+			p.send(ping)
+			p.frame() // the answer
 		}
 		h.Lock()
 		c.Tick(now)

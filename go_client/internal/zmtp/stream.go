@@ -456,7 +456,7 @@ func (s *Stream) handshake(name string, rest []byte) error {
 // opens takes the other side's metadata: from now on there are messages.
 func (s *Stream) opens(metadata []byte) error {
 	if peer := property(metadata, "Socket-Type"); !strings.Contains(s.kind.Peers, peer) {
-		return Error(fmt.Sprintf("a %.40q is at the other end, not a %s: is this the right port?", peer, s.kind.Peers))
+		return Error(fmt.Sprintf("a %.40s is at the other end, not a %s: is this the right port?", peer, s.kind.Peers))
 	}
 	s.state = open
 	if s.First != nil {
