@@ -135,7 +135,7 @@ fn a_message_that_never_ends_is_not_collected() {
     let mut frame = vec![MORE | LARGE, 0, 0, 0, 0, 0, 0x0f, 0, 0];
     frame.resize(9 + 0x0f_0000, 7);
     let before = resident();
-    for flood in [frame, [&[MORE, 255][..], &[7; 255]].concat().repeat(100)] {
+    for flood in [frame, [&[MORE, 255][..], &[7; 255]].concat().repeat(100), [MORE, 0].repeat(10_000)] {
         let mut line = Line::accept(&listener, b"ROUTER");
         line.hello();
         line.flood(&flood, 64 * MIB);

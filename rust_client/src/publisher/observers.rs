@@ -298,3 +298,23 @@ fn is_news(peer: &mut Peer, model: &str) -> bool {
     }
     told
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_that_comes_and_goes_hides_nothing_of_the_others() {
+        let mut machine = PublisherMachine::new(7, "tcp://*:1", Default::default(), None, None);
+        let mut happens = |worker: &str| {
+            let kind = crate::publisher::effects::WorkerEventKind::Joined;
+            let event = WorkerEvent { kind, worker: worker.to_owned(), text: String::new() };
+            machine.happened(&event, Time::ZERO);
+        };
+        happens("good");
+        (0..1000).for_each(|_| happens("noisy"));
+        let of =
+            |name: &str| machine.observers.events.iter().filter(|(_, _, its)| its.worker == name).count();
+        assert_eq!((of("good"), of("noisy")), (1, EVENTS_TOLD - 1));
+    }
+}

@@ -153,6 +153,7 @@ mod tests {
         let told = (0..1000).filter(|_| notices.take("noisy", now).is_some()).count();
         assert_eq!((told, notices.take("other", now)), (16, Some(0)));
         assert_eq!(notices.take("noisy", now + Duration::from_secs(5)), Some(984), "and how many there were");
+        assert_eq!(notices.take("noisy", now + Duration::from_secs(10)), Some(0), "once");
         for number in 0..2 * SOURCES_MAX {
             notices.take(&number.to_string(), now);
         }

@@ -326,3 +326,46 @@ fn tune(connection: &TcpStream) -> io::Result<()> {
                                    // TCP finds out which peers are gone, so that their queues are freed.
     socket::keep_alive(connection.as_raw_fd(), KEEPALIVE_SECONDS)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::framing::greeting;
+    use std::io::Write;
+    use std::time::Instant;
+
+    const NOW: Time = Duration::from_secs(1);
+
+    /// Dials, and has the router take what is there.
+    fn dial(router: &mut Router, port: u16, says: &[u8]) -> TcpStream {
+        let mut dialled = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        dialled.write_all(says).unwrap();
+        let (id, end) = (router.next, Instant::now() + Duration::from_secs(10));
+        let heard = |router: &Router| {
+            router.each.get(&id).map_or(false, |its| says.is_empty() || its.progress > Progress::Silent)
+        };
+        while !heard(router) {
+            assert!(Instant::now() < end, "it does not come");
+            router.accept(NOW);
+            router.attend(id, true, &|_| true, NOW);
+        }
+        dialled
+    }
+
+    #[test]
+    fn of_many_that_say_nothing_the_oldest_make_room_and_who_gets_further_stays() {
+        let place = Place::Tcp { host: "127.0.0.1".to_owned(), port: 0 };
+        let (mut router, bound) = Router::bind(&place, None).unwrap();
+        let port = match bound {
+            Place::Tcp { port, .. } => port,
+            other => panic!("{:?}", other),
+        };
+        let _further = dial(&mut router, port, &greeting(false, false));
+        let _crowd: Vec<_> = (0..3 * UNFINISHED_OF_HOST_MAX).map(|_| dial(&mut router, port, b"")).collect();
+        assert_eq!(router.each.len(), UNFINISHED_OF_HOST_MAX);
+        let last = router.next - 1;
+        assert!(router.has(1) && !router.has(2) && router.has(last));
+        router.tick(NOW + STRANGER);
+        assert!(router.each.is_empty(), "nobody is waited for longer");
+    }
+}

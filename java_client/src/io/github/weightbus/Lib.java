@@ -137,10 +137,9 @@ interface Lib extends Library {
   }
 
   /** The {@code wb_options}. */
-  @FieldOrder(
-      {"size", "address", "name", "wanted", "wanted_count", "bytes_max", "network_only", "on_event",
-          "user", "apply", "before_apply", "apply_timeout_ms", "partial", "cast", "client", "keys",
-          "whole_only", "any_data_host"})
+  @FieldOrder({"size", "address", "name", "wanted", "wanted_count", "bytes_max", "network_only",
+      "on_event", "user", "apply", "before_apply", "apply_timeout_ms", "partial", "cast", "client",
+      "keys", "whole_only", "any_data_host"})
   class RawOptions extends Structure {
     public long size;
     public String address;
