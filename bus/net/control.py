@@ -22,6 +22,7 @@ from ..errors import AddressError
 from ..limits import MESSAGE_BYTES_MAX, UNASKED_BYTES_MAX
 from ..messages import Buffer
 from ..trust import curve
+from ..trust.curve_server import COMMAND_BYTES
 from ..trust.keys import WorkerKeys
 from . import endpoints
 from .descriptors import check_left
@@ -30,7 +31,7 @@ from .inheritance import abandon_in_children, close_libzmqs, descriptors_of_libz
 from .names import AGAIN_SECONDS, Lookup, is_name
 from .sub import Subscription
 from .threads import Bell
-from .zmtp import FRAMES_MAX, WORD, Place
+from .zmtp import FRAME_HEAD_MAX, FRAMES_MAX, WORD, Place
 
 log = logging.getLogger("weightbus.worker")
 
@@ -184,7 +185,7 @@ class WorkerSockets(_Sockets):
         super().__init__(zmq.DEALER, curve.CHANGES)
         self._told = curve.Changes(self._changes, keyed=keys is not None)
         self._incoming, self._awaits = Incoming(), awaits
-        self._frame_head = FRAME_HEAD_MAX + (curve.COMMAND_BYTES if keys is not None else 0)
+        self._frame_head = FRAME_HEAD_MAX + (COMMAND_BYTES if keys is not None else 0)
         self._dial_at = math.inf  # after the publisher was hung up on
         self._too_much = Complaints(log, "hung up on the publisher: %s")
         self.data = Subscription(place, self.wake)
