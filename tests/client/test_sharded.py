@@ -33,13 +33,13 @@ def seen(folder: Path) -> dict[str, Any]:
                         command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
                     )
                 )
-        said = [rank.communicate(timeout=SECONDS)[0] for rank in ranks]
+        said = [process.communicate(timeout=SECONDS)[0] for process in ranks]
     finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+        for process in ranks:
+            process.kill()
+            process.wait()
     words = [(folder / f"{rank}.err").read_text() for rank in range(RANKS)]
-    assert [rank.returncode for rank in ranks] == [0] * RANKS, "\n".join(words)
+    assert [process.returncode for process in ranks] == [0] * RANKS, "\n".join(words)
     saw: dict[str, Any] = json.loads(said[0].splitlines()[-1])
     return saw
 
