@@ -6,6 +6,7 @@ memory.
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,7 +23,7 @@ from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.bus.worker.slot import Slot
 from weightbus.bus.worker.transfer import Transfer
 
-SECONDS = 60.0
+SECONDS = 30.0
 QUICK_SECONDS = 20.0  # for one version, of which the first may fail
 SIZE = 3 * 2**20  # copied by another thread
 CHUNK = 2**18
@@ -151,6 +152,36 @@ def test_an_effect_that_fails_costs_that_effect(
     scene.publish(1, settings=Settings(wait="staged"))
     scene.publish(2)
     scene.goes_on()
+
+
+@pytest.mark.parametrize(
+    ("effect", "shared"),
+    [(effects.Reserve, False), (effects.Ready, False), (effects.Open, True), (effects.Copy, True)],
+    ids=lambda each: getattr(each, "__name__", "shared memory" if each else "network"),
+)
+def test_what_waits_for_an_effect_that_fails_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, effect: type[Effect], shared: bool
+) -> None:
+    """The same version: no later one takes its place."""
+    do, failed = vars(WorkerLoop)["_do"], threading.Event()
+
+    def failing(loop: WorkerLoop, wanted: Effect) -> None:
+        if isinstance(wanted, effect) and getattr(wanted, "model", "m") and not failed.is_set():
+            failed.set()
+            raise ZeroDivisionError("boom")
+        do(loop, wanted)
+
+    scene = Scene(shared=shared)
+    try:
+        scene.publisher.wait_for_workers(1, SECONDS)
+        monkeypatch.setattr(WorkerLoop, "_do", failing)
+        scene.publish(1, settings=Settings(wait="staged"))
+        assert failed.wait(SECONDS)
+        assert scene.worker.wait_for_version("m", 1, timeout=SECONDS)
+        with scene.worker.reading():
+            assert scene.target["w"].min() == scene.target["w"].max() == 1
+    finally:
+        scene.close()
 
 
 def test_what_fails_again_and_again_is_warned_of_now_and_then(
