@@ -37,7 +37,7 @@ PLACES = {
 
 # Each client: its folder, where the oldest version of its language stands, and what runs it.
 LINUX = "Linux, x86-64"
-LIBRARIES = "libzmq 4, OpenSSL 1.1 or 3"
+LIBRARIES = "libzmq 4, libsodium 1, OpenSSL 1.1 or 3"
 CLIENTS = (
     ("Python", "", "pyproject.toml", r'^requires-python = ">=(.+)"', "Python {}", LINUX),
     (

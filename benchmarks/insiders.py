@@ -24,7 +24,8 @@ LOOK_SECONDS = 0.05  # between two looks at what is newest
 HOLD_SECONDS = 4.0  # that what was asked for stays unread, before it is asked for anew
 AGE_MS = 10**9  # of the publisher whose weights a worker says that it runs: older than any here
 FAR = EPOCH_CLOCK_MAX - 2 * AGE_MS
-DIGESTS_AT_ONCE = 10
+DIGESTS_SECOND, DIGESTS_PAUSE = 1000, 0.01
+DIGESTS_LOOK = 50  # turns between two looks at what is newest
 HELLOS_SECOND = 8
 
 Steps = Generator[float]
@@ -175,16 +176,18 @@ def own_pid(insider: Insider, connections: int = 32) -> Steps:
 
 def wrong_digests(insider: Insider) -> Steps:
     """Say a thousand times a second that the newest version is applied, with another digest."""
-    scout = Scout(insider)
-    while True:
-        scout.look()
-        until = time.monotonic() + 10 * LOOK_SECONDS
-        while time.monotonic() < until:
-            for _ in range(DIGESTS_AT_ONCE):
-                digest, version = os.urandom(32).hex(), scout.version
-                said = Applied(model=MODEL, epoch=scout.epoch, version=version, digest=digest)
-                scout.dealer.say(said)
-            yield DIGESTS_AT_ONCE / 1000
+    scout, began, said = Scout(insider), time.monotonic(), 0
+    for turn in itertools.count():
+        if turn % DIGESTS_LOOK == 0:
+            scout.look()
+        due = int((time.monotonic() - began) * DIGESTS_SECOND)
+        for _ in range(min(due - said, DIGESTS_SECOND)):
+            digest, version = os.urandom(32).hex(), scout.version
+            scout.dealer.say(
+                Applied(model=MODEL, epoch=scout.epoch, version=version, digest=digest)
+            )
+        said = due
+        yield DIGESTS_PAUSE
 
 
 def epoch_below(insider: Insider) -> Steps:

@@ -50,11 +50,17 @@ STAGING_BYTES_MAX = 64 * 2**30  # bytes of one version that a worker takes unles
 # A worker of all models subscribes to 128 topics at once: of each it takes chunks or patches. One
 # that cannot keep up leaves a topic and joins it again for each version that it fetches.
 SUBSCRIPTIONS = Rate(TOPICS_MAX, 1024)  # frames from one subscriber, its answers to pings included
+# Commands of ZMTP on one connection, and on a control connection messages without a byte: a
+# publisher pings every few seconds, a worker never. More of them keep a thread busy with answers.
+COMMANDS = Rate(64, 16)
+UNREAD_BYTES_MAX = 2**16  # of these answers, for a publisher that reads none
+# Bytes that a publisher may have sent on a control connection, and that are in no message yet,
+# beside what its worker has asked for: announcements, and whatever else comes unasked while the
+# worker has no time.
+UNASKED_BYTES_MAX = 2**22
 # A worker says at most four hellos a second, of four units each, and a ping.
 TALK = Rate(64, 32)  # units from one connection; a second is a ping interval if that is shorter
 STRANGERS = Rate(1024, 256)  # messages of connections that have not joined: each may be a worker
-# Of one control connection: ZMTP's own pings, and messages without a byte. A worker sends none.
-COMMANDS = Rate(64, 8)
 CONTROL_BYTES_MAX = 2 * HEADER_BYTES_MAX  # of one message to a publisher
 PARTIAL_BYTES_MAX = 2**24  # of unfinished messages of all control connections
 # Control connections that have sent no message: some 3 kB each, and never more than a quarter of
@@ -67,6 +73,14 @@ NEWCOMERS = Rate(16, 8)
 HOSTS_MAX = 1024  # from which newcomers are taken within a moment
 ACCEPTS = Rate(512, 200)  # connections for pushed chunks; whoever waits for one fetches meanwhile
 
+# Bytes of a layout that a worker takes in any case, with some 10,000 tensors. A larger one must not
+# be larger than its data by more than this, nor than a share of `bytes_max`: to understand and
+# store a layout takes many times its bytes.
+LAYOUT_BYTES_FREE = 2**20
+LAYOUT_MEMORY = 16
+# Of a model whose names its worker does not know before: two seconds of work, in which it is
+# silent. The largest models, with a tensor for each expert, have half as many.
+TENSORS_UNKNOWN_MAX = 2**18
 WINDOW_CHUNKS = 16  # chunks that a worker asks for before an answer
 PUSH_CHUNKS = 64  # chunks that a push runs ahead of what some worker has reported
 WHOLE_BYTES_MAX = 2**18  # of a version that travels with its announcement, to all who hear that

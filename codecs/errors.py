@@ -3,6 +3,7 @@
 WeightBusError
 ├── LayoutError   bytes that are no layout, or tensors that cannot be laid out
 │   └── LimitError    well-formed, but over a limit
+│       └── TensorsError  of tensors
 ├── PatchError    bytes that are no patch, or one of other weights than these
 ├── SealError     nothing can be sealed or opened here
 ├── StateError    a model, dict or TensorDict that cannot travel or cannot be written to
@@ -34,6 +35,10 @@ class LayoutError(WeightBusError, ValueError):
 
 class LimitError(LayoutError):
     """A layout that is well-formed, but over a limit, which is named: others may read it."""
+
+
+class TensorsError(LimitError):
+    """A layout of more tensors than are taken here."""
 
 
 class PatchError(WeightBusError, ValueError):

@@ -28,7 +28,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from .dtypes import DTYPES, RANK, castable
-from .errors import LayoutError, LimitError
+from .errors import LayoutError, LimitError, TensorsError
 from .words import printable
 
 HEADER_BYTES_MAX: Final = 100_000_000  # safetensors' own bound; its readers refuse more
@@ -182,14 +182,20 @@ class Layout:
         return layout
 
     @staticmethod
-    def parse(header: bytes | bytearray | memoryview) -> "Layout":
+    def parse(
+        header: bytes | bytearray | memoryview, *, tensors_max: int = TENSORS_MAX
+    ) -> "Layout":
         """Read a safetensors header, its length prefix included. Any bytes are a layout or not.
+
+        Args:
+            header: The bytes.
+            tensors_max: How many tensors there may be: each takes some microseconds.
 
         Raises:
             LayoutError: What is wrong, where, and what was allowed. Nothing else is raised.
         """
         header = bytes(header)
-        infos, metadata = _decode(header)
+        infos, metadata = _decode(header, tensors_max)
         tensors = _place(infos)
         by_name = {spec.name: spec for spec in tensors}
         aliases = {
@@ -245,7 +251,7 @@ def _encode(rows: list[tuple[str, str, tuple[int, ...]]], texts: Mapping[str, st
     return len(text).to_bytes(PREFIX_BYTES, "little") + text
 
 
-def _decode(header: bytes) -> tuple[dict[str, _Info], dict[str, str]]:
+def _decode(header: bytes, tensors_max: int) -> tuple[dict[str, _Info], dict[str, str]]:
     """Take a header apart into its typed entries and its metadata."""
     size = int.from_bytes(header[:PREFIX_BYTES], "little")
     if len(header) != PREFIX_BYTES + size or size > HEADER_BYTES_MAX:  # L1
@@ -261,8 +267,8 @@ def _decode(header: bytes) -> tuple[dict[str, _Info], dict[str, str]]:
         raw = _ENTRIES.decode(text)
         keys = len(raw)
         metadata = _TEXTS.decode(raw.pop(METADATA, b"{}"))
-        if len(raw) > TENSORS_MAX:  # L4
-            raise LimitError(f"{len(raw)} tensors; at most {TENSORS_MAX} are allowed")
+        if len(raw) > tensors_max:  # L4
+            raise TensorsError(f"{len(raw)} tensors; at most {tensors_max} are allowed")
         infos: dict[str, _Info] = {}
         for name, value in raw.items():
             infos[name] = _INFO.decode(value)

@@ -1,6 +1,8 @@
 package weightbus
 
 import (
+	"context"
+	"net"
 	"regexp"
 	"strconv"
 	"strings"
@@ -10,8 +12,12 @@ const ipcPathMax = 107 // bytes that fit an address of the kernel
 
 var tcpEndpoint = regexp.MustCompile(`^tcp://(\[[^\]]*\]|[^:/\s]+):([0-9]{1,5})$`)
 
-// An endpoint is what can be dialled: a network of package net, and an address there.
-type endpoint struct{ network, address string }
+// An endpoint is what can be dialled: a network of package net, and an address there. If another host is
+// named, only those of its addresses are dialled that the other one has, too.
+type endpoint struct{ network, address, within string }
+
+// lookUp returns the addresses of a host.
+type lookUp func(ctx context.Context, host string) ([]net.IP, error)
 
 // parseEndpoint reads tcp://HOST:PORT or ipc://PATH.
 func parseEndpoint(text string) (endpoint, error) {
@@ -19,7 +25,7 @@ func parseEndpoint(text string) (endpoint, error) {
 		if path == "" || len(path) > ipcPathMax || strings.ContainsAny(path, " \t\r\n") {
 			return endpoint{}, optionErrorf("address %q: a path has 1 to %d bytes, and no white space", text, ipcPathMax)
 		}
-		return endpoint{"unix", path}, nil
+		return endpoint{network: "unix", address: path}, nil
 	}
 	parts := tcpEndpoint.FindStringSubmatch(text)
 	if parts == nil {
@@ -28,23 +34,127 @@ func parseEndpoint(text string) (endpoint, error) {
 	if port, _ := strconv.Atoi(parts[2]); port < 1 || port > 65535 {
 		return endpoint{}, optionErrorf("address %q: a port to connect to is 1 to 65535", text)
 	}
-	return endpoint{"tcp", parts[1] + ":" + parts[2]}, nil
+	return endpoint{network: "tcp", address: parts[1] + ":" + parts[2]}, nil
 }
 
-// dataEndpoint reads the endpoint that a publisher gives for its data. A host of * means the host
-// that this worker used for the control socket.
-func dataEndpoint(data, control string) (endpoint, error) {
+// dataEndpoint reads the endpoint that a publisher gives for its data: on the host that this worker used for
+// the control socket, which a host of * means, or on one of those that the user accepts besides (an endpoint as a
+// whole, too). Else whoever answers at the control address could have the worker connect to anything that
+// it can reach. Whether two names are of one host is known once they are looked up, which dialling does.
+func dataEndpoint(data, control string, accepted []string) (endpoint, error) {
+	end, err := parseEndpoint(data)
+	isAny := false
 	for _, anyHost := range []string{"tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:"} {
-		port := strings.TrimPrefix(data, anyHost)
-		if port == data {
-			continue
-		}
-		used := tcpEndpoint.FindStringSubmatch(control)
-		if used == nil {
-			return endpoint{}, optionErrorf("the publisher's data is at %q, on the host of its control address, but "+
-				"%q names no host; give the publisher an address to advertise", data, control)
-		}
-		return parseEndpoint("tcp://" + used[1] + ":" + port)
+		isAny = isAny || strings.HasPrefix(data, anyHost)
 	}
-	return parseEndpoint(data)
+	used := tcpEndpoint.FindStringSubmatch(control)
+	switch {
+	case err != nil:
+		return endpoint{}, err
+	case isAny && used == nil:
+		return endpoint{}, optionErrorf("the publisher's data is at %q, on the host of its control address, but "+
+			"%q names no host; give the publisher an address to advertise", data, control)
+	case isAny:
+		_, port, _ := net.SplitHostPort(end.address)
+		return endpoint{network: "tcp", address: used[1] + ":" + port}, nil
+	case isAccepted(data, end, accepted):
+		return end, nil
+	case end.network == "unix":
+		if path := strings.TrimPrefix(control, "ipc://"); path != control && isBeside(end.address, path) {
+			return end, nil
+		}
+		return endpoint{}, elsewhere(data, control)
+	case used == nil:
+		return endpoint{}, elsewhere(data, control)
+	}
+	host, own := hostOf(end), strings.ToLower(strings.Trim(used[1], "[]"))
+	if isSame(host, own) {
+		return end, nil
+	}
+	if net.ParseIP(host) != nil && net.ParseIP(own) != nil {
+		return endpoint{}, elsewhere(data, control)
+	}
+	end.within = own
+	return end, nil
+}
+
+// isAccepted tells whether the user accepts an endpoint, or all of its host.
+func isAccepted(data string, end endpoint, accepted []string) bool {
+	for _, known := range accepted {
+		if known == data || end.network == "tcp" && isSame(strings.ToLower(strings.Trim(known, "[]")), hostOf(end)) {
+			return true
+		}
+	}
+	return false
+}
+
+// isBeside tells whether the path of a data socket is that of the control socket and a suffix.
+func isBeside(path, control string) bool {
+	suffix := strings.TrimPrefix(path, control)
+	return strings.HasPrefix(path, control) && !strings.Contains(suffix, "/")
+}
+
+// hostOf returns the host of an endpoint of TCP.
+func hostOf(end endpoint) string {
+	host, _, _ := net.SplitHostPort(end.address)
+	return strings.ToLower(host)
+}
+
+// isSame tells whether two hosts are the same text, or the same address, or this very host.
+func isSame(one, other string) bool {
+	if one == other || isLoopback(one) && isLoopback(other) {
+		return true
+	}
+	a, b := net.ParseIP(one), net.ParseIP(other)
+	return a != nil && b != nil && a.Equal(b)
+}
+
+func isLoopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+func elsewhere(data, control string) error {
+	return optionErrorf("the publisher's data is at %q, which is not on the host of its control address %q (or, of a path, "+
+		"not beside it), so everything is fetched, which is slower: if that address is right, name its host (or all of a "+
+		"path's address) in Options.DataHosts", data, control)
+}
+
+// resolve returns what looks up where to dial; nil: the system does.
+func (e endpoint) resolve(find lookUp) func(ctx context.Context) ([]string, error) {
+	if e.within == "" {
+		return nil
+	}
+	return func(ctx context.Context) ([]string, error) {
+		host, port, err := net.SplitHostPort(e.address)
+		if err != nil {
+			return nil, err
+		}
+		found, err := find(ctx, host)
+		if err != nil {
+			return nil, err
+		}
+		own, err := find(ctx, e.within)
+		if err != nil {
+			return nil, err
+		}
+		var both []string
+		for _, ip := range found {
+			for _, other := range own {
+				if ip.Equal(other) {
+					both = append(both, net.JoinHostPort(ip.String(), port))
+					break
+				}
+			}
+		}
+		if len(both) == 0 {
+			return nil, elsewhere("tcp://"+e.address, e.within)
+		}
+		return both, nil
+	}
+}
+
+// systemLookUp asks the system. An address is its own.
+func systemLookUp(ctx context.Context, host string) ([]net.IP, error) {
+	return net.DefaultResolver.LookupIP(ctx, "ip", host)
 }

@@ -2,6 +2,7 @@ package weightbus
 
 import (
 	"fmt"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -11,6 +12,8 @@ import (
 const (
 	tick      = 100 * time.Millisecond // between two looks at the clock when nothing happens
 	eventsMax = 64                     // that wait for somebody to look; the oldest go first
+
+	defectEvery = time.Second // between two words of messages that this worker fails on: a flood is one
 )
 
 // A loop brings the machine and its transport together. Whoever holds its lock may use both, and
@@ -23,6 +26,9 @@ type loop struct {
 	handoff   *handoff
 	address   string
 	name      string
+	dataHosts []string // on which data is accepted, beside the address
+	defects   int      // of which nobody was told
+	toldAt    time.Time
 	renamed   func(model string, key wbp.Key, metadata map[string]string)
 	door      door
 	started   time.Time
@@ -56,16 +62,45 @@ func (l *loop) tick() {
 			return
 		case now := <-clock.C:
 			l.Lock()
-			if l.transport.tick(now) {
-				l.perform(l.machine.Connected(false, l.now()))
-			}
-			if l.transport.wantsTicket() {
-				l.perform(l.machine.WithoutTicket(l.now()))
-			}
-			l.perform(l.machine.Tick(l.now()))
+			l.guarded(func() { l.look(now) })
 			l.Unlock()
 		}
 	}
+}
+
+// look does what is due. The lock is held.
+func (l *loop) look(now time.Time) {
+	if l.transport.tick(now) {
+		l.perform(l.machine.Connected(false, l.now()))
+	}
+	if l.transport.wantsTicket() {
+		l.perform(l.machine.WithoutTicket(l.now()))
+	}
+	l.perform(l.machine.Tick(l.now()))
+}
+
+// guarded goes on, whatever happens where one message is dealt with: a goroutine that panics ends the process,
+// and nobody may end it by a message. The lock is held.
+func (l *loop) guarded(work func()) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			l.defect(cause)
+		}
+	}()
+	work()
+}
+
+// defect tells of a panic, once in a while, and returns it in words.
+func (l *loop) defect(cause interface{}) string {
+	text := wbp.Printable(fmt.Sprintf("%v; %s", cause, debug.Stack()), 0)
+	l.defects++
+	if now := time.Now(); now.Sub(l.toldAt) >= defectEvery {
+		times := l.defects
+		l.toldAt, l.defects = now, 0
+		l.tell(Event{Kind: Defect, Text: fmt.Sprintf("this worker failed on one message (of %d since this was told), and goes on: "+
+			"please report it: %s", times, text)})
+	}
+	return text
 }
 
 // close says goodbye and ends everything but what users are applying.
@@ -88,17 +123,22 @@ func (l *loop) connected() {
 	l.perform(l.machine.Connected(true, l.now()))
 }
 
-func (l *loop) place(header []byte, size int) *wbp.Lease { return l.machine.Place(header, size) }
+func (l *loop) place(header []byte, size int) (lease *wbp.Lease) {
+	l.guarded(func() { lease = l.machine.Place(header, size) })
+	return lease
+}
 
 func (l *loop) received(frames [][]byte, lease *wbp.Lease) {
-	l.perform(l.machine.Receive(frames, lease, l.now()))
+	l.guarded(func() { l.perform(l.machine.Receive(frames, lease, l.now())) })
 }
 
 func (l *loop) published(frames [][]byte, lease *wbp.Lease) {
-	l.perform(l.machine.ReceivePublished(frames, lease, l.now()))
+	l.guarded(func() { l.perform(l.machine.ReceivePublished(frames, lease, l.now())) })
 }
 
-func (l *loop) broke(err error) { l.tell(Event{Kind: Disconnected, Text: err.Error()}) }
+func (l *loop) broke(err error) {
+	l.tell(Event{Kind: Disconnected, Text: wbp.Printable(err.Error(), 0)})
+}
 
 func (l *loop) turnedAway(err error) {
 	l.Lock()
@@ -198,17 +238,29 @@ func (l *loop) perform(effects []wbp.Effect) {
 func (l *loop) decode(job *wbp.Patching) {
 	defer l.decoding.Done()
 	begun := l.now()
-	fault := job.Run()
+	fault := l.decoded(job)
 	took := l.now() - begun
 	l.Lock()
 	defer l.Unlock()
-	l.perform(l.machine.Decoded(job, fault, took, l.now()))
+	l.guarded(func() { l.perform(l.machine.Decoded(job, fault, took, l.now())) })
+}
+
+// decoded decodes a patch, and says why it is of no use; one that this worker fails on is of none.
+func (l *loop) decoded(job *wbp.Patching) (fault string) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			l.Lock()
+			defer l.Unlock()
+			fault = l.defect(cause)
+		}
+	}()
+	return job.Run()
 }
 
 // listen takes published messages from where the publisher says. If that is nowhere, everything
 // can still be fetched.
 func (l *loop) listen(data, ticket string) {
-	end, err := dataEndpoint(data, l.address)
+	end, err := dataEndpoint(data, l.address, l.dataHosts)
 	if err != nil {
 		l.tell(Event{Kind: Disconnected, Text: "no pushed data: " + err.Error()})
 		return

@@ -2,12 +2,16 @@ package weightbus
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"sort"
 	"sync/atomic"
 
 	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
+
+// Others may write the layout of the same tensors with spaces, aliases and metadata of their own.
+const layoutSlackBytes = 1 << 20
 
 // A model is where the versions of one model go: into memory that the user registered, or into
 // memory of our own.
@@ -43,6 +47,20 @@ func (m *model) bytes() int64 {
 		total += int64(len(t.bytes))
 	}
 	return total
+}
+
+// layoutBytes is how many a layout of these tensors may have, however it is written; 0 if others may be in it.
+func (m *model) layoutBytes() int64 {
+	if m.tensors == nil || m.allowed.Partial {
+		return 0
+	}
+	longest := int64(layoutSlackBytes)
+	for name, t := range m.tensors {
+		entry, _ := json.Marshal(map[string]interface{}{name: map[string]interface{}{"dtype": t.dtype, "shape": t.shape,
+			"data_offsets": []int64{wbp.IntegerMax, wbp.IntegerMax}}})
+		longest += 2 * int64(len(entry))
+	}
+	return longest
 }
 
 // A memory holds one version of a model.

@@ -64,7 +64,7 @@ func newSockets(control endpoint, keys *zmtp.Keys, c carried) *sockets {
 	s := &sockets{carried: c, topics: map[string]bool{}}
 	dealer := zmtp.Dealer
 	dealer.Keys = keys // K1
-	s.control = zmtp.Dial(control.network, control.address, dealer, limits, zmtp.Owner{
+	s.control = zmtp.Dial(control.network, control.address, nil, dealer, limits, zmtp.Owner{
 		Lock:     c,
 		Opened:   c.connected,
 		Place:    s.placing(0),
@@ -95,7 +95,7 @@ func (s *sockets) dial(data endpoint) {
 	}
 	s.dataEnd = data
 	var current *zmtp.Connection
-	current = zmtp.Dial(data.network, data.address, zmtp.Sub, limits, zmtp.Owner{
+	current = zmtp.Dial(data.network, data.address, data.resolve(systemLookUp), zmtp.Sub, limits, zmtp.Owner{
 		Lock:   s.carried,
 		Opened: func() {},
 		Place:  s.placing(1),

@@ -35,6 +35,9 @@ type Options struct {
 	// alone, and never in the clear. Default: those of the file, or the folder, that the environment names
 	// as WEIGHTBUS_KEYS; none if there is no such variable, or if this is an empty Keys.
 	Keys *Keys
+	// DataHosts are hosts on which the publisher's data is accepted beside the host of its address: names, addresses,
+	// or whole endpoints. Else a publisher could have the worker connect to anything. Default: none.
+	DataHosts []string
 	// NetworkOnly keeps off the shared road, even if the publisher is a process of this user on
 	// this host.
 	NetworkOnly bool
@@ -97,6 +100,7 @@ const (
 	Unpatched    EventKind = "unpatched"    // a patch was of no use, and all of its version is fetched
 	Disconnected EventKind = "disconnected" // a connection broke, or could not be made; it is made again
 	Panicked     EventKind = "panicked"     // BeforeApply or Apply, with the stack; the version has failed
+	Defect       EventKind = "defect"       // this worker failed on one message, and goes on: please report it
 	Late         EventKind = "late"         // BeforeApply or Apply has returned after ApplyTimeout
 )
 
@@ -154,7 +158,7 @@ func newWorker(address string, options Options, opens wbp.Opens, connect func(ca
 	for name, tensors := range options.Models {
 		m := newModel(tensors, wbp.Lenience{Partial: options.Partial, Cast: options.Cast})
 		w.models[name] = m
-		expected[name] = wbp.Model{Accepts: m.accepts, Bytes: m.bytes()}
+		expected[name] = wbp.Model{Accepts: m.accepts, Bytes: m.bytes(), LayoutBytes: m.layoutBytes()}
 	}
 	host, _ := os.Hostname()
 	if len(host) > wbp.LabelMax {
@@ -166,7 +170,8 @@ func newWorker(address string, options Options, opens wbp.Opens, connect func(ca
 		machine: wbp.NewWorkerMachine(id, expected, options.BytesMax, wbp.TimingOf(options.Ping, options.LostAfter), opens),
 		handoff: newHandoff(options.decides()), address: address, name: w.name, started: time.Now(),
 		events: make(chan Event, eventsMax), stop: make(chan struct{}), renamed: w.renamed,
-		door: door{keyed: options.Keys != nil, patience: options.LostAfter},
+		dataHosts: options.DataHosts,
+		door:      door{keyed: options.Keys != nil, patience: options.LostAfter},
 	}
 	w.loop.run(connect)
 	return w, nil

@@ -3,6 +3,8 @@ package weightbus
 import (
 	"context"
 	"errors"
+	"fmt"
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -44,15 +46,63 @@ func TestOptionsThatMakeNoSense(t *testing.T) {
 }
 
 func TestDataEndpoints(t *testing.T) {
-	for _, c := range []struct{ data, control, want string }{
-		{"tcp://*:7", "tcp://host:5", "host:7"}, {"tcp://0.0.0.0:7", "tcp://host:5", "host:7"},
-		{"tcp://[::]:7", "tcp://[::1]:5", "[::1]:7"}, {"tcp://other:7", "tcp://host:5", "other:7"},
-		{"ipc:///a/b", "tcp://host:5", "/a/b"}, {"tcp://other:7", "ipc:///a", "other:7"},
-		{"tcp://*:7", "ipc:///a", ""}, {"tcp://*:0", "tcp://host:5", ""}, {"nonsense", "tcp://host:5", ""},
+	for _, c := range []struct {
+		data, control, accepted, want, within string
+	}{
+		{data: "tcp://*:7", control: "tcp://host:5", want: "host:7"},
+		{data: "tcp://0.0.0.0:7", control: "tcp://host:5", want: "host:7"},
+		{data: "tcp://[::]:7", control: "tcp://[::1]:5", want: "[::1]:7"},
+		{data: "tcp://Host:7", control: "tcp://host:5", want: "Host:7"},
+		{data: "tcp://other:7", control: "tcp://host:5", want: "other:7", within: "host"},
+		{data: "tcp://10.0.0.5:7", control: "tcp://host:5", want: "10.0.0.5:7", within: "host"},
+		{data: "tcp://host:7", control: "tcp://10.0.0.5:5", want: "host:7", within: "10.0.0.5"},
+		{data: "tcp://[::ffff:10.0.0.5]:7", control: "tcp://10.0.0.5:5", want: "[::ffff:10.0.0.5]:7"},
+		{data: "tcp://127.0.0.1:7", control: "tcp://localhost:5", want: "127.0.0.1:7"},
+		{data: "tcp://[::1]:7", control: "tcp://127.0.0.2:5", want: "[::1]:7"},
+		{data: "tcp://10.0.0.6:7", control: "tcp://10.0.0.5:5"},
+		{data: "tcp://10.0.0.6:7", control: "tcp://10.0.0.5:5", accepted: "10.0.0.6", want: "10.0.0.6:7"},
+		{data: "tcp://10.0.0.6:7", control: "tcp://10.0.0.5:5", accepted: "10.0.0.7"},
+		{data: "tcp://127.0.0.1:7", control: "tcp://10.0.0.5:5"},
+		{data: "tcp://other:7", control: "ipc:///a"},
+		{data: "tcp://other:7", control: "ipc:///a", accepted: "OTHER", want: "other:7"},
+		{data: "ipc:///a/b", control: "tcp://host:5"},
+		{data: "ipc:///a/c.data", control: "ipc:///a/c", want: "/a/c.data"},
+		{data: "ipc:///a/b", control: "ipc:///a/c"},
+		{data: "ipc:///a/c/../b", control: "ipc:///a/c"},
+		{data: "ipc:///a/b", control: "ipc:///a/c", accepted: "ipc:///a/b", want: "/a/b"},
+		{data: "tcp://*:7", control: "ipc:///a"}, {data: "tcp://*:0", control: "tcp://host:5"},
+		{data: "nonsense", control: "tcp://host:5"},
 	} {
-		if got, err := dataEndpoint(c.data, c.control); got.address != c.want || (err == nil) != (c.want != "") {
+		got, err := dataEndpoint(c.data, c.control, []string{c.accepted})
+		if got.address != c.want || (err == nil) != (c.want != "") || got.within != c.within {
 			t.Errorf("%v: %v %v", c, got, err)
 		}
+	}
+}
+
+// Whether two names are of one host is known once they are looked up.
+func TestNamesOfOneHost(t *testing.T) {
+	hosts := map[string][]net.IP{"trainer": {net.IPv4(10, 0, 0, 5), net.IPv6loopback}, "elsewhere": {net.IPv4(10, 0, 0, 6)},
+		"alias": {net.IPv4(10, 9, 9, 9), net.IPv4(10, 0, 0, 5)}, "10.0.0.5": {net.IPv4(10, 0, 0, 5)}}
+	find := func(_ context.Context, host string) ([]net.IP, error) {
+		if found := hosts[host]; found != nil {
+			return found, nil
+		}
+		return nil, errors.New("there is no " + host)
+	}
+	for _, c := range []struct{ host, within, want, says string }{
+		{"alias", "trainer", "[10.0.0.5:7]", ""}, {"10.0.0.5", "alias", "[10.0.0.5:7]", ""},
+		{"elsewhere", "trainer", "[]", "Options.DataHosts"}, {"nobody", "trainer", "[]", "no nobody"},
+		{"trainer", "nobody", "[]", "no nobody"},
+	} {
+		end := endpoint{network: "tcp", address: c.host + ":7", within: c.within}
+		got, err := end.resolve(find)(context.Background())
+		if fmt.Sprint(got) != c.want || (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%v: %v %v", c, got, err)
+		}
+	}
+	if (endpoint{network: "tcp", address: "host:7"}).resolve(find) != nil {
+		t.Error("it is looked up though nothing is to be compared")
 	}
 }
 

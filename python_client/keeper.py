@@ -190,7 +190,7 @@ class Keeper:
         if self._epoch > self._folder.epoch:
             try:
                 self._folder.begin(self._epoch)
-            except OSError as error:
+            except Exception as error:  # whatever it is, the versions can be written
                 self._warn(None, error)
             else:
                 self._on_disk = self._folder.epoch

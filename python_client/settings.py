@@ -46,6 +46,7 @@ _OF = {
     "Subscriber": {
         *_BOTH,
         *("before_apply", "on_commit", "apply_timeout", "bytes_max", "resident", "sole_writer"),
+        "any_data_host",
     },
 }
 
@@ -129,6 +130,9 @@ class Settings:
         sole_writer: For a worker: only the subscriber writes to models in memory; no other code
             does, not even in `reading()`. For a patched version it then writes only the differences
             while readers wait.
+        any_data_host: For a worker: connect for pushed data to whatever address the publisher
+            names, also on another host. Otherwise only to the host of the publisher's own address
+            (for `ipc`: its path with a suffix); data elsewhere is fetched instead, with a warning.
 
     Raises:
         AddressError: `advertise` is invalid.
@@ -166,6 +170,7 @@ class Settings:
     bytes_max: int = STAGING_BYTES_MAX
     resident: bool = False
     sole_writer: bool = False
+    any_data_host: bool = False
 
     def __post_init__(self) -> None:
         Timing(ping=self.ping, lost_after=self.lost_after)

@@ -146,7 +146,10 @@ class Subscriber(AsyncClosable):
             who, self._targets, fault, few.bytes_max, few.timing, like, keyring=ring
         )
         with ExitStack() as undo:
-            sockets = undo.enter_context(closing(WorkerSockets(address, machine.place, keys)))
+            sockets = WorkerSockets(
+                address, machine.place, keys, machine.awaits, any_data_host=few.any_data_host
+            )
+            undo.enter_context(closing(sockets))
             silence = Silence(address, machine, self._handoff, keyed=keys is not None)
             self._loop = WorkerLoop(
                 machine,

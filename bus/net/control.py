@@ -7,26 +7,33 @@ They belong to one thread, but for `wake`. Nothing blocks but `poll`, for the ti
 """
 
 import contextlib
+import logging
+import math
 import selectors
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import zmq
 
+from ..complaints import Complaints
 from ..errors import AddressError
-from ..limits import MESSAGE_BYTES_MAX
+from ..limits import MESSAGE_BYTES_MAX, UNASKED_BYTES_MAX
 from ..messages import Buffer
 from ..trust import curve
+from ..trust.curve_server import COMMAND_BYTES
 from ..trust.keys import WorkerKeys
 from . import endpoints
 from .descriptors import check_left
+from .incoming import Incoming
 from .inheritance import abandon_in_children, close_libzmqs, descriptors_of_libzmq, keep_in_children
 from .names import AGAIN_SECONDS, Lookup, is_name
 from .sub import Subscription
 from .threads import Bell
-from .zmtp import FRAMES_MAX, WORD, Place
+from .zmtp import FRAME_HEAD_MAX, FRAMES_MAX, WORD, Place
+
+log = logging.getLogger("weightbus.worker")
 
 LINGER_MS = 200  # what is on its way when a side closes (a goodbye, an acknowledgement) gets this
 # TCP finds out which peers are gone, so that their queues are freed. Not ZeroMQ's own pings: libzmq
@@ -35,6 +42,7 @@ KEEPALIVE_SECONDS, KEEPALIVE_PROBES = 10, 2  # of silence, then after each quest
 UNSENT_MS = 30_000  # longer than a chunk of 1 MiB takes at 40 kB/s
 RECONNECT_MS, RECONNECT_MAX_MS = 50, 1_000
 CONNECT_MS = 3_000  # for one attempt, in which the kernel knocks twice: now and after 1 s
+HANG_UP_SECONDS = 1.0  # before a publisher that was hung up on is dialled again
 DEALER_QUEUE = 32  # messages a worker holds before TCP pushes back; bytes count, so it is small
 
 # Plain numbers: arithmetic with the enumerations of pyzmq takes longer than what it is for.
@@ -156,16 +164,30 @@ class WorkerSockets(_Sockets):
         address: The publisher's ROUTER.
         place: Where payloads of published messages go, see `zmtp.Stream`.
         keys: Its own, and the publisher's public one; None: there are none.
+        awaits: Returns how many bytes may be on their way here, since they were asked for.
+        any_data_host: Whether published data may come from another host, see `endpoints.resolve`.
 
     Raises:
         AddressError: The address makes no sense.
         OSError: Too few descriptors are left.
     """
 
-    def __init__(self, address: str, place: Place, keys: WorkerKeys | None = None) -> None:
-        self.address = endpoints.check(address)
+    def __init__(
+        self,
+        address: str,
+        place: Place,
+        keys: WorkerKeys | None = None,
+        awaits: Callable[[], int] = lambda: 0,
+        *,
+        any_data_host: bool = False,
+    ) -> None:
+        self.address, self._any_data_host = endpoints.check(address), any_data_host
         super().__init__(zmq.DEALER, curve.CHANGES)
         self._told = curve.Changes(self._changes, keyed=keys is not None)
+        self._incoming, self._awaits = Incoming(), awaits
+        self._frame_head = FRAME_HEAD_MAX + (COMMAND_BYTES if keys is not None else 0)
+        self._dial_at = math.inf  # after the publisher was hung up on
+        self._too_much = Complaints(log, "hung up on the publisher: %s")
         self.data = Subscription(place, self.wake)
         self._watched: tuple[socket.socket, bool] | None = None
         try:
@@ -188,12 +210,18 @@ class WorkerSockets(_Sockets):
 
     def poll(self, seconds: float, *, writable: bool = False) -> Activity:
         """Wait for something to arrive or for `wake`; with `writable`, also for a peer."""
-        watched = self.data.attend(time.monotonic())
+        now = time.monotonic()
+        if now >= self._incoming.look_at:
+            self._look(now)
+        if now >= self._dial_at:
+            self._dial(self._dialled)
+        watched = self.data.attend(now)
         if watched != self._watched:
             self._watch(watched)
         if self._lookup is not None:
-            self._look_up(self._lookup, time.monotonic())
+            self._look_up(self._lookup, now)
             seconds = min(seconds, AGAIN_SECONDS)
+        seconds = min(seconds, self._incoming.look_at - now)
         data, wanted = self.data.pending, READABLE | (WRITABLE if writable else 0)
         control, found = self._poll(0.0 if data else seconds, wanted)
         for key, _ in found:
@@ -202,6 +230,24 @@ class WorkerSockets(_Sockets):
             control=bool(control & READABLE), data=data, writable=bool(control & WRITABLE)
         )
 
+    def _look(self, now: float) -> None:
+        """Hang up on a publisher that sends more than it was asked for."""
+        unseen, most = self._incoming.look(now), self._awaits() + UNASKED_BYTES_MAX
+        if unseen <= most:
+            return
+        self._too_much.warn(
+            f"{unseen} bytes came from {self.address} that are in no message; this worker has "
+            f"asked for so much that at most {most} may come at once. It dials again",
+            now,
+        )
+        self._hang_up()
+        self._dial_at = now + HANG_UP_SECONDS
+
+    def _hang_up(self) -> None:
+        with contextlib.suppress(zmq.ZMQError):  # there is none
+            self._control.disconnect(self._dialled)
+        self._incoming.follow(-1, "")
+
     def _look_up(self, lookup: Lookup, now: float) -> None:
         """Follow the host where it goes, as long as nothing is connected."""
         if not self._ask() & WRITABLE and lookup.attend(now):
@@ -209,10 +255,9 @@ class WorkerSockets(_Sockets):
 
     def _dial(self, endpoint: str) -> None:
         """Connect the control socket, in place of any connection before."""
-        self._asked = False
+        self._asked, self._dial_at = False, math.inf
         if self._dialled:
-            with contextlib.suppress(zmq.ZMQError):  # there is none
-                self._control.disconnect(self._dialled)
+            self._hang_up()
         self._control.setsockopt(zmq.IPV6, int("[" in endpoint))
         self._control.connect(endpoint)
         self._dialled = endpoint
@@ -236,7 +281,10 @@ class WorkerSockets(_Sockets):
     def receive(self) -> Sequence[Buffer] | None:
         """Return the frames of the next control message, if there is one."""
         frames = self._receive()
-        return None if frames is None else [frame.buffer for frame in frames]
+        if frames is None:
+            return None
+        self._incoming.taken += sum(map(len, frames)) + self._frame_head * len(frames)
+        return [frame.buffer for frame in frames]
 
     def send(self, header: bytes, token: str = "") -> None:
         """Send to the publisher, or upstream if that can be; lost while nobody is there."""
@@ -248,15 +296,21 @@ class WorkerSockets(_Sockets):
 
     def changed(self, patience: float) -> tuple[bool, str]:
         """Return whether anything became of the control connection, and why it was refused."""
-        return self._told.read(time.monotonic(), patience)
+        before = self._told.descriptor, self._told.connections
+        changed = self._told.read(time.monotonic(), patience)
+        if (self._told.descriptor, self._told.connections) != before:
+            self._incoming.follow(self._told.descriptor, self._dialled)
+        return changed
 
     def connect_data(self, endpoint: str, ticket: str = "") -> None:
         """Take published messages from this endpoint, in place of any before.
 
         Raises:
-            AddressError: It cannot be connected to.
+            AddressError: It cannot be connected to, or is not on the publisher's host.
         """
-        self.data.connect(endpoints.resolve(endpoint, self.address), ticket)
+        anywhere = self._any_data_host
+        found = endpoints.resolve(endpoint, self.address, self._dialled, any_host=anywhere)
+        self.data.connect(found, ticket)
 
     def redial(self) -> None:
         """Make both connections anew; what waits to be sent on the old ones is lost."""

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ...codecs.delta.patch import Delta
 from ...codecs.errors import PatchError
 from ...codecs.native import copy_crc32c
+from ..complaints import Complaints
 from ..limits import MODELS_MAX
 from ..staged import Copying, Patching, StaleError
 from ..worker.events import Copied, Decoded
@@ -46,17 +47,24 @@ class Copier:
         # What a publisher may ask for again and again: the oldest are forgotten, at no loss.
         self._ahead: deque[Generator[None]] = deque(maxlen=MODELS_MAX)
         self._closed = False
+        self._untouched = Complaints(log, "memory was not touched ahead of its use: %s")
         self._thread: threading.Thread | None = None
 
     def copy(self, copy: Copying | Patching) -> None:
-        """Copy a version, or decode a patch, soon."""
+        """Copy a version, or decode a patch, soon.
+
+        Raises:
+            RuntimeError: The process may have no further thread; nothing will be done.
+        """
+        self._start()
         self._copies.append(copy)
-        self._go()
+        self._wake()
 
     def ahead(self, steps: Generator[None]) -> None:
         """Do this when there is time, step by step."""
+        self._start()
         self._ahead.append(steps)
-        self._go()
+        self._wake()
 
     def close(self) -> None:
         """End the thread, in the middle of what it does."""
@@ -66,10 +74,13 @@ class Copier:
         if self._thread is not None:
             self._thread.join(CLOSE_SECONDS)
 
-    def _go(self) -> None:
+    def _start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="weightbus-copy", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="weightbus-copy", daemon=True)
+            thread.start()
+            self._thread = thread
+
+    def _wake(self) -> None:
         with self._changed:
             self._changed.notify()
 
@@ -88,10 +99,13 @@ class Copier:
         self._ahead.clear()
 
     def _touch(self, steps: Generator[None]) -> None:
-        for _ in steps:
-            if self._closed or self._copies:
-                self._ahead.appendleft(steps)
-                return
+        try:
+            for _ in steps:
+                if self._closed or self._copies:
+                    self._ahead.appendleft(steps)
+                    return
+        except Exception as error:  # nobody waits for it: what is not touched ahead is later
+            self._untouched.warn(f"{type(error).__name__}: {error}", time.monotonic())
 
 
 def decoded(job: Patching, stopped: Callable[[], bool] = lambda: False) -> Decoded:

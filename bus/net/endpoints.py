@@ -51,14 +51,27 @@ def advertised(control: str, data: str) -> str:
     return data
 
 
-def resolve(data: str, control: str) -> str:
+def resolve(data: str, control: str, dialled: str = "", *, any_host: bool = False) -> str:
     """Return the data address as this worker can use it, given the control address it used.
 
+    Args:
+        data: The address in the welcome.
+        control: The publisher's address, as the user gave it.
+        dialled: The same with the number of its host, where it was given by name.
+        any_host: Whether the data may be on another host, or at any path. Otherwise a publisher
+            could have this worker connect to whatever the worker can reach.
+
     Raises:
-        AddressError: The publisher told something that cannot be connected to.
+        AddressError: The publisher told something that cannot be connected to, or must not be.
     """
     match = _TCP.match(check(data))
     if match is None or match["host"] not in ("*", "0.0.0.0", "[::]"):  # noqa: S104 - a comparison
+        if not any_host and not any(_is_beside(data, each) for each in (control, dialled) if each):
+            raise AddressError(
+                f"the publisher's data is at {data!r}, which is not on the host of its control "
+                f"address {control!r} (or, of a path, not beside it): everything is fetched, which "
+                "is slower. If that address is right, allow it: Settings(any_data_host=True)"
+            )
         return data
     used = _TCP.match(control)
     if used is None:
@@ -67,6 +80,22 @@ def resolve(data: str, control: str) -> str:
             f"{control!r} names no host; give the publisher an address to advertise"
         )
     return f"tcp://{used['host']}:{match['port']}"
+
+
+def _is_beside(data: str, control: str) -> bool:
+    """Return whether data is on the host of a control address, or at its path and a suffix."""
+    path, beside_path = ipc_path(control), ipc_path(data)
+    if path is not None or beside_path is not None:
+        if path is None or beside_path is None:
+            return False
+        return beside_path.startswith(path) and "/" not in beside_path.removeprefix(path)
+    one, other = (
+        match["host"].strip("[]") for match in (_TCP.match(data), _TCP.match(control)) if match
+    )
+    if one.lower() == other.lower() or (is_loopback(one) and is_loopback(other)):
+        return True
+    address = ip_address(one)
+    return address is not None and address == ip_address(other)
 
 
 def host_and_port(endpoint: str) -> tuple[str, int]:

@@ -11,9 +11,11 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from ..allowance import Allowance
 from ..complaints import Complaints
-from ..errors import AddressError
+from ..errors import AddressError, told_of
 from ..lease import Lease
+from ..limits import COMMANDS, UNREAD_BYTES_MAX
 from . import endpoints
 from .zmtp import TICKET, Arrived, Place, Stream, ZmtpError
 
@@ -48,6 +50,7 @@ class Subscription:
         self._dial_at = 0.0
         self._pause = REDIAL_SECONDS
         self._heard_at = 0.0
+        self._commands = Allowance(COMMANDS, 0.0)  # of this connection
         self._expected = 1
         self._drained = False  # nothing more is here, until the descriptor says so
         self.pending = False  # messages may be here already: the descriptor tells nothing of them
@@ -96,14 +99,21 @@ class Subscription:
         if self._socket is None:
             dial = self._endpoint and not self._dialling and now >= self._dial_at
             if dial and not self.needs_ticket:
-                self._dialling = True
                 self._dial_at, self._pause = (
                     now + self._pause,
                     min(2 * self._pause, REDIAL_MAX_SECONDS),
                 )
-                threading.Thread(
-                    target=self._dial, args=(self._endpoint,), name="weightbus-dial", daemon=True
-                ).start()
+                try:
+                    threading.Thread(
+                        target=self._dial,
+                        args=(self._endpoint,),
+                        name="weightbus-dial",
+                        daemon=True,
+                    ).start()
+                except RuntimeError as error:  # the process may have no further thread for now
+                    self._unusable.warn(f"{self._endpoint}: {error}", now)
+                else:
+                    self._dialling = True
             return None
         connection, unsent = self._socket, self._stream.outgoing
         return (connection, bool(unsent)) if not unsent or self._write(connection) else None
@@ -125,20 +135,29 @@ class Subscription:
                     continue
                 room = stream.room()
                 count = connection.recv_into(room)
-                if not count:
-                    raise ConnectionResetError("the publisher has closed the connection")
+                if not count:  # the publisher has closed the connection
+                    self._hang_up()
+                    continue
+                commands = stream.commands
                 self._arrived.extend(stream.received(count))
                 self._drained = count < len(room)
                 if stream.state == "open":  # in a handshake, bytes alone are no sign of life
-                    self._heard_at, self._pause = now, REDIAL_SECONDS
-                if stream.outgoing:
-                    self._write(connection)
+                    self._heard_at = now
+                if self._arrived:  # commands alone do not show that the next attempt is worth it
+                    self._pause = REDIAL_SECONDS
+                if stream.outgoing and self._write(connection):
+                    self._check_unread(stream)
+                if stream.commands != commands:
+                    self._check_commands(stream.commands - commands, now)
             except BlockingIOError:
                 self._drained = True
             except ZmtpError as error:
                 self._unusable.warn(f"{self._endpoint}: {error}", now)
                 self._hang_up()
             except OSError:
+                self._hang_up()
+            except Exception as error:  # a defect: this connection is in no state to go on
+                self._unusable.warn(f"{self._endpoint}: {told_of(error)}", now)
                 self._hang_up()
         message = self._arrived.popleft() if self._arrived else None
         more = message is not None and not self._drained
@@ -148,6 +167,22 @@ class Subscription:
             if self._stream.missing != self._expected:
                 self._sleep_until_worth_it()
         return message
+
+    def _check_unread(self, stream: Stream) -> None:
+        """Hang up on a peer that asks for answers and does not read them."""
+        if len(stream.outgoing) > UNREAD_BYTES_MAX:
+            raise ZmtpError(
+                f"it has not read {len(stream.outgoing)} bytes of what it asked for by PINGs; at "
+                f"most {UNREAD_BYTES_MAX} may wait"
+            )
+
+    def _check_commands(self, count: int, now: float) -> None:
+        """Hang up on a peer whose commands would keep this thread busy, and bring no message."""
+        if not self._commands.take(count, now):
+            raise ZmtpError(
+                f"more than {COMMANDS.burst:g} commands at once, or {COMMANDS.per_second:g} a "
+                "second: a publisher sends a PING every few seconds"
+            )
 
     def _sleep_until_worth_it(self) -> None:
         """Have the kernel wake us for a good part of what is missing, not for each packet."""
@@ -192,7 +227,7 @@ class Subscription:
             return
         found.setblocking(False)
         self._socket, self._heard_at, self._expected = found, now, 1
-        self._stream = Stream(self._place)
+        self._stream, self._commands = Stream(self._place), Allowance(COMMANDS, now)
         if self._ticket:
             self._stream.first, self._ticket = TICKET + self._ticket.encode(), ""  # K7
         for topic in self._topics:

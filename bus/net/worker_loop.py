@@ -8,14 +8,18 @@ thread did with it comes back as a `Report`.
 import logging
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import ParamSpec
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...codecs.words import printable
+from ..complaints import Complaints
 from ..effects import (
     Connect,
     Copy,
@@ -38,12 +42,13 @@ from ..effects import (
     Whole,
 )
 from ..errors import AddressError, ApplyError, ClosedError, RefusedError
+from ..lease import Lease
 from ..memory.pages import memory_ahead, memory_of
 from ..memory.segment import MappedSegments
 from ..messages import encode
 from ..observed import Check
 from ..staged import StagedVersion
-from ..worker.events import Granted, Happening, Opened, Report
+from ..worker.events import Copied, Decoded, Granted, Happening, Opened, Report
 from ..worker.machine import WorkerMachine
 from .control import WorkerSockets
 from .copier import AT_ONCE_BYTES, Copier, copied
@@ -51,6 +56,8 @@ from .handoff import Handoff
 from .threads import Owner
 
 log = logging.getLogger("weightbus.worker")
+
+P = ParamSpec("P")
 
 TICK = 0.1  # seconds between two looks at the clock when nothing happens
 BATCH = 16  # messages taken from one socket before the other gets a turn
@@ -84,6 +91,8 @@ class WorkerLoop:
         self._work: deque[Happening] = deque()
         self._copier = Copier(partial(_hand_in, self._work, sockets))  # `tell` would hold us
         self._stopping, self._refused = False, ""
+        self._unreachable = Complaints(log, "no pushed data: %s")
+        self._failures = Complaints(log, "%s")
         self._at_once: Callable[[StagedVersion], bool] | None = None
         self._examine: Callable[[Check], None] | None = None
         self._thread = Owner(self._run, "weightbus-worker")
@@ -139,7 +148,7 @@ class WorkerLoop:
             while not self._stopping:
                 next_tick = self._turn(next_tick)
             self._do_work(time.monotonic())
-            self._perform(self._machine.close())
+            self._try(self._machine.close)
         except BaseException as error:
             log.exception("the worker's thread failed")
             ended = error
@@ -162,19 +171,18 @@ class WorkerLoop:
         if self._work:
             self._do_work(now)
         if activity.writable:
-            self._perform(self._machine.connected(now))
+            self._try(self._machine.connected, now)
         if activity.control:
             for _ in range(BATCH):
                 if (frames := self._sockets.receive()) is None:
                     break
-                self._perform(self._machine.receive(frames, time.monotonic()))
+                self._try(self._machine.receive, frames, time.monotonic())
         if activity.data or now >= next_tick:  # what is here of a chunk tells that more will come
             data = self._sockets.data
             for _ in range(BATCH):
                 if (arrived := data.receive(time.monotonic())) is None:
                     break
-                if effects := self._machine.receive_published(arrived, time.monotonic()):
-                    self._perform(effects)
+                self._try(self._machine.receive_published, arrived, time.monotonic())
                 if not data.pending:
                     break
         now = time.monotonic()
@@ -183,78 +191,118 @@ class WorkerLoop:
             if changed:
                 self._machine.changed(now)
             if refused:
-                self._perform(self._machine.shut_out(refused, now))
+                self._try(self._machine.shut_out, refused, now)
             self._handoff.unknown(self._sockets.unknown(now))
             if self._sockets.data.needs_ticket:
-                self._perform(self._machine.without_ticket(now))
-            self._perform(self._machine.tick(now))
-            self._look()
+                self._try(self._machine.without_ticket, now)
+            self._try(self._machine.tick, now)
+            self._try(self._looked)
             return now + TICK
         return next_tick
 
+    def _looked(self) -> list[Effect]:
+        self._look()
+        return []
+
     def _do_work(self, now: float) -> None:
         while self._work:
-            if effects := self._machine.happened(self._work.popleft(), now):
+            self._try(self._machine.happened, self._work.popleft(), now)
+
+    def _try(self, decide: Callable[P, list[Effect]], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Do what the machine decides; if that fails, warn, and go on from what is sound.
+
+        One message or one event ends no thread: only what makes this loop impossible does.
+        """
+        try:
+            effects = decide(*args, **kwargs)
+        except Exception as error:
+            self._recover(error, args[0] if args else None)
+        else:
+            if effects:
                 self._perform(effects)
 
+    def _recover(self, error: Exception, taken: object) -> None:
+        """Go on after something has failed in the middle of a message or event."""
+        why, now = f"this worker has failed in the middle: {_cause(error)}", time.monotonic()
+        self._failures.warn(f"{why}. It drops what is not whole, and joins again", now)
+        try:
+            if isinstance(taken, Lease):
+                taken.cancel()
+            event = taken if isinstance(taken, Report) else None
+            self._perform(self._machine.broken(why, now, event))
+        except Exception as second:
+            text = f"what was half changed could not be dropped: {_cause(second)}"
+            self._failures.warn(text, now)
+
     def _perform(self, effects: list[Effect]) -> None:
+        """Do this; what fails is answered as if it could not be done, and the rest is done."""
         for effect in effects:
-            match effect:
-                case Send(message):
-                    token = self._machine.terms.upstream if effect.upstream else ""
-                    self._sockets.send(encode(message), token)
-                case Ready():
-                    self._leave(effect.staged)
-                case Whole(staged):
-                    self._handoff.whole(staged)
-                case Reserve():
-                    self._done(Granted(effect.model, effect.key, self._memory(effect)))
-                case Open(model, key, shared, nbytes):
-                    memory = self._views.open(shared, nbytes) if self._views is not None else None
-                    self._done(Opened(model, key, memory))
-                case Copy(copy) if copy.buffer.nbytes > AT_ONCE_BYTES:
-                    self._copier.copy(copy)
-                case Copy(copy):
-                    self._done(copied(copy))
-                case Decode(job):
-                    self._copier.copy(job)
-                case Warm(shared, nbytes):
-                    view = self._views.open(shared, nbytes) if self._views is not None else None
-                    if view is not None and not view.touched:
-                        self._copier.ahead(view.touching())
-                case Subscribe():
-                    self._sockets.data.subscribe(effect.topic, on=effect.on)
-                case Connect():
-                    self._connect(effect.endpoint, effect.ticket)
-                case Redial():
-                    self._sockets.redial()
-                case Flushed(mark):
-                    self._handoff.flush(mark)
-                case Joined():
-                    self._join(effect.epoch)
-                case Rejected(model, epoch, version, code, text):
-                    error = ApplyError(
-                        f"{model} version {version} cannot be applied here ({code}): {text}",
-                        model=model,
-                        epoch=epoch,
-                        version=version,
-                        code=code,
-                    )
-                    if not self._handoff.asked:  # else it is raised where versions are applied
-                        log.warning("%s", error)
-                    self._handoff.reject(error)
-                case Refused(code, text):
-                    self._refuse(code, text)
-                case Renamed():
-                    if self._on_renamed is not None:
-                        self._on_renamed(effect)
-                case Examine(check):
-                    if self._examine is not None:
-                        self._examine(check)
-                case Notice(kind, text):
-                    self._say(kind, f"{kind}: {text}", warning=effect.warning)
-                case _:
-                    raise AssertionError(f"a worker does not {effect}")
+            try:
+                self._do(effect)
+            except Exception as error:
+                text = f"{type(effect).__name__.lower()} has failed: {_cause(error)}"
+                self._failures.warn(text, time.monotonic())
+                answer = _undone(effect, text)
+                if answer is not None:
+                    self._done(answer)
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case Send(message):
+                token = self._machine.terms.upstream if effect.upstream else ""
+                self._sockets.send(encode(message), token)
+            case Ready():
+                self._leave(effect.staged)
+            case Whole(staged):
+                self._handoff.whole(staged)
+            case Reserve():
+                self._done(Granted(effect.model, effect.key, self._memory(effect)))
+            case Open(model, key, shared, nbytes):
+                memory = self._views.open(shared, nbytes) if self._views is not None else None
+                self._done(Opened(model, key, memory))
+            case Copy(copy) if copy.buffer.nbytes > AT_ONCE_BYTES:
+                self._copier.copy(copy)
+            case Copy(copy):
+                self._done(copied(copy))
+            case Decode(job):
+                self._copier.copy(job)
+            case Warm(shared, nbytes):
+                view = self._views.open(shared, nbytes) if self._views is not None else None
+                if view is not None and not view.touched:
+                    self._copier.ahead(view.touching())
+            case Subscribe():
+                self._sockets.data.subscribe(effect.topic, on=effect.on)
+            case Connect():
+                self._connect(effect.endpoint, effect.ticket)
+            case Redial():
+                self._sockets.redial()
+            case Flushed(mark):
+                self._handoff.flush(mark)
+            case Joined():
+                self._join(effect.epoch)
+            case Rejected(model, epoch, version, code, text):
+                error = ApplyError(
+                    f"{model} version {version} cannot be applied here ({code}): {text}",
+                    model=model,
+                    epoch=epoch,
+                    version=version,
+                    code=code,
+                )
+                if not self._handoff.asked:  # else it is raised where versions are applied
+                    log.warning("%s", error)
+                self._handoff.reject(error)
+            case Refused(code, text):
+                self._refuse(code, text)
+            case Renamed():
+                if self._on_renamed is not None:
+                    self._on_renamed(effect)
+            case Examine(check):
+                if self._examine is not None:
+                    self._examine(check)
+            case Notice(kind, text):
+                self._say(kind, f"{kind}: {text}", warning=effect.warning)
+            case _:
+                raise AssertionError(f"a worker does not {effect}")
 
     def _say(self, kind: str, text: str, *, warning: bool = False) -> None:
         """Tell the log, on one line, whatever others have said."""
@@ -285,11 +333,11 @@ class WorkerLoop:
             self._handoff.wake()
             return
         older = self._handoff.put(staged)
-        if older is not None:
+        if older is not None and older.key != staged.key:
             self._done(Report(older.model, older.key, "newer"))
 
     def _done(self, event: Happening) -> None:
-        self._perform(self._machine.happened(event, time.monotonic()))
+        self._try(self._machine.happened, event, time.monotonic())
 
     def _memory(self, effect: Reserve) -> NDArray[np.uint8] | None:
         """Take memory; if it is for later, have it touched before it is needed."""
@@ -306,7 +354,31 @@ class WorkerLoop:
         try:
             self._sockets.connect_data(endpoint, ticket)
         except AddressError as error:  # everything can still be fetched
-            log.warning("no pushed data: %s", error)
+            self._unreachable.warn(error, time.monotonic())
+
+
+def _cause(error: Exception) -> str:
+    """Say what went wrong, and where."""
+    frames = traceback.extract_tb(error.__traceback__)
+    at = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{at}"
+
+
+def _undone(effect: Effect, why: str) -> Happening | None:
+    """Return what tells the machine that an effect has not been done, where it waits for that."""
+    match effect:
+        case Ready(staged):
+            return Report(staged.model, staged.key, "failed", why)
+        case Reserve():
+            return Granted(effect.model, effect.key, None)
+        case Open():
+            return Opened(effect.model, effect.key, None)
+        case Copy(copy):
+            return Copied(copy, None)
+        case Decode(job):
+            return Decoded(job, why)
+        case _:
+            return None
 
 
 def _hand_in(work: deque[Happening], sockets: WorkerSockets, event: Happening) -> None:

@@ -64,6 +64,7 @@ class Stream:
     ) -> None:
         self.outgoing = bytearray(GREETING)
         self.frames = 0  # that have arrived, commands included
+        self.commands = 0  # of these
         self._kind = kind
         self._frame_max, self._frames_max = frame_max, frames_max
         self.state: State = "greeting"
@@ -216,6 +217,7 @@ class Stream:
             self._frames = []
 
     def _command(self, body: bytes) -> None:
+        self.commands += 1
         size = 1 + body[0] if body else 0
         name, rest = body[1:size], body[size:]
         if name == b"READY" and self.state == "ready":

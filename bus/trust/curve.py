@@ -98,10 +98,15 @@ class Changes:
     Args:
         told: Its monitor, of the events `CHANGES`.
         keyed: Whether it has keys.
+
+    Attributes:
+        descriptor: Of its last connection, as far as that was read; -1: it has ended.
+        connections: How many it has had: the number of a descriptor may be that of the one before.
     """
 
     def __init__(self, told: "zmq.Socket[bytes]", *, keyed: bool) -> None:
         self._told, self._keyed = told, keyed
+        self.descriptor, self.connections = -1, 0
         self._broken = 0  # handshakes in a row that have ended without a word
         self._broken_since, self._crowded = 0.0, False
 
@@ -121,6 +126,9 @@ class Changes:
 
     def _why(self, event: int, value: int, now: float, patience: float) -> str:
         """Say why a handshake has failed, if that is a matter of keys."""  # K5
+        if event in (zmq.EVENT_CONNECTED, zmq.EVENT_DISCONNECTED):
+            self.descriptor = value if event == zmq.EVENT_CONNECTED else -1
+            self.connections += event == zmq.EVENT_CONNECTED
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and value != CROWDED:
             return _NOT_ALLOWED
         if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import NamedTuple
 
-from ...codecs.errors import LayoutError
-from ...codecs.layout import HEADER_BYTES_MAX, PREFIX_BYTES, Layout
+from ...codecs.errors import LayoutError, TensorsError
+from ...codecs.layout import HEADER_BYTES_MAX, PREFIX_BYTES, TENSORS_MAX, Layout
 from ...codecs.sealing import AES_256_GCM
-from ..limits import CHUNKS_MAX
+from ..limits import CHUNKS_MAX, LAYOUT_BYTES_FREE, LAYOUT_MEMORY, TENSORS_UNKNOWN_MAX
 from ..messages import Announce, Buffer
 from .keyring import Keyring
 
@@ -54,7 +54,10 @@ class Acceptance:
         bytes_max: int,
         expected: Expected = Expected(),  # noqa: B008 - it cannot change
     ) -> None:
-        self._layout_bytes_max = expected.layout_bytes
+        room = max(LAYOUT_BYTES_FREE, bytes_max // LAYOUT_MEMORY)
+        self.layout_bytes_max = min(expected.layout_bytes, room)
+        known = expected.layout_bytes < Expected().layout_bytes
+        self._tensors_max = TENSORS_MAX if known else TENSORS_UNKNOWN_MAX
         self._encryption = AES_256_GCM if expected.keyring is not None else None
         self._model, self._accepts, self.bytes_max = model, accepts, bytes_max
         # By id, and whether each was found to fit here.
@@ -68,30 +71,43 @@ class Acceptance:
 
     def learn(self, announce: Announce, header: Buffer) -> Fault | None:
         """Remember a layout that came with an announcement; return what is wrong with it."""
-        problem = self._learn(announce, header)
-        if problem:
-            return "layout-invalid", problem
-        return None
-
-    def _learn(self, announce: Announce, header: Buffer) -> str:
+        fault = self.oversize(announce)  # before the work is done
+        if fault is not None:
+            return fault
         if len(header) != announce.layout_bytes:
-            return f"the layout has {len(header)} bytes, announced were {announce.layout_bytes}"
+            text = f"the layout has {len(header)} bytes, announced were {announce.layout_bytes}"
+            return "layout-invalid", text
         try:
-            layout = Layout.parse(bytes(header))
+            layout = Layout.parse(bytes(header), tensors_max=self._tensors_max)
+        except TensorsError as error:
+            return "too-large", str(error)
         except LayoutError as error:
-            return str(error)
+            return "layout-invalid", str(error)
         if layout.id != announce.layout:
-            return f"the layout hashes to {layout.id}, announced was {announce.layout}"
+            text = f"the layout hashes to {layout.id}, announced was {announce.layout}"
+            return "layout-invalid", text
         self._known.setdefault(layout.id, (layout, False))  # others know it by identity
         while self._too_many():
             del self._known[next(iter(self._known))]
             self.usual = {}
-        return ""
+        return None
 
     def _too_many(self) -> bool:
         nbytes = sum(len(layout.header) for layout, _ in self._known.values())
         count = len(self._known)
         return count > LAYOUTS_KEPT or (count > 1 and nbytes > LAYOUTS_BYTES_KEPT)
+
+    def oversize(self, announce: Announce) -> Fault | None:
+        """Return whether a layout is larger than this worker reads, or than its data warrants."""
+        nbytes, most = announce.layout_bytes, self.layout_bytes_max
+        if nbytes > most:
+            text = f"a layout of {nbytes} bytes; this worker takes at most {most} for its model"
+            return "too-large", f"{text}: are its names others, or is its bytes_max too low?"
+        most = LAYOUT_BYTES_FREE + announce.nbytes
+        if nbytes > most:
+            text = f"a layout of {nbytes} bytes for {announce.nbytes} bytes of weights; at most"
+            return "too-large", f"{text} {most} are taken"
+        return None
 
     def fault(self, announce: Announce) -> Fault | None:
         """Return why a version cannot be taken, as far as that is known yet."""
@@ -101,9 +117,8 @@ class Acceptance:
         if announce.nbytes > self.bytes_max:
             text = f"{announce.nbytes} bytes; this worker takes at most {self.bytes_max}"
             return "too-large", f"{text}: raise its bytes_max if that is meant"
-        if announce.layout_bytes > self._layout_bytes_max:
-            text = f"a layout of {announce.layout_bytes} bytes; of this worker's model none has"
-            return "too-large", f"{text} more than {self._layout_bytes_max}: are its names others?"
+        if (fault := self.oversize(announce)) is not None:
+            return fault
         if announce.nbytes > CHUNKS_MAX * announce.chunk_bytes:
             text = f"{announce.nbytes} bytes in chunks of {announce.chunk_bytes}"
             return "too-many-chunks", f"{text} are more than {CHUNKS_MAX} chunks"

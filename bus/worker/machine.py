@@ -60,7 +60,7 @@ from ..messages import (
 from ..observed import Check, ToWorker, to_worker, unchecked
 from ..staged import SharedMemory
 from . import reports
-from .events import Examined, Flush, Happening, Opened, Wanted
+from .events import Examined, Flush, Happening, Opened, Report, Wanted
 from .keyring import Keyring
 from .layouts import Accepts, Expected
 from .phases import SESSIONS, TURNED_AWAY, Change, Session
@@ -187,10 +187,16 @@ class WorkerMachine:
             lent = slot.holds.lend(message) if size <= WHOLE_BYTES_MAX else None
             if lent is not None:
                 return lent
+        if message.whole is None and not slot.reads(message):
+            return None
         lease = place_for(message, size, self._whole)
         if lease is not None and keyring is not None:
             keyring.count(header)  # without one it is received, and counts then
         return lease
+
+    def awaits(self) -> int:
+        """Return how many bytes that it asked for may come at once on the control channel."""
+        return sum(slot.awaits for slot in self.slots.values())
 
     def _receive(self, frames: Sequence[Buffer], now: float, *, pushed: bool) -> list[Effect]:
         try:
@@ -468,6 +474,19 @@ class WorkerMachine:
         effects = slot.happened(event, now)
         if isinstance(event, Wanted) and not self.inside:
             return [effect for effect in effects if not isinstance(effect, Send)]
+        return effects
+
+    def broken(self, why: str, now: float, event: Happening | None = None) -> list[Effect]:
+        """What one message, event or tick was to do has failed in the middle: begin anew.
+
+        What is whole stays. All else may be half changed: it is dropped, as after a failure that
+        may be otherwise next time, and the session ends.
+        """
+        effects: list[Effect] = []
+        for model, slot in self.slots.items():
+            report = event if isinstance(event, Report) and event.model == model else None
+            effects += slot.broken(why, now, report)
+        self._turn("unknown")
         return effects
 
     # Time.

@@ -26,7 +26,7 @@ from ..effects import (
     Whole,
 )
 from ..lease import Lease
-from ..limits import APPLIES_MAX, Timing
+from ..limits import APPLIES_MAX, WINDOW_CHUNKS, Timing
 from ..messages import (
     Abort,
     Announce,
@@ -89,6 +89,12 @@ class Slot:
         self.epoch = 0  # the greatest of which bytes were written into the model
         self.stale: Key = (0, 0)  # was not to be had from shared memory: it is to be fetched
         self.failed: Failed | None = None  # the last one, until another version is begun
+        self._window = 0  # bytes of one, the largest of the versions that were begun in the session
+
+    @property
+    def awaits(self) -> int:
+        """How many bytes may come at once, since they were asked for: a window, and a layout."""
+        return self._window + self._acceptance.layout_bytes_max
 
     @property
     def running(self) -> Running | None:
@@ -108,9 +114,14 @@ class Slot:
         key = (announce.epoch, announce.version)
         data, layout = (None, payload) if announce.whole is None else (payload, None)
         fault = self._acceptance.learn(announce, layout) if layout is not None else None
-        if fault is not None:
+        if fault is not None and fault[0] in TRANSIENT:
             self.holds.move(self.holds.find(key, "announced"), "failed")  # it waited for this
             return self.fail(key, *fault, now)
+        if fault is not None:
+            if not self.holds.hear(key):
+                return []
+            waiting = self.holds.find(key, "announced")
+            return self._decline(waiting or self.holds.expect(announce, pushed=False), *fault, now)
         staged, arriving = self.holds.at["staged"], self.holds.at["arriving"]
         if staged is not None and key == staged.key and announce.commit == "auto":  # W5
             return self.asking.overtaken(key) + self._commit(staged)
@@ -232,6 +243,7 @@ class Slot:
         """
         announce, chunks = held.announce, held.chunks
         assert chunks is not None  # noqa: S101 - it was given a moment ago
+        self._window = max(self._window, chunks.plan.of(WINDOW_CHUNKS))
         data = held.payload
         whole = data is not None and take_whole(announce, data, chunks)
         transfer: Transfer | None = None
@@ -321,6 +333,10 @@ class Slot:
         return self.fail(held.key, code, text, now)
 
     # What arrives of it.
+
+    def reads(self, announce: Announce) -> bool:
+        """Return whether the layout that comes with an announcement is to be received."""
+        return self._acceptance.oversize(announce) is None
 
     def place(self, chunk: AnyChunk, size: int) -> Lease | None:
         """Say where a chunk's payload belongs that is about to be received; None: nowhere."""
@@ -450,6 +466,9 @@ class Slot:
         """
         self.shared = shared
         self.holds.reconnected(epoch, now)
+        arriving = self.holds.at["arriving"]
+        plan = arriving.chunks.plan if arriving is not None and arriving.chunks else None
+        self._window = plan.of(WINDOW_CHUNKS) if plan is not None else 0
         self.asking.reconnected()
         self.torn = min(self.torn, 1)  # what failed before counts as one
         effects: list[Effect] = []
@@ -582,6 +601,30 @@ class Slot:
             self.holds.move(waiting, "newer")
             return []
         return self._reserve(waiting, now) if waiting.lacks == "buffer" else []
+
+    def broken(self, why: str, now: float, report: Report | None = None) -> list[Effect]:
+        """Something failed in the middle: keep what is whole, and drop what may be half changed.
+
+        If that was a report of a version that the user is done with, nobody knows what runs: it is
+        to come anew.
+        """
+        holds, effects = self.holds, list[Effect]()
+        for held in holds.all("announced", "arriving"):
+            if holds.move(held, "failed"):
+                effects += self.fail(held.key, "no-memory", why, now)
+        done = report is not None and not report.still and report.what not in ("taken", "put-back")
+        users = holds.find(report.key, "ready", "applying") if report is not None and done else None
+        if users is not None and report is not None:
+            if report.kept:
+                holds.let_go(users)
+            holds.move(users, "taken")
+            holds.move(users, "torn")
+            holds.move(holds.at["running"], "torn")
+            holds.rebase(None, None, None)
+        for held in holds.all("staged"):
+            if held.announce.commit == "auto":
+                holds.move(held, "committed")
+        return [*effects, *(Ready(held.staged) for held in holds.all("ready"))]
 
     # Time.
 

@@ -1,7 +1,7 @@
 # find_package(libweightbus): the targets weightbus::c (shared) and weightbus::c_static.
 #
-# The static one takes the libzmq and libcrypto that are found, CMAKE_PREFIX_PATH first; LIBWEIGHTBUS_ZMQ=/path/libzmq.a
-# names another, and LIBWEIGHTBUS_CRYPTO. A libzmq that is static, too, brings what its pkg-config file says.
+# The static one takes the libzmq, libcrypto and libsodium that are found, CMAKE_PREFIX_PATH first; LIBWEIGHTBUS_ZMQ=/path/libzmq.a
+# names another, LIBWEIGHTBUS_CRYPTO and LIBWEIGHTBUS_SODIUM too. A libzmq that is static, too, brings what its pkg-config file says.
 
 get_filename_component(_weightbus_prefix "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
 
@@ -25,11 +25,15 @@ if(NOT TARGET weightbus::c)
   if(NOT LIBWEIGHTBUS_CRYPTO)
     set(LIBWEIGHTBUS_CRYPTO crypto)
   endif()
+  find_library(LIBWEIGHTBUS_SODIUM sodium)
+  if(NOT LIBWEIGHTBUS_SODIUM)
+    set(LIBWEIGHTBUS_SODIUM sodium)
+  endif()
   add_library(weightbus::c_static STATIC IMPORTED)
   set_target_properties(weightbus::c_static PROPERTIES
     IMPORTED_LOCATION "${_weightbus_prefix}/lib/libweightbus.a"
     INTERFACE_INCLUDE_DIRECTORIES "${_weightbus_prefix}/include"
     INTERFACE_LINK_LIBRARIES
-      "${LIBWEIGHTBUS_ZMQ};${_weightbus_zmq_STATIC_LDFLAGS};${LIBWEIGHTBUS_CRYPTO};pthread;${CMAKE_DL_LIBS};m")
+      "${LIBWEIGHTBUS_ZMQ};${_weightbus_zmq_STATIC_LDFLAGS};${LIBWEIGHTBUS_CRYPTO};${LIBWEIGHTBUS_SODIUM};pthread;${CMAKE_DL_LIBS};m")
 endif()
 unset(_weightbus_prefix)

@@ -193,6 +193,9 @@ typedef struct {
   // Take every version as a whole, not as a patch on what runs where the publisher offers one. With `partial` or
   // `cast` patches cost a copy of what runs.
   bool whole_only;
+  // Not 0: published data may come from another host than that of the address, or from any path, wherever the
+  // publisher says. Else they must be on that host, or beside that path, or all is fetched, which is slower.
+  uint64_t any_data_host;
 } wb_options;
 
 // What wb_receive() tells: a version that was applied, or (WB_REJECTED) that could not be.

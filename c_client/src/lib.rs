@@ -152,6 +152,9 @@ pub struct wb_options {
     /// Take every version as a whole, not as a patch on what runs where the publisher offers one. With `partial` or
     /// `cast` patches cost a copy of what runs.
     pub whole_only: bool,
+    /// Not 0: published data may come from another host than that of the address, or from any path, wherever the
+    /// publisher says. Else they must be on that host, or beside that path, or all is fetched, which is slower.
+    pub any_data_host: u64, // as wide as no padding is, in which programs that do not know it may have anything
 }
 
 /// Something that is said of a version: a name, and a text.
@@ -445,6 +448,7 @@ pub unsafe extern "C" fn wb_connect(options: *const wb_options, worker: *mut *mu
         let (address, wanted) = unsafe { (text_of(options.address, 0, "address")?, Target::all(&options)?) };
         let mut builder = weightbus_core::Worker::builder(address).shared_memory(!options.network_only);
         builder = builder.partial(options.partial).cast(options.cast).patches(!options.whole_only);
+        builder = builder.any_data_host(options.any_data_host != 0);
         let mut client = concat!("weightbus-c/", env!("CARGO_PKG_VERSION"));
         if !options.client.is_null() {
             // SAFETY: as above.

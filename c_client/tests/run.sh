@@ -3,7 +3,7 @@
 set -eu
 build=$1 python=$2
 strict="-std=c11 -Wall -Wextra -Wpedantic -Werror -O1 -g -Iinclude"
-private="-lzmq -lcrypto -lpthread -ldl -lm"
+private="-lzmq -lcrypto -lsodium -lpthread -ldl -lm"
 prefix=$(mktemp -d)
 trap 'rm -rf "$prefix"' EXIT
 

@@ -284,6 +284,7 @@ static void a_part_is_enough_and_values_are_converted(const char* address) {
                               .wanted = &wanted,
                               .wanted_count = 1,
                               .partial = true,
+                              .any_data_host = 1,
                               .cast = true};
   wb_worker* worker = NULL;
   EXPECT(wb_connect(&options, &worker) == WB_OK);

@@ -402,7 +402,7 @@ TEST_CASE("who is refused is told why, and what an event handler throws stays wi
 TEST_CASE("a part of a model is taken, in another dtype") {
   double b = 0;
   Options options = options_of("part").in_place("part", {tensor("b", &b, {})});
-  options.partial = options.cast = true;
+  options.partial = options.cast = options.any_data_host = true;
   Worker worker = connected(options);
   publish("part", "4x3", 1);
   next(worker);

@@ -347,7 +347,7 @@ final class Tests {
   private static void aPartIsEnoughAndValuesAreConverted() {
     Model part = Model.resident(Tensor.of("w", "F64", 4));
     Worker.Builder builder = builder("wide").inPlace("wide", part);
-    try (Worker worker = builder.partial().cast().connect()) {
+    try (Worker worker = builder.partial().cast().anyDataHost().connect()) {
       publish("wide", "4", 64);
       same(next(worker).nbytes(), 20L);
       float value = Float.intBitsToFloat(0x40404040);

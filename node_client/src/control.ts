@@ -1,19 +1,17 @@
-/** The control channel: a DEALER of the `zeromq` package, connected to the publisher's ROUTER. */
+/** The control channel: a DEALER, connected to the publisher's ROUTER. */
 
-import { closeSync, openSync } from "node:fs";
-import { setImmediate } from "node:timers/promises";
-import { capability, Dealer } from "zeromq";
-import { AddressError, KeysError } from "./errors.js";
-import { Handshakes } from "./handshakes.js";
+import { Connection } from "./connection.js";
+import { controlDestination } from "./endpoints.js";
+import { NO_KEYS_HERE } from "./handshakes.js";
+import { KeyedControl } from "./keyed_control.js";
 import type { WorkerKeys } from "./keys.js";
-import { MESSAGE_BYTES_MAX, SLICE_MS } from "./limits.js";
-
-const LINGER_MS = 200; // what is on its way at closing (a goodbye, an acknowledgement) gets this
-const DESCRIPTORS = 16; // that a worker takes at most
-const TOO_MANY = new Set(["EMFILE", "ENFILE"]);
-const CONNECT_MS = 3_000; // for one attempt: the kernel's own second comes after 1 s, its third 3 s
+import { CONNECT_MS, LINGER_MS, UNSENT_BYTES_MAX } from "./limits.js";
+import type { Lease } from "./transfer.js";
+import { DEALER, MechanismError } from "./zmtp.js";
 
 export interface ControlHandlers {
+  /** Given a header, and the size of its payload: where that goes; null: nowhere. */
+  readonly place: (header: Uint8Array, size: number) => Lease | null;
   readonly message: (frames: readonly Uint8Array[]) => void;
   /** The publisher is at the other end. */
   readonly connected: () => void;
@@ -21,140 +19,89 @@ export interface ControlHandlers {
   readonly changed: () => void;
   /** The publisher does not let us in, or we not it, for want of the right key. */
   readonly shutOut: (why: string) => void;
+  /** Nothing will come any more. */
+  readonly ended: (error: unknown) => void;
 }
 
-/** After an error of ZMTP the last ones come, and then none any more. */
-const CHANGES = [
-  "connect:delay",
-  "connect:retry",
-  "connect",
-  "handshake",
-  "handshake:error:auth",
-  "handshake:error:protocol",
-  "handshake:error:other",
-  "disconnect",
-] as const;
+export interface Control {
+  /** Whether a publisher is at the other end, as far as is known. */
+  readonly connected: boolean;
+  /** Send to the publisher; lost while nobody is there. */
+  send(header: string): void;
+  /** Make the connection anew; what waits to be sent on the old one is lost. */
+  redial(): void;
+  close(): void;
+}
 
 /**
- * Take as many descriptors as a worker is made of, and give them back: ZeroMQ ends the process
- * where it finds none.
+ * Begin to reach for the publisher.
  *
- * @throws AddressError - if there are fewer.
+ * With keys the other side proves that it is the publisher before it is listened to, which libzmq
+ * does. Without keys it may be anybody, and libzmq collects frames of one message without end.
+ *
+ * @param keys - our own, and the publisher's public one; null: there are none.
+ * @param bytesMax - the largest version to take.
+ * @param patience - milliseconds for which handshakes may fail without a word.
+ * @throws AddressError, KeysError - if it cannot begin.
  */
-function checkDescriptors(address: string): void {
-  const taken: number[] = [];
-  try {
-    while (taken.length < DESCRIPTORS) taken.push(openSync("/dev/null", "r"));
-  } catch (error) {
-    if (!TOO_MANY.has((error as NodeJS.ErrnoException).code ?? "")) return; // it has no such file
-    throw new AddressError(
-      `cannot connect to ${address}: ${taken.length} descriptors are left, and its sockets need ` +
-        `${DESCRIPTORS}: close files, or raise the limit (\`ulimit -n\`) where this is started`,
+export function control(
+  address: string,
+  keys: WorkerKeys | null,
+  bytesMax: number,
+  patience: number,
+  handlers: ControlHandlers,
+): Control {
+  return keys === null
+    ? new PlainControl(address, handlers)
+    : new KeyedControl(address, keys, bytesMax, patience, handlers);
+}
+
+/** The control channel without keys. */
+class PlainControl implements Control {
+  readonly #connection: Connection;
+  readonly #dial: () => void;
+
+  constructor(address: string, handlers: ControlHandlers) {
+    const destination = controlDestination(address);
+    const bounds = { patience: CONNECT_MS, silence: null, unread: UNSENT_BYTES_MAX };
+    this.#connection = new Connection(
+      { kind: DEALER, ...bounds },
+      {
+        place: ([header], size) => (header ? handlers.place(header, size) : null),
+        message: handlers.message,
+        begins: handlers.changed,
+        connected: () => {
+          handlers.changed();
+          return "";
+        },
+        opened: () => {
+          handlers.changed();
+          handlers.connected();
+        },
+        broke: (error) => {
+          handlers.changed();
+          const keyed = error instanceof MechanismError && error.mechanism === "CURVE";
+          if (keyed) handlers.shutOut(NO_KEYS_HERE);
+        },
+      },
     );
-  } finally {
-    for (const descriptor of taken) closeSync(descriptor);
-  }
-}
-
-function dealer(address: string): Dealer {
-  checkDescriptors(address);
-  return new Dealer({
-    immediate: true, // say nothing to nobody: it would pile up
-    sendTimeout: 0, // a message that cannot go out now is lost, and will be repeated
-    linger: LINGER_MS,
-    receiveHighWaterMark: 32, // messages held before TCP pushes back
-    maxMessageSize: MESSAGE_BYTES_MAX,
-    connectTimeout: CONNECT_MS,
-    reconnectInterval: 50,
-    reconnectMaxInterval: 1_000,
-  });
-}
-
-export class Control {
-  readonly #socket: Dealer;
-
-  /**
-   * @param keys - our own, and the publisher's public one; null: there are none.
-   * @param patience - milliseconds for which handshakes may fail without a word.
-   */
-  constructor(
-    readonly address: string,
-    keys: WorkerKeys | null,
-    patience: number,
-    readonly handlers: ControlHandlers,
-  ) {
-    this.#socket = dealer(address);
-    try {
-      if (keys !== null) this.#pin(keys);
-      this.#socket.ipv6 = address.includes("[");
-      // Watched from before it connects: a first attempt may be over, for good, in an instant.
-      this.#watch(new Handshakes(keys !== null, patience));
-      this.#socket.connect(address);
-    } catch (error) {
-      this.#socket.close();
-      if (error instanceof KeysError) throw error;
-      throw new AddressError(`cannot connect to ${address}: ${(error as Error).message}`);
-    }
+    this.#dial = () => this.#connection.dial(destination);
+    this.#dial();
   }
 
-  /** Speak to the owner of the publisher's key alone. */
-  #pin({ publisher, public: own, secret }: WorkerKeys): void {
-    if (!capability.curve) {
-      throw new KeysError(
-        "keys need CURVE, which this build of zeromq lacks: install the zeromq package with the " +
-          "binaries that come with it, or build it against a libzmq with libsodium",
-      );
-    }
-    this.#socket.curvePublicKey = own; // K1
-    this.#socket.curveSecretKey = secret;
-    this.#socket.curveServerKey = publisher;
-  }
-
-  #watch(handshakes: Handshakes): void {
-    const { events } = this.#socket;
-    for (const change of CHANGES) events.on(change, () => this.handlers.changed());
-    events.on("handshake", () => {
-      handshakes.succeeded();
-      this.handlers.connected();
-    });
-    const failed = (why: string) => {
-      if (why !== "") this.handlers.shutOut(why);
-    };
-    events.on("handshake:error:auth", () => failed(handshakes.refused()));
-    events.on("handshake:error:protocol", ({ error }) => failed(handshakes.mismatched(error.code)));
-    events.on("handshake:error:other", () => failed(handshakes.cutOff(performance.now())));
-  }
-
-  /** Whether a publisher is at the other end, as far as ZeroMQ knows. */
   get connected(): boolean {
-    return !this.#socket.closed && this.#socket.writable;
+    return this.#connection.open;
   }
 
-  /** Hand over messages until the channel is closed; the event loop turns in between. */
-  async run(): Promise<void> {
-    let since = performance.now();
-    for await (const frames of this.#socket) {
-      this.handlers.message(frames);
-      if (performance.now() - since < SLICE_MS) continue;
-      await setImmediate();
-      since = performance.now();
-    }
-  }
-
-  /** Send to the publisher; lost while nobody is there. */
   send(header: string): void {
-    if (!this.#socket.closed) this.#socket.send(header).catch(() => {});
+    this.#connection.say(Buffer.from(header));
   }
 
-  /** Make the connection anew; what waits to be sent on the old one is lost. */
   redial(): void {
-    try {
-      this.#socket.disconnect(this.address);
-    } catch {} // there is none
-    this.#socket.connect(this.address);
+    this.#dial();
   }
 
   close(): void {
-    this.#socket.close();
+    this.#connection.close(LINGER_MS);
   }
 }

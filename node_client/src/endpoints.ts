@@ -1,14 +1,30 @@
 /** Addresses: what a user types, and what a publisher tells a worker (section 3 of the protocol). */
 
+import { lookup as dnsLookup, type LookupAddress } from "node:dns";
+import { BlockList, isIP, type LookupFunction } from "node:net";
 import { AddressError } from "./errors.js";
+import { printable } from "./words.js";
 
 const TCP = /^tcp:\/\/(\[[^\]]*\]|[^:/\s]+):(\d{1,5})$/;
 const IPC = /^ipc:\/\/(\S+)$/;
 const IPC_PATH_MAX = 107; // bytes that fit an address of the kernel
+const SHOWN_MAX = 200; // characters of what a publisher says: as much as a person reads
+const LOOPBACK = new BlockList();
+LOOPBACK.addSubnet("127.0.0.0", 8, "ipv4");
+LOOPBACK.addAddress("::1", "ipv6");
 const ANY_HOST = new Set(["*", "0.0.0.0", "[::]"]);
 
 /** What `node:net` connects to. */
-export type Destination = { host: string; port: number } | { path: string };
+export type Destination =
+  | { host: string; port: number; lookup?: LookupFunction }
+  | { path: string };
+
+/** Returns all addresses of a host, as `dns.lookup` does. */
+export type Lookup = (
+  host: string,
+  options: { readonly all: true },
+  done: (error: NodeJS.ErrnoException | null, found: LookupAddress[]) => void,
+) => void;
 
 /**
  * Return the address if a worker can connect to it.
@@ -24,29 +40,135 @@ export function checkAddress(address: string): string {
 }
 
 /**
- * Return where the data socket is, which the publisher names `data`, for a worker that reached it
- * at `control`.
+ * Return where the control socket is.
  *
- * @throws AddressError - if the publisher told something that cannot be connected to.
+ * @throws AddressError - if it is nowhere.
  */
-export function dataDestination(data: string, control: string): Destination {
-  checkAddress(data);
-  const path = IPC.exec(data)?.[1];
+export function controlDestination(address: string): Destination {
+  const path = IPC.exec(checkAddress(address))?.[1];
   if (path !== undefined) return { path: ipcPath(path) };
-  const [, host = "", port = ""] = TCP.exec(data) ?? [];
-  const used = ANY_HOST.has(host) ? TCP.exec(control)?.[1] : host;
-  if (used === undefined) {
+  const [, host = "", port = ""] = TCP.exec(address) ?? [];
+  return { host: bare(host), port: Number(port) };
+}
+
+/**
+ * Return where the data socket is, which the publisher names `data`, for a worker that reached it
+ * at `control`: on the same host, or on one of those that the user accepts besides (an address as a
+ * whole, too). Else whoever answers at the control address could have the worker connect to anything
+ * that it can reach.
+ *
+ * Whether two names are of one host is known once they are looked up, so that is part of connecting.
+ *
+ * @throws AddressError - if the publisher says something that cannot, or must not, be connected to.
+ */
+export function dataDestination(
+  data: string,
+  control: string,
+  dataHosts: readonly string[] = [],
+  lookup: Lookup = dnsLookup,
+): Destination {
+  const [path, folder] = [data, control].map((address) => IPC.exec(address)?.[1]);
+  if (path !== undefined) {
+    const beside = folder !== undefined && isBeside(ipcPath(path), ipcPath(folder));
+    if (beside || dataHosts.includes(data)) return { path: ipcPath(path) };
+    throw elsewhere(data, control);
+  }
+  const [, host = "", digits = ""] = TCP.exec(checkData(data)) ?? [];
+  const used = TCP.exec(control)?.[1];
+  if (ANY_HOST.has(host) && used === undefined) {
     throw new AddressError(
       `the publisher's data is at ${data}, on the host of its control address, but ${control} ` +
         "names no host; give the publisher an address to advertise",
     );
   }
-  return { host: used.replace(/^\[|\]$/g, ""), port: Number(port) };
+  const port = Number(digits);
+  const own = bare(used ?? "");
+  const said = ANY_HOST.has(host) ? own : bare(host);
+  const known = dataHosts.some((one) => one === data || isSame(bare(one), said));
+  if (known || isSame(own, said)) return { host: said, port };
+  const fault = () => elsewhere(data, control);
+  if (own === "" || (isIP(own) !== 0 && isIP(said) !== 0)) throw fault();
+  return { port, ...inBoth(said, own, (of) => addresses(of, lookup), fault) };
+}
+
+function checkData(data: string): string {
+  try {
+    return checkAddress(data);
+  } catch {
+    const text = printable(data, SHOWN_MAX);
+    throw new AddressError(`the publisher's data is at ${text}, which is no address`);
+  }
+}
+
+function elsewhere(data: string, control: string): AddressError {
+  const text = printable(data, SHOWN_MAX);
+  return new AddressError(
+    `the publisher's data is at ${text}, which is not on the host of its control address ` +
+      `${control} (or, of a path, not beside it), so everything is fetched, which is slower: if ` +
+      "that address is right, name its host (or all of a path's address) in `dataHosts`",
+  );
+}
+
+/** Whether the path of a data socket is that of the control socket and a suffix. */
+function isBeside(path: string, control: string): boolean {
+  return path.startsWith(control) && !path.slice(control.length).includes("/");
+}
+
+function bare(host: string): string {
+  return host.replace(/^\[|\]$/g, "").toLowerCase();
+}
+
+/** Whether two hosts are the same text, or the same address, or this very host. */
+function isSame(one: string, other: string): boolean {
+  if (one === other || (isLoopback(one) && isLoopback(other))) return true;
+  const family = isIP(one);
+  if (family === 0 || isIP(other) === 0) return false;
+  const list = new BlockList(); // which knows that ::ffff:10.0.0.1 is 10.0.0.1
+  list.addAddress(one, family === 4 ? "ipv4" : "ipv6");
+  return list.check(other, isIP(other) === 4 ? "ipv4" : "ipv6");
+}
+
+function isLoopback(host: string): boolean {
+  const family = isIP(host);
+  if (family === 0) return host === "localhost";
+  return LOOPBACK.check(host, family === 4 ? "ipv4" : "ipv6");
+}
+
+type Found = (host: string) => Promise<LookupAddress[]>;
+
+function addresses(host: string, lookup: Lookup): Promise<LookupAddress[]> {
+  const family = isIP(host);
+  if (family !== 0) return Promise.resolve([{ address: host, family }]);
+  return new Promise((done, failed) => {
+    lookup(host, { all: true }, (error, found) => (error === null ? done(found) : failed(error)));
+  });
+}
+
+/**
+ * Return where those addresses of a host are that another one has, too: `node:net` looks up what is a
+ * name of the two, for it takes an address as it is.
+ */
+function inBoth(said: string, own: string, found: Found, fault: () => Error) {
+  const [name, other] = isIP(said) === 0 ? [said, own] : [own, said];
+  const look = async () => {
+    const [some, others] = await Promise.all([found(name), found(other)]);
+    const both = some.filter(({ address }) => others.some((one) => isSame(one.address, address)));
+    if (both.length === 0) throw fault();
+    return both as [LookupAddress, ...LookupAddress[]];
+  };
+  const lookup: LookupFunction = (_, { all }, done) => {
+    look().then(
+      (both) => (all ? done(null, both) : done(null, both[0].address, both[0].family)),
+      (error) => done(error, "", 0),
+    );
+  };
+  return { host: name, lookup };
 }
 
 function ipcPath(path: string): string {
   if (Buffer.byteLength(path) > IPC_PATH_MAX) {
-    throw new AddressError(`ipc://${path}: a path has at most ${IPC_PATH_MAX} bytes`);
+    const text = printable(path, SHOWN_MAX);
+    throw new AddressError(`ipc://${text}: a path has at most ${IPC_PATH_MAX} bytes`);
   }
   // A path that begins with @ is a name outside of the file system, as ZeroMQ has it.
   return path.startsWith("@") ? `\0${path.slice(1)}` : path;

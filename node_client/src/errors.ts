@@ -64,5 +64,8 @@ export class ProtocolError extends WeightbusError {
 /** The bytes are no layout: which rule they break, and where. */
 export class LayoutError extends WeightbusError {}
 
+/** The layout has more names than there may be. */
+export class TooManyNamesError extends LayoutError {}
+
 /** The bytes are no patch for the version that is here, and why. */
 export class PatchError extends WeightbusError {}

@@ -16,17 +16,16 @@ const ANOTHER_KEY =
 const NO_KEYS_THERE =
   "the publisher speaks without keys, and this worker has some, which it does not give up: start " +
   "the publisher with keys, or the worker without";
-const NO_KEYS_HERE =
+export const NO_KEYS_HERE =
   "the publisher asks for keys, and this worker has none: give it `keys`, a file that " +
   "`weightbus keygen` makes";
 
-/** The handshakes of one socket. */
+/** The handshakes of one socket of a worker with keys. */
 export class Handshakes {
   #broken = 0; // in a row that have ended without a word
   #since = 0;
 
   constructor(
-    readonly keyed: boolean,
     /** Milliseconds for which they must have ended so. */
     readonly patience: number,
   ) {}
@@ -44,13 +43,11 @@ export class Handshakes {
 
   /** The other side breaks the rules, or has others. */
   mismatched(code: string): string {
-    if (code !== "ERR_ZMTP_MECHANISM_MISMATCH") return "";
-    return this.keyed ? NO_KEYS_THERE : NO_KEYS_HERE;
+    return code === "ERR_ZMTP_MECHANISM_MISMATCH" ? NO_KEYS_THERE : "";
   }
 
   /** The other side has hung up. */
   cutOff(now: number): string {
-    if (!this.keyed) return "";
     if (this.#broken === 0) this.#since = now;
     this.#broken += 1;
     return this.#broken >= BROKEN && now - this.#since >= this.patience ? ANOTHER_KEY : "";

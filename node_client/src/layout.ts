@@ -14,10 +14,10 @@
 import { sha256 } from "./checksum.js";
 import { BITS, type Dtype, isDtype, tensorBytes } from "./dtypes.js";
 import { LayoutError } from "./errors.js";
-import { type Entry, readHeader } from "./layout_json.js";
+import { type Entry, readHeader, shown as show } from "./layout_json.js";
 import { LAYOUT_BYTES_MAX, NAME_BYTES_MAX, RANK_MAX } from "./limits.js";
 
-const PREFIX_BYTES = 8;
+export const PREFIX_BYTES = 8;
 
 /** One tensor, and the bytes of the data section that it owns. */
 export interface TensorSpec {
@@ -47,10 +47,11 @@ export class Layout {
   /**
    * Read a layout, its length prefix included.
    *
+   * @param namesMax - names that are read, of tensors and of metadata.
    * @throws LayoutError - and nothing else - if the bytes break a rule.
    */
-  static parse(bytes: Uint8Array): Layout {
-    const { entries, metadata } = readHeader(jsonOf(bytes));
+  static parse(bytes: Uint8Array, namesMax?: number): Layout {
+    const { entries, metadata } = readHeader(jsonOf(bytes), namesMax);
     const tensors = place(entries);
     const byName = new Map(tensors.map((tensor) => [tensor.name, tensor]));
     const aliases = new Map<string, string>();
@@ -117,8 +118,4 @@ function checkName(name: string): void {
   const size = Buffer.byteLength(name);
   if (size >= 1 && size <= NAME_BYTES_MAX) return;
   throw new LayoutError(`the name ${show(name)} has ${size} bytes; 1 to ${NAME_BYTES_MAX} it may`);
-}
-
-function show(name: string): string {
-  return JSON.stringify(name.length > 40 ? `${name.slice(0, 40)}...` : name);
 }

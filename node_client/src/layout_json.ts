@@ -7,8 +7,9 @@
  */
 
 import { isUtf8 } from "node:buffer";
-import { LayoutError } from "./errors.js";
+import { LayoutError, TooManyNamesError } from "./errors.js";
 import { INTEGER_MAX, RANK_MAX, TENSORS_MAX } from "./limits.js";
+import { printable } from "./words.js";
 
 /** What a layout says of one tensor. */
 export interface Entry {
@@ -32,15 +33,17 @@ const [ZERO, NINE, SPACE] = [0x30, 0x39, 0x20];
 /**
  * Read `{"name": {"dtype": ..., "shape": [...], "data_offsets": [...]}, "__metadata__": {...}}`.
  *
- * @throws LayoutError - if the bytes are anything else.
+ * @param namesMax - names that are read, of tensors and of metadata.
+ * @throws LayoutError - if the bytes are anything else; TooManyNamesError - if there are more names.
  */
-export function readHeader(json: Uint8Array): Header {
+export function readHeader(json: Uint8Array, namesMax = Number.POSITIVE_INFINITY): Header {
   if (!isUtf8(json)) throw new LayoutError("the layout is not UTF-8");
   if (json[0] !== OPEN) throw new LayoutError("the layout must begin with '{'");
-  const reader = new Reader(json); // L2
+  const reader = new Reader(json, namesMax); // L2
   const entries = new Map<string, Entry>();
   let metadata: Map<string, string> | undefined;
   reader.object((key) => {
+    reader.names += 1;
     if (entries.has(key) || (key === METADATA && metadata !== undefined)) reader.twice(key); // L3
     if (key === METADATA) metadata = readTexts(reader);
     else entries.set(key, readEntry(reader));
@@ -53,6 +56,7 @@ export function readHeader(json: Uint8Array): Header {
 function readTexts(reader: Reader): Map<string, string> {
   const texts = new Map<string, string>();
   reader.object((key) => {
+    reader.names += 1;
     if (texts.has(key)) reader.twice(key);
     texts.set(key, reader.string());
   });
@@ -67,7 +71,7 @@ function readEntry(reader: Reader): Entry {
     if (key === "dtype" && dtype === undefined) dtype = reader.string();
     else if (key === "shape" && shape === undefined) shape = reader.integers(RANK_MAX);
     else if (key === "data_offsets" && offsets === undefined) offsets = reader.integers(2);
-    else reader.fail(`a field ${JSON.stringify(key.slice(0, 40))} too many`);
+    else reader.fail(`a field ${shown(key)} too many`);
   });
   const [begin, end] = offsets ?? [];
   if (dtype === undefined || shape === undefined || begin === undefined || end === undefined) {
@@ -79,15 +83,33 @@ function readEntry(reader: Reader): Entry {
 /** A position in the bytes, and what may come there. */
 class Reader {
   #at = 0;
+  #names = 0;
 
-  constructor(readonly bytes: Uint8Array) {}
+  constructor(
+    readonly bytes: Uint8Array,
+    readonly namesMax: number,
+  ) {}
+
+  /** Names that were read so far. */
+  get names(): number {
+    return this.#names;
+  }
+
+  set names(count: number) {
+    this.#names = count;
+    if (count <= this.namesMax) return;
+    throw new TooManyNamesError(
+      `a layout of more than ${this.namesMax} names of tensors and metadata, for all of which ` +
+        "this worker has no memory",
+    );
+  }
 
   fail(what: string): never {
     throw new LayoutError(`the layout is broken at byte ${this.#at} of its JSON: ${what}`);
   }
 
   twice(key: string): never {
-    return this.fail(`the key ${JSON.stringify(key.slice(0, 40))} stands twice`);
+    return this.fail(`the key ${shown(key)} stands twice`);
   }
 
   /** Read an object; `value` reads what stands behind each key. */
@@ -189,4 +211,9 @@ class Reader {
   #expect(byte: number, shown: string): void {
     if (!this.#take(byte)) this.fail(`${shown} is missing`);
   }
+}
+
+/** Return the beginning of a name, as a person may be shown it. */
+export function shown(name: string): string {
+  return printable(JSON.stringify(name.length > 40 ? `${name.slice(0, 40)}...` : name));
 }

@@ -1,67 +1,105 @@
 /** What a worker makes sure of before it takes a version: that it can be read, and that it fits. */
 
-import { LayoutError } from "./errors.js";
-import { Layout } from "./layout.js";
-import { CHUNKS_MAX } from "./limits.js";
+import { LayoutError, TooManyNamesError } from "./errors.js";
+import { Layout, PREFIX_BYTES } from "./layout.js";
+import {
+  CHUNKS_MAX,
+  LAYOUT_BYTES_FREE,
+  LAYOUT_BYTES_MAX,
+  LAYOUTS_BYTES_KEPT,
+  LAYOUTS_KEPT,
+  NAME_COST,
+  NAMES_FREE,
+} from "./limits.js";
 import type { Announce } from "./messages.js";
 
-const LAYOUTS_KEPT = 4; // layouts remembered, so that a model that alternates sends none again
+const RAISE = "raise its bytesMax if that is meant";
 
 /** A code of section 13 of the protocol, and what is wrong in words. */
 export type Fault = readonly [code: string, text: string];
 export type Accepts = (model: string, layout: Layout) => string;
 
+/** What a worker takes at most. */
+export interface Most {
+  /** Bytes of a version; of its layout, too, above some that cost little. */
+  readonly bytesMax: number;
+  /** Bytes of a layout of the tensors that are here, where that is known. */
+  readonly layoutBytesMax?: number | undefined;
+}
+
 /** The layouts that a worker knows of one model, and what it takes. */
 export class Acceptance {
-  readonly #layouts = new Map<string, Layout>();
+  readonly #layouts = new Map<string, { readonly layout: Layout; readonly bytes: number }>();
   readonly #accepted = new Set<string>(); // ids of layouts among them that can be applied here
 
   constructor(
     readonly model: string,
     /** Says why a layout cannot be applied here; nothing if it can. */
     readonly accepts: Accepts,
-    /** The largest version to take, in bytes. */
-    readonly bytesMax: number,
+    readonly most: Most,
     /** How versions are sealed; null: they are in the clear. */
     readonly encryption: string | null = null,
   ) {}
 
   /** The layout of an announced version, if it is known. */
   layout(announce: Announce): Layout | undefined {
-    return this.#layouts.get(announce.layout);
+    return this.#layouts.get(announce.layout)?.layout;
   }
 
   /** Remember a layout that came with an announcement; return what is wrong with it. */
   learn(announce: Announce, bytes: Uint8Array): Fault | null {
-    const problem = this.#learn(announce, bytes);
-    return problem ? ["layout-invalid", problem] : null;
-  }
-
-  #learn(announce: Announce, bytes: Uint8Array): string {
     if (bytes.length !== announce.layout_bytes) {
-      return `the layout has ${bytes.length} bytes, announced were ${announce.layout_bytes}`;
+      const text = `the layout has ${bytes.length} bytes, announced were ${announce.layout_bytes}`;
+      return ["layout-invalid", text];
     }
     try {
-      const layout = Layout.parse(bytes);
+      const layout = Layout.parse(bytes, this.#namesMax);
       if (layout.id !== announce.layout) {
-        return `the layout hashes to ${layout.id}, announced was ${announce.layout}`;
+        const text = `the layout hashes to ${layout.id}, announced was ${announce.layout}`;
+        return ["layout-invalid", text];
       }
-      this.#keep(layout);
-      return "";
+      this.#keep(layout, bytes.length);
+      return null;
     } catch (error) {
-      if (error instanceof LayoutError) return error.message;
+      if (error instanceof TooManyNamesError) return ["too-large", `${error.message}; ${RAISE}`];
+      if (error instanceof LayoutError) return ["layout-invalid", error.message];
       throw error;
     }
   }
 
-  #keep(layout: Layout): void {
+  /** Names that are read of a layout: what is kept of them counts as memory of a version does. */
+  get #namesMax(): number {
+    return Math.max(NAMES_FREE, Math.floor(this.most.bytesMax / NAME_COST));
+  }
+
+  #keep(layout: Layout, bytes: number): void {
     this.#layouts.delete(layout.id);
-    for (const oldest of this.#layouts.keys()) {
-      if (this.#layouts.size < LAYOUTS_KEPT) break;
+    this.#layouts.set(layout.id, { layout, bytes });
+    let sum = [...this.#layouts.values()].reduce((all, one) => all + one.bytes, 0);
+    for (const [oldest, one] of this.#layouts) {
+      const many = this.#layouts.size > LAYOUTS_KEPT || sum > LAYOUTS_BYTES_KEPT;
+      if (!many || oldest === layout.id) break;
+      sum -= one.bytes;
       this.#layouts.delete(oldest);
       this.#accepted.delete(oldest);
     }
-    this.#layouts.set(layout.id, layout);
+  }
+
+  /** Why a version, or its layout, is too large. */
+  excess({ nbytes, layout_bytes }: Announce): Fault | null {
+    const { bytesMax, layoutBytesMax = LAYOUT_BYTES_MAX } = this.most;
+    if (nbytes > bytesMax) {
+      const text = `${nbytes} bytes; this worker takes at most ${bytesMax}`;
+      return ["too-large", `${text}: ${RAISE}`];
+    }
+    const text = `a layout of ${layout_bytes} bytes`;
+    const room = Math.max(bytesMax, LAYOUT_BYTES_FREE);
+    if (layout_bytes > PREFIX_BYTES + room) {
+      return ["too-large", `${text}; this worker takes at most ${room}: ${RAISE}`];
+    }
+    if (layout_bytes <= PREFIX_BYTES + layoutBytesMax) return null;
+    const here = `of this worker's model none has more than ${layoutBytesMax}`;
+    return ["too-large", `${text}; ${here}: are its names others?`];
   }
 
   /** Why a version cannot be taken, as far as that is known yet. */
@@ -71,10 +109,8 @@ export class Acceptance {
       const what = `encoding ${encoding}, encryption ${encryption ?? "none"}`; // E1
       return ["unsupported", `${what}; this worker takes raw, ${this.encryption ?? "none"}`];
     }
-    if (nbytes > this.bytesMax) {
-      const text = `${nbytes} bytes; this worker takes at most ${this.bytesMax}`;
-      return ["too-large", `${text}: raise its bytesMax if that is meant`];
-    }
+    const excess = this.excess(announce);
+    if (excess !== null) return excess;
     if (nbytes > CHUNKS_MAX * chunk_bytes) {
       const text = `${nbytes} bytes in chunks of ${chunk_bytes}`;
       return ["too-many-chunks", `${text} are more than ${CHUNKS_MAX} chunks`];

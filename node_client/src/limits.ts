@@ -24,6 +24,26 @@ export const RANK_MAX = 64;
 export const NAME_BYTES_MAX = 4096; // of a tensor's name
 export const MESSAGE_BYTES_MAX = LAYOUT_BYTES_MAX + HEADER_BYTES_MAX; // ZMQ_MAXMSGSIZE
 
+/** Of a layout that is taken however small `bytesMax` is: some 10,000 tensors; their names take 10 MB. */
+export const LAYOUT_BYTES_FREE = 2 ** 20;
+/** Names of a layout, of metadata as well, that are read however small `bytesMax` is: some 10 MB. */
+export const NAMES_FREE = 2 ** 14;
+/** Bytes of memory that a name of a layout counts as, with all that is kept of it. */
+export const NAME_COST = 512;
+export const LAYOUTS_KEPT = 4; // of a model, so that one that alternates sends none again;
+export const LAYOUTS_BYTES_KEPT = 2 ** 22; // together, but for the last: each takes ten times that
+
+export const CONNECT_MS = 3_000; // for one attempt: the kernel's own second comes after 1 s, its third 3 s
+export const LINGER_MS = 200; // what is on its way at closing (a goodbye, an acknowledgement) gets this
+export const FAULT_MS = 1_000; // between two words of messages that this worker fails on: a flood is one
+/** Commands of ZMTP: a publisher pings every few seconds. Each PING is answered, which takes time. */
+export const COMMANDS = { burst: 64, perSecond: 16 };
+export const UNREAD_BYTES_MAX = 2 ** 16; // of answers to PINGs, which the other side does not read
+export const UNSENT_BYTES_MAX = 2 ** 20; // of messages, of which a hello has up to 64 KiB
+export const HANDSHAKE_MS = 5_000; // of ZMTP, until messages can be sent
+export const SILENCE_MS = 30_000; // a publisher pings and sends beacons far more often than that
+export const PINGS_MS = 10 * SILENCE_MS; // with nothing but PINGs: what has no version yet sends no more
+
 export const WINDOW_CHUNKS = 16; // asked for and not here yet, at most
 export const PROGRESS_CHUNKS = 16; // between two reports of progress
 export const TRIES_MAX = 5; // times that nothing new of a patch or version comes: half a minute, for slow links

@@ -4,16 +4,18 @@
  */
 
 import { setImmediate as turned } from "node:timers/promises";
-import { Control } from "./control.js";
+import { type Control, control } from "./control.js";
 import type { Effect } from "./effects.js";
 import { dataDestination } from "./endpoints.js";
 import type { WorkerKeys } from "./keys.js";
+import { FAULT_MS } from "./limits.js";
 import type { WorkerMachine } from "./machine.js";
 import { encode } from "./messages.js";
 import { Names } from "./names.js";
 import { type Patching, patching } from "./patching.js";
 import { inSlices, touched } from "./slices.js";
 import { Subscription } from "./subscription.js";
+import { printable } from "./words.js";
 
 const TICK_MS = 100; // between two looks at the clock when nothing happens
 
@@ -25,7 +27,7 @@ export type Told = Exclude<
 
 export interface LoopHandlers {
   readonly told: (effect: Told) => void;
-  /** Something that does not happen has happened: nothing will come any more. */
+  /** The control channel has come to its end: nothing will come any more. */
   readonly ended: (reason: unknown) => void;
 }
 
@@ -36,21 +38,27 @@ export class WorkerLoop {
   readonly #names: Names;
   readonly #patches: Patching[] = []; // to be decoded, the first of them now
   #closed = false;
+  #faults = 0; // of which nobody was told
+  #toldAt = Number.NEGATIVE_INFINITY; // of one
 
   constructor(
     readonly address: string,
     readonly machine: WorkerMachine,
     readonly handlers: LoopHandlers,
     keys: WorkerKeys | null = null,
+    /** Hosts on which data is accepted beside that of the address. */
+    readonly dataHosts: readonly string[] = [],
   ) {
-    this.#control = new Control(address, keys, machine.timing.lostAfter, {
+    this.#control = control(address, keys, machine.bytesMax, machine.timing.lostAfter, {
+      place: (header, size) => this.#guard(() => machine.placeControl(header, size), null),
       message: (frames) => this.#guarded(() => machine.receive(frames, now())),
       connected: () => this.#guarded(() => machine.connected(now())),
       changed: () => machine.changed(now()),
       shutOut: (why) => this.#guarded(() => machine.shutOut(why, now())),
+      ended: (error) => this.#end(error),
     });
     this.#subscription = new Subscription({
-      place: (frames, size) => machine.place(frames, size),
+      place: (frames, size) => this.#guard(() => machine.place(frames, size), null),
       message: (frames) => this.#guarded(() => machine.receivePublished(frames, now())),
       broken: (reason) => this.#notice(`no pushed data, all is fetched: ${reason}`),
     });
@@ -58,7 +66,6 @@ export class WorkerLoop {
     // Timers come before input in a turn of the event loop. After somebody has blocked it for long,
     // what the publisher said meanwhile must be heard before it is called silent.
     this.#timer = setInterval(() => setImmediate(() => this.#tick()), TICK_MS);
-    this.#control.run().catch((error) => this.#end(error));
   }
 
   /** Do what the machine wants done. */
@@ -82,7 +89,7 @@ export class WorkerLoop {
           void inSlices(touched(effect.memory, effect.unused));
           break;
         case "decode":
-          if (this.#patches.push(effect.job) === 1) this.#decode().catch((e) => this.#end(e));
+          if (this.#patches.push(effect.job) === 1) void this.#decode();
           break;
         default:
           this.handlers.told(effect);
@@ -102,7 +109,7 @@ export class WorkerLoop {
       await turned();
       const job = this.#patches[0] as Patching;
       const begun = now();
-      const fault = await inSlices(patching(job));
+      const fault = await inSlices(patching(job)).catch((error) => this.#fault(error));
       const took = now() - begun;
       this.#guarded(() => this.machine.decoded(job, fault, took, now()));
       this.#patches.shift();
@@ -122,7 +129,8 @@ export class WorkerLoop {
 
   #connect(endpoint: string, ticket: string): void {
     try {
-      this.#subscription.connect(dataDestination(endpoint, this.address), ticket);
+      const destination = dataDestination(endpoint, this.address, this.dataHosts);
+      this.#subscription.connect(destination, ticket);
     } catch (error) {
       this.#notice((error as Error).message); // everything can still be fetched
     }
@@ -132,14 +140,32 @@ export class WorkerLoop {
     this.handlers.told({ do: "notice", code: "no-data", text });
   }
 
-  /** Do what the machine says, whatever happens in it: an error must not vanish in a callback. */
+  /** Do what the machine says. */
   #guarded(effects: () => Effect[]): void {
-    if (this.#closed) return;
+    if (!this.#closed) this.#guard(() => this.perform(effects()), undefined);
+  }
+
+  /** Go on, whatever happens where one message is dealt with: nobody may end a worker by one. */
+  #guard<T>(work: () => T, otherwise: T): T {
     try {
-      this.perform(effects());
+      return work();
     } catch (error) {
-      this.#end(error);
+      this.#fault(error);
+      return otherwise;
     }
+  }
+
+  /** Tell the user of something that should not happen, once in a while; return it in words. */
+  #fault(error: unknown): string {
+    const text = printable(error instanceof Error ? (error.stack ?? error.message) : `${error}`);
+    this.#faults += 1;
+    if (this.#closed || now() < this.#toldAt + FAULT_MS) return text;
+    this.#toldAt = now();
+    const times = this.#faults > 1 ? ` (and ${this.#faults - 1} times before)` : "";
+    this.#faults = 0;
+    const words = `this worker failed on one message, and goes on: please report it${times}: ${text}`;
+    this.handlers.told({ do: "notice", code: "failed-inside", text: words });
+    return text;
   }
 
   #end(error: unknown): void {

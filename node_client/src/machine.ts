@@ -35,12 +35,15 @@ import { AES_256_GCM } from "./sealing.js";
 import { Slot } from "./slot.js";
 import type { StagedVersion } from "./staging.js";
 import { Lease } from "./transfer.js";
+import { printable } from "./words.js";
 
 export interface Model {
   /** Says why a layout cannot be applied; nothing if it can. */
   readonly fault: (layout: Layout) => string;
   /** The bytes of the versions that are expected; 0 if nobody knows. */
   readonly nbytes: number;
+  /** The bytes that a layout may have; left out: as many as the protocol allows. */
+  readonly layoutBytesMax?: number;
 }
 
 type Frames = readonly Uint8Array[];
@@ -76,8 +79,11 @@ export class WorkerMachine {
   ) {
     this.#pingEvery = timing.ping;
     const fault = (name: string, layout: Layout) => models.get(name)?.fault(layout) ?? "";
-    const slot = (model: string) => new Slot(model, fault, bytesMax, timing, keyring, patches);
-    this.slots = new Map([...models.keys()].map((model) => [model, slot(model)]));
+    const slot = (name: string, { layoutBytesMax }: Model) => {
+      const most = { bytesMax, layoutBytesMax };
+      return new Slot(name, fault, most, timing, keyring, patches);
+    };
+    this.slots = new Map([...models].map(([name, model]) => [name, slot(name, model)]));
   }
 
   get epoch(): number {
@@ -132,8 +138,22 @@ export class WorkerMachine {
     const slot = message.epoch === this.#epoch ? this.slots.get(message.model) : undefined;
     if (slot === undefined) return null;
     if (message.type !== "announce") return slot.place(message, size);
-    const bytes = message.whole === null ? message.layout_bytes : message.nbytes;
-    return size === bytes && size <= this.bytesMax ? new Lease(new Uint8Array(size)) : null;
+    return slot.accompanies(message, size) ? new Lease(new Uint8Array(size)) : null;
+  }
+
+  /**
+   * The same of a message of the control channel, which comes beside the published ones: so its
+   * payload goes into memory of its own.
+   */
+  placeControl(header: Uint8Array, size: number): Lease | null {
+    const message = this.inside ? this.#decode([header, NO_BYTES], false)?.message : undefined;
+    if (message?.type !== "announce" && !isChunk(message)) return null;
+    const slot = message.epoch === this.#epoch ? this.slots.get(message.model) : undefined;
+    const wanted =
+      message.type === "announce"
+        ? slot?.accompanies(message, size)
+        : slot?.wantsChunk(message, size);
+    return wanted ? new Lease(new Uint8Array(size)) : null;
   }
 
   #decode(frames: Frames, counts: boolean): Decoded | null {
@@ -207,7 +227,8 @@ export class WorkerMachine {
   }
 
   #refuse(refuse: Refuse, now: number): Effect[] {
-    const { code, text, model } = refuse;
+    const { code, model } = refuse;
+    const text = printable(refuse.text);
     this.#heardAt = now;
     switch (code) {
       case "unknown-worker":
@@ -317,7 +338,7 @@ export class WorkerMachine {
   #unheard(now: number): Effect[] {
     if (this.#unheardSince === null || now - this.#unheardSince < this.timing.lostAfter) return [];
     this.#unheardSince = null; // W33
-    return [reports.unheard(this.#data)];
+    return [reports.unheard(printable(this.#data))];
   }
 
   #callAgain(): Effect[] {

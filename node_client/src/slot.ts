@@ -9,7 +9,7 @@ import { Asking } from "./asking.js";
 import type { Effect } from "./effects.js";
 import { type Held, Holdings } from "./holdings.js";
 import type { Keyring } from "./keyring.js";
-import { Acceptance, type Accepts } from "./layouts.js";
+import { Acceptance, type Accepts, type Fault, type Most } from "./layouts.js";
 import { APPLIES_MAX, type Timing } from "./limits.js";
 import {
   type Announce,
@@ -47,13 +47,13 @@ export class Slot {
   constructor(
     readonly model: string,
     accepts: Accepts,
-    bytesMax: number,
+    most: Most,
     timing: Timing,
     keyring: Keyring | null,
     /** Whether patches are taken. */
     patches: boolean,
   ) {
-    this.#acceptance = new Acceptance(model, accepts, bytesMax, keyring && AES_256_GCM);
+    this.#acceptance = new Acceptance(model, accepts, most, keyring && AES_256_GCM);
     this.asking = new Asking(model, this.holds, timing);
     this.patches = new Patches(model, this.holds, timing, keyring, patches);
   }
@@ -91,11 +91,9 @@ export class Slot {
     now: number,
     pushed: boolean,
   ): Effect[] {
-    const fault = layout === undefined ? null : this.#acceptance.learn(announce, layout);
-    if (fault !== null) {
-      this.holds.move(this.holds.find(announce, "announced"), "failed"); // it waited for this
-      return this.#fail(announce, ...fault, now);
-    }
+    const large = this.#acceptance.excess(announce) !== null; // it is declined, not understood
+    const fault = layout === undefined || large ? null : this.#acceptance.learn(announce, layout);
+    if (fault !== null) return this.#unreadable(announce, fault, now);
     const staged = this.holds.at("staged");
     if (staged !== null && sameKey(staged, announce) && announce.commit === "auto") {
       return this.#commit(staged, now); // W5
@@ -106,6 +104,16 @@ export class Slot {
     if (held.phase !== "arriving" || pushed) return effects;
     held.transfer.pull(); // W31
     return [...effects, ...reports.fetches(held.transfer, now)];
+  }
+
+  /** A layout cannot be understood. */
+  #unreadable(announce: Announce, fault: Fault, now: number): Effect[] {
+    if (!TRANSIENT.has(fault[0])) {
+      const wanted = this.#wants(announce);
+      return wanted ? this.#decline(this.holds.expect(announce), ...fault, now) : [];
+    }
+    this.holds.move(this.holds.find(announce, "announced"), "failed"); // it waited for this
+    return this.#fail(announce, ...fault, now);
   }
 
   /** Whether an announcement is of a version to begin, or to begin anew. */
@@ -184,6 +192,19 @@ export class Slot {
     const transfer = this.holds.find(chunk, "arriving")?.transfer;
     if (!transfer?.isNamed(chunk.patch)) return null;
     return transfer.lend(chunk.index, size, sealed);
+  }
+
+  /** Whether a chunk of this size is one of what arrives. */
+  wantsChunk(chunk: Chunk | SealedChunk, size: number): boolean {
+    const transfer = this.holds.find(chunk, "arriving")?.transfer;
+    return transfer?.isNamed(chunk.patch) === true && transfer.fits(chunk.index, size);
+  }
+
+  /** Whether so many bytes may come with an announcement: its layout, or the whole version. */
+  accompanies(announce: Announce, size: number): boolean {
+    const { whole, layout_bytes, nbytes } = announce;
+    if (this.#acceptance.excess(announce) !== null) return false;
+    return size === (whole === null ? layout_bytes : nbytes);
   }
 
   /** A piece of a version. */
@@ -299,7 +320,7 @@ export class Slot {
   /** Versions will come, probably of this size: have a buffer for them. */
   expect(nbytes: number): Effect[] {
     const { buffers } = this.holds;
-    const memory = nbytes <= this.#acceptance.bytesMax ? buffers.reserve(nbytes) : null;
+    const memory = nbytes <= this.#acceptance.most.bytesMax ? buffers.reserve(nbytes) : null;
     return memory === null ? [] : [{ do: "touch", memory, unused: () => buffers.unused(memory) }];
   }
 

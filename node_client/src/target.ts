@@ -3,9 +3,13 @@
 import { castable, convert, elements } from "./casts.js";
 import { arrayType, naturalDtype, type TypedArray } from "./dtypes.js";
 import type { Layout, TensorSpec } from "./layout.js";
+import { LAYOUT_BYTES_MAX } from "./limits.js";
 import type { StagedVersion } from "./staging.js";
 import { bytesOf, type Tensor, tensor } from "./tensor.js";
+import { printable } from "./words.js";
 
+// Others may write the layout of the same tensors with spaces, aliases and metadata of their own.
+const LAYOUT_SLACK_BYTES = 2 ** 20;
 const DIFFERENCE_LINES_MAX = 20; // what a person reads before giving up
 const AT_ONCE_BYTES = 2 ** 23; // one to two milliseconds; more is written while the loop turns
 const PIECE_BYTES = 2 ** 20;
@@ -35,6 +39,8 @@ export interface Writing {
 export interface Target {
   /** The bytes of the versions that are expected; 0 if nobody knows. */
   readonly nbytes: number;
+  /** The bytes that a layout may have. */
+  readonly layoutBytesMax: number;
   /** Whether tensors lie in the memory of the version, which must not be reused. */
   readonly keeps: boolean;
   /** Say why a layout cannot be applied; nothing if it can. */
@@ -46,6 +52,7 @@ export interface Target {
 /** Each version as new tensors, which nobody changes afterwards. */
 export class SnapshotTarget implements Target {
   readonly nbytes = 0;
+  readonly layoutBytesMax = LAYOUT_BYTES_MAX;
   readonly keeps = true;
 
   fault(): string {
@@ -71,6 +78,7 @@ export function views({ layout, data }: StagedVersion): ReadonlyMap<string, Tens
 export class RegisteredTarget implements Target {
   readonly keeps = false;
   readonly nbytes: number;
+  readonly layoutBytesMax: number;
   readonly #tensors = new Map<string, Tensor>();
   readonly #same: ReadonlyMap<string, string>; // by name, the first name of the very same memory
   #order: readonly (readonly [spec: TensorSpec, name: string])[] = [];
@@ -91,6 +99,17 @@ export class RegisteredTarget implements Target {
       if (this.#same.get(name) === name) nbytes += data.byteLength;
     }
     this.nbytes = tolerance.strict && !tolerance.cast ? nbytes : 0;
+    this.layoutBytesMax = tolerance.strict ? this.#longest(nbytes) : LAYOUT_BYTES_MAX;
+  }
+
+  /** Return the bytes of a layout of these tensors, however it is written. */
+  #longest(nbytes: number): number {
+    let longest = LAYOUT_SLACK_BYTES;
+    for (const [name, { dtype, shape }] of this.#tensors) {
+      const entry = { [name]: { dtype, shape, data_offsets: [nbytes, nbytes] } };
+      longest += 2 * Buffer.byteLength(JSON.stringify(entry));
+    }
+    return longest;
   }
 
   fault(layout: Layout): string {
@@ -109,9 +128,10 @@ export class RegisteredTarget implements Target {
     return [...lines.slice(0, kept), `... and ${lines.length - kept} more`].join("\n");
   }
 
-  #difference(name: string, layout: Layout): string[] {
-    const spec = layout.byName.get(name);
-    const own = this.#tensors.get(name);
+  #difference(named: string, layout: Layout): string[] {
+    const spec = layout.byName.get(named);
+    const own = this.#tensors.get(named);
+    const name = printable(named);
     if (spec === undefined) return [`${name}: ${own ? show(own) : ""} here, not published`];
     if (own === undefined) {
       return this.tolerance.strict ? [`${name}: published as ${show(spec)}, not here`] : [];

@@ -266,6 +266,14 @@ export class Transfer {
     return null;
   }
 
+  /** Whether a chunk of this size has a place here, which is free. */
+  fits(index: number, size: number): boolean {
+    const state = this.#states[index];
+    if (state === undefined || state === HERE || state === LENT) return false;
+    const [begin, end] = this.#plan.span(index);
+    return size === end - begin;
+  }
+
   /**
    * Return the place of a chunk of this size, to receive it there; null if it has none.
    *
@@ -273,10 +281,9 @@ export class Transfer {
    * `sealed` is opened there.
    */
   lend(index: number, size: number, sealed: SealedChunk | null = null): Lease | null {
+    if (!this.fits(index, size)) return null;
     const state = this.#states[index];
-    if (state === undefined || state === HERE || state === LENT) return null;
     const [begin, end] = this.#plan.span(index);
-    if (size !== end - begin) return null;
     const opening = sealed && (this.keyring?.opening(this.#subject, sealed, size) ?? null);
     if (sealed !== null && opening === null) return null;
     this.revoke();

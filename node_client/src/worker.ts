@@ -64,6 +64,11 @@ export interface WorkerOptions {
    * version that runs, whose bytes are kept for that: one copy more of registered memory.
    */
   readonly patches?: boolean | undefined;
+  /**
+   * Hosts on which the publisher's data is accepted beside the host of the address: names or
+   * addresses, none by default. Else a publisher could have the worker connect to anything.
+   */
+  readonly dataHosts?: readonly string[] | undefined;
   /** Milliseconds between pings (1000). */
   readonly ping?: number | undefined;
   /** Milliseconds of silence after which the publisher is lost (5 times `ping`). */
@@ -164,7 +169,8 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
       told: (effect: Told) => this.#told(effect),
       ended: (reason: unknown) => this.#end(reason),
     };
-    this.#loop = new WorkerLoop(checkAddress(address), this.#machine, handlers, keys);
+    const { dataHosts } = options;
+    this.#loop = new WorkerLoop(checkAddress(address), this.#machine, handlers, keys, dataHosts);
     const { apply, beforeApply } = options;
     const hooks = { apply, beforeApply, timeout: checkTimeout(options.applyTimeout) };
     this.#applier = new Applier(this.#machine, this.#targets, hooks, {

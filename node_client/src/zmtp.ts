@@ -1,52 +1,71 @@
 /**
- * The subscriber's side of ZMTP 3 (ZeroMQ RFC 23, NULL security), without sockets.
+ * The worker's side of ZMTP 3 (ZeroMQ RFC 23, NULL security), without sockets.
  *
  * libzmq receives each message into fresh memory of its own, and hands it over between threads;
- * both cost more than the network does. So published messages are read here, and the bulk of a
- * payload goes from the kernel straight to its place. Have bytes put into `room()`, then say how
- * many to `received()`.
+ * both cost more than the network does. And it collects the frames of a message without a bound on
+ * their number. So messages are read here, and the bulk of a payload goes from the kernel straight
+ * to its place. Have bytes put into `room()`, then say how many to `received()`.
  *
  *     greeting (64 bytes) ──> READY ──> messages and commands
  *
  *     a frame:  ┌───────┬──────────────┬──── ··· ────┐   flags: 1 more follow, 2 long size,
  *               │ flags │ size, 1 or 8 │    body     │          4 command
  *               └───────┴──────────────┴──── ··· ────┘
- *     a message: topic, header, at most one payload
+ *     a message: header, at most one payload; a topic before it if it is published
  */
 
-import { HEADER_BYTES_MAX, MESSAGE_BYTES_MAX } from "./limits.js";
+import { HEADER_BYTES_MAX, LABEL_MAX, MESSAGE_BYTES_MAX } from "./limits.js";
 import type { Lease } from "./transfer.js";
+import { printable } from "./words.js";
 
 const [MORE, LONG, COMMAND] = [1, 2, 4] as const;
 const TICKET = "\x03"; // begins a message that shows one
 const GREETING_BYTES = 64;
 const HEAD_BYTES_MAX = 9; // of a frame: flags and a long size
-const PAYLOAD = 2; // the index of a message's payload, after topic and header
 const FRAMES_MAX = 8; // of a message; a later protocol may have more than one payload
 const SCRATCH_BYTES = 2 ** 15; // read ahead; of a payload, at most so much is copied twice
 const RECEIVE_BYTES = 2 ** 18; // taken at once, so that they are in the cache for the checksum
+const WORDS_MAX = 200; // characters of what an ERROR says: as much as a person reads
 const NOTHING = Buffer.alloc(0);
 
-function greeting(): Buffer {
-  const bytes = Buffer.alloc(GREETING_BYTES);
-  bytes.write("ff00000000000000007f0300", "hex");
-  bytes.write("NULL", 12, "latin1");
-  return bytes;
+const MECHANISM = "NULL";
+// Signature and version; the rest once the other side's mechanism is known: libzmq hangs up on one
+// that is not its own before it has told that.
+const GREETING = Buffer.from("ff00000000000000007f0300", "hex");
+const GREETING_REST = Buffer.from(MECHANISM.padEnd(20 + 32, "\0"), "latin1");
+
+/** A type of socket. */
+export interface Kind {
+  /** As READY names it. */
+  readonly name: string;
+  /** What may be at the other end. */
+  readonly peers: readonly string[];
+  /** The index of a message's payload: after topic and header, or the header. */
+  readonly payload: number;
 }
-const READY = Buffer.from("\x05READY\x0bSocket-Type\0\0\0\x03SUB\x08Identity\0\0\0\0", "latin1");
+
+export const DEALER: Kind = { name: "DEALER", peers: ["ROUTER"], payload: 1 };
+export const SUB: Kind = { name: "SUB", peers: ["PUB", "XPUB"], payload: 2 };
 
 /** The other side does not speak ZMTP 3, or breaks its rules: the connection is of no use. */
 export class ZmtpError extends Error {}
+
+/** The other side asks for another kind of security. */
+export class MechanismError extends ZmtpError {
+  constructor(readonly mechanism: string) {
+    super(`the other side asks for ${printable(mechanism)} security`);
+  }
+}
 
 export interface Handlers {
   /** Send bytes to the other side. */
   readonly send: (bytes: Uint8Array) => void;
   /**
-   * Given topic and header of a message, and the size of its payload: where the payload goes. Null:
-   * nowhere, it is read and forgotten, and the message comes with an empty one.
+   * Given the frames before a payload, and its size: where it goes. Null: nowhere, it is read and
+   * forgotten, and the message comes with an empty one.
    */
   readonly place: (frames: readonly Uint8Array[], size: number) => Lease | null;
-  /** A message is complete: topic, header, and perhaps a payload. */
+  /** A message is complete, perhaps with a payload. */
   readonly message: (frames: readonly Uint8Array[]) => void;
 }
 
@@ -70,13 +89,33 @@ export class Stream {
   #payload: Lease | null = null; // of the message that is arriving
   readonly #scratch = Buffer.allocUnsafeSlow(SCRATCH_BYTES);
   #direct = false; // the last `room()` was in the place of a payload
+  #messages = 0; // that have come, and pieces of payloads
+  #commands = 0; // that have come
 
-  constructor(readonly handlers: Handlers) {}
+  constructor(
+    readonly handlers: Handlers,
+    readonly kind: Kind = SUB,
+  ) {}
+
+  /** How many messages, and pieces of payloads, have come: PINGs and other commands are none. */
+  get messages(): number {
+    return this.#messages;
+  }
+
+  /** How many commands have come. */
+  get commands(): number {
+    return this.#commands;
+  }
 
   /** The connection is there: say what we speak. A ticket, if there is one, is shown first of all. */
   greet(ticket = ""): void {
     this.#ticket = ticket;
-    this.handlers.send(greeting());
+    this.handlers.send(GREETING);
+  }
+
+  /** Say a message of one frame. */
+  say(body: Uint8Array): void {
+    this.#send(body);
   }
 
   /** Ask for a topic, or no longer; asking twice is asking once. */
@@ -102,6 +141,7 @@ export class Stream {
   received(count: number): void {
     if (this.#direct && this.#body !== null) {
       this.#body.missing -= count;
+      this.#messages += 1;
       if (this.#body.lease?.live) this.#body.lease.received(count);
       if (this.#body.missing === 0) this.#complete(this.#body);
       return;
@@ -144,16 +184,17 @@ export class Stream {
       throw new ZmtpError("the other side does not speak ZMTP 3");
     }
     const mechanism = head.toString("latin1", 12, 32).replace(/\0+$/, "");
-    if (mechanism !== "NULL") throw new ZmtpError(`the other side asks for ${mechanism} security`);
+    if (mechanism !== MECHANISM) throw new MechanismError(mechanism);
     this.state = "ready";
-    this.#send(READY, COMMAND);
+    this.handlers.send(GREETING_REST);
+    this.#send(ready(this.kind.name), COMMAND);
   }
 
   /** A frame begins: find a place for its body. */
   #begin(head: Buffer, headBytes: number): void {
     const flags = head[0] as number;
     const size = headBytes === 2 ? (head[1] as number) : Number(head.readBigUInt64BE(1));
-    const payload = !(flags & COMMAND) && this.#frames.length >= PAYLOAD;
+    const payload = !(flags & COMMAND) && this.#frames.length >= this.kind.payload;
     if (size > (payload ? MESSAGE_BYTES_MAX : HEADER_BYTES_MAX)) {
       throw new ZmtpError(`a frame of ${size} bytes`);
     }
@@ -171,7 +212,7 @@ export class Stream {
   }
 
   #lease(size: number): Lease | null {
-    if (size === 0 || this.#frames.length !== PAYLOAD) return null;
+    if (size === 0 || this.#frames.length !== this.kind.payload) return null;
     this.#payload = this.handlers.place(this.#frames, size);
     return this.#payload;
   }
@@ -199,14 +240,17 @@ export class Stream {
     if (flags & MORE) return;
     const frames = this.#frames;
     this.#frames = [];
+    this.#messages += 1;
     this.handlers.message(frames);
     this.close(); // a lease that nobody took, since the message was of no use
   }
 
   #command(body: Buffer): void {
+    this.#commands += 1;
     const end = 1 + (body[0] ?? 0);
     const name = body.toString("latin1", 1, end);
     if (name === "READY" && this.state === "ready") {
+      this.#checkPeer(property(body.subarray(end), "socket-type"));
       this.state = "open";
       if (this.#ticket !== "") this.#send(Buffer.from(TICKET + this.#ticket, "latin1")); // K7
       for (const topic of this.#topics) this.#sendTopic(topic, true);
@@ -218,16 +262,50 @@ export class Stream {
       ]);
       this.#send(pong, COMMAND);
     } else if (name === "ERROR") {
-      throw new ZmtpError(`the other side says: ${body.toString("latin1", end + 1)}`);
+      const words = printable(body.toString("latin1", end + 1), WORDS_MAX);
+      throw new ZmtpError(`the other side says: ${words}`);
     }
+  }
+
+  #checkPeer(peer: string): void {
+    if (this.kind.peers.includes(peer)) return;
+    const wanted = this.kind.peers.join(" or ");
+    const seen = printable(peer, LABEL_MAX) || "socket without a type";
+    throw new ZmtpError(`a ${seen} is at the other end, not a ${wanted}: is this the right port?`);
   }
 
   #sendTopic(topic: string, on: boolean): void {
     this.#send(Buffer.from(`${on ? "\x01" : "\0"}${topic}`, "latin1"));
   }
 
-  /** Send a short frame: of a command, or of a message of one part. */
+  /** Send a frame: of a command, or of a message of one part. */
   #send(body: Uint8Array, flags = 0): void {
-    this.handlers.send(Buffer.concat([Buffer.from([flags, body.length]), body]));
+    const long = body.length > 255;
+    const head = Buffer.alloc(long ? HEAD_BYTES_MAX : 2);
+    head[0] = long ? flags | LONG : flags;
+    if (long) head.writeBigUInt64BE(BigInt(body.length), 1);
+    else head[1] = body.length;
+    this.handlers.send(Buffer.concat([head, body]));
   }
+}
+
+function ready(type: string): Buffer {
+  const size = String.fromCharCode(type.length);
+  const properties = `\x0bSocket-Type\0\0\0${size}${type}\x08Identity\0\0\0\0`;
+  return Buffer.from(`\x05READY${properties}`, "latin1");
+}
+
+/** Return a value of READY's properties; empty if it is not there. */
+function property(properties: Buffer, wanted: string): string {
+  for (let at = 0; at < properties.length; ) {
+    const name = 1 + at + (properties[at] ?? 0);
+    if (name + 4 > properties.length) break;
+    const end = name + 4 + properties.readUInt32BE(name);
+    if (end > properties.length) break;
+    if (properties.toString("latin1", at + 1, name).toLowerCase() === wanted) {
+      return properties.toString("latin1", name + 4, end);
+    }
+    at = end;
+  }
+  return "";
 }

@@ -1,11 +1,11 @@
-/** The control channel: what becomes of its connection is told, however early that is. */
+/** The control channel with keys: what becomes of its connection is told, however early that is. */
 
 import assert from "node:assert/strict";
 import { once } from "node:events";
 import { test } from "node:test";
 import { Worker } from "node:worker_threads";
-import { Dealer, Socket } from "zeromq";
-import { Control } from "../src/control.js";
+import { curveKeyPair, Dealer, Socket } from "zeromq";
+import { KeyedControl } from "../src/keyed_control.js";
 import { GREETING } from "./streams.js";
 
 const HUNG_UP = 1;
@@ -42,7 +42,11 @@ test("an attempt that is over before anybody could look is told", { timeout: 60_
   const changed = new Promise<void>((resolve) => {
     told = resolve;
   });
-  const control = new Control(`tcp://127.0.0.1:${port}`, null, 1_000, {
+  const { publicKey, secretKey } = curveKeyPair();
+  const keys = { name: "w", public: publicKey, secret: secretKey, publisher: publicKey };
+  const control = new KeyedControl(`tcp://127.0.0.1:${port}`, keys, 1_000, 1_000, {
+    place: () => null,
+    ended: () => {},
     message: () => {},
     connected: () => {},
     changed: () => told(),

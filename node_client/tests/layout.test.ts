@@ -123,3 +123,46 @@ test("any bytes are a layout, or a LayoutError", () => {
     }),
   );
 });
+
+/** Return the processor's milliseconds that some work takes, the least of three times. */
+function cost(work: () => void): number {
+  const times = [1, 2, 3].map(() => {
+    const begun = process.cpuUsage();
+    work();
+    const { user, system } = process.cpuUsage(begun);
+    return (user + system) / 1000;
+  });
+  return Math.min(...times);
+}
+
+const GROWING: Record<string, (count: number) => string> = {
+  "of tensors": (count) =>
+    `{${Array.from({ length: count }, (_, i) => `"t${i}":${EMPTY_TENSOR}`).join()}}`,
+  "of metadata": (count) =>
+    `{"__metadata__":{${Array.from({ length: 4 * count }, (_, i) => `"${i}":"${i}"`).join()}}}`,
+  "of aliases": (count) =>
+    `{"__metadata__":{${Array.from({ length: 4 * count }, (_, i) => `"${i}":"t"`).join()}},` +
+    `"t":${EMPTY_TENSOR}}`,
+  "with a long name": (count) => `{"${"a".repeat(100 * count)}":${EMPTY_TENSOR}}`,
+  "with escapes": (count) => `{"${"\\\\u0041".repeat(20 * count)}":${EMPTY_TENSOR}}`,
+  "of spaces": (count) => `{${" ".repeat(100 * count)}}`,
+  "with a key twice at its end": (count) =>
+    `{"a":${EMPTY_TENSOR},${Array.from({ length: count }, (_, i) => `"t${i}":${EMPTY_TENSOR}`).join()},` +
+    `"a":${EMPTY_TENSOR}}`,
+};
+const EMPTY_TENSOR = '{"dtype":"U8","shape":[0],"data_offsets":[0,0]}';
+for (const [what, json] of Object.entries(GROWING)) {
+  test(`the time for a layout ${what} does not grow with the square`, () => {
+    const [short, long] = [2_000, 16_000].map((count) => {
+      const bytes = layoutOf(json(count));
+      return cost(() => {
+        try {
+          Layout.parse(bytes);
+        } catch (error) {
+          assert.ok(error instanceof LayoutError, String(error));
+        }
+      });
+    }) as [number, number];
+    assert.ok(long < 8 * 3 * (short + 3), `${short} ms, and ${long} for eight times as much`);
+  });
+}

@@ -4,9 +4,10 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { setImmediate as turn } from "node:timers/promises";
 import { Layout } from "../src/layout.js";
-import { WorkerLoop } from "../src/loop.js";
+import { type Told, WorkerLoop } from "../src/loop.js";
 import { Patching } from "../src/patching.js";
 import { Bench } from "./bench.js";
+import { Hostile } from "./hostile.js";
 import { Published, patchHead } from "./published.js";
 
 const SIZE = 2 ** 26; // its pages alone take more than a slice
@@ -50,4 +51,51 @@ test("patches are decoded one after another, between turns, and no further once 
   assert.ok(!third.live);
   for (let more = 0; more < 5; more++) await turn();
   assert.deepEqual([ended.length, failures], [2, []]);
+});
+
+test("a message that the machine fails on is told, once in a while, and ends nothing", async () => {
+  await using hostile = await Hostile.start();
+  const { machine } = new Bench({ inside: false });
+  const receive = machine.receive.bind(machine);
+  machine.receive = (frames, now) => {
+    if (frames.length > 1) throw new Error("a defect\x1b");
+    return receive(frames, now);
+  };
+  const told: Told[] = [];
+  const loop = new WorkerLoop(hostile.address, machine, {
+    told: (effect) => told.push(effect),
+    ended: (reason) => assert.fail(String(reason)),
+  });
+  await hostile.welcome();
+  for (let count = 0; count < 100; count++) hostile.say({ type: "pong" }, Buffer.from("payload"));
+  hostile.say({ type: "ping", token: 9876543277 });
+  await hostile.control.hears('"token":9876543277');
+  loop.close();
+  const notices = told.flatMap((effect) => (effect.do === "notice" ? [effect] : []));
+  assert.equal(notices.length, 1);
+  assert.equal(notices[0]?.code, "failed-inside");
+  assert.match(notices[0]?.text ?? "", /failed on one message, and goes on.*a defect\\x1b/);
+});
+
+test("a patch that fails in no known way is fetched as a whole", async () => {
+  const { machine } = new Bench({ inside: false });
+  const faults: string[] = [];
+  machine.decoded = (_, fault) => {
+    faults.push(fault);
+    return [];
+  };
+  const loop = new WorkerLoop("ipc:///nobody/is-here", machine, {
+    told: () => {},
+    ended: (reason) => assert.fail(String(reason)),
+  });
+  const [job] = jobs(1) as [Patching];
+  const broken = Object.defineProperty(job, "patch", {
+    get: () => {
+      throw new TypeError("a defect");
+    },
+  });
+  loop.perform([{ do: "decode", job: broken }]);
+  for (let turns = 0; faults.length === 0 && turns < 1000; turns++) await turn();
+  loop.close();
+  assert.match(faults[0] ?? "", /a defect/);
 });

@@ -7,6 +7,11 @@ export const GREETING = Buffer.concat([
 ]);
 export const READY = frame(Buffer.from("\x05READY\x0bSocket-Type\0\0\0\x04XPUB", "latin1"), 4);
 
+export const ROUTER_READY = frame(
+  Buffer.from("\x05READY\x0bSocket-Type\0\0\0\x06ROUTER", "latin1"),
+  4,
+);
+
 export function frame(body: Uint8Array, flags = 0): Buffer {
   if (body.length < 256) return Buffer.concat([Buffer.from([flags, body.length]), body]);
   const head = Buffer.alloc(9);

@@ -2,11 +2,18 @@
 
 import assert from "node:assert/strict";
 import { once } from "node:events";
-import { type AddressInfo, createServer, type Server, type Socket } from "node:net";
+import {
+  type AddressInfo,
+  Socket as ClientSocket,
+  createServer,
+  type Server,
+  type Socket,
+} from "node:net";
 import { test } from "node:test";
+import { COMMANDS, UNREAD_BYTES_MAX } from "../src/limits.js";
 import { Subscription, type SubscriptionHandlers } from "../src/subscription.js";
 import { Lease } from "../src/transfer.js";
-import { GREETING, message, READY } from "./streams.js";
+import { frame, GREETING, message, READY } from "./streams.js";
 
 const deadline = { timeout: 60_000 };
 const PAYLOAD = Buffer.alloc(3_000_000, 9);
@@ -153,4 +160,72 @@ test("so is a port where nobody listens", deadline, async () => {
   server.close();
   await once(server, "close");
   assert.match(await subscribe<string>(nobody, (broken) => ({ broken })), /ECONNREFUSED/);
+});
+
+test("pings alone are no sign of life for ever", deadline, async () => {
+  const silence = { any: 60_000, message: 300 };
+  let connections = 0;
+  const { promise, resolve } = deferred<void>();
+  const server = await serve((socket) => {
+    socket.write(Buffer.concat([GREETING, READY]));
+    socket.on("data", () => {});
+    const pinging = setInterval(() => socket.write(frame(Buffer.from("\x04PING\0\0"), 4)), 100);
+    socket.on("close", () => clearInterval(pinging));
+    connections += 1;
+    if (connections === 2) resolve();
+  });
+  const handlers = { place: () => null, message: () => {}, broken: () => {} };
+  const subscription = new Subscription(handlers, silence);
+  subscription.connect(destination(server));
+  await promise;
+  subscription.close();
+  server.close();
+});
+
+test(
+  "who has more commands than a publisher is hung up on, ever more seldom",
+  deadline,
+  async () => {
+    const pings = Array.from({ length: COMMANDS.burst + 1 }, () => {
+      return frame(Buffer.from("\x04PING\0\0", "latin1"), 4);
+    });
+    const server = await serve((socket) => {
+      socket.write(Buffer.concat([GREETING, READY, ...pings]));
+    });
+    const reason = await subscribe<string>(destination(server), (broken) => ({ broken }));
+    server.close();
+    assert.match(reason, /more than 64 commands at once, or 16 a second/);
+  },
+);
+
+test("as many commands as a publisher may have are answered", deadline, async () => {
+  const pings = Array.from({ length: COMMANDS.burst - 1 }, () => {
+    return frame(Buffer.from("\x04PING\0\0", "latin1"), 4);
+  });
+  const sent = message(Buffer.from("m"), Buffer.from("h"));
+  const server = await serve((socket) => {
+    socket.write(Buffer.concat([GREETING, READY, ...pings, sent]));
+  });
+  const frames = await subscribe<readonly Uint8Array[]>(destination(server), (message) => {
+    return { message };
+  });
+  server.close();
+  assert.equal(frames.length, 2);
+});
+
+test("who does not read what it asks for is hung up on", deadline, async () => {
+  const server = await serve((socket) => {
+    socket.write(Buffer.concat([GREETING, READY, frame(Buffer.from("\x04PING\0\0"), 4)]));
+  });
+  Object.defineProperty(ClientSocket.prototype, "writableLength", {
+    configurable: true,
+    get: () => UNREAD_BYTES_MAX + 1, // as if the kernel took no more for the other side
+  });
+  try {
+    const reason = await subscribe<string>(destination(server), (broken) => ({ broken }));
+    assert.match(reason, /does not read 65537 bytes for it; at most 65536 may wait/);
+  } finally {
+    Reflect.deleteProperty(ClientSocket.prototype, "writableLength"); // that of all streams remains
+    server.close();
+  }
 });

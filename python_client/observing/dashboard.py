@@ -4,6 +4,7 @@ import asyncio
 import base64
 import contextlib
 import hashlib
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from importlib.resources import files
 import msgspec
 from aiohttp import web
 
+from ...bus.complaints import Complaints
 from ...bus.errors import PublishError
 from ...bus.observed import Observe
 from ...bus.receipt import Receipt
@@ -21,6 +23,8 @@ from .diagnosis import Trouble, troubles
 from .history import MOMENT_SECONDS, MOMENTS_MAX, History, Moment
 from .view import Standing, View
 from .web import HEADERS, STOPPING
+
+log = logging.getLogger("weightbus.dashboard")
 
 LOOK_SECONDS = 0.5  # between two looks at what has changed
 STILL_SECONDS = 5.0  # after which a stream on which nothing changes says that it is there
@@ -53,6 +57,7 @@ class Dashboard:
         self._history, self._keep_at = History(), float("-inf")
         self._picture = _Picture()
         self._streams = 0
+        self._failures = Complaints(log, "the page's history lacks a moment: %s")
         folder = files(__package__ or "")
         self._page, self._policy = page_of(
             *(folder.joinpath(f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js"))
@@ -101,7 +106,12 @@ class Dashboard:
         with contextlib.suppress(WeightBusError):  # it is closed
             while not stopping.is_set():
                 async with self._lock:
-                    await asyncio.to_thread(self._keep)
+                    try:
+                        await asyncio.to_thread(self._keep)
+                    except WeightBusError:
+                        raise
+                    except Exception as error:  # this look is lost, and no later one
+                        self._failures.warn(f"{type(error).__name__}: {error}", time.monotonic())
                 pause = max(KEEP_SECONDS, self._keep_at - time.monotonic())
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stopping.wait(), pause)

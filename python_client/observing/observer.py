@@ -3,12 +3,14 @@
 It asks, and puts the answers together (`view.py`). It is no worker: no version waits for it.
 """
 
+import logging
 import time
 from collections.abc import Iterator
 
 from msgspec.structs import replace
 
 from ...bus.allowance import Allowance, Rate
+from ...bus.complaints import Complaints
 from ...bus.errors import ProtocolError, RefusedError
 from ...bus.limits import DIFFERENCES_TOLD, PAGES_MAX
 from ...bus.messages import Refuse, encode
@@ -17,6 +19,8 @@ from ...bus.observed import Observe, RosterPage, Verified, Verify, to_observer
 from ...bus.trust.keys import WorkerKeys
 from ..closing import Closable
 from .view import View
+
+log = logging.getLogger("weightbus.observer")
 
 ASKS = Rate(12, 6)  # below what a publisher puts up with (TALK, at the price of a stranger)
 ANSWER_SECONDS = 1.0  # after which a question is asked again
@@ -48,6 +52,7 @@ class Observer(Closable):
         self.heard_at: float | None = None  # when the publisher answered last
         self.ahead: float | None = None
         self._sockets = WorkerSockets(address, lambda _frames, _size: None, keys)
+        self._failures = Complaints(log, "an answer of the publisher could not be taken: %s")
         self._tried_at = time.monotonic()  # to connect, or heard
         self._allowance = Allowance(ASKS, self._tried_at)
 
@@ -139,9 +144,18 @@ class Observer(Closable):
             for answer in self._answers(until):
                 if not isinstance(answer, RosterPage):
                     continue
-                if self.view.take(answer, time.monotonic()) and not answer.follows:
+                if self._take(answer) and not answer.follows:
                     return True
         return False
+
+    def _take(self, answer: RosterPage) -> bool:
+        """Take what was answered; return whether it is news. What fails costs the view alone."""
+        try:
+            return self.view.take(answer, time.monotonic())
+        except Exception as error:
+            self._failures.warn(f"{type(error).__name__}: {error}", time.monotonic())
+            self.view = View()  # it may be half changed: all is asked for again
+            return False
 
     def _answers(self, until: float) -> Iterator[RosterPage | Verified]:
         """Wait for what the publisher says, and yield it.

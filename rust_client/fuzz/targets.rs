@@ -16,22 +16,35 @@ use weightbus::layout::Layout;
 use weightbus::limits::{Timing, WINDOW_CHUNKS};
 use weightbus::machine::{Ticket, Wanted, WorkerMachine};
 use weightbus::messages::{encode, from_publisher, from_worker, FromWorker};
+use weightbus::publisher::content::Copier;
+use weightbus::publisher::effects::Effect as PublisherEffect;
+use weightbus::publisher::machine::{Age, Draw, PublisherMachine};
+use weightbus::publisher::publication::Terms;
 use weightbus::reports::Identity;
 use weightbus::staging::StagedVersion;
 use weightbus::zmtp::{Place, Places, Published, PublishedPayload, Stream};
+use weightbus::{Dtype, TensorView};
 
 /// A target: one case, made from the corpus by the dice.
 pub type Target = fn(&Corpus, &mut Dice);
 
 /// What can be fuzzed.
-pub const TARGETS: [(&str, Target); 5] =
-    [("header", header), ("layout", layout), ("stream", stream), ("machine", machine), ("patch", patch)];
+pub const TARGETS: [(&str, Target); 6] = [
+    ("header", header),
+    ("layout", layout),
+    ("stream", stream),
+    ("machine", machine),
+    ("patch", patch),
+    ("publisher", publisher),
+];
 
 type Frames = Vec<Vec<u8>>;
 
 /// The golden vectors, as bytes.
 pub struct Corpus {
     headers: Vec<Vec<u8>>,
+    /// What workers and observers say.
+    words: Vec<Vec<u8>>,
     layouts: Vec<Vec<u8>>,
     /// Of sequences: the milliseconds that pass, or a message and whether it was published.
     sequences: Vec<Vec<Step>>,
@@ -69,6 +82,10 @@ impl Corpus {
         for case in all.iter().filter(|case| case["direction"] == "from_publisher") {
             headers.extend(frames(&case["frames"])?.into_iter().take(1).filter(|header| header.len() < 2000));
         }
+        let mut words = Vec::new();
+        for case in all.iter().filter(|case| case["direction"] != "from_publisher") {
+            words.extend(frames(&case["frames"])?.into_iter().take(1).filter(|header| header.len() < 2000));
+        }
         let mut layouts = Vec::new();
         for case in cases("layouts.json")? {
             layouts.push(bytes(&case["header"])?);
@@ -100,7 +117,7 @@ impl Corpus {
                 patches.push((layout, base, bytes(&case["patch"])?));
             }
         }
-        Ok(Corpus { headers, layouts, sequences, patches })
+        Ok(Corpus { headers, words, layouts, sequences, patches })
     }
 }
 
@@ -264,6 +281,58 @@ fn read_stream(bytes: &[u8], size: &mut dyn FnMut() -> usize) -> Vec<(Vec<u8>, u
     stream.close(&mut places);
     assert!(stream.outgoing.len() <= 64 + 60 + 2 * bytes.len() + 20);
     messages
+}
+
+/// Whatever workers say in whatever order, and whoever they are: the publisher goes on, says nothing malformed, and its
+/// epoch never goes down.
+fn publisher(corpus: &Corpus, dice: &mut Dice) {
+    let age: Age = Box::new(|| Duration::from_secs(1000));
+    let mut drawn = 0_u64;
+    let digits = move || {
+        drawn += 1;
+        Some(format!("{:032x}", drawn))
+    };
+    let digits = std::sync::Mutex::new(digits);
+    let draw: Draw = Box::new(move || digits.lock().map(|mut next| next()).unwrap_or_default());
+    let mut machine = PublisherMachine::new(7, "tcp://*:1", Timing::default(), Some(age), Some(draw))
+        .clock(Box::new(|| 1_700_000_000_000));
+    let (mut now, mut id, mut copier) = (Duration::from_secs(1), 0, Copier::default());
+    let mut epoch = machine.epoch();
+    for _ in 0..40 {
+        now += Duration::from_millis(dice.below(800) as u64);
+        let from = [dice.below(4) as u8];
+        let effects = match dice.below(12) {
+            0 => machine.tick(now),
+            1 => machine.unreachable(&from, now),
+            2 => {
+                let bytes = vec![id as u8; dice.below(100)];
+                let shape = [bytes.len() as u64];
+                let tensor = TensorView { name: "w", dtype: Dtype::U8, shape: &shape, bytes: &bytes };
+                let content = copier.copy(&[tensor], 1 + dice.below(20) as u64).map(Arc::new);
+                id += 1;
+                let terms = Terms::default();
+                content
+                    .ok()
+                    .and_then(|its| machine.publish(id, "policy", its, terms, now, now).ok())
+                    .unwrap_or_default()
+            }
+            _ => {
+                let mut word = dice.pick(&corpus.words).clone();
+                if dice.one_in(2) {
+                    dice.change(&mut word, &corpus.words);
+                }
+                machine.receive(&from, &word, dice.below(3), now)
+            }
+        };
+        for effect in effects {
+            if let PublisherEffect::Send { message, payload, .. } = effect {
+                let payloads = usize::from(payload.bytes().is_some());
+                assert_eq!(from_publisher(&encode(&message), payloads).as_ref(), Ok(&message));
+            }
+        }
+        assert!(machine.epoch() >= epoch && machine.status(now).len() <= 4);
+        epoch = machine.epoch();
+    }
 }
 
 struct AnyLayout;

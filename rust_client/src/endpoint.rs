@@ -1,6 +1,8 @@
 //! Addresses: what may be one, and where the data socket is, given the control address.
 
 use crate::error::Error;
+use std::net::IpAddr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 /// Where a socket is.
@@ -36,8 +38,15 @@ impl Endpoint {
     }
 
     /// Reads the data address that a publisher told, given the control address that was used: a
-    /// publisher that says `*` means the host under which the worker knows it.
-    pub fn of_data(told: &str, control: &str) -> Result<Endpoint, Error> {
+    /// publisher that says `*` means the host under which the worker knows it. Unless it may be anywhere,
+    /// any other one must be on that host (`peer`: by its number), or a path beside the control's: a
+    /// publisher could have a worker connect to whatever that can reach, else.
+    pub fn of_data(
+        told: &str,
+        control: &str,
+        peer: Option<IpAddr>,
+        anywhere: bool,
+    ) -> Result<Endpoint, Error> {
         match (Endpoint::parse(told)?, Endpoint::parse(control)?) {
             (Endpoint::Tcp { host, port }, Endpoint::Tcp { host: used, .. }) if is_any(&host) => {
                 Ok(Endpoint::Tcp { host: used, port })
@@ -50,9 +59,37 @@ impl Endpoint {
                     control
                 ),
             }),
-            (endpoint, _) => Ok(endpoint),
+            (endpoint, used) if anywhere || endpoint.is_beside(&used, peer) => Ok(endpoint),
+            _ => Err(Error::Address {
+                address: told.to_owned(),
+                text: format!(
+                    "the publisher's data is not on the host of its control address {:?} (or, of a path, not \
+                     beside it): if that address is right, allow it with any_data_host",
+                    control
+                ),
+            }),
         }
     }
+
+    /// Whether it is on the host of another, or at its path and a suffix.
+    fn is_beside(&self, control: &Endpoint, peer: Option<IpAddr>) -> bool {
+        match (self, control) {
+            (Endpoint::Ipc(path), Endpoint::Ipc(used)) => {
+                let (path, used) = (path.as_os_str().as_bytes(), used.as_os_str().as_bytes());
+                path.strip_prefix(used).map_or(false, |suffix| !suffix.contains(&b'/'))
+            }
+            (Endpoint::Tcp { host, .. }, Endpoint::Tcp { host: used, .. }) => {
+                host.eq_ignore_ascii_case(used)
+                    || (is_loopback(host) && is_loopback(used))
+                    || (peer.is_some() && host.parse().ok() == peer)
+            }
+            _ => false,
+        }
+    }
+}
+
+fn is_loopback(host: &str) -> bool {
+    host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().map_or(false, |ip| ip.is_loopback())
 }
 
 fn is_any(host: &str) -> bool {
@@ -98,12 +135,38 @@ mod tests {
 
     #[test]
     fn a_data_address_takes_the_host_that_was_used() {
-        let data = |told, control| Endpoint::of_data(told, control).ok();
+        let data = |told, control| Endpoint::of_data(told, control, None, false).ok();
         assert_eq!(data("tcp://*:6", "tcp://here:5"), Some(tcp("here", 6)));
         assert_eq!(data("tcp://0.0.0.0:6", "tcp://here:5"), Some(tcp("here", 6)));
         assert_eq!(data("tcp://[::]:6", "tcp://[::1]:5"), Some(tcp("::1", 6)));
-        assert_eq!(data("tcp://there:6", "tcp://here:5"), Some(tcp("there", 6)));
-        assert_eq!(data("ipc://x", "tcp://here:5"), Some(Endpoint::Ipc("x".into())));
         assert_eq!(data("tcp://*:6", "ipc://x"), None);
+    }
+
+    #[test]
+    fn data_of_another_host_is_taken_only_if_the_user_says_so() {
+        for (told, control, beside) in [
+            ("tcp://HERE:6", "tcp://here:5", true),
+            ("tcp://127.0.0.7:6", "tcp://localhost:5", true),
+            ("tcp://[::1]:6", "tcp://127.0.0.1:5", true),
+            ("tcp://10.0.0.1:6", "tcp://10.0.0.1:5", true),
+            ("tcp://10.0.0.2:6", "tcp://10.0.0.1:5", false),
+            ("tcp://there:6", "tcp://10.0.0.1:5", false),
+            ("tcp://169.254.169.254:80", "tcp://127.0.0.1:5", false),
+            ("tcp://127.0.0.1:6", "tcp://10.0.0.1:5", false),
+            ("ipc:///run/bus.data", "ipc:///run/bus", true),
+            ("ipc:///run/bus/../docker.sock", "ipc:///run/bus", false),
+            ("ipc:///run/docker.sock", "ipc:///run/bus", false),
+            ("ipc:///run/docker.sock", "tcp://127.0.0.1:5", false),
+            ("tcp://127.0.0.1:6", "ipc:///run/bus", false),
+        ] {
+            let found = |anywhere| Endpoint::of_data(told, control, None, anywhere).is_ok();
+            assert_eq!((found(false), found(true)), (beside, true), "{} {}", told, control);
+        }
+        let peer = Some("10.0.0.1".parse().unwrap());
+        let found = |told| Endpoint::of_data(told, "tcp://trainer:5", peer, false).is_ok();
+        assert!(
+            found("tcp://10.0.0.1:6") && !found("tcp://10.0.0.2:6"),
+            "of a host that was found by its name"
+        );
     }
 }

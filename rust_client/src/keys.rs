@@ -1,11 +1,11 @@
 //! A worker's keys, as `weightbus keygen` writes them: one small file of JSON. A publisher's are in
 //! `publisher/keys.rs`.
 
+use crate::curve;
 use crate::error::Error;
 use crate::fields::{Fault, Fields};
 use crate::json::Value;
 use crate::limits::{NAME_MAX, TEXT_MAX};
-use crate::raw::curve;
 use crate::sealing;
 use std::fmt;
 use std::fs;
@@ -217,13 +217,6 @@ pub(crate) fn check_curve() -> Result<(), Error> {
              or give it none"
                 .to_owned(),
         ));
-    }
-    if zmq::has("curve") != Some(true) {
-        let (major, minor, patch) = zmq::version();
-        return Err(Error::Keys(format!(
-            "keys need CURVE, which this libzmq ({}.{}.{}) was built without: install one with libsodium",
-            major, minor, patch
-        )));
     }
     Ok(())
 }

@@ -2,7 +2,9 @@
 
 use crate::effects::Host;
 use crate::layout::Layout;
-use crate::limits::{CHUNKS_MAX, LAYOUTS_KEPT};
+use crate::limits::{
+    CHUNKS_MAX, LAYOUTS_KEPT, LAYOUT_BYTES_FREE, LAYOUT_BYTES_MAX, LAYOUT_MEMORY, TENSORS_UNKNOWN_MAX,
+};
 use crate::messages::Announce;
 use crate::sealing::AES_256_GCM;
 use std::collections::VecDeque;
@@ -22,16 +24,48 @@ pub struct Acceptance {
     bytes_max: u64, // the largest version to take
     sealed: bool,   // only what is sealed is taken, else only what is not
     known: VecDeque<Known>,
+    unfit: VecDeque<(String, Fault)>, // layouts of too many tensors, and what is told of them
+    tensors_max: usize,
 }
 
 impl Acceptance {
     pub fn new(bytes_max: u64) -> Acceptance {
-        Acceptance { bytes_max, sealed: false, known: VecDeque::new() }
+        Acceptance {
+            bytes_max,
+            sealed: false,
+            known: VecDeque::new(),
+            unfit: VecDeque::new(),
+            tensors_max: TENSORS_UNKNOWN_MAX,
+        }
     }
 
     /// The largest version to take.
     pub fn bytes_max(&self) -> u64 {
         self.bytes_max
+    }
+
+    /// The model here has so many tensors.
+    pub fn expect_tensors(&mut self, count: usize) {
+        self.tensors_max = TENSORS_UNKNOWN_MAX.max(count.saturating_mul(2));
+    }
+
+    /// Bytes of the largest layout to take.
+    pub fn layout_bytes_max(&self) -> u64 {
+        (self.bytes_max / LAYOUT_MEMORY).clamp(LAYOUT_BYTES_FREE, LAYOUT_BYTES_MAX + 8)
+    }
+
+    /// Says why a layout is larger than this worker reads, or than its data warrants, if it is.
+    fn oversize(&self, announce: &Announce) -> Option<Fault> {
+        let (nbytes, most) = (announce.layout_bytes, self.layout_bytes_max());
+        if nbytes > most {
+            let text = format!("a layout of {} bytes; this worker takes at most {}", nbytes, most);
+            return Some(("too-large", text + ": raise its bytes_max if that is meant"));
+        }
+        let most = LAYOUT_BYTES_FREE + announce.nbytes;
+        (nbytes > most).then(|| {
+            let text = format!("a layout of {} bytes for {} bytes of weights", nbytes, announce.nbytes);
+            ("too-large", format!("{}; at most {} are taken", text, most))
+        })
     }
 
     /// From now on only what is sealed is taken.
@@ -48,11 +82,21 @@ impl Acceptance {
     /// Remembers a layout that came with an announcement, or says what is wrong with it.
     pub fn learn(&mut self, announce: &Announce, header: &[u8]) -> Result<(), Fault> {
         let invalid = |text| ("layout-invalid", text);
+        if let Some(fault) = self.oversize(announce) {
+            return Err(fault); // before the work is done
+        }
         if header.len() as u64 != announce.layout_bytes {
             let (found, said) = (header.len(), announce.layout_bytes);
             return Err(invalid(format!("the layout has {} bytes, announced were {}", found, said)));
         }
         let layout = Layout::parse(header).map_err(|error| invalid(error.to_string()))?;
+        if layout.tensors.len() > self.tensors_max && layout.id == announce.layout {
+            let text =
+                format!("{} tensors; this worker takes at most {}", layout.tensors.len(), self.tensors_max);
+            self.unfit.truncate(LAYOUTS_KEPT - 1);
+            self.unfit.push_front((layout.id, ("too-large", text.clone())));
+            return Err(("too-large", text));
+        }
         if layout.id != announce.layout {
             let (found, said) = (layout.id, &announce.layout);
             return Err(invalid(format!("the layout hashes to {}, announced was {}", found, said)));
@@ -76,6 +120,12 @@ impl Acceptance {
         if nbytes > self.bytes_max {
             let text = format!("{} bytes; this worker takes at most {}", nbytes, self.bytes_max);
             return Some(("too-large", text + ": raise its bytes_max if that is meant"));
+        }
+        if let Some(fault) = self.oversize(announce) {
+            return Some(fault);
+        }
+        if let Some((_, fault)) = self.unfit.iter().find(|(id, _)| *id == announce.layout) {
+            return Some(fault.clone());
         }
         if nbytes > CHUNKS_MAX * announce.chunk_bytes {
             let text = format!("{} bytes in chunks of {}", nbytes, announce.chunk_bytes);

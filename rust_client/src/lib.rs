@@ -10,12 +10,15 @@ compile_error!("weightbus: tensors on the bus are little-endian, and this crate 
 mod applying;
 mod bell;
 mod code;
+mod control;
+mod curve;
 mod decoder;
 mod door;
 mod dtype;
 mod element;
 mod endpoint;
 mod error;
+mod framing;
 mod gate;
 mod handoff;
 mod keys;
@@ -24,10 +27,10 @@ mod names;
 mod raw;
 mod run;
 mod snapshot;
-mod sockets;
 mod stream;
 mod subscription;
 mod threads;
+mod words;
 mod worker;
 
 pub use applying::Offer;

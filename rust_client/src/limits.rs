@@ -39,6 +39,16 @@ pub const TRIES_MAX: u32 = 5; // times that nothing new comes, until a version i
 pub const DAMAGED_MAX: u32 = 16; // damaged chunks asked for again at once, before patience decides
 pub const DIFFERENCES_MAX: usize = 20; // lines that a person reads before giving up
 
+pub const COMMANDS: u32 = 64; // of ZMTP's own in a second, from a publisher, which pings every few seconds: each is answered
+pub const UNREAD_BYTES_MAX: usize = 1 << 16; // of these answers, for a publisher that reads none
+/// Bytes of a layout that a worker takes in any case, with some 10,000 tensors. A larger one must not be larger than its
+/// data by more than this, nor than a share of `bytes_max`: to understand and store a layout takes many times its bytes.
+pub const LAYOUT_BYTES_FREE: u64 = 1 << 20;
+pub const LAYOUT_MEMORY: u64 = 16;
+/// Of a model whose names its worker does not know before: the largest models, with a tensor for each expert, have half
+/// as many.
+pub const TENSORS_UNKNOWN_MAX: usize = 1 << 18;
+
 /// How long a worker waits.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {

@@ -16,6 +16,7 @@ use crate::reports::{self, Identity};
 use crate::sealing::{Opening, AES_256_GCM};
 use crate::slot::{ModelState, Slot};
 use crate::transfer::{Key, Payload, Piece, Proof, Time};
+use crate::words::escaped;
 use crate::zmtp::{Place, Places, Published, PublishedPayload};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -347,9 +348,9 @@ impl WorkerMachine {
             "name-taken" | "stale-epoch" | "limit" | "protocol-version" | "wrong-name" | "not-allowed"
             | "revoked" => {
                 self.turn(Change::Refused);
-                vec![Effect::Refused { code: refuse.code, text: refuse.text }]
+                vec![Effect::Refused { code: refuse.code, text: escaped(&refuse.text) }]
             }
-            _ => vec![Effect::Notice { code: refuse.code, text: refuse.text }],
+            _ => vec![Effect::Notice { code: escaped(&refuse.code), text: escaped(&refuse.text) }],
         }
     }
 
@@ -358,6 +359,23 @@ impl WorkerMachine {
     /// Whether there is a session.
     pub fn inside(&self) -> bool {
         self.session == Session::Inside
+    }
+
+    /// Whether a hello would be said now, if somebody were at the other end.
+    pub fn wants_to_join(&self, now: Time) -> bool {
+        self.session == Session::Outside && self.may_say_hello(now)
+    }
+
+    /// A model here has so many tensors.
+    pub fn expect_tensors(&mut self, model: &str, count: usize) {
+        if let Some(slot) = self.slot_mut(model) {
+            slot.expect_tensors(count);
+        }
+    }
+
+    /// Bytes of the largest payload that may be of use.
+    pub fn payload_bytes_max(&self) -> u64 {
+        self.slots.iter().map(|(slot, _)| slot.payload_bytes_max()).max().unwrap_or(0)
     }
 
     /// Lets something happen to the session; tells whether that changes it.
@@ -497,7 +515,7 @@ impl WorkerMachine {
 
     /// Somebody is at the other end of the control channel: say hello, if it is time.
     pub fn connected(&mut self, now: Time) -> Vec<Effect> {
-        if self.session == Session::Outside && self.may_say_hello(now) {
+        if self.wants_to_join(now) {
             self.hello(now)
         } else {
             Vec::new()

@@ -14,6 +14,7 @@ use crate::raw::cast::{bytes_of, bytes_of_mut, values_of};
 use crate::raw::memory::{zeros, Home};
 use crate::staging::Buffer;
 use crate::transfer::Key;
+use crate::words::escaped;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::io;
@@ -215,7 +216,7 @@ pub(crate) fn no_tensor<'a>(name: &str, known: impl Iterator<Item = &'a str>) ->
     if known.len() > DIFFERENCES_MAX {
         known[DIFFERENCES_MAX] = "...";
     }
-    Error::NoTensor { name: name.to_owned(), known: known.join(", ") }
+    Error::NoTensor { name: name.to_owned(), known: escaped(&known.join(", ")) }
 }
 
 impl fmt::Debug for Weights {
@@ -277,6 +278,11 @@ impl Model {
             weights: RwLock::new(Weights { tensors, home, index, ran }),
             gate: Gate::default(),
         })))
+    }
+
+    /// Tensors, each by all of its names.
+    pub(crate) fn count(&self) -> usize {
+        self.0.signature.len()
     }
 
     /// Bytes of all tensors.
@@ -375,32 +381,49 @@ impl Model {
         let mut names: Vec<&str> = published.chain(own).collect();
         names.sort_unstable();
         names.dedup();
-        let mut lines: Vec<String> = Vec::new();
+        let (mut lines, mut count) = (Vec::new(), 0);
+        let mut differs = |line: &dyn Fn(String) -> String, name: &str| {
+            count += 1;
+            if count <= DIFFERENCES_MAX {
+                lines.push(line(escaped(name)));
+            }
+        };
         for name in names {
             let published = layout.get(name).map(|info| (info.dtype, &info.shape));
             let own = here.get(name).map(|(dtype, shape)| (*dtype, shape));
             match (published, own) {
                 (Some((dtype, shape)), None) => {
-                    lines.push(format!("{}: published as {} {:?}, not in the target", name, dtype, shape));
+                    differs(
+                        &|name| format!("{}: published as {} {:?}, not in the target", name, dtype, shape),
+                        name,
+                    );
                 }
                 (None, Some((dtype, shape))) => {
-                    lines.push(format!("{}: {} {:?} in the target, not published", name, dtype, shape));
+                    differs(
+                        &|name| format!("{}: {} {:?} in the target, not published", name, dtype, shape),
+                        name,
+                    );
                 }
                 (Some((dtype, shape)), Some((own_dtype, own_shape))) => {
                     if shape != own_shape {
-                        lines.push(format!("{}: shape {:?} published, {:?} here", name, shape, own_shape));
+                        differs(
+                            &|name| format!("{}: shape {:?} published, {:?} here", name, shape, own_shape),
+                            name,
+                        );
                     }
                     if dtype != own_dtype && !(casts && can_cast(dtype, own_dtype)) {
-                        lines.push(format!("{}: dtype {} published, {} here", name, dtype, own_dtype));
+                        differs(
+                            &|name| format!("{}: dtype {} published, {} here", name, dtype, own_dtype),
+                            name,
+                        );
                     }
                 }
                 (None, None) => {}
             }
         }
-        if lines.len() > DIFFERENCES_MAX {
-            let more = lines.len() - DIFFERENCES_MAX + 1;
+        if count > DIFFERENCES_MAX {
             lines.truncate(DIFFERENCES_MAX - 1);
-            lines.push(format!("... and {} more", more));
+            lines.push(format!("... and {} more", count - DIFFERENCES_MAX + 1));
         }
         (!lines.is_empty()).then(|| lines.join("\n"))
     }

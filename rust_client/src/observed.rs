@@ -238,33 +238,9 @@ pub struct Happened<'a> {
     pub age_ms: u64,
 }
 
-/// Returns a text of somebody else's on one line, without what moves a cursor or hides letters, cut off after so many
-/// characters.
-pub fn printable(text: &str, most: usize) -> String {
-    let clean: String = text.chars().map(|c| if is_printable(c) { c } else { ' ' }).collect();
-    let words: Vec<&str> = clean.split_whitespace().collect();
-    words.join(" ").chars().take(most).collect()
-}
-
-/// Whether a character is one to be seen: the standard library knows, and escapes those that are not. It is asked of a
-/// character that follows another, since of those that are written onto the one before it escapes the first alone.
-fn is_printable(c: char) -> bool {
-    if c.is_ascii() {
-        return c == ' ' || c.is_ascii_graphic();
-    }
-    !format!("a{}", c).escape_debug().any(|escaped| escaped == '\\')
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_text_of_somebody_elses_is_on_one_line_and_does_nothing() {
-        assert_eq!(printable(" x\u{1b}[2J\n\u{202e}y\t\u{a0}z\u{200b}", 99), "x [2J y z");
-        assert_eq!(printable("é e\u{301} 🚚 \\ \" ' 中", 99), "é e\u{301} 🚚 \\ \" ' 中");
-        assert_eq!(printable("🚚🚚🚚", 2), "🚚🚚");
-    }
 
     #[test]
     fn a_question_has_defaults_and_bounds() {

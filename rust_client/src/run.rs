@@ -6,9 +6,9 @@
 use crate::applying::Calling;
 use crate::bell::Bell;
 use crate::code::Code;
+use crate::control::Control;
 use crate::decoder::Decoder;
 use crate::effects::{Effect, Host};
-use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::gate::Fate;
 use crate::handoff::Handoff;
@@ -17,7 +17,6 @@ use crate::messages::encode;
 use crate::names::Names;
 use crate::patching::{Base, Patching};
 use crate::raw::fork::Process;
-use crate::sockets::Control;
 use crate::subscription::Subscription;
 use crate::transfer::{Key, Time};
 use std::collections::VecDeque;
@@ -92,6 +91,11 @@ impl Shared {
             calls: Mutex::default(),
             state: Mutex::default(),
         })
+    }
+
+    /// What wakes the worker's thread.
+    pub fn bell(&self) -> Arc<Bell> {
+        self.bell.clone()
     }
 
     /// Whether this process has the worker's thread; a forked child has only what it looks like.
@@ -203,17 +207,17 @@ impl Loop {
     /// Takes what there is; ticks when it is time.
     fn turn(&mut self, next_tick: &mut Time) -> io::Result<()> {
         let now = self.now();
-        let may_hello = !self.machine.inside() && self.machine.may_say_hello(now);
+        let may_hello = self.machine.wants_to_join(now);
         let found = self.poll(next_tick.saturating_sub(now), may_hello)?;
         self.shared.bell.silence();
         self.shared.tell_overdue(); // W24, while it hangs on
         self.do_work();
-        if found.writable {
-            let effects = self.machine.connected(self.now());
-            self.perform(effects);
-        }
         if found.control {
             self.take_control();
+        }
+        if self.control.is_open() {
+            let effects = self.machine.connected(self.now());
+            self.perform(effects);
         }
         let due = self.now() >= *next_tick;
         if found.data || due {
@@ -248,25 +252,28 @@ impl Loop {
     fn poll(&mut self, time: Duration, writable: bool) -> io::Result<Found> {
         let now = self.now();
         let data = self.data.attend(now, &mut self.machine);
-        let bell = zmq::PollItem::from_fd(self.shared.bell.as_raw_fd(), zmq::POLLIN);
-        let mut items = vec![self.control.poll_item(writable), bell];
-        if let Some((descriptor, unsent)) = data {
-            let events = if unsent { zmq::POLLIN | zmq::POLLOUT } else { zmq::POLLIN };
-            items.push(zmq::PollItem::from_fd(descriptor, events));
-        }
-        let here = self.data.has_arrived();
-        let milliseconds = if here { 0 } else { (time.as_micros() + 999) / 1000 };
+        let control = self.control.attend(now);
+        let events = |unsent| if unsent { zmq::POLLIN | zmq::POLLOUT } else { zmq::POLLIN };
+        let watched = |(descriptor, unsent)| zmq::PollItem::from_fd(descriptor, events(unsent));
+        let mut items = vec![zmq::PollItem::from_fd(self.shared.bell.as_raw_fd(), zmq::POLLIN)];
+        items.extend(control.map(watched));
+        items.extend(data.map(watched));
+        let (said, here) = (self.control.has_arrived(), self.data.has_arrived());
+        let open = writable && self.control.is_open(); // nobody waits for what is due already
+        let milliseconds = if here || said || open { 0 } else { (time.as_micros() + 999) / 1000 };
         match zmq::poll(&mut items, milliseconds as i64) {
             Ok(_) | Err(zmq::Error::EINTR) => {}
             Err(error) => return Err(io::Error::from_raw_os_error(error.to_raw())),
         }
-        let data = here || items.get(2).map_or(false, |item| item.is_readable() || item.is_error());
-        Ok(Found { control: items[0].is_readable(), writable: items[0].is_writable(), data })
+        let mut news = items[1..].iter().map(|item| item.is_readable() || item.is_error());
+        let mut next = |watched: bool| watched && news.next().unwrap_or(false);
+        let (control, data) = (said | next(control.is_some()), here | next(data.is_some()));
+        Ok(Found { control, data })
     }
 
     fn take_control(&mut self) {
         for _ in 0..BATCH {
-            let frames = match self.control.receive() {
+            let frames = match self.control.receive(self.begun.elapsed()) {
                 Some(frames) => frames,
                 None => return,
             };
@@ -372,7 +379,7 @@ impl Loop {
     }
 
     fn connect(&mut self, told: &str, ticket: String) {
-        match Endpoint::of_data(told, &self.address) {
+        match self.control.data_endpoint(told) {
             Ok(endpoint) => self.data.connect(endpoint, ticket, &mut self.machine),
             Err(error) => {
                 let text = format!("no pushed data, all is fetched: {}", error);
@@ -424,7 +431,6 @@ impl Loop {
 /// What `poll` found.
 struct Found {
     control: bool,
-    writable: bool,
     data: bool,
 }
 

@@ -84,6 +84,16 @@ impl Slot {
         }
     }
 
+    /// The model here has so many tensors.
+    pub fn expect_tensors(&mut self, count: usize) {
+        self.acceptance.expect_tensors(count);
+    }
+
+    /// Bytes of the largest payload that may be of use: a layout, or a chunk.
+    pub fn payload_bytes_max(&self) -> u64 {
+        self.acceptance.layout_bytes_max().max(self.acceptance.bytes_max().min(CHUNK_BYTES_MAX))
+    }
+
     /// From now on only what is sealed is taken.
     pub fn take_sealed(&mut self) {
         self.acceptance.take_sealed();
@@ -144,7 +154,9 @@ impl Slot {
         pushed: bool,
     ) -> Vec<Effect> {
         let key = (announce.epoch, announce.version);
-        if let Some(Err(fault)) = layout.map(|header| self.acceptance.learn(&announce, header)) {
+        let learnt = layout.map(|header| self.acceptance.learn(&announce, header));
+        // What is too large is found so again when it is begun with, and not asked for any more (W15).
+        if let Some(Err(fault)) = learnt.filter(|learnt| !matches!(learnt, Err(("too-large", _)))) {
             // It may have waited for this.
             self.holds
                 .tell_those(Event::Failed, |held| held.key() == key && held.phase() == Phase::Announced);

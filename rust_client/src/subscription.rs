@@ -5,8 +5,10 @@
 
 use crate::bell::Bell;
 use crate::endpoint::Endpoint;
+use crate::limits::{COMMANDS, UNREAD_BYTES_MAX};
 use crate::raw::fork::Own;
 use crate::raw::os;
+use crate::raw::socket::{is_name, unix_by_name};
 use crate::transfer::Time;
 use crate::zmtp::{Places, Published, Stream};
 use std::collections::BTreeSet;
@@ -23,11 +25,14 @@ const DIAL: Duration = Duration::from_secs(5); // for each of the host's address
 const REDIAL: Duration = Duration::from_millis(50); // between two attempts; doubles
 const REDIAL_MAX: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(30); // a publisher sends beacons far more often
+const SECOND: Duration = Duration::from_secs(1);
 const LOW_WATER_BYTES: usize = 1 << 18; // of a payload, that must be here before we are woken
 
-fn dial(endpoint: &Endpoint) -> io::Result<Own<TcpStream>> {
+/// Connects; `patience` is for each address of the host.
+pub fn dial(endpoint: &Endpoint, patience: Duration) -> io::Result<Own<TcpStream>> {
     let connection = match endpoint {
-        Endpoint::Tcp { host, port } => dial_tcp(host, *port)?,
+        Endpoint::Tcp { host, port } => dial_tcp(host, *port, patience)?,
+        Endpoint::Ipc(path) if is_name(path) => unix_by_name(path, false)?.into(),
         Endpoint::Ipc(path) => OwnedFd::from(UnixStream::connect(path)?).into(), // from here on they are alike
     };
     let connection = Own::new(connection);
@@ -35,10 +40,10 @@ fn dial(endpoint: &Endpoint) -> io::Result<Own<TcpStream>> {
     Ok(connection)
 }
 
-fn dial_tcp(host: &str, port: u16) -> io::Result<TcpStream> {
+fn dial_tcp(host: &str, port: u16, patience: Duration) -> io::Result<TcpStream> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
     for address in (host, port).to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, DIAL) {
+        match TcpStream::connect_timeout(&address, patience) {
             Ok(stream) => {
                 stream.set_nodelay(true)?;
                 return Ok(stream);
@@ -50,9 +55,9 @@ fn dial_tcp(host: &str, port: u16) -> io::Result<TcpStream> {
 }
 
 /// What a thread that dialled brings back.
-struct Dialled {
-    generation: u64,
-    connection: io::Result<Own<TcpStream>>,
+pub struct Dialled {
+    pub generation: u64,
+    pub connection: io::Result<Own<TcpStream>>,
 }
 
 /// Messages of some topics from one publisher. `T` is the ticket of `Places`.
@@ -70,6 +75,7 @@ pub struct Subscription<T> {
     dial_at: Time,
     pause: Duration,
     heard_at: Time,
+    counted: (u64, Time), // commands at the beginning of this second
     low_water: usize,
 }
 
@@ -89,6 +95,7 @@ impl<T: Copy> Subscription<T> {
             dial_at: Time::ZERO,
             pause: REDIAL,
             heard_at: Time::ZERO,
+            counted: (0, Time::ZERO),
             low_water: 1,
         }
     }
@@ -166,11 +173,25 @@ impl<T: Copy> Subscription<T> {
             }
             if self.stream.is_open() {
                 self.heard_at = now; // in a handshake, bytes alone are no sign of life
-                self.pause = REDIAL;
+            }
+            if !self.stream.arrived.is_empty() {
+                self.pause = REDIAL; // commands alone do not show that the next attempt is worth it
             }
             self.write(places);
+            self.check_commands(now, places);
         }
         self.stream.arrived.pop_front()
+    }
+
+    /// Hangs up on a peer whose commands keep this thread busy, or that does not read what it asks for by them.
+    fn check_commands(&mut self, now: Time, places: &mut impl Places<Ticket = T>) {
+        if now.saturating_sub(self.counted.1) >= SECOND {
+            self.counted = (self.stream.commands, now);
+        }
+        let many = self.stream.commands.saturating_sub(self.counted.0) > u64::from(COMMANDS);
+        if many || self.stream.outgoing.len() > UNREAD_BYTES_MAX {
+            self.hang_up(places);
+        }
     }
 
     /// Sleeps until so many bytes are here, rather than be woken for each packet.
@@ -194,7 +215,7 @@ impl<T: Copy> Subscription<T> {
         self.pause = (2 * self.pause).min(REDIAL_MAX);
         let (generation, found, bell) = (self.generation, self.dialled.0.clone(), self.bell.clone());
         let dial = move || {
-            let connection = dial(&endpoint);
+            let connection = dial(&endpoint, DIAL);
             let _ = found.send(Dialled { generation, connection }); // whoever asked may be gone
             bell.ring();
         };
@@ -208,7 +229,7 @@ impl<T: Copy> Subscription<T> {
         }
         if let Ok(connection) = dialled.connection {
             self.connection = Some(connection);
-            self.heard_at = now;
+            (self.heard_at, self.counted) = (now, (0, now));
             self.low_water = 1;
             self.stream = Stream::new(&self.topics);
             self.stream.show(std::mem::take(&mut self.ticket)); // never twice

@@ -2,7 +2,9 @@
 
 use crate::applying::{ask, Decide, Functions, Offer, APPLY_TIMEOUT, APPLY_TIMEOUT_MAX};
 use crate::code::Code;
+use crate::control::Control;
 use crate::effects::Host;
+use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::fields::is_name;
 use crate::gate::Gate;
@@ -14,11 +16,11 @@ use crate::machine::{State, Wanted, WorkerMachine};
 use crate::messages::{self, Metadata};
 use crate::model::{Model, Ran, Writing};
 use crate::patching::{Base, Bytes};
+use crate::raw::os::check_descriptors;
 use crate::reports::Identity;
 use crate::run::{Event, Listener, Loop, Outcome, Shared};
 use crate::segment::{Reading, Segment, Segments, Stale, Stamp};
 use crate::snapshot::Snapshot;
-use crate::sockets::Control;
 use crate::staging::Buffers;
 use crate::staging::{Source, StagedVersion};
 use crate::stream::UpdateStream;
@@ -112,6 +114,7 @@ pub struct Builder {
     partial: bool,
     cast: bool,
     patches: bool,
+    any_data_host: bool,
     keys: Option<Keys>,
 }
 
@@ -195,6 +198,14 @@ impl Builder {
         self
     }
 
+    /// Whether published data may come from another host than that of the address, or from any path, wherever the
+    /// publisher says. By default it must be on that host, or beside that path; else all is fetched, which is slower:
+    /// a publisher could have a worker connect to whatever that can reach.
+    pub fn any_data_host(mut self, on: bool) -> Builder {
+        self.any_data_host = on;
+        self
+    }
+
     /// This worker's file of `weightbus keygen`, or its folder (then `name` says whose file): the worker speaks to that
     /// publisher alone, encrypted. By default what the environment's `WEIGHTBUS_KEYS` says, else there are none, as
     /// with an empty path.
@@ -256,12 +267,14 @@ impl Builder {
     pub fn connect(mut self) -> Result<Worker, Error> {
         self.check()?;
         let keys = self.own_keys()?;
+        Endpoint::parse(&self.address)?;
         let form = keys.as_ref().map_or("*", WorkerKeys::name);
         let name = self.name.unwrap_or_else(|| form.replace('*', &default_name()));
         if !is_name(&name) {
             return Err(Error::Setup(format!("{:?} cannot name a worker: {}", name, NAME_RULE)));
         }
-        let control = Control::connect(&self.address, keys.as_ref())?;
+        check_descriptors()
+            .map_err(|error| Error::Io { what: format!("cannot connect to {}", self.address), error })?;
         let broken = |what: &str| {
             let what = format!("worker {:?} cannot start: {}", name, what);
             move |error| Error::Io { what, error }
@@ -281,6 +294,11 @@ impl Builder {
         let segments = self.shared_memory.then(Segments::default);
         let host = Arc::new(UserHost { targets: targets.clone(), segments, partial, cast });
         let mut machine = WorkerMachine::new(identity, &wanted, host.clone(), self.bytes_max, self.timing);
+        for (id, target) in targets.iter() {
+            if let Target::InPlace(model) = target {
+                machine.expect_tensors(id, model.count());
+            }
+        }
         if keys.is_some() {
             machine.take_sealed();
         }
@@ -288,6 +306,9 @@ impl Builder {
             machine.take_patches();
         }
         let shared = Arc::new(Shared::new().map_err(broken("no sockets"))?);
+        let payload_max = machine.payload_bytes_max();
+        let control = Control::connect(&self.address, keys.as_ref(), payload_max, shared.bell())?;
+        let control = control.any_data_host(self.any_data_host);
         let (address, listener) = (self.address.clone(), self.listener);
         let run = Loop::new(machine, control, address, name.clone(), shared.clone(), listener, host);
         let thread = thread::Builder::new().name("weightbus-worker".to_owned());
@@ -423,6 +444,7 @@ impl Worker {
             partial: false,
             cast: false,
             patches: true,
+            any_data_host: false,
             keys: None,
         }
     }

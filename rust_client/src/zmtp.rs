@@ -14,21 +14,19 @@
 //! a message: topic, header, at most one payload
 //! ```
 
+use crate::framing::{greeting, pong, COMMAND, GREETING_BYTES, MORE};
 use crate::limits::{HEADER_BYTES_MAX, MESSAGE_BYTES_MAX};
 use std::collections::{BTreeSet, VecDeque};
 use std::convert::TryInto;
 use std::fmt;
 use std::io::{self, Read};
 
-const MORE: u8 = 1;
 const LONG: u8 = 2;
-const COMMAND: u8 = 4;
 const TICKET: u8 = 3; // what a message begins with that shows one; 0 and 1 end and begin a subscription
 const SCRATCH_BYTES: usize = 8192; // read ahead; of a payload, at most so much is copied twice
 const RECEIVE_BYTES: usize = 1 << 18; // taken at once, while they are in the cache for the checksum
 const PAYLOAD: usize = 2; // the index of a message's payload, after topic and header
 const FRAMES_MAX: usize = 8; // of a message; a later protocol may have more than one payload
-const GREETING_BYTES: usize = 64;
 const READY: &[u8] = b"\x05READY\x0bSocket-Type\0\0\0\x03SUB\x08Identity\0\0\0\0";
 
 /// Where the payloads of published messages go.
@@ -124,6 +122,8 @@ enum Frame<T> {
 pub struct Stream<T> {
     /// To be sent.
     pub outgoing: Vec<u8>,
+    /// Commands that came, each of which may ask for an answer.
+    pub commands: u64,
     /// Messages that are complete.
     pub arrived: VecDeque<Published<T>>,
     state: State,
@@ -140,7 +140,8 @@ impl<T: Copy> Stream<T> {
     /// Begins a connection that asks for these topics.
     pub fn new(topics: &BTreeSet<String>) -> Stream<T> {
         Stream {
-            outgoing: greeting(),
+            outgoing: greeting(false, false),
+            commands: 0,
             arrived: VecDeque::new(),
             state: State::Greeting,
             scratch: vec![0; SCRATCH_BYTES].into_boxed_slice(),
@@ -369,6 +370,7 @@ impl<T: Copy> Stream<T> {
     }
 
     fn command(&mut self, body: &[u8]) -> Result<(), ZmtpError> {
+        self.commands += 1;
         let size = body.first().map_or(0, |&size| usize::from(size) + 1).min(body.len());
         let (name, rest) = body.split_at(size);
         match name.get(1..).unwrap_or_default() {
@@ -383,9 +385,9 @@ impl<T: Copy> Stream<T> {
                 }
             }
             b"PING" => {
-                let context = rest.get(2..rest.len().min(18)).unwrap_or_default();
-                let pong = [b"\x04PONG", context].concat();
-                self.send(COMMAND, &pong);
+                if let Some(pong) = pong(body) {
+                    self.send(COMMAND, &pong);
+                }
             }
             b"ERROR" => {
                 let text = String::from_utf8_lossy(rest.get(1..).unwrap_or_default()).into_owned();
@@ -439,15 +441,6 @@ impl<T: Copy> Body<T> {
 fn discard(from: &mut impl Read, scratch: &mut [u8], most: usize) -> io::Result<usize> {
     let most = most.min(scratch.len());
     from.read(&mut scratch[..most])
-}
-
-fn greeting() -> Vec<u8> {
-    let mut greeting = vec![0; GREETING_BYTES];
-    greeting[0] = 0xff;
-    greeting[9] = 0x7f;
-    greeting[10] = 3;
-    greeting[12..16].copy_from_slice(b"NULL");
-    greeting
 }
 
 fn published<T>(frames: Vec<Frame<T>>) -> Published<T> {

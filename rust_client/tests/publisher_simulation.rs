@@ -762,7 +762,7 @@ fn who_reports_other_bytes_never_counts() {
         (told.iter().any(wrong), told.iter().any(resolved))
     };
     assert_eq!(say(&"0".repeat(64), 7), (true, false));
-    assert_eq!(say("", 7), (true, false)); // nothing is read from shared memory here
+    assert_eq!(say("", 7), (false, false)); // nothing is read from shared memory here; of a version it is told once
     assert_eq!(say(&digest, 8), (false, false)); // of an epoch that is not
     assert_eq!(say(&digest, 7), (false, true));
 }
@@ -777,6 +777,82 @@ fn a_later_epoch_is_taken_with_proof_alone() {
     publisher.receive(b"w", &hello(900, 90_000), 0, now);
     assert_eq!(publisher.epoch(), 900 + 90_000 - 10_010);
     assert_eq!(publisher.status(now).len(), 1);
+}
+
+const DAY_MS: u64 = 86_400_000;
+
+/// A publisher that began ten seconds ago, at this time of day.
+fn young(epoch: u64, time_ms: u64) -> PublisherMachine {
+    let age = Some(Box::new(|| Duration::from_secs(10)) as weightbus::publisher::machine::Age);
+    PublisherMachine::new(epoch, "tcp://*:1", Timing::default(), age, None).clock(Box::new(move || time_ms))
+}
+
+/// The hello of a worker that runs a version of one epoch, and says that it has applied from another.
+fn runs(of: u64, version: u64, epoch: u64, age_ms: u64) -> Vec<u8> {
+    let none = format!(r#""models":{{"{}":null}}"#, MODEL);
+    let its = format!(r#""models":{{"{}":{{"epoch":{},"version":{},"digest":""}}}}"#, MODEL, of, version);
+    let header = String::from_utf8(hello(epoch, age_ms)).unwrap();
+    assert!(header.contains(&none), "{}", header);
+    header.replace(&none, &its).into_bytes()
+}
+
+#[test]
+fn no_word_of_a_worker_moves_the_epoch_down() {
+    let mut publisher = young(500, 20 * 366 * DAY_MS);
+    let versions = [1, 2, (1 << 53) - 1];
+    for version in versions {
+        // One that it never published, with proof of any age.
+        let told = publisher.receive(b"w", &runs(500, version, 500, 1_000_000_000), 0, NOW);
+        assert_eq!(said(&told, b"w"), ["stale-epoch"]);
+        // And one whose own words contradict each other.
+        let told = publisher.receive(b"w", &runs(500, version, 0, 1_000_000_000), 0, NOW);
+        assert_eq!(said(&told, b"w"), ["malformed"]);
+    }
+    assert_eq!((publisher.epoch(), publisher.malformed), (500, 3));
+    assert!(publisher.status(NOW).is_empty());
+    let told = publisher.receive(b"w", &runs(400, 7, 400, 1_000_000_000), 0, NOW);
+    assert_eq!((said(&told, b"w"), publisher.epoch()), (vec!["welcome".to_owned()], 500));
+}
+
+#[test]
+fn no_word_of_a_worker_moves_the_epoch_beyond_what_a_clock_may_be_off() {
+    let clock = 20 * 366 * DAY_MS;
+    let latest = clock - 10_000 + 366 * DAY_MS;
+    let mut publisher = young(500, clock);
+    publisher.receive(b"w", &hello(600, (1 << 53) - 1), 0, NOW);
+    assert_eq!(publisher.epoch(), latest, "as far as it goes");
+    let mut next = young(501, clock + 1);
+    next.receive(b"w", &hello(latest, 20_000), 0, NOW);
+    assert_eq!(next.epoch(), latest + 1, "one that starts later comes after it, at the bound, too");
+    let mut publisher = young(500, clock);
+    let told = publisher.receive(b"w", &hello(latest, 1 << 50), 0, NOW);
+    assert_eq!((said(&told, b"w"), publisher.epoch()), (vec!["stale-epoch".to_owned()], 500));
+    let mut late = young(500, 1 << 44);
+    late.receive(b"w", &hello(600, (1 << 53) - 1), 0, NOW);
+    assert_eq!(late.epoch(), 1 << 43);
+}
+
+#[test]
+fn epochs_are_taken_more_and_more_rarely() {
+    let mut publisher = young(500, 20 * 366 * DAY_MS);
+    let (lost_after, mut now, mut epoch) = (publisher.timing.lost_after, NOW, 500);
+    let mut pauses = Vec::new();
+    for _ in 0..10 {
+        let begun = now;
+        loop {
+            let told = publisher.receive(b"w", &hello(epoch + 1, 20_000), 0, now);
+            if publisher.epoch() > epoch {
+                break;
+            }
+            let quiet = now - begun < lost_after;
+            assert_eq!(said(&told, b"w"), if quiet { vec![] } else { vec!["stale-epoch".to_owned()] });
+            now += lost_after;
+            publisher.tick(now);
+        }
+        pauses.push((now - begun).as_secs() / lost_after.as_secs());
+        epoch = publisher.epoch();
+    }
+    assert_eq!(pauses, [0, 1, 2, 4, 8, 16, 32, 64, 64, 64]);
 }
 
 /// A publisher with keys of `w`, of all names that begin with `gpu-`, and of an observer.

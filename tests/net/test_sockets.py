@@ -31,7 +31,7 @@ def _pair() -> Iterator[tuple[PublisherSockets, WorkerSockets]]:
     with contextlib.ExitStack() as stack:
         publisher = PublisherSockets("tcp://127.0.0.1:0", None)
         stack.callback(publisher.close)
-        worker = WorkerSockets(publisher.address, lambda _frames, _size: None)
+        worker = WorkerSockets(publisher.address, lambda _frames, _size: None, any_data_host=True)
         stack.callback(worker.close)
         yield publisher, worker
 

@@ -24,9 +24,9 @@ from weightbus.bus.messages import (
     from_publisher,
 )
 from weightbus.bus.net import publisher_loop
-from weightbus.bus.net.control import Activity, PublisherSockets
 from weightbus.bus.net.pub import Heard
 from weightbus.bus.net.publisher_loop import FAILED_TURNS_MAX, PublisherLoop, Reply
+from weightbus.bus.net.publisher_sockets import Found, PublisherSockets
 from weightbus.bus.publisher import calls, joining, observers, offers, publishing, reports, sessions
 from weightbus.bus.publisher.effects import (
     Broadcast,
@@ -106,11 +106,11 @@ class Road:
     def asking(self) -> bool:
         return bool(self.heard)
 
-    def _poll(self, seconds: float) -> Activity:
+    def _poll(self, seconds: float) -> Found:
         if not (self.control or self.heard or self.closed):
             self._bell.wait(max(0.0, seconds))
         self._bell.clear()
-        return Activity(bool(self.control), bool(self.heard), closed=bool(self.closed))
+        return Found(bool(self.control), bool(self.heard), closed=bool(self.closed))
 
     def _receive(self) -> tuple[bytes, list[bytes]] | None:
         return self.control.popleft() if self.control else None

@@ -2,12 +2,18 @@
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from weightbus.bus.messages import Announce
+from weightbus.bus.effects import Reserve, Send
+from weightbus.bus.limits import LAYOUT_BYTES_FREE, LAYOUT_MEMORY, WINDOW_CHUNKS
+from weightbus.bus.messages import Abort, Announce, Failed, Welcome, encode
 from weightbus.bus.publisher import offers
 from weightbus.bus.publisher.version import Offer, Version
 from weightbus.bus.worker import layouts as acceptance
+from weightbus.bus.worker.events import Granted
 from weightbus.bus.worker.layouts import LAYOUTS_KEPT, Acceptance, Expected
+from weightbus.bus.worker.machine import WorkerMachine
+from weightbus.bus.worker.reports import Identity
 from weightbus.codecs import layout as layouts
 from weightbus.codecs.errors import LayoutError
 from weightbus.codecs.layout import Layout
@@ -60,6 +66,70 @@ def test_a_layout_that_the_model_cannot_have_is_not_even_read() -> None:
     fault = accepting.fault(announcement(huge))
     assert fault is not None
     assert fault[0] == "too-large"
+
+
+def test_a_layout_out_of_proportion_is_refused_before_it_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To its data, to what the worker takes, or to the work that it is."""
+    huge, small = Layout.plan([(f"t{n}", "F32", (0,)) for n in range(25_000)]), plan(4)
+    assert len(huge.header) > LAYOUT_BYTES_FREE > len(small.header)
+    told, parse = announcement(huge), Layout.parse
+    monkeypatch.setattr(Layout, "parse", None)  # it is not called
+    for bytes_max in (1, 2**30):  # of no data; and it is more than this worker takes
+        accepting = Acceptance("m", lambda _model, _layout: "", bytes_max)
+        for fault in (accepting.fault(told), accepting.learn(told, huge.header)):
+            assert fault is not None
+            assert fault[0] == "too-large"
+    large = replace(told, nbytes=2**26)
+    accepting = Acceptance("m", lambda _model, _layout: "", 2**26)
+    assert len(huge.header) <= LAYOUT_BYTES_FREE + 2**26
+    assert accepting.layout_bytes_max == 2**26 // LAYOUT_MEMORY
+    assert accepting.oversize(large) is None
+    assert accepting.oversize(replace(large, layout_bytes=2**26 // LAYOUT_MEMORY + 1))
+    monkeypatch.setattr(Layout, "parse", parse)
+    monkeypatch.setattr(acceptance, "TENSORS_UNKNOWN_MAX", 4)
+    accepting = Acceptance("m", lambda _model, _layout: "", 2**30)
+    assert accepting.learn(announcement(small), small.header) is None
+    fault = accepting.learn(announcement(plan(5)), plan(5).header)
+    assert fault is not None
+    assert (fault[0], fault[1][:9]) == ("too-large", "5 tensors")
+    known = Acceptance("m", lambda _model, _layout: "", 2**30, Expected(20, 2**12))
+    assert known.learn(announcement(plan(5)), plan(5).header) is None, "its model has as many"
+
+
+def test_what_a_worker_waits_for_is_bounded_by_what_it_takes() -> None:
+    """A window of the version that arrives, and a layout."""
+    machine = WorkerMachine(Identity("w", "0" * 32), ["m"], lambda _model, _layout: "", 2**22)
+    assert machine.awaits() == LAYOUT_BYTES_FREE
+    machine.receive(
+        [encode(Welcome(epoch=1, data="tcp://*:1", ping_ms=1, lost_ms=2, models={}))], 0
+    )
+    layout = Layout.plan([("w", "U8", (2**22,))])
+    told = replace(announcement(layout), chunk_bytes=2**16)
+    [reserve] = machine.receive([encode(told), layout.header], 0.0)
+    assert isinstance(reserve, Reserve)
+    machine.happened(Granted("m", (1, 1), np.zeros(2**22, np.uint8)), 0.0)
+    assert machine.awaits() == LAYOUT_BYTES_FREE + WINDOW_CHUNKS * 2**16
+    machine.receive([encode(Abort(model="m", epoch=1, version=1))], 0.0)
+    assert machine.awaits() == LAYOUT_BYTES_FREE + WINDOW_CHUNKS * 2**16, "it may be on its way"
+
+
+def test_a_layout_that_is_not_taken_has_no_place() -> None:
+    machine = WorkerMachine(Identity("w", "0" * 32), ["m"], lambda _model, _layout: "", 2**10)
+    machine.receive(
+        [encode(Welcome(epoch=1, data="tcp://*:1", ping_ms=1, lost_ms=2, models={}))], 0
+    )
+    told = replace(announcement(plan(4)), layout_bytes=LAYOUT_BYTES_FREE + 2**20)
+    assert machine.place([b"m/ctl", encode(told)], told.layout_bytes) is None
+    effects = machine.receive_published([b"m/ctl", encode(told), b""], 0.0)
+    failed = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Failed)]
+    assert [f.code for f in failed] == ["too-large"]
+    assert not [
+        each
+        for each in machine.receive([encode(told), b""], 1.0)
+        if isinstance(each, Send) and isinstance(each.message, Failed)
+    ], "it is not tried again"
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 7, 64])

@@ -438,6 +438,11 @@ struct Options {
   // `cast` that costs a copy of what runs.
   bool patches = true;
 
+  // Published data may come from another host than that of the address, or from any path, wherever
+  // the publisher says. Else they must be on that host, or beside that path, or all is fetched,
+  // which is slower.
+  bool any_data_host = false;
+
   // This worker's keys, for a publisher that has some: the path of its file of `weightbus keygen`,
   // or of the folder, or what stands in the file, which begins with {. Nothing: what the
   // environment's WEIGHTBUS_KEYS says, else there are none, as with "".
@@ -769,6 +774,7 @@ inline Result<Worker> Worker::connect(const std::string& address, Options option
   raw.partial = options.partial;
   raw.cast = options.cast;
   raw.whole_only = !options.patches;
+  raw.any_data_host = options.any_data_host;
   raw.client = "weightbus-cpp/" WB_VERSION;
   raw.keys = options.keys ? options.keys->c_str() : nullptr;
   raw.user = core.get();

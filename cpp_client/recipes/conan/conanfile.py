@@ -24,9 +24,13 @@ class Weightbus(ConanFile):
     url = homepage = "https://github.com/weightbus/weightbus"
     description = "The weight bus for C++ and C: workers take a model's weights from their trainer"
     settings = "os", "arch", "compiler", "build_type"
-    requires = "openssl/[>=1.1 <4]", "zeromq/[>=4.3 <5]"
+    requires = "openssl/[>=1.1 <4]", "libsodium/[>=1.0.18 <2]", "zeromq/[>=4.3 <5]"
     # libweightbus.so is built with them, and cargo asks for no archives.
-    default_options = {"openssl/*:shared": True, "zeromq/*:shared": True}  # noqa: RUF012
+    default_options = {  # noqa: RUF012
+        "openssl/*:shared": True,
+        "libsodium/*:shared": True,
+        "zeromq/*:shared": True,
+    }
 
     def export_sources(self) -> None:
         """Take the C++ layer, the C ABI and the Rust core."""
@@ -48,7 +52,7 @@ class Weightbus(ConanFile):
         PkgConfigDeps(self).generate()
         environment = Environment()
         environment.prepend_path("PKG_CONFIG_PATH", self.generators_folder)  # libzmq
-        for dependency in self.dependencies.host.values():  # libcrypto
+        for dependency in self.dependencies.host.values():  # libcrypto, libsodium
             for folder in dependency.cpp_info.aggregated_components().libdirs:
                 environment.prepend_path("LIBRARY_PATH", folder)
         environment.vars(self).save_script("cargo")

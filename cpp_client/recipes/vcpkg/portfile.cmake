@@ -9,7 +9,7 @@ vcpkg_from_github(
 
 find_program(CARGO cargo REQUIRED)  # vcpkg has no Rust: rustup's, or the distribution's
 set(ENV{PKG_CONFIG_PATH} "${CURRENT_INSTALLED_DIR}/lib/pkgconfig")  # by which cargo finds libzmq
-set(ENV{LIBRARY_PATH} "${CURRENT_INSTALLED_DIR}/lib")  # and its linker libcrypto
+set(ENV{LIBRARY_PATH} "${CURRENT_INSTALLED_DIR}/lib")  # and its linker libcrypto and libsodium
 if(VCPKG_LIBRARY_LINKAGE STREQUAL "static")
   set(ENV{PKG_CONFIG_ALL_STATIC} 1)
 endif()

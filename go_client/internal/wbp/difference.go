@@ -34,9 +34,10 @@ func Difference(layout *Layout, target map[string]Signature, allowed Lenience) s
 			filled[own.Same] = true
 		}
 	}
-	for name, own := range target {
-		spec := layout.ByName(name)
+	for named, own := range target {
+		spec := layout.ByName(named)
 		covered[spec] = true
+		name := Printable(named, 0)
 		switch {
 		case spec == nil && own.Same != "" && filled[own.Same]:
 		case spec == nil:
@@ -50,7 +51,7 @@ func Difference(layout *Layout, target map[string]Signature, allowed Lenience) s
 	}
 	for i := range layout.Tensors {
 		if spec := &layout.Tensors[i]; !covered[spec] && !allowed.Partial {
-			lines = append(lines, fmt.Sprintf("%s: published as %s, not in the target", spec.Name, spec))
+			lines = append(lines, fmt.Sprintf("%s: published as %s, not in the target", Printable(spec.Name, 0), spec))
 		}
 	}
 	sort.Strings(lines)

@@ -4,7 +4,9 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"math"
 	"sort"
 	"unicode/utf8"
 )
@@ -48,14 +50,23 @@ type Layout struct {
 	Aliases  map[string]string
 	Metadata map[string]string
 	byName   map[string]*Spec // aliases included
+	size     int              // bytes of the layout itself
 }
+
+const prefixBytes = 8 // which say the length of the rest
+
+// errTooManyNames says that a layout has more names than its reader has memory for.
+var errTooManyNames = errors.New("more names of tensors and metadata than this worker has memory for")
 
 // ByName returns the tensor that a name or an alias stands for, nil if there is none.
 func (l *Layout) ByName(name string) *Spec { return l.byName[name] }
 
 // ParseLayout reads a layout, and checks it.
-func ParseLayout(bytes []byte) (*Layout, error) {
-	if len(bytes) < 8 || uint64(len(bytes)-8) != binary.LittleEndian.Uint64(bytes) || len(bytes) > LayoutBytesMax { // L1
+func ParseLayout(bytes []byte) (*Layout, error) { return parseLayout(bytes, math.MaxInt64) }
+
+// parseLayout reads at most so many names, of tensors and of metadata.
+func parseLayout(bytes []byte, namesMax int64) (*Layout, error) {
+	if len(bytes) < prefixBytes || uint64(len(bytes)-8) != binary.LittleEndian.Uint64(bytes) || len(bytes) > LayoutBytesMax { // L1
 		return nil, fmt.Errorf("a layout of %d bytes: it must say its length less 8 in the first 8, and have "+
 			"at most %d", len(bytes), LayoutBytesMax)
 	}
@@ -63,8 +74,8 @@ func ParseLayout(bytes []byte) (*Layout, error) {
 	if len(text) == 0 || text[0] != '{' || !utf8.Valid(text) { // L2
 		return nil, fmt.Errorf("the layout must be UTF-8 that begins with '{'")
 	}
-	l := &Layout{Metadata: map[string]string{}, Aliases: map[string]string{}}
-	if err := l.read(&scanner{text: text}); err != nil {
+	l := &Layout{Metadata: map[string]string{}, Aliases: map[string]string{}, size: len(bytes)}
+	if err := l.read(&scanner{text: text}, namesMax); err != nil {
 		return nil, err
 	}
 	if err := l.place(); err != nil {
@@ -79,15 +90,18 @@ func ParseLayout(bytes []byte) (*Layout, error) {
 }
 
 // read takes the JSON apart.
-func (l *Layout) read(s *scanner) error {
+func (l *Layout) read(s *scanner, namesMax int64) error {
 	seen := map[string]struct{}{}
 	err := s.object(func(key string) error {
+		if int64(len(seen)+len(l.Metadata)) >= namesMax {
+			return errTooManyNames
+		}
 		if _, twice := seen[key]; twice { // L3
 			return s.fail(fmt.Sprintf("%.40q stands twice", key))
 		}
 		seen[key] = struct{}{}
 		if key == "__metadata__" {
-			return l.readMetadata(s)
+			return l.readMetadata(s, namesMax-int64(len(seen)))
 		}
 		if len(l.Tensors) >= TensorsMax { // L4
 			return s.fail(fmt.Sprintf("more than %d tensors", TensorsMax))
@@ -102,8 +116,11 @@ func (l *Layout) read(s *scanner) error {
 	return s.end()
 }
 
-func (l *Layout) readMetadata(s *scanner) error {
+func (l *Layout) readMetadata(s *scanner, namesMax int64) error {
 	return s.object(func(key string) error {
+		if int64(len(l.Metadata)) >= namesMax {
+			return errTooManyNames
+		}
 		if _, twice := l.Metadata[key]; twice {
 			return s.fail(fmt.Sprintf("%.40q stands twice", key))
 		}

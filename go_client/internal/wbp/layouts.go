@@ -1,14 +1,22 @@
 package wbp
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+)
 
-const layoutsKept = 4 // layouts remembered, so that a model that alternates sends none again
+const (
+	layoutsKept      = 4       // layouts remembered, so that a model that alternates sends none again;
+	layoutsBytesKept = 1 << 22 // together, but for the last: each takes some ten times that once it is understood
+	raise            = "raise its BytesMax if that is meant"
+)
 
 // acceptance is what a worker makes sure of before it takes a version: that it can be read, and that
 // it fits. It knows the latest layouts of one model.
 type acceptance struct {
 	accepts  func(layout *Layout) string // says why a layout cannot be applied here; "" if it can
 	bytesMax int64                       // the largest version to take
+	longest  int64                       // the bytes of a layout of the tensors that are here; 0 if that is not known
 	sealed   bool                        // it must be sealed, or must not be
 	layouts  []*Layout
 	accepted map[string]bool // ids of layouts among them that can be applied here
@@ -25,30 +33,76 @@ func (c *acceptance) layout(a *Announce) *Layout {
 }
 
 // learn remembers a layout that came with an announcement; it returns what is wrong with it, if anything.
-func (c *acceptance) learn(a *Announce, bytes []byte) string {
+func (c *acceptance) learn(a *Announce, bytes []byte) (code Code, text string) {
 	if int64(len(bytes)) != a.LayoutBytes {
-		return fmt.Sprintf("the layout has %d bytes, announced were %d", len(bytes), a.LayoutBytes)
+		return CodeLayoutInvalid, fmt.Sprintf("the layout has %d bytes, announced were %d", len(bytes), a.LayoutBytes)
 	}
-	layout, err := ParseLayout(bytes)
-	if err != nil {
-		return err.Error()
+	layout, err := parseLayout(bytes, c.namesMax())
+	switch {
+	case errors.Is(err, errTooManyNames):
+		return CodeTooLarge, fmt.Sprintf("a layout of %v, which are %d: %s", err, c.namesMax(), raise)
+	case err != nil:
+		return CodeLayoutInvalid, err.Error()
+	case layout.ID != a.Layout:
+		return CodeLayoutInvalid, fmt.Sprintf("the layout hashes to %s, announced was %s", layout.ID, a.Layout)
+	case c.layout(a) == nil:
+		c.keep(layout)
 	}
-	if layout.ID != a.Layout {
-		return fmt.Sprintf("the layout hashes to %s, announced was %s", layout.ID, a.Layout)
+	return "", ""
+}
+
+// namesMax is how many names are read of a layout: what is kept of them counts as memory of a version does.
+func (c *acceptance) namesMax() int64 {
+	if names := c.bytesMax / NameCost; names > NamesFree {
+		return names
 	}
-	if c.layout(a) != nil {
-		return ""
+	return NamesFree
+}
+
+// keep remembers a layout, in place of the oldest if they are too many or too large.
+func (c *acceptance) keep(layout *Layout) {
+	c.layouts = append(c.layouts, layout)
+	size := 0
+	for _, known := range c.layouts {
+		size += known.size
 	}
-	if c.layouts = append(c.layouts, layout); len(c.layouts) > layoutsKept {
+	for len(c.layouts) > layoutsKept || len(c.layouts) > 1 && size > layoutsBytesKept {
+		size -= c.layouts[0].size
 		delete(c.accepted, c.layouts[0].ID)
-		c.layouts = c.layouts[1:]
+		c.layouts = append([]*Layout{}, c.layouts[1:]...) // else the array keeps the oldest
+	}
+}
+
+// excess says why a version is too large, or its layout; "" if neither is.
+func (c *acceptance) excess(a *Announce) string {
+	room := c.bytesMax
+	if room < LayoutBytesFree {
+		room = LayoutBytesFree
+	}
+	switch {
+	case a.Bytes > c.bytesMax:
+		return fmt.Sprintf("%d bytes; this worker takes at most %d: %s", a.Bytes, c.bytesMax, raise)
+	case a.LayoutBytes > prefixBytes+room:
+		return fmt.Sprintf("a layout of %d bytes; this worker takes at most %d: %s", a.LayoutBytes, room, raise)
+	case c.longest > 0 && a.LayoutBytes > prefixBytes+c.longest:
+		return fmt.Sprintf("a layout of %d bytes; of this worker's model none has more than %d: are its names others?",
+			a.LayoutBytes, c.longest)
 	}
 	return ""
 }
 
+// accompanies tells whether so many bytes may come with an announcement: its layout, or the whole version.
+func (c *acceptance) accompanies(a *Announce, size int) bool {
+	expected := a.LayoutBytes
+	if a.Whole != nil {
+		expected = a.Bytes
+	}
+	return int64(size) == expected && c.excess(a) == ""
+}
+
 // fault says why a version cannot be taken, as far as that is known yet; an empty code if it can.
 func (c *acceptance) fault(a *Announce) (code Code, text string) {
-	layout := c.layout(a)
+	layout, excess := c.layout(a), c.excess(a)
 	switch { // W6
 	case a.Encoding != "raw":
 		return CodeUnsupported, fmt.Sprintf("encoding %q; this worker takes \"raw\"", a.Encoding)
@@ -56,9 +110,8 @@ func (c *acceptance) fault(a *Announce) (code Code, text string) {
 		return CodeUnsupported, fmt.Sprintf("encryption %s; this worker has keys, and takes %q alone", orNull(a.Encryption), AES256GCM)
 	case !c.sealed && a.Encryption != nil:
 		return CodeUnsupported, fmt.Sprintf("encryption %q; this worker has no keys, and takes none", *a.Encryption)
-	case a.Bytes > c.bytesMax:
-		return CodeTooLarge, fmt.Sprintf("%d bytes; this worker takes at most %d: raise its BytesMax if that is "+
-			"meant", a.Bytes, c.bytesMax)
+	case excess != "":
+		return CodeTooLarge, excess
 	case a.Bytes > ChunksMax*a.ChunkBytes:
 		return CodeTooManyChunks, fmt.Sprintf("%d bytes in chunks of %d are more than %d chunks", a.Bytes,
 			a.ChunkBytes, ChunksMax)

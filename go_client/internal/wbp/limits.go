@@ -24,6 +24,9 @@ const (
 	RankMax         = 64              // numpy's bound on dimensions
 	NameBytesMax    = 4096            // of a tensor's name: far beyond any module path
 	MessageBytesMax = 100_065_536     // the largest frame that a worker accepts
+	LayoutBytesFree = 1 << 20         // of a layout that is taken however small BytesMax is: some 10,000 tensors
+	NamesFree       = 1 << 14         // names of a layout, of metadata too, that are read however small BytesMax is: some 5 MB
+	NameCost        = 512             // bytes of memory that a name of a layout counts as, with all that is kept of it
 	WindowChunks    = 16              // chunks that a worker asks for before an answer
 	ProgressChunks  = 16              // chunks between two reports: a quarter of what a push runs ahead
 	BytesMaxDefault = 1 << 36         // bytes of one version that a worker takes unless told otherwise

@@ -10,6 +10,8 @@ import (
 type Model struct {
 	Accepts func(layout *Layout) string // says why a layout cannot be applied; "" if it can
 	Bytes   int64                       // of the versions that are expected, 0 if not known
+
+	LayoutBytes int64 // of the longest layout of the tensors that are here, 0 if not known
 }
 
 // A WorkerMachine is one worker.
@@ -54,7 +56,7 @@ func NewWorkerMachine(id Identity, models map[string]Model, bytesMax int64, timi
 		m.keyring = NewKeyring()
 	}
 	for name, model := range models {
-		m.slots[name] = newSlot(name, model.Accepts, bytesMax, &m.timing, m.opens, m.keyring, id.Patches)
+		m.slots[name] = newSlot(name, model, bytesMax, &m.timing, m.opens, m.keyring, id.Patches)
 	}
 	return m
 }
@@ -108,11 +110,7 @@ func (m *WorkerMachine) Place(header []byte, size int) *Lease {
 			return s.place(sealedPieceOf(message), size)
 		}
 	case *Announce:
-		expected := message.LayoutBytes
-		if message.Whole != nil {
-			expected = message.Bytes
-		}
-		if m.slots[message.Model] != nil && message.Epoch == m.epoch && int64(size) == expected {
+		if s := m.slots[message.Model]; s != nil && message.Epoch == m.epoch && s.acceptance.accompanies(message, size) {
 			return m.lend(size)
 		}
 	}
@@ -320,6 +318,7 @@ func (m *WorkerMachine) hearOf(versions map[string]int64, now time.Duration) []E
 }
 
 func (m *WorkerMachine) refused(r *Refuse, now time.Duration) []Effect {
+	text := Printable(r.Text, 0)
 	switch r.Code {
 	case CodeUnknownWorker:
 		m.turn(unknown) // W20
@@ -337,7 +336,7 @@ func (m *WorkerMachine) refused(r *Refuse, now time.Duration) []Effect {
 	case CodeNameTaken, CodeStaleEpoch, CodeLimit, CodeProtocolVersion, CodeWrongName, CodeRevoked, CodeNotAllowed:
 		m.turn(refused) // W20, K8
 	}
-	return []Effect{Refused{r.Code, r.Text}}
+	return []Effect{Refused{r.Code, text}}
 }
 
 // Joining.
@@ -527,7 +526,7 @@ func (m *WorkerMachine) unheard(now time.Duration) []Effect {
 		return nil
 	}
 	m.unheardSince = never // W33
-	return []Effect{Unheard{m.data}}
+	return []Effect{Unheard{Printable(m.data, 0)}}
 }
 
 // Tick does what is due.

@@ -215,7 +215,7 @@ func TestPlacesAreBounded(t *testing.T) {
 
 // A failure's text is cut to what the protocol allows, counted in characters.
 func TestLongReasons(t *testing.T) {
-	s := newSlot("m", func(*Layout) string { return strings.Repeat("ü", 5000) }, 1, &Timing{}, nil, nil, false)
+	s := newSlot("m", Model{Accepts: func(*Layout) string { return strings.Repeat("ü", 5000) }}, 1, &Timing{}, nil, nil, false)
 	send := s.fail(Key{1, 1}, CodeApply, s.acceptance.accepts(nil), 0)[0].(Send)
 	if got := len([]rune(send.Message.(*Failed).Text)); got != TextMax {
 		t.Fatalf("%d characters", got)
@@ -247,7 +247,7 @@ func TestNothingBeginsWithoutABuffer(t *testing.T) {
 	for _, shared := range []bool{false, true} {
 		timing := TimingOf(time.Second, 5*time.Second)
 		opens := func(*Shared, int64) Segment { return &lying{} }
-		s := newSlot("m", func(*Layout) string { return "" }, 100, &timing, opens, nil, false)
+		s := newSlot("m", Model{Accepts: func(*Layout) string { return "" }}, 100, &timing, opens, nil, false)
 		s.shared = shared
 		taken, err := s.holds.buffers.take(2)
 		if err != nil {

@@ -31,14 +31,15 @@ type slot struct {
 }
 
 // newSlot returns one for which nothing has come yet. opens may be nil, and keyring; patches tells whether they are taken.
-func newSlot(model string, accepts func(*Layout) string, bytesMax int64, timing *Timing, opens Opens, keyring *Keyring,
+func newSlot(name string, model Model, bytesMax int64, timing *Timing, opens Opens, keyring *Keyring,
 	patches bool) *slot {
 	holds := &holdings{mode: following}
-	asking := newAsking(model, holds, timing)
+	asking := newAsking(name, holds, timing)
 	return &slot{
-		model: model, opens: opens, keyring: keyring, holds: holds, asking: asking,
-		acceptance: acceptance{accepts: accepts, bytesMax: bytesMax, sealed: keyring != nil, accepted: map[string]bool{}},
-		patches:    &Patches{model: model, holds: holds, timing: timing, taken: patches},
+		model: name, opens: opens, keyring: keyring, holds: holds, asking: asking,
+		acceptance: acceptance{accepts: model.Accepts, bytesMax: bytesMax, longest: model.LayoutBytes,
+			sealed: keyring != nil, accepted: map[string]bool{}},
+		patches: &Patches{model: name, holds: holds, timing: timing, taken: patches},
 	}
 }
 
@@ -56,10 +57,9 @@ func (s *slot) running() *Running {
 // pushed; with push false none will.
 func (s *slot) announced(a *Announce, layout []byte, push bool, now time.Duration) []Effect {
 	key := Key{a.Epoch, a.Version}
-	if layout != nil {
-		if wrong := s.acceptance.learn(a, layout); wrong != "" {
-			s.holds.move(s.holds.find(key, announced), failed) // it waited for this
-			return s.fail(key, CodeLayoutInvalid, wrong, now)
+	if layout != nil && s.acceptance.excess(a) == "" { // else it is declined, and not understood
+		if code, wrong := s.acceptance.learn(a, layout); code != "" {
+			return s.unreadable(a, code, wrong, now)
 		}
 	}
 	if v := s.holds.find(key, staged); v != nil && a.Commit == "auto" { // W5
@@ -75,6 +75,19 @@ func (s *slot) announced(a *Announce, layout []byte, push bool, now time.Duratio
 		effects = append(effects, fetches(v.transfer, now)...)
 	}
 	return effects
+}
+
+// unreadable takes note that a layout cannot be understood.
+func (s *slot) unreadable(a *Announce, code Code, wrong string, now time.Duration) []Effect {
+	key := Key{a.Epoch, a.Version}
+	if triedAgain[code] {
+		s.holds.move(s.holds.find(key, announced), failed) // it waited for this
+		return s.fail(key, code, wrong, now)
+	}
+	if !s.wants(a, key) {
+		return nil
+	}
+	return s.decline(s.holds.expect(a), code, wrong, now)
 }
 
 // wants tells whether an announcement is of a version to begin, or to begin anew.

@@ -3,6 +3,7 @@ package zmtp
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"sync"
 	"time"
@@ -15,8 +16,10 @@ const (
 	redialMax    = time.Second
 	pingEvery    = 5 * time.Second  // ZMTP's own pings, which tell whether the peer is there
 	silenceMax   = 30 * time.Second // longer than a chunk of 1 MiB takes at 40 kB/s
+	pingsMax     = 10 * silenceMax  // with commands alone: a publisher that has no version yet says nothing else
 	receiveBytes = 1 << 18          // taken at once, while they are in the cache for the checksum
 	outgoingMax  = 1 << 20          // bytes held for a peer that does not read
+	pongsMax     = 1 << 16          // bytes held as that when another PING of the peer's comes
 )
 
 // An Owner has connections. Its lock guards all of their state: Opened, Place and Received are
@@ -47,6 +50,7 @@ type Connection struct {
 	limits  Limits
 	network string
 	address string
+	resolve Resolve
 
 	stream  *Stream
 	conn    net.Conn // nil while there is none
@@ -55,7 +59,9 @@ type Connection struct {
 	shows   bool   // whether each must say such a thing,
 	barred  bool   // and there is none for want of it
 	shown   chan struct{}
-	heardAt time.Time
+	heardAt time.Time // anything,
+	spokeAt time.Time // and a message, or a piece of one
+	allowed allowance // of commands
 	pinged  time.Time
 	since   time.Time
 	kick    chan struct{} // there is something to write
@@ -65,11 +71,15 @@ type Connection struct {
 	receiver
 }
 
-// Dial begins to reach for an endpoint (network "tcp" or "unix") and returns at once.
-func Dial(network, address string, kind Kind, limits Limits, owner Owner) *Connection {
+// A Resolve returns the addresses of an endpoint, at least one, or why there is none to dial.
+type Resolve func(ctx context.Context) (addresses []string, err error)
+
+// Dial begins to reach for an endpoint (network "tcp" or "unix") and returns at once. If resolve is nil, the
+// system looks the host up.
+func Dial(network, address string, resolve Resolve, kind Kind, limits Limits, owner Owner) *Connection {
 	ctx, cancel := context.WithCancel(context.Background())
 	c := &Connection{
-		owner: owner, kind: kind, limits: limits, network: network, address: address,
+		owner: owner, kind: kind, limits: limits, network: network, address: address, resolve: resolve,
 		topics: map[string]bool{}, kick: make(chan struct{}, 1), shown: make(chan struct{}, 1), cancel: cancel, hangUp: func() {},
 		done: make(chan struct{}),
 	}
@@ -123,7 +133,7 @@ func (c *Connection) Tick(now time.Time) {
 	if c.conn == nil {
 		return
 	}
-	silent := c.kind.Pings && now.Sub(c.heardAt) >= silenceMax
+	silent := c.kind.Pings && (now.Sub(c.heardAt) >= silenceMax || now.Sub(c.spokeAt) >= pingsMax)
 	if silent || !c.stream.Open() && now.Sub(c.since) >= openTimeout {
 		_ = c.conn.Close()
 		return
@@ -173,16 +183,16 @@ func (c *Connection) run(ctx context.Context) {
 		if !c.admitted(attempt) {
 			continue
 		}
-		conn, err := dialer.DialContext(attempt, c.network, c.address)
-		opened := false
+		conn, err := c.dial(attempt, &dialer)
+		opened, useful := false, false
 		if err == nil {
-			opened, err = c.serve(attempt, conn)
+			opened, useful, err = c.serve(attempt, conn)
 			var broken Error
 			if !opened && !errors.As(err, &broken) {
 				err = &HungUpError{err}
 			}
 		}
-		if opened {
+		if useful { // to be let in does not show that the next attempt is worth it
 			pause = redialMin
 		}
 		if attempt.Err() == nil { // else it ends since we want it to
@@ -198,6 +208,22 @@ func (c *Connection) run(ctx context.Context) {
 			pause = redialMax
 		}
 	}
+}
+
+// dial connects to the first address that answers.
+func (c *Connection) dial(ctx context.Context, dialer *net.Dialer) (conn net.Conn, err error) {
+	if c.resolve == nil {
+		return dialer.DialContext(ctx, c.network, c.address)
+	}
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	addresses, err := c.resolve(ctx)
+	for _, address := range addresses {
+		if conn, err = dialer.DialContext(ctx, c.network, address); err == nil {
+			break
+		}
+	}
+	return conn, err
 }
 
 // attempt begins another attempt, which hangUp ends.
@@ -228,7 +254,7 @@ func (c *Connection) admitted(attempt context.Context) bool {
 }
 
 // serve uses one connection until it breaks.
-func (c *Connection) serve(ctx context.Context, conn net.Conn) (opened bool, err error) {
+func (c *Connection) serve(ctx context.Context, conn net.Conn) (opened, useful bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	c.begin(conn)
@@ -237,10 +263,10 @@ func (c *Connection) serve(ctx context.Context, conn net.Conn) (opened bool, err
 	go func() { defer both.Done(); c.write(ctx, conn) }()
 	go func() { defer both.Done(); <-ctx.Done(); _ = conn.Close() }()
 	err = c.read(conn)
-	opened = c.finish()
+	opened, useful = c.finish()
 	cancel()
 	both.Wait()
-	return opened, err
+	return opened, useful, err
 }
 
 func (c *Connection) begin(conn net.Conn) {
@@ -252,17 +278,17 @@ func (c *Connection) begin(conn net.Conn) {
 		c.stream.Subscribe(topic, on)
 	}
 	now := time.Now()
-	c.conn, c.heardAt, c.pinged, c.since = conn, now, now, now
+	c.conn, c.heardAt, c.spokeAt, c.pinged, c.since, c.allowed = conn, now, now, now, now, newAllowance(now)
 	c.flush()
 }
 
-func (c *Connection) finish() (opened bool) {
+func (c *Connection) finish() (opened, useful bool) {
 	c.owner.Lock.Lock()
 	defer c.owner.Lock.Unlock()
-	opened = c.stream.Open()
+	opened, useful = c.stream.Open(), c.stream.Messages > 0
 	c.stream.Close()
 	c.conn, c.receiver = nil, receiver{}
-	return opened
+	return opened, useful
 }
 
 // write sends what is to be sent.
@@ -290,9 +316,16 @@ func (c *Connection) write(ctx context.Context, conn net.Conn) {
 // received takes note of so many bytes in the stream's room.
 func (c *Connection) received(n int) error {
 	c.heardAt = time.Now()
+	commands, messages := c.stream.Commands, c.stream.Messages
 	err := c.deliver(n)
 	for err == nil && c.stream.Held {
 		err = c.deliver(0)
+	}
+	if c.stream.Messages > messages {
+		c.spokeAt = c.heardAt
+	}
+	if err == nil {
+		err = c.bears(c.stream.Commands - commands)
 	}
 	if len(c.stream.Outgoing) > 0 {
 		c.flush()
@@ -301,6 +334,19 @@ func (c *Connection) received(n int) error {
 		err = Error("the other side does not read")
 	}
 	return err
+}
+
+// bears says why so many commands are more than a publisher has, or is answered.
+func (c *Connection) bears(commands int) error {
+	switch {
+	case commands == 0:
+	case len(c.stream.Outgoing) > pongsMax:
+		return Error(fmt.Sprintf("the other side has not read %d bytes, and asks for more by PINGs", len(c.stream.Outgoing)))
+	case !c.allowed.take(commands, c.heardAt):
+		return Error(fmt.Sprintf("more than %d commands at once, or %d a second: a publisher sends a PING every few seconds",
+			commandsBurst, commandsPerSecond))
+	}
+	return nil
 }
 
 // deliver hands over the messages that so many bytes have completed.

@@ -4,6 +4,7 @@ import (
 	"io"
 	"net"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -81,7 +82,7 @@ func dialAs(t *testing.T, kind Kind) (*heard, *Connection, net.Listener) {
 		t.Fatal(err)
 	}
 	h := &heard{opened: make(chan struct{}, 9), messages: make(chan Message, 9), closed: make(chan error, 99), place: wanted}
-	c := Dial("tcp", listener.Addr().String(), kind, testLimits, h.owner())
+	c := Dial("tcp", listener.Addr().String(), nil, kind, testLimits, h.owner())
 	t.Cleanup(func() { listener.Close(); c.Close(0); c.Wait() })
 	return h, c, listener
 }
@@ -155,7 +156,7 @@ func TestAConnectionShowsItsTicketFirst(t *testing.T) {
 	}
 	h := &heard{opened: make(chan struct{}, 9), closed: make(chan error, 99), place: wanted}
 	h.Lock()
-	c := Dial("tcp", listener.Addr().String(), Dealer, testLimits, h.owner())
+	c := Dial("tcp", listener.Addr().String(), nil, Dealer, testLimits, h.owner())
 	t.Cleanup(func() { listener.Close(); c.Close(0); c.Wait() })
 	c.Subscribe("topic", true)
 	for _, ticket := range []string{"\x03one", "\x03two"} {
@@ -317,5 +318,94 @@ func TestCloseSendsWhatIsThere(t *testing.T) {
 	}
 	if _, err := p.conn.Read(make([]byte, 1)); err != io.EOF {
 		t.Fatal(err)
+	}
+}
+
+var ping = append([]byte{flagCommand, 7}, "\x04PING\x00\x00"...)
+
+func TestMoreCommandsThanAPublisherHas(t *testing.T) {
+	h, _, listener := dialAs(t, Sub)
+	for round, count := range []int{commandsBurst - 2, commandsBurst + 2} {
+		p := acceptAs(t, listener, "XPUB")
+		await(t, "opened", h.opened)
+		for i := 0; i < count; i++ {
+			p.send(ping)
+		}
+		p.send(messageOf([]byte("topic"), []byte("header")))
+		if round == 0 {
+			await(t, "a message", h.messages)
+			_ = p.conn.Close()
+			await(t, "closed", h.closed)
+		} else if err := await(t, "closed", h.closed); !strings.Contains(err.Error(), "commands at once") {
+			t.Error(err)
+		}
+	}
+}
+
+// Pings alone are a sign of life, but not for ever.
+func TestPingsAloneAreNoSignOfLifeForEver(t *testing.T) {
+	h, c, listener := dialAs(t, Sub)
+	for _, alive := range []bool{true, false} {
+		p := acceptAs(t, listener, "XPUB")
+		await(t, "opened", h.opened)
+		h.Lock()
+		now := time.Now()
+		c.heardAt = now
+		c.spokeAt = now.Add(-pingsMax)
+		h.Unlock()
+		if alive {
+			p.send(messageOf([]byte("topic"), []byte("header")))
+			await(t, "a message", h.messages)
+		} else {
+			p.send(ping)
+			p.frame() // the answer
+		}
+		h.Lock()
+		c.Tick(now)
+		h.Unlock()
+		if alive {
+			p.send(messageOf([]byte("topic"), []byte("header")))
+			await(t, "another message", h.messages)
+			_ = p.conn.Close()
+		}
+		await(t, "closed", h.closed)
+	}
+}
+
+// Who does not read answers to its pings is hung up on before they are much.
+func TestAnswersThatNobodyReads(t *testing.T) {
+	c := &Connection{kind: Sub, stream: NewStream(Sub, testLimits, wanted), kick: make(chan struct{}, 1),
+		allowed: newAllowance(time.Now()), owner: Owner{Opened: func() {}}}
+	take := func(in []byte) error { return c.received(copy(c.stream.Room(), in)) }
+	if err := take(append(greetingOf("NULL"), readyOf("XPUB")...)); err != nil {
+		t.Fatal(err)
+	}
+	c.stream.Outgoing = make([]byte, pongsMax-100)
+	if err := take(ping); err != nil {
+		t.Fatal(err)
+	}
+	c.stream.Outgoing = make([]byte, pongsMax)
+	if err := take(ping); err == nil || !strings.Contains(err.Error(), "has not read") {
+		t.Error(err)
+	}
+}
+
+// A payload that is here is given back, if the end of its message never comes.
+func TestAPlaceIsGivenBackWithItsMessage(t *testing.T) {
+	given := &memory{bytes: make([]byte, 10000)}
+	s := NewStream(Sub, testLimits, func([][]byte, int) Place { return given })
+	in := append(append(greetingOf("NULL"), readyOf("XPUB")...), messageOf([]byte("t"), []byte("h"), given.bytes, []byte("more"))...)
+	for in = in[:len(in)-6]; len(in) > 0; {
+		n := copy(s.Room(), in)
+		if _, err := s.Received(n); err != nil {
+			t.Fatal(err)
+		}
+		in = in[n:]
+	}
+	if s.message.Place == nil || given.cancel {
+		t.Fatal("the payload is not here")
+	}
+	if s.Close(); !given.cancel {
+		t.Error("it is kept")
 	}
 }

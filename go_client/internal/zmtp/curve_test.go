@@ -417,7 +417,7 @@ func libzmq(t *testing.T, status string) (address string, public [32]byte) {
 // reach dials a server of libzmq.
 func reach(t *testing.T, address string, public [32]byte) (*heard, *Connection) {
 	h := &heard{opened: make(chan struct{}, 9), messages: make(chan Message, 9), closed: make(chan error, 99), place: wanted}
-	c := Dial("tcp", address, keyed(public), Limits{Header: 65536, Payload: 5 << 20}, h.owner())
+	c := Dial("tcp", address, nil, keyed(public), Limits{Header: 65536, Payload: 5 << 20}, h.owner())
 	t.Cleanup(func() { c.Close(0); c.Wait() })
 	return h, c
 }

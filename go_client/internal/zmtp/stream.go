@@ -89,6 +89,8 @@ type Stream struct {
 	Outgoing []byte
 	Held     bool   // a payload in the scratch waits until the messages before it are dealt with
 	First    []byte // a message to say before all others
+	Commands int    // that have come
+	Messages int    // that have come, and pieces of payloads
 
 	kind    Kind
 	limits  Limits
@@ -217,6 +219,9 @@ func (s *Stream) Received(n int) (messages []Message, err error) {
 	if s.body != nil {
 		b := s.body
 		b.received(n)
+		if b.own == nil { // else it may be a command
+			s.Messages++
+		}
 		if b.missing > 0 {
 			return nil, nil
 		}
@@ -244,7 +249,10 @@ func (s *Stream) Close() {
 	if s.body != nil && s.body.place != nil {
 		s.body.place.Cancel()
 	}
-	s.body = nil
+	if s.message.Place != nil { // the payload was here, and the end of its message is not
+		s.message.Place.Cancel()
+	}
+	s.body, s.message = nil, Message{}
 }
 
 // parse takes what the bytes begin with, and returns its size; 0 if more must come first.
@@ -399,12 +407,14 @@ func (s *Stream) take(flags byte, frame []byte, place Place, messages []Message)
 	s.message.Frames = append(s.message.Frames, frame)
 	if flags&flagMore == 0 {
 		messages = append(messages, s.message)
+		s.Messages++
 		s.message = Message{}
 	}
 	return messages, nil
 }
 
 func (s *Stream) command(in []byte) error {
+	s.Commands++
 	name, rest, ok := named(in)
 	if !ok {
 		return Error("a command without a name")

@@ -2,11 +2,12 @@
 
 use super::bases::Bases;
 use super::content::{Content, Copier};
-use super::distribution::{unbindable, Distribution};
+use super::distribution::Distribution;
 use super::effects::WorkerEvent;
 use super::endpoints::{check_exposure, Place};
 use super::keeper::Keeper;
 use super::keys::PublisherKeys;
+use super::listening::unbindable;
 use super::machine::{self, PublisherMachine};
 use super::router::Router;
 use super::run::{Listener, Loop, Shared, Work};
@@ -173,10 +174,8 @@ impl PublisherBuilder {
             let what = what.to_owned();
             move |error: io::Error| Error::Io { what, error }
         };
-        let mut seed = [0; 4];
-        random(&mut seed).map_err(broken("no random numbers"))?;
         let secret = keys.as_ref().map(|keys| &keys.secret[..]);
-        let (router, bound) = Router::bind(&place, u32::from_ne_bytes(seed), secret)?;
+        let (router, bound) = Router::bind(&place, secret)?;
         let (mut data, data_place) = match data {
             Some(data) => Distribution::bind(&data)?,
             None => bind_beside(&place, &bound)?,

@@ -11,6 +11,7 @@ use super::publication::Publication;
 use super::receipt::Outcome;
 use crate::messages::*;
 use crate::transfer::{Key, Time};
+use crate::words::escaped;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The open calls of one publisher.
@@ -126,7 +127,7 @@ impl PublisherMachine {
     }
 
     pub(super) fn calls_failed(&mut self, name: &str, said: &Failed, now: Time) {
-        let mut detail = format!("{}: {}", said.code, said.text);
+        let mut detail = format!("{}: {}", escaped(&said.code), escaped(&said.text));
         if !said.intact {
             detail += "; it runs no version now, until one is applied";
         }

@@ -6,23 +6,21 @@
 //! alone. It belongs to one thread, which never waits here.
 
 use super::endpoints::Place;
-use super::left_behind::free_path;
+use super::listening::{unbindable, Listener};
 use super::outlet::{Heard, Outlet, Queued};
 use super::patience::{Allowance, Rate};
-use super::subscriber::Subscriber;
+use super::pipe::{let_go, COPIES_BYTES_MAX, HOLD};
 use super::trust::Owner;
+use super::watched::Watched;
 use crate::error::Error;
-use crate::raw::fork::Own;
-use crate::raw::hang_up::spent;
+use crate::raw::os::spent;
 use crate::raw::ready::Ready;
 use crate::raw::socket;
 use crate::transfer::Time;
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{TcpListener, TcpStream, ToSocketAddrs};
-use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
-use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
+use std::net::TcpStream;
+use std::os::unix::io::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,77 +28,16 @@ const PING: Duration = Duration::from_secs(5); // between two pings: whoever is 
 const SILENCE: Duration = Duration::from_secs(30); // without an answer, and without taking anything
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1); // before another attempt when there is no descriptor left
 const ACCEPTS: Rate = Rate(512.0, 200.0); // whoever waits for a connection fetches meanwhile
-const HOLD: Duration = Duration::from_millis(100);
 const STRANGER: Duration = Duration::from_millis(1500); // for which a connection may be there without a ticket
                                                         // Within a host, more than this is out of the cache before the other side reads it.
 const NEAR_SEND_BUFFER: libc::c_int = 1 << 20;
-
-enum Listener {
-    Tcp(Own<TcpListener>),
-    Ipc(Own<UnixListener>, PathBuf),
-}
-
-impl Listener {
-    fn accept(&self) -> io::Result<Own<TcpStream>> {
-        let connection = Own::open(|| match self {
-            Listener::Tcp(listener) => Ok(listener.accept()?.0),
-            Listener::Ipc(listener, _) => Ok(OwnedFd::from(listener.accept()?.0).into()), // from here on they are alike
-        })?;
-        connection.set_nonblocking(true)?;
-        Ok(connection)
-    }
-
-    fn descriptor(&self) -> RawFd {
-        match self {
-            Listener::Tcp(listener) => listener.as_raw_fd(),
-            Listener::Ipc(listener, _) => listener.as_raw_fd(),
-        }
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        if let Listener::Ipc(_, path) = self {
-            let _ = std::fs::remove_file(path); // nobody takes a path at which somebody listens
-        }
-    }
-}
-
-fn listen(place: &Place) -> io::Result<(Listener, Place)> {
-    match place {
-        Place::Ipc(path) => {
-            let _folder = free_path(path)?;
-            let listener = Own::open(|| UnixListener::bind(path))?;
-            listener.set_nonblocking(true)?;
-            Ok((Listener::Ipc(listener, path.clone()), place.clone()))
-        }
-        Place::Tcp { host, port } => {
-            let bare = host.trim_matches(|c| c == '[' || c == ']');
-            let name = if bare == "*" { "0.0.0.0" } else { bare };
-            let addresses: Vec<_> = (name, *port).to_socket_addrs()?.collect();
-            let listener = Own::open(|| TcpListener::bind(&addresses[..]))?;
-            listener.set_nonblocking(true)?;
-            let port = listener.local_addr()?.port();
-            Ok((Listener::Tcp(listener), Place::Tcp { host: host.clone(), port }))
-        }
-    }
-}
-
-/// Says who has an address, or what is wrong with it.
-pub fn unbindable(address: &str, error: io::Error) -> Error {
-    if error.kind() == io::ErrorKind::AddrInUse {
-        let text = "another process listens there; stop it, or take another address (port 0: any free one)";
-        return Error::Address { address: address.to_owned(), text: text.to_owned() };
-    }
-    Error::Io { what: format!("cannot listen at {}", address), error }
-}
 
 /// A bound socket and its subscribers.
 pub struct Distribution {
     listener: Listener,
     ticketed: bool,
     ready: Arc<Ready>,
-    outlets: BTreeMap<u64, Subscriber>,
+    outlets: BTreeMap<u64, Watched<Outlet>>,
     next: u64,
     accepts: Allowance,
     accept_at: Time,
@@ -111,7 +48,8 @@ pub struct Distribution {
 impl Distribution {
     /// Listens at a place; returns it with the port that was taken.
     pub fn bind(place: &Place) -> Result<(Distribution, Place), Error> {
-        let (listener, place) = listen(place).map_err(|error| unbindable(&place.endpoint(), error))?;
+        let (listener, place) =
+            Listener::bind(place).map_err(|error| unbindable(&place.endpoint(), error))?;
         let ready = Ready::new().map_err(|error| unbindable(&place.endpoint(), error))?;
         let distribution = Distribution {
             listener,
@@ -153,7 +91,7 @@ impl Distribution {
             Ok(connection) => {
                 let _ = tune(&connection); // it may be gone already, which the first look will tell
                 let outlet = Outlet::new(connection, self.ticketed, now);
-                let subscriber = Subscriber::new(self.next, outlet, self.ready.clone());
+                let subscriber = Watched::new(self.next, outlet, self.ready.clone());
                 self.outlets.extend(subscriber.ok().map(|subscriber| (self.next, subscriber)));
                 self.next += 1;
             }
@@ -236,10 +174,8 @@ impl Distribution {
     }
 
     /// Forgets what is not on its way yet of some topics: something newer takes its place.
-    pub fn withdraw(&mut self, topics: &[String]) {
-        for outlet in self.outlets.values_mut() {
-            outlet.withdraw(topics);
-        }
+    pub fn withdraw(&mut self, topics: &[String], now: Time) {
+        self.outlets.values_mut().for_each(|outlet| outlet.withdraw(topics, now));
     }
 
     /// Does what is due, a few times a second.
@@ -247,7 +183,11 @@ impl Distribution {
         if now >= self.hold_at {
             self.hold_at = now + HOLD;
             self.outlets.retain(|_, outlet| !outlet.is_stranger(now, STRANGER));
-            self.outlets.values_mut().for_each(|outlet| outlet.hold(now));
+            let copied: usize = self.outlets.values().map(|outlet| outlet.copied()).sum();
+            let room = COPIES_BYTES_MAX.saturating_sub(copied);
+            for over in let_go(self.outlets.iter_mut().map(|(&id, outlet)| (id, outlet)), room, now) {
+                self.outlets.remove(&over);
+            }
         }
         if now >= self.ping_at {
             self.ping_at = now + PING;
@@ -278,31 +218,4 @@ fn tune(connection: &TcpStream) -> io::Result<()> {
         let _ = socket::do_not_pace(connection.as_raw_fd()); // some kernels have nothing else anyway
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::{Barrier, Mutex};
-    use std::thread;
-
-    #[test]
-    fn of_several_that_find_a_path_left_behind_one_gets_it() {
-        let path = std::env::temp_dir().join(format!("weightbus-race-{}", std::process::id()));
-        let place = Place::Ipc(path.clone());
-        for _ in 0..200 {
-            drop(UnixListener::bind(&path).unwrap()); // whose socket stays
-            let (together, bound) = (Barrier::new(4), Mutex::new(Vec::new()));
-            thread::scope(|scope| {
-                for _ in 0..4 {
-                    scope.spawn(|| {
-                        together.wait();
-                        let result = Distribution::bind(&place);
-                        bound.lock().unwrap().extend(result);
-                    });
-                }
-            });
-            assert_eq!(bound.into_inner().unwrap().len(), 1);
-        }
-    }
 }

@@ -7,10 +7,13 @@ use super::roster::Admission;
 use crate::limits::INTEGER_MAX;
 use crate::messages::*;
 use crate::transfer::Time;
+use crate::words::escaped;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 const EPOCH_CLOCK_MAX: u64 = 1 << 43; // the year 2248 in milliseconds: no later epoch is taken over from anybody
+const EPOCH_LEAP_MAX_MS: u64 = 366 * 86_400_000; // beyond the clock at the start: a clock that is off by more is set first
+const RENEWAL_PAUSES: u32 = 64; // times `lost_after`: the longest pause between two epochs that are taken on a worker's word
 const DRIFT: f64 = 1.001; // a second of one host in those of another: clocks are off by a tenth of that
 const RENAMING: &str = "renaming";
 const UPSTREAM: &str = "upstream";
@@ -19,17 +22,34 @@ impl PublisherMachine {
     /// Somebody wants to join (P3).
     pub(super) fn hello(&mut self, from: &[u8], key: &str, hello: &Hello, now: Time) {
         if let Some((code, text)) = self.misfit(key, &hello.name) {
-            return self.turn_away(from, hello, code, &text, now);
+            return self.turn_away((from, key), hello, code, &text, now);
         }
-        if self.runs_another(hello) {
-            match self.epoch_above(hello) {
-                None => {
-                    let text = self.stale(hello);
-                    return self.turn_away(from, hello, "stale-epoch", &text, now);
-                }
+        if let Some(text) = contradiction(hello) {
+            self.malformed += 1;
+            return self.turn_away((from, key), hello, "malformed", &text, now);
+        }
+        if self.runs_unpublished(hello) {
+            let text = self.stale(hello);
+            return self.turn_away((from, key), hello, "stale-epoch", &text, now);
+        }
+        if hello.epoch > self.epoch() {
+            let epoch = match self.epoch_above(hello) {
+                Ok(epoch) => epoch,
+                Err(text) => return self.turn_away((from, key), hello, "stale-epoch", &text, now),
+            };
+            match self.renewed_at.map(|at| now.saturating_sub(at)) {
                 // It says hello again; whatever is said, workers start anew only so often.
-                Some(_) if self.renewed_lately(now) => return,
-                Some(epoch) => self.renew(epoch, hello, now),
+                Some(ago) if ago < self.timing.lost_after => return,
+                Some(ago) if ago < self.renewal_pause => {
+                    let text = format!(
+                        "this publisher has taken another epoch {} s ago, for a worker that ran a later one, and takes \
+                         the next after {} s: stop the other publisher, if there is one",
+                        ago.as_secs(),
+                        self.renewal_pause.as_secs()
+                    );
+                    return self.turn_away((from, key), hello, "stale-epoch", &text, now);
+                }
+                _ => self.renew(epoch, hello, now),
             }
         }
         let other = self.roster.by_identity(from).filter(|&name| name != hello.name).map(str::to_owned);
@@ -52,21 +72,21 @@ impl PublisherMachine {
             Admission::Contested => self.say(&hello.name, FromPublisher::Ping(Ping::default())),
             Admission::Taken => {
                 let text = self.name_taken(&hello.name);
-                self.turn_away(from, hello, "name-taken", &text, now);
+                self.turn_away((from, key), hello, "name-taken", &text, now);
             }
             Admission::Full => {
                 let text = "the roster is full: stop some workers, or start another publisher";
-                self.turn_away(from, hello, "limit", text, now);
+                self.turn_away((from, key), hello, "limit", text, now);
             }
         }
     }
 
     /// Refuses a worker; says so once, though it asks again and again.
-    fn turn_away(&mut self, from: &[u8], hello: &Hello, code: &str, text: &str, now: Time) {
+    fn turn_away(&mut self, (from, key): (&[u8], &str), hello: &Hello, code: &str, text: &str, now: Time) {
         self.refuse(from, code, text, None);
         let told = format!("worker {} is refused ({}): {}", hello.name, code, text);
         if self.absent.note(hello, code, &told, now) {
-            self.tell(WorkerEventKind::Refused, &hello.name, told);
+            self.tell_of(WorkerEventKind::Refused, &hello.name, key, told, now);
         }
     }
 
@@ -77,7 +97,9 @@ impl PublisherMachine {
         format!(
             "the name {:?} belongs to a living worker (host {}, process {}): give this one another name, or stop \
              that one",
-            name, host, pid
+            name,
+            escaped(host),
+            pid
         )
     }
 
@@ -169,22 +191,45 @@ impl PublisherMachine {
 
     // Which publisher comes first.
 
-    /// Whether a worker runs weights of a publisher that may be later than this one.
-    fn runs_another(&self, hello: &Hello) -> bool {
+    /// Whether a worker runs a version of this publisher's epoch that it has never published.
+    fn runs_unpublished(&self, hello: &Hello) -> bool {
         let had = |model: &str, number| self.store.models.get(model).map_or(false, |its| its.had(number));
-        let unknown = |(model, running): (&String, &Option<Running>)| {
+        hello.models.iter().any(|(model, running)| {
             running.as_ref().map_or(false, |its| its.epoch == self.epoch() && !had(model, its.version))
-        };
-        hello.epoch > self.epoch() || hello.models.iter().any(unknown)
+        })
     }
 
-    /// The epoch that may be taken in place of a worker's; nothing if this publisher is no later one.
+    /// The epoch that may be taken in place of a worker's, which is later than this one's; or why there is none.
     ///
-    /// It is higher by as much as is proven of the time between the starts of the two.
-    fn epoch_above(&self, hello: &Hello) -> Option<u64> {
-        let mine = (self.age.as_ref()?().as_secs_f64() * DRIFT * 1000.0).ceil() as u64;
-        let later_by = hello.age_ms.checked_sub(mine).filter(|&later_by| later_by > 0)?;
-        hello.epoch.checked_add(later_by).filter(|&epoch| epoch <= EPOCH_CLOCK_MAX)
+    /// It is higher by as much as is proven of the time between the starts of the two, and no further beyond this host's
+    /// clock than clocks are off: a worker's word must not carry it to where no other publisher gets. The bound is
+    /// relative to the start, so that the epochs of publishers stay in the order in which they started there, too.
+    fn epoch_above(&self, hello: &Hello) -> Result<u64, String> {
+        let age = match &self.age {
+            Some(age) => age(),
+            None => return Err(self.stale(hello)),
+        };
+        let mine = (age.as_secs_f64() * DRIFT * 1000.0).ceil() as u64;
+        let later_by = match hello.age_ms.checked_sub(mine).filter(|&later_by| later_by > 0) {
+            Some(later_by) => later_by,
+            None => return Err(self.stale(hello)),
+        };
+        let latest = match self.time_ms() {
+            Some(now) => {
+                let started = now.saturating_sub(age.as_millis() as u64);
+                started.saturating_add(EPOCH_LEAP_MAX_MS).min(EPOCH_CLOCK_MAX)
+            }
+            None => EPOCH_CLOCK_MAX,
+        };
+        let epoch = hello.epoch.saturating_add(later_by).min(latest);
+        if epoch > hello.epoch {
+            return Ok(epoch);
+        }
+        Err(format!(
+            "{} runs weights of epoch {}, which is more than 366 days after this host's clock: set the clock, or start \
+             the workers anew",
+            hello.name, hello.epoch
+        ))
     }
 
     fn stale(&self, hello: &Hello) -> String {
@@ -201,10 +246,6 @@ impl PublisherMachine {
             hello.epoch,
             chosen
         )
-    }
-
-    fn renewed_lately(&self, now: Time) -> bool {
-        self.renewed_at.map_or(false, |at| now.saturating_sub(at) < self.timing.lost_after)
     }
 
     /// Takes a later epoch. For workers it is as if the publisher had restarted.
@@ -228,7 +269,9 @@ impl PublisherMachine {
             self.end_pushes(model);
         }
         let before = self.store.renew(epoch);
-        self.renewed_at = Some(now);
+        if self.renewed_at.replace(now).is_some() {
+            self.renewal_pause = (2 * self.renewal_pause).min(RENEWAL_PAUSES * self.timing.lost_after);
+        }
         self.calls_renewed(before, epoch);
         for model in &models {
             let latest = self.store.models.get(model).and_then(|versions| versions.latest());
@@ -246,4 +289,14 @@ impl PublisherMachine {
             self.perform(Effect::Send { to, message, payload: Payload::None });
         }
     }
+}
+
+/// Says what a worker contradicts itself in, if it does: of the epochs that it has applied from it names the greatest.
+fn contradiction(hello: &Hello) -> Option<String> {
+    let runs = |(model, running): (_, &Option<Running>)| Some((model, running.clone()?));
+    let (model, its) = hello.models.iter().filter_map(runs).find(|(_, its)| its.epoch > hello.epoch)?;
+    Some(format!(
+        "it runs version {} of {} from epoch {}, but says that it has applied from none above {}",
+        its.version, model, its.epoch, hello.epoch
+    ))
 }

@@ -21,7 +21,7 @@ use super::absent::{Absent, Oversights};
 use super::calls::Calls;
 use super::effects::{Effect, Payload, WorkerEvent, WorkerEventKind};
 use super::observers::{News, Observers};
-use super::patience::{cost_of, Patience};
+use super::patience::{cost_of, Notices, Patience};
 use super::phases::{PeerEvent, PeerPhase};
 use super::push::Push;
 use super::roster::Roster;
@@ -58,13 +58,15 @@ pub struct PublisherMachine {
     pub(super) pushes: BTreeMap<String, Push>, // by topic: of each model what was published last, and a patch to that
     pub(super) absent: Absent,
     pub(super) renewed_at: Option<Time>,
-    pub(super) trust: Option<Trust>, // nothing: there are no keys
+    pub(super) renewal_pause: Duration, // after that, until another epoch may be taken
+    pub(super) trust: Option<Trust>,    // nothing: there are no keys
     pub(super) observers: Observers,
     pub(super) checks: Checks,
     pub(super) oversights: Oversights,
     /// Where workers connect to, to be said where none has; empty: it is not known.
     pub address: String,
     patience: Patience,
+    notices: Notices,
     beacon_at: Time,
     out: Vec<Effect>,
 }
@@ -89,12 +91,14 @@ impl PublisherMachine {
             pushes: BTreeMap::new(),
             absent: Absent::default(),
             renewed_at: None,
+            renewal_pause: timing.lost_after,
             trust: None,
             observers: Observers::default(),
             checks: Checks::default(),
             oversights: Oversights::default(),
             address: String::new(),
             patience: Patience::new(timing.ping),
+            notices: Notices::default(),
             timing,
             beacon_at: Time::ZERO,
             out: Vec::new(),
@@ -110,6 +114,25 @@ impl PublisherMachine {
 
     pub(super) fn tell(&mut self, kind: WorkerEventKind, worker: &str, text: String) {
         self.out.push(Effect::Tell(WorkerEvent { kind, worker: worker.to_owned(), text }));
+    }
+
+    /// Tells of something that a worker can bring about as often as it likes. Each has an allowance of its own, or each
+    /// key where there are keys, so that none hides what others do.
+    pub(super) fn tell_of(
+        &mut self,
+        kind: WorkerEventKind,
+        worker: &str,
+        key: &str,
+        mut text: String,
+        now: Time,
+    ) {
+        let source = if key.is_empty() { worker } else { key };
+        if let Some(untold) = self.notices.take(source, now) {
+            if untold > 0 {
+                text += &format!(" (and {} more that were not told)", untold);
+            }
+            self.tell(kind, worker, text);
+        }
     }
 
     pub(super) fn perform(&mut self, effect: Effect) {
@@ -301,6 +324,7 @@ impl PublisherMachine {
     /// Does what is due: beacons, lost workers, deadlines.
     pub fn tick(&mut self, now: Time) -> Vec<Effect> {
         self.patience.tick(now);
+        self.notices.tick(now);
         if self.patience.recovered(now) {
             self.perform(Effect::GiveMemoryBack);
         }

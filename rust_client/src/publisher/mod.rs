@@ -3,7 +3,6 @@
 //! `machine.rs` decides, `run.rs` carries, and this file is what users call.
 
 pub mod bases;
-mod comers;
 pub mod content;
 pub mod effects;
 pub mod grants;
@@ -15,8 +14,10 @@ pub mod sealer;
 pub mod trust;
 
 mod absent;
+mod accepted;
 mod builder;
 mod calls;
+mod curve;
 mod distribution;
 mod endpoints;
 mod joining;
@@ -24,12 +25,14 @@ mod keeper;
 mod keys;
 mod left_behind;
 mod link;
+mod listening;
 mod observers;
 mod outlet;
 mod pages;
 mod patched;
 mod patience;
 mod phases;
+mod pipe;
 mod publishing;
 mod push;
 mod reports;
@@ -41,11 +44,10 @@ mod sessions;
 mod state;
 mod status;
 mod store;
-mod subscriber;
 mod turns;
 mod verifying;
 mod watch;
-mod zap;
+mod watched;
 
 pub use bases::Encoding;
 pub use builder::PublisherBuilder;

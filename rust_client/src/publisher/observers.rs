@@ -15,8 +15,9 @@ use super::pages::{Changed, Page};
 use super::patience::{Allowance, Rate};
 use super::roster::{Peer, Roster};
 use crate::messages::{Doing, FromWorker, Metadata};
-use crate::observed::{printable, Observe};
+use crate::observed::Observe;
 use crate::transfer::{Key, Time};
+use crate::words::printable;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
@@ -24,6 +25,7 @@ pub const OBSERVERS_MAX: usize = 16; // at once: each question is a search of th
 const OBSERVER_LIFE: Duration = Duration::from_secs(10); // without a question after which one is one no more
 const PAGES_MAX: u64 = 2; // in answer to one question: some ten milliseconds at most
 const ROWS: Rate = Rate(16_384.0, 4096.0); // told to all observers together: all workers at once, and then a part
+const EVENTS_OF_WORKER: usize = 16; // of those, in the place of which no others go
 const EVENTS_TOLD: usize = 64; // the last ones: as many as a person reads
 const VERSIONS_TIMED: usize = 4096; // of a model of which the age is known
 pub const ERROR_MAX: usize = 512; // characters of an error, of which a roster may hold many
@@ -91,6 +93,15 @@ impl Observers {
         }
     }
 
+    /// Makes room for another event: the oldest of this worker goes if it has many, so that one that comes and goes hides
+    /// nothing of the others; else the oldest.
+    fn drop_event(&mut self, worker: &str) {
+        let its = |(_, _, event): &&(u64, Time, WorkerEvent)| event.worker == worker;
+        let many = self.events.iter().filter(its).count() > EVENTS_OF_WORKER;
+        let oldest = self.events.iter().position(|event| its(&event));
+        self.events.remove(oldest.filter(|_| many).unwrap_or(0));
+    }
+
     /// Whether somebody may look on; takes note that it does.
     fn admit(&mut self, from: &[u8], now: Time) -> bool {
         self.asked.retain(|_, at| now.saturating_sub(*at) < OBSERVER_LIFE);
@@ -133,6 +144,11 @@ impl PublisherMachine {
         self
     }
 
+    /// Milliseconds since 1970, if this publisher has such a clock.
+    pub(super) fn time_ms(&self) -> Option<u64> {
+        self.observers.clock.as_ref().map(|clock| clock())
+    }
+
     // What happens.
 
     /// A worker has said something, and that was dealt with: takes note of it if it is news to observers.
@@ -168,7 +184,7 @@ impl PublisherMachine {
         let revision = self.roster.revise();
         self.observers.events.push_back((revision, now, event.clone()));
         if self.observers.events.len() > EVENTS_TOLD {
-            self.observers.events.pop_front();
+            self.observers.drop_event(&event.worker);
         }
         self.roster.touch(&event.worker);
     }
@@ -212,7 +228,7 @@ impl PublisherMachine {
             }
         }
         page.revision = if more { page.revision } else { latest };
-        let time_ms = self.observers.clock.as_ref().map_or(0, |clock| clock());
+        let time_ms = self.time_ms().unwrap_or(0);
         let about = (epoch, latest, self.roster.len(), time_ms);
         let mut headers: Vec<_> = pages.into_iter().map(|page| page.header(about, true, true)).collect();
         headers.push(page.header(about, false, more));
@@ -281,4 +297,24 @@ fn is_news(peer: &mut Peer, model: &str) -> bool {
         peer.seen.told.insert(model.to_owned(), now);
     }
     told
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_that_comes_and_goes_hides_nothing_of_the_others() {
+        let mut machine = PublisherMachine::new(7, "tcp://*:1", Default::default(), None, None);
+        let mut happens = |worker: &str| {
+            let kind = crate::publisher::effects::WorkerEventKind::Joined;
+            let event = WorkerEvent { kind, worker: worker.to_owned(), text: String::new() };
+            machine.happened(&event, Time::ZERO);
+        };
+        happens("good");
+        (0..1000).for_each(|_| happens("noisy"));
+        let of =
+            |name: &str| machine.observers.events.iter().filter(|(_, _, its)| its.worker == name).count();
+        assert_eq!((of("good"), of("noisy")), (1, EVENTS_TOLD - 1));
+    }
 }

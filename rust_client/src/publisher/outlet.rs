@@ -1,92 +1,38 @@
 //! One subscriber's connection at the publisher, and what is on its way to it: the publisher's side of ZMTP 3.
-//!
-//! What waits refers to a version weakly: a subscriber that takes nothing (a stopped process, say) keeps no memory
-//! that the next version is to be written to. What is half sent is copied if it does not move.
 
-use super::content::{Content, Header};
 use super::effects::Payload;
 use super::patience::{Allowance, Rate};
-use super::sealer::Sealed;
+use super::pipe::{Held, Pipe, Sending, Tail};
 use super::trust::Owner;
+use crate::framing::{
+    fault, frame, frame_head, greeted, greeting, mechanism, pong, read_head, COMMAND, GREETING_BYTES, MORE,
+};
 use crate::raw::fork::Own;
-use crate::raw::socket;
 use crate::transfer::Time;
 use std::collections::{BTreeSet, VecDeque};
-use std::io::{self, IoSlice, Read};
+use std::io::{self, Read};
 use std::net::TcpStream;
-use std::os::unix::io::AsRawFd;
-use std::sync::{Arc, Weak};
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 use std::time::Duration;
 
-const MORE: u8 = 1;
-const LONG: u8 = 2;
-const COMMAND: u8 = 4;
-const GREETING_BYTES: usize = 64;
 const READY: &[u8] = b"\x05READY\x0bSocket-Type\0\0\0\x04XPUB\x08Identity\0\0\0\0";
 const PING: &[u8] = b"\x04PING\0\0";
 const BODY_BYTES_MAX: usize = 8192; // of what a subscriber says
 const READ_BYTES: usize = 1024; // taken from one subscriber before the next has its turn: some 100 frames
-const TURN_BYTES: usize = 1 << 20; // sent to one subscriber before the next has its turn
 const QUEUE: usize = 1000; // messages that wait before more are dropped; their bytes are the version's
 const UNREAD_BYTES_MAX: usize = 1 << 16; // of answers to its pings, which a subscriber does not read
 const TOPIC_BYTES_MAX: usize = 132; // of the longest model id's: nobody has more to ask for
 const TOPICS_MAX: usize = 256; // of one subscriber: more than a worker of all models asks for
 const SUBSCRIPTIONS: Rate = Rate(256.0, 1024.0); // frames from one subscriber, its answers to pings included
-const HOLD: Duration = Duration::from_millis(100); // that half a message may hold on to memory while none is taken
 
 const TICKET: u8 = 3;
 const TICKET_BYTES: usize = 32;
 
-/// Bytes that whoever has them keeps as they are.
-trait Piece: Send + Sync {
-    fn piece(&self, index: u64) -> &[u8];
-}
-
-impl Piece for Header {
-    fn piece(&self, _index: u64) -> &[u8] {
-        &self.bytes
-    }
-}
-
-impl Piece for Content {
-    fn piece(&self, index: u64) -> &[u8] {
-        self.chunk(index)
-    }
-}
-
-impl Piece for Sealed {
-    fn piece(&self, _index: u64) -> &[u8] {
-        &self.bytes
-    }
-}
-
-/// The last frame of a message that waits.
-enum Tail {
-    None,
-    Kept(Arc<dyn Piece>),
-    Version(Weak<dyn Piece>, u64),
-}
-
-impl Tail {
-    fn of(payload: &Payload) -> Tail {
-        fn weak<T: Piece + 'static>(piece: &Arc<T>) -> Weak<dyn Piece> {
-            let weak: Weak<T> = Arc::downgrade(piece);
-            weak
-        }
-        match payload {
-            Payload::None => Tail::None,
-            Payload::Layout(content) => Tail::Kept(content.header.clone()),
-            Payload::Chunk(content, index) => Tail::Version(weak(content), *index),
-            Payload::SealedLayout(sealed) => Tail::Kept(sealed.clone()),
-            Payload::Sealed(sealed) => Tail::Version(weak(sealed), 0),
-        }
-    }
-}
-
 /// A message that waits, the same for all who are to get it.
 pub struct Queued {
     pub topic: String,
-    heads: Vec<u8>, // all frames but the last, and how that begins
+    heads: Arc<Vec<u8>>, // all frames but the last, and how that begins
     tail: Tail,
 }
 
@@ -101,46 +47,7 @@ impl Queued {
                 frame_head(&mut heads, 0, bytes.len());
             }
         }
-        Queued { topic, heads, tail: Tail::of(payload) }
-    }
-}
-
-fn frame_head(to: &mut Vec<u8>, flags: u8, size: usize) {
-    if size > 255 {
-        to.push(flags | LONG);
-        to.extend_from_slice(&(size as u64).to_be_bytes());
-    } else {
-        to.extend_from_slice(&[flags, size as u8]);
-    }
-}
-
-fn frame(to: &mut Vec<u8>, flags: u8, body: &[u8]) {
-    frame_head(to, flags, body.len());
-    to.extend_from_slice(body);
-}
-
-/// What is being sent.
-enum Sending {
-    Nothing,
-    /// Bytes of its own: commands, or the copied rest of a message.
-    Own(Vec<u8>),
-    Message(Arc<Queued>, Option<Arc<dyn Piece>>),
-}
-
-impl Sending {
-    fn parts(&self) -> (&[u8], &[u8]) {
-        match self {
-            Sending::Nothing => (&[], &[]),
-            Sending::Own(bytes) => (bytes, &[]),
-            Sending::Message(message, version) => {
-                let tail = match (&message.tail, version) {
-                    (Tail::Kept(piece), _) => piece.piece(0),
-                    (Tail::Version(_, index), Some(version)) => version.piece(*index),
-                    _ => &[],
-                };
-                (&message.heads, tail)
-            }
-        }
+        Queued { topic, heads: Arc::new(heads), tail: Tail::of(payload) }
     }
 }
 
@@ -155,8 +62,7 @@ pub struct Heard {
 
 /// One subscriber's connection.
 pub struct Outlet {
-    pub connection: Own<TcpStream>, // or one of the host, which is alike
-    pub alive_at: Time,
+    pipe: Pipe,
     /// Whose it is, once it has shown a ticket that was good.
     pub owner: Option<Owner>,
     ticketed: bool, // it is served only then
@@ -165,18 +71,11 @@ pub struct Outlet {
     topics: BTreeSet<String>,
     queue: VecDeque<Arc<Queued>>,
     commands: Vec<u8>, // never between the frames of a message
-    sending: Sending,
-    sent: usize,
-    blocked: bool,
-    moved_at: Time, // when the kernel took something last
+    topic: String,     // of the message that is half sent
     received: Vec<u8>,
     greeted: bool,
     ready: bool,
     allowance: Allowance,
-}
-
-fn fault<T>(text: &str) -> io::Result<T> {
-    Err(io::Error::new(io::ErrorKind::InvalidData, text))
 }
 
 impl Outlet {
@@ -187,23 +86,16 @@ impl Outlet {
 
     /// A ticketed one is served only once it has shown a ticket (K6).
     pub fn new(connection: Own<TcpStream>, ticketed: bool, now: Time) -> Outlet {
-        let mut greeting = vec![0; GREETING_BYTES];
-        (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);
-        greeting[12..16].copy_from_slice(b"NULL");
         Outlet {
-            connection,
-            alive_at: now,
+            pipe: Pipe::new(connection, now),
             owner: None,
             ticketed,
             shown: false,
             since: now,
             topics: BTreeSet::new(),
             queue: VecDeque::new(),
-            commands: greeting,
-            sending: Sending::Nothing,
-            sent: 0,
-            blocked: false,
-            moved_at: now,
+            commands: greeting(false, true),
+            topic: String::new(),
             received: Vec::new(),
             greeted: false,
             ready: false,
@@ -229,7 +121,7 @@ impl Outlet {
 
     /// Whether something waits to be sent.
     pub fn unsent(&self) -> bool {
-        !matches!(self.sending, Sending::Nothing) || !self.commands.is_empty() || !self.queue.is_empty()
+        !self.pipe.is_idle() || !self.commands.is_empty() || !self.queue.is_empty()
     }
 
     /// Whether no message waits behind the one that is being sent.
@@ -250,27 +142,11 @@ impl Outlet {
         }
     }
 
-    /// Forgets what waits of some topics; what is half sent is copied, to let its memory go.
-    pub fn withdraw(&mut self, topics: &[String]) {
+    /// Forgets what waits of some topics; of what is half sent there is something newer.
+    pub fn withdraw(&mut self, topics: &[String], now: Time) {
         self.queue.retain(|message| !topics.contains(&message.topic));
-        if matches!(&self.sending, Sending::Message(message, _) if topics.contains(&message.topic)) {
-            self.let_go();
-        }
-    }
-
-    /// Holds on to no memory for a connection that takes nothing.
-    pub fn hold(&mut self, now: Time) {
-        if now.saturating_sub(self.moved_at) >= HOLD {
-            self.let_go();
-        }
-    }
-
-    fn let_go(&mut self) {
-        if let Sending::Message(_, Some(_)) = self.sending {
-            let (heads, tail) = self.sending.parts();
-            let all = [heads, tail].concat();
-            self.sending = Sending::Own(all[self.sent..].to_vec());
-            self.sent = 0;
+        if topics.contains(&self.topic) {
+            self.pipe.outdate(now);
         }
     }
 
@@ -283,62 +159,27 @@ impl Outlet {
 
     /// Sends until the kernel takes no more, or others should have a turn.
     pub fn write(&mut self, now: Time) -> io::Result<()> {
-        let mut turn = TURN_BYTES;
-        while turn > 0 && self.refill() {
-            let (heads, tail) = self.sending.parts();
-            let all = heads.len() + tail.len();
-            let skipped = self.sent.saturating_sub(heads.len());
-            let parts = [IoSlice::new(&heads[self.sent.min(heads.len())..]), IoSlice::new(&tail[skipped..])];
-            let count = match socket::send(self.connection.as_raw_fd(), &parts) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(count) => count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.blocked = true;
-                    return Ok(());
+        let (commands, queue, topic) = (&mut self.commands, &mut self.queue, &mut self.topic);
+        self.pipe.write(now, || {
+            topic.clear();
+            if !commands.is_empty() {
+                return Sending::Own(std::mem::take(commands));
+            }
+            while let Some(message) = queue.pop_front() {
+                // Else nobody needs that version any more.
+                if let Some(piece) = message.tail.piece() {
+                    topic.clone_from(&message.topic);
+                    return Sending::Message(message.heads.clone(), piece);
                 }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(error),
-            };
-            self.moved_at = now;
-            if std::mem::take(&mut self.blocked) {
-                self.alive_at = now; // it was full and has room again: the other side lives
             }
-            turn = turn.saturating_sub(count);
-            self.sent += count;
-            if self.sent == all {
-                (self.sending, self.sent) = (Sending::Nothing, 0);
-            }
-        }
-        Ok(())
-    }
-
-    /// Finds something to send, if nothing is being sent.
-    fn refill(&mut self) -> bool {
-        while matches!(self.sending, Sending::Nothing) {
-            if !self.commands.is_empty() {
-                self.sending = Sending::Own(std::mem::take(&mut self.commands));
-                break;
-            }
-            let message = match self.queue.pop_front() {
-                Some(message) => message,
-                None => return false,
-            };
-            let version = match &message.tail {
-                Tail::Version(version, _) => match version.upgrade() {
-                    Some(version) => Some(version),
-                    None => continue, // nobody needs that version any more
-                },
-                _ => None,
-            };
-            self.sending = Sending::Message(message, version);
-        }
-        true
+            Sending::Nothing
+        })
     }
 
     /// Reads once, and takes note of what it says.
     pub fn read(&mut self, now: Time) -> io::Result<Heard> {
         let mut bytes = [0; READ_BYTES];
-        let count = match self.connection.read(&mut bytes) {
+        let count = match self.pipe.connection.read(&mut bytes) {
             Ok(0) => return fault("the subscriber has closed the connection"),
             Ok(count) => count,
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
@@ -347,7 +188,7 @@ impl Outlet {
             Err(error) => return Err(error),
         };
         self.received.extend_from_slice(&bytes[..count]);
-        self.alive_at = now;
+        self.pipe.alive_at = now;
         let mut heard = Heard::default();
         let mut at = 0;
         loop {
@@ -369,24 +210,9 @@ impl Outlet {
         if !self.greeted {
             return self.greet(at);
         }
-        let flags = match bytes.first() {
-            Some(&flags) if flags > MORE | LONG | COMMAND || flags & MORE != 0 => {
-                return fault("a frame that no subscriber sends");
-            }
-            Some(&flags) => flags,
-            None => return Ok(0),
-        };
-        let (head, size) = if flags & LONG == 0 {
-            (2, bytes.get(1).map(|&size| u64::from(size)))
-        } else {
-            let mut size = [0; 8];
-            (9, bytes.get(1..9).map(|bytes| size.copy_from_slice(bytes)).map(|_| u64::from_be_bytes(size)))
-        };
-        let size = match size {
-            Some(size) if size > BODY_BYTES_MAX as u64 => {
-                return fault("a longer frame than subscribers send")
-            }
-            Some(size) => size as usize,
+        let (flags, head, size) = match read_head(bytes, BODY_BYTES_MAX)? {
+            Some(found) if found.flags & MORE != 0 => return fault("a frame that no subscriber sends"),
+            Some(found) => (found.flags, found.head, found.size),
             None => return Ok(0),
         };
         let body = match bytes.get(head..head + size) {
@@ -408,12 +234,12 @@ impl Outlet {
     }
 
     fn greet(&mut self, at: usize) -> io::Result<usize> {
-        let bytes = match self.received.get(at..at + GREETING_BYTES) {
-            Some(bytes) => bytes,
+        match greeted(&self.received[at..])? {
             None => return Ok(0),
-        };
-        if bytes[0] != 0xff || bytes[9] != 0x7f || bytes[10] < 3 || &bytes[12..17] != b"NULL\0" {
-            return fault("it does not speak ZMTP 3 without security");
+            Some(its) if its != mechanism(false) => {
+                return fault("it asks for security, of which there is none here")
+            }
+            Some(_) => {}
         }
         self.greeted = true;
         frame(&mut self.commands, COMMAND, READY);
@@ -425,8 +251,7 @@ impl Outlet {
             self.ready = true;
         } else if body.starts_with(b"\x05ERROR") {
             return fault("the other side says that it is in error");
-        } else if let Some(ping) = body.strip_prefix(b"\x04PING") {
-            let pong = [b"\x04PONG", ping.get(2..).unwrap_or_default()].concat();
+        } else if let Some(pong) = pong(body) {
             frame(&mut self.commands, COMMAND, &pong);
         }
         Ok(())
@@ -466,10 +291,31 @@ impl Outlet {
     }
 }
 
+impl Held for Outlet {
+    fn pipe(&mut self) -> &mut Pipe {
+        &mut self.pipe
+    }
+}
+
+impl Deref for Outlet {
+    type Target = Pipe;
+
+    fn deref(&self) -> &Pipe {
+        &self.pipe
+    }
+}
+
+impl DerefMut for Outlet {
+    fn deref_mut(&mut self) -> &mut Pipe {
+        &mut self.pipe
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::content::Copier;
-    use super::super::content::TensorView;
+    use super::super::content::{Content, TensorView};
+    use super::super::pipe::{let_go, HOLD, HOLD_MAX};
     use super::*;
     use crate::dtype::Dtype;
     use std::io::Write;
@@ -482,18 +328,20 @@ mod tests {
         (Outlet::new(Own::new(OwnedFd::from(ours).into()), false, Time::ZERO), theirs)
     }
 
-    fn greeting() -> Vec<u8> {
-        let mut bytes = vec![0; GREETING_BYTES];
-        (bytes[0], bytes[9], bytes[10]) = (0xff, 0x7f, 3);
-        bytes[12..16].copy_from_slice(b"NULL");
+    fn greeted() -> Vec<u8> {
+        let mut bytes = greeting(false, false);
         frame(&mut bytes, COMMAND, b"\x05READY\x0bSocket-Type\0\0\0\x03SUB");
         bytes
+    }
+
+    fn hold(outlet: &mut Outlet, room: usize, now: Time) -> Vec<u64> {
+        let_go(std::iter::once((7, outlet)), room, now)
     }
 
     /// Connected and subscribed.
     fn subscribed(topic: &str) -> (Outlet, UnixStream) {
         let (mut outlet, mut other) = pair();
-        let mut said = greeting();
+        let mut said = greeted();
         frame(&mut said, 0, &[&[1], topic.as_bytes()].concat());
         other.write_all(&said).unwrap();
         let heard = outlet.read(Time::ZERO).unwrap();
@@ -534,10 +382,16 @@ mod tests {
         }
         drop(large);
         assert!(weak.upgrade().is_some(), "half of it is sent");
-        outlet.hold(HOLD);
+        assert!(
+            hold(&mut outlet, 1 << 20, HOLD).is_empty(),
+            "it gets some time, if there is no room for a copy"
+        );
+        assert!(weak.upgrade().is_some());
+        assert_eq!(hold(&mut outlet, 0, HOLD_MAX), [7], "and no more");
+        assert!(hold(&mut outlet, 1 << 25, HOLD).is_empty());
         assert!(weak.upgrade().is_none());
         assert!(outlet.unsent() && !outlet.keeps_up());
-        outlet.withdraw(&["m/dat".to_owned()]);
+        outlet.withdraw(&["m/dat".to_owned()], HOLD);
         assert!(outlet.keeps_up());
     }
 
@@ -548,7 +402,7 @@ mod tests {
         let message = Queued::new("m/dat".to_owned(), b"{}", &Payload::Chunk(large.clone(), 0));
         outlet.put(&Arc::new(message), Time::ZERO).unwrap();
         drop(large);
-        outlet.hold(HOLD);
+        hold(&mut outlet, 1 << 22, HOLD);
         other.set_nonblocking(true).unwrap();
         let mut bytes = Vec::new();
         let mut buffer = vec![0; 1 << 16];
@@ -567,13 +421,13 @@ mod tests {
 
     #[test]
     fn whoever_is_no_subscriber_is_hung_up_on() {
-        let mut long = greeting();
+        let mut long = greeted();
         frame(&mut long, 0, &[1; 200]);
-        let mut early = greeting()[..GREETING_BYTES].to_vec();
+        let mut early = greeted()[..GREETING_BYTES].to_vec();
         frame(&mut early, 0, b"\x01m/ctl");
-        let mut more = greeting();
+        let mut more = greeted();
         frame(&mut more, MORE, b"\x01m/ctl");
-        let mut other = greeting();
+        let mut other = greeted();
         frame(&mut other, 0, b"\x07");
         for said in [vec![b'x'; 64], long, early, more, other] {
             let (mut outlet, mut theirs) = pair();

@@ -6,8 +6,9 @@ use super::roster::Peer;
 use super::status::{count_of, is_stuck};
 use super::store::Store;
 use crate::limits::{Timing, HEADER_BYTES_MAX, LABEL_MAX};
-use crate::observed::{printable, Happened, ModelRow, Published, Standing, WorkerRow};
+use crate::observed::{Happened, ModelRow, Published, Standing, WorkerRow};
 use crate::transfer::Time;
+use crate::words::printable;
 use serde::Serialize;
 use std::time::Duration;
 

@@ -17,6 +17,8 @@ pub struct Rate(pub f64, pub f64);
 
 const TALK: Rate = Rate(64.0, 32.0); // units of one connection; a second is a ping interval if that is shorter
 const STRANGERS: Rate = Rate(1024.0, 256.0); // messages of connections that have not joined
+const NOTICES: Rate = Rate(16.0, 0.2); // events that one worker, or one key, can bring about by what it says
+const SOURCES_MAX: usize = 1024; // of such events, who had some a moment ago; those beyond share one allowance
 const CHEAP: f64 = 1.0; // a message that is answered at most
 const DEAR: f64 = 4.0; // one that leads to more
 const DEAR_BYTES: usize = 1 << 14; // so many more of a message cost as much again
@@ -41,16 +43,6 @@ impl Allowance {
         let enough = self.spent + count <= burst;
         self.spent += if enough { count } else { 0.0 };
         enough
-    }
-
-    /// How much of it is gone.
-    pub fn spent(&self) -> f64 {
-        self.spent
-    }
-
-    /// Has some of it again.
-    pub fn give_back(&mut self, count: f64) {
-        self.spent = (self.spent - count).max(0.0);
     }
 
     /// Whether all of it is back, so that a new one would be the same.
@@ -111,6 +103,32 @@ impl Patience {
     }
 }
 
+/// The allowances of those who bring about events.
+#[derive(Default)]
+pub struct Notices {
+    each: HashMap<String, (Allowance, u64)>, // with what it was not told
+}
+
+impl Notices {
+    /// Whether another event of a source may be told, and how many were not since the last one.
+    pub fn take(&mut self, source: &str, now: Time) -> Option<u64> {
+        let known = self.each.contains_key(source) || self.each.len() < SOURCES_MAX;
+        let source = if known { source } else { "" };
+        let (allowance, untold) =
+            self.each.entry(source.to_owned()).or_insert_with(|| (Allowance::new(now), 0));
+        if allowance.take(1.0, NOTICES, now) {
+            return Some(std::mem::take(untold));
+        }
+        *untold += 1;
+        None
+    }
+
+    /// Forgets who has been quiet for a while.
+    pub fn tick(&mut self, now: Time) {
+        self.each.retain(|_, (allowance, _)| !allowance.rested(NOTICES, now));
+    }
+}
+
 /// What a message costs its sender: nothing if it is work. One that breaks the protocol is dear.
 pub fn cost_of(message: Option<&ToPublisher>, known: bool) -> f64 {
     match message {
@@ -128,6 +146,21 @@ pub fn cost_of(message: Option<&ToPublisher>, known: bool) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_brings_about_many_events_hides_no_others() {
+        let (mut notices, now) = (Notices::default(), Duration::from_secs(1));
+        let told = (0..1000).filter(|_| notices.take("noisy", now).is_some()).count();
+        assert_eq!((told, notices.take("other", now)), (16, Some(0)));
+        assert_eq!(notices.take("noisy", now + Duration::from_secs(5)), Some(984), "and how many there were");
+        assert_eq!(notices.take("noisy", now + Duration::from_secs(10)), Some(0), "once");
+        for number in 0..2 * SOURCES_MAX {
+            notices.take(&number.to_string(), now);
+        }
+        assert!(notices.each.len() <= SOURCES_MAX + 1);
+        notices.tick(now + Duration::from_secs(100));
+        assert!(notices.each.is_empty());
+    }
 
     #[test]
     fn the_end_of_a_flood_is_told_once() {

@@ -53,7 +53,7 @@ impl PublisherMachine {
             }
         };
         if content.digest != said.digest {
-            return self.wrong_digest(name, said);
+            return self.wrong_digest(name, said, now);
         }
         versions.left(name, said.version + 1);
         if let Some(peer) = self.roster.get_mut(name) {
@@ -80,7 +80,7 @@ impl PublisherMachine {
         if !self.plausible(&said.model, &running) {
             let versions = self.store.of(&said.model, said.epoch);
             if versions.map_or(false, |versions| versions.had(said.version)) {
-                self.wrong_digest(name, &said); // P15
+                self.wrong_digest(name, &said, now); // P15
             }
             return;
         }
@@ -135,8 +135,15 @@ impl PublisherMachine {
         }
     }
 
-    /// A worker's bytes are not the published ones; it must never count as done.
-    fn wrong_digest(&mut self, name: &str, said: &OfVersion) {
+    /// A worker's bytes are not the published ones; it must never count as done. It is told once of a version, though it
+    /// is reported with every ping.
+    fn wrong_digest(&mut self, name: &str, said: &OfVersion, now: Time) {
+        let of = (said.epoch, said.version);
+        let news = self.roster.get_mut(name).filter(|peer| peer.wants(&said.model));
+        let key = match news.and_then(|peer| peer.differs(&said.model, of).then(|| peer.key.clone())) {
+            Some(key) => key,
+            None => return,
+        };
         let versions = self.store.models.get(&said.model);
         let published = versions.and_then(|versions| versions.known_digest(said.version));
         let text = format!(
@@ -147,6 +154,6 @@ impl PublisherMachine {
             said.model,
             published.unwrap_or("no such version")
         );
-        self.tell(WorkerEventKind::WrongDigest, name, text);
+        self.tell_of(WorkerEventKind::WrongDigest, name, &key, text, now);
     }
 }

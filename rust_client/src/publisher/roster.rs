@@ -58,6 +58,7 @@ pub struct Peer {
     pub link: Link,
     /// What observers know of it.
     pub seen: Seen,
+    different: BTreeMap<String, Key>, // the last version of a model whose digest it has reported wrong
     revision: u64, // of the roster, when this last changed in a way that observers are told
     ticket: (String, Time), // that it has not shown yet, and since when
 }
@@ -70,6 +71,7 @@ impl Peer {
             rekeyed: false,
             link: Link::default(),
             seen: Seen::default(),
+            different: BTreeMap::new(),
             revision: 0,
             ticket: (String::new(), now),
             hello: hello.clone(),
@@ -99,6 +101,11 @@ impl Peer {
     /// What it runs of a model; (0, 0) if nothing.
     pub fn runs(&self, model: &str) -> Key {
         self.running.get(model).map_or((0, 0), |running| (running.epoch, running.version))
+    }
+
+    /// It reports another digest of a version than was published; tells whether that is news.
+    pub fn differs(&mut self, model: &str, key: Key) -> bool {
+        self.different.insert(model.to_owned(), key) != Some(key)
     }
 
     /// It is let in, and runs this: what it said before counts no more.

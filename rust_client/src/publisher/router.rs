@@ -1,231 +1,371 @@
-//! The publisher's control socket: a bound ROUTER of libzmq's.
+//! The publisher's control socket: a ROUTER of our own.
+//!
+//! libzmq's takes peers of ZMTP 1 and 2 for workers, a browser included; collects the frames of a message for as long as
+//! more come; answers ZMTP's pings without a bound; and aborts the process at one of those at the wrong moment. Here
+//! everything that a peer says is bounded before it is kept, whether it has a key or not.
+//!
+//! It belongs to one thread, which never waits here.
 
-use super::comers::Comers;
-use super::distribution::unbindable;
-use super::effects::Identity;
+use super::accepted::{Accepted, MayCome, Progress, Said};
+use super::effects::{Identity, Payload};
 use super::endpoints::Place;
-use super::left_behind::free_path;
-use super::zap::{serve, Gate};
+use super::listening::{unbindable, Listener};
+use super::patience::{Allowance, Rate};
+use super::pipe::{let_go, COPIES_BYTES_MAX};
+use super::watched::Watched;
+use crate::curve::{key_of, public_of};
 use crate::error::Error;
-use crate::limits::HEADER_BYTES_MAX;
-use crate::raw::fork::Libzmqs;
-use crate::raw::hang_up::{Hook, Name};
-use crate::raw::socket::with_chance;
+use crate::raw::fork::Own;
+use crate::raw::os::spent;
+use crate::raw::ready::Ready;
+use crate::raw::socket;
+use crate::raw::sodium::Pair;
 use crate::transfer::Time;
+use std::collections::BTreeMap;
 use std::convert::TryInto;
 use std::io;
-use std::os::unix::io::RawFd;
+use std::net::{IpAddr, TcpStream};
+use std::os::unix::io::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
 
-const LINGER_MS: i32 = 200; // what is on its way at the end gets this
+const ACCEPTS: Rate = Rate(512.0, 1000.0); // connections; each costs some 20 us, with keys up to 200
+const ACCEPTS_AT_ONCE: usize = 16; // before those that are here have a turn
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1); // before another attempt when there is no descriptor left
+const STRANGER: Duration = Duration::from_millis(1500); // for a handshake, and for whoever is turned away to read why
+const UNFINISHED_MAX: usize = 256; // connections that have said nothing yet; above it the least far makes room
+const UNFINISHED_OF_HOST_MAX: usize = 64; // the same, of one host
+const PARTIAL_BYTES_MAX: usize = 1 << 20; // of messages that are not whole, of all connections
+const PARTIAL_BYTES_SMALL: usize = 8192; // of one, which is not counted there
+const WAITING_BYTES_MAX: usize = 1 << 26; // of what waits for all connections, layouts and headers
+const LOOK: Duration = Duration::from_millis(100); // between two looks at what connections hold
+const SILENCE: Duration = Duration::from_secs(30); // after which who takes nothing of what it is sent is gone
 const KEEPALIVE_SECONDS: i32 = 10; // of silence, then after each question without answer
-const UNREAD: i32 = 4; // messages of one worker before TCP pushes back: each may have 128 KiB
-const QUEUE: i32 = 80; // messages for one worker, who has 16 chunks outstanding and may ask for 64: bytes count
-const UNREAD_BYTES: i32 = 1 << 15; // in the kernel, which takes twice that: what may come between two looks
-const DROPPED: usize = 256; // messages of connections that were hung up on, before others have a turn
-const DOORBELL: &str = "inproc://doorbell";
-const SOCKETS: usize = 3; // with the one that rings; a gate has another
-const FRAME_HEAD: usize = 9; // of ZMTP, at most
-const CURVE_COMMAND: usize = 33; // what CURVE adds to a frame
-const FRAMES_MAX: usize = 8; // more make a message malformed, however many there are
 
-/// A message of a worker: its connection, the header, and how many frames follow.
+/// A message of a worker: its connection, the key of that, the header, and how many frames follow.
 pub struct FromRouter {
-    pub identity: Vec<u8>,
-    /// The public key of that connection; empty: it has none.
     pub key: String,
-    pub header: Vec<u8>,
-    pub payloads: usize,
+    pub said: Vec<Said>,
 }
+
+/// The other side of a connection; over ipc, or if it is gone, that is one place.
+type Host = Option<IpAddr>;
 
 /// A bound ROUTER.
 pub struct Router {
-    socket: zmq::Socket,
-    doorbell: zmq::Socket, // rings for each connection that comes or goes
-    comers: Comers,
-    last: Option<(RawFd, Identity)>, // of the last message: where it came from
-    /// Asked who may come in, where there are keys.
-    pub gate: Option<Gate>,
-    _libzmqs: Libzmqs, // which goes before the context
-    _context: zmq::Context,
+    listener: Listener,
+    keys: Option<Arc<Pair>>,
+    ready: Arc<Ready>,
+    each: BTreeMap<u64, Watched<Accepted>>, // by number, of which none is given twice
+    unfinished: BTreeMap<u64, Host>,        // those that have said nothing yet, the oldest first
+    next: u64,
+    closed: Vec<u64>, // that have said something, and of which nobody was told yet
+    accepts: Allowance,
+    accept_at: Time,
+    look_at: Time,
+}
+
+fn identity(id: u64) -> Identity {
+    id.to_be_bytes().to_vec()
+}
+
+fn number(identity: &[u8]) -> Option<u64> {
+    identity.try_into().ok().map(u64::from_be_bytes)
 }
 
 impl Router {
-    /// Listens at a place; returns it with the port that was taken. `seed` is a number that nobody can guess: the
-    /// identities that libzmq gives to connections begin there (section 14 of the protocol). With a secret key only
-    /// those connect whom the gate lets in.
-    pub fn bind(place: &Place, seed: u32, secret: Option<&str>) -> Result<(Router, Place), Error> {
-        // libzmq removes whatever is at a path before it binds.
-        let _folder = match place {
-            Place::Ipc(path) => Some(free_path(path).map_err(|error| unbindable(&place.endpoint(), error))?),
-            Place::Tcp { .. } => None,
+    /// Listens at a place; returns it with the port that was taken. With a secret key only those connect whom the
+    /// publisher lets in.
+    pub fn bind(place: &Place, secret: Option<&str>) -> Result<(Router, Place), Error> {
+        let broken = |error| unbindable(&place.endpoint(), error);
+        let keys = secret.map(pair_of).transpose()?;
+        let (listener, bound) = Listener::bind(place).map_err(broken)?;
+        let router = Router {
+            listener,
+            keys: keys.map(Arc::new),
+            ready: Arc::new(Ready::new().map_err(broken)?),
+            each: BTreeMap::new(),
+            unfinished: BTreeMap::new(),
+            next: 1,
+            closed: Vec::new(),
+            accepts: Allowance::new(Time::ZERO),
+            accept_at: Time::ZERO,
+            look_at: Time::ZERO,
         };
-        let broken =
-            |error: zmq::Error| unbindable(&place.endpoint(), io::Error::from_raw_os_error(error.to_raw()));
-        let (sockets, libzmqs) = open(place, seed, secret).map_err(broken)?;
-        let Sockets { socket, doorbell, gate, context } = sockets;
-        let endpoint = socket.get_last_endpoint().map_err(broken)?;
-        let bound = Place::parse(&endpoint.unwrap_or_default())?;
-        let name = match &bound {
-            Place::Tcp { port, .. } => Name::Port(*port),
-            Place::Ipc(path) => Name::Path(path.clone()),
-        };
-        let hook = Hook::new(name).map_err(|error| unbindable(&place.endpoint(), error))?;
-        let (comers, last) = (Comers::new(hook), None);
-        let router = Router { socket, doorbell, comers, last, gate, _libzmqs: libzmqs, _context: context };
+        let bound = router.listener.told().unwrap_or(bound);
         Ok((router, bound))
     }
 
-    /// What to poll: for messages, and for connections that have come.
-    pub fn poll_items(&self) -> [zmq::PollItem<'_>; 2] {
-        [self.socket.as_poll_item(zmq::POLLIN), self.doorbell.as_poll_item(zmq::POLLIN)]
+    /// The descriptor at which connections come, unless it is to be left alone for a while.
+    pub fn listening(&self, now: Time) -> Option<RawFd> {
+        Some(self.listener.descriptor()).filter(|_| now >= self.accept_at)
     }
 
-    /// Takes note of the connections that have come and gone.
-    ///
-    /// Ask often: libzmq stands still while a thousand of them wait here.
-    pub fn greet(&mut self, now: Time) {
-        while let Ok(told) = self.doorbell.recv_multipart(zmq::DONTWAIT) {
-            let told = told.first().map_or(&[][..], Vec::as_slice);
-            let event = told.get(..2).and_then(|event| event.try_into().ok()).map(u16::from_ne_bytes);
-            let value = told.get(2..).and_then(|value| value.try_into().ok()).map(i32::from_ne_bytes);
-            match value {
-                Some(descriptor) if event == Some(zmq::SocketEvent::ACCEPTED.to_raw()) => {
-                    self.comers.accept(descriptor, now)
+    /// Which of those who are connected have news.
+    pub fn ready(&self) -> Arc<Ready> {
+        self.ready.clone()
+    }
+
+    /// Takes connections that are there.
+    pub fn accept(&mut self, now: Time) {
+        for _ in 0..ACCEPTS_AT_ONCE {
+            if !self.accepts.take(1.0, ACCEPTS, now) {
+                self.accept_at = now + LOOK;
+                return;
+            }
+            match self.listener.accept() {
+                Ok(connection) if spent(connection.as_raw_fd()) => {
+                    self.accept_at = now + LOOK; // it is closed: the last descriptors are the process's own
+                    return;
                 }
-                Some(descriptor) => self.comers.closed(descriptor),
-                None => {}
+                Ok(connection) => self.take(connection, now),
+                Err(error)
+                    if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) =>
+                {
+                    self.accept_at = now + ACCEPT_PAUSE;
+                    return;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(_) => {} // it has gone again
             }
         }
     }
 
-    /// The identities of connections that were closed, each once. Take all messages first.
-    pub fn take_closed(&mut self) -> Vec<Identity> {
-        self.comers.take_closed()
-    }
-
-    /// Whether `take_closed` has anything to tell.
-    pub fn any_closed(&self) -> bool {
-        self.comers.any_closed()
-    }
-
-    /// When to look at connections next, if ever.
-    pub fn due(&self) -> Option<Time> {
-        self.comers.due()
-    }
-
-    /// Hangs up on whoever floods libzmq; `drained`: all messages are taken.
-    pub fn look(&mut self, now: Time, drained: bool) {
-        self.comers.look(now, drained);
-    }
-
-    /// Closes the connection of the message that was received last.
-    pub fn hang_up(&mut self) {
-        if let Some((descriptor, identity)) = self.last.take() {
-            self.comers.drop_of(&identity, descriptor);
-            self.comers.hang_up(descriptor);
-        }
-    }
-
-    /// Returns the next message, if there is one. What connections have left that were hung up on is dropped.
-    pub fn receive(&mut self, now: Time) -> Option<FromRouter> {
-        for _ in 0..DROPPED {
-            let (message, descriptor, nbytes) = self.next()?;
-            if self.comers.dropped(&message.identity, descriptor) {
-                continue;
-            }
-            if !self.comers.has(descriptor) {
-                self.greet(now); // the word of it comes before its messages
-            }
-            if self.comers.saw(descriptor, &message.identity, nbytes) {
-                self.last = Some((descriptor, message.identity.clone()));
-                return Some(message);
+    fn take(&mut self, connection: Own<TcpStream>, now: Time) {
+        let host: Host = connection.peer_addr().ok().map(|peer| peer.ip());
+        let _ = tune(&connection); // it may be gone already, which the first look will tell
+        self.make_room(&host);
+        let (id, accepted) = (self.next, Accepted::new(connection, self.keys.clone(), now));
+        self.next += 1;
+        if let Ok(mut watched) = Watched::new(id, accepted, self.ready.clone()) {
+            // The greeting goes first, so that whoever has other keys, or none, finds out by itself.
+            if watched.send(|accepted| accepted.write(0, now)).is_ok() {
+                self.each.insert(id, watched);
+                self.unfinished.insert(id, host);
             }
         }
-        None
     }
 
-    /// A message, the descriptor of its connection, and how many bytes it took there.
-    fn next(&self) -> Option<(FromRouter, RawFd, usize)> {
-        let identity = self.socket.recv_msg(zmq::DONTWAIT).ok()?;
-        let (mut header, mut payloads, mut more) = (Vec::new(), 0, identity.get_more());
-        let (mut first, mut key) = (true, String::new());
-        let (mut descriptor, mut nbytes) = (-1, 0);
-        let head = FRAME_HEAD + if self.gate.is_some() { CURVE_COMMAND } else { 0 };
-        while more {
-            let mut frame = self.socket.recv_msg(zmq::DONTWAIT).ok()?;
-            more = frame.get_more();
-            nbytes += frame.len() + head;
-            if first {
-                header = frame.to_vec();
-                key = self.gate.as_ref().and(frame.gets("User-Id")).unwrap_or_default().to_owned();
-                descriptor = frame.gets("__fd").and_then(|text| text.parse().ok()).unwrap_or(-1);
-            } else if payloads < FRAMES_MAX {
-                payloads += 1;
-            }
-            first = false;
-        }
-        Some((FromRouter { identity: identity.to_vec(), key, header, payloads }, descriptor, nbytes))
-    }
-
-    /// Sends to one worker; false if its connection is gone. One that does not read loses the message once its queue
-    /// is full, as with any loss.
-    pub fn send(&self, identity: &[u8], header: &[u8], payload: Option<&[u8]>) -> bool {
-        let more = zmq::DONTWAIT | zmq::SNDMORE;
-        match self.socket.send(identity, more) {
-            Ok(()) => {}
-            Err(zmq::Error::EHOSTUNREACH) => return false,
-            Err(_) => return true,
-        }
-        // From here on libzmq takes the rest, whatever it does with it: the message is one.
-        let _ = match payload {
-            None => self.socket.send(header, zmq::DONTWAIT),
-            Some(payload) => {
-                self.socket.send(header, more).and_then(|()| self.socket.send(payload, zmq::DONTWAIT))
-            }
+    /// Hangs up on a connection that has said nothing yet, if there are too many of those: on the one that is least far,
+    /// and of these the oldest, of this host, or of that which has most. So whoever knows the key of the publisher finds
+    /// a place, however many do not.
+    fn make_room(&mut self, host: &Host) {
+        let mut of: BTreeMap<&Host, usize> = BTreeMap::new();
+        self.unfinished.values().for_each(|host| *of.entry(host).or_default() += 1);
+        let most = of.iter().max_by_key(|(_, &count)| count).map(|(&host, _)| *host);
+        let whose = if of.get(host).map_or(false, |&count| count >= UNFINISHED_OF_HOST_MAX) {
+            Some(*host)
+        } else {
+            most.filter(|_| self.unfinished.len() >= UNFINISHED_MAX)
         };
-        true
+        if let Some(whose) = whose {
+            let its = self.unfinished.iter().filter(|(_, &host)| host == whose).map(|(&id, _)| id);
+            let progress = |id: &u64| self.each.get(id).map(|accepted| accepted.progress);
+            if let Some(over) = its.min_by_key(|id| (progress(id), *id)) {
+                self.close(over);
+            }
+        }
+    }
+
+    /// Reads and sends what can be; returns what was said.
+    pub fn attend(&mut self, id: u64, readable: bool, may_come: MayCome, now: Time) -> FromRouter {
+        let room = self.room();
+        let nothing = FromRouter { key: String::new(), said: Vec::new() };
+        let accepted = match self.each.get_mut(&id) {
+            Some(accepted) => accepted,
+            None => return nothing,
+        };
+        let said = accepted.send(|accepted| {
+            let said = if readable { accepted.read(may_come, now)? } else { Vec::new() };
+            accepted.write(room, now).map(|()| said)
+        });
+        match said {
+            Ok(said) => {
+                if accepted.progress == Progress::Speaks {
+                    self.unfinished.remove(&id);
+                }
+                FromRouter { key: accepted.key.clone(), said }
+            }
+            Err(_) => {
+                self.close(id);
+                nothing
+            }
+        }
+    }
+
+    /// What the connection of this number is called.
+    pub fn identity(id: u64) -> Identity {
+        identity(id)
+    }
+
+    /// Whether a connection is still there.
+    pub fn has(&self, id: u64) -> bool {
+        self.each.contains_key(&id)
+    }
+
+    /// Closes a connection.
+    pub fn close(&mut self, id: u64) {
+        let spoke = self.unfinished.remove(&id).is_none();
+        if self.each.remove(&id).is_some() && spoke {
+            self.closed.push(id);
+        }
+    }
+
+    /// The identities of connections that were closed, each once.
+    pub fn take_closed(&mut self) -> Vec<Identity> {
+        std::mem::take(&mut self.closed).into_iter().map(identity).collect()
+    }
+
+    /// Sends to one worker; false if its connection is gone. One that does not read loses the message once too much
+    /// waits for it, as with any loss.
+    pub fn send(&mut self, to: &[u8], header: &[u8], payload: &Payload, now: Time) -> bool {
+        let room = self.room();
+        let id = match number(to) {
+            Some(id) => id,
+            None => return false,
+        };
+        let sent = match self.each.get_mut(&id) {
+            Some(accepted) => accepted.send(|accepted| accepted.put(header, payload, room, now)),
+            None => return false,
+        };
+        if sent.is_err() {
+            self.close(id);
+        }
+        sent.is_ok()
+    }
+
+    /// What there is room for of copies. It is looked at only where they are made for each connection: with keys.
+    fn room(&self) -> usize {
+        if self.keys.is_none() {
+            return COPIES_BYTES_MAX;
+        }
+        COPIES_BYTES_MAX.saturating_sub(self.each.values().map(|accepted| accepted.copied()).sum())
+    }
+
+    /// Does what is due, some times a second.
+    pub fn tick(&mut self, now: Time) {
+        if now < self.look_at {
+            return;
+        }
+        self.look_at = now + LOOK;
+        let mut over: Vec<u64> = Vec::new();
+        for (&id, accepted) in &self.each {
+            let late = accepted.progress < Progress::Open && now.saturating_sub(accepted.since) >= STRANGER;
+            if late || accepted.stands_still(now, SILENCE) {
+                over.push(id);
+            }
+        }
+        over.extend(self.largest(
+            |accepted| Some(accepted.partial()).filter(|&its| its > PARTIAL_BYTES_SMALL),
+            PARTIAL_BYTES_MAX,
+        ));
+        over.extend(self.largest(|accepted| Some(accepted.waiting()), WAITING_BYTES_MAX));
+        over.into_iter().for_each(|id| self.close(id));
+        self.share_room(now);
+    }
+
+    /// Those with most of something, without which all others have no more than `most` together.
+    fn largest(&self, of: impl Fn(&Accepted) -> Option<usize>, most: usize) -> Vec<u64> {
+        let mut each: Vec<(usize, u64)> =
+            self.each.iter().filter_map(|(&id, accepted)| Some((of(accepted)?, id))).collect();
+        let mut all: usize = each.iter().map(|(its, _)| its).sum();
+        if all <= most || each.len() < 2 {
+            return Vec::new();
+        }
+        each.sort_unstable();
+        let mut over = Vec::new();
+        while all > most {
+            match each.pop() {
+                Some((its, id)) => {
+                    all -= its;
+                    over.push(id);
+                }
+                None => break,
+            }
+        }
+        over
+    }
+
+    /// Lets versions go that nobody takes; and where some wait for room to copy theirs, hangs up on those that have it
+    /// and stand still.
+    fn share_room(&mut self, now: Time) {
+        let copied: usize = self.each.values().map(|accepted| accepted.copied()).sum();
+        let room = COPIES_BYTES_MAX.saturating_sub(copied);
+        let mut over = let_go(self.each.iter_mut().map(|(&id, accepted)| (id, accepted)), room, now);
+        let starved: Vec<u64> =
+            self.each.iter().filter(|(_, accepted)| accepted.starved).map(|(&id, _)| id).collect();
+        if !starved.is_empty() {
+            let still = |accepted: &Accepted| accepted.copied() > 0 && accepted.hogs(now);
+            over.extend(self.each.iter().filter(|(_, accepted)| still(accepted)).map(|(&id, _)| id));
+        }
+        over.into_iter().for_each(|id| self.close(id));
+        for id in starved {
+            let room = self.room();
+            if let Some(accepted) = self.each.get_mut(&id) {
+                if accepted.send(|accepted| accepted.write(room, now)).is_err() {
+                    self.close(id);
+                }
+            }
+        }
+    }
+
+    /// Whether anything waits to be sent.
+    pub fn unsent(&self) -> bool {
+        self.each.values().any(|accepted| accepted.unsent())
     }
 }
 
-/// What is closed in this order.
-struct Sockets {
-    socket: zmq::Socket,
-    doorbell: zmq::Socket,
-    gate: Option<Gate>,
-    context: zmq::Context,
+fn pair_of(secret: &str) -> Result<Pair, Error> {
+    let odd = || Error::Keys("the publisher's secret key is none".to_owned());
+    let public = public_of(secret).ok_or_else(odd)?;
+    Ok(Pair { public: key_of(&public).ok_or_else(odd)?, secret: key_of(secret).ok_or_else(odd)? })
 }
 
-fn sockets(seed: u32, keyed: bool) -> zmq::Result<Sockets> {
-    let context = zmq::Context::new();
-    let gate = keyed.then(|| Gate::open(&context)).transpose()?;
-    let socket = with_chance(seed, || context.socket(zmq::ROUTER))?;
-    let changes = zmq::SocketEvent::ACCEPTED.to_raw() | zmq::SocketEvent::DISCONNECTED.to_raw();
-    socket.monitor(DOORBELL, changes.into())?;
-    let doorbell = context.socket(zmq::PAIR)?;
-    Ok(Sockets { socket, doorbell, gate, context })
+fn tune(connection: &TcpStream) -> io::Result<()> {
+    connection.set_nodelay(true)?; // fails where it is no TCP, which has none of this
+                                   // TCP finds out which peers are gone, so that their queues are freed.
+    socket::keep_alive(connection.as_raw_fd(), KEEPALIVE_SECONDS)
 }
 
-fn open(place: &Place, seed: u32, secret: Option<&str>) -> zmq::Result<(Sockets, Libzmqs)> {
-    let count = if secret.is_some() { SOCKETS + 1 } else { SOCKETS };
-    let (mut sockets, libzmqs) = Libzmqs::of(count, || sockets(seed, secret.is_some()))?;
-    let socket = &mut sockets.socket;
-    if let Some(secret) = secret {
-        serve(socket, secret)?;
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::framing::greeting;
+    use std::io::Write;
+    use std::time::Instant;
+
+    const NOW: Time = Duration::from_secs(1);
+
+    /// Dials, and has the router take what is there.
+    fn dial(router: &mut Router, port: u16, says: &[u8]) -> TcpStream {
+        let mut dialled = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        dialled.write_all(says).unwrap();
+        let (id, end) = (router.next, Instant::now() + Duration::from_secs(10));
+        let heard = |router: &Router| {
+            router.each.get(&id).map_or(false, |its| says.is_empty() || its.progress > Progress::Silent)
+        };
+        while !heard(router) {
+            assert!(Instant::now() < end, "it does not come");
+            router.accept(NOW);
+            router.attend(id, true, &|_| true, NOW);
+        }
+        dialled
     }
-    socket.set_linger(LINGER_MS)?;
-    socket.set_router_mandatory(true)?; // say so when a worker is gone
-    socket.set_maxmsgsize(2 * HEADER_BYTES_MAX as i64)?;
-    socket.set_sndhwm(QUEUE)?;
-    socket.set_rcvhwm(UNREAD)?;
-    socket.set_rcvbuf(UNREAD_BYTES)?;
-    // TCP finds out which peers are gone, so that their queues are freed. Not ZeroMQ's own pings: see section 11.
-    socket.set_tcp_keepalive(1)?;
-    socket.set_tcp_keepalive_idle(KEEPALIVE_SECONDS)?;
-    socket.set_tcp_keepalive_intvl(KEEPALIVE_SECONDS)?;
-    socket.set_tcp_keepalive_cnt(2)?;
-    let endpoint = place.endpoint();
-    socket.set_ipv6(endpoint.contains('['))?;
-    sockets.doorbell.connect(DOORBELL)?;
-    sockets.socket.bind(&endpoint)?;
-    Ok((sockets, libzmqs))
+
+    #[test]
+    fn of_many_that_say_nothing_the_oldest_make_room_and_who_gets_further_stays() {
+        let place = Place::Tcp { host: "127.0.0.1".to_owned(), port: 0 };
+        let (mut router, bound) = Router::bind(&place, None).unwrap();
+        let port = match bound {
+            Place::Tcp { port, .. } => port,
+            other => panic!("{:?}", other),
+        };
+        let _further = dial(&mut router, port, &greeting(false, false));
+        let _crowd: Vec<_> = (0..3 * UNFINISHED_OF_HOST_MAX).map(|_| dial(&mut router, port, b"")).collect();
+        assert_eq!(router.each.len(), UNFINISHED_OF_HOST_MAX);
+        let last = router.next - 1;
+        assert!(router.has(1) && !router.has(2) && router.has(last));
+        router.tick(NOW + STRANGER);
+        assert!(router.each.is_empty(), "nobody is waited for longer");
+    }
 }

@@ -15,7 +15,6 @@ use super::receipt::Receipt;
 use super::router::Router;
 use super::sealer::Sealer;
 use super::status::WorkerStatus;
-use super::zap::Gate;
 use crate::bell::Bell;
 use crate::error::Error;
 use crate::messages::{control_topic, data_topic, encode, patch_topic, FromPublisher};
@@ -30,7 +29,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 const TICK: Duration = Duration::from_millis(100); // between two looks at the clock, if nothing happens
-const BATCH: usize = 64; // messages taken from one socket before the other gets a turn
 const DISK: Duration = Duration::from_secs(10); // that closing gives it for the last versions
 const LINGER: Duration = Duration::from_millis(200); // what is on its way at the end gets this
 
@@ -135,6 +133,7 @@ pub struct Loop {
     pub sealer: Option<Sealer>,
     open: HashMap<u64, Sender<Answer>>,
     ids: u64,
+    speaking: u64, // the control connection whose message is being taken
     watchers: Vec<(Condition, Instant, Sender<()>)>,
     recorded: u64, // the epoch that the state folder was told
     begun: Instant,
@@ -172,6 +171,7 @@ impl Loop {
             sealer,
             open: HashMap::new(),
             ids: 0,
+            speaking: 0,
             watchers: Vec::new(),
             begun: Instant::now(),
         }
@@ -217,14 +217,19 @@ impl Loop {
     /// What is on its way gets a moment.
     fn linger(&mut self) {
         let end = self.now() + LINGER;
-        let ready = self.data.ready();
-        while self.data.unsent() && self.now() < end {
-            let mut items = ready.items();
+        let (data, control) = (self.data.ready(), self.router.ready());
+        while (self.data.unsent() || self.router.unsent()) && self.now() < end {
+            let mut items = data.items();
+            let first = items.len();
+            items.extend(control.items());
             if zmq::poll(&mut items, 20).is_err() {
                 return;
             }
-            for (id, readable) in ready.found(&items) {
+            for (id, readable) in data.found(&items[..first]) {
                 self.data.attend(id, readable, self.now());
+            }
+            for (id, readable) in control.found(&items[first..]) {
+                self.router.attend(id, readable, &|_| false, self.now()); // what is said now, nobody hears
             }
         }
     }
@@ -233,8 +238,7 @@ impl Loop {
     fn turn(&mut self, next_tick: &mut Time) -> io::Result<()> {
         self.do_work(); // before anything else: somebody waits for it
         let busy = !self.with_room().is_empty() || self.machine.comparing();
-        let due = self.router.due().map_or(*next_tick, |look_at| look_at.min(*next_tick));
-        let wait = if busy { Duration::ZERO } else { due.saturating_sub(self.now()) };
+        let wait = if busy { Duration::ZERO } else { next_tick.saturating_sub(self.now()) };
         self.take(wait)?;
         for topic in self.with_room() {
             let effects = self.machine.push(&topic, self.now());
@@ -248,6 +252,8 @@ impl Loop {
             let effects = self.machine.tick(self.now());
             self.perform(effects);
             self.data.tick(self.now());
+            self.router.tick(self.now());
+            self.tell_closed();
             if let Some(sealer) = &mut self.sealer {
                 let machine = &self.machine;
                 sealer.tick(|subject| machine.offers(&subject.model, (subject.epoch, subject.version)));
@@ -270,59 +276,67 @@ impl Loop {
 
     /// Waits until something is there, and takes it.
     fn take(&mut self, wait: Duration) -> io::Result<()> {
-        let (ready, listening) = (self.data.ready(), self.data.listening(self.now()));
+        let (data, control) = (self.data.ready(), self.router.ready());
+        let (comes, joins) = (self.data.listening(self.now()), self.router.listening(self.now()));
         let mut items = vec![zmq::PollItem::from_fd(self.shared.bell.as_raw_fd(), zmq::POLLIN)];
-        items.extend(self.router.poll_items());
-        items.extend(self.router.gate.as_ref().map(Gate::poll_item));
-        items.extend(listening.map(|fd| zmq::PollItem::from_fd(fd, zmq::POLLIN)));
-        let first = items.len(); // of the subscribers
-        items.extend(ready.items());
+        items.extend(joins.map(|fd| zmq::PollItem::from_fd(fd, zmq::POLLIN)));
+        items.extend(comes.map(|fd| zmq::PollItem::from_fd(fd, zmq::POLLIN)));
+        let workers = items.len();
+        items.extend(control.items());
+        let subscribers = items.len();
+        items.extend(data.items());
         match zmq::poll(&mut items, ((wait.as_micros() + 999) / 1000) as i64) {
             Ok(_) | Err(zmq::Error::EINTR) => {}
             Err(error) => return Err(io::Error::from_raw_os_error(error.to_raw())),
         }
-        let heard = ready.found(&items[first..]);
-        let found: Vec<_> = items[..first].iter().map(|i| i.is_readable() || i.is_error()).collect();
+        let (said, heard) = (control.found(&items[workers..subscribers]), data.found(&items[subscribers..]));
+        let mut found = items[..workers].iter().map(|i| i.is_readable() || i.is_error());
+        let mut next = || found.next().unwrap_or(false);
+        let (rung, joining, coming) = (next(), joins.is_some() && next(), comes.is_some() && next());
+        drop(found);
         drop(items);
-        if found[0] {
+        if rung {
             self.shared.bell.silence();
         }
-        if found[2] {
-            self.router.greet(self.now());
+        if joining {
+            self.router.accept(self.now());
         }
-        if let Some(gate) = self.router.gate.as_ref().filter(|_| found[3]) {
-            gate.answer(|key| self.machine.may_come(key));
+        for (id, readable) in said {
+            self.take_said(id, readable);
         }
-        let drained = !found[1] || self.take_control();
-        if self.router.any_closed() && self.take_control() {
-            for identity in self.router.take_closed() {
-                let effects = self.machine.unreachable(&identity, self.now());
-                self.perform(effects);
-            }
-        }
-        self.router.look(self.now(), drained);
+        self.tell_closed();
         for (id, readable) in heard {
             self.take_heard(id, readable);
         }
-        if listening.is_some() && found.last().map_or(false, |&found| found) {
+        if coming {
             self.data.accept(self.now());
         }
         Ok(())
     }
 
-    /// Whether that were all messages.
-    fn take_control(&mut self) -> bool {
-        for _ in 0..BATCH {
-            let now = self.now();
-            let message = match self.router.receive(now) {
-                Some(message) => message,
-                None => return true,
-            };
-            let (from, key) = (&message.identity, &message.key);
-            let effects = self.machine.receive_of(from, key, &message.header, message.payloads, now);
+    /// Takes what came on a control connection.
+    fn take_said(&mut self, id: u64, readable: bool) {
+        let now = self.now();
+        let machine = &self.machine;
+        let message = self.router.attend(id, readable, &|key| machine.may_come(key), now);
+        let from = Router::identity(id);
+        for said in message.said {
+            let effects =
+                self.machine.receive_of(&from, &message.key, &said.header, said.payloads, self.now());
+            self.speaking = id;
+            self.perform(effects);
+            if !self.router.has(id) {
+                return; // it was hung up on
+            }
+        }
+    }
+
+    /// Has the machine know which connections are gone.
+    fn tell_closed(&mut self) {
+        for identity in self.router.take_closed() {
+            let effects = self.machine.unreachable(&identity, self.now());
             self.perform(effects);
         }
-        false
     }
 
     /// Takes what a subscriber says; tells it that it is heard, and nobody else.
@@ -398,7 +412,7 @@ impl Loop {
         for effect in effects {
             match effect {
                 Effect::Send { to, message, payload } => self.send(&to, message, payload),
-                Effect::Answer { to, header } => drop(self.router.send(&to, &header, None)), // it asks again
+                Effect::Answer { to, header } => self.answer(&to, &header),
                 Effect::Broadcast { topic, message, payload } => {
                     if let Some(message) = self.published(topic, message, payload) {
                         self.data.send(message, self.now());
@@ -409,9 +423,10 @@ impl Loop {
                     self.rekey();
                 }
                 Effect::Withdraw { model } => {
-                    self.data.withdraw(&[control_topic(&model), data_topic(&model), patch_topic(&model)]);
+                    let topics = [control_topic(&model), data_topic(&model), patch_topic(&model)];
+                    self.data.withdraw(&topics, self.now());
                 }
-                Effect::HangUp => self.router.hang_up(),
+                Effect::HangUp => self.router.close(self.speaking),
                 Effect::GiveMemoryBack => give_memory_back(),
                 Effect::Settled { model, key, content, names } => {
                     if let Some(keeper) = &self.keeper {
@@ -432,6 +447,11 @@ impl Loop {
         }
     }
 
+    /// An answer to whoever looks on, or is looked at: if it is lost, it asks again.
+    fn answer(&mut self, to: &[u8], header: &[u8]) {
+        let _ = self.router.send(to, header, &Payload::None, self.now());
+    }
+
     /// A message to one worker, sealed where that is done.
     fn send(&mut self, to: &[u8], message: FromPublisher, payload: Payload) {
         let said = match &mut self.sealer {
@@ -439,7 +459,8 @@ impl Loop {
             None => Some((message, payload)),
         };
         let sent = said.map_or(true, |(message, payload)| {
-            self.router.send(to, &encode(&message), payload.bytes()) //
+            self.router.send(to, &encode(&message), &payload, self.begun.elapsed())
+            //
         });
         if !sent {
             let effects = self.machine.unreachable(to, self.now());

@@ -6,6 +6,7 @@ use super::machine::PublisherMachine;
 use super::offer::VersionPatch;
 use crate::messages::*;
 use crate::transfer::Time;
+use crate::words::escaped;
 use std::sync::Arc;
 
 impl PublisherMachine {
@@ -24,7 +25,7 @@ impl PublisherMachine {
         if let Some(patch) = &fetch.patch {
             return self.give_patch(name, fetch, patch, number, now);
         }
-        self.told(name, fetch, number);
+        self.told(name, fetch, number, now);
         if fetch.count == 0 {
             return self.describe(name, &fetch.model, number, fetch.layout);
         }
@@ -133,7 +134,7 @@ impl PublisherMachine {
     }
 
     /// A worker says why no patch is of use to it: that is told once, if there is one (D10).
-    fn told(&mut self, name: &str, fetch: &Fetch, number: u64) {
+    fn told(&mut self, name: &str, fetch: &Fetch, number: u64, now: Time) {
         let versions = self.store.find(&fetch.model);
         let version = match versions.and_then(|versions| versions.get_mut(number)) {
             Some(version) if !version.patches.is_empty() => version,
@@ -142,9 +143,13 @@ impl PublisherMachine {
         if !fetch.unpatched.is_empty() && version.told_why(name) {
             let text = format!(
                 "worker {} takes all of version {} of {}, for which there was a patch: {}",
-                name, number, fetch.model, fetch.unpatched
+                name,
+                number,
+                fetch.model,
+                escaped(&fetch.unpatched)
             );
-            self.tell(WorkerEventKind::Notice, name, text);
+            let key = self.roster.get(name).map_or_else(String::new, |peer| peer.key.clone());
+            self.tell_of(WorkerEventKind::Notice, name, &key, text, now);
         }
     }
 }

@@ -4,8 +4,8 @@ use super::roster::{Delivery, Peer};
 use super::store::Store;
 use crate::limits::{Timing, LABEL_MAX};
 use crate::messages::Doing;
-use crate::observed::printable;
 use crate::transfer::{Key, Time};
+use crate::words::printable;
 use std::collections::BTreeMap;
 use std::time::Duration;
 

@@ -17,8 +17,9 @@ use crate::checksum::crc32c_append;
 use crate::layout::{Layout, TensorInfo};
 use crate::limits::TEXT_MAX;
 use crate::messages::encode;
-use crate::observed::{printable, Check, Checked, Difference, Verified, Verify, CHECKING};
+use crate::observed::{Check, Checked, Difference, Verified, Verify, CHECKING};
 use crate::transfer::{Key, Time};
+use crate::words::printable;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 

@@ -7,29 +7,16 @@
 //! In a child each of them becomes one of `/dev/null`, under its number: what the child has of this crate's objects may
 //! be dropped there, or not, and closes nothing that the child has opened since.
 //!
-//! libzmq names none of its descriptors. But a context opens the same ones whenever its first socket is made: for each
-//! of its two threads an epoll and an eventfd that wakes it, another eventfd, and one for each socket. All that it opens
-//! later is waited for in these epolls, and the kernel tells what is in one. Where it does not, or another thread of
-//! the program has opened such things meanwhile, the child keeps what is libzmq's.
-//!
 //! A child has only the thread that forked, and must do with what is safe in a signal handler: it takes no memory.
 
-use super::os::check;
 use std::cell::UnsafeCell;
-use std::collections::BTreeMap;
-use std::ffi::OsString;
-use std::fs;
 use std::io;
-use std::mem::{zeroed, ManuallyDrop};
+use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::os::unix::io::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::Once;
 
-const EVENT: &str = "anon_inode:[eventfd]";
-const POLL: &str = "anon_inode:[eventpoll]";
-const CONTEXT: usize = 3; // eventfds of a context, beside one for each socket; and its epolls:
-const POLLS: usize = 2;
 const WORDS: usize = 1 << 14; // for as many descriptors as Linux gives to a process unless it is told otherwise
 
 /// Descriptors, each as a bit.
@@ -73,7 +60,6 @@ impl Set {
 }
 
 static OURS: Set = Set::new();
-static EPOLLS: Set = Set::new(); // of libzmq's: what they wait for is libzmq's, too
 static FORKS: AtomicU32 = AtomicU32::new(0); // between the first process and this one
 
 /// Held by whoever opens something, until that is in a set; and while a process is forked.
@@ -127,7 +113,6 @@ unsafe extern "C" fn after() {
 
 unsafe extern "C" fn in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
-    EPOLLS.drain(|poll| each_waited_for(poll, |descriptor| OURS.add(descriptor)));
     // SAFETY: the path ends with a zero.
     let nothing = unsafe { libc::open(b"/dev/null\0".as_ptr().cast(), libc::O_RDWR | libc::O_CLOEXEC) };
     OURS.drain(|descriptor| {
@@ -213,105 +198,4 @@ impl<T: AsRawFd> DerefMut for Own<T> {
     fn deref_mut(&mut self) -> &mut T {
         &mut self.0
     }
-}
-
-/// What libzmq has opened for a context. It goes before the context does.
-#[derive(Debug, Default)]
-pub struct Libzmqs(Vec<RawFd>);
-
-impl Libzmqs {
-    /// Makes a context and its first sockets, so many of them, those that tell of others included.
-    pub fn of<T>(sockets: usize, make: impl FnOnce() -> zmq::Result<T>) -> zmq::Result<(T, Libzmqs)> {
-        OPENING.hold(|| {
-            let before = descriptors();
-            let made = make()?;
-            let now = descriptors();
-            let opened = |kind: &str| -> Vec<RawFd> {
-                // Its number may have been that of another thread's file a moment before.
-                let new =
-                    now.iter().filter(|(number, what)| *what == kind && before.get(number) != Some(what));
-                new.map(|(&number, _)| number).collect()
-            };
-            let (mut events, polls) = (opened(EVENT), opened(POLL));
-            if (events.len(), polls.len()) != (CONTEXT + sockets, POLLS) {
-                return Ok((made, Libzmqs::default()));
-            }
-            polls.iter().for_each(|&poll| EPOLLS.add(poll));
-            events.extend(polls);
-            events.iter().for_each(|&each| OURS.add(each));
-            Ok((made, Libzmqs(events)))
-        })
-    }
-}
-
-impl Drop for Libzmqs {
-    fn drop(&mut self) {
-        for &each in &self.0 {
-            EPOLLS.remove(each);
-            OURS.remove(each);
-        }
-    }
-}
-
-/// What this process has open; nothing where the system does not tell.
-fn descriptors() -> BTreeMap<RawFd, OsString> {
-    let listed = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
-    let numbers = listed.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let numbers: Vec<RawFd> = numbers.collect(); // and that of the listing itself is closed
-    let link = |number| fs::read_link(format!("/proc/self/fd/{}", number)).ok();
-    numbers.into_iter().filter_map(|number| Some((number, link(number)?.into_os_string()))).collect()
-}
-
-/// What an epoll waits for, of what is here: the parent has gone on to use it.
-fn each_waited_for(poll: RawFd, mut each: impl FnMut(RawFd)) {
-    let mut path = *b"/proc/self/fdinfo/0000000000\0";
-    let mut rest = poll;
-    for digit in path[18..28].iter_mut().rev() {
-        *digit = b'0' + (rest % 10) as u8;
-        rest /= 10;
-    }
-    let begin = (18..27).find(|&at| path[at] != b'0').unwrap_or(27);
-    path.copy_within(begin.., 18);
-    // SAFETY: the path ends with a zero.
-    let file = match check(unsafe { libc::open(path.as_ptr().cast(), libc::O_RDONLY | libc::O_CLOEXEC) }) {
-        Ok(file) => file,
-        Err(_) => return,
-    };
-    let (mut text, mut len) = ([0u8; 1024], 0);
-    loop {
-        // SAFETY: the kernel writes at most what is left of `text`.
-        let count = unsafe { libc::read(file, text[len..].as_mut_ptr().cast(), text.len() - len) };
-        if count <= 0 {
-            break; // also if a line were longer than any is
-        }
-        len += count as usize;
-        while let Some(end) = text[..len].iter().position(|&byte| byte == b'\n') {
-            if let Some((descriptor, inode)) = waited_for(&text[..end]) {
-                if inode_of(descriptor) == Some(inode) {
-                    each(descriptor);
-                }
-            }
-            text.copy_within(end + 1..len, 0);
-            len -= end + 1;
-        }
-    }
-    // SAFETY: it is this function's.
-    unsafe { libc::close(file) };
-}
-
-/// The descriptor and the inode in a line such as `tfd:  5 events: 19 data: 5  pos:0 ino:3f sdev:9`.
-fn waited_for(line: &[u8]) -> Option<(RawFd, u64)> {
-    let mut words = std::str::from_utf8(line).ok()?.split_ascii_whitespace();
-    words.next().filter(|&word| word == "tfd:")?;
-    let descriptor = words.next()?.parse().ok()?;
-    let inode = words.find_map(|word| word.strip_prefix("ino:"))?;
-    Some((descriptor, u64::from_str_radix(inode, 16).ok()?))
-}
-
-fn inode_of(descriptor: RawFd) -> Option<u64> {
-    // SAFETY: zeros are a `stat`, which the kernel writes.
-    let mut found: libc::stat = unsafe { zeroed() };
-    // SAFETY: as above; a descriptor that is none gives an error.
-    check(unsafe { libc::fstat(descriptor, &mut found) }).ok()?;
-    Some(found.st_ino as u64)
 }

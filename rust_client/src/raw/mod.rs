@@ -5,14 +5,14 @@
 
 pub mod cast;
 pub mod crc;
-pub mod curve;
 pub mod fork;
 #[cfg_attr(not(feature = "keys"), path = "no_gcm.rs")]
 pub mod gcm;
-pub mod hang_up;
 pub mod map;
 pub mod memory;
 pub mod os;
 #[cfg_attr(not(target_os = "linux"), path = "no_epoll.rs")]
 pub mod ready;
 pub mod socket;
+#[cfg_attr(not(feature = "keys"), path = "no_sodium.rs")]
+pub mod sodium;

@@ -54,6 +54,16 @@ pub fn check_descriptors() -> io::Result<()> {
     Ok(())
 }
 
+const RESERVED: libc::rlim_t = 32; // descriptors kept from connections: section 12 of the protocol
+
+/// Whether hardly any descriptors are left: a new one has the lowest free number.
+pub fn spent(descriptor: RawFd) -> bool {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: it writes one rlimit.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } == 0;
+    known && limit.rlim_cur != libc::RLIM_INFINITY && descriptor as libc::rlim_t + RESERVED >= limit.rlim_cur
+}
+
 fn flock(file: &File, operation: libc::c_int) -> io::Result<()> {
     // SAFETY: the descriptor is open for as long as `file` is borrowed.
     check(unsafe { libc::flock(file.as_raw_fd(), operation) }).map(drop)
@@ -95,5 +105,19 @@ pub(super) fn check(result: libc::c_int) -> io::Result<libc::c_int> {
         Err(io::Error::last_os_error())
     } else {
         Ok(result)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_last_descriptors_are_kept() {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: it writes one rlimit.
+        assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) }, 0);
+        let last = limit.rlim_cur as RawFd;
+        assert!(!spent(last - RESERVED as RawFd - 1) && spent(last - RESERVED as RawFd));
     }
 }

@@ -1,36 +1,12 @@
-//! Options of sockets, and numbers and clocks of the C library, that a publisher needs.
+//! Options of sockets, and clocks of the C library, that a publisher needs.
 
 use super::os::check;
 use std::io::{self, IoSlice};
-use std::os::raw::{c_char, c_uint, c_void};
-use std::os::unix::io::RawFd;
-use std::sync::{Mutex, PoisonError};
+use std::os::raw::c_void;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::io::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::path::Path;
 use std::time::Duration;
-
-extern "C" {
-    fn initstate(seed: c_uint, state: *mut c_char, size: usize) -> *mut c_char;
-    fn setstate(state: *mut c_char) -> *mut c_char;
-}
-
-const CHANCE_BYTES: usize = 64;
-static CHANCE: Mutex<[u8; CHANCE_BYTES]> = Mutex::new([0; CHANCE_BYTES]);
-
-/// Runs something meanwhile that the C library's `rand` begins anywhere, and has it go on where it was. It is one for
-/// the whole process: another thread that draws meanwhile gets numbers that follow from `seed`, and loses the place at
-/// which an `srand` of its own meanwhile has begun. Nobody's safety is at stake in that, with glibc, which has a lock
-/// for it.
-pub fn with_chance<T>(seed: u32, run: impl FnOnce() -> T) -> T {
-    let mut chance = CHANCE.lock().unwrap_or_else(PoisonError::into_inner);
-    // SAFETY: the memory is static and as long as is said. Rust touches it under this lock alone; the C library may
-    // write to it in any thread that calls `rand` before `setstate`, under the lock that it has for its state.
-    let before = unsafe { initstate(seed, chance.as_mut_ptr().cast(), CHANCE_BYTES) };
-    let result = run();
-    if !before.is_null() {
-        // SAFETY: it is what `initstate` has returned, the C library's own memory or that of somebody who called it.
-        unsafe { setstate(before) };
-    }
-    result
-}
 
 /// How many bytes the kernel holds for a connection that are not sent yet.
 pub fn set_send_buffer(socket: RawFd, bytes: libc::c_int) -> io::Result<()> {
@@ -38,6 +14,51 @@ pub fn set_send_buffer(socket: RawFd, bytes: libc::c_int) -> io::Result<()> {
     let value: *const c_void = (&bytes as *const libc::c_int).cast();
     // SAFETY: the kernel reads `size` bytes of `value`; a descriptor that is none gives an error.
     check(unsafe { libc::setsockopt(socket, libc::SOL_SOCKET, libc::SO_SNDBUF, value, size) }).map(drop)
+}
+
+/// Connects to a name in no folder, which Linux has and ZeroMQ writes as `@name`; or listens there.
+#[cfg(target_os = "linux")]
+pub fn unix_by_name(name: &Path, listens: bool) -> io::Result<OwnedFd> {
+    const AHEAD: usize = std::mem::size_of::<libc::sa_family_t>();
+    const BACKLOG: libc::c_int = 128;
+    let name = name.as_os_str().as_bytes().get(1..).unwrap_or_default();
+    // SAFETY: zeros are an address of nothing.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    if name.is_empty() || name.len() + 1 > address.sun_path.len() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    for (to, &byte) in address.sun_path[1..].iter_mut().zip(name) {
+        *to = byte as libc::c_char;
+    }
+    let size = (AHEAD + 1 + name.len()) as libc::socklen_t;
+    let at: *const libc::sockaddr = (&address as *const libc::sockaddr_un).cast();
+    // SAFETY: it takes no pointer, and what it returns is nobody's yet.
+    let socket = check(unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) })?;
+    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+    // SAFETY: the kernel reads `size` bytes of an address that is longer.
+    check(unsafe {
+        if listens {
+            libc::bind(socket.as_raw_fd(), at, size)
+        } else {
+            libc::connect(socket.as_raw_fd(), at, size)
+        }
+    })?;
+    if listens {
+        // SAFETY: it takes no pointer.
+        check(unsafe { libc::listen(socket.as_raw_fd(), BACKLOG) })?;
+    }
+    Ok(socket)
+}
+
+#[cfg(not(target_os = "linux"))]
+pub fn unix_by_name(_name: &Path, _listens: bool) -> io::Result<OwnedFd> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// Whether that is such a name.
+pub fn is_name(path: &Path) -> bool {
+    path.as_os_str().as_bytes().starts_with(b"@")
 }
 
 /// Sends what the kernel takes at once. A connection that is gone is an error, and no signal, which would end a
@@ -79,27 +100,22 @@ pub fn running_clock() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    extern "C" {
-        fn rand() -> libc::c_int;
-        fn srand(seed: c_uint);
-    }
-
-    #[test]
-    fn who_draws_numbers_goes_on_where_it_was() {
-        // SAFETY: `rand` of this process, which no other test uses.
-        let draw = || unsafe { rand() };
+/// Has the kernel ask after so much silence whether the other side is still there, and again after as much.
+pub fn keep_alive(socket: RawFd, seconds: libc::c_int) -> io::Result<()> {
+    let set = |level, name, value: libc::c_int| {
+        let size = std::mem::size_of_val(&value) as libc::socklen_t;
+        let value: *const c_void = (&value as *const libc::c_int).cast();
         // SAFETY: as above.
-        unsafe { srand(7) };
-        let undisturbed = [draw(), draw()];
-        // SAFETY: as above.
-        unsafe { srand(7) };
-        let first = draw();
-        let (one, other) = (with_chance(1, draw), with_chance(2, draw));
-        assert_ne!(one, other);
-        assert_eq!([first, draw()], undisturbed);
+        check(unsafe { libc::setsockopt(socket, level, name, value, size) })
+    };
+    set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
+    #[cfg(target_os = "linux")]
+    for (name, value) in
+        [(libc::TCP_KEEPIDLE, seconds), (libc::TCP_KEEPINTVL, seconds), (libc::TCP_KEEPCNT, 2)]
+    {
+        set(libc::IPPROTO_TCP, name, value)?;
     }
+    #[cfg(not(target_os = "linux"))]
+    let _ = seconds; // the system's own
+    Ok(())
 }

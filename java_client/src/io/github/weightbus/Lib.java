@@ -137,9 +137,9 @@ interface Lib extends Library {
   }
 
   /** The {@code wb_options}. */
-  @FieldOrder(
-      {"size", "address", "name", "wanted", "wanted_count", "bytes_max", "network_only", "on_event",
-          "user", "apply", "before_apply", "apply_timeout_ms", "partial", "cast", "client", "keys"})
+  @FieldOrder({"size", "address", "name", "wanted", "wanted_count", "bytes_max", "network_only",
+      "on_event", "user", "apply", "before_apply", "apply_timeout_ms", "partial", "cast", "client",
+      "keys", "whole_only", "any_data_host"})
   class RawOptions extends Structure {
     public long size;
     public String address;
@@ -157,6 +157,8 @@ interface Lib extends Library {
     public byte cast;
     public String client;
     public String keys;
+    public byte whole_only;
+    public long any_data_host;
   }
 
   /** A {@code wb_update}. */

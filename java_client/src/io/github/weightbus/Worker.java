@@ -109,6 +109,16 @@ public final class Worker implements AutoCloseable {
     }
 
     /**
+     * Takes published data from another host than that of the address, or from any path, wherever
+     * the publisher says. Else they must be on that host, or beside that path, or all is fetched,
+     * which is slower.
+     */
+    public Builder anyDataHost() {
+      raw.any_data_host = 1;
+      return this;
+    }
+
+    /**
      * Has what happens told to a function. It is called in the worker's own thread, which answers
      * the publisher: it must not wait.
      */

@@ -1,54 +1,80 @@
-//! A subscriber's connection, which is looked at for as long as it is there.
+//! A connection of a peer, which is looked at for as long as it is there.
 
+use super::accepted::Accepted;
 use super::outlet::Outlet;
+use super::pipe::{Held, Pipe};
 use crate::raw::ready::Ready;
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::os::unix::io::AsRawFd;
 use std::sync::Arc;
 
-pub struct Subscriber {
+/// What is watched.
+pub trait Connection: Held + Deref<Target = Pipe> {
+    /// Whether something waits to be sent.
+    fn unsent(&self) -> bool;
+}
+
+impl Connection for Outlet {
+    fn unsent(&self) -> bool {
+        Outlet::unsent(self)
+    }
+}
+
+impl Connection for Accepted {
+    fn unsent(&self) -> bool {
+        Accepted::unsent(self)
+    }
+}
+
+pub struct Watched<C: Connection> {
     id: u64,
-    outlet: Outlet,
+    its: C,
     ready: Arc<Ready>,
     room: bool, // it is waited for that
 }
 
-impl Subscriber {
-    pub fn new(id: u64, outlet: Outlet, ready: Arc<Ready>) -> io::Result<Subscriber> {
-        ready.add(outlet.connection.as_raw_fd(), id)?;
-        Ok(Subscriber { id, outlet, ready, room: false })
+impl<C: Connection> Watched<C> {
+    pub fn new(id: u64, its: C, ready: Arc<Ready>) -> io::Result<Watched<C>> {
+        ready.add(its.connection.as_raw_fd(), id)?;
+        Ok(Watched { id, its, ready, room: false })
     }
 
     /// Does something with it that may leave something to be sent.
-    pub fn send<T>(&mut self, by: impl FnOnce(&mut Outlet) -> io::Result<T>) -> io::Result<T> {
-        let done = by(&mut self.outlet)?;
-        let unsent = self.outlet.unsent();
+    pub fn send<T>(&mut self, by: impl FnOnce(&mut C) -> io::Result<T>) -> io::Result<T> {
+        let done = by(&mut self.its)?;
+        let unsent = self.its.unsent();
         if unsent != self.room {
-            self.ready.wait_for_room(self.outlet.connection.as_raw_fd(), self.id, unsent)?;
+            self.ready.wait_for_room(self.its.connection.as_raw_fd(), self.id, unsent)?;
             self.room = unsent;
         }
         Ok(done)
     }
 }
 
-impl Drop for Subscriber {
+impl<C: Connection> Held for Watched<C> {
+    fn pipe(&mut self) -> &mut Pipe {
+        self.its.pipe()
+    }
+}
+
+impl<C: Connection> Drop for Watched<C> {
     fn drop(&mut self) {
-        self.ready.remove(self.outlet.connection.as_raw_fd(), self.id);
+        self.ready.remove(self.its.connection.as_raw_fd(), self.id);
     }
 }
 
-impl Deref for Subscriber {
-    type Target = Outlet;
+impl<C: Connection> Deref for Watched<C> {
+    type Target = C;
 
-    fn deref(&self) -> &Outlet {
-        &self.outlet
+    fn deref(&self) -> &C {
+        &self.its
     }
 }
 
-impl DerefMut for Subscriber {
-    fn deref_mut(&mut self) -> &mut Outlet {
-        &mut self.outlet
+impl<C: Connection> DerefMut for Watched<C> {
+    fn deref_mut(&mut self) -> &mut C {
+        &mut self.its
     }
 }
 
@@ -74,7 +100,7 @@ mod tests {
         let child = ours.try_clone().unwrap(); // as a forked one has it
         let ready = Arc::new(Ready::new().unwrap());
         let outlet = Outlet::new(Own::new(ours), false, Duration::ZERO);
-        let mut subscriber = Subscriber::new(7, outlet, ready.clone()).unwrap();
+        let mut subscriber = Watched::new(7, outlet, ready.clone()).unwrap();
         assert_eq!(look(&ready), []);
         subscriber.send(|_| Ok(())).unwrap();
         assert_eq!(look(&ready), [(7, false)], "it is still to be greeted");

@@ -1,0 +1,153 @@
+/** The control channel with keys: a DEALER of the `zeromq` package. */
+
+import { closeSync, openSync } from "node:fs";
+import { setImmediate } from "node:timers/promises";
+import { capability, Dealer } from "zeromq";
+import type { Control, ControlHandlers } from "./control.js";
+import { AddressError, KeysError } from "./errors.js";
+import { Handshakes } from "./handshakes.js";
+import type { WorkerKeys } from "./keys.js";
+import {
+  CONNECT_MS,
+  HEADER_BYTES_MAX,
+  LAYOUT_BYTES_FREE,
+  LINGER_MS,
+  MESSAGE_BYTES_MAX,
+  SLICE_MS,
+} from "./limits.js";
+
+const DESCRIPTORS = 16; // that a worker takes at most
+const TOO_MANY = new Set(["EMFILE", "ENFILE"]);
+
+/** After an error of ZMTP the last ones come, and then none any more. */
+const CHANGES = [
+  "connect:delay",
+  "connect:retry",
+  "connect",
+  "handshake",
+  "handshake:error:auth",
+  "handshake:error:protocol",
+  "handshake:error:other",
+  "disconnect",
+] as const;
+
+/**
+ * Take as many descriptors as a worker is made of, and give them back: ZeroMQ ends the process
+ * where it finds none.
+ *
+ * @throws AddressError - if there are fewer.
+ */
+function checkDescriptors(address: string): void {
+  const taken: number[] = [];
+  try {
+    while (taken.length < DESCRIPTORS) taken.push(openSync("/dev/null", "r"));
+  } catch (error) {
+    if (!TOO_MANY.has((error as NodeJS.ErrnoException).code ?? "")) return; // it has no such file
+    throw new AddressError(
+      `cannot connect to ${address}: ${taken.length} descriptors are left, and its sockets need ` +
+        `${DESCRIPTORS}: close files, or raise the limit (\`ulimit -n\`) where this is started`,
+    );
+  } finally {
+    for (const descriptor of taken) closeSync(descriptor);
+  }
+}
+
+function dealer(address: string, bytesMax: number): Dealer {
+  checkDescriptors(address);
+  const payload = Math.max(bytesMax, LAYOUT_BYTES_FREE);
+  return new Dealer({
+    immediate: true, // say nothing to nobody: it would pile up
+    sendTimeout: 0, // a message that cannot go out now is lost, and will be repeated
+    linger: LINGER_MS,
+    receiveHighWaterMark: 32, // messages held before TCP pushes back
+    // Of a frame, also in a handshake, before the other side has proved anything.
+    maxMessageSize: Math.min(payload + HEADER_BYTES_MAX, MESSAGE_BYTES_MAX),
+    connectTimeout: CONNECT_MS,
+    reconnectInterval: 50,
+    reconnectMaxInterval: 1_000,
+  });
+}
+
+export class KeyedControl implements Control {
+  readonly #socket: Dealer;
+
+  constructor(
+    readonly address: string,
+    keys: WorkerKeys,
+    bytesMax: number,
+    patience: number,
+    readonly handlers: ControlHandlers,
+  ) {
+    this.#socket = dealer(address, bytesMax);
+    try {
+      this.#pin(keys);
+      this.#socket.ipv6 = address.includes("[");
+      // Watched from before it connects: a first attempt may be over, for good, in an instant.
+      this.#watch(new Handshakes(patience));
+      this.#socket.connect(address);
+    } catch (error) {
+      this.#socket.close();
+      if (error instanceof KeysError) throw error;
+      throw new AddressError(`cannot connect to ${address}: ${(error as Error).message}`);
+    }
+    this.#run().catch((error) => handlers.ended(error));
+  }
+
+  /** Speak to the owner of the publisher's key alone. */
+  #pin({ publisher, public: own, secret }: WorkerKeys): void {
+    if (!capability.curve) {
+      throw new KeysError(
+        "keys need CURVE, which this build of zeromq lacks: install the zeromq package with the " +
+          "binaries that come with it, or build it against a libzmq with libsodium",
+      );
+    }
+    this.#socket.curvePublicKey = own; // K1
+    this.#socket.curveSecretKey = secret;
+    this.#socket.curveServerKey = publisher;
+  }
+
+  #watch(handshakes: Handshakes): void {
+    const { events } = this.#socket;
+    for (const change of CHANGES) events.on(change, () => this.handlers.changed());
+    events.on("handshake", () => {
+      handshakes.succeeded();
+      this.handlers.connected();
+    });
+    const failed = (why: string) => {
+      if (why !== "") this.handlers.shutOut(why);
+    };
+    events.on("handshake:error:auth", () => failed(handshakes.refused()));
+    events.on("handshake:error:protocol", ({ error }) => failed(handshakes.mismatched(error.code)));
+    events.on("handshake:error:other", () => failed(handshakes.cutOff(performance.now())));
+  }
+
+  get connected(): boolean {
+    return !this.#socket.closed && this.#socket.writable;
+  }
+
+  /** Hand over messages until the channel is closed; the event loop turns in between. */
+  async #run(): Promise<void> {
+    let since = performance.now();
+    for await (const frames of this.#socket) {
+      this.handlers.message(frames);
+      if (performance.now() - since < SLICE_MS) continue;
+      await setImmediate();
+      since = performance.now();
+    }
+  }
+
+  send(header: string): void {
+    if (!this.#socket.closed) this.#socket.send(header).catch(() => {});
+  }
+
+  redial(): void {
+    try {
+      this.#socket.disconnect(this.address);
+    } catch {} // there is none
+    this.#socket.connect(this.address);
+  }
+
+  close(): void {
+    this.#socket.close();
+  }
+}

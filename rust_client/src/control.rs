@@ -1,0 +1,577 @@
+//! The worker's control connection: a DEALER of our own, which dials in the background.
+//!
+//! libzmq's collects the frames of a message for as long as more come, and messages for as long as the worker is busy.
+//! Here no more is read than there is time for, and of a message no more is kept than a publisher may send. With keys it
+//! speaks CURVE, to the owner of the pinned key alone.
+
+use crate::bell::Bell;
+use crate::curve::{key_of, Carried, Client, DENIED, FRAME_BYTES};
+use crate::door::{Door, Event};
+use crate::endpoint::Endpoint;
+use crate::error::Error;
+use crate::framing::{
+    fault, frame, frame_head, greeted, greeting, mechanism, pong, read_head, socket_type, COMMAND,
+    GREETING_BYTES, MORE,
+};
+use crate::keys::WorkerKeys;
+use crate::limits::{COMMANDS, HEADER_BYTES_MAX, MESSAGE_BYTES_MAX, UNREAD_BYTES_MAX};
+use crate::raw::fork::Own;
+use crate::raw::sodium::{Key, Pair};
+use crate::subscription::{dial, Dialled};
+use crate::transfer::Time;
+use std::collections::VecDeque;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::ops::Deref;
+use std::os::unix::io::{AsRawFd, RawFd};
+use std::sync::mpsc::{channel, Receiver, Sender};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+const DIAL: Duration = Duration::from_secs(3); // for each of the host's addresses: the kernel tries again after 1 s
+const REDIAL: Duration = Duration::from_millis(50); // between two attempts; doubles
+const REDIAL_MAX: Duration = Duration::from_secs(1);
+const HANDSHAKE: Duration = Duration::from_secs(10); // a publisher that is busy answers within that, or never
+const LINGER: Duration = Duration::from_millis(200); // what is on its way at the end (a goodbye, an acknowledgement) gets this
+const METADATA: &[u8] = b"\x0bSocket-Type\0\0\0\x06DEALER\x08Identity\0\0\0\0";
+const FRAMES_MAX: usize = 8; // of a message; a later protocol may have more than one payload
+const SCRATCH_BYTES: usize = 8192; // read ahead; a longer frame goes straight to its own memory
+const RECEIVE_BYTES: usize = 1 << 18; // taken at once
+const TURN_BYTES: usize = 1 << 22; // read before others have a turn
+const UNSENT_BYTES_MAX: usize = 1 << 20; // of what the publisher does not take; what is beyond that is lost
+                                         // Of a greeting, as far as its version. The rest follows once the other side has told its own mechanism: libzmq hangs up on
+                                         // another than its own before it tells which that is.
+const VERSION_BYTES: usize = 12;
+const COMMAND_BYTES_MAX: usize = 1024; // in a handshake
+
+/// A frame of a message. One that is too large to be of use has no bytes.
+pub enum Frame {
+    Plain(Vec<u8>),
+    Carried(Carried),
+}
+
+impl Deref for Frame {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Frame::Plain(bytes) => bytes,
+            Frame::Carried(bytes) => bytes,
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum State {
+    Greeting,
+    Handshake,
+    Open,
+}
+
+/// A frame that is longer than what is read ahead, on its way.
+struct Body {
+    flags: u8,
+    missing: usize,
+    kept: Option<Vec<u8>>, // nothing: it is of no use
+}
+
+/// One connection.
+struct Line {
+    connection: Own<TcpStream>,
+    since: Time,
+    state: State,
+    scratch: Vec<u8>, // that was read, and is not dealt with
+    body: Option<Body>,
+    frames: Vec<Frame>, // of a message that is not whole
+    arrived: VecDeque<Vec<Frame>>,
+    outgoing: Vec<u8>,
+    curve: Option<Client>,
+    payload_max: usize,
+    commands: u32, // in the last second
+    counted_at: Time,
+}
+
+/// A connected DEALER.
+pub struct Control {
+    address: String,
+    endpoint: Endpoint,
+    any_data_host: bool,
+    keys: Option<(Arc<Pair>, Key)>, // our own, and the publisher's
+    payload_max: usize,
+    bell: Arc<Bell>,
+    dialled: (Sender<Dialled>, Receiver<Dialled>),
+    dialling: bool,
+    generation: u64, // of dialling: what an earlier one brings is not taken
+    dial_at: Time,
+    pause: Duration,
+    line: Option<Line>,
+    door: Door,
+    news: Vec<Event>, // since somebody asked
+}
+
+impl Control {
+    /// Connects, with keys to the owner of the publisher's key alone. Payloads that are larger than any that is of use
+    /// take no memory.
+    pub fn connect(
+        address: &str,
+        keys: Option<&WorkerKeys>,
+        payload_max: u64,
+        bell: Arc<Bell>,
+    ) -> Result<Control, Error> {
+        let endpoint = Endpoint::parse(address)?;
+        let odd = || Error::Keys("one of the keys is none".to_owned());
+        let read = |keys: &WorkerKeys| {
+            let pair = Pair { public: key_of(&keys.public)?, secret: key_of(&keys.secret)? };
+            Some((Arc::new(pair), key_of(&keys.publisher)?))
+        };
+        let keys = keys.map(|keys| read(keys).ok_or_else(odd)).transpose()?; // K1
+                                                                             // What is encrypted comes from the owner of the pinned key, and cannot be passed over unread.
+        let payload_max = if keys.is_some() { MESSAGE_BYTES_MAX } else { payload_max };
+        let door = Door::new(keys.is_some());
+        Ok(Control {
+            address: address.to_owned(),
+            endpoint,
+            any_data_host: false,
+            keys,
+            payload_max: payload_max.min(MESSAGE_BYTES_MAX) as usize,
+            bell,
+            dialled: channel(),
+            dialling: false,
+            generation: 0,
+            dial_at: Time::ZERO,
+            pause: REDIAL,
+            line: None,
+            door,
+            news: Vec::new(),
+        })
+    }
+
+    /// Does what is due; returns the descriptor to watch, and whether to write to it.
+    pub fn attend(&mut self, now: Time) -> Option<(RawFd, bool)> {
+        while let Ok(dialled) = self.dialled.1.try_recv() {
+            self.adopt(dialled, now);
+        }
+        if self.line.as_ref().map_or(false, |line| line.is_late(now)) {
+            self.hang_up(Event::BrokenInHandshake);
+        }
+        if self.line.is_none() {
+            self.dial(now);
+        } else {
+            self.write();
+        }
+        let line = self.line.as_ref()?;
+        Some((line.connection.as_raw_fd(), !line.outgoing.is_empty()))
+    }
+
+    /// Whether data may be anywhere.
+    pub fn any_data_host(mut self, on: bool) -> Control {
+        self.any_data_host = on;
+        self
+    }
+
+    /// The endpoint of data that the publisher has told, if this worker may connect to it.
+    pub fn data_endpoint(&self, told: &str) -> Result<Endpoint, Error> {
+        let peer = self.line.as_ref().and_then(|line| line.connection.peer_addr().ok());
+        Endpoint::of_data(told, &self.address, peer.map(|peer| peer.ip()), self.any_data_host)
+    }
+
+    /// Whether somebody is at the other end, and takes what is sent.
+    pub fn is_open(&self) -> bool {
+        self.line.as_ref().map_or(false, |line| line.state == State::Open && line.outgoing.is_empty())
+    }
+
+    /// Whether something is here already, so that nobody need wait for the connection.
+    pub fn has_arrived(&self) -> bool {
+        self.line.as_ref().map_or(false, |line| !line.arrived.is_empty())
+    }
+
+    /// Returns the frames of the next message, if there is one.
+    pub fn receive(&mut self, now: Time) -> Option<Vec<Frame>> {
+        let mut turn = TURN_BYTES;
+        loop {
+            let line = self.line.as_mut()?;
+            if let Some(message) = line.arrived.pop_front() {
+                self.pause = REDIAL;
+                return Some(message);
+            }
+            if turn == 0 {
+                return None;
+            }
+            let before = line.state;
+            match line.read(now) {
+                Ok(count) => turn = turn.saturating_sub(count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => {
+                    let why = line.why();
+                    self.hang_up(why);
+                    return None;
+                }
+            }
+            if before != State::Open && line.state == State::Open {
+                self.news.push(Event::Met);
+            }
+            self.write();
+        }
+    }
+
+    /// Sends to the publisher; lost while nobody is there.
+    pub fn send(&mut self, header: &[u8]) {
+        if let Some(line) = &mut self.line {
+            if line.state == State::Open && line.outgoing.len() <= UNSENT_BYTES_MAX {
+                line.say(0, header);
+                self.write();
+            }
+        }
+    }
+
+    /// Whether anything became of the connection since this was asked last; and why it failed, if that is a matter of
+    /// keys.
+    pub fn changed(&mut self, now: Time, patience: Duration) -> (bool, Option<&'static str>) {
+        let mut refused = None;
+        let changed = !self.news.is_empty();
+        for event in self.news.drain(..) {
+            refused = self.door.why(event, now, patience).or(refused);
+        }
+        (changed, refused)
+    }
+
+    /// Makes the connection anew; what waits to be sent on the old one is lost.
+    pub fn redial(&mut self) {
+        self.line = None;
+        self.dial_at = Time::ZERO;
+        self.pause = REDIAL;
+    }
+
+    /// Connects, in a thread of its own.
+    fn dial(&mut self, now: Time) {
+        if self.dialling || now < self.dial_at {
+            return;
+        }
+        self.dial_at = now + self.pause;
+        self.pause = (2 * self.pause).min(REDIAL_MAX);
+        self.generation += 1;
+        let (endpoint, generation) = (self.endpoint.clone(), self.generation);
+        let (found, bell) = (self.dialled.0.clone(), self.bell.clone());
+        let dial = move || {
+            let connection = dial(&endpoint, DIAL);
+            let _ = found.send(Dialled { generation, connection }); // whoever asked may be gone
+            bell.ring();
+        };
+        self.dialling = thread::Builder::new().name("weightbus-dial".to_owned()).spawn(dial).is_ok();
+        self.news.push(Event::Dialled);
+    }
+
+    fn adopt(&mut self, dialled: Dialled, now: Time) {
+        self.dialling = false;
+        if dialled.generation != self.generation || self.line.is_some() {
+            return;
+        }
+        self.news.push(Event::Dialled);
+        if let Ok(connection) = dialled.connection {
+            let curve = self.keys.as_ref().map(|(own, server)| Client::new(own.clone(), *server));
+            self.line = Some(Line::new(connection, curve, self.payload_max, now));
+            self.write();
+        }
+    }
+
+    fn write(&mut self) {
+        if let Some(line) = &mut self.line {
+            if line.write().is_err() {
+                let why = line.why();
+                self.hang_up(why);
+            }
+        }
+    }
+
+    fn hang_up(&mut self, why: Event) {
+        self.line = None;
+        self.news.push(why);
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        if let Some(line) = self.line.take() {
+            line.linger();
+        }
+    }
+}
+
+impl Line {
+    fn new(connection: Own<TcpStream>, curve: Option<Client>, payload_max: usize, now: Time) -> Line {
+        Line {
+            connection,
+            since: now,
+            state: State::Greeting,
+            scratch: Vec::new(),
+            body: None,
+            frames: Vec::new(),
+            arrived: VecDeque::new(),
+            outgoing: greeting(curve.is_some(), false)[..VERSION_BYTES].to_vec(),
+            curve,
+            payload_max,
+            commands: 0,
+            counted_at: now,
+        }
+    }
+
+    fn is_late(&self, now: Time) -> bool {
+        self.state != State::Open && now.saturating_sub(self.since) >= HANDSHAKE
+    }
+
+    /// What it means that the connection is over.
+    fn why(&self) -> Event {
+        match self.state {
+            State::Greeting if matches!(greeted(&self.scratch), Ok(Some(_))) => Event::OtherMechanism,
+            State::Handshake if self.scratch.get(2..).map_or(false, |said| said.starts_with(DENIED)) => {
+                Event::Denied
+            }
+            State::Open => Event::Broken,
+            _ => Event::BrokenInHandshake,
+        }
+    }
+
+    /// Gives what is on its way a moment, and the other side to see the end: who closes with something unread takes back
+    /// what it has said.
+    fn linger(mut self) {
+        let end = Instant::now() + LINGER;
+        let mut ended = false;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.state != State::Open || self.write().is_err() {
+                return;
+            }
+            if self.outgoing.is_empty() && !std::mem::replace(&mut ended, true) {
+                let _ = self.connection.shutdown(Shutdown::Write); // it is gone already, else
+            }
+            match self.connection.read(&mut [0; SCRATCH_BYTES]) {
+                Ok(0) => return,
+                Ok(_) => continue,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(_) => return,
+            }
+            let events = if ended { zmq::POLLIN } else { zmq::POLLIN | zmq::POLLOUT };
+            let mut items = [zmq::PollItem::from_fd(self.connection.as_raw_fd(), events)];
+            if zmq::poll(&mut items, left.as_millis() as i64 + 1).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn write(&mut self) -> io::Result<()> {
+        while !self.outgoing.is_empty() {
+            match self.connection.write(&self.outgoing) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => drop(self.outgoing.drain(..count)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn say(&mut self, flags: u8, body: &[u8]) {
+        match &mut self.curve {
+            None => frame(&mut self.outgoing, flags, body),
+            Some(curve) => {
+                frame_head(&mut self.outgoing, 0, body.len() + FRAME_BYTES); // as an ordinary frame, as libzmq does it
+                curve.session().carry(flags, &[body], &mut self.outgoing);
+            }
+        }
+    }
+
+    /// Reads once; returns how many bytes came. Messages that are whole are in `arrived` then.
+    fn read(&mut self, now: Time) -> io::Result<usize> {
+        let count = match &mut self.body {
+            None => {
+                let mut bytes = [0; SCRATCH_BYTES];
+                let count = self.connection.read(&mut bytes)?;
+                self.scratch.extend_from_slice(&bytes[..count]);
+                self.parse_all(now)?;
+                count
+            }
+            Some(body) => {
+                let count = body.read(&mut *self.connection)?;
+                if body.missing == 0 {
+                    let (flags, bytes) = (body.flags, body.kept.take().unwrap_or_default());
+                    self.body = None;
+                    self.frame(flags, bytes, now)?;
+                }
+                count
+            }
+        };
+        if count == 0 {
+            return fault("the publisher has closed the connection");
+        }
+        Ok(count)
+    }
+
+    fn parse_all(&mut self, now: Time) -> io::Result<()> {
+        let scratch = std::mem::take(&mut self.scratch);
+        let mut at = 0;
+        let result = loop {
+            match self.parse(&scratch[at..], now) {
+                Ok(0) => break Ok(()),
+                Ok(size) => at += size,
+                Err(error) => break Err(error),
+            }
+        };
+        // At an error it tells `why`: what was not taken begins with a greeting, or ends with what the publisher says.
+        self.scratch = scratch[at..].to_vec();
+        result
+    }
+
+    /// Takes what a read has begun with; returns its size, 0 if more must come first.
+    fn parse(&mut self, bytes: &[u8], now: Time) -> io::Result<usize> {
+        if self.state == State::Greeting {
+            return self.greet(bytes);
+        }
+        let open = self.state == State::Open;
+        let size_max = match (open, &self.curve) {
+            (false, _) => COMMAND_BYTES_MAX,
+            (true, Some(_)) => self.payload_max.max(HEADER_BYTES_MAX) + FRAME_BYTES,
+            (true, None) if self.frames.is_empty() => HEADER_BYTES_MAX,
+            (true, None) => MESSAGE_BYTES_MAX as usize,
+        };
+        let found = match read_head(bytes, size_max)? {
+            Some(found) => found,
+            None => return Ok(0),
+        };
+        let rest = &bytes[found.head..];
+        if let Some(body) = rest.get(..found.size) {
+            if !open {
+                self.shake_hands(found.flags, body)?;
+            } else {
+                self.frame(found.flags, body.to_vec(), now)?;
+            }
+            return Ok(found.head + found.size);
+        }
+        if found.head + found.size <= SCRATCH_BYTES || !open {
+            return Ok(0);
+        }
+        let useful = self.curve.is_some() || found.size <= self.payload_max.max(HEADER_BYTES_MAX);
+        let kept = useful.then(|| {
+            let mut kept = Vec::with_capacity(found.size);
+            kept.extend_from_slice(rest);
+            kept
+        });
+        self.body = Some(Body { flags: found.flags, missing: found.size - rest.len(), kept });
+        Ok(bytes.len())
+    }
+
+    fn greet(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let its = match greeted(bytes)? {
+            Some(its) => its,
+            None => return Ok(0),
+        };
+        if its != mechanism(self.curve.is_some()) {
+            return fault("the other side has keys, and this one has none, or the other way round");
+        }
+        self.state = State::Handshake;
+        self.outgoing.extend_from_slice(&greeting(self.curve.is_some(), false)[VERSION_BYTES..]);
+        let command = match &mut self.curve {
+            None => [b"\x05READY", METADATA].concat(),
+            Some(curve) => curve.hello()?,
+        };
+        frame(&mut self.outgoing, COMMAND, &command);
+        Ok(GREETING_BYTES)
+    }
+
+    fn shake_hands(&mut self, flags: u8, body: &[u8]) -> io::Result<()> {
+        if flags & COMMAND == 0 {
+            return fault("a message before the handshake was over");
+        }
+        let metadata = match (&mut self.curve, body.strip_prefix(b"\x05READY")) {
+            (None, Some(metadata)) => metadata.to_vec(),
+            (Some(curve), Some(ready)) => curve.ready(ready)?,
+            (Some(curve), None) => match body.strip_prefix(b"\x07WELCOME") {
+                Some(welcome) => {
+                    let initiate = curve.initiate(welcome, METADATA)?;
+                    frame(&mut self.outgoing, COMMAND, &initiate);
+                    return Ok(());
+                }
+                None => return fault("a command that has no place in a handshake"),
+            },
+            (None, None) => return fault("a command that has no place in a handshake"),
+        };
+        match socket_type(&metadata) {
+            Some(b"ROUTER" | b"DEALER" | b"REP") => {
+                self.state = State::Open;
+                Ok(())
+            }
+            _ => fault("a socket that does not speak to a DEALER: is it the address of the data?"),
+        }
+    }
+
+    /// Takes a frame that is whole.
+    fn frame(&mut self, flags: u8, bytes: Vec<u8>, now: Time) -> io::Result<()> {
+        let (flags, frame) = match &mut self.curve {
+            None => (flags, Frame::Plain(bytes)),
+            Some(_) if flags & MORE != 0 => return fault("a frame that CURVE does not have"),
+            Some(curve) => {
+                curve.session().carried(&bytes).map(|(flags, body)| (flags, Frame::Carried(body)))?
+            }
+        };
+        if flags & COMMAND != 0 {
+            return self.command(&frame, now);
+        }
+        if self.frames.len() >= FRAMES_MAX {
+            return fault("a message of more frames than any has");
+        }
+        if self.frames.is_empty() && frame.len() > HEADER_BYTES_MAX {
+            return fault("a longer header than any is");
+        }
+        let kept: usize = self.frames.iter().skip(1).map(|frame| frame.len()).sum();
+        if kept + frame.len() > self.payload_max.max(HEADER_BYTES_MAX) {
+            return fault("a longer message than this worker takes");
+        }
+        self.frames.push(frame);
+        if flags & MORE == 0 {
+            self.arrived.push_back(std::mem::take(&mut self.frames));
+        }
+        Ok(())
+    }
+
+    fn command(&mut self, body: &[u8], now: Time) -> io::Result<()> {
+        if now.saturating_sub(self.counted_at) >= Duration::from_secs(1) {
+            (self.commands, self.counted_at) = (0, now);
+        }
+        self.commands += 1;
+        if self.commands > COMMANDS || body.starts_with(b"\x05ERROR") {
+            return fault("more commands than a publisher sends, or one that says it is in error");
+        }
+        if let Some(pong) = pong(body) {
+            self.say(COMMAND, &pong);
+        }
+        if self.outgoing.len() > UNREAD_BYTES_MAX + UNSENT_BYTES_MAX {
+            return fault("it reads none of the answers to its pings");
+        }
+        Ok(())
+    }
+}
+
+impl Body {
+    /// Reads some, straight to where it stays.
+    fn read(&mut self, from: &mut impl Read) -> io::Result<usize> {
+        let count = match &mut self.kept {
+            None => {
+                let mut bytes = [0; SCRATCH_BYTES];
+                let most = self.missing.min(bytes.len());
+                from.read(&mut bytes[..most])?
+            }
+            Some(kept) => {
+                let before = kept.len();
+                let done = from.take(self.missing.min(RECEIVE_BYTES) as u64).read_to_end(kept);
+                match (kept.len() - before, done) {
+                    (0, Err(error)) => return Err(error),
+                    (count, _) => count, // though nothing more is here for now
+                }
+            }
+        };
+        self.missing -= count;
+        Ok(count)
+    }
+}

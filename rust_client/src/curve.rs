@@ -1,0 +1,246 @@
+//! CURVE (ZeroMQ RFC 26), without sockets: what both sides have in common, and the client's side; the server's is in
+//! `publisher/curve.rs`.
+//!
+//! A box is sealed from one key pair to another; C and S are the sides' own keys, C' and S' those of one connection.
+//!
+//! ```text
+//! HELLO      C', proof that the client knows S (C'->S)
+//! WELCOME    S', cookie (S->C')
+//! INITIATE   cookie; C, a vouch for C' (C->S'), metadata (C'->S')
+//! READY      metadata (S'->C'), or ERROR
+//! MESSAGE    flags, a frame (C'->S' or S'->C')
+//! ```
+
+use crate::framing::{fault, COMMAND, MORE};
+use crate::raw::sodium::{self, Key, Nonce, Pair, PROOF_BYTES};
+use std::io;
+use std::ops::Deref;
+use std::sync::Arc;
+
+pub const HELLO: &[u8] = b"\x05HELLO";
+pub const INITIATE: &[u8] = b"\x08INITIATE";
+const MESSAGE: &[u8] = b"\x07MESSAGE";
+pub const DENIED: &[u8] = b"\x05ERROR\x03400"; // as the refusal of a key reads everywhere: K2, K5
+pub const HELLO_BYTES: usize = 200;
+pub const COOKIE_BYTES: usize = 96;
+pub const COUNT_BYTES: usize = 8;
+pub const VOUCH_BYTES: usize = 96;
+const WELCOME_BYTES: usize = 16 + PROOF_BYTES + 32 + COOKIE_BYTES;
+/// Bytes of a frame beyond those of what it carries.
+pub const FRAME_BYTES: usize = 7 + 1 + COUNT_BYTES + PROOF_BYTES + 1;
+
+/// What was carried, without the flags before it.
+#[derive(Debug)]
+pub struct Carried(Vec<u8>);
+
+impl Deref for Carried {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0[1..]
+    }
+}
+
+/// What either side says after the handshake. Each counts it, so that nothing counts twice or late.
+pub struct Session {
+    pub shared: Key, // by the keys of this connection, once they are known
+    said: u64,
+    heard: u64,
+    ours: [u8; 16], // what nonces begin with
+    theirs: [u8; 16],
+}
+
+impl Session {
+    pub fn new(ours: [u8; 16], theirs: [u8; 16]) -> Session {
+        Session { shared: [0; 32], said: 0, heard: 0, ours, theirs }
+    }
+
+    /// Appends the body of the frame that carries a frame of ours.
+    pub fn carry(&mut self, flags: u8, parts: &[&[u8]], to: &mut Vec<u8>) {
+        to.extend_from_slice(MESSAGE);
+        let nonce = self.count(&self.ours.clone(), to);
+        let begin = to.len();
+        to.extend_from_slice(&[0; PROOF_BYTES]);
+        to.push(flags & MORE | (flags & COMMAND) >> 1);
+        parts.iter().for_each(|part| to.extend_from_slice(part));
+        sodium::seal_in_place(&self.shared, &nonce, &mut to[begin..]);
+    }
+
+    /// Opens a frame of the other side's: the flags and the body of the frame that it carries.
+    pub fn carried(&mut self, body: &[u8]) -> io::Result<(u8, Carried)> {
+        let sealed = match body.strip_prefix(MESSAGE) {
+            Some(sealed) => sealed,
+            None => return fault("a frame that is not encrypted, on a connection that is"),
+        };
+        let plain = self.open(&self.theirs.clone(), sealed)?;
+        match plain.first() {
+            Some(&more @ (0 | 1)) => Ok((more * MORE, Carried(plain))),
+            Some(2) => Ok((COMMAND, Carried(plain))),
+            _ => fault("an encrypted frame that ZMTP 3 does not have"),
+        }
+    }
+
+    /// Counts one more, and says so.
+    fn count(&mut self, prefix: &[u8; 16], to: &mut Vec<u8>) -> Nonce {
+        self.said += 1;
+        to.extend_from_slice(&self.said.to_be_bytes());
+        short_nonce(prefix, self.said)
+    }
+
+    /// Appends a box behind its count.
+    pub fn seal(&mut self, prefix: &[u8; 16], plain: &[u8], to: &mut Vec<u8>) {
+        self.seal_with(&self.shared.clone(), prefix, plain, to);
+    }
+
+    fn seal_with(&mut self, shared: &Key, prefix: &[u8; 16], plain: &[u8], to: &mut Vec<u8>) {
+        let nonce = self.count(prefix, to);
+        sodium::seal(shared, &nonce, plain, to);
+    }
+
+    /// Opens a box of the other side's behind its count.
+    pub fn open(&mut self, prefix: &[u8; 16], counted: &[u8]) -> io::Result<Vec<u8>> {
+        self.open_with(&self.shared.clone(), prefix, counted)
+    }
+
+    /// The same before the keys of the connection are known.
+    pub fn open_with(&mut self, shared: &Key, prefix: &[u8; 16], counted: &[u8]) -> io::Result<Vec<u8>> {
+        let count = match counted.get(..COUNT_BYTES) {
+            Some(count) => u64::from_be_bytes(array(count)),
+            None => return fault("a command that was cut short"),
+        };
+        if count <= self.heard {
+            return fault("an encrypted frame that came before: somebody repeats it");
+        }
+        match sodium::open(shared, &short_nonce(prefix, count), &counted[COUNT_BYTES..]) {
+            Some(plain) => {
+                self.heard = count;
+                Ok(plain)
+            }
+            None => fault("an encrypted frame that was damaged or forged"),
+        }
+    }
+}
+
+/// The client's side on one connection.
+pub struct Client {
+    own: Arc<Pair>,
+    server: Key,
+    its: Pair, // of this connection alone
+    session: Session,
+    welcomed: bool,
+}
+
+impl Client {
+    pub fn new(own: Arc<Pair>, server: Key) -> Client {
+        let session = Session::new(*b"CurveZMQMESSAGEC", *b"CurveZMQMESSAGES");
+        Client { own, server, its: sodium::pair(), session, welcomed: false }
+    }
+
+    /// The first command.
+    pub fn hello(&mut self) -> io::Result<Vec<u8>> {
+        let mut hello = HELLO.to_vec();
+        hello.extend_from_slice(&[1, 0]);
+        hello.extend_from_slice(&[0; 72]);
+        hello.extend_from_slice(&self.its.public);
+        let shared = agreed(&self.server, &self.its.secret)?;
+        self.session.seal_with(&shared, b"CurveZMQHELLO---", &[0; 64], &mut hello);
+        Ok(hello)
+    }
+
+    /// Takes what follows the name in WELCOME; returns the next command.
+    pub fn initiate(&mut self, welcome: &[u8], metadata: &[u8]) -> io::Result<Vec<u8>> {
+        self.vouching(welcome, metadata, &|vouched| vouched)
+    }
+
+    /// The same; a test has it vouch by another secret key, or for others.
+    pub fn vouching(
+        &mut self,
+        welcome: &[u8],
+        metadata: &[u8],
+        vouch: &dyn Fn((Key, [Key; 2])) -> (Key, [Key; 2]),
+    ) -> io::Result<Vec<u8>> {
+        if std::mem::replace(&mut self.welcomed, true) || welcome.len() != WELCOME_BYTES {
+            return fault("a WELCOME that is none");
+        }
+        let shared = agreed(&self.server, &self.its.secret)?;
+        let plain = match open_long(&shared, b"WELCOME-", welcome) {
+            Some(plain) => plain,
+            None => return fault("a WELCOME that does not come from the owner of the pinned key"),
+        };
+        let (server, cookie) = plain.split_at(32);
+        let server: Key = array(server);
+        self.session.shared = agreed(&server, &self.its.secret)?;
+        let (secret, vouched) = vouch((self.own.secret, [self.its.public, self.server]));
+        let mut plain = self.own.public.to_vec();
+        plain.extend(long_box(&agreed(&server, &secret)?, b"VOUCH---", &vouched.concat()));
+        plain.extend_from_slice(metadata);
+        let mut initiate = [INITIATE, cookie].concat();
+        self.session.seal(b"CurveZMQINITIATE", &plain, &mut initiate);
+        Ok(initiate)
+    }
+
+    /// Takes what follows the name in READY; returns the server's metadata.
+    pub fn ready(&mut self, ready: &[u8]) -> io::Result<Vec<u8>> {
+        if !self.welcomed {
+            return fault("READY before WELCOME");
+        }
+        self.session.open(b"CurveZMQREADY---", ready)
+    }
+
+    /// What follows the handshake.
+    pub fn session(&mut self) -> &mut Session {
+        &mut self.session
+    }
+
+    #[cfg(test)]
+    pub fn public(&self) -> Key {
+        self.own.public
+    }
+}
+
+fn agreed(public: &Key, secret: &Key) -> io::Result<Key> {
+    sodium::shared(public, secret).map_or_else(|| fault("a public key that is none"), Ok)
+}
+
+/// The public key of a secret one, both of 40 characters of Z85; nothing if that is none.
+pub fn public_of(secret: &str) -> Option<String> {
+    zmq::z85_encode(&sodium::public_of(&key_of(secret)?)).ok()
+}
+
+/// Reads a key of 40 characters of Z85.
+pub fn key_of(text: &str) -> Option<Key> {
+    zmq::z85_decode(text).ok()?.try_into().ok()
+}
+
+pub fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    let mut array = [0; N];
+    array.copy_from_slice(bytes);
+    array
+}
+
+fn short_nonce(prefix: &[u8; 16], count: u64) -> Nonce {
+    let mut nonce = [0; 24];
+    nonce[..16].copy_from_slice(prefix);
+    nonce[16..].copy_from_slice(&count.to_be_bytes());
+    nonce
+}
+
+fn long_nonce(prefix: &[u8; 8], random: &[u8]) -> Nonce {
+    let mut nonce = [0; 24];
+    nonce[..8].copy_from_slice(prefix);
+    nonce[8..].copy_from_slice(random);
+    nonce
+}
+
+/// A box behind what was drawn for it.
+pub fn long_box(key: &Key, prefix: &[u8; 8], plain: &[u8]) -> Vec<u8> {
+    let mut sealed = vec![0; 16];
+    sodium::draw(&mut sealed);
+    sodium::seal(key, &long_nonce(prefix, &sealed), plain, &mut sealed);
+    sealed
+}
+
+pub fn open_long(key: &Key, prefix: &[u8; 8], sealed: &[u8]) -> Option<Vec<u8>> {
+    let (random, sealed) = sealed.split_at(16);
+    sodium::open(key, &long_nonce(prefix, random), sealed)
+}

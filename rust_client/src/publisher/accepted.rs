@@ -1,0 +1,706 @@
+//! One control connection at the publisher: the publisher's side of ZMTP 3, as ROUTER and DEALER speak it, without keys
+//! or with CURVE.
+//!
+//! ```text
+//! greeting ──> handshake ──> open           each within a time; what does not fit is hung up on
+//!     └────────────┴──> turned away         is told why, and has until then to read it
+//! ```
+//!
+//! Whoever does not greet as ZMTP 3 does is hung up on at its first wrong byte: a browser, a probe, an older ZeroMQ.
+
+use super::curve::{Answer, Curve};
+use super::effects::Payload;
+use super::patience::{Allowance, Rate};
+use super::pipe::{Held, Pipe, Sending, Tail};
+use crate::curve::FRAME_BYTES;
+use crate::framing::{
+    fault, frame, frame_head, greeted, greeting, mechanism, pong, read_head, socket_type, COMMAND,
+    GREETING_BYTES, MORE,
+};
+use crate::limits::HEADER_BYTES_MAX;
+use crate::raw::fork::Own;
+use crate::raw::sodium::{Key, Pair};
+use crate::transfer::Time;
+use std::collections::VecDeque;
+use std::io::{self, Read};
+use std::net::{Shutdown, TcpStream};
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+const METADATA: &[u8] = b"\x0bSocket-Type\0\0\0\x06ROUTER\x08Identity\0\0\0\0";
+const COMMAND_BYTES_MAX: usize = 1024; // in a handshake, in which INITIATE is the longest: 300 bytes
+const MESSAGE_BYTES_MAX: usize = 2 * HEADER_BYTES_MAX; // of all of its frames: nobody sends more than a header
+const FRAMES_MAX: usize = 8; // of a message, which has one: a later protocol may have payloads
+const READ_BYTES: usize = 8192; // taken from one connection before the next has its turn
+const QUEUE: usize = 80; // messages for one worker, who has 16 chunks outstanding and may ask for 64
+const HEADERS_BYTES_MAX: usize = 1 << 20; // of the headers that wait for one worker: as many as a few of the longest
+const KEPT_BYTES_MAX: usize = 1 << 23; // of layouts that wait for one worker, unless it is one
+const UNREAD_BYTES_MAX: usize = 1 << 16; // of answers to ZMTP's pings
+const COMMANDS: Rate = Rate(64.0, 32.0); // ZMTP's own; a worker sends none, and a library of its may ask each second
+
+/// Whether the owner of a key may come in.
+pub type MayCome<'a> = &'a dyn Fn(&str) -> bool;
+
+/// A message of a worker: its header, and how many frames follow.
+#[derive(Debug, PartialEq)]
+pub struct Said {
+    pub header: Vec<u8>,
+    pub payloads: usize,
+}
+
+/// How far a connection has come. The later ones keep their place where there are too many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Progress {
+    /// It is told why it cannot stay.
+    TurnedAway,
+    Silent,
+    Greeted,
+    /// It has shown that it knows the publisher's key.
+    Knows,
+    /// The handshake is over.
+    Open,
+    /// It has said something.
+    Speaks,
+}
+
+struct Waiting {
+    header: Vec<u8>,
+    tail: Tail,
+}
+
+/// One connection.
+pub struct Accepted {
+    pipe: Pipe,
+    /// The public key of its owner; empty: there are no keys.
+    pub key: String,
+    pub progress: Progress,
+    pub since: Time,
+    curve: Option<(Curve, Arc<Pair>)>,
+    received: Vec<u8>,
+    message: Option<Said>, // that is not whole yet
+    message_bytes: usize,
+    unsent: Vec<u8>,          // of greeting and handshake
+    pongs: VecDeque<Vec<u8>>, // never between the frames of a message
+    pong_bytes: usize,
+    queue: VecDeque<Waiting>,
+    header_bytes: usize, // of what waits
+    kept_bytes: usize,
+    /// It waits for room for a copy.
+    pub starved: bool,
+    commands: Allowance,
+}
+
+impl Held for Accepted {
+    fn pipe(&mut self) -> &mut Pipe {
+        &mut self.pipe
+    }
+}
+
+impl Accepted {
+    /// With keys the publisher's own.
+    pub fn new(connection: Own<TcpStream>, keys: Option<Arc<Pair>>, now: Time) -> Accepted {
+        Accepted {
+            pipe: Pipe::new(connection, now),
+            key: String::new(),
+            progress: Progress::Silent,
+            since: now,
+            received: Vec::new(),
+            message: None,
+            message_bytes: 0,
+            unsent: greeting(keys.is_some(), true),
+            curve: keys.map(|keys| (Curve::new(), keys)),
+            pongs: VecDeque::new(),
+            pong_bytes: 0,
+            queue: VecDeque::new(),
+            header_bytes: 0,
+            kept_bytes: 0,
+            starved: false,
+            commands: Allowance::new(now),
+        }
+    }
+
+    /// Whether something waits to be sent, and not for room to copy it.
+    pub fn unsent(&self) -> bool {
+        !self.pipe.is_idle()
+            || !self.unsent.is_empty()
+            || !self.pongs.is_empty()
+            || (!self.queue.is_empty() && !self.starved)
+    }
+
+    /// Bytes of a message that is not whole.
+    pub fn partial(&self) -> usize {
+        self.received.len() + self.message.as_ref().map_or(0, |message| message.header.len())
+    }
+
+    /// Bytes of what waits that this connection alone needs.
+    pub fn waiting(&self) -> usize {
+        self.pong_bytes + self.header_bytes + self.kept_bytes
+    }
+
+    // Sending.
+
+    /// Sends a message if nothing else waits; else keeps it, unless too much waits: then it is lost, and whoever wants
+    /// it asks again. `room` is for copies.
+    pub fn put(&mut self, header: &[u8], payload: &Payload, room: usize, now: Time) -> io::Result<()> {
+        if self.progress < Progress::Open {
+            return Ok(());
+        }
+        let tail = Tail::of(payload);
+        let kept = tail.kept();
+        let fits = self.queue.len() < QUEUE
+            && self.header_bytes + header.len() <= HEADERS_BYTES_MAX
+            && (self.kept_bytes == 0 || self.kept_bytes + kept <= KEPT_BYTES_MAX);
+        if !fits {
+            return Ok(());
+        }
+        let idle = !self.unsent();
+        self.header_bytes += header.len();
+        self.kept_bytes += kept;
+        self.queue.push_back(Waiting { header: header.to_vec(), tail });
+        if idle {
+            self.write(room, now)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Sends until the kernel takes no more, or others should have a turn.
+    pub fn write(&mut self, room: usize, now: Time) -> io::Result<()> {
+        self.starved = false;
+        let Accepted { pipe, curve, unsent, pongs, queue, starved, .. } = self;
+        let (pong_bytes, header_bytes, kept_bytes) =
+            (&mut self.pong_bytes, &mut self.header_bytes, &mut self.kept_bytes);
+        pipe.write(now, || {
+            if !unsent.is_empty() {
+                return Sending::Own(std::mem::take(unsent));
+            }
+            if !pongs.is_empty() {
+                *pong_bytes = 0;
+                let mut frames = Vec::new();
+                pongs.drain(..).for_each(|pong| say(curve, COMMAND, &[&pong], &mut frames));
+                return Sending::Own(frames);
+            }
+            while let Some(Waiting { header, tail }) = queue.pop_front() {
+                let gone = |kept: &mut usize, headers: &mut usize| {
+                    *kept -= tail.kept();
+                    *headers -= header.len();
+                };
+                let piece = match tail.piece() {
+                    Some(piece) => piece,
+                    None => {
+                        gone(kept_bytes, header_bytes); // nobody needs that version any more
+                        continue;
+                    }
+                };
+                let bytes = piece.as_ref().map_or(&[][..], |(piece, index)| piece.piece(*index));
+                if curve.is_some() && bytes.len() > room {
+                    *starved = true;
+                    queue.push_front(Waiting { header, tail });
+                    return Sending::Nothing;
+                }
+                gone(kept_bytes, header_bytes);
+                let more = if piece.is_some() { MORE } else { 0 };
+                let mut heads = Vec::with_capacity(header.len() + 64);
+                say(curve, more, &[&header], &mut heads);
+                return match piece {
+                    None => Sending::Own(heads),
+                    Some(_) if curve.is_some() => {
+                        heads.reserve(bytes.len() + FRAME_BYTES + 9);
+                        say(curve, 0, &[bytes], &mut heads);
+                        Sending::Own(heads)
+                    }
+                    Some((piece, index)) => {
+                        frame_head(&mut heads, 0, piece.piece(index).len());
+                        Sending::Message(Arc::new(heads), Some((piece, index)))
+                    }
+                };
+            }
+            Sending::Nothing
+        })?;
+        if self.progress == Progress::TurnedAway && !self.unsent() {
+            let _ = self.pipe.connection.shutdown(Shutdown::Write); // it is gone already, else
+        }
+        Ok(())
+    }
+
+    // Receiving.
+
+    /// Reads once, and takes note of what was said.
+    pub fn read(&mut self, may_come: MayCome, now: Time) -> io::Result<Vec<Said>> {
+        let mut bytes = [0; READ_BYTES];
+        let count = match self.pipe.connection.read(&mut bytes) {
+            Ok(0) => return fault("the other side has closed the connection"),
+            Ok(count) => count,
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                return Ok(Vec::new());
+            }
+            Err(error) => return Err(error),
+        };
+        self.pipe.alive_at = now;
+        let mut said = Vec::new();
+        if self.progress == Progress::TurnedAway {
+            return Ok(said); // to close with bytes unread would take back what it was told
+        }
+        self.received.extend_from_slice(&bytes[..count]);
+        let mut at = 0;
+        loop {
+            match self.parse(at, may_come, &mut said, now)? {
+                0 => break,
+                size => at += size,
+            }
+        }
+        if at == self.received.len() || self.progress == Progress::TurnedAway {
+            self.received = Vec::new(); // thousands of connections keep no buffers
+        } else {
+            self.received.drain(..at);
+        }
+        Ok(said)
+    }
+
+    /// Takes what begins at `at` in what was received; returns its size, 0 if more must come first.
+    fn parse(&mut self, at: usize, may_come: MayCome, said: &mut Vec<Said>, now: Time) -> io::Result<usize> {
+        match self.progress {
+            Progress::TurnedAway => return Ok(0),
+            Progress::Silent => return self.greet(at),
+            _ => {}
+        }
+        let open = self.progress >= Progress::Open;
+        let size_max = match (open, &self.curve) {
+            (false, _) => COMMAND_BYTES_MAX,
+            (true, None) => MESSAGE_BYTES_MAX,
+            (true, Some(_)) => MESSAGE_BYTES_MAX + FRAME_BYTES,
+        };
+        let bytes = &self.received[at..];
+        let found = match read_head(bytes, size_max)? {
+            Some(found) => found,
+            None => return Ok(0),
+        };
+        let end = found.head + found.size;
+        let body = match bytes.get(found.head..end) {
+            Some(body) => body,
+            None => return Ok(0),
+        };
+        if !open {
+            if found.flags & COMMAND == 0 {
+                return fault("a message before the handshake was over");
+            }
+            let command = body.to_vec();
+            self.shake_hands(&command, may_come)?;
+            return Ok(end);
+        }
+        let (flags, body) = match &mut self.curve {
+            None => (found.flags, body.to_vec()),
+            Some(_) if found.flags & MORE != 0 => return fault("a frame that CURVE does not have"),
+            Some((curve, _)) => curve.session().carried(body).map(|(flags, body)| (flags, body.to_vec()))?,
+        };
+        if flags & COMMAND != 0 {
+            self.command(&body, now)?;
+        } else {
+            self.take(flags, body, said)?;
+        }
+        Ok(end)
+    }
+
+    /// Takes a greeting; what cannot become one of ZMTP 3 is not waited for.
+    fn greet(&mut self, at: usize) -> io::Result<usize> {
+        let its = match greeted(&self.received[at..])? {
+            Some(its) => its,
+            None => return Ok(0),
+        };
+        if its != mechanism(self.curve.is_some()) {
+            self.progress = Progress::TurnedAway; // our greeting tells it why
+            return Ok(GREETING_BYTES);
+        }
+        self.progress = Progress::Greeted;
+        if self.curve.is_none() {
+            let ready = [b"\x05READY", METADATA].concat();
+            frame(&mut self.unsent, COMMAND, &ready);
+        }
+        Ok(GREETING_BYTES)
+    }
+
+    fn shake_hands(&mut self, command: &[u8], may_come: MayCome) -> io::Result<()> {
+        let (curve, own) = match &mut self.curve {
+            Some((curve, own)) => (curve, own.clone()),
+            None => {
+                return match command.strip_prefix(b"\x05READY") {
+                    Some(metadata) => self.open(metadata),
+                    None => fault("a command that has no place in a handshake"),
+                };
+            }
+        };
+        match curve.take(&own, command)? {
+            Answer::Command(answer) => {
+                self.progress = Progress::Knows;
+                frame(&mut self.unsent, COMMAND, &answer);
+                Ok(())
+            }
+            Answer::Came(key, metadata) => self.came(&key, &metadata, may_come),
+        }
+    }
+
+    /// The owner of a key has come.
+    fn came(&mut self, key: &Key, metadata: &[u8], may_come: MayCome) -> io::Result<()> {
+        let key = zmq::z85_encode(key).ok().filter(|key| may_come(key));
+        match (key, &mut self.curve) {
+            (Some(key), Some((curve, _))) => {
+                let ready = curve.ready(METADATA);
+                frame(&mut self.unsent, COMMAND, &ready);
+                self.key = key;
+                self.open(metadata)
+            }
+            _ => {
+                frame(&mut self.unsent, COMMAND, Curve::denied());
+                self.progress = Progress::TurnedAway; // K2
+                Ok(())
+            }
+        }
+    }
+
+    /// The handshake is over. The identity that the other side may have given itself is not heeded: connections are
+    /// numbered here, so none can be taken for another.
+    fn open(&mut self, metadata: &[u8]) -> io::Result<()> {
+        match socket_type(metadata) {
+            Some(b"DEALER" | b"REQ" | b"ROUTER") => {
+                self.progress = Progress::Open;
+                Ok(())
+            }
+            _ => fault("a socket that does not speak to a ROUTER"),
+        }
+    }
+
+    fn command(&mut self, body: &[u8], now: Time) -> io::Result<()> {
+        if !self.commands.take(1.0, COMMANDS, now) {
+            return fault("more commands of ZMTP than anybody needs");
+        }
+        if body.starts_with(b"\x05ERROR") {
+            return fault("the other side says that it is in error");
+        }
+        if let Some(pong) = pong(body) {
+            self.pong_bytes += pong.len() + FRAME_BYTES;
+            self.pongs.push_back(pong);
+        }
+        if self.pong_bytes > UNREAD_BYTES_MAX {
+            return fault("it reads none of the answers to its pings");
+        }
+        Ok(())
+    }
+
+    /// Takes a frame of a message.
+    fn take(&mut self, flags: u8, body: Vec<u8>, said: &mut Vec<Said>) -> io::Result<()> {
+        self.message_bytes += body.len();
+        if self.message_bytes > MESSAGE_BYTES_MAX {
+            return fault("a longer message than anybody needs");
+        }
+        match &mut self.message {
+            None => self.message = Some(Said { header: body, payloads: 0 }),
+            Some(message) if message.payloads + 1 < FRAMES_MAX => message.payloads += 1,
+            Some(_) => return fault("a message of more frames than any has"),
+        }
+        if flags & MORE == 0 {
+            said.extend(self.message.take());
+            self.message_bytes = 0;
+            self.progress = Progress::Speaks;
+        }
+        Ok(())
+    }
+}
+
+impl Deref for Accepted {
+    type Target = Pipe;
+
+    fn deref(&self) -> &Pipe {
+        &self.pipe
+    }
+}
+
+impl DerefMut for Accepted {
+    fn deref_mut(&mut self) -> &mut Pipe {
+        &mut self.pipe
+    }
+}
+
+/// Appends a frame as it goes over the connection.
+fn say(curve: &mut Option<(Curve, Arc<Pair>)>, flags: u8, body: &[&[u8]], to: &mut Vec<u8>) {
+    let size = body.iter().map(|part| part.len()).sum::<usize>();
+    match curve {
+        None => {
+            frame_head(to, flags, size);
+            body.iter().for_each(|part| to.extend_from_slice(part));
+        }
+        Some((curve, _)) => {
+            frame_head(to, 0, size + FRAME_BYTES); // as an ordinary frame, as libzmq does it
+            curve.session().carry(flags, body, to);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::content::{Content, Copier, TensorView};
+    use super::super::pipe::{let_go, COPIES_BYTES_MAX, HOLD};
+    use super::*;
+    use crate::dtype::Dtype;
+    use std::io::Write;
+    use std::os::unix::io::OwnedFd;
+    use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+
+    const NOW: Time = Duration::from_secs(1);
+    const ANSWER: usize = GREETING_BYTES + 2 + 6 + METADATA.len(); // greeting and READY
+
+    fn pair(keys: Option<Arc<Pair>>) -> (Accepted, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        theirs.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        (Accepted::new(Own::new(OwnedFd::from(ours).into()), keys, NOW), theirs)
+    }
+
+    fn greets(mechanism: &[u8]) -> Vec<u8> {
+        let mut bytes = greeting(false, false);
+        bytes[12..12 + mechanism.len()].copy_from_slice(mechanism);
+        bytes
+    }
+
+    fn dealer() -> Vec<u8> {
+        let mut bytes = greets(b"NULL");
+        frame(&mut bytes, COMMAND, b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER\x08Identity\0\0\0\x05other");
+        bytes
+    }
+
+    /// Reads all that is there.
+    fn heard(accepted: &mut Accepted) -> io::Result<Vec<Said>> {
+        let mut all = Vec::new();
+        for _ in 0..64 {
+            all.extend(accepted.read(&|_| false, NOW)?);
+        }
+        Ok(all)
+    }
+
+    fn met() -> (Accepted, UnixStream) {
+        let (mut accepted, mut theirs) = pair(None);
+        theirs.write_all(&dealer()).unwrap();
+        assert_eq!(heard(&mut accepted).unwrap(), []);
+        assert_eq!(accepted.progress, Progress::Open);
+        accepted.write(0, NOW).unwrap();
+        theirs.read_exact(&mut [0; ANSWER]).unwrap();
+        (accepted, theirs)
+    }
+
+    fn content(nbytes: usize) -> Arc<Content> {
+        let bytes = vec![5; nbytes];
+        let tensor = TensorView { name: "w", dtype: Dtype::U8, shape: &[nbytes as u64], bytes: &bytes };
+        Arc::new(Copier::default().copy(&[tensor], 1 << 26).unwrap())
+    }
+
+    #[test]
+    fn messages_come_and_go() {
+        let (mut accepted, mut theirs) = met();
+        theirs.write_all(b"\0\x02{}\x01\x02{}\x01\x01a\0\0").unwrap();
+        let said = |payloads| Said { header: b"{}".to_vec(), payloads };
+        assert_eq!(heard(&mut accepted).unwrap(), [said(0), said(2)]);
+        let content = content(3);
+        accepted.put(b"{1}", &Payload::None, 0, NOW).unwrap();
+        accepted.put(b"{2}", &Payload::Chunk(content, 0), 0, NOW).unwrap();
+        let mut bytes = [0; 15];
+        theirs.read_exact(&mut bytes).unwrap();
+        assert_eq!(&bytes, b"\0\x03{1}\x01\x03{2}\0\x03\x05\x05\x05");
+        assert!(!accepted.unsent() && accepted.waiting() == 0);
+    }
+
+    #[test]
+    fn who_speaks_otherwise_is_hung_up_on_at_the_first_wrong_byte() {
+        let old = |version: &[u8]| [b"\xff\0\0\0\0\0\0\0\x01\x7f", version].concat();
+        for first in [
+            &b"G"[..],
+            b"\x16\x03\x01",
+            b"\x01\0",
+            b"\xff\0\0\0\0\0\0\0\x01\x7e",
+            &old(&[0]),
+            &old(&[1, 4]),
+            &old(&[2]),
+        ] {
+            let (mut accepted, mut theirs) = pair(None);
+            theirs.write_all(first).unwrap();
+            assert!(heard(&mut accepted).is_err(), "{:?}", first);
+        }
+        for (mechanism, keyed) in
+            [(&b"PLAIN"[..], false), (b"CURVE", false), (b"NULLX", false), (b"NULL", true)]
+        {
+            let keys = keyed.then(|| Arc::new(Pair { public: [0; 32], secret: [0; 32] }));
+            let (mut accepted, mut theirs) = pair(keys);
+            theirs.write_all(&greets(mechanism)).unwrap();
+            theirs.write_all(b"what is of no use any more").unwrap();
+            assert_eq!(heard(&mut accepted).unwrap(), []);
+            accepted.write(0, NOW).unwrap();
+            let mut all = Vec::new();
+            theirs.read_to_end(&mut all).unwrap(); // and this is the end
+            assert_eq!((all.len(), accepted.progress), (GREETING_BYTES, Progress::TurnedAway));
+        }
+    }
+
+    #[test]
+    fn what_no_dealer_says_ends_the_connection() {
+        let framed = |flags, body: &[u8]| {
+            let mut bytes = Vec::new();
+            frame(&mut bytes, flags, body);
+            bytes
+        };
+        let before = |said: Vec<u8>| [greets(b"NULL"), said].concat();
+        let after = |said: Vec<u8>| [dealer(), said].concat();
+        for (at, said) in [
+            before(framed(0, b"{}")),
+            before(framed(COMMAND, b"\x05READY\x0bSocket-Type\0\0\0\x03SUB")),
+            before(framed(COMMAND, b"\x05READY\x0bSocket-Type\0\0\0\xff")),
+            before(framed(COMMAND, b"\x05READY")),
+            before(framed(COMMAND, &[7; COMMAND_BYTES_MAX + 1])),
+            after(vec![8]),
+            after(framed(COMMAND | MORE, b"\x04PING\0\0")),
+            after(framed(COMMAND, b"\x05ERROR\0")),
+            after(b"\x02\xff\xff\xff\xff\xff\xff\xff\xff".to_vec()),
+            after(framed(MORE, b"").repeat(FRAMES_MAX + 1)),
+            after(framed(MORE, &[b' '; HEADER_BYTES_MAX]).repeat(3)),
+            after(framed(COMMAND, b"\x04PING\0\0context").repeat(65)),
+        ]
+        .iter()
+        .enumerate()
+        {
+            let (mut accepted, theirs) = pair(None);
+            let mut writer = theirs.try_clone().unwrap();
+            let said = said.clone();
+            let written = std::thread::spawn(move || drop(writer.write_all(&said)));
+            let ended = (0..1000).any(|_| {
+                std::thread::yield_now();
+                heard(&mut accepted).is_err()
+            });
+            assert!(ended, "{}", at);
+            drop((accepted, theirs));
+            written.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_ping_is_answered_between_messages_with_no_more_than_its_context() {
+        let (mut accepted, mut theirs) = met();
+        theirs.write_all(b"\x04\x18\x04PING\0\x090123456789abcdefX").unwrap();
+        assert_eq!(heard(&mut accepted).unwrap(), []);
+        accepted.write(0, NOW).unwrap();
+        let mut pong = [0; 23];
+        theirs.read_exact(&mut pong).unwrap();
+        assert_eq!(&pong, b"\x04\x15\x04PONG0123456789abcdef");
+    }
+
+    #[test]
+    fn who_reads_nothing_holds_no_version_and_little_else() {
+        let (mut accepted, _theirs) = met();
+        let mut versions = Vec::new();
+        for _ in 0..3 * QUEUE {
+            let version = content(1 << 20);
+            versions.push(Arc::downgrade(&version));
+            accepted.put(b"{}", &Payload::Chunk(version, 0), COPIES_BYTES_MAX, NOW).unwrap();
+        }
+        assert_eq!(
+            versions.iter().filter(|version| version.upgrade().is_some()).count(),
+            1,
+            "half of it is sent"
+        );
+        assert!(let_go(std::iter::once((7, &mut accepted)), COPIES_BYTES_MAX, NOW + HOLD).is_empty());
+        assert!(versions.iter().all(|version| version.upgrade().is_none()));
+        assert!(accepted.queue.len() <= QUEUE && accepted.copied() <= 1 << 20);
+        for _ in 0..QUEUE {
+            accepted.put(&[b' '; HEADER_BYTES_MAX], &Payload::None, 0, NOW).unwrap();
+        }
+        assert!(accepted.waiting() <= HEADERS_BYTES_MAX);
+    }
+
+    #[cfg(feature = "keys")]
+    mod keyed {
+        use super::*;
+        use crate::curve::Client;
+        use crate::raw::sodium;
+
+        fn command(bytes: &[u8]) -> Vec<u8> {
+            let mut framed = Vec::new();
+            frame(&mut framed, COMMAND, bytes);
+            framed
+        }
+
+        fn message(client: &mut Client, flags: u8, body: &[u8]) -> Vec<u8> {
+            let mut message = Vec::new();
+            client.session().carry(flags, &[body], &mut message);
+            message
+        }
+
+        fn opened(client: &mut Client, body: &[u8]) -> (u8, Vec<u8>) {
+            client.session().carried(body).map(|(flags, body)| (flags, body.to_vec())).unwrap()
+        }
+
+        /// The next frame's body.
+        fn next(theirs: &mut UnixStream) -> Vec<u8> {
+            let mut head = [0; 2];
+            theirs.read_exact(&mut head).unwrap();
+            assert_eq!(head[0] & LONG_FLAG, 0);
+            let mut body = vec![0; usize::from(head[1])];
+            theirs.read_exact(&mut body).unwrap();
+            body
+        }
+
+        const LONG_FLAG: u8 = 2;
+
+        /// As far as INITIATE; says whether the owner of the key was let in.
+        fn came(allowed: bool) -> (Accepted, UnixStream, Client) {
+            let keys = Arc::new(sodium::pair());
+            let (mut accepted, mut theirs) = pair(Some(keys.clone()));
+            let mut client = Client::new(Arc::new(sodium::pair()), keys.public);
+            theirs.write_all(&greets(b"CURVE")).unwrap();
+            theirs.write_all(&command(&client.hello().unwrap())).unwrap();
+            assert_eq!(heard(&mut accepted).unwrap(), []);
+            assert_eq!(accepted.progress, Progress::Knows);
+            accepted.write(0, NOW).unwrap();
+            theirs.read_exact(&mut [0; GREETING_BYTES]).unwrap();
+            let welcome = next(&mut theirs);
+            let initiate = client.initiate(&welcome[8..], b"\x0bSocket-Type\0\0\0\x06DEALER").unwrap();
+            theirs.write_all(&command(&initiate)).unwrap();
+            let key = zmq::z85_encode(&client.public()).unwrap();
+            accepted.read(&|asked| allowed && asked == key, NOW).unwrap();
+            accepted.write(0, NOW).unwrap();
+            (accepted, theirs, client)
+        }
+
+        #[test]
+        fn who_is_allowed_speaks_under_its_key() {
+            let (mut accepted, mut theirs, mut client) = came(true);
+            assert!(next(&mut theirs).starts_with(b"\x05READY"));
+            assert_eq!(accepted.key, zmq::z85_encode(&client.public()).unwrap());
+            let mut framed = Vec::new();
+            frame(&mut framed, 0, &message(&mut client, MORE, b"{}"));
+            frame(&mut framed, 0, &message(&mut client, 0, b"payload"));
+            frame(&mut framed, 0, &message(&mut client, COMMAND, b"\x04PING\0\0ctx"));
+            theirs.write_all(&framed).unwrap();
+            assert_eq!(heard(&mut accepted).unwrap(), [Said { header: b"{}".to_vec(), payloads: 1 }]);
+            accepted.write(0, NOW).unwrap();
+            assert_eq!(opened(&mut client, &next(&mut theirs)), (COMMAND, b"\x04PONGctx".to_vec()));
+            let content = content(3);
+            accepted.put(b"{1}", &Payload::Chunk(content.clone(), 0), 2, NOW).unwrap();
+            assert!(accepted.starved && !accepted.unsent(), "there is no room for a copy");
+            accepted.write(3, NOW).unwrap();
+            assert_eq!(opened(&mut client, &next(&mut theirs)), (MORE, b"{1}".to_vec()));
+            assert_eq!(opened(&mut client, &next(&mut theirs)), (0, vec![5; 3]));
+            let mut plain = Vec::new();
+            frame(&mut plain, 0, b"{}");
+            theirs.write_all(&plain).unwrap();
+            assert!(heard(&mut accepted).is_err());
+        }
+
+        #[test]
+        fn who_is_not_allowed_is_told_so_and_says_nothing_more() {
+            let (mut accepted, mut theirs, mut client) = came(false);
+            let mut framed = Vec::new();
+            frame(&mut framed, 0, &message(&mut client, 0, b"{}"));
+            theirs.write_all(&framed).unwrap();
+            assert_eq!(heard(&mut accepted).unwrap(), []);
+            assert_eq!(next(&mut theirs), b"\x05ERROR\x03400");
+            assert_eq!((theirs.read(&mut [0]).unwrap(), &accepted.key[..]), (0, ""), "and that is the end");
+        }
+    }
+}

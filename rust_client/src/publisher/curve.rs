@@ -1,0 +1,250 @@
+//! The server's side of CURVE (ZeroMQ RFC 26), without sockets.
+//!
+//! A box is sealed from one key pair to another; C and S are the sides' own keys, C' and S' those of one connection.
+//!
+//! ```text
+//! HELLO      C', proof that the client knows S (C'->S)
+//! WELCOME    S', cookie (S->C')
+//! INITIATE   cookie; C, a vouch for C' (C->S'), metadata (C'->S')
+//! READY      metadata (S'->C'), or ERROR
+//! MESSAGE    flags, a frame (C'->S' or S'->C')
+//! ```
+//!
+//! Each side counts what it says, so that nothing counts twice or late. The key of a cookie is drawn for one connection,
+//! as libzmq does it, and not for some minutes, as the RFC permits: else whoever has recorded a connection could say all
+//! of it again on another one while that key lasts.
+
+use crate::curve::{
+    array, long_box, open_long, Session, COOKIE_BYTES, COUNT_BYTES, DENIED, HELLO, HELLO_BYTES, INITIATE,
+    VOUCH_BYTES,
+};
+use crate::framing::fault;
+use crate::raw::sodium::{self, Key, Pair, PROOF_BYTES};
+use std::io;
+
+/// What the client has said last, and what that leaves.
+enum Step {
+    Nothing,
+    /// With C', and the key of the cookie, in which S' is.
+    Hello(Key, Key),
+    Over,
+}
+
+/// What a command of a handshake leads to.
+#[derive(Debug)]
+pub enum Answer {
+    /// Say this, and wait.
+    Command(Vec<u8>),
+    /// The owner of this key has come, with this metadata: let it in, or do not.
+    Came(Key, Vec<u8>),
+}
+
+/// One connection.
+pub struct Curve {
+    step: Step,
+    session: Session,
+}
+
+impl Curve {
+    pub fn new() -> Curve {
+        Curve { step: Step::Nothing, session: Session::new(*b"CurveZMQMESSAGES", *b"CurveZMQMESSAGEC") }
+    }
+
+    /// Takes a command of the handshake; `own` are the publisher's keys.
+    pub fn take(&mut self, own: &Pair, command: &[u8]) -> io::Result<Answer> {
+        match std::mem::replace(&mut self.step, Step::Over) {
+            Step::Nothing if command.starts_with(HELLO) => self.welcome(own, command).map(Answer::Command),
+            Step::Hello(client, cookie_key) if command.starts_with(INITIATE) => {
+                self.initiated(own, &client, &cookie_key, &command[INITIATE.len()..])
+            }
+            _ => fault("a command that has no place in a handshake"),
+        }
+    }
+
+    fn welcome(&mut self, own: &Pair, hello: &[u8]) -> io::Result<Vec<u8>> {
+        if hello.len() != HELLO_BYTES || hello[HELLO.len()..HELLO.len() + 2] != [1, 0] {
+            return fault("a HELLO that is none");
+        }
+        let client: Key = array(&hello[80..112]);
+        let shared = sodium::shared(&client, &own.secret);
+        let proof = shared
+            .and_then(|shared| self.session.open_with(&shared, b"CurveZMQHELLO---", &hello[112..]).ok());
+        let shared = match (shared, proof) {
+            (Some(shared), Some(zeros)) if zeros == [0; 64] => shared,
+            _ => return fault("a HELLO of somebody who does not know our key"),
+        };
+        let (its, mut cookie_key) = (sodium::pair(), [0; 32]);
+        sodium::draw(&mut cookie_key);
+        let mut plain = its.public.to_vec();
+        plain.extend(long_box(&cookie_key, b"COOKIE--", &[client, its.secret].concat()));
+        let mut welcome = b"\x07WELCOME".to_vec();
+        welcome.extend(long_box(&shared, b"WELCOME-", &plain));
+        self.step = Step::Hello(client, cookie_key);
+        Ok(welcome)
+    }
+
+    fn initiated(&mut self, own: &Pair, client: &Key, cookie_key: &Key, said: &[u8]) -> io::Result<Answer> {
+        if said.len() < COOKIE_BYTES + COUNT_BYTES + PROOF_BYTES + 32 + VOUCH_BYTES {
+            return fault("an INITIATE that is none");
+        }
+        let (cookie, rest) = said.split_at(COOKIE_BYTES);
+        let secret: Key = match open_long(cookie_key, b"COOKIE--", cookie) {
+            Some(plain) if plain[..32] == client[..] => array(&plain[32..]),
+            _ => return fault("an INITIATE with a cookie that is not of this connection"),
+        };
+        self.session.shared = match sodium::shared(client, &secret) {
+            Some(shared) => shared,
+            None => return fault("a key that is none"),
+        };
+        let plain = self.session.open(b"CurveZMQINITIATE", rest)?;
+        let key: Key = array(&plain[..32]);
+        let (vouch, metadata) = plain[32..].split_at(VOUCH_BYTES);
+        let between = sodium::shared(&key, &secret);
+        match between.and_then(|between| open_long(&between, b"VOUCH---", vouch)) {
+            Some(vouched) if vouched[..] == [client, &own.public].map(|key| &key[..]).concat() => {}
+            _ => return fault("an INITIATE of somebody who does not own the key that it shows"),
+        }
+        Ok(Answer::Came(key, metadata.to_vec()))
+    }
+
+    /// Lets the client in, who is told this metadata.
+    pub fn ready(&mut self, metadata: &[u8]) -> Vec<u8> {
+        let mut ready = b"\x05READY".to_vec();
+        self.session.seal(b"CurveZMQREADY---", metadata, &mut ready);
+        ready
+    }
+
+    /// Tells the client that its key is not allowed.
+    pub fn denied() -> &'static [u8] {
+        DENIED
+    }
+
+    /// What follows the handshake.
+    pub fn session(&mut self) -> &mut Session {
+        &mut self.session
+    }
+}
+
+#[cfg(all(test, feature = "keys"))]
+mod tests {
+    use super::*;
+    use crate::curve::{Client, FRAME_BYTES};
+    use crate::framing::{COMMAND, MORE};
+    use std::sync::Arc;
+
+    const METADATA: &[u8] = b"\x0bSocket-Type\0\0\0\x06DEALER";
+
+    fn client(server: &Key) -> Client {
+        Client::new(Arc::new(sodium::pair()), *server)
+    }
+
+    /// A frame as it is sent, without how that begins.
+    fn message(client: &mut Client, flags: u8, body: &[u8]) -> Vec<u8> {
+        let mut message = Vec::new();
+        client.session().carry(flags, &[body], &mut message);
+        message
+    }
+
+    fn said(answer: io::Result<Answer>) -> Vec<u8> {
+        match answer {
+            Ok(Answer::Command(command)) => command,
+            other => panic!("{:?}", other),
+        }
+    }
+
+    /// A client that is let in.
+    fn met() -> (Curve, Client) {
+        let own = sodium::pair();
+        let (mut curve, mut client) = (Curve::new(), client(&own.public));
+        let welcome = said(curve.take(&own, &client.hello().unwrap()));
+        let initiate = client.initiate(&welcome[8..], METADATA).unwrap();
+        match curve.take(&own, &initiate) {
+            Ok(Answer::Came(key, metadata)) => {
+                assert_eq!((key, &metadata[..]), (client.public(), METADATA));
+            }
+            other => panic!("{:?}", other),
+        }
+        (curve, client)
+    }
+
+    #[test]
+    fn both_sides_understand_each_other() {
+        let (mut curve, mut client) = met();
+        assert!(curve.ready(b"metadata").starts_with(b"\x05READY"));
+        let body = message(&mut client, MORE, b"header");
+        let (flags, body) = curve.session().carried(&body).unwrap();
+        assert_eq!((flags, &body[..]), (MORE, &b"header"[..]));
+        let mut answer = Vec::new();
+        curve.session().carry(COMMAND, &[b"a", b"b"], &mut answer);
+        assert_eq!(answer.len(), FRAME_BYTES + 2);
+        let (flags, body) = client.session().carried(&answer).unwrap();
+        assert_eq!((flags, &body[..]), (COMMAND, &b"ab"[..]));
+    }
+
+    #[test]
+    fn nothing_counts_twice_or_late_and_nothing_that_was_altered() {
+        let (mut curve, mut client) = met();
+        let (first, second) = (message(&mut client, 0, b"1"), message(&mut client, 0, b"2"));
+        curve.session().carried(&second).unwrap();
+        assert!(curve.session().carried(&second).is_err() && curve.session().carried(&first).is_err());
+        let third = message(&mut client, 0, b"3");
+        for at in 0..third.len() {
+            let mut altered = third.clone();
+            altered[at] ^= 1;
+            assert!(curve.session().carried(&altered).is_err(), "byte {}", at);
+        }
+        curve.session().carried(&third).unwrap();
+        assert!(curve.session().carried(&message(&mut client, MORE | COMMAND, b"odd flags")).is_err());
+        assert!((0..third.len()).all(|end| curve.session().carried(&third[..end]).is_err()));
+    }
+
+    #[test]
+    fn a_key_is_believed_of_its_owner_alone() {
+        let own = sodium::pair();
+        let other = sodium::pair();
+        let tried = |by: &dyn Fn(&mut Client, &[u8]) -> Vec<u8>| {
+            let (mut curve, mut client) = (Curve::new(), client(&own.public));
+            let welcome = said(curve.take(&own, &client.hello().unwrap()));
+            let initiate = by(&mut client, &welcome);
+            curve.take(&own, &initiate).is_ok()
+        };
+        type Vouched = (Key, [Key; 2]); // the secret key that vouches, and for what
+        let tried = |vouch: &dyn Fn(Vouched) -> Vouched| {
+            tried(&|client, welcome| client.vouching(&welcome[8..], METADATA, vouch).unwrap())
+        };
+        assert!(tried(&|vouched| vouched));
+        assert!(!tried(&|(_, vouched)| (other.secret, vouched)), "it owns another key");
+        assert!(!tried(&|(secret, [_, server])| (secret, [other.public, server])), "of another connection");
+        assert!(!tried(&|(secret, [its, _])| (secret, [its, other.public])), "for another server");
+    }
+
+    #[test]
+    fn a_connection_cannot_be_said_again() {
+        let own = sodium::pair();
+        let (mut curve, mut client) = (Curve::new(), client(&own.public));
+        let hello = client.hello().unwrap();
+        let welcome = said(curve.take(&own, &hello));
+        let initiate = client.initiate(&welcome[8..], METADATA).unwrap();
+        assert!(curve.take(&own, &initiate).is_ok());
+        assert!(curve.take(&own, &initiate).is_err() && curve.take(&own, &hello).is_err());
+        let mut again = Curve::new();
+        said(again.take(&own, &hello));
+        assert!(again.take(&own, &initiate).is_err(), "the cookie is another connection's");
+    }
+
+    #[test]
+    fn who_does_not_know_the_publishers_key_gets_no_answer() {
+        let own = sodium::pair();
+        for altered in 0..HELLO_BYTES {
+            let mut hello = client(&own.public).hello().unwrap();
+            hello[altered] ^= 1;
+            let padding = (8..80).contains(&altered);
+            assert_eq!(Curve::new().take(&own, &hello).is_ok(), padding, "byte {}", altered);
+        }
+        let mut zeros = client(&own.public).hello().unwrap();
+        zeros[80..112].fill(0); // a key with which everybody shares the same
+        assert!(Curve::new().take(&own, &zeros).is_err());
+        assert!(Curve::new().take(&own, &client(&sodium::pair().public).hello().unwrap()).is_err());
+        assert!(Curve::new().take(&own, &client(&own.public).hello().unwrap()[..199]).is_err());
+    }
+}

@@ -1,0 +1,143 @@
+//! Sockets that listen, and what connects to them.
+
+use super::endpoints::Place;
+use super::left_behind::free_path;
+use crate::error::Error;
+use crate::raw::fork::Own;
+use crate::raw::socket::{is_name, unix_by_name};
+use std::io;
+use std::net::{IpAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+
+pub enum Listener {
+    Tcp(Own<TcpListener>),
+    Ipc(Own<UnixListener>, PathBuf),
+}
+
+impl Listener {
+    /// Listens at a place; returns it with the port that was taken.
+    pub fn bind(place: &Place) -> io::Result<(Listener, Place)> {
+        listen(place)
+    }
+
+    pub fn accept(&self) -> io::Result<Own<TcpStream>> {
+        let connection = Own::open(|| match self {
+            Listener::Tcp(listener) => Ok(listener.accept()?.0),
+            Listener::Ipc(listener, _) => Ok(OwnedFd::from(listener.accept()?.0).into()), // from here on they are alike
+        })?;
+        connection.set_nonblocking(true)?;
+        Ok(connection)
+    }
+
+    /// Where it listens, as workers of this host can be told; nothing for a path.
+    pub fn told(&self) -> Option<Place> {
+        match self {
+            Listener::Tcp(listener) => {
+                let name = listener.local_addr().ok()?;
+                let host = match name.ip() {
+                    IpAddr::V4(ip) => ip.to_string(),
+                    IpAddr::V6(ip) => format!("[{}]", ip),
+                };
+                Some(Place::Tcp { host, port: name.port() })
+            }
+            Listener::Ipc(..) => None,
+        }
+    }
+
+    /// The path that is to be removed at the end.
+    fn path(&self) -> Option<&PathBuf> {
+        match self {
+            Listener::Ipc(_, path) if !is_name(path) => Some(path),
+            _ => None,
+        }
+    }
+
+    pub fn descriptor(&self) -> RawFd {
+        match self {
+            Listener::Tcp(listener) => listener.as_raw_fd(),
+            Listener::Ipc(listener, _) => listener.as_raw_fd(),
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Some(path) = self.path() {
+            let _ = std::fs::remove_file(path); // nobody takes a path at which somebody listens
+        }
+    }
+}
+
+fn listen(place: &Place) -> io::Result<(Listener, Place)> {
+    match place {
+        Place::Ipc(path) if is_name(path) => {
+            let listener = Own::open(|| unix_by_name(path, true).map(UnixListener::from))?;
+            listener.set_nonblocking(true)?;
+            Ok((Listener::Ipc(listener, path.clone()), place.clone()))
+        }
+        Place::Ipc(path) => {
+            let _folder = free_path(path)?;
+            let listener = Own::open(|| UnixListener::bind(path))?;
+            listener.set_nonblocking(true)?;
+            Ok((Listener::Ipc(listener, path.clone()), place.clone()))
+        }
+        Place::Tcp { host, port } => {
+            let bare = host.trim_matches(|c| c == '[' || c == ']');
+            let name = if bare == "*" { "0.0.0.0" } else { bare };
+            let addresses: Vec<_> = (name, *port).to_socket_addrs()?.collect();
+            let listener = Own::open(|| TcpListener::bind(&addresses[..]))?;
+            listener.set_nonblocking(true)?;
+            let port = listener.local_addr()?.port();
+            Ok((Listener::Tcp(listener), Place::Tcp { host: host.clone(), port }))
+        }
+    }
+}
+
+/// Says who has an address, or what is wrong with it.
+pub fn unbindable(address: &str, error: io::Error) -> Error {
+    if error.kind() == io::ErrorKind::AddrInUse {
+        let text = "another process listens there; stop it, or take another address (port 0: any free one)";
+        return Error::Address { address: address.to_owned(), text: text.to_owned() };
+    }
+    Error::Io { what: format!("cannot listen at {}", address), error }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Barrier, Mutex};
+    use std::thread;
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_name_in_no_folder_is_listened_at_and_found() {
+        let place = Place::Ipc(format!("@weightbus-{}", std::process::id()).into());
+        let (listener, _) = Listener::bind(&place).unwrap();
+        assert!(matches!(Listener::bind(&place), Err(error) if error.kind() == io::ErrorKind::AddrInUse));
+        let endpoint = crate::endpoint::Endpoint::parse(&place.endpoint()).unwrap();
+        let _dialled = crate::subscription::dial(&endpoint, std::time::Duration::from_secs(1)).unwrap();
+        listener.accept().unwrap();
+    }
+
+    #[test]
+    fn of_several_that_find_a_path_left_behind_one_gets_it() {
+        let path = std::env::temp_dir().join(format!("weightbus-race-{}", std::process::id()));
+        let place = Place::Ipc(path.clone());
+        for _ in 0..200 {
+            drop(UnixListener::bind(&path).unwrap()); // whose socket stays
+            let (together, bound) = (Barrier::new(4), Mutex::new(Vec::new()));
+            thread::scope(|scope| {
+                for _ in 0..4 {
+                    scope.spawn(|| {
+                        together.wait();
+                        let result = Listener::bind(&place);
+                        bound.lock().unwrap().extend(result);
+                    });
+                }
+            });
+            assert_eq!(bound.into_inner().unwrap().len(), 1);
+        }
+    }
+}

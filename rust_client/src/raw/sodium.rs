@@ -1,0 +1,120 @@
+//! NaCl's boxes by libsodium, which libzmq has for CURVE as well: no crate that Debian has offers XSalsa20.
+
+use std::os::raw::{c_int, c_uchar, c_ulonglong, c_void};
+use std::sync::Once;
+
+pub const PROOF_BYTES: usize = 16; // that a box has more than what is in it
+
+#[link(name = "sodium")]
+extern "C" {
+    fn sodium_init() -> c_int;
+    fn randombytes_buf(to: *mut c_void, size: usize);
+    fn crypto_box_keypair(public: *mut c_uchar, secret: *mut c_uchar) -> c_int;
+    fn crypto_scalarmult_base(public: *mut c_uchar, secret: *const c_uchar) -> c_int;
+    fn crypto_box_beforenm(shared: *mut c_uchar, public: *const c_uchar, secret: *const c_uchar) -> c_int;
+    fn crypto_secretbox_easy(
+        to: *mut c_uchar,
+        plain: *const c_uchar,
+        size: c_ulonglong,
+        nonce: *const c_uchar,
+        key: *const c_uchar,
+    ) -> c_int;
+    fn crypto_secretbox_open_easy(
+        to: *mut c_uchar,
+        sealed: *const c_uchar,
+        size: c_ulonglong,
+        nonce: *const c_uchar,
+        key: *const c_uchar,
+    ) -> c_int;
+    fn crypto_secretbox_detached(
+        to: *mut c_uchar,
+        proof: *mut c_uchar,
+        plain: *const c_uchar,
+        size: c_ulonglong,
+        nonce: *const c_uchar,
+        key: *const c_uchar,
+    ) -> c_int;
+}
+
+pub type Key = [u8; 32];
+pub type Nonce = [u8; 24];
+
+/// A public and a secret key.
+pub struct Pair {
+    pub public: Key,
+    pub secret: Key,
+}
+
+/// Makes libsodium ready; nothing else of it is safe before, in more than one thread.
+fn ready() {
+    static READY: Once = Once::new();
+    READY.call_once(|| {
+        // SAFETY: it may be called at any time, by any thread. It fails where there are no random numbers, without
+        // which there is no key either: to go on would be worse than to end.
+        assert!(unsafe { sodium_init() } >= 0, "libsodium has no random numbers");
+    });
+}
+
+/// Fills with numbers that nobody can guess.
+pub fn draw(to: &mut [u8]) {
+    ready();
+    // SAFETY: it writes as many bytes as there are.
+    unsafe { randombytes_buf(to.as_mut_ptr().cast(), to.len()) };
+}
+
+/// Draws a pair of keys.
+pub fn pair() -> Pair {
+    ready();
+    let mut pair = Pair { public: [0; 32], secret: [0; 32] };
+    // SAFETY: it writes 32 bytes to each.
+    unsafe { crypto_box_keypair(pair.public.as_mut_ptr(), pair.secret.as_mut_ptr()) };
+    pair
+}
+
+/// The public key of a secret one.
+pub fn public_of(secret: &Key) -> Key {
+    ready();
+    let mut public = [0; 32];
+    // SAFETY: it reads 32 bytes, and writes as many.
+    unsafe { crypto_scalarmult_base(public.as_mut_ptr(), secret.as_ptr()) };
+    public
+}
+
+/// The key that the owners of two pairs share; nothing if the public one is of no use.
+pub fn shared(public: &Key, secret: &Key) -> Option<Key> {
+    ready();
+    let mut key = [0; 32];
+    // SAFETY: it reads 32 bytes of each, and writes as many.
+    let done = unsafe { crypto_box_beforenm(key.as_mut_ptr(), public.as_ptr(), secret.as_ptr()) };
+    Some(key).filter(|_| done == 0)
+}
+
+/// Appends a box.
+pub fn seal(key: &Key, nonce: &Nonce, plain: &[u8], to: &mut Vec<u8>) {
+    let begin = to.len();
+    to.resize(begin + PROOF_BYTES + plain.len(), 0);
+    let size = plain.len() as c_ulonglong;
+    // SAFETY: there is room for proof and plain text; key and nonce have as many bytes as it takes.
+    unsafe {
+        crypto_secretbox_easy(to[begin..].as_mut_ptr(), plain.as_ptr(), size, nonce.as_ptr(), key.as_ptr())
+    };
+}
+
+/// Makes a box of what follows the first 16 bytes, where it lies; these become its proof.
+pub fn seal_in_place(key: &Key, nonce: &Nonce, bytes: &mut [u8]) {
+    let (proof, plain) = bytes.split_at_mut(PROOF_BYTES);
+    let (at, size) = (plain.as_mut_ptr(), plain.len() as c_ulonglong);
+    // SAFETY: as many bytes are written as are read, to the same place, which it permits, and 16 to the proof.
+    unsafe { crypto_secretbox_detached(at, proof.as_mut_ptr(), at, size, nonce.as_ptr(), key.as_ptr()) };
+}
+
+/// Opens a box; nothing if it was not sealed so.
+pub fn open(key: &Key, nonce: &Nonce, sealed: &[u8]) -> Option<Vec<u8>> {
+    let mut plain = vec![0; sealed.len().checked_sub(PROOF_BYTES)?];
+    let size = sealed.len() as c_ulonglong;
+    // SAFETY: it reads `size` bytes, and writes those less the proof, for which there is room.
+    let done = unsafe {
+        crypto_secretbox_open_easy(plain.as_mut_ptr(), sealed.as_ptr(), size, nonce.as_ptr(), key.as_ptr())
+    };
+    Some(plain).filter(|_| done == 0)
+}
