@@ -50,7 +50,7 @@ def publish(
             call.move(peer.name, "lost", now, "it was lost before the publish")
             continue
         peer.mute_at = min(peer.mute_at, now + state.timing.quiet)
-        if now < peer.mute_at and not versions.serves(peer):
+        if now < peer.mute_at and not (peer.incoming and versions.serves(peer)):
             version.read_by(peer.name)
     if terms.commit == "together":
         versions.await_commit(version)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from weightbus.bus.memory.snapshots import Pool, Snapshot
+from weightbus.bus.net import outgoing
 from weightbus.bus.net.outgoing import HOLD_SECONDS, Copies, Outgoing, PlainMessage
 from weightbus.bus.net.zmtp import message_parts
 
@@ -78,12 +79,19 @@ def test_it_is_copied_once_its_version_has_ended_though_it_moves(peer: Peer) -> 
     assert bytes(peer.got) == expected, "of the version that it was, to the last byte"
 
 
-def test_it_is_not_copied_where_there_is_no_room_for_it() -> None:
-    peer = Peer(most=NBYTES // 4)
+def test_it_is_not_copied_where_there_is_no_room_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    peer, copied = Peer(most=NBYTES // 4), list[int]()
+
+    def copy(part: memoryview) -> bytes:
+        copied.append(len(part))
+        return bytes(part)
+
     _, snapshot, _ = half_sent(peer)
     snapshot.release()
+    monkeypatch.setattr(outgoing, "bytes", copy, raising=False)
     peer.outgoing.hold(0.0)
     assert peer.hung_up
+    assert not copied, "not even for a moment"
     assert not snapshot.draining
     assert not peer.copies._total  # noqa: SLF001 # pyright: ignore
     peer.close()

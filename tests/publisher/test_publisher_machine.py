@@ -585,6 +585,7 @@ def test_of_a_worker_that_is_at_a_version_no_later_one_is_kept_until_it_asks() -
     first, _ = bench.publish()
     bench.say("slow", Fetch(model="a", epoch=EPOCH, version=1, first=0, count=1))
     bench.say("fast", report(Applied, first))
+    version = first
     for number in range(2, 10):
         version, _ = bench.publish()
         assert version.receivers == {"fast"}
