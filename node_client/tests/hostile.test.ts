@@ -35,7 +35,8 @@ function folder() {
 /** Start both, and have the worker join. */
 async function joined(path?: string, options: object = { bytesMax: BYTES_MAX }) {
   const hostile = await Hostile.start(path);
-  const victim = new Victim(hostile.address, options);
+  // Nobody answers its pings, and machines may be busy.
+  const victim = new Victim(hostile.address, { lostAfter: 60_000, ...options });
   await hostile.welcome();
   await victim.tells("joined");
   const calm = await victim.memory();
