@@ -68,6 +68,7 @@ export class Port implements AsyncDisposable {
         this.#hungUp = resolve;
       });
     }
+    this.heard.length = 0; // what comes now is said by who comes next
     return said;
   }
 
@@ -103,6 +104,13 @@ export class Hostile implements AsyncDisposable {
     await this.control.hears('"type":"hello"');
     const known = { epoch: EPOCH, data: this.data.address, ping_ms: 1000, lost_ms: 5000 };
     this.say({ type: "welcome", ...known, models: {}, ...more });
+  }
+
+  /** Let in who comes again, on a connection on which it takes itself for one that is known. */
+  async welcomeBack(): Promise<void> {
+    await this.control.hears('"type":"ping"');
+    this.say({ type: "refuse", code: "unknown-worker", text: "" });
+    await this.welcome();
   }
 
   say(header: object, ...payloads: Uint8Array[]): void {
