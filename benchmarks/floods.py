@@ -14,6 +14,7 @@ built before: `make -C rust_client driver`. A publisher that ends is replaced fo
 import argparse
 import contextlib
 import json
+import math
 import os
 import resource
 import statistics
@@ -170,6 +171,8 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def _percentile(seconds: list[float], percent: int) -> float:
+    if len(seconds) < 2:
+        return math.nan
     return statistics.quantiles(seconds, n=100, method="inclusive")[percent - 1]
 
 
@@ -215,7 +218,7 @@ def table_of(outcomes: list[Outcome], base: list[float]) -> Table:
     table.add_row("calm", "", "", "", *(f"{1e3 * each:.1f}" for each in calm), "1.0")
     for o in outcomes:
         attack, seconds = ATTACKS[o.name], o.flooded
-        p50, p99 = (_percentile(seconds, p) if len(seconds) > 1 else float("nan") for p in (50, 99))
+        p50, p99 = _percentile(seconds, 50), _percentile(seconds, 99)
         missed = misses(o, base)
         table.add_row(
             o.name,
