@@ -66,8 +66,8 @@ PARTIAL_BYTES_MAX = 2**24  # of unfinished messages of all control connections
 # Control connections that have sent no message: some 3 kB each, and never more than a quarter of
 # the descriptors. Beyond that a newcomer takes the place of the oldest of the host that has most.
 UNPROVEN_MAX = 512
-HANDSHAKE_SECONDS = 5.0  # four ways there and back, and what the network loses of them
-COPIES_BYTES_MAX = 2**26  # copied for peers that do not take what is half sent to them, of all
+HANDSHAKE_SECONDS = 5  # four ways there and back, and what the network loses of them
+COPIES_BYTES_MAX = 2**25  # copied for peers that do not take what is half sent to them, of all
 # Of one host: control connections that have sent no message; others are closed at once.
 NEWCOMERS = Rate(16, 8)
 HOSTS_MAX = 1024  # from which newcomers are taken within a moment

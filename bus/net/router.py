@@ -154,7 +154,7 @@ class Router:
             try:
                 message = peer.message(now)
             except (ZmtpError, CurveError) as error:
-                self._turn_away(peer, error, now)
+                self._reject(peer, error, now)
                 continue
             if message is None:
                 self._rest(peer, now)
@@ -185,9 +185,9 @@ class Router:
         while self._partial_bytes > PARTIAL_BYTES_MAX:
             longest = max(self._partial, key=self._partial.__getitem__)
             text = "the longest of too many unfinished messages"
-            self._turn_away(longest, ZmtpError(text), now)
+            self._reject(longest, ZmtpError(text), now)
 
-    def _turn_away(self, peer: Peer, error: ZmtpError | CurveError, now: float) -> None:
+    def _reject(self, peer: Peer, error: ZmtpError | CurveError, now: float) -> None:
         if isinstance(error, CurveError):
             peer.say_last(error.reply)
         self._hung_up.warn(f"{peer.host or 'a process of this host'}: {error}", now)
@@ -253,7 +253,7 @@ class Router:
             if now - peer.since < HANDSHAKE_SECONDS:
                 break
             if not peer.open:
-                self._turn_away(peer, ZmtpError("no handshake in time"), now)
+                self._reject(peer, ZmtpError("no handshake in time"), now)
         for peer in list(self._peers.values()):
             peer.outgoing.hold(now)
         if self._waiting:
@@ -362,7 +362,7 @@ class Router:
     def _drop(self, peer: Peer) -> None:
         """A peer does not read, and too much is kept for those that do not."""
         if not peer.closed:
-            self._turn_away(peer, ZmtpError(NOT_READ), time.monotonic())
+            self._reject(peer, ZmtpError(NOT_READ), time.monotonic())
 
     def _close(self, peer: Peer) -> None:
         del self._peers[peer.identity]
