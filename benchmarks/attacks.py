@@ -335,8 +335,8 @@ def _again(opening: Callable[[int], bytes]) -> Callable[[int], Iterator[bytes]]:
     return lambda start: itertools.repeat(opening(start))
 
 
-# Models of which each copy shows: 128 MiB are two, of which one may be kept for the next version.
-LARGE: dict[str, Any] = {"peak_mib": 128.0, "later_mib": 80.0}
+# Models of which each copy shows: 128 MiB are two, which may be kept for the next versions.
+LARGE: dict[str, Any] = {"peak_mib": 128.0, "later_mib": 128.0}
 LARGE["setup"] = Setup(shape="64MiB/20", pause=0.1)
 LARGEST = {**LARGE, "setup": Setup(shape="64MiB/20", pause=0.1, chunk_bytes=64 * MIB)}
 FILES = 1500  # of a trainer that has many
