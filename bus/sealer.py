@@ -119,6 +119,10 @@ class SealedVersion:
         return self.group is group and self.subject.epoch == version.target.epoch
 
 
+class InUseError(MemoryError):
+    """As many sealed versions of a model are in use as there may be."""
+
+
 class Sealer:
     """Seals what one publisher says.
 
@@ -172,7 +176,34 @@ class Sealer:
         Raises:
             MemoryError: There is none.
         """
-        self._take(model, nbytes)
+        try:
+            self._room_of(model, nbytes, None)
+        except InUseError:  # for a moment: workers that need a chunk meanwhile ask again
+            return
+
+    def _room_of(self, model: str, nbytes: int, of: Sealable | None) -> NDArray[np.uint8]:
+        """Take memory for a version; if all of it is in use, that of the oldest other version.
+
+        What was sealed there is sealed again if a worker asks for it.
+
+        Raises:
+            MemoryError: There is none.
+            InUseError: Sockets still send from all of it.
+        """
+        while True:
+            try:
+                return self._take(model, nbytes)
+            except InUseError:
+                others = [
+                    each
+                    for each in self._of
+                    if each.sealed is not None and each is not of and each.patch is None
+                    if each.target.model == model
+                ]
+                if not others:
+                    raise
+                oldest = min(others, key=lambda each: (each.target.epoch, each.target.version))
+                oldest.sealed = None
 
     def chunk(self, version: Sealable, index: int) -> tuple[SealedChunk, memoryview]:
         """Return a sealed chunk; it is sealed once.
@@ -207,7 +238,7 @@ class Sealer:
         nbytes = version.plan.nbytes
         if version.patch is not None:
             return np.empty(nbytes, np.uint8)
-        return self._take(version.target.model, nbytes)
+        return self._room_of(version.target.model, nbytes, version)
 
     def whole(self, announce: Announce, chunk: SealedChunk) -> Announce:
         """Return an announcement that goes with its only chunk, which is sealed."""

@@ -39,6 +39,7 @@ from ..deadline import Deadline
 from ..errors import DeadlineError
 from ..limits import SNAPSHOTS_MAX
 from ..messages import Buffer, Shared
+from ..sealer import InUseError
 from .pages import Check, memory_of
 from .segment import Segment
 
@@ -541,13 +542,14 @@ class SealedMemory:
         """Return memory of this size, which is free again once nobody refers to it.
 
         Raises:
-            MemoryError: There is none, or sockets still send from as many rooms as there may be.
+            MemoryError: There is none.
+            InUseError: As many rooms are in use as there may be.
         """
         before = self._rooms.get(model, [])
         used = [room for room in before if not room.free]
         free = [room for room in before if room.free and room.memory.nbytes == nbytes]
         if not free and len(used) >= SNAPSHOTS_MAX:
-            raise MemoryError(
+            raise InUseError(
                 f"sealed bytes of {SNAPSHOTS_MAX} versions of {model!r} are being sent: publish "
                 "less often, or wait until slow workers have them"
             )

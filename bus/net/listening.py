@@ -29,7 +29,7 @@ from ..errors import AddressError
 from . import endpoints
 from .processes import PROC, SocketHolder, given_out, holder_of
 
-BACKLOG = 128  # connections that the kernel keeps until they are accepted
+BACKLOG = 4096  # connections that the kernel keeps until they are accepted
 LOCK_SECONDS = 1.0  # for the lock on a folder, which publishers hold for less than a millisecond
 LOOK_SECONDS = 0.005  # between two attempts to take it
 PATH_MAX = 107  # bytes of a path that fit an address of the kernel
