@@ -154,6 +154,7 @@ class PublisherMachine:
         if peer.phase == "lost" or message.model in peer.torn:
             return []
         effects = sessions.heard(self.state, peer, now)
+        peer.unlike = 0  # of reports whose versions were hashed later; this word may be right
         effects += reports.runs(self.state, peer, message, now)
         if peer.unlike:  # it costs as much as a word of nobody
             peer.unlike = 0

@@ -18,6 +18,7 @@ import pytest
 
 from weightbus import ClosedError, Publisher, PublishError, Subscriber
 from weightbus.bus.net.control import _Sockets  # pyright: ignore
+from weightbus.bus.net.publisher_sockets import PublisherSockets
 from weightbus.tests.client.settling import settled
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.net.ports import lasting_address
@@ -89,8 +90,7 @@ def test_an_interrupt_as_its_thread_starts_closes_no_socket_under_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Ctrl-C, say: `start` waits for the thread to run, and raises what a handler does."""
-    start, close = threading.Thread.start, _Sockets.close
-    wait = _Sockets._poll  # noqa: SLF001 # pyright: ignore
+    start = threading.Thread.start
     threads, closed_by = list[threading.Thread](), list[threading.Thread]()
     at_work = threading.Event()
 
@@ -101,18 +101,24 @@ def test_an_interrupt_as_its_thread_starts_closes_no_socket_under_it(
             assert at_work.wait(SECONDS)
         raise KeyboardInterrupt
 
-    def poll(*arguments: Any) -> Any:
-        at_work.set()
-        return wait(*arguments)
+    def watch(kind: type, wait: str) -> None:
+        poll, close = vars(kind)[wait], vars(kind)["close"]
 
-    def noted(sockets: _Sockets) -> None:
-        closed_by.append(threading.current_thread())
-        close(sockets)
+        def polled(*arguments: Any) -> Any:
+            at_work.set()
+            return poll(*arguments)
+
+        def noted(sockets: object) -> None:
+            closed_by.append(threading.current_thread())
+            close(sockets)
+
+        monkeypatch.setattr(kind, wait, polled)
+        monkeypatch.setattr(kind, "close", noted)
 
     before = descriptors()
     monkeypatch.setattr(threading.Thread, "start", interrupted)
-    monkeypatch.setattr(_Sockets, "_poll", poll)
-    monkeypatch.setattr(_Sockets, "close", noted)
+    watch(_Sockets, "_poll")
+    watch(PublisherSockets, "poll")
     with pytest.raises(KeyboardInterrupt):
         make()
     (thread,) = threads

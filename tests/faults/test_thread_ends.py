@@ -56,7 +56,7 @@ def test_of_a_publisher() -> None:
         future: Future[Any] = publisher.publish_async("m", WEIGHTS, timeout=SECONDS)
 
         def break_() -> None:
-            publisher._loop._machine.tick = boom  # type: ignore[method-assign] # noqa: SLF001 # pyright: ignore
+            publisher._loop._machine.steps = boom  # type: ignore[method-assign] # noqa: SLF001 # pyright: ignore
 
         all_told(
             [lambda: publisher.wait_for_workers(2, SECONDS), lambda: future.result(SECONDS)], break_

@@ -214,6 +214,7 @@ MESSAGES = {"announce", "standing"}  # are made where they are written
 
 PYTHON = ROOT / "bus" / "publisher"
 NOT_IN_RUST = {
+    "faults": "there is no exception to guard against: fuzzing looks for panics",
     "known": "callers ask the machine's thread",
     "offers": "a machine makes messages itself, since it has no hashing to put off",
     "state": "it is the machine; `state.rs` keeps a folder",
