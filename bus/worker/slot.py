@@ -621,6 +621,8 @@ class Slot:
             holds.move(users, "torn")
             holds.move(holds.at["running"], "torn")
             holds.rebase(None, None, None)
+        if (running := self.running) is not None:  # or a hello would contradict itself (P3)
+            self.epoch = max(self.epoch, running.epoch)
         for held in holds.all("staged"):
             if held.announce.commit == "auto":
                 holds.move(held, "committed")
