@@ -32,6 +32,7 @@ import json, logging, os, resource, sys, threading, time
 from pathlib import Path
 import numpy as np
 from weightbus import Http, Publisher, Settings
+from weightbus.tests.compose.waiting import wait_for
 folder, taken = Path(sys.argv[1]), sys.argv[2] == "taken"
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 said, gone = [], threading.Event()
@@ -51,14 +52,16 @@ with Publisher(
     sys.stdin.readline()
     publisher.wait_for_workers(1, 30)
     receipt = publisher.publish("m", {"w": np.ones(4)}, timeout=30)
-    while not publisher.history("m"): time.sleep(0.01)
+    wait_for(lambda: publisher.history("m"), "the version in the history", 30)
     if taken:  # by the trainer itself, whatever becomes free included
+        full = threading.Event()
         def take():
             while not gone.is_set():
+                if len(held) >= 100: full.set()
                 try: held.append(os.open(os.devnull, os.O_RDONLY))
-                except OSError: time.sleep(0.001)
+                except OSError: gone.wait(0.001)
         threading.Thread(target=take, daemon=True).start()
-        while len(held) < 100: time.sleep(0.01)
+        assert full.wait(30)
     tell("joined", sorted(receipt.workers))
     sys.stdin.readline()
     began = time.monotonic()
