@@ -64,20 +64,17 @@ class Activity(NamedTuple):
 class _Sockets:
     """What both sides have: a context, a control socket, and a bell."""
 
-    def __init__(self, control: int, changes: int = 0, *, asked: bool = False) -> None:
+    def __init__(self, control: int, changes: int) -> None:
         self._asked = False  # whether `_ready` is how things are at the control socket
         self._ready = 0
         check_left()
         with contextlib.ExitStack() as undo:
-            with descriptors_of_libzmq((3 if changes else 1) + asked) as self._libzmqs:
+            with descriptors_of_libzmq(3) as self._libzmqs:
                 self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
                 # Or whoever collects it would wait in it for ever for its socket to be closed.
                 undo.callback(self._context.destroy, 0)
                 self._control = self._socket(control)
-                if asked:
-                    self._asking = self._context.socket(zmq.REP)
-                if changes:
-                    self._changes = self._control.get_monitor_socket(changes)
+                self._changes = self._control.get_monitor_socket(changes)
             self._selector = undo.enter_context(selectors.DefaultSelector())
             self._bell = undo.enter_context(contextlib.closing(Bell()))
             self.wake = self._bell.ring  # makes a `poll` in another thread return
