@@ -411,20 +411,27 @@ class Router:
         elif peer.search is None or peer.search.pid != pid:
             if (inode := inode_of(peer.socket)) is None:
                 return
-            if peer.search is None:
-                self._searches.append(peer)
-            peer.search = SocketSearch(pid, inode)
-            self._search_at = self.due = 0.0  # at once, before the process can end
+            first, peer.search = peer.search is None, SocketSearch(pid, inode)
+            if first:
+                self._look(peer, time.monotonic())  # at once, before the process can end
 
     def _search(self, now: float) -> None:
         """Go on with the search for the process of one worker of this host."""
-        peer = self._searches.popleft()
+        self._search_at = math.inf
+        self._look(self._searches.popleft(), now)
+        if self._searches:
+            self._search_at = now + SEARCH_SECONDS
+
+    def _look(self, peer: Peer, now: float) -> None:
         search = peer.search
-        if search is not None and not peer.closed and not search.look(SEARCH_FILES):
-            self._searches.append(peer)
-        elif search is not None:
+        if search is None or peer.closed:
+            return
+        if search.look(SEARCH_FILES):
             peer.process, peer.search = search.found, None
-        self._search_at = now + SEARCH_SECONDS if self._searches else math.inf
+            return
+        self._searches.append(peer)
+        self._search_at = min(self._search_at, now + SEARCH_SECONDS)
+        self.due = min(self.due, self._search_at)
 
     def take_closed(self, now: float) -> list[tuple[bytes, str]]:
         """Return the identities of closed connections, and whose process has ended, in words.

@@ -140,7 +140,8 @@ def _welcome(state: PublisherState, peer: Peer, admission: str, now: float) -> l
     prepared = state.prepared.values()
     told = [e for each in prepared for e in _tell_prepared(peer, each)]
     follow = Follow(peer.hello.pid)
-    return [Send(welcome, to=peer.identity), follow, *_rename(state, peer), *told, *effects]
+    # First what its process is: from its welcome on it may end before there is time to look.
+    return [follow, Send(welcome, to=peer.identity), *_rename(state, peer), *told, *effects]
 
 
 def _features(state: PublisherState, peer: Peer, now: float) -> list[str]:

@@ -374,6 +374,21 @@ def test_the_process_of_a_worker_is_found_a_few_files_at_a_time(
         assert held.process.pid == pid
 
 
+@SCHEMES
+def test_the_process_of_a_worker_is_known_before_it_can_end(
+    sockets: PublisherSockets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: 0)  # or it would need no search
+    with joined(sockets) as worker:
+        worker.sendall(frame(b"hi"))
+        received(sockets)
+        sockets.follow(pid)
+        process = held_by(sockets).process  # without a turn of the loop
+        assert process is not None
+        assert process.pid == pid
+
+
 def test_a_worker_that_names_processes_costs_a_few_looks_at_most(
     sockets: PublisherSockets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
