@@ -306,7 +306,9 @@ class Reader:
         known = self._known
         if known is None or outline is None or not (known.target is target and known.how == how):
             return None
-        return known if outline.marks == known.outline and in_memory(known.large) else None
+        if outline.marks != known.outline or (known.large and not in_memory(known.large)):
+            return None
+        return known
 
     def copy_into(
         self,

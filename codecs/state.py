@@ -94,12 +94,6 @@ class Form:
         """Tell whether the layout is one of exactly these tensors and aliases."""
         return self.signatures == layout.own_signatures and self.aliases == layout.aliases
 
-    def holds(self, outline: Outline | None) -> bool:
-        """Tell whether a state of this outline has this form, and its memory still."""
-        if outline is None or outline.marks != self.outline:
-            return False
-        return in_memory(outline.leaves[place] for place in self.large)
-
 
 class State(msgspec.Struct, eq=False):
     """A form, and the tensors that have it, some of them perhaps under several names."""
@@ -151,14 +145,19 @@ def state_of(source: object, form: Form | None = None) -> State:
     Raises:
         StateError: Something in it cannot travel. The text names it, and says what can.
     """
-    outline = outline_at_once(source)
-    if form is not None and outline is not None and form.holds(outline):
-        return State(form, outline.leaves)
-    leaves = named_leaves(source)
+    outline, leaves = outline_at_once(source), None
     if outline is None and not is_module(source):
+        leaves = named_leaves(source)
         outline = outline_of(tuple(leaves), list(leaves.values()))
-        if form is not None and outline is not None and form.holds(outline):
-            return State(form, outline.leaves)
+    if (
+        form is not None
+        and outline is not None
+        and outline.marks == form.outline
+        and (not form.large or in_memory([outline.leaves[place] for place in form.large]))
+    ):
+        return State(form, outline.leaves)
+    if leaves is None:
+        leaves = named_leaves(source)
     unique: dict[str, Leaf] = {}
     signatures: dict[str, Signature] = {}
     aliases: dict[str, str] = {}

@@ -38,14 +38,14 @@ func parseEndpoint(text string) (endpoint, error) {
 }
 
 // dataEndpoint reads the endpoint that a publisher gives for its data: on the host that this worker used for
-// the control socket, which a host of * means, or on one of those that the user accepts besides (an endpoint as a
-// whole, too). Else whoever answers at the control address could have the worker connect to anything that
-// it can reach. Whether two names are of one host is known once they are looked up, which dialling does.
-func dataEndpoint(data, control string, accepted []string) (endpoint, error) {
+// the control socket, which a host of * means, unless the user accepts any. Else the peer at the control address could
+// have the worker connect to anything that it can reach. Whether two names are of one host is known once they are looked
+// up, which dialling does.
+func dataEndpoint(data, control string, anyHost bool) (endpoint, error) {
 	end, err := parseEndpoint(data)
 	isAny := false
-	for _, anyHost := range []string{"tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:"} {
-		isAny = isAny || strings.HasPrefix(data, anyHost)
+	for _, all := range []string{"tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:"} {
+		isAny = isAny || strings.HasPrefix(data, all)
 	}
 	used := tcpEndpoint.FindStringSubmatch(control)
 	switch {
@@ -57,7 +57,7 @@ func dataEndpoint(data, control string, accepted []string) (endpoint, error) {
 	case isAny:
 		_, port, _ := net.SplitHostPort(end.address)
 		return endpoint{network: "tcp", address: used[1] + ":" + port}, nil
-	case isAccepted(data, end, accepted):
+	case anyHost:
 		return end, nil
 	case end.network == "unix":
 		if path := strings.TrimPrefix(control, "ipc://"); path != control && isBeside(end.address, path) {
@@ -76,16 +76,6 @@ func dataEndpoint(data, control string, accepted []string) (endpoint, error) {
 	}
 	end.within = own
 	return end, nil
-}
-
-// isAccepted tells whether the user accepts an endpoint, or all of its host.
-func isAccepted(data string, end endpoint, accepted []string) bool {
-	for _, known := range accepted {
-		if known == data || end.network == "tcp" && isSame(strings.ToLower(strings.Trim(known, "[]")), hostOf(end)) {
-			return true
-		}
-	}
-	return false
 }
 
 // isBeside tells whether the path of a data socket is that of the control socket and a suffix.
@@ -116,8 +106,8 @@ func isLoopback(host string) bool {
 
 func elsewhere(data, control string) error {
 	return optionErrorf("the publisher's data is at %q, which is not on the host of its control address %q (or, of a path, "+
-		"not beside it), so everything is fetched, which is slower: if that address is right, name its host (or all of a "+
-		"path's address) in Options.DataHosts", data, control)
+		"not beside it), so everything is fetched, which is slower: if that address is right, allow it: "+
+		"Options.AnyDataHost", data, control)
 }
 
 // resolve returns what looks up where to dial; nil: the system does.

@@ -428,7 +428,7 @@ func TestDataElsewhereIsNotConnectedTo(t *testing.T) {
 	}
 	defer worker.Close()
 	h.welcome(secret.address())
-	for text, deadline := "", time.After(patience); !strings.Contains(text, "Options.DataHosts"); {
+	for text, deadline := "", time.After(patience); !strings.Contains(text, "Options.AnyDataHost"); {
 		select {
 		case event := <-worker.Events():
 			text = event.Text
@@ -440,7 +440,7 @@ func TestDataElsewhereIsNotConnectedTo(t *testing.T) {
 	if _, peers := secret.current(); peers > 0 {
 		t.Error("it connects there")
 	}
-	trusting, err := New(h.control.address(), Options{Models: map[string]Tensors{"m": nil}, DataHosts: []string{secret.address()}})
+	trusting, err := New(h.control.address(), Options{Models: map[string]Tensors{"m": nil}, AnyDataHost: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,23 +21,23 @@ const (
 // that has applied a version.
 type loop struct {
 	sync.Mutex
-	machine   *wbp.WorkerMachine
-	transport transport
-	handoff   *handoff
-	address   string
-	name      string
-	dataHosts []string // on which data is accepted, beside the address
-	defects   int      // of which nobody was told
-	toldAt    time.Time
-	renamed   func(model string, key wbp.Key, metadata map[string]string)
-	door      door
-	started   time.Time
-	events    chan Event
-	stats     Stats // but for what the machine counts
-	stop      chan struct{}
-	stopped   sync.WaitGroup
-	decoding  sync.WaitGroup
-	closed    bool
+	machine     *wbp.WorkerMachine
+	transport   transport
+	handoff     *handoff
+	address     string
+	name        string
+	anyDataHost bool // whether data may come from another host than the address's
+	defects     int  // of which nobody was told
+	toldAt      time.Time
+	renamed     func(model string, key wbp.Key, metadata map[string]string)
+	door        door
+	started     time.Time
+	events      chan Event
+	stats       Stats // but for what the machine counts
+	stop        chan struct{}
+	stopped     sync.WaitGroup
+	decoding    sync.WaitGroup
+	closed      bool
 }
 
 // run begins. connect makes the transport.
@@ -260,7 +260,7 @@ func (l *loop) decoded(job *wbp.Patching) (fault string) {
 // listen takes published messages from where the publisher says. If that is nowhere, everything
 // can still be fetched.
 func (l *loop) listen(data, ticket string) {
-	end, err := dataEndpoint(data, l.address, l.dataHosts)
+	end, err := dataEndpoint(data, l.address, l.anyDataHost)
 	if err != nil {
 		l.tell(Event{Kind: Disconnected, Text: "no pushed data: " + err.Error()})
 		return

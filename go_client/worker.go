@@ -35,9 +35,9 @@ type Options struct {
 	// alone, and never in the clear. Default: those of the file, or the folder, that the environment names
 	// as WEIGHTBUS_KEYS; none if there is no such variable, or if this is an empty Keys.
 	Keys *Keys
-	// DataHosts are hosts on which the publisher's data is accepted beside the host of its address: names, addresses,
-	// or whole endpoints. Else a publisher could have the worker connect to anything. Default: none.
-	DataHosts []string
+	// AnyDataHost accepts pushed data from whatever endpoint the publisher names. Else it must be on the host of the
+	// address, or a publisher could have the worker connect to anything.
+	AnyDataHost bool
 	// NetworkOnly keeps off the shared road, even if the publisher is a process of this user on
 	// this host.
 	NetworkOnly bool
@@ -170,8 +170,8 @@ func newWorker(address string, options Options, opens wbp.Opens, connect func(ca
 		machine: wbp.NewWorkerMachine(id, expected, options.BytesMax, wbp.TimingOf(options.Ping, options.LostAfter), opens),
 		handoff: newHandoff(options.decides()), address: address, name: w.name, started: time.Now(),
 		events: make(chan Event, eventsMax), stop: make(chan struct{}), renamed: w.renamed,
-		dataHosts: options.DataHosts,
-		door:      door{keyed: options.Keys != nil, patience: options.LostAfter},
+		anyDataHost: options.AnyDataHost,
+		door:        door{keyed: options.Keys != nil, patience: options.LostAfter},
 	}
 	w.loop.run(connect)
 	return w, nil

@@ -58,103 +58,9 @@ class Activity(NamedTuple):
     control: bool
     data: bool
     writable: bool = False
-    closed: bool = False
 
 
-class _Sockets:
-    """What both sides have: a context, a control socket, and a bell."""
-
-    def __init__(self, control: int, changes: int) -> None:
-        self._asked = False  # whether `_ready` is how things are at the control socket
-        self._ready = 0
-        check_left()
-        with contextlib.ExitStack() as undo:
-            with descriptors_of_libzmq(3) as self._libzmqs:
-                self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-                # Or whoever collects it would wait in it for ever for its socket to be closed.
-                undo.callback(self._context.destroy, 0)
-                self._control = self._socket(control)
-                self._changes = self._control.get_monitor_socket(changes)
-            self._selector = undo.enter_context(selectors.DefaultSelector())
-            self._bell = undo.enter_context(contextlib.closing(Bell()))
-            self.wake = self._bell.ring  # makes a `poll` in another thread return
-            self._selector.register(self._bell, selectors.EVENT_READ)
-            descriptor = int(self._control.get(zmq.FD))
-            self._selector.register(descriptor, selectors.EVENT_READ, self._control)
-            undo.pop_all()
-
-    def _socket(self, kind: int) -> "zmq.Socket[bytes]":
-        s = self._context.socket(kind)
-        s.setsockopt(zmq.LINGER, LINGER_MS)
-        s.setsockopt(zmq.TCP_KEEPALIVE, 1)
-        s.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_SECONDS)
-        s.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_SECONDS)
-        s.setsockopt(zmq.TCP_KEEPALIVE_CNT, KEEPALIVE_PROBES)
-        s.setsockopt(zmq.TCP_MAXRT, UNSENT_MS)
-        s.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-        s.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
-        return s
-
-    def _poll(self, seconds: float, wanted: int = READABLE) -> tuple[int, Found]:
-        """Wait for something to arrive or for `wake`.
-
-        Returns:
-            What is wanted of the control socket and can be done there; and what else was found.
-        """
-        control = (self._ready if self._asked else self._ask()) & wanted
-        others: Found = []
-        for each in self._selector.select(0.0 if control else max(0.0, seconds)):
-            key, _ = each
-            if key.fileobj is self._bell:
-                self._bell.silence()
-            elif key.data is self._control:
-                self._asked = False
-            else:
-                others.append(each)
-        return (self._ready if self._asked else self._ask()) & wanted, others
-
-    def _ask(self) -> int:
-        """Return what can be done at the control socket.
-
-        Its descriptor tells only that something has changed, and may not tell it again once the
-        socket was used: so look after each use, before going to sleep.
-        """
-        if not self._asked:
-            self._asked, self._ready = True, int(self._control.get(zmq.EVENTS))
-        return self._ready
-
-    def _receive(self) -> list[zmq.Frame] | None:
-        """Return the next message of the control socket, if there is one."""
-        if not self._ask() & READABLE:
-            return None
-        self._asked = False
-        return self._rest()
-
-    def _rest(self) -> list[zmq.Frame]:
-        """Return the frames that are left of a message."""
-        frames: list[zmq.Frame] = []
-        while True:
-            frame = self._control.recv(AT_ONCE, copy=False)
-            if len(frames) <= FRAMES_MAX:  # the rest can only make it malformed
-                frames.append(frame)
-            if not frame.more:
-                return frames
-
-    def abandon(self) -> None:
-        """Close what a forked child has inherited, see `inheritance`."""
-        self._selector.close()
-        self._bell.close()
-        close_libzmqs(self._libzmqs)
-
-    def close(self) -> None:
-        """Close everything; what is on its way gets a moment."""
-        keep_in_children(self)
-        self._selector.close()
-        self._context.destroy()
-        self._bell.close()
-
-
-class WorkerSockets(_Sockets):
+class WorkerSockets:
     """A connected DEALER (control) and a `Subscription`, once the publisher says where.
 
     Args:
@@ -179,7 +85,23 @@ class WorkerSockets(_Sockets):
         any_data_host: bool = False,
     ) -> None:
         self.address, self._any_data_host = endpoints.check(address), any_data_host
-        super().__init__(zmq.DEALER, curve.CHANGES)
+        self._asked = False  # whether `_ready` is how things are at the control socket
+        self._ready = 0
+        check_left()
+        with contextlib.ExitStack() as undo:
+            with descriptors_of_libzmq(3) as self._libzmqs:
+                self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+                # Or whoever collects it would wait in it for ever for its socket to be closed.
+                undo.callback(self._context.destroy, 0)
+                self._control = self._dealer()
+                self._changes = self._control.get_monitor_socket(curve.CHANGES)
+            self._selector = undo.enter_context(selectors.DefaultSelector())
+            self._bell = undo.enter_context(contextlib.closing(Bell()))
+            self.wake = self._bell.ring  # makes a `poll` in another thread return
+            self._selector.register(self._bell, selectors.EVENT_READ)
+            descriptor = int(self._control.get(zmq.FD))
+            self._selector.register(descriptor, selectors.EVENT_READ, self._control)
+            undo.pop_all()
         self._told = curve.Changes(self._changes, keyed=keys is not None)
         self._incoming, self._awaits = Incoming(), awaits
         self._frame_head = FRAME_HEAD_MAX + (COMMAND_BYTES if keys is not None else 0)
@@ -188,10 +110,6 @@ class WorkerSockets(_Sockets):
         self.data = Subscription(place, self.wake)
         self._watched: tuple[socket.socket, bool] | None = None
         try:
-            self._control.setsockopt(zmq.IMMEDIATE, 1)  # say nothing to nobody: it would pile up
-            self._control.setsockopt(zmq.RCVHWM, DEALER_QUEUE)
-            self._control.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
-            self._control.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
             if keys is not None:
                 curve.pin(self._control, keys.public, keys.secret, keys.publisher)
             self._dialled = ""  # what the control socket connects to
@@ -204,6 +122,22 @@ class WorkerSockets(_Sockets):
                 raise AddressError(f"cannot connect to {address}: {error.strerror}") from None
             raise
         abandon_in_children(self)
+
+    def _dealer(self) -> "zmq.Socket[bytes]":
+        s = self._context.socket(zmq.DEALER)
+        s.setsockopt(zmq.LINGER, LINGER_MS)
+        s.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        s.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_SECONDS)
+        s.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_SECONDS)
+        s.setsockopt(zmq.TCP_KEEPALIVE_CNT, KEEPALIVE_PROBES)
+        s.setsockopt(zmq.TCP_MAXRT, UNSENT_MS)
+        s.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        s.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
+        s.setsockopt(zmq.IMMEDIATE, 1)  # nothing waits for a connection: it would pile up
+        s.setsockopt(zmq.RCVHWM, DEALER_QUEUE)
+        s.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
+        s.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
+        return s
 
     def poll(self, seconds: float, *, writable: bool = False) -> Activity:
         """Wait for something to arrive or for `wake`; with `writable`, also for a peer."""
@@ -220,12 +154,28 @@ class WorkerSockets(_Sockets):
             seconds = min(seconds, AGAIN_SECONDS)
         seconds = min(seconds, self._incoming.look_at - now)
         data, wanted = self.data.pending, READABLE | (WRITABLE if writable else 0)
-        control, found = self._poll(0.0 if data else seconds, wanted)
-        for key, _ in found:
-            data = data or (watched is not None and key.fileobj is watched[0])
+        control = (self._ready if self._asked else self._ask()) & wanted
+        for key, _ in self._selector.select(0.0 if control or data else max(0.0, seconds)):
+            if key.fileobj is self._bell:
+                self._bell.silence()
+            elif key.data is self._control:
+                self._asked = False
+            else:
+                data = data or (watched is not None and key.fileobj is watched[0])
+        control = (self._ready if self._asked else self._ask()) & wanted
         return Activity(
             control=bool(control & READABLE), data=data, writable=bool(control & WRITABLE)
         )
+
+    def _ask(self) -> int:
+        """Return what can be done at the control socket.
+
+        Its descriptor tells only that something has changed, and may not tell it again once the
+        socket was used: so look after each use, before going to sleep.
+        """
+        if not self._asked:
+            self._asked, self._ready = True, int(self._control.get(zmq.EVENTS))
+        return self._ready
 
     def _look(self, now: float) -> None:
         """Hang up on a publisher that sends more than it was asked for."""
@@ -277,9 +227,16 @@ class WorkerSockets(_Sockets):
 
     def receive(self) -> Sequence[Buffer] | None:
         """Return the frames of the next control message, if there is one."""
-        frames = self._receive()
-        if frames is None:
+        if not self._ask() & READABLE:
             return None
+        self._asked = False
+        frames: list[zmq.Frame] = []
+        more = True
+        while more:
+            frame = self._control.recv(AT_ONCE, copy=False)
+            more = frame.more
+            if len(frames) <= FRAMES_MAX:  # the rest can only make it malformed
+                frames.append(frame)
         self._incoming.taken += sum(map(len, frames)) + self._frame_head * len(frames)
         return [frame.buffer for frame in frames]
 
@@ -318,10 +275,15 @@ class WorkerSockets(_Sockets):
     def abandon(self) -> None:
         """Close what a forked child has inherited, see `inheritance`."""
         self.data.close()
-        super().abandon()
+        self._selector.close()
+        self._bell.close()
+        close_libzmqs(self._libzmqs)
 
     def close(self) -> None:
         """Close everything; what is on its way gets a moment."""
         self._control.disable_monitor()  # nobody reads it any more, for which ZeroMQ would wait
         self.data.close()
-        super().close()
+        keep_in_children(self)
+        self._selector.close()
+        self._context.destroy()
+        self._bell.close()

@@ -74,6 +74,7 @@ class Peer:
         proven: Whether it has sent a whole message.
         unparsed: Bytes that were read, of messages that were not taken.
         ready: Whether a whole message may be among them.
+        commands: Encoded answers and handshake that go out before messages.
         broken: Whether the connection has ended; messages that came before are still taken.
         closed: Whether it is closed.
         process: The worker's, at the other end, if it is known.
@@ -94,9 +95,9 @@ class Peer:
         mechanism, as_server = (b"NULL", 0) if curve is None else (b"CURVE", 1)
         self._mechanism = mechanism
         greeting = GREETING[:12] + mechanism.ljust(20, b"\0") + bytes([as_server]) + bytes(31)
-        self._commands = bytearray(greeting)
+        self.commands = bytearray(greeting)
         self.outgoing = Outgoing(
-            connection, QUEUE, self._commands, copies, lambda: hang_up(self), now
+            connection, QUEUE, self.commands, copies, lambda: hang_up(self), now
         )
         self._curve = None if curve is None else CurveConnection(curve)
         self._greeted = self.open = self.proven = False
@@ -205,7 +206,7 @@ class Peer:
             self._shake_hands(body)
         elif body.startswith(b"\x04PING"):
             self._send_command(b"\x04PONG" + body[7:23])
-            if len(self._commands) > UNREAD_BYTES_MAX:
+            if len(self.commands) > UNREAD_BYTES_MAX:
                 raise ZmtpError("it does not read the answers to its pings")
         elif body.startswith(b"\x05ERROR"):
             raise ZmtpError(f"the other side reports {body[7:263].decode('latin1')!r}")
@@ -226,14 +227,14 @@ class Peer:
         self.open = True
 
     def _send_plainly(self, command: bytes) -> None:
-        self._commands += head_of(len(command), COMMAND) + command
+        self.commands += head_of(len(command), COMMAND) + command
 
     def _send_command(self, command: bytes) -> None:
         if self._curve is None or not self.open:
             self._send_plainly(command)
             return
         frame = self._curve.frame(command, command=True)
-        self._commands += head_of(len(frame), 0) + frame
+        self.commands += head_of(len(frame), 0) + frame
 
     def worded(self, frames: Sequence[Buffer]) -> QueuedMessage:
         """Return a message to this peer."""
@@ -245,7 +246,7 @@ class Peer:
             return
         self._send_plainly(command)
         with contextlib.suppress(OSError):
-            self.socket.send(self._commands)
+            self.socket.send(self.commands)
             self.socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:

@@ -176,7 +176,7 @@ class Router:
         if peer.broken:
             self._close(peer)
             return
-        if peer.outgoing.unsent:  # answers to its commands
+        if peer.commands:  # answers to its own
             try:
                 self._write(peer, now)
             except OSError:

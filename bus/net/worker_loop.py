@@ -148,7 +148,7 @@ class WorkerLoop:
             while not self._stopping:
                 next_tick = self._turn(next_tick)
             self._do_work(time.monotonic())
-            self._try(self._machine.close)
+            self._perform(self._machine.close)
         except BaseException as error:
             log.exception("the worker's thread failed")
             ended = error
@@ -171,18 +171,18 @@ class WorkerLoop:
         if self._work:
             self._do_work(now)
         if activity.writable:
-            self._try(self._machine.connected, now)
+            self._perform(self._machine.connected, now)
         if activity.control:
             for _ in range(BATCH):
                 if (frames := self._sockets.receive()) is None:
                     break
-                self._try(self._machine.receive, frames, time.monotonic())
+                self._perform(self._machine.receive, frames, time.monotonic())
         if activity.data or now >= next_tick:  # what is here of a chunk tells that more will come
             data = self._sockets.data
             for _ in range(BATCH):
                 if (arrived := data.receive(time.monotonic())) is None:
                     break
-                self._try(self._machine.receive_published, arrived, time.monotonic())
+                self._perform(self._machine.receive_published, arrived, time.monotonic())
                 if not data.pending:
                     break
         now = time.monotonic()
@@ -191,12 +191,12 @@ class WorkerLoop:
             if changed:
                 self._machine.changed(now)
             if refused:
-                self._try(self._machine.shut_out, refused, now)
+                self._perform(self._machine.shut_out, refused, now)
             self._handoff.unknown(self._sockets.unknown(now))
             if self._sockets.data.needs_ticket:
-                self._try(self._machine.without_ticket, now)
-            self._try(self._machine.tick, now)
-            self._try(self._looked)
+                self._perform(self._machine.without_ticket, now)
+            self._perform(self._machine.tick, now)
+            self._perform(self._looked)
             return now + TICK
         return next_tick
 
@@ -206,36 +206,20 @@ class WorkerLoop:
 
     def _do_work(self, now: float) -> None:
         while self._work:
-            self._try(self._machine.happened, self._work.popleft(), now)
+            self._perform(self._machine.happened, self._work.popleft(), now)
 
-    def _try(self, decide: Callable[P, list[Effect]], *args: P.args, **kwargs: P.kwargs) -> None:
+    def _perform(
+        self, decide: Callable[P, list[Effect]], *args: P.args, **kwargs: P.kwargs
+    ) -> None:
         """Do what the machine decides; if that fails, warn, and go on from what is sound.
 
-        One message or one event ends no thread: only what makes this loop impossible does.
+        One message, event or effect ends no thread: only what makes this loop impossible does.
+        What an effect was to answer is answered as if it could not be done.
         """
         try:
             effects = decide(*args, **kwargs)
         except Exception as error:
-            self._recover(error, args[0] if args else None)
-        else:
-            if effects:
-                self._perform(effects)
-
-    def _recover(self, error: Exception, taken: object) -> None:
-        """Go on after something has failed in the middle of a message or event."""
-        why, now = f"this worker has failed in the middle: {_cause(error)}", time.monotonic()
-        self._failures.warn(f"{why}. It drops what is not whole, and joins again", now)
-        try:
-            if isinstance(taken, Lease):
-                taken.cancel()
-            event = taken if isinstance(taken, Report) else None
-            self._perform(self._machine.broken(why, now, event))
-        except Exception as second:
-            text = f"what was half changed could not be dropped: {_cause(second)}"
-            self._failures.warn(text, now)
-
-    def _perform(self, effects: list[Effect]) -> None:
-        """Do this; what fails is answered as if it could not be done, and the rest is done."""
+            effects = self._recover(error, args[0] if args else None)
         for effect in effects:
             try:
                 self._do(effect)
@@ -245,6 +229,20 @@ class WorkerLoop:
                 answer = _undone(effect, text)
                 if answer is not None:
                     self._done(answer)
+
+    def _recover(self, error: Exception, taken: object) -> list[Effect]:
+        """Return what is to be done after a failure in the middle of a message or event."""
+        why, now = f"this worker has failed in the middle: {_cause(error)}", time.monotonic()
+        self._failures.warn(f"{why}. It drops what is not whole, and joins again", now)
+        try:
+            if isinstance(taken, Lease):
+                taken.cancel()
+            event = taken if isinstance(taken, Report) else None
+            return self._machine.broken(why, now, event)
+        except Exception as second:
+            text = f"what was half changed could not be dropped: {_cause(second)}"
+            self._failures.warn(text, now)
+            return []
 
     def _do(self, effect: Effect) -> None:
         match effect:
@@ -337,7 +335,7 @@ class WorkerLoop:
             self._done(Report(older.model, older.key, "newer"))
 
     def _done(self, event: Happening) -> None:
-        self._try(self._machine.happened, event, time.monotonic())
+        self._perform(self._machine.happened, event, time.monotonic())
 
     def _memory(self, effect: Reserve) -> NDArray[np.uint8] | None:
         """Take memory; if it is for later, have it touched before it is needed."""

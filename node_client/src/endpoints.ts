@@ -53,9 +53,8 @@ export function controlDestination(address: string): Destination {
 
 /**
  * Return where the data socket is, which the publisher names `data`, for a worker that reached it
- * at `control`: on the same host, or on one of those that the user accepts besides (an address as a
- * whole, too). Else whoever answers at the control address could have the worker connect to anything
- * that it can reach.
+ * at `control`: on the same host, unless the user accepts any. Else the peer at the control address
+ * could have the worker connect to anything that it can reach.
  *
  * Whether two names are of one host is known once they are looked up, so that is part of connecting.
  *
@@ -64,13 +63,13 @@ export function controlDestination(address: string): Destination {
 export function dataDestination(
   data: string,
   control: string,
-  dataHosts: readonly string[] = [],
+  anyHost = false,
   lookup: Lookup = dnsLookup,
 ): Destination {
   const [path, folder] = [data, control].map((address) => IPC.exec(address)?.[1]);
   if (path !== undefined) {
     const beside = folder !== undefined && isBeside(ipcPath(path), ipcPath(folder));
-    if (beside || dataHosts.includes(data)) return { path: ipcPath(path) };
+    if (beside || anyHost) return { path: ipcPath(path) };
     throw elsewhere(data, control);
   }
   const [, host = "", digits = ""] = TCP.exec(checkData(data)) ?? [];
@@ -84,8 +83,7 @@ export function dataDestination(
   const port = Number(digits);
   const own = bare(used ?? "");
   const said = ANY_HOST.has(host) ? own : bare(host);
-  const known = dataHosts.some((one) => one === data || isSame(bare(one), said));
-  if (known || isSame(own, said)) return { host: said, port };
+  if (anyHost || isSame(own, said)) return { host: said, port };
   const fault = () => elsewhere(data, control);
   if (own === "" || (isIP(own) !== 0 && isIP(said) !== 0)) throw fault();
   return { port, ...inBoth(said, own, (of) => addresses(of, lookup), fault) };
@@ -105,7 +103,7 @@ function elsewhere(data: string, control: string): AddressError {
   return new AddressError(
     `the publisher's data is at ${text}, which is not on the host of its control address ` +
       `${control} (or, of a path, not beside it), so everything is fetched, which is slower: if ` +
-      "that address is right, name its host (or all of a path's address) in `dataHosts`",
+      "that address is right, allow it: `anyDataHost: true`",
   );
 }
 

@@ -47,7 +47,7 @@ export class WorkerLoop {
     readonly handlers: LoopHandlers,
     keys: WorkerKeys | null = null,
     /** Hosts on which data is accepted beside that of the address. */
-    readonly dataHosts: readonly string[] = [],
+    readonly anyDataHost = false,
   ) {
     this.#control = control(address, keys, machine.bytesMax, machine.timing.lostAfter, {
       place: (header, size) => this.#guard(() => machine.placeControl(header, size), null),
@@ -129,7 +129,7 @@ export class WorkerLoop {
 
   #connect(endpoint: string, ticket: string): void {
     try {
-      const destination = dataDestination(endpoint, this.address, this.dataHosts);
+      const destination = dataDestination(endpoint, this.address, this.anyDataHost);
       this.#subscription.connect(destination, ticket);
     } catch (error) {
       this.#notice((error as Error).message); // everything can still be fetched

@@ -65,10 +65,10 @@ export interface WorkerOptions {
    */
   readonly patches?: boolean | undefined;
   /**
-   * Hosts on which the publisher's data is accepted beside the host of the address: names or
-   * addresses, none by default. Else a publisher could have the worker connect to anything.
+   * Whether pushed data may come from whatever address the publisher names. Else it must be on the
+   * host of the address, or a publisher could have the worker connect to anything.
    */
-  readonly dataHosts?: readonly string[] | undefined;
+  readonly anyDataHost?: boolean | undefined;
   /** Milliseconds between pings (1000). */
   readonly ping?: number | undefined;
   /** Milliseconds of silence after which the publisher is lost (5 times `ping`). */
@@ -169,8 +169,8 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
       told: (effect: Told) => this.#told(effect),
       ended: (reason: unknown) => this.#end(reason),
     };
-    const { dataHosts } = options;
-    this.#loop = new WorkerLoop(checkAddress(address), this.#machine, handlers, keys, dataHosts);
+    const { anyDataHost } = options;
+    this.#loop = new WorkerLoop(checkAddress(address), this.#machine, handlers, keys, anyDataHost);
     const { apply, beforeApply } = options;
     const hooks = { apply, beforeApply, timeout: checkTimeout(options.applyTimeout) };
     this.#applier = new Applier(this.#machine, this.#targets, hooks, {

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from weightbus import ClosedError, Publisher, PublishError, Subscriber
-from weightbus.bus.net.control import _Sockets  # pyright: ignore
+from weightbus.bus.net.control import WorkerSockets
 from weightbus.bus.net.publisher_sockets import PublisherSockets
 from weightbus.tests.client.settling import settled
 from weightbus.tests.compose.waiting import wait_for
@@ -101,24 +101,24 @@ def test_an_interrupt_as_its_thread_starts_closes_no_socket_under_it(
             assert at_work.wait(SECONDS)
         raise KeyboardInterrupt
 
-    def watch(kind: type, wait: str) -> None:
-        poll, close = vars(kind)[wait], vars(kind)["close"]
+    def watch(kind: type) -> None:
+        poll, close = vars(kind)["poll"], vars(kind)["close"]
 
-        def polled(*arguments: Any) -> Any:
+        def polled(*arguments: Any, **more: Any) -> Any:
             at_work.set()
-            return poll(*arguments)
+            return poll(*arguments, **more)
 
         def noted(sockets: object) -> None:
             closed_by.append(threading.current_thread())
             close(sockets)
 
-        monkeypatch.setattr(kind, wait, polled)
+        monkeypatch.setattr(kind, "poll", polled)
         monkeypatch.setattr(kind, "close", noted)
 
     before = descriptors()
     monkeypatch.setattr(threading.Thread, "start", interrupted)
-    watch(_Sockets, "_poll")
-    watch(PublisherSockets, "poll")
+    watch(WorkerSockets)
+    watch(PublisherSockets)
     with pytest.raises(KeyboardInterrupt):
         make()
     (thread,) = threads
