@@ -578,13 +578,9 @@ class Publisher(AsyncClosable):
         self._loop.check()
 
     def _check_known(self, names: tuple[str, ...]) -> None:
-        known = self._known()
-        unknown = [name for name in names if name not in known]
-        if unknown:
-            raise UnknownWorkerError(
-                f"no worker named {', '.join(sorted(unknown))} has joined; known are "
-                f"{', '.join(sorted(known)) or 'none'}: check the name, or wait_for_workers() first"
-            )
+        text = result_of(self._loop.unknown(names), ANSWER_SECONDS)
+        if text:
+            raise UnknownWorkerError(text)
 
 
 def _there(status: tuple[WorkerStatus, ...], model: str | None) -> list[str]:

@@ -26,6 +26,7 @@ from ..effects import Notice, Send
 from ..errors import ClosedError, PublishError
 from ..messages import encode, topics_of
 from ..observed import Observe, RosterPage
+from ..publisher import absent
 from ..publisher.effects import (
     Broadcast,
     BroadcastChunk,
@@ -199,6 +200,10 @@ class PublisherLoop:
     def status(self) -> "Future[tuple[WorkerStatus, ...]]":
         """Ask who is there."""
         return self._ask(lambda now: self._machine.status(now))
+
+    def unknown(self, names: Collection[str]) -> "Future[str]":
+        """Ask which of some names no worker has had; see `absent.unknown`."""
+        return self._ask(lambda _: absent.unknown(self._machine.state, names))
 
     def observe(self, asked: Observe) -> "Future[RosterPage]":
         """Ask what an observer is told."""

@@ -48,6 +48,24 @@ def note(
     return True
 
 
+def unknown(state: PublisherState, names: Collection[str]) -> str:
+    """Say which of some names no worker has had; empty if each has joined, or has left since."""
+    known = {peer.name for peer in state.roster}
+    strange = [n for n in names if n not in known and not has_left(state, n)]
+    if not strange:
+        return ""
+    return (
+        f"no worker named {', '.join(sorted(strange))} has joined; known are "
+        f"{', '.join(sorted(known)) or 'none'}: check the name, or wait_for_workers() first"
+    )
+
+
+def has_left(state: PublisherState, name: str) -> bool:
+    """Tell whether a worker of that name has left in order, as far as that is remembered."""
+    absence = state.absent.get(name)
+    return absence is not None and absence.code == "left"
+
+
 def crowd(state: PublisherState, text: str, now: float) -> list[Effect]:
     """Remember who was turned away unheard, if anybody was; say so once in a while."""
     news = bool(text) and now - state.crowded_at >= CROWDED_SECONDS

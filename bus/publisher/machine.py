@@ -229,7 +229,7 @@ class PublisherMachine:
             now: The time.
 
         Raises:
-            UnknownWorkerError: A name was never on the roster; nothing was published.
+            UnknownWorkerError: No worker of a name has ever joined; nothing was published.
         """
         call, effects = publishing.publish(self.state, number, offered, terms, started, now)
         return call, self._freeing(effects)

@@ -4,9 +4,10 @@ from collections.abc import Collection
 from operator import attrgetter
 
 from ..effects import Send
+from ..errors import UnknownWorkerError
 from ..limits import WHOLE_BYTES_MAX
 from ..messages import DELTA, Progress, Whole, control_topic, data_topic, patch_topic
-from . import calls
+from . import absent, calls
 from .effects import Broadcast, BroadcastWhole, Effect, Settled, Stamp, Withdraw
 from .offers import announcement
 from .publication import Publication, Terms
@@ -33,9 +34,11 @@ def publish(
     """Publish a version: to every worker that has the model, or to some by name.
 
     Raises:
-        UnknownWorkerError: A name was never on the roster; nothing was published.
+        UnknownWorkerError: No worker of a name has ever joined; nothing was published.
     """
     workers = terms.workers
+    if workers and (text := absent.unknown(state, workers)):
+        raise UnknownWorkerError(text)
     peers = state.roster.targets(offered.model, workers)
     versions = state.store.get(offered.model) or state.versions(offered.model)
     version = versions.number(offered, state.epoch, now)
@@ -44,7 +47,10 @@ def publish(
     if versions.pending is not None:
         effects += calls.give_up(state, versions.pending, "superseded by a newer publish", now)
     state.prepared.pop(version.model, None)
-    call.aim([*map(NAME, peers)])
+    call.aim([*map(NAME, peers)] if workers is None else workers)
+    for name in workers or ():
+        if state.roster.by_name(name) is None:
+            call.move(name, "left", now, "it left before the publish")
     for peer in peers:
         if peer.phase == "lost":
             call.move(peer.name, "lost", now, "it was lost before the publish")

@@ -13,7 +13,6 @@ from itertools import takewhile
 from typing import Literal
 
 from ..chunks import ChunkPlan
-from ..errors import UnknownWorkerError
 from ..limits import ROSTER_MODELS_MAX, WORKERS_MAX
 from ..messages import DELTA, Failed, Hello, PatchId, Progress, Running
 from .phases import WORKERS, WorkerEvent, WorkerPhase
@@ -281,23 +280,11 @@ class Roster:
         ]
 
     def targets(self, model: str, workers: Sequence[str] | None) -> list[Peer]:
-        """Return those to whom a version is to go: who wants the model, or some by name.
-
-        Raises:
-            UnknownWorkerError: A name was never on the roster.
-        """
+        """Return those to whom a version is to go: who wants the model, or some by name."""
         if workers is None:
             everybody = self._by_name.values()
             return [p for p in everybody if p.phase != "lost" and model in p.hello.models]
-        peers = [p for name in workers if (p := self.by_name(name)) is not None]
-        if len(peers) < len(workers):
-            known = sorted(p.name for p in self)
-            unknown = sorted(set(workers) - set(known))
-            raise UnknownWorkerError(
-                f"no worker named {', '.join(unknown)} has joined; known are "
-                f"{', '.join(known) or 'none'}: check the name, or wait_for_workers() first"
-            )
-        return peers
+        return [p for name in workers if (p := self.by_name(name)) is not None]
 
     def admit(
         self, identity: bytes, hello: Hello, now: float, key: str = ""

@@ -385,11 +385,11 @@ class _BusSender(Carrier):
         workers: dict[str, WorkerReceipt] = {}
         for worker, name in names.items():
             row = receipt.workers.get(name)
-            if row is None or (row.state == "left" and self._count is not None):
+            if row is None and name not in self._seen:
                 text = f"it has not joined at {self._publisher.address}"
                 row = WorkerReceipt(name, "behind", None, text)
-                if name in self._seen:
-                    row = WorkerReceipt(name, "lost", 0.0, "it has left")
+            elif row is None or (row.state == "left" and self._count is not None):
+                row = WorkerReceipt(name, "lost", 0.0, "it has left")
             workers[str(worker)] = replace(row, name=str(worker))
         return replace(receipt, model=model_id, workers=workers)
 

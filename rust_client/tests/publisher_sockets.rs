@@ -159,6 +159,17 @@ fn some_by_name_and_staged() {
     let nobody = PublishOptions { workers: Some(vec!["c".to_owned()]), ..PublishOptions::default() };
     let error = publish(&publisher, &[3; 10], &nobody).unwrap_err();
     assert!(matches!(&error, Error::UnknownWorker(text) if text.contains("known are a, b")), "{}", error);
+    assert_eq!(a.receive(LONG).unwrap().unwrap().version, 2);
+    b.close(); // it may leave between a look at the workers and the publish
+    let until = Instant::now() + LONG;
+    while publisher.workers().unwrap().contains_key("b") {
+        assert!(Instant::now() < until, "b has not left");
+    }
+    let both =
+        PublishOptions { workers: Some(vec!["a".to_owned(), "b".to_owned()]), ..PublishOptions::default() };
+    let (receipt, _) = published(&publisher, &[&a], &[4; 20_000], &both);
+    let receipt = receipt.unwrap();
+    assert_eq!((receipt.those(Outcome::Applied), receipt.those(Outcome::Left)), (vec!["a"], vec!["b"]));
 }
 
 /// A worker that takes nothing, on a connection of its own that ends without a goodbye once this is dropped.

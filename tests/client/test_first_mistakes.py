@@ -180,7 +180,7 @@ TABLE = [
         start_forgotten,
         {WORKER: ["worker idle has version 1 of policy", "call start(), or receive() where"]},
     ),
-    Row(nobody_takes_it, {PUBLISHER: ["2 workers (w0, w1) have version 1", NOT_APPLIED]}),
+    Row(nobody_takes_it, {PUBLISHER: ["version 1 of policy", NOT_APPLIED]}),
     Row(wrong_port, {WORKER: ["worker lost has found no publisher", LISTENS]}),
     Row(data_port, {WORKER: ["is no control socket", "one port above", "perhaps tcp://127."]}),
     Row(something_else, {WORKER: ["speaks another protocol: a web server"]}),

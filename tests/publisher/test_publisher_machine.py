@@ -1253,6 +1253,21 @@ def test_an_unknown_name_publishes_nothing() -> None:
     assert not list(bench.machine.state.store)
 
 
+def test_a_worker_that_has_left_is_known_and_counts_as_left() -> None:
+    """It may leave between a look at the workers and the publish."""
+    bench = Bench("w0", "w1")
+    bench.say("w1", Bye())
+    version, effects = bench.publish(workers=("w0", "w1"))
+    assert sent(effects, Announce, "w0")
+    [call] = bench.machine.state.calls.values()
+    assert {name: target.state for name, target in call.targets.items()} == {
+        "w0": "behind",
+        "w1": "left",
+    }
+    assert call.targets["w1"].detail == "it left before the publish"
+    assert "w1" not in version.receivers
+
+
 # Committing together.
 
 

@@ -24,7 +24,7 @@ from weightbus.codecs.apply import Reader
 from weightbus.python_client.schemes import strategy
 from weightbus.python_client.schemes.bus import _BusSender  # pyright: ignore[reportPrivateUsage]
 from weightbus.python_client.schemes.receiver import Destination
-from weightbus.tests.compose.waiting import stop
+from weightbus.tests.compose.waiting import stop, wait_for
 from weightbus.tests.schemes.scheme_worker import Net, fill, values, work
 from weightbus.torchrl import (
     MPTransport,
@@ -263,6 +263,31 @@ def test_memory_and_ties_stay_and_ids_are_checked() -> None:
         with pytest.raises(StateError, match="a object cannot travel"):
             sender.send({"first.weight": object()})
         assert values(nets[0]) == {2.0}
+
+
+def test_a_worker_that_leaves_as_it_is_sent_to_has_left(
+    schemes: Schemes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, stays, goes = fill(Net(), 1.0), Net(), Net()
+    sender = schemes.sender(model=net, num_workers=2)
+    schemes.receiver(sender, stays, 0)
+    leaving = schemes.receiver(sender, goes, 1)
+    sender.connect()
+    sender.send()
+    look = vars(_BusSender)["_await_joined"]
+
+    def leave_then(carrier: Any, *told: Any) -> frozenset[str]:
+        there: frozenset[str] = look(carrier, *told)
+        leaving.shutdown()
+        publisher = vars(carrier)["_publisher"]
+        wait_for(lambda: "1" not in publisher.workers(), "the worker to leave", 30.0)
+        return there
+
+    monkeypatch.setattr(_BusSender, "_await_joined", leave_then)
+    with pytest.raises(PublishError, match=r"worker 1 lost .*it has left") as caught:
+        sender.send(fill(net, 2.0), worker_ids=[0, 1])
+    assert caught.value.receipt.workers["0"].state == "applied"
+    assert values(stays) == {2.0}
 
 
 @pytest.mark.parametrize("form", ["tensordict", "state_dict"])

@@ -60,6 +60,11 @@ impl Absent {
         self.0.remove(name);
     }
 
+    /// Whether a worker of that name has left in order, as far as that is remembered.
+    pub fn has_left(&self, name: &str) -> bool {
+        self.0.get(name).map_or(false, |absence| absence.code == "left")
+    }
+
     /// Says of every worker that wanted a model why it is not there.
     pub fn of(&self, model: &str) -> impl Iterator<Item = String> + '_ {
         let model = model.to_owned();

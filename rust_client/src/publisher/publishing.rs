@@ -20,7 +20,7 @@ pub const WHOLE_BYTES_MAX: u64 = 1 << 18;
 impl PublisherMachine {
     /// Publishes a version: to every worker that has the model, or to some by name. `started` is when it was called.
     ///
-    /// A name that was never on the roster is an error, in words; then nothing was published.
+    /// A name that no worker has ever had is an error, in words; then nothing was published.
     pub fn publish(
         &mut self,
         id: u64,
@@ -49,13 +49,17 @@ impl PublisherMachine {
         let mut receivers = Vec::new();
         for name in &names {
             call.aim(name);
-            if let Some(peer) = self.roster.get_mut(name) {
-                if peer.lost() {
-                    call.take(name, TargetEvent::Lost, now, "it was lost before the publish");
-                    continue;
+            match self.roster.get_mut(name) {
+                None => {
+                    call.take(name, TargetEvent::Left, now, "it left before the publish");
                 }
-                peer.told(now);
-                receivers.extend(Some(name.clone()).filter(|_| !peer.mute(now, quiet)));
+                Some(peer) if peer.lost() => {
+                    call.take(name, TargetEvent::Lost, now, "it was lost before the publish");
+                }
+                Some(peer) => {
+                    peer.told(now);
+                    receivers.extend(Some(name.clone()).filter(|_| !peer.mute(now, quiet)));
+                }
             }
         }
         let versions = self.store.versions(model);
@@ -95,8 +99,8 @@ impl PublisherMachine {
             None => return Ok(self.roster.wanting(model)),
             Some(workers) => workers,
         };
-        let unknown: Vec<&str> =
-            workers.iter().filter(|name| self.roster.get(name).is_none()).map(String::as_str).collect();
+        let known = |name: &String| self.roster.get(name).is_some() || self.absent.has_left(name);
+        let unknown: Vec<&str> = workers.iter().filter(|name| !known(name)).map(String::as_str).collect();
         if unknown.is_empty() {
             return Ok(workers.clone());
         }
