@@ -8,18 +8,21 @@ place something that does nothing and needs nothing of ours where it is loaded.
 """
 
 import inspect
+import logging
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from types import FrameType
 from typing import Any, cast
 
 from ...codecs.state import is_module
 from ..reading import READING_SECONDS, Reading, ReadingLock
+
+log = logging.getLogger("weightbus.schemes")
 
 EARLIER_SECONDS = 1.0  # that passes which began before there were hooks are waited for
 
@@ -74,6 +77,8 @@ class ForwardPasses:
             # Compiled code leaves for them, and they are not looked into: a lock is no graph's.
             before, after = compiler.disable(self._before), compiler.disable(self._after)
             for module in called:
+                if _has_own_call(module):
+                    _warn_of_own_call(type(module))
                 first = module.register_forward_pre_hook(_Hook(before), prepend=True)
                 last = module.register_forward_hook(_Hook(after), always_call=True)
                 self._handles += [first, last]
@@ -152,11 +157,31 @@ def _called(model: Any) -> Iterator[Any]:
     """Return what is called of a model: itself, but of what only holds others, its parts.
 
     Such are environments and transforms, which have methods of their own for each step, and lists.
+    A class with a `__call__` of its own may call torch's, which calls hooks, or its parts alone.
     """
     envs, nn = sys.modules.get("torchrl.envs"), sys.modules["torch"].nn
     kinds = tuple(kind for name in ("EnvBase", "Transform") if (kind := getattr(envs, name, None)))
-    if isinstance(model, kinds) or cast("Any", type(model)).forward is nn.Module.forward:
+    own_call = _has_own_call(model)
+    forward = vars(model).get("forward", cast("Any", type(model)).forward)
+    holds_only = isinstance(model, kinds) or forward is nn.Module.forward
+    if holds_only or own_call:
         for part in model.children():
             yield from _called(part)
-    else:
+    if own_call or not holds_only:
         yield model
+
+
+@cache
+def _warn_of_own_call(kind: type) -> None:
+    log.warning(
+        "%s has a __call__ of its own, which calls no hooks: a version may go into the middle of a "
+        "call. Move what it does to forward(), or call the model within reading() of its receiver",
+        kind.__qualname__,
+    )
+
+
+def _has_own_call(model: object) -> bool:
+    """Tell whether a module is called by a `__call__` that is neither torch's nor TensorDict's."""
+    call: Any = type(model).__call__
+    module: str = getattr(call, "__module__", None) or ""
+    return module.partition(".")[0] not in ("torch", "tensordict")

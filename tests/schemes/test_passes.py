@@ -237,3 +237,48 @@ def test_weights_handed_to_a_collectors_own_method_wait_for_its_pass() -> None:
     for thread in (passing, bringing):
         thread.join(SECONDS)
     assert came[0][0] == "applied"
+
+
+class Parts(nn.Module):
+    """Only holds others, until something calls it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = Held(), Held()
+
+
+class CalledItself(Parts):
+    """Has a `__call__` of its own, and calls no hooks."""
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.a(inputs) - self.b(inputs)
+
+
+def test_a_forward_of_the_instance_is_one_pass() -> None:
+    model = Parts()
+    model.forward = lambda inputs: model.a(inputs) - model.b(inputs)
+    with guarded(model) as lock:
+        thread, _ = in_thread(lambda: model(torch.zeros(2)))
+        assert model.a.here.wait(SECONDS)
+        model.a.go.set()
+        assert model.b.here.wait(SECONDS)
+        with pytest.raises(InUseError), lock.writing(0.0):
+            pass
+        model.b.go.set()
+        thread.join(SECONDS)
+        assert not hooks(model.a), "the parts need none"
+        assert free(lock)
+
+
+def test_a_call_of_the_class_itself_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    model = CalledItself()
+    with guarded(model) as lock:
+        assert "CalledItself has a __call__ of its own" in caplog.text
+        thread, _ = in_thread(lambda: model(torch.zeros(2)))
+        assert model.a.here.wait(SECONDS)
+        with pytest.raises(InUseError), lock.writing(0.0):
+            pass
+        model.a.go.set()
+        model.b.go.set()
+        thread.join(SECONDS)
+        assert free(lock)
