@@ -267,15 +267,16 @@ class RayWeightUpdater(WeightUpdaterBase):
         return place
 
     def _is_due(self, worker_id: int) -> bool:
-        """Count a push for a worker, and tell whether it is to reach it."""
-        skipped = self._skip_update(worker_id)
-        since = self._batches_since_weight_update
-        since[worker_id] = since[worker_id] + 1 if skipped else 0
-        return not skipped
+        """Tell whether a push is to reach a worker; then its interval begins anew."""
+        if self._skip_update(worker_id):
+            return False
+        self._batches_since_weight_update[worker_id] = 0
+        return True
 
     def _skip_update(self, worker_id: int) -> bool:
-        """Tell whether a worker goes without the next push, since the interval is not over."""
-        return self._batches_since_weight_update[worker_id] < self.max_interval
+        """Count a push for a worker; tell whether it goes without, as its interval is not over."""
+        self._batches_since_weight_update[worker_id] += 1
+        return self._batches_since_weight_update[worker_id] <= self.max_interval
 
     def _get_server_weights(self) -> Any:
         """Store the trainer's weights as they are now; return a reference, as `ray.put` does."""
@@ -297,7 +298,7 @@ class RayWeightUpdater(WeightUpdaterBase):
         """Return what workers are to be given, of what a push or `_get_server_weights` gives."""
         return policy_or_weights
 
-    def _sync_weights_with_worker(self, *, worker_id: Any = None, server_weights: Any) -> Any:
+    def _sync_weights_with_worker(self, worker_id: Any = None, server_weights: Any = None) -> Any:
         """Start a worker's update; the push waits for all of them together.
 
         An override returns the reference that its call of the actor returned: the push waits for

@@ -236,6 +236,24 @@ def test_every_hook_gets_what_the_documentation_says(actors: list[Any]) -> None:
         updater.push_weights(weights(features=5), worker_ids=0)
 
 
+class ByPosition(RayWeightUpdater):
+    """One that hands its arguments on by position, as the signature of TorchRL's own has them."""
+
+    def _sync_weights_with_worker(self, worker_id: Any = None, server_weights: Any = None) -> Any:
+        return super()._sync_weights_with_worker(worker_id, server_weights)
+
+
+def test_arguments_by_position_and_a_skip_that_counts(actors: list[Any]) -> None:
+    updater = ByPosition(weights(3.0), actors, max_interval=2)
+    assert [updater._skip_update(0) for _ in range(4)] == [True, True, False, False]  # noqa: SLF001
+    updater = ByPosition(weights(3.0), actors, max_interval=1)
+    updater.push_weights()
+    assert updater.versions() == {}
+    updater.push_weights()
+    assert seen(actors) == [{3.0}, {3.0}]
+    assert updater.versions() == {0: 1, 1: 1}
+
+
 class Stored(RayWeightUpdater):
     """One whose weights come from elsewhere in Ray's object store."""
 
