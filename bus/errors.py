@@ -154,6 +154,20 @@ def not_applied(
     return error
 
 
+def rejected(model: str, epoch: int, version: int, code: str, text: str) -> ApplyError:
+    """Return the error that says why a version was turned down before anything was written."""
+    later = ""
+    if code == "layout-mismatch":
+        later = ". Once names, shapes and dtypes here fit, it is taken without another publish"
+    return ApplyError(
+        f"{model} version {version} cannot be applied here ({code}): {text}{later}",
+        model=model,
+        epoch=epoch,
+        version=version,
+        code=code,
+    )
+
+
 def told_of(error: BaseException) -> str:
     """Return what an error says and, on one line, where in the user's code it came from.
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..bus.complaints import Complaints
-from ..bus.errors import ApplyError, not_applied, told_of
+from ..bus.errors import ApplyError, not_applied, rejected, told_of
 from ..bus.limits import LABEL_MAX
 from ..bus.net.handoff import Handoff
 from ..bus.staged import OverwrittenError, StagedVersion, StaleError
@@ -22,6 +22,7 @@ from ..bus.units import span
 from ..bus.worker.events import Happening, Outcome, Report, Waits, Wanted
 from ..codecs.apply import as_arrays
 from ..codecs.checksum import digest_of
+from ..codecs.errors import StateError
 from ..codecs.layout import Layout
 from . import checks
 from .calls import Calls, LateError
@@ -600,7 +601,13 @@ class Applier:
     def _fail(
         self, staged: StagedVersion, error: BaseException, *, intact: bool, still: bool = False
     ) -> ApplyError:
-        told = not_applied(staged.model, *staged.key, error, intact=intact)
+        target, misfit = self._targets[staged.model], ""
+        if intact and isinstance(error, StateError):  # it fitted when it came
+            misfit = target.fault(staged.layout)
+        if misfit:
+            told = rejected(staged.model, *staged.key, "layout-mismatch", misfit)
+        else:
+            told = not_applied(staged.model, *staged.key, error, intact=intact)
         if not intact:
             self.lock_of(staged.model).tear(staged.model, told)
             with self._handoff.changed:
@@ -608,8 +615,10 @@ class Applier:
                 self._handoff.changed.notify_all()
         full: Outcome = "failed" if told.code == "no-memory" else "declined"
         what = full if intact else "torn"
-        kept = self._targets[staged.model].keeps(staged.key)
-        self._tell(Report(staged.model, staged.key, what, told_of(error), still=still, kept=kept))
+        kept, text = target.keeps(staged.key), misfit or told_of(error)
+        code = "layout-mismatch" if misfit else "apply"
+        report = Report(staged.model, staged.key, what, text, still=still, kept=kept, code=code)
+        self._tell(report)
         return told
 
 

@@ -41,7 +41,7 @@ from ..effects import (
     Warm,
     Whole,
 )
-from ..errors import AddressError, ApplyError, ClosedError, RefusedError
+from ..errors import AddressError, ClosedError, RefusedError, rejected
 from ..lease import Lease
 from ..memory.pages import memory_ahead, memory_of
 from ..memory.segment import MappedSegments
@@ -279,13 +279,7 @@ class WorkerLoop:
             case Joined():
                 self._join(effect.epoch)
             case Rejected(model, epoch, version, code, text):
-                error = ApplyError(
-                    f"{model} version {version} cannot be applied here ({code}): {text}",
-                    model=model,
-                    epoch=epoch,
-                    version=version,
-                    code=code,
-                )
+                error = rejected(model, epoch, version, code, text)
                 if not self._handoff.asked:  # else it is raised where versions are applied
                     log.warning("%s", error)
                 self._handoff.reject(error)

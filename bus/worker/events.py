@@ -72,6 +72,7 @@ class Report(msgspec.Struct, frozen=True):
         bytes: Where the bytes of what was applied lie from now on, if they do anywhere: in its
             staging buffer, or in a model that is resident.
         kept: The user goes on using its staging buffer, which is to serve nothing else.
+        code: Why, as the publisher is told: the user's part has failed, or it does not fit.
     """
 
     model: str
@@ -82,6 +83,7 @@ class Report(msgspec.Struct, frozen=True):
     still: bool = False
     bytes: NDArray[np.uint8] | None = None
     kept: bool = False
+    code: Literal["apply", "layout-mismatch"] = "apply"
 
 
 class Waits(msgspec.Struct, frozen=True):

@@ -149,6 +149,11 @@ class Holdings:
         self.heard = max(self.heard, key)
         return key > self.newest and key not in self.rejected
 
+    def forgive(self, key: Key) -> None:
+        """A version that could not be taken may be, if it comes again."""
+        if key in self.rejected:
+            self.rejected.remove(key)
+
     def has(self, key: Key) -> bool:
         """Return whether a version is here."""
         return any(key in held for held in self._live.values())

@@ -109,6 +109,13 @@ class Acceptance:
             return "too-large", f"{text} {most} are taken"
         return None
 
+    def doubt(self, layout_id: str) -> None:
+        """A layout that fitted does so no more: it is compared again before it is taken."""
+        known = self._known.get(layout_id)
+        if known is not None:
+            self._known[layout_id] = known[0], False
+        self.usual = {}
+
     def fault(self, announce: Announce) -> Fault | None:
         """Return why a version cannot be taken, as far as that is known yet."""
         if announce.encoding != "raw" or announce.encryption != self._encryption:  # E1

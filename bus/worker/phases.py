@@ -37,7 +37,7 @@ Phase = Literal[
     "applying",  # the user does
     "running",
     "dropped",  # of no use; it may be announced again
-    "rejected",  # not tried again in this session
+    "rejected",  # not tried again in this session, unless the model here changes
 ]
 
 Event = Literal[

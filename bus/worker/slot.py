@@ -89,6 +89,8 @@ class Slot:
         self.epoch = 0  # the greatest of which bytes were written into the model
         self.stale: Key = (0, 0)  # was not to be had from shared memory: it is to be fetched
         self.failed: Failed | None = None  # the last one, until another version is begun
+        self._misfit: Announce | None = None  # was refused for its names or shapes, and may fit yet
+        self._look_at = math.inf  # when to see whether it does
         self._window = 0  # bytes of one, the largest of the versions that were begun in the session
 
     @property
@@ -330,7 +332,25 @@ class Slot:
 
     def _decline(self, held: Held, code: str, text: str, now: float) -> list[Effect]:
         self.holds.move(held, "failed" if code in TRANSIENT else "declined")
+        return self._refuse(held, code, text, now)
+
+    def _refuse(self, held: Held, code: str, text: str, now: float) -> list[Effect]:
+        if code == "layout-mismatch":
+            self._acceptance.doubt(held.announce.layout)
+            self._misfit, self._look_at = held.announce, now + self.timing.ping
         return self.fail(held.key, code, text, now)
+
+    def _look_again(self, now: float) -> list[Effect]:
+        """Ask again for a version that did not fit and does now: the user has changed the model."""
+        misfit, self._look_at = self._misfit, now + self.timing.ping
+        if misfit is None or misfit.epoch != self.holds.heard[0]:
+            self._misfit, self._look_at = None, math.inf
+            return []
+        if self._acceptance.fault(misfit) is not None:
+            return []
+        self._misfit, self._look_at = None, math.inf
+        self.holds.forgive((misfit.epoch, misfit.version))
+        return self.asking.latest(misfit.epoch, now, at_once=True)
 
     # What arrives of it.
 
@@ -565,7 +585,7 @@ class Slot:
             held.late(fate)
         else:
             self.holds.move(held, fate)
-        return self.fail(held.key, "apply", report.text, now)[:1]
+        return self._refuse(held, report.code, report.text, now)[:1]
 
     def runs(self, held: Held, running: Running) -> Effect:
         """A version runs by this name; say so."""
@@ -577,6 +597,7 @@ class Slot:
 
     def _forget_failure(self) -> None:
         """A version is on its way: forget why another was not. (That nothing runs is said on.)"""
+        self._misfit, self._look_at = None, math.inf
         if not self.torn:
             self.failed = None
 
@@ -632,6 +653,8 @@ class Slot:
 
     def tick(self, now: float) -> list[Effect]:
         """Fetch what is due."""
+        if now >= self._look_at and (asked := self._look_again(now)):
+            return asked
         held = self.holds.at["arriving"]
         if held is not None and held.transfer.hopeless:  # W12
             if held.transfer.patch is not None:

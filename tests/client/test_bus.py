@@ -236,6 +236,44 @@ def test_every_bit_of_every_dtype_arrives_in_many_chunks(bus: Bus) -> None:
     assert found == []
 
 
+def grow(target: dict[str, Any], size: int) -> None:
+    target["w"] = np.zeros(size)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_version_that_did_not_fit_comes_once_the_target_does(bus: Bus, background: bool) -> None:
+    publisher, target = bus.publisher(), {"w": np.zeros(3)}
+    subscriber = bus.subscriber(publisher, target, name="w")
+    both(publisher, subscriber, {"w": np.ones(3)})
+    if background:
+        subscriber.start()
+    with pytest.raises(PublishError, match="layout-mismatch"):
+        publisher.publish("m", {"w": np.full(4, 2.0)}, timeout=SECONDS)
+    if not background:
+        with pytest.raises(ApplyError, match=r"it is taken without another publish"):
+            subscriber.receive(SECONDS)
+    grow(target, 4)
+    update = None if background else subscriber.receive(SECONDS)
+    assert background or (update is not None and update.version == 2)
+    assert subscriber.wait_for_version("m", 2, timeout=SECONDS)
+    assert target["w"].tolist() == [2.0] * 4
+
+
+def test_a_target_that_fitted_and_does_not_is_no_failure_of_the_user(
+    bus: Bus, caplog: pytest.LogCaptureFixture
+) -> None:
+    publisher, target = bus.publisher(), {"w": np.zeros(3)}
+    subscriber = bus.subscriber(publisher, target, name="w").start()
+    publisher.publish("m", {"w": np.ones(3)}, timeout=SECONDS)
+    grow(target, 4)
+    with pytest.raises(PublishError, match=r"layout-mismatch.*shape \[3\] published, \[4\] here"):
+        publisher.publish("m", {"w": np.full(3, 2.0)}, timeout=SECONDS)
+    assert "Traceback" not in caplog.text
+    grow(target, 3)
+    assert subscriber.wait_for_version("m", 2, timeout=SECONDS)
+    assert target["w"].tolist() == [2.0] * 3
+
+
 # Ways to publish.
 
 

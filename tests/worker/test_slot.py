@@ -239,6 +239,27 @@ def test_a_target_that_objects_is_quoted_in_so_many_words() -> None:
     assert sent(bench.slot.repeat(), Failed)
 
 
+def test_a_version_that_did_not_fit_is_asked_for_once_the_target_fits() -> None:
+    bench, v = Bench(objection="w: shape [3] published, [4] here"), version(1)
+    ping = bench.slot.timing.ping
+    bench.announce(v)
+    assert not sent(bench.slot.tick(2 * ping), Fetch), "nothing has changed"
+    bench.objection = ""
+    assert not sent(bench.slot.tick(2 * ping), Fetch), "it has just looked"
+    [asked] = sent(bench.slot.tick(3 * ping), Fetch)
+    assert asked.version == 0
+    assert ready(bench.deliver(v))
+    assert not sent(bench.slot.tick(9 * ping), Fetch)
+
+
+def test_a_version_that_did_not_fit_is_forgotten_for_a_newer_one() -> None:
+    bench = Bench(objection="w: shape [3] published, [4] here")
+    bench.announce(version(1))
+    bench.objection = ""
+    assert ready(bench.deliver(version(2)))
+    assert not sent(bench.slot.tick(9 * bench.slot.timing.ping), Fetch)
+
+
 def test_why_a_version_is_not_taken_is_said_whatever_letters_it_has() -> None:
     bench = Bench(objection="there is no file of the name x\udcff")
     [failed] = sent(bench.announce(version(1)), Failed)
