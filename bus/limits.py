@@ -105,6 +105,7 @@ VERSIONS_TOLD = 24  # of a model, with their ages: the last ones, and ever fewer
 VERSIONS_TIMED = 4096  # of a model: how far back it is known when a version was published
 ERROR_MAX = 512  # characters of an error as observers are told it, of which a roster may hold many
 EVENTS_MAX = 10_000  # that wait for one callback: all workers at once, once
+CALLS_MAX = 256  # publishes that are open at once: every acknowledgement looks at each
 SNAPSHOTS_MAX = 3  # copies of a model that a publisher holds at most while old ones are in use
 APPLIES_MAX = 3  # in a row that fail half-way, before a version is tried no more
 APPLY_SECONDS = 60  # that the user's part of applying may take, unless told otherwise

@@ -5,6 +5,7 @@ waits for it any more, until it is decided.
 """
 
 from ..effects import Notice, Send
+from ..limits import CALLS_MAX
 from ..messages import Applied, Failed, Staged
 from ..units import span
 from .absent import others_want, reasons
@@ -67,6 +68,13 @@ def give_up(state: PublisherState, pending: Version | None, why: str, now: float
             call.ended = why
             effects += settle(state, call, now)
     return effects
+
+
+def end_the_oldest(state: PublisherState, now: float) -> list[Effect]:
+    """End the oldest call, since there are too many: workers that apply nothing keep them open."""
+    oldest = next(iter(state.calls.values()))
+    oldest.ended = f"{CALLS_MAX} newer publishes wait for the same workers, which apply nothing"
+    return settle(state, oldest, now)
 
 
 def renewed(state: PublisherState, epoch: int) -> None:

@@ -5,7 +5,7 @@ from operator import attrgetter
 
 from ..effects import Send
 from ..errors import UnknownWorkerError
-from ..limits import WHOLE_BYTES_MAX
+from ..limits import CALLS_MAX, WHOLE_BYTES_MAX
 from ..messages import DELTA, Progress, Whole, control_topic, data_topic, patch_topic
 from . import absent, calls
 from .effects import Broadcast, BroadcastWhole, Effect, Settled, Stamp, Withdraw
@@ -69,6 +69,8 @@ def publish(
     if terms.hash and not version.chunks.digest:  # P12: it must be known before it is gone
         effects += versions.hash(version)
     state.calls[number] = call
+    if len(state.calls) > CALLS_MAX:
+        effects += calls.end_the_oldest(state, now)
     return call, effects + calls.settle(state, call, now)
 
 

@@ -172,6 +172,32 @@ fn some_by_name_and_staged() {
     assert_eq!((receipt.those(Outcome::Applied), receipt.those(Outcome::Left)), (vec!["a"], vec!["b"]));
 }
 
+#[test]
+fn a_worker_that_applies_nothing_keeps_few_publishes_open() {
+    let publisher = publisher();
+    let _idle = worker(&publisher, "idle");
+    assert!(publisher.wait_for_workers(1, MODEL, LONG).unwrap());
+    let options = PublishOptions { timeout: LONG, ..PublishOptions::default() };
+    let began = Instant::now();
+    let later = |n| {
+        publisher
+            .publish_later(
+                MODEL,
+                &[TensorView { name: "w", dtype: Dtype::U8, shape: &[16], bytes: &[n; 16] }],
+                &options,
+            )
+            .unwrap()
+    };
+    let first = later(0);
+    let rest: Vec<_> = (0..256).map(|n| later(n as u8)).collect();
+    match first.wait() {
+        Err(Error::Publish { receipt, .. }) => assert_eq!(receipt.those(Outcome::Behind), ["idle"]),
+        other => panic!("{:?}", other),
+    }
+    assert!(began.elapsed() < LONG, "it waited for its whole time");
+    drop(rest);
+}
+
 /// A worker that takes nothing, on a connection of its own that ends without a goodbye once this is dropped.
 fn bare(publisher: &Publisher, name: &str) -> zmq::Socket {
     let socket = zmq::Context::new().socket(zmq::DEALER).unwrap();

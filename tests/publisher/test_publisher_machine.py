@@ -13,6 +13,7 @@ from weightbus.bus.effects import Notice, Send
 from weightbus.bus.errors import UnknownWorkerError
 from weightbus.bus.limits import (
     ABSENT_MAX,
+    CALLS_MAX,
     EPOCH_LEAP_MAX_MS,
     PUSH_CHUNKS,
     WHOLE_BYTES_MAX,
@@ -1266,6 +1267,20 @@ def test_a_worker_that_has_left_is_known_and_counts_as_left() -> None:
     }
     assert call.targets["w1"].detail == "it left before the publish"
     assert "w1" not in version.receivers
+
+
+def test_workers_that_apply_nothing_keep_few_publishes_open() -> None:
+    bench, effects = Bench("w0"), list[Effect]()
+    for _ in range(CALLS_MAX):
+        _, effects = bench.publish()
+        assert resolved(effects) is None
+    first = next(iter(bench.machine.state.calls))
+    _, effects = bench.publish()
+    ended = answered(effects)
+    assert (ended.publication, ended.achieved) == (first, False)
+    assert "apply nothing" in ended.why
+    assert ended.receipt.workers["w0"].state == "behind"
+    assert len(bench.machine.state.calls) == CALLS_MAX
 
 
 # Committing together.

@@ -9,6 +9,7 @@ use super::machine::PublisherMachine;
 use super::phases::{Decision, TargetEvent, VersionEvent};
 use super::publication::Publication;
 use super::receipt::Outcome;
+use crate::limits::CALLS_MAX;
 use crate::messages::*;
 use crate::transfer::{Key, Time};
 use crate::words::escaped;
@@ -70,6 +71,17 @@ impl PublisherMachine {
                 call.end(why);
                 self.settle(id, now);
             }
+        }
+    }
+
+    /// Ends the oldest call if there are too many: workers that apply nothing keep them open.
+    pub(super) fn end_calls_beyond_most(&mut self, now: Time) {
+        let oldest = self.calls.open.keys().next().copied();
+        if let Some(id) = oldest.filter(|_| self.calls.open.len() > CALLS_MAX) {
+            if let Some(call) = self.calls.open.get_mut(&id) {
+                call.end("newer publishes wait for the same workers, which apply nothing");
+            }
+            self.settle(id, now);
         }
     }
 
