@@ -8,7 +8,7 @@ Memory that two tensors share in part cannot hold both, so it is refused.
 """
 
 from collections.abc import Hashable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,10 @@ from .words import printable
 # What numpy may try before it gives up telling whether two views have an element in common. What
 # slices and transposes make of a tensor takes a few steps.
 OVERLAP_STEPS_MAX: Final = 100_000
+
+
+T = TypeVar("T")
+Owner = tuple[str, str]  # a model, and the name of one of its tensors
 
 
 class Place(NamedTuple):
@@ -80,28 +84,42 @@ class Ties:
 
     def faults(self) -> list[str]:
         """Say in lines which tensors of the target, both of them published, overlap in part."""
-        pairs = ((printable(a, NAME_SHOWN), printable(b, NAME_SHOWN)) for a, b in self._overlaps())
+        names = {place: name for name, place in reversed(self._places.items()) if place is not None}
+        found = (sorted(pair) for pair in _overlaps(names))
+        pairs = ((printable(a, NAME_SHOWN), printable(b, NAME_SHOWN)) for a, b in found)
         return [
             f"{one} and {other}: share a part of their memory in the target, which cannot hold "
             "both; give one of them memory of its own (torch: .clone(), numpy: .copy())"
             for one, other in sorted(pairs)
         ]
 
-    def _overlaps(self) -> Iterator[tuple[str, str]]:
-        names = {place: name for name, place in reversed(self._places.items()) if place is not None}
-        by_memory: dict[Hashable, list[tuple[int, int, Place]]] = {}
-        for place in names:
-            begin, end = _bounds(place)
-            by_memory.setdefault(place.memory, []).append((begin, end, place))
-        for spans in by_memory.values():
-            before: list[tuple[int, int, Place]] = []  # those that end behind what begins next
-            for span in sorted(spans):
-                before = [each for each in before if each[1] > span[0]]
-                for each in before:
-                    if _share(each[2], span[2]):
-                        one, other = sorted((names[each[2]], names[span[2]]))
-                        yield one, other
-                before.append(span)
+
+def shared_memory(models: Mapping[str, Mapping[str, Leaf]]) -> list[tuple[Owner, Owner]]:
+    """Return which tensors of different models are one, or overlap: each by its model and name."""
+    owners: dict[Place, Owner] = {}
+    found: list[tuple[Owner, Owner]] = []
+    for model, leaves in models.items():
+        for name, leaf in leaves.items():
+            place = place_of(name, leaf)
+            if place is not None and owners.setdefault(place, (model, name))[0] != model:
+                found.append((owners[place], (model, name)))
+    return found + [(a, b) for a, b in _overlaps(owners) if a[0] != b[0]]
+
+
+def _overlaps(names: Mapping[Place, T]) -> Iterator[tuple[T, T]]:
+    """Yield what pairs of tensors are called that overlap in part."""
+    by_memory: dict[Hashable, list[tuple[int, int, Place]]] = {}
+    for place in names:
+        begin, end = _bounds(place)
+        by_memory.setdefault(place.memory, []).append((begin, end, place))
+    for spans in by_memory.values():
+        before: list[tuple[int, int, Place]] = []  # those that end behind what begins next
+        for span in sorted(spans):
+            before = [each for each in before if each[1] > span[0]]
+            for each in before:
+                if _share(each[2], span[2]):
+                    yield names[each[2]], names[span[2]]
+            before.append(span)
 
 
 def _bounds(place: Place) -> tuple[int, int]:

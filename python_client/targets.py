@@ -7,6 +7,7 @@ a function                                                           called to l
 Each of them may have other names than what is published (`RenamedTarget`).
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -22,9 +23,12 @@ from ..bus.worker.layouts import Expected
 from ..codecs.apply import Reader, calls_users, check, devices_within, summing
 from ..codecs.copies import Differences
 from ..codecs.errors import LayoutError, StateError
-from ..codecs.layout import Layout, Strict, trimmed
+from ..codecs.layout import NAME_SHOWN, Layout, Strict, trimmed
+from ..codecs.leaves import Leaf
 from ..codecs.renaming import Renaming
 from ..codecs.state import is_module, is_tensor, is_tensordict, named_leaves, state_of
+from ..codecs.ties import shared_memory
+from ..codecs.words import printable
 from . import checks
 from .file_target import FileTarget
 from .loading import FunctionTarget
@@ -37,6 +41,9 @@ if TYPE_CHECKING:
 LAYOUT_SLACK_BYTES = 2**20
 LAYOUTS_MAX = 4  # kept under other names
 READERS_MAX = 4  # readers kept, of the last applies: two staging buffers, or a publisher's blocks
+
+
+log = logging.getLogger("weightbus.subscriber")
 
 
 class MemoryTarget(Target):
@@ -294,6 +301,8 @@ def targets_of(
     `renaming` says what published names become in all of them.
     """
 
+    in_memory: dict[str, Mapping[str, Leaf]] = {}
+
     def target_of(model: str, named: object) -> Target:
         if isinstance(named, Target):
             return named
@@ -303,7 +312,7 @@ def targets_of(
         if isinstance(named, str | Path):
             return FileTarget(Path(named))
         try:
-            named_leaves(named)
+            in_memory[model] = named_leaves(named)
         except StateError as error:
             text = f"models={{{model!r}: ...}}: {error}; or a path, or a function"
             raise ValueError(text.replace("cannot travel", "is no target")) from None
@@ -311,6 +320,28 @@ def targets_of(
         return copying if keep is None else keep(named, copying)
 
     targets = {model: target_of(model, named) for model, named in models.items()}
+    if len(in_memory) > 1:
+        _warn_of_shared_memory(in_memory)
     if renaming is None:
         return targets
     return {model: RenamedTarget(target, renaming) for model, target in targets.items()}
+
+
+def _warn_of_shared_memory(models: Mapping[str, Mapping[str, Leaf]]) -> None:
+    """Warn where a version of one model overwrites tensors of another, such as a shared trunk."""
+    found: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for (one, name), (other, also) in shared_memory(models):
+        found.setdefault((one, other), []).append((name, also))
+    for (one, other), names in found.items():
+        name, also = (printable(each, NAME_SHOWN) for each in names[0])
+        more = f", and {len(names) - 1} more" if len(names) > 1 else ""
+        log.warning(
+            "models %r and %r share memory here (%s and %s%s): a version of either overwrites a "
+            "part of the other. Publish both as one model, such as nn.ModuleDict, or give each "
+            "memory of its own",
+            one,
+            other,
+            name,
+            also,
+            more,
+        )

@@ -13,15 +13,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file
+from torch import nn
 
 from weightbus.bus.staged import StagedVersion
 from weightbus.codecs.apply import as_arrays
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.state import state_of, write_into
 from weightbus.python_client.file_target import FileTarget
-from weightbus.python_client.targets import READERS_MAX, MemoryTarget
+from weightbus.python_client.targets import READERS_MAX, MemoryTarget, targets_of
 
 LEFT = ".file.0123456789abcdef"
 SECONDS = 60.0
@@ -397,3 +399,40 @@ def test_a_link_stays_and_what_it_leads_to_is_replaced(tmp_path: Path) -> None:
     target.settle()
     assert [each.name for each in links.iterdir()] == ["file"]
     assert sorted(each.name for each in home.iterdir()) == ["one", "two"]
+
+
+class WithTrunk(nn.Module):
+    def __init__(self, trunk: nn.Module) -> None:
+        super().__init__()
+        self.trunk, self.head = trunk, nn.Linear(4, 2)
+
+
+@pytest.mark.parametrize("meta", [False, True])
+def test_models_that_share_memory_are_warned_of_by_name(
+    caplog: pytest.LogCaptureFixture, meta: bool
+) -> None:
+    with torch.device("meta" if meta else "cpu"):
+        trunk = nn.Linear(4, 4)
+        actor, critic = WithTrunk(trunk), WithTrunk(trunk)
+    targets_of({"actor": actor, "critic": critic}, strict=True, cast=False)
+    [record] = caplog.records
+    text = record.getMessage()
+    assert "models 'actor' and 'critic' share memory here" in text
+    assert "(trunk.bias and trunk.bias, and 1 more)" in text or "trunk.weight" in text
+    assert "nn.ModuleDict" in text
+
+
+def test_a_part_of_an_array_that_another_model_has_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    whole = np.zeros(8)
+    targets_of({"a": {"w": whole}, "b": {"v": whole[2:4]}}, strict=True, cast=False)
+    assert "(w and v)" in caplog.text
+
+
+def test_models_with_memory_of_their_own_are_not_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tied = np.zeros(8)
+    targets_of({"a": {"w": tied, "v": tied}, "b": {"w": np.zeros(8)}}, strict=True, cast=False)
+    assert not caplog.records
