@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +15,7 @@ from typing import Any, NoReturn, Unpack
 
 from ..bus.complaints import Complaints
 from ..bus.deadline import ANSWER_SECONDS, Deadline, result_of
-from ..bus.errors import ClosedError, UnknownWorkerError, WorkersMissingError
+from ..bus.errors import UnknownWorkerError, WorkersMissingError
 from ..bus.limits import WORKERS_MAX
 from ..bus.memory.segment import probe
 from ..bus.messages import TOKEN_BYTES
@@ -36,7 +35,7 @@ from ..bus.trust.keys import PublisherKeys
 from . import checks
 from .awaiting import in_thread
 from .checks import check_name
-from .closing import AsyncClosable, end_with
+from .closing import InOneProcess, end_with
 from .keeper import Keeper
 from .keys import (
     check_exposure,
@@ -72,7 +71,7 @@ _LATE = (
 )
 
 
-class Publisher(AsyncClosable):
+class Publisher(InOneProcess):
     """Publishes versions of models to every worker that connects.
 
     Args:
@@ -129,7 +128,6 @@ class Publisher(AsyncClosable):
         age = None if few.epoch is not None else age_from_now()
         self._models: dict[str, PublishedModel] = {}
         self._crowded = Complaints(log, "workers may be missing here: %s")
-        self._pid = os.getpid()
         self._probe = probe() if few.shared_memory else None  # kept: it goes with its last user
         shared = self._probe.shared if self._probe is not None else None
         with contextlib.ExitStack() as undo:
@@ -298,7 +296,7 @@ class Publisher(AsyncClosable):
         future: Promise | Reply,
     ) -> None:
         """Copy the weights and have them published; `future` is what comes of it."""
-        if self._loop.leaving or os.getpid() != self._pid:
+        if self._loop.leaving or self._inherited:
             self._check_usable()
         terms = asked.terms
         if terms.workers:
@@ -373,7 +371,9 @@ class Publisher(AsyncClosable):
 
         Raises:
             TypeError: It is no future of `publish_async`.
+            ClosedError: The publisher is closed, or belongs to the parent of this forked process.
         """
+        self._check_process()
         if not isinstance(publishing, Promise):
             raise TypeError(f"wait_for_commit takes a future of publish_async, not {publishing!r}")
 
@@ -517,7 +517,12 @@ class Publisher(AsyncClosable):
         except BaseException:
             listener.end()
             raise
-        return lambda: self._loop.unlisten(listener)
+
+        def end() -> None:
+            if not self._inherited:  # the parent's goes on
+                self._loop.unlisten(listener)
+
+        return end
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """End open publishes in their current state and close the sockets. You may call it twice.
@@ -526,7 +531,7 @@ class Publisher(AsyncClosable):
             timeout: Seconds to write the latest versions to the state folder, if there is one. A
                 warning names versions that were not written by then.
         """
-        if os.getpid() != self._pid:
+        if self._inherited:  # the parent's goes on
             return
         deadline = time.monotonic() + timeout
         self.shown.close()
@@ -570,11 +575,7 @@ class Publisher(AsyncClosable):
         return self._folder
 
     def _check_usable(self) -> None:
-        if os.getpid() != self._pid:
-            raise ClosedError(
-                f"this publisher was made in process {self._pid}, this is process {os.getpid()}: "
-                "sockets do not survive a fork; make a new Publisher here"
-            )
+        self._check_process()
         self._loop.check()
 
     def _check_known(self, names: tuple[str, ...]) -> None:
