@@ -188,7 +188,7 @@ def test_every_call_of_a_subscriber_is_refused_in_a_child() -> None:
             "wait_for_version_awaitable": lambda: asyncio.run(
                 worker.wait_for_version_awaitable("m", 9, timeout=SECONDS)
             ),
-            "__aiter__": lambda: asyncio.run(anext(aiter(worker))),
+            "__aiter__": lambda: asyncio.run(first_of(worker)),
             "update": lambda: worker.update("m"),
             "version": lambda: worker.version("m"),
             "wait_joined": lambda: worker.wait_joined(SECONDS),
@@ -258,6 +258,10 @@ def test_a_version_that_is_staged_is_not_applied_in_a_child() -> None:
             assert seconds < 1.0
             assert staged.apply(SECONDS)
         assert under_way.result(SECONDS).in_state("applied") == ["w"]
+
+
+async def first_of(worker: Subscriber) -> object:
+    return await anext(aiter(worker))
 
 
 def _raised(error: Exception | None) -> None:
