@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
@@ -191,10 +192,12 @@ class Publisher(InOneProcess):
 
         Raises:
             StateError: The weights cannot travel.
+            RuntimeError: As of `publish`.
         """
         self._check_usable()
         few = self._settings if settings is None else settings_of("publish", settings)
         kept = self._model(model)
+        _check_not_interrupted(kept)
         with kept.lock:
             reserved = kept.reserve(weights, few.dtype, few.rename)
             if reserved is not None:
@@ -249,6 +252,8 @@ class Publisher(InOneProcess):
             DeadlineError: The weights were not copied in time; nothing was published. (A copy of
                 one tensor is never interrupted.)
             ClosedError: The publisher is closed.
+            RuntimeError: This is called in a signal handler (or a `__del__`) that has interrupted
+                this very thread while it copies this model for a publish.
         """
         started = time.monotonic()
         given = workers, require, expect, commit, timeout, metadata, settings
@@ -306,6 +311,7 @@ class Publisher(InOneProcess):
             kept = self._model(model)
         until = Deadline(started + terms.timeout, _LATE, model=model, timeout=terms.timeout)
         if not kept.lock.acquire(blocking=False):
+            _check_not_interrupted(kept)
             kept.wait_for_lock(until)
         handed_on = False
         try:
@@ -586,6 +592,25 @@ class Publisher(InOneProcess):
                 f"no worker named {', '.join(sorted(unknown))} has joined; known are "
                 f"{', '.join(sorted(known)) or 'none'}: check the name, or wait_for_workers() first"
             )
+
+
+def _check_not_interrupted(kept: PublishedModel) -> None:
+    """Check that this thread may wait until nobody copies a model.
+
+    Raises:
+        RuntimeError: It copies the model itself: a signal handler has interrupted it.
+    """
+    caller = sys._getframe(1)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    frame = caller.f_back
+    while frame is not None:
+        if frame.f_globals is caller.f_globals and frame.f_locals.get("kept") is kept:
+            raise RuntimeError(
+                f"{kept.name!r} is being copied for a publish by this very thread, which a signal "
+                "handler (or a __del__) has interrupted: the copy cannot end before that returns. "
+                "Set a flag there, and publish after the step (docs/guides/restarting.md, "
+                "Preemption)"
+            )
+        frame = frame.f_back
 
 
 def _there(status: tuple[WorkerStatus, ...], model: str | None) -> list[str]:

@@ -112,7 +112,8 @@ class PublisherLoop:
         self.leaving = self._held_up = False
         self._ended: BaseException | None = None
         self.over = threading.Event()
-        self._lock = threading.Lock()  # between taking work in and ending
+        # Between taking work in and ending; a signal handler may hand work over in the middle.
+        self._lock = threading.RLock()
         self._thread = Owner(self._run, "weightbus-publisher")
 
     # For any thread.
