@@ -72,12 +72,19 @@ _LATE = (
 )
 
 
+_LOOPBACK = (
+    "{given} is {bound} on this host (/etc/hosts often has a host's own name so), where only this "
+    "host can connect: for workers elsewhere bind tcp://0.0.0.0:PORT, or this host's address"
+)
+
+
 class Publisher(InOneProcess):
     """Publishes versions of models to every worker that connects.
 
     Args:
         address: The control socket binds here; workers need only this address. Port 0 takes a free
-            port; `publisher.address` then has it.
+            port; `publisher.address` then has it. Of 0.0.0.0 it has 0.0.0.0, which is no address to
+            connect to from elsewhere: give workers this host's name.
         keys: A folder made by `weightbus keygen`, or its contents: only workers with a key in it
             can join. None: use WEIGHTBUS_KEYS; without it, no keys.
         insecure: Without keys, allow an address that other hosts can reach.
@@ -143,6 +150,8 @@ class Publisher(InOneProcess):
             sockets = undo.enter_context(contextlib.closing(own))
             self.address = sockets.address
             self.data_address = sockets.data_address
+            if endpoints.is_local(self.address) and not endpoints.is_local(address):
+                log.warning("%s", _LOOPBACK.format(given=address, bound=self.address))
             told = few.advertise or endpoints.advertised(self.address, self.data_address)
             sealer = None if keys is None else new_sealer(few.rekey)
             draw = partial(secrets.token_hex, TOKEN_BYTES // 2)

@@ -41,7 +41,7 @@ from ..effects import (
     Warm,
     Whole,
 )
-from ..errors import AddressError, ApplyError, ClosedError, RefusedError
+from ..errors import AddressError, ApplyError, ClosedError, RefusedError, on_one_line
 from ..lease import Lease
 from ..memory.pages import memory_ahead, memory_of
 from ..memory.segment import MappedSegments
@@ -289,7 +289,7 @@ class WorkerLoop:
                     code=code,
                 )
                 if not self._handoff.asked:  # else it is raised where versions are applied
-                    log.warning("%s", error)
+                    log.warning("%s", on_one_line(error))
                 self._handoff.reject(error)
             case Refused(code, text):
                 self._refuse(code, text)
