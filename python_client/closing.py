@@ -91,7 +91,7 @@ _owners_marked: list[None] = []  # once the interpreter has been asked to
 
 def _mark_copies() -> None:
     for owner in list(_owners):
-        owner._become_copy()  # noqa: SLF001 - one of ours
+        owner._become_copy()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 class Loop(Protocol):
@@ -104,7 +104,7 @@ class Loop(Protocol):
 
 def end_with(owner: InOneProcess, loop: Loop) -> None:
     """Have a loop end when its owner is collected; forked children get marked copies of it."""
-    owner._belong_here()  # noqa: SLF001 - one of ours
+    owner._belong_here()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     finalizer = weakref.finalize(owner, _end, loop, repr(owner), os.getpid())
     finalizer.atexit = False  # threads end with the process
 

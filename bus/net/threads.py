@@ -41,7 +41,7 @@ class Owner(threading.Thread):
         return False
 
 
-def new_selector() -> selectors.BaseSelector:
+def new_selector() -> selectors.DefaultSelector:
     """Return what a thread of ours waits with.
 
     After `gevent.monkey.patch_all(thread=False)` the selectors are gevent's and the threads are the
@@ -50,9 +50,10 @@ def new_selector() -> selectors.BaseSelector:
     are greenlets of the thread that makes it, and gevent's is right.
     """
     monkey: Any = sys.modules.get("gevent.monkey")
-    patched = monkey is not None and monkey.is_module_patched("selectors")
-    if patched and not monkey.is_module_patched("threading"):
-        made: selectors.BaseSelector = monkey.get_original("selectors", "DefaultSelector")()
+    if monkey is None or not monkey.is_module_patched("selectors"):
+        return selectors.DefaultSelector()
+    if not monkey.is_module_patched("threading"):
+        made: selectors.DefaultSelector = monkey.get_original("selectors", "DefaultSelector")()
         return made
     return selectors.DefaultSelector()
 

@@ -83,7 +83,9 @@ def test_a_session_that_is_closed_ends_a_command_in_order(tmp_path: Path, *, ign
     with Publisher() as publisher:
         words = [sys.executable, "-m", "weightbus", "subscribe", publisher.address, "--model", "m"]
         try:
-            process = subprocess.Popen([*words, "--out", str(out), "--name", "w"])  # noqa: S603
+            process = subprocess.Popen(  # noqa: S603
+                [*words, "--out", str(out), "--name", "w"], stdout=subprocess.PIPE, text=True
+            )
         finally:
             if ignored:
                 signal.signal(signal.SIGHUP, before)
@@ -92,10 +94,11 @@ def test_a_session_that_is_closed_ends_a_command_in_order(tmp_path: Path, *, ign
                 publisher.publish("m", arrays(), expect=1, timeout=SECONDS)
                 process.send_signal(signal.SIGHUP)
                 if ignored:
-                    publisher.publish("m", arrays(), timeout=SECONDS)
-                else:
-                    assert process.wait(SECONDS) == 0
-                    assert "w" not in publisher.workers(), "it has left"
+                    process.send_signal(signal.SIGTERM)
+                said, _ = process.communicate(timeout=SECONDS)
+                assert process.returncode == 0
+                assert f"stopped by {'SIGTERM' if ignored else 'SIGHUP'} after 1 version" in said
+                assert "w" not in publisher.workers(), "it has left"
             finally:
                 process.kill()
 
@@ -118,6 +121,9 @@ def test_neighbours_are_told_to_leave_a_port_between() -> None:
         with pytest.raises(AddressError) as caught:
             Publisher(at)
         assert "leave a port" not in str(caught.value)
+        with pytest.raises(AddressError) as caught:
+            Publisher(settings=Settings(data=publisher.data_address))
+        assert "leave a port" not in str(caught.value), "nothing goes there by itself"
 
 
 def test_the_data_port_of_another_process_is_told() -> None:

@@ -35,17 +35,17 @@ class OfOneThread(selectors.BaseSelector):
         self._check()
         return self._inner.select(timeout)
 
-    def register(self, *about: Any) -> Any:
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
         self._check()
-        return self._inner.register(*about)
+        return self._inner.register(fileobj, events, data)
 
-    def modify(self, *about: Any) -> Any:
+    def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
         self._check()
-        return self._inner.modify(*about)
+        return self._inner.modify(fileobj, events, data)
 
-    def unregister(self, *about: Any) -> Any:
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
         self._check()
-        return self._inner.unregister(*about)
+        return self._inner.unregister(fileobj)
 
     def get_map(self) -> Any:
         return self._inner.get_map()
