@@ -182,6 +182,11 @@ def told_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{where}"
 
 
+def on_one_line(error: BaseException) -> str:
+    """Return what an error says for a record of the log: one line, however many tensors differ."""
+    return "; ".join(line.strip() for line in str(error).splitlines())
+
+
 class ClosedError(WeightBusError):
     """The publisher or subscriber was closed, or one of its threads has ended: see the cause."""
 

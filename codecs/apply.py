@@ -426,8 +426,23 @@ def differing(
 ) -> list[str]:
     """Return the faults of a target and how it differs; first of all why, if that can be seen."""
     lines = faults + difference(published, got, cast=cast, strict=strict)
-    why = explanation(published, got) if lines else None
+    why = explanation(published, got) or (None if faults else _part(published, got, lines))
+    why = why if lines else None
     return lines if why is None else [why, *lines]
+
+
+def _part(
+    published: Mapping[str, Signature], got: Mapping[str, Signature], lines: list[str]
+) -> str | None:
+    """Say what to do where only a part of a target is published, and the rest fits."""
+    lacking = len(got.keys() - published.keys())
+    if not published or published.keys() - got.keys() or len(lines) != lacking:
+        return None
+    return (
+        f"{len(published)} of the target's {len(got)} tensors are published, and they fit: publish "
+        "all of it, or give the worker a mapping of just these tensors "
+        "(docs/guides/adapters.md, An adapter)"
+    )
 
 
 def _large(leaves: list[Leaf]) -> list[Leaf]:

@@ -451,7 +451,10 @@ def _walk(node: object, path: str, depth: int, in_place: bool) -> Iterator[tuple
     elif depth and (isinstance(node, np.ndarray) or is_tensor(node)):
         yield path, cast("Leaf", node)
     elif depth and is_module(node):
-        text = f"{where}a {type(node).__name__} in a mapping cannot travel; give it by itself"
+        text = (
+            f"{where}a {type(node).__name__} in a mapping cannot travel; give it by "
+            "itself, or give an nn.ModuleDict, or a mapping of their state_dict()s"
+        )
         raise StateError(text)
     elif not isinstance(node, Mapping) and not is_tensordict(node):
         raise StateError(f"{where}a {type(node).__name__} cannot travel; give {WANTED}")

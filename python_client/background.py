@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from traceback import clear_frames
 
-from ..bus.errors import AddressError, ApplyError, ClosedError, RefusedError
+from ..bus.errors import AddressError, ApplyError, ClosedError, RefusedError, on_one_line
 from ..bus.net.handoff import Handoff
 from ..bus.staged import StagedVersion
 from ..codecs.errors import WeightBusError
@@ -98,7 +98,7 @@ class Background:
     def _note(self, error: BaseException) -> None:
         known = error if isinstance(error, WeightBusError) else WeightBusError(repr(error))
         cause = known.__cause__ if isinstance(known, ApplyError) and known.code == "apply" else None
-        log.error("%s: %s", self._name, known, exc_info=cause)
+        log.error("%s: %s", self._name, on_one_line(known), exc_info=cause)
         self._keep(known)
 
     def _keep(self, known: WeightBusError) -> None:

@@ -33,6 +33,7 @@ from .target import Names, Sums, Target
 
 FORMAT = {"format": "pt"}  # what save_pretrained says: tensors named and laid out as PyTorch's are
 ACCESS_LIST = "system.posix_acl_access"  # the attribute with what goes beyond the mode, on Linux
+MOUNTED = "it is mounted by itself, so no new file can take its place: mount its folder instead"
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # how a file is opened that must not be there yet
 KINDS = {
     stat.S_IFDIR: (errno.EISDIR, "a folder"),
@@ -72,6 +73,7 @@ class FileTarget(Target):
         self._replaced = False  # whether it is there
         try:
             with place_of(self._path) as home:
+                _check_not_mounted(home.path)
                 if (before := _opened(home)) is not None:
                     before.close()
                 _clear_away(home)
@@ -176,6 +178,21 @@ class FileTarget(Target):
         if error.errno in (errno.ENOENT, errno.ENOTDIR) and not folder.is_dir():
             text = f"there is no folder {folder} to write it into; make it first"
         return error if text is None else OSError(error.errno, text, str(self._path))
+
+
+def _check_not_mounted(path: Path) -> None:
+    """Check that another file may take the place of a path.
+
+    Raises:
+        OSError: The kernel does not let it: something is mounted there.
+    """
+    try:
+        mounts = Path("/proc/self/mountinfo").read_bytes().splitlines()
+    except OSError:  # not Linux
+        return
+    escaped = re.sub(rb"[ \t\n\\]", lambda c: rb"\%03o" % ord(c[0]), os.fsencode(path))
+    if any(mount.split(b" ")[4] == escaped for mount in mounts):
+        raise OSError(errno.EBUSY, MOUNTED, str(path))
 
 
 def _opened(home: Place) -> BinaryIO | None:

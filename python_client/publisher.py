@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import logging
-import os
 import secrets
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Unpack
 
 from ..bus.complaints import Complaints
 from ..bus.deadline import ANSWER_SECONDS, Deadline, result_of
-from ..bus.errors import ClosedError, UnknownWorkerError, WorkersMissingError
+from ..bus.errors import UnknownWorkerError, WorkersMissingError
 from ..bus.limits import WORKERS_MAX
 from ..bus.memory.segment import probe
 from ..bus.messages import TOKEN_BYTES
@@ -36,7 +36,7 @@ from ..bus.trust.keys import PublisherKeys
 from . import checks
 from .awaiting import in_thread
 from .checks import check_name
-from .closing import AsyncClosable, end_with
+from .closing import InOneProcess, end_with
 from .keeper import Keeper
 from .keys import (
     check_exposure,
@@ -72,12 +72,19 @@ _LATE = (
 )
 
 
-class Publisher(AsyncClosable):
+_LOOPBACK = (
+    "{given} is {bound} on this host (/etc/hosts often has a host's own name so), where only this "
+    "host can connect: for workers elsewhere bind tcp://0.0.0.0:PORT, or this host's address"
+)
+
+
+class Publisher(InOneProcess):
     """Publishes versions of models to every worker that connects.
 
     Args:
         address: The control socket binds here; workers need only this address. Port 0 takes a free
-            port; `publisher.address` then has it.
+            port; `publisher.address` then has it. Of 0.0.0.0 it has 0.0.0.0, which is no address to
+            connect to from elsewhere: give workers this host's name.
         keys: A folder made by `weightbus keygen`, or its contents: only workers with a key in it
             can join. None: use WEIGHTBUS_KEYS; without it, no keys.
         insecure: Without keys, allow an address that other hosts can reach.
@@ -129,7 +136,6 @@ class Publisher(AsyncClosable):
         age = None if few.epoch is not None else age_from_now()
         self._models: dict[str, PublishedModel] = {}
         self._crowded = Complaints(log, "workers may be missing here: %s")
-        self._pid = os.getpid()
         self._probe = probe() if few.shared_memory else None  # kept: it goes with its last user
         shared = self._probe.shared if self._probe is not None else None
         with contextlib.ExitStack() as undo:
@@ -144,6 +150,8 @@ class Publisher(AsyncClosable):
             sockets = undo.enter_context(contextlib.closing(own))
             self.address = sockets.address
             self.data_address = sockets.data_address
+            if endpoints.is_local(self.address) and not endpoints.is_local(address):
+                log.warning("%s", _LOOPBACK.format(given=address, bound=self.address))
             told = few.advertise or endpoints.advertised(self.address, self.data_address)
             sealer = None if keys is None else new_sealer(few.rekey)
             draw = partial(secrets.token_hex, TOKEN_BYTES // 2)
@@ -193,10 +201,12 @@ class Publisher(AsyncClosable):
 
         Raises:
             StateError: The weights cannot travel.
+            RuntimeError: As of `publish`.
         """
         self._check_usable()
         few = self._settings if settings is None else settings_of("publish", settings)
         kept = self._model(model)
+        _check_not_interrupted(kept)
         with kept.lock:
             reserved = kept.reserve(weights, few.dtype, few.rename)
             if reserved is not None:
@@ -251,6 +261,8 @@ class Publisher(AsyncClosable):
             DeadlineError: The weights were not copied in time; nothing was published. (A copy of
                 one tensor is never interrupted.)
             ClosedError: The publisher is closed.
+            RuntimeError: This is called in a signal handler (or a `__del__`) that has interrupted
+                this very thread while it copies this model for a publish.
         """
         started = time.monotonic()
         given = workers, require, expect, commit, timeout, metadata, settings
@@ -298,7 +310,7 @@ class Publisher(AsyncClosable):
         future: Promise | Reply,
     ) -> None:
         """Copy the weights and have them published; `future` is what comes of it."""
-        if self._loop.leaving or os.getpid() != self._pid:
+        if self._loop.leaving or self._inherited:
             self._check_usable()
         terms = asked.terms
         if terms.workers:
@@ -308,6 +320,7 @@ class Publisher(AsyncClosable):
             kept = self._model(model)
         until = Deadline(started + terms.timeout, _LATE, model=model, timeout=terms.timeout)
         if not kept.lock.acquire(blocking=False):
+            _check_not_interrupted(kept)
             kept.wait_for_lock(until)
         handed_on = False
         try:
@@ -373,7 +386,9 @@ class Publisher(AsyncClosable):
 
         Raises:
             TypeError: It is no future of `publish_async`.
+            ClosedError: The publisher is closed, or belongs to the parent of this forked process.
         """
+        self._check_process()
         if not isinstance(publishing, Promise):
             raise TypeError(f"wait_for_commit takes a future of publish_async, not {publishing!r}")
 
@@ -517,7 +532,12 @@ class Publisher(AsyncClosable):
         except BaseException:
             listener.end()
             raise
-        return lambda: self._loop.unlisten(listener)
+
+        def end() -> None:
+            if not self._inherited:  # the parent's goes on
+                self._loop.unlisten(listener)
+
+        return end
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """End open publishes in their current state and close the sockets. You may call it twice.
@@ -526,7 +546,7 @@ class Publisher(AsyncClosable):
             timeout: Seconds to write the latest versions to the state folder, if there is one. A
                 warning names versions that were not written by then.
         """
-        if os.getpid() != self._pid:
+        if self._inherited:  # the parent's goes on
             return
         deadline = time.monotonic() + timeout
         self.shown.close()
@@ -570,17 +590,32 @@ class Publisher(AsyncClosable):
         return self._folder
 
     def _check_usable(self) -> None:
-        if os.getpid() != self._pid:
-            raise ClosedError(
-                f"this publisher was made in process {self._pid}, this is process {os.getpid()}: "
-                "sockets do not survive a fork; make a new Publisher here"
-            )
+        self._check_process()
         self._loop.check()
 
     def _check_known(self, names: tuple[str, ...]) -> None:
         text = result_of(self._loop.unknown(names), ANSWER_SECONDS)
         if text:
             raise UnknownWorkerError(text)
+
+
+def _check_not_interrupted(kept: PublishedModel) -> None:
+    """Check that this thread may wait until nobody copies a model.
+
+    Raises:
+        RuntimeError: It copies the model itself: a signal handler has interrupted it.
+    """
+    caller = sys._getframe(1)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    frame = caller.f_back
+    while frame is not None:
+        if frame.f_globals is caller.f_globals and frame.f_locals.get("kept") is kept:
+            raise RuntimeError(
+                f"{kept.name!r} is being copied for a publish by this very thread, which a signal "
+                "handler (or a __del__) has interrupted: the copy cannot end before that returns. "
+                "Set a flag there, and publish after the step (docs/guides/restarting.md, "
+                "Preemption)"
+            )
+        frame = frame.f_back
 
 
 def _there(status: tuple[WorkerStatus, ...], model: str | None) -> list[str]:

@@ -11,7 +11,10 @@ failed half-way there is nothing to read until one has succeeded.
 """
 
 import asyncio
+import contextlib
+import inspect
 import logging
+import sys
 import threading
 import time
 import weakref
@@ -20,6 +23,8 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
+from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..bus.units import span
@@ -35,6 +40,8 @@ READING_SECONDS = 60.0  # that a reader waits for an apply unless told otherwise
 LOST_SECONDS = 0.5  # between two looks of a waiting writer at whether readers are still there
 
 T = TypeVar("T")
+
+_CONTEXTLIB = contextlib.__file__  # whose frames are between a block and an ExitStack's user
 
 Alive = Callable[[int], bool]  # tells whether a thread still does what it began
 
@@ -77,7 +84,12 @@ class Holder:
             _held.set(held[:-1])
 
     def __str__(self) -> str:
-        return f"{self.doing} in {self._who()} for {span(time.monotonic() - self.since)}"
+        seconds = span(time.monotonic() - self.since)
+        return f"{self.doing}{self._where()} in {self._who()} for {seconds}"
+
+    def _where(self) -> str:
+        """Say where in the user's code it began, if that is known."""
+        return ""
 
     def _who(self) -> str:
         names = {t.ident: t.name for t in threading.enumerate()}
@@ -115,7 +127,17 @@ class Reading(Holder, Generic[T]):
         Exception: What was handed to `tear`, or, if nobody waits any more, to `despair`.
     """
 
-    __slots__ = ("_awaited", "_running", "alive", "asynchronous", "lacks", "model", "timeout")
+    __slots__ = (
+        "_at",
+        "_awaited",
+        "_code",
+        "_running",
+        "alive",
+        "asynchronous",
+        "lacks",
+        "model",
+        "timeout",
+    )
 
     def __init__(
         self,
@@ -132,6 +154,9 @@ class Reading(Holder, Generic[T]):
         self.timeout, self._running, self.model = timeout, running, model
         self.lacks, self.alive, self.asynchronous = lacks, alive, False
         self._awaited: list[None] | None = None
+        # Where it began: not the frame, which would keep a generator and its block for ever.
+        self._code: CodeType | None = None
+        self._at = 0
 
     def __enter__(self) -> T:
         self._begin(asynchronous=False)
@@ -164,6 +189,23 @@ class Reading(Holder, Generic[T]):
             raise RuntimeError(f"this block has begun already ({self}): call reading() for each")
         self.asynchronous = asynchronous
         super().__init__(self.lock, self.doing)
+        if self.alive is None:  # else it is a hook that begins
+            frame = sys._getframe(2)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+            while frame.f_code.co_filename == _CONTEXTLIB and frame.f_back is not None:
+                frame = frame.f_back
+            self._code, self._at = frame.f_code, frame.f_lasti
+
+    def _where(self) -> str:
+        """Say where it began: threads of a pool, and tasks, lead nowhere."""
+        if self._code is None:
+            return ""
+        *_, folder, file = ("", *Path(self._code.co_filename).parts)
+        spans = [*self._code.co_positions()]
+        line = next((n for n, *_ in spans[self._at // 2 :] if n is not None), "?")
+        of = self._code.co_qualname.rpartition("<locals>.")[2]
+        generator = ", a generator, which leaves when it is read to its end or closed"
+        held = generator * bool(self._code.co_flags & inspect.CO_GENERATOR)
+        return f" at {folder}/{file}:{line} ({of}{held})"
 
     @property
     def lost(self) -> bool:

@@ -38,7 +38,7 @@ from .awaiting import Cut, in_thread
 from .background import Background
 from .calls import Calls
 from .checks import check_name
-from .closing import AsyncClosable, end_with
+from .closing import InOneProcess, end_with
 from .keys import worker_keys
 from .observing.checking import Checker
 from .observing.silence import Silence
@@ -60,7 +60,7 @@ COPY_SECONDS = 10.0  # and for a copy into the model, which should not change an
 _here: "WeakValueDictionary[tuple[str, str], Subscriber]" = WeakValueDictionary()
 
 
-class Subscriber(AsyncClosable):
+class Subscriber(InOneProcess):
     """Receives the versions of some models and applies them.
 
     Args:
@@ -136,7 +136,6 @@ class Subscriber(AsyncClosable):
         self._calls = Calls(few.apply_timeout)
         self._running: dict[str, Update] = {}
         self._marks = itertools.count(1)
-        self._pid = os.getpid()
         who = _identity(self.name, shared_memory=few.shared_memory)
         like = {model: target.expected() for model, target in self._targets.items()}
         # What the thread holds must not hold us: see `dropped`.
@@ -180,12 +179,16 @@ class Subscriber(AsyncClosable):
             before._give_way()  # noqa: SLF001 - one of ours
 
     def _give_way(self) -> None:
-        if os.getpid() != self._pid or self._handoff.closed:
+        if self._inherited or self._handoff.closed:
             return
         text = f"another Subscriber named {self.name!r} of this process has taken its place"
         log.warning("%s is closed: %s", self, text)
         self._handoff.close(ClosedError(text))
         self.close()
+
+    def _become_copy(self) -> None:
+        super()._become_copy()
+        self._handoff.abandon(self._forked())  # what was staged asks there
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -295,7 +298,11 @@ class Subscriber(AsyncClosable):
 
         Args:
             timeout: Seconds to wait.
+
+        Raises:
+            ClosedError: The subscriber belongs to the parent of this forked process.
         """
+        self._check_process()
         timeout, mark = checks.seconds(timeout, "timeout"), next(self._marks)
         self._loop.tell(Flush(mark))
         return self._handoff.wait_flushed(mark, timeout)
@@ -372,8 +379,12 @@ class Subscriber(AsyncClosable):
                 apply that succeeds repairs them: the worker tries this version a few times more,
                 and any newly published one.
             RuntimeError: A plain `with` in a coroutine would wait for its own event loop.
+            ClosedError: A thread of the subscriber has failed, or it belongs to the parent of this
+                forked process.
             KeyError: There is no such model.
         """
+        if self._inherited:
+            raise self._forked()
         self._handoff.check_alive()  # else weights would stay as they are for ever, in silence
         timeout, lacks = checks.seconds(timeout, "timeout"), None
         if model is not None:
@@ -388,6 +399,7 @@ class Subscriber(AsyncClosable):
     @property
     def lock(self) -> ReadingLock:
         """The lock that `reading` takes, for code that cannot use `with`, such as hooks."""
+        self._check_process()
         return self._applier.lock
 
     def wait_for_version(
@@ -400,7 +412,8 @@ class Subscriber(AsyncClosable):
 
         Raises:
             KeyError: This subscriber does not have that model.
-            ClosedError: The subscriber is closed, or a thread of it has failed; see the cause.
+            ClosedError: The subscriber is closed, or a thread of it has failed; see the cause. Or
+                it belongs to the parent of this forked process.
         """
         return self._wait_for_version(model, version, epoch, timeout, lambda: False)
 
@@ -415,6 +428,7 @@ class Subscriber(AsyncClosable):
     def _wait_for_version(
         self, model: str, version: int, epoch: int, timeout: float, stop: Callable[[], bool]
     ) -> Update | None:
+        self._check_process()
         self._targets[model]
         checks.whole(version, "version", 0, INTEGER_MAX)
         checks.whole(epoch, "epoch", 0, INTEGER_MAX)
@@ -440,10 +454,12 @@ class Subscriber(AsyncClosable):
 
         Raises:
             ApplyError, TornError, RefusedError, AddressError: As of `receive`, without `start()`.
-            ClosedError: A thread of the subscriber has failed.
+            ClosedError: A thread of the subscriber has failed, or it belongs to the parent of this
+                forked process.
         """
         seen: dict[str, Update] = {}
         while True:
+            self._check_process()
             try:
                 if self._background.threads:
                     update = await self._next(seen)
@@ -480,7 +496,9 @@ class Subscriber(AsyncClosable):
 
     @property
     def error(self) -> WeightBusError | None:
-        """The last error in the background, if there is one."""
+        """The last error in the background, if there is one; in a forked child, that it is one."""
+        if self._inherited:
+            return self._forked()
         failure = self._handoff.failure
         return self._background.error if failure is None else ClosedError.of("subscriber", failure)
 
@@ -488,6 +506,8 @@ class Subscriber(AsyncClosable):
         """Return the version that a `model` runs; None before the first, or if an apply failed
         half-way.
         """
+        if self._inherited:
+            raise self._forked()
         self._targets[model]
         with self._applied:
             return self._running.get(model)
@@ -503,16 +523,18 @@ class Subscriber(AsyncClosable):
         Raises:
             RefusedError: The publisher refuses this worker.
             AddressError: The publisher's host name has no address; the worker tries again.
+            ClosedError: The subscriber is closed, or belongs to the parent of this forked process.
         """
+        self._check_process()
         return self._handoff.wait_joined(checks.seconds(timeout, "timeout"))
 
     def close(self) -> None:
         """Say goodbye and close the sockets. You may call it twice.
 
         Afterwards the weights no longer change. It does not wait for user code that does not
-        return.
+        return. In a forked child it does nothing.
         """
-        if os.getpid() != self._pid:
+        if self._inherited:
             return
         self._loop.close()
         self._applier.look()
@@ -533,11 +555,7 @@ class Subscriber(AsyncClosable):
         await in_thread(self.close, "weightbus-close")
 
     def _check_usable(self) -> None:
-        if os.getpid() != self._pid:
-            raise ClosedError(
-                f"this subscriber was made in process {self._pid}, this is process {os.getpid()}: "
-                "sockets do not survive a fork; make a new Subscriber here"
-            )
+        self._check_process()
         self._handoff.check_alive()
         if self._background.threads:
             raise ClosedError("this subscriber applies in the background since start()")

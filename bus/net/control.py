@@ -30,7 +30,7 @@ from .incoming import Incoming
 from .inheritance import abandon_in_children, close_libzmqs, descriptors_of_libzmq, keep_in_children
 from .names import AGAIN_SECONDS, Lookup, is_name
 from .sub import Subscription
-from .threads import Bell
+from .threads import Bell, new_selector
 from .zmtp import FRAME_HEAD_MAX, FRAMES_MAX, WORD, Place
 
 log = logging.getLogger("weightbus.worker")
@@ -95,7 +95,7 @@ class WorkerSockets:
                 undo.callback(self._context.destroy, 0)
                 self._control = self._dealer()
                 self._changes = self._control.get_monitor_socket(curve.CHANGES)
-            self._selector = undo.enter_context(selectors.DefaultSelector())
+            self._selector = undo.enter_context(new_selector())
             self._bell = undo.enter_context(contextlib.closing(Bell()))
             self.wake = self._bell.ring  # makes a `poll` in another thread return
             self._selector.register(self._bell, selectors.EVENT_READ)

@@ -6,6 +6,7 @@ under several names (loopback, a container's name, an address behind a port mapp
 """
 
 import ipaddress
+import os
 import re
 import socket
 
@@ -13,6 +14,9 @@ from ..errors import AddressError
 from ..limits import TEXT_MAX
 
 _TCP = re.compile(r"tcp://(?P<host>\[[^\]]*\]|[^:/\s]+):(?P<port>\d{1,5}|\*)\Z")
+PATH_MAX = 107  # bytes of a path that fit an address of the kernel
+DATA = ".data"  # what the data socket has behind the path of the control socket
+
 _IPC = re.compile(r"ipc://(?P<path>\S+)\Z")
 
 
@@ -25,9 +29,18 @@ def check(endpoint: str) -> str:
     text = endpoint if isinstance(endpoint, str) else ""  # pyright: ignore
     match = _TCP.match(text)
     if (match is None and _IPC.match(text) is None) or len(text) > TEXT_MAX:
+        spaces = "without spaces and " * any(map(str.isspace, text))
         raise AddressError(
             f"{repr(endpoint)[:200]} is no address of this bus; write tcp://HOST:PORT (port 0: any "
-            f"free one) or ipc://PATH, in at most {TEXT_MAX} characters"
+            f"free one) or ipc://PATH, {spaces}in at most {TEXT_MAX} characters"
+        )
+    path = ipc_path(text) or ""
+    nbytes = len(os.fsencode(path))
+    if nbytes > PATH_MAX + path.startswith("@"):
+        raise AddressError(
+            f"{endpoint}: the path has {nbytes} bytes, and an address of the kernel takes at most "
+            f"{PATH_MAX}. Give a publisher a path of at most {PATH_MAX - len(DATA)}, since its "
+            f'data socket adds {DATA!r}, or of {PATH_MAX} with Settings(data="ipc://...")'
         )
     if match is not None and match["port"] != "*" and int(match["port"]) > 65535:
         raise AddressError(f"{endpoint!r}: a port is at most 65535")
@@ -38,7 +51,7 @@ def beside(control: str) -> str:
     """Return where the data socket is bound if nobody says: the next port, or a path beside."""
     match = _TCP.match(control)
     if match is None:
-        return control + ".data"
+        return control + DATA
     port = int(match["port"].replace("*", "0"))
     return f"tcp://{match['host']}:{port + 1 if 0 < port < 65535 else 0}"
 

@@ -181,6 +181,12 @@ class Handoff:
             self._closed = self._closed or reason
             self._tell()
 
+    def abandon(self, reason: ClosedError) -> None:
+        """Nothing comes in a forked child, where the thread that held the lock may be missing."""
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self._closed = reason
+
     # For the user's thread.
 
     def look(self) -> None:

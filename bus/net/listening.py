@@ -32,7 +32,6 @@ from .processes import PROC, SocketHolder, given_out, holder_of
 BACKLOG = 4096  # connections that the kernel keeps until they are accepted
 LOCK_SECONDS = 1.0  # for the lock on a folder, which publishers hold for less than a millisecond
 LOOK_SECONDS = 0.005  # between two attempts to take it
-PATH_MAX = 107  # bytes of a path that fit an address of the kernel
 # For a port that a connection of somebody's was given, and for a publisher of this process that is
 # on its way out: who is dropped ends once Python has collected it. Whoever else listens stays.
 BIND_SECONDS = 5.0
@@ -47,9 +46,12 @@ class Leaves(Protocol):
 
     Attributes:
         leaving: Whether they are about to be closed.
+        address, data_address: Where they are bound.
     """
 
     leaving: bool
+    address: str
+    data_address: str
 
 
 _here: "weakref.WeakValueDictionary[str, Leaves]" = weakref.WeakValueDictionary()
@@ -124,12 +126,36 @@ def _taken(
             f"{endpoint} is in use by {by}, and stayed so for {waited:g} s: {other}{hint}"
         )
     if holder.pid == os.getpid():
-        ours = bool(_at(endpoint))
+        ours = _at(endpoint)
         by = "by a publisher of this process: close() it" if ours else "by this process itself"
-        return AddressError(f"{endpoint} is in use {by}, or {other}")
+        beside = "".join(_beside(endpoint, parameter, each) for each in ours[:1])
+        return AddressError(f"{endpoint} is in use {by}, or {other}{beside}")
+    below = _below(endpoint, holder) if parameter == "address" else ""
     return AddressError(
-        f"{endpoint} is in use by {holder}, which listens there; stop it, or {other}"
+        f"{endpoint} is in use by {holder}, which listens there; stop it, or {other}{below}"
     )
+
+
+def _beside(endpoint: str, parameter: str, publisher: Leaves) -> str:
+    """Say that two publishers are neighbours, if they are: data is one port above an address."""
+    if parameter == "address" and endpoints.same_place(endpoint, publisher.data_address):
+        one = f"{endpoint} is the data socket of the publisher at {publisher.address}"
+    elif parameter == "data" and endpoints.same_place(endpoint, publisher.address):
+        one = f"the publisher at {publisher.address} is where the data socket of this one goes"
+    else:
+        return ""
+    return f'. {one}: leave a port between, or give one of them Settings(data="tcp://HOST:PORT")'
+
+
+def _below(endpoint: str, holder: SocketHolder) -> str:
+    """Say, of a port that another process has, what it is if that has the one below as well."""
+    if endpoints.ipc_path(endpoint) is not None:
+        return ""
+    _, port = endpoints.host_and_port(endpoint)
+    below = endpoint.removesuffix(str(port)) + str(port - 1)
+    if port <= 1 or (found := holder_of(below)) is None or found.pid != holder.pid:
+        return ""
+    return f". It also listens at {below}: if that is a publisher, leave a port between"
 
 
 class Listener:
@@ -216,7 +242,7 @@ def _remove(path: str) -> None:
         OSError: It is, or it cannot be removed.
     """
     away = os.path.join(os.path.dirname(path), f".{secrets.token_hex(4)}")
-    if len(os.fsencode(away)) > PATH_MAX:  # nobody could connect there to see
+    if len(os.fsencode(away)) > endpoints.PATH_MAX:  # nobody could connect there to see
         os.unlink(path)
         return
     os.rename(path, away)

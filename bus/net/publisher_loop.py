@@ -10,6 +10,7 @@ goes to that call. The thread ends where turn after turn fails, since then nothi
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -112,7 +113,8 @@ class PublisherLoop:
         self.leaving = self._held_up = False
         self._ended: BaseException | None = None
         self.over = threading.Event()
-        self._lock = threading.Lock()  # between taking work in and ending
+        # Between taking work in and ending; a signal handler may hand work over in the middle.
+        self._lock = threading.RLock()
         self._thread = Owner(self._run, "weightbus-publisher")
 
     # For any thread.
@@ -716,7 +718,7 @@ class Promise(Future[Receipt]):
 
     def __init__(self, complaints: Complaints) -> None:
         super().__init__()
-        self._complaints, self._asked = complaints, False
+        self._complaints, self._asked, self._process = complaints, False, os.getpid()
         self.publication: Publication | None = None
         self._committed: tuple[int, int] | None = None
 
@@ -737,12 +739,18 @@ class Promise(Future[Receipt]):
             self._committed, self.publication = self.committed, None
 
     def result(self, timeout: float | None = None) -> Receipt:
-        """Wait for the receipt; see `Future`."""
+        """Wait for the receipt; see `Future`.
+
+        Raises:
+            ClosedError: It is still to come, and not to this process, which was forked.
+        """
+        self._check_process()
         self._asked = True
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for what it failed with, if it did; see `Future`."""
+        """Wait for what it failed with, if it did; see `Future` and `result`."""
+        self._check_process()
         self._asked = True
         return super().exception(timeout)
 
@@ -750,6 +758,13 @@ class Promise(Future[Receipt]):
         """Call this once it is done; see `Future`."""
         self._asked = True
         super().add_done_callback(fn)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process and not self.done():
+            raise ClosedError(
+                f"process {self._process} publishes this, and this is process {os.getpid()}, which "
+                "never hears of it: ask for the receipt there"
+            )
 
     def __del__(self) -> None:
         if self._asked or not self.done() or self.cancelled():

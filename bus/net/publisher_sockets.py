@@ -21,7 +21,7 @@ from .listening import belongs
 from .outgoing import Copies
 from .pub import Distribution
 from .router import Router
-from .threads import Bell
+from .threads import Bell, new_selector
 
 LINGER_SECONDS = 0.2  # what is on its way when a publisher closes gets this
 PUB_QUEUE = 1_000  # messages per subscriber before more are dropped; the bytes are the version's
@@ -74,7 +74,7 @@ class PublisherSockets:
         crowd, copies = Crowd(), Copies(COPIES_BYTES_MAX)
         self.leaving, self._crowd = False, crowd
         with contextlib.ExitStack() as undo:
-            self._selector = undo.enter_context(selectors.DefaultSelector())
+            self._selector = undo.enter_context(new_selector())
             self._bell = undo.enter_context(contextlib.closing(Bell()))
             self.wake = self._bell.ring
             self._selector.register(self._bell, selectors.EVENT_READ)
@@ -93,7 +93,7 @@ class PublisherSockets:
     def _bind_data(self, address: str, data: str | None) -> str:
         if data is not None:
             return self.data.bind(endpoints.check(data), "data")
-        beside = endpoints.beside(self.address)
+        beside = endpoints.check(endpoints.beside(self.address))
         if not endpoints.beside(address).endswith(":0"):
             return self.data.bind(beside, "data")
         try:

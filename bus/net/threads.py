@@ -5,9 +5,12 @@ run (by Ctrl-C, say), and has to clean up without knowing whether it will. So th
 all of it: the thread, or whoever gives it up before.
 """
 
+import selectors
 import socket
+import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 RINGS = 4096  # read at once: whatever comes when there were fewer, the descriptor tells again
 
@@ -36,6 +39,23 @@ class Owner(threading.Thread):
         if self.is_alive():
             self.join(timeout)
         return False
+
+
+def new_selector() -> selectors.DefaultSelector:
+    """Return what a thread of ours waits with.
+
+    After `gevent.monkey.patch_all(thread=False)` the selectors are gevent's and the threads are the
+    system's. One of gevent's that is made in one thread and used in another ends the process by
+    SIGSEGV; so the one that gevent has put aside is taken. Where threads are patched as well, they
+    are greenlets of the thread that makes it, and gevent's is right.
+    """
+    monkey: Any = sys.modules.get("gevent.monkey")
+    if monkey is None or not monkey.is_module_patched("selectors"):
+        return selectors.DefaultSelector()
+    if not monkey.is_module_patched("threading"):
+        made: selectors.DefaultSelector = monkey.get_original("selectors", "DefaultSelector")()
+        return made
+    return selectors.DefaultSelector()
 
 
 class Bell:

@@ -41,7 +41,7 @@ from ..effects import (
     Warm,
     Whole,
 )
-from ..errors import AddressError, ClosedError, RefusedError, rejected
+from ..errors import AddressError, ClosedError, RefusedError, on_one_line, rejected
 from ..lease import Lease
 from ..memory.pages import memory_ahead, memory_of
 from ..memory.segment import MappedSegments
@@ -281,7 +281,7 @@ class WorkerLoop:
             case Rejected(model, epoch, version, code, text):
                 error = rejected(model, epoch, version, code, text)
                 if not self._handoff.asked:  # else it is raised where versions are applied
-                    log.warning("%s", error)
+                    log.warning("%s", on_one_line(error))
                 self._handoff.reject(error)
             case Refused(code, text):
                 self._refuse(code, text)

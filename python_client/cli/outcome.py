@@ -4,6 +4,7 @@
 1     not achieved: too few workers, a version that could not be applied, a server that refuses, a
       damaged file, an address that is taken, an extra that is not installed
 2     wrong usage: what can never work, such as a missing file or a name that may not be one
+129   hung up (SIGHUP: its terminal or ssh session was closed) before it was done
 130   interrupted (SIGINT, Ctrl-C) before it was done
 143   terminated (SIGTERM) before it was done
 """
@@ -20,6 +21,7 @@ from ...codecs.errors import WeightBusError
 from .screen import Screen
 
 DONE, NOT_ACHIEVED, WRONG_USAGE = 0, 1, 2
+SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
 class UsageError(Exception):
@@ -64,7 +66,7 @@ def _fail(screen: Screen, error: Exception, code: int) -> int:
 
 @contextlib.contextmanager
 def _stoppable() -> Generator[None]:
-    """Turn SIGINT and SIGTERM into `Stopped`, in whatever the main thread is doing."""
+    """Turn SIGINT, SIGTERM and SIGHUP into `Stopped`, in whatever the main thread is doing."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may say what signals do
         return
@@ -72,9 +74,9 @@ def _stoppable() -> Generator[None]:
     def stop(number: int, _frame: FrameType | None) -> None:
         raise Stopped(number)
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # a job of a shell without job control ignores Ctrl-C
+        if handler is not signal.SIG_IGN:  # as for nohup, or a job of a shell without job control
             signal.signal(number, stop)
     try:
         yield

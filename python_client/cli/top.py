@@ -100,6 +100,9 @@ def top(
         reached = observer.look(timeout)
         if not reached:
             screen.warn(unread(observer, address, timeout))
+        if not (once or screen.as_json or sys.stdout.isatty()):
+            screen.warn("no terminal to draw on: shown once; --json shows it again and again")
+            once = True
         if once:
             _tell(screen, observer, choice)
             return DONE if reached else NOT_ACHIEVED

@@ -6,6 +6,7 @@ answers there, as its first bytes tell, before anybody speaks the bus's protocol
 
 import errno
 import os
+import re
 import resource
 import socket
 import time
@@ -268,6 +269,11 @@ def _unreachable(address: str, error: Exception, timeout: float) -> Finding:
     text = f"{address} cannot be connected to: {error}"
     if isinstance(error, socket.gaierror):
         advice = "no such host is known here: check its name, and the name service of a container"
+    elif number == errno.ECONNREFUSED and re.match(r"tcp://(0\.0\.0\.0|\[::\]):", address):
+        advice = (
+            "a publisher binds there to take connections from everywhere; for whoever connects it "
+            "is this host: give the name or the address of the publisher's host"
+        )
     elif number == errno.ECONNREFUSED:
         advice = (
             "nobody listens there: is the publisher running, on that port, and on that address "

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import hmac
 import os
-import selectors
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -15,6 +14,7 @@ from aiohttp import web
 
 from ...bus.errors import AddressError, ClosedError
 from ...bus.net.inheritance import abandon_in_children, keep_in_children
+from ...bus.net.threads import new_selector
 from .access import Http
 from .connections import IDLE_SECONDS, Connections, listening
 
@@ -52,7 +52,7 @@ class HttpServer:
         self, http: Http, pages: Mapping[str, Handler], meanwhile: Meanwhile | None = None
     ) -> None:
         self._http, self._meanwhile = http, meanwhile
-        self._selector = selectors.DefaultSelector()
+        self._selector = new_selector()
         self._loop = asyncio.SelectorEventLoop(self._selector)
         self._stop = asyncio.Event()
         self._ready = threading.Event()

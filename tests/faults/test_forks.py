@@ -1,24 +1,31 @@
 """A forked child closes what it inherited, its parent notices nothing; nothing crosses an exec."""
 
+import asyncio
 import contextlib
 import fcntl
 import http.client
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 import warnings
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from weightbus import Publisher, Settings
+from weightbus import ClosedError, Publisher, Settings, Subscriber
 from weightbus.tests.cli.starting import python
-from weightbus.tests.faults.forking import SECONDS, a_pair, descriptors, weights
+from weightbus.tests.faults.forking import SECONDS, a_pair, descriptors, in_child, weights
 from weightbus.tests.net.ports import lasting_address, lasting_ports
 
 FORKS = pytest.mark.skipif(not Path("/proc/self/fdinfo").exists(), reason="needs Linux")
+
+Call = Callable[[], object]
 
 
 @FORKS
@@ -161,3 +168,156 @@ def test_a_child_that_runs_to_its_end_ends_in_order() -> None:
         "publisher.close()\n"
     )
     assert python("-c", code, timeout=SECONDS).stderr == ""
+
+
+# Each call of what a child has inherited.
+
+
+def test_every_call_of_a_subscriber_is_refused_in_a_child() -> None:
+    """At once, whatever another thread had locked as the process forked."""
+    with a_pair("tcp://127.0.0.1:0") as (publisher, worker, _):
+        calls: dict[str, Call] = {
+            "receive": lambda: worker.receive(SECONDS),
+            "receive_awaitable": lambda: asyncio.run(worker.receive_awaitable(SECONDS)),
+            "stage": lambda: worker.stage(SECONDS, version=1),
+            "flush": lambda: worker.flush(SECONDS),
+            "start": worker.start,
+            "reading": worker.reading,
+            "lock": lambda: worker.lock,
+            "wait_for_version": lambda: worker.wait_for_version("m", 9, timeout=SECONDS),
+            "wait_for_version_awaitable": lambda: asyncio.run(
+                worker.wait_for_version_awaitable("m", 9, timeout=SECONDS)
+            ),
+            "__aiter__": lambda: asyncio.run(first_of(worker)),
+            "update": lambda: worker.update("m"),
+            "version": lambda: worker.version("m"),
+            "wait_joined": lambda: worker.wait_joined(SECONDS),
+            "error": lambda: _raised(worker.error),
+        }
+        assert calls.keys() == public(Subscriber) - {"close", "close_awaitable"} | {"__aiter__"}
+        with locked_elsewhere(vars(worker)["_handoff"].lock):
+            told = told_in_child(calls, [worker.close])
+        for name, (text, seconds) in told.items():
+            assert f"made in process {os.getpid()}, this is process" in text, (name, text)
+            assert "Make a Subscriber here, after the fork: in gunicorn's post_fork" in text, name
+            assert seconds < 1.0, name
+        publisher.publish("m", weights(2), timeout=SECONDS)
+        assert worker.version("m") == 2
+
+
+def test_every_call_of_a_publisher_is_refused_in_a_child(tmp_path: Path) -> None:
+    with (
+        Publisher(state=tmp_path) as publisher,
+        Subscriber(publisher.address, {"m": weights(0)}, name="w"),  # which applies nothing
+    ):
+        publisher.wait_for_workers(1, SECONDS)
+        under_way = publisher.publish_async("m", weights(1), timeout=SECONDS)
+        end = publisher.on_worker(lambda _: None)
+        calls: dict[str, Call] = {
+            "prepare": lambda: publisher.prepare("m", weights(1)),
+            "publish": lambda: publisher.publish("m", weights(1)),
+            "publish_async": lambda: publisher.publish_async("m", weights(1)),
+            "publish_awaitable": lambda: asyncio.run(publisher.publish_awaitable("m", weights(1))),
+            "wait_for_commit": lambda: publisher.wait_for_commit(under_way, SECONDS),
+            "rollback": lambda: publisher.rollback("m", (1, 1)),
+            "history": lambda: publisher.history("m"),
+            "workers": publisher.workers,
+            "wait_for_workers": lambda: publisher.wait_for_workers(2, SECONDS),
+            "wait_for_workers_awaitable": lambda: asyncio.run(
+                publisher.wait_for_workers_awaitable(2, SECONDS)
+            ),
+            "on_worker": lambda: publisher.on_worker(lambda _: None),
+        }
+        assert calls.keys() == public(Publisher) - {"close", "close_awaitable", "epoch"}
+        calls["result"] = lambda: under_way.result(SECONDS)
+        with locked_elsewhere(vars(vars(publisher)["_loop"])["_lock"]):
+            told = told_in_child(calls, [end, publisher.close])
+        text, seconds = told.pop("result")
+        assert f"process {os.getpid()} publishes this, and this is process" in text
+        assert seconds < 1.0
+        for name, (text, seconds) in told.items():
+            assert f"made in process {os.getpid()}, this is process" in text, (name, text)
+            assert "Make a Publisher here, after the fork" in text, name
+            assert seconds < 1.0, name
+        assert "w" in publisher.workers()
+        under_way.cancel()
+
+
+def test_a_version_that_is_staged_is_not_applied_in_a_child() -> None:
+    with (
+        Publisher() as publisher,
+        Subscriber(publisher.address, {"m": weights(0)}, name="w") as worker,
+    ):
+        publisher.wait_for_workers(1, SECONDS)
+        under_way = publisher.publish_async("m", weights(1), timeout=SECONDS)
+        with worker.stage(SECONDS, version=1) as staged:
+            with locked_elsewhere(vars(worker)["_handoff"].lock):
+                told = told_in_child({"apply": lambda: staged.apply(SECONDS)})
+            text, seconds = told["apply"]
+            assert f"made in process {os.getpid()}" in text
+            assert seconds < 1.0
+            assert staged.apply(SECONDS)
+        assert under_way.result(SECONDS).in_state("applied") == ["w"]
+
+
+async def first_of(worker: Subscriber) -> object:
+    return await anext(aiter(worker))
+
+
+def _raised(error: Exception | None) -> None:
+    if error is not None:
+        raise error
+
+
+def public(of: type) -> set[str]:
+    """Return the names of a class that are of use to users of an object."""
+    return {n for n, v in vars(of).items() if n[0] != "_" and (callable(v) or hasattr(v, "fget"))}
+
+
+@contextlib.contextmanager
+def locked_elsewhere(lock: AbstractContextManager[object]) -> Generator[None]:
+    """Have another thread hold a lock, which no thread of a forked child will let go."""
+    held, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            over.wait(2 * SECONDS)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        assert held.wait(SECONDS)
+        yield
+    finally:
+        over.set()
+        thread.join(SECONDS)
+
+
+def told_in_child(
+    calls: Mapping[str, Call], silent: Sequence[Call] = ()
+) -> dict[str, tuple[str, float]]:
+    """Return what each call raises as ClosedError in a forked child, and after how long."""
+    reading, writing = os.pipe()
+
+    def call_all() -> None:
+        told: dict[str, tuple[str, float]] = {}
+        for name, call in calls.items():
+            begun = time.monotonic()
+            try:
+                call()
+            except ClosedError as error:
+                told[name] = str(error), time.monotonic() - begun
+        for call in silent:
+            call()
+        os.write(writing, json.dumps(told).encode())
+
+    try:
+        assert in_child(call_all) == 0
+        os.set_blocking(reading, False)
+        told = json.loads(os.read(reading, 2**16))
+    finally:
+        os.close(reading)
+        os.close(writing)
+    assert told.keys() == calls.keys()
+    return {name: (text, seconds) for name, (text, seconds) in told.items()}
