@@ -17,10 +17,12 @@ from torch import nn
 
 from .errors import StateError
 from .state import Outline, outline_of
+from .torch_loading import ADVICE, Loading, loading_of
 from .torch_tensors import GATHER, is_one_block, memory_fault, placeholder_fault
 
 _CONTENTS = ("_modules", "_parameters", "_buffers")
 _OVERRIDDEN = ("state_dict", "_save_to_state_dict", "get_extra_state", "set_extra_state")
+_AFTER_LOADING, _BEFORE_LOADING = "_load_state_dict_post_hooks", "_load_state_dict_pre_hooks"
 EXTRA_STATE = "_extra_state"  # the last part of its name in every state_dict()
 
 Format = Literal["tensordict", "state_dict"]  # names by every tensor, or by `state_dict()`
@@ -36,12 +38,14 @@ class ModuleParts:
         extra: The modules with extra state, by the name of that state.
         faults: What stands in the way of writing into it.
         optional: Names of buffers that are not persistent, so that not every sender has them.
+        loading: How it is loaded, if a copy into its tensors is not all there is to it.
     """
 
     tensors: Tensors
     extra: Mapping[str, nn.Module]
     faults: list[str]
     optional: frozenset[str] = frozenset()
+    loading: Loading | None = None
 
     def part_of(self, name: str) -> str | None:
         """Return the name of the extra state that a tensor's name belongs to, if it does to any."""
@@ -59,11 +63,15 @@ class ModuleParts:
 
 
 def parts_of(module: nn.Module) -> ModuleParts:
-    """Return the tensors of a module's `state_dict()` that can be written in place; what cannot."""
+    """Return the tensors of a module's `state_dict()` that can be written to; what cannot.
+
+    What `state_dict()` makes on the fly is among them if the module itself knows how it is loaded.
+    """
     if fault := shards_fault(module):
         return ModuleParts({}, {}, [fault])
+    loading = loading_of(module)
     extra = with_extra(module, "set_extra_state")
-    owned = {_address(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    owned = {_address(tensor) for tensor in (*module.parameters(), *module.buffers())} | {0}
     tensors: Tensors = {}
     faults = [
         f"{name}: a buffer on the meta device that is not persistent, so no version carries its "
@@ -75,11 +83,14 @@ def parts_of(module: nn.Module) -> ModuleParts:
             continue
         if not isinstance(value, torch.Tensor):
             faults.append(f"{name}: a {type(value).__name__} that only set_extra_state could take")
-        elif (address := _address(value)) and address not in owned:
-            faults.append(f"{name}: made by state_dict() on the fly, so it cannot be written to")
-        else:
+        elif _address(value) in owned or (loading is not None and loading.makes(name)):
             tensors[name] = value
-    return ModuleParts(tensors, extra, _placeholders(module, tensors.values()) + faults)
+        else:
+            faults.append(
+                f"{name}: made by state_dict() on the fly, so it cannot be written to: {ADVICE}"
+            )
+    faults = _placeholders(module, tensors.values()) + faults
+    return ModuleParts(tensors, extra, faults, loading=loading)
 
 
 def parts_by(module: nn.Module, names: Format) -> ModuleParts:
@@ -94,7 +105,7 @@ def parts_by(module: nn.Module, names: Format) -> ModuleParts:
     everything, extra = _tensors(module), with_extra(module, "get_extra_state")
     if names == "tensordict":
         faults = _placeholders(module, everything.values())
-        return ModuleParts(everything, extra, faults, optional)
+        return ModuleParts(everything, extra, faults, optional, loading_of(module))
     parts = parts_of(module)
     tensors = parts.tensors | {name: everything[name] for name in optional & everything.keys()}
     return replace(parts, tensors=tensors, extra=extra, optional=optional)
@@ -221,6 +232,8 @@ def outline(module: nn.Module) -> Outline | None:
         inside = vars(part)
         key += (part, *inside["_modules"], *inside["_modules"].values())
         key.append(len(inside["_non_persistent_buffers_set"]))
+        # With another hook, it is loaded in another way (`torch_loading`).
+        key += (len(inside[_AFTER_LOADING]), len(inside[_BEFORE_LOADING]))
         for name, tensor in (*inside["_parameters"].items(), *inside["_buffers"].items()):
             key += (name, tensor is None)
             if tensor is not None:
