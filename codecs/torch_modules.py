@@ -8,15 +8,16 @@ as `<path>._extra_state`, or a mapping of tensors, nested or not, each of which 
 
 import copy
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import torch
 from torch import nn
 
+from . import torch_params
 from .errors import StateError
-from .state import Outline, outline_of
+from .state import Outline, is_tensordict, outline_of
 from .torch_loading import ADVICE, Loading, loading_of
 from .torch_tensors import GATHER, is_one_block, memory_fault, placeholder_fault
 
@@ -67,11 +68,11 @@ def parts_of(module: nn.Module) -> ModuleParts:
 
     What `state_dict()` makes on the fly is among them if the module itself knows how it is loaded.
     """
-    if fault := shards_fault(module):
+    if fault := shards_fault(module) or _unshaped(module):
         return ModuleParts({}, {}, [fault])
     loading = loading_of(module)
     extra = with_extra(module, "set_extra_state")
-    owned = {_address(tensor) for tensor in (*module.parameters(), *module.buffers())} | {0}
+    owned = {_address(tensor) for _, _, tensor in _slots(module)} | {0}
     tensors: Tensors = {}
     faults = [
         f"{name}: a buffer on the meta device that is not persistent, so no version carries its "
@@ -89,7 +90,7 @@ def parts_of(module: nn.Module) -> ModuleParts:
             faults.append(
                 f"{name}: made by state_dict() on the fly, so it cannot be written to: {ADVICE}"
             )
-    faults = _placeholders(module, tensors.values()) + faults
+    faults = _placeholders(module, tensors.values()) + faults + _left_on_meta(module, loading)
     return ModuleParts(tensors, extra, faults, loading=loading)
 
 
@@ -104,8 +105,9 @@ def parts_by(module: nn.Module, names: Format) -> ModuleParts:
     )
     everything, extra = _tensors(module), with_extra(module, "get_extra_state")
     if names == "tensordict":
-        faults = _placeholders(module, everything.values())
-        return ModuleParts(everything, extra, faults, optional, loading_of(module))
+        loading = loading_of(module)
+        faults = _placeholders(module, everything.values()) + _left_on_meta(module, loading)
+        return ModuleParts(everything, extra, faults, optional, loading)
     parts = parts_of(module)
     tensors = parts.tensors | {name: everything[name] for name in optional & everything.keys()}
     return replace(parts, tensors=tensors, extra=extra, optional=optional)
@@ -185,7 +187,7 @@ def shards_fault(module: nn.Module) -> str | None:
 
 def _state_dict(module: nn.Module) -> dict[str, Any]:
     """Return a module's `state_dict()`; StateError if this process does not have all of it."""
-    if fault := shards_fault(module):
+    if fault := shards_fault(module) or _unshaped(module):
         raise StateError(fault)
     named = module.state_dict()
     _check_placeholders(module, named.values())
@@ -244,31 +246,49 @@ def outline(module: nn.Module) -> Outline | None:
 # New memory.
 
 
+def on_meta(module: nn.Module) -> bool:
+    """Tell whether a module has parameters or buffers without memory."""
+    return any(tensor.is_meta for _, _, tensor in _slots(module))
+
+
 def materialise(module: nn.Module) -> None:
     """Give every meta parameter and buffer of a module memory of its own, tied ones in common.
 
     `Module.to_empty` would untie tied weights and wipe the tensors that do have values. The device
     is that of the module's first real tensor, else torch's default.
     """
-    everything = (*module.parameters(), *module.buffers())
-    device = next((t.device for t in everything if not t.is_meta), torch.get_default_device())
-    made: dict[torch.Tensor, torch.Tensor] = {}  # tensors are hashed by identity
-    for part, name, old in _slots(module):
-        if old.is_meta:
-            if old not in made:
-                made[old] = _with_memory(old, device)
-            setattr(part, name, made[old])
+    real = (tensor.device for _, _, tensor in _slots(module) if not tensor.is_meta)
+    device = next(real, torch.get_default_device())
+    _exchange(module, lambda old, _: _with_memory(old, device) if old.is_meta else None)
 
 
 def replace_tensors(module: nn.Module) -> None:
     """Give every parameter and buffer new memory with the same values, tied ones in common."""
-    made: dict[torch.Tensor, torch.Tensor] = {}
-    for part, name, old in _slots(module):
-        if old not in made:
-            new = _cloned(name, old.detach())
-            is_parameter = isinstance(old, nn.Parameter)
-            made[old] = nn.Parameter(new, old.requires_grad) if is_parameter else new
-        setattr(part, name, made[old])
+
+    def copied(old: torch.Tensor, name: str) -> torch.Tensor:
+        new = _cloned(name, old.detach())
+        return nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
+
+    _exchange(module, copied)
+
+
+def _exchange(
+    module: nn.Module, new: Callable[[torch.Tensor, str], torch.Tensor | None]
+) -> None:
+    """Put another tensor in place of each that has one, and the same one wherever it is."""
+    made: dict[torch.Tensor, torch.Tensor | None] = {}  # tensors are hashed by identity
+    for part in module.modules():
+        others: Tensors = {}
+        for name, old in _held(part):
+            if old not in made:
+                made[old] = new(old, name)
+            if (other := made[old]) is not None:
+                others[name] = other
+        if torch_params.is_params(part):
+            torch_params.put(part, others)
+        else:
+            for name, other in others.items():
+                setattr(part, name, other)
 
 
 def take_out_of_shared_memory(module: nn.Module) -> None:
@@ -277,7 +297,7 @@ def take_out_of_shared_memory(module: nn.Module) -> None:
     Parameters and buffers stay the same objects.
     """
     own: dict[int, torch.Tensor] = {}
-    for tensor in (*module.parameters(), *module.buffers()):
+    for _, _, tensor in _slots(module):
         if tensor.device.type != "cpu" or _is_lazy(tensor) or memory_fault(tensor):
             continue  # whoever reads or writes its values is told
         if not cast("Any", tensor).is_shared():
@@ -336,17 +356,25 @@ def _modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def _slots(module: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
     """Yield every place of a parameter or a buffer: whose it is, its name there, what is in it."""
     for part in module.modules():
-        slots = (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
-        yield from ((part, name, tensor) for name, tensor in slots)
+        yield from ((part, name, tensor) for name, tensor in _held(part))
+
+
+def _held(part: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the parameters and buffers that a part computes with, without those of its parts."""
+    if torch_params.is_params(part):
+        yield from torch_params.held(part)
+    else:
+        yield from part.named_parameters(recurse=False, remove_duplicate=False)
+        yield from part.named_buffers(recurse=False, remove_duplicate=False)
 
 
 def _tensors(module: nn.Module) -> Tensors:
     """Return every parameter and buffer, tied ones under each of their names."""
-    named = (
-        *module.named_parameters(remove_duplicate=False),
-        *module.named_buffers(remove_duplicate=False),
-    )
-    return {name: tensor.detach() for name, tensor in named}
+    return {
+        f"{path}.{name}".lstrip("."): tensor if _is_lazy(tensor) else tensor.detach()
+        for path, part in _modules(module)
+        for name, tensor in _held(part)
+    }
 
 
 def _lost_buffers(module: nn.Module) -> Iterator[str]:
@@ -354,6 +382,46 @@ def _lost_buffers(module: nn.Module) -> Iterator[str]:
         for name, buffer in part.named_buffers(recurse=False):
             if buffer.is_meta and name not in part.state_dict():
                 yield f"{path}.{name}".lstrip(".")
+
+
+def _unshaped(module: nn.Module) -> str | None:
+    """Name a tensor without a shape for which `state_dict()` would fail; None if there is none."""
+    for path, part in _modules(module):
+        if torch_params.is_params(part):
+            for name, tensor in torch_params.held(part):
+                if _is_lazy(tensor):
+                    return f"{path}.{name}: has no shape yet; run the module once to initialise it"
+    return None
+
+
+def _left_on_meta(module: nn.Module, loading: Loading | None) -> list[str]:
+    """Say which tensors a module on meta has that nothing fills: it would compute with them.
+
+    Loading it may fill them, a hook before each pass may, and modules that TensorDictParams are
+    called with have others meanwhile: what they are is not looked at.
+    """
+    parts = [*module.modules()]
+    if loading is not None or not on_meta(module) or any(map(torch_params.is_params, parts)):
+        return []
+    carried = {id(tensor) for _, _, tensor in _slots(module)}
+    return [
+        f"{path}.{name}".lstrip(".") + ": a tensor on the meta device that is neither a parameter "
+        "nor a buffer, so no version carries its value; register it as a buffer, or build the "
+        "module on a real device"
+        for path, part in _modules(module)
+        if not vars(part).get("_forward_pre_hooks")
+        for name, value in vars(part).items()
+        if any(tensor.is_meta and id(tensor) not in carried for tensor in _in_attribute(value))
+    ]
+
+
+def _in_attribute(value: Any) -> list[torch.Tensor]:
+    if not isinstance(value, list | tuple | dict | torch.Tensor) and not is_tensordict(value):
+        return []
+    if isinstance(value, torch.Tensor):
+        return [value]
+    inside: Any = value if isinstance(value, list | tuple) else value.values()
+    return [each for each in inside if isinstance(each, torch.Tensor)]
 
 
 def with_extra(

@@ -210,7 +210,9 @@ class WeightStrategy:
         """Return whether a `model` has tensors without memory, which its first version fills."""
         if not is_module(model):
             return False
-        return any(t.is_meta for t in (*model.parameters(), *model.buffers()))
+        from ...codecs.torch_modules import on_meta
+
+        return on_meta(model)
 
 
 def strategy_named(name: Format) -> WeightStrategy:
