@@ -19,6 +19,14 @@ from . import torch_params
 from .errors import StateError
 from .state import Outline, is_tensordict, outline_of
 from .torch_loading import ADVICE, Loading, loading_of
+from .torch_offloaded import (
+    OFFLOADED,
+    PUBLISH,
+    gathered_fault,
+    offload_faults,
+    offloaded,
+    quantised_fault,
+)
 from .torch_tensors import GATHER, is_one_block, memory_fault, placeholder_fault
 
 _CONTENTS = ("_modules", "_parameters", "_buffers")
@@ -68,9 +76,12 @@ def parts_of(module: nn.Module) -> ModuleParts:
 
     What `state_dict()` makes on the fly is among them if the module itself knows how it is loaded.
     """
-    if fault := shards_fault(module) or _unshaped(module):
+    if fault := _unfit(module) or _unshaped(module):
         return ModuleParts({}, {}, [fault])
     loading = loading_of(module)
+    if faults := offload_faults(module, loaded=loading is not None):
+        return ModuleParts({}, {}, faults)
+    there, _ = offloaded(module)
     extra = with_extra(module, "set_extra_state")
     owned = {_address(tensor) for _, _, tensor in _slots(module)} | {0}
     tensors: Tensors = {}
@@ -84,6 +95,8 @@ def parts_of(module: nn.Module) -> ModuleParts:
             continue
         if not isinstance(value, torch.Tensor):
             faults.append(f"{name}: a {type(value).__name__} that only set_extra_state could take")
+        elif name in there:
+            tensors[name] = there[name]
         elif _address(value) in owned or (loading is not None and loading.makes(name)):
             tensors[name] = value
         else:
@@ -96,21 +109,29 @@ def parts_of(module: nn.Module) -> ModuleParts:
 
 def parts_by(module: nn.Module, names: Format) -> ModuleParts:
     """Return the parts of a module as the schemes write them: every buffer and all extra state."""
-    if fault := shards_fault(module):
+    if fault := _unfit(module):
         return ModuleParts({}, {}, [fault])
+    loading = loading_of(module)
+    if faults := offload_faults(module, loaded=loading is not None):
+        return ModuleParts({}, {}, faults)
+    there, _ = offloaded(module)
     optional = frozenset(
         f"{path}.{name}".lstrip(".")
         for path, part in _modules(module)
         for name in vars(part)["_non_persistent_buffers_set"]
     )
-    everything, extra = _tensors(module), with_extra(module, "get_extra_state")
+    everything, extra = _tensors(module) | there, with_extra(module, "get_extra_state")
     if names == "tensordict":
-        loading = loading_of(module)
         faults = _placeholders(module, everything.values()) + _left_on_meta(module, loading)
         return ModuleParts(everything, extra, faults, optional, loading)
     parts = parts_of(module)
     tensors = parts.tensors | {name: everything[name] for name in optional & everything.keys()}
     return replace(parts, tensors=tensors, extra=extra, optional=optional)
+
+
+def _unfit(module: nn.Module) -> str | None:
+    """Say why a copy into a module's tensors would not be what it computes with."""
+    return shards_fault(module) or gathered_fault(module) or quantised_fault(module)
 
 
 def put_extra(parts: ModuleParts, tensors: Tensors) -> None:
@@ -160,7 +181,9 @@ def contents_of(module: nn.Module, names: Format) -> dict[str, Any]:
         return contents_of(merged.merge_and_unload(), names)
     extra = with_extra(module, "get_extra_state")
     if names == "tensordict":
-        tensors = _tensors(module)
+        if fault := quantised_fault(module):
+            raise StateError(fault)
+        tensors = _tensors(module) | _offloaded(module)
         _check_placeholders(module, tensors.values())
         return {**tensors, **extra_of(extra)}
     own = {name: value for name, value in _state_dict(module).items() if name not in extra}
@@ -190,8 +213,24 @@ def _state_dict(module: nn.Module) -> dict[str, Any]:
     if fault := shards_fault(module) or _unshaped(module):
         raise StateError(fault)
     named = module.state_dict()
+    named |= {name: tensor for name, tensor in _offloaded(module).items() if name in named}
     _check_placeholders(module, named.values())
     return named
+
+
+def _offloaded(module: nn.Module) -> Tensors:
+    """Return what a module is given before each pass; StateError if some of it is not here."""
+    there, gone = offloaded(module)
+    if gone:
+        raise StateError(f"{gone[0]}: {OFFLOADED}{PUBLISH}")
+    return there
+
+
+def parameters_of(module: nn.Module) -> Iterator[torch.Tensor]:
+    """Yield what a module computes with as its parameters."""
+    there, _ = offloaded(module)
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        yield there.get(name, parameter)
 
 
 def _check_placeholders(module: nn.Module, tensors: Iterable[object]) -> None:
@@ -247,8 +286,10 @@ def outline(module: nn.Module) -> Outline | None:
 
 
 def on_meta(module: nn.Module) -> bool:
-    """Tell whether a module has parameters or buffers without memory."""
-    return any(tensor.is_meta for _, _, tensor in _slots(module))
+    """Tell whether a module has parameters or buffers without memory, and is given none."""
+    if not any(tensor.is_meta for _, _, tensor in _slots(module)):
+        return False
+    return any(tensor.is_meta for tensor in (_tensors(module) | offloaded(module)[0]).values())
 
 
 def materialise(module: nn.Module) -> None:
@@ -272,9 +313,7 @@ def replace_tensors(module: nn.Module) -> None:
     _exchange(module, copied)
 
 
-def _exchange(
-    module: nn.Module, new: Callable[[torch.Tensor, str], torch.Tensor | None]
-) -> None:
+def _exchange(module: nn.Module, new: Callable[[torch.Tensor, str], torch.Tensor | None]) -> None:
     """Put another tensor in place of each that has one, and the same one wherever it is."""
     made: dict[torch.Tensor, torch.Tensor | None] = {}  # tensors are hashed by identity
     for part in module.modules():
@@ -420,7 +459,8 @@ def _in_attribute(value: Any) -> list[torch.Tensor]:
         return []
     if isinstance(value, torch.Tensor):
         return [value]
-    inside: Any = value if isinstance(value, list | tuple) else value.values()
+    inside: Any = cast("Any", value)
+    inside = inside if isinstance(inside, list | tuple) else inside.values()
     return [each for each in inside if isinstance(each, torch.Tensor)]
 
 

@@ -143,7 +143,7 @@ def trained(part: type[nn.Module]) -> nn.Module:
     model = model_of(part)
     with torch.no_grad():
         for tensor in model.parameters():
-            tensor += torch.rand_like(tensor)
+            tensor.add_(torch.rand_like(tensor))
     if isinstance(model, Counted):
         model.offset = torch.rand(WIDTH)
     state = {name: value.clone() for name, value in model.state_dict().items()}

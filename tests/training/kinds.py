@@ -55,12 +55,12 @@ class Stateless(nn.Module):
         vars(self)["inner"] = inner.to("meta")  # its own are not the model's
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with self.params.to_module(self.inner):
-            return self.inner(self.first(x))
+        with self.params.to_module(vars(self)["inner"]):
+            return vars(self)["inner"](self.first(x))
 
 
 def pruned() -> nn.Module:
-    return prune.random_unstructured(nn.Linear(3, 4), "weight", 0.5)  # type: ignore[no-untyped-call]
+    return prune.random_unstructured(nn.Linear(3, 4), "weight", 0.5)
 
 
 def in_training_for_int8() -> nn.Module:
@@ -70,7 +70,7 @@ def in_training_for_int8() -> nn.Module:
         warnings.simplefilter("ignore")
         model: Any = nn.Sequential(nn.Linear(3, 2)).train()
         model.qconfig = quantization.get_default_qat_qconfig("fbgemm")
-        quantization.prepare_qat(model, inplace=True)  # type: ignore[no-untyped-call]
+        quantization.prepare_qat(model, inplace=True)
     return model
 
 
