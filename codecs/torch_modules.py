@@ -436,8 +436,8 @@ def _unshaped(module: nn.Module) -> str | None:
 def _left_on_meta(module: nn.Module, loading: Loading | None) -> list[str]:
     """Say which tensors a module on meta has that nothing fills: it would compute with them.
 
-    Loading it may fill them, a hook before each pass may, and modules that TensorDictParams are
-    called with have others meanwhile: what they are is not looked at.
+    Loading or extra state may fill them, a hook before each pass may, and modules that are called
+    with TensorDictParams have others meanwhile: what they are is not looked at.
     """
     parts = [*module.modules()]
     if loading is not None or not on_meta(module) or any(map(torch_params.is_params, parts)):
@@ -448,19 +448,23 @@ def _left_on_meta(module: nn.Module, loading: Loading | None) -> list[str]:
         "nor a buffer, so no version carries its value; register it as a buffer, or build the "
         "module on a real device"
         for path, part in _modules(module)
-        if not vars(part).get("_forward_pre_hooks")
+        if not (vars(part).get("_forward_pre_hooks") or _takes_extra(part))
         for name, value in vars(part).items()
         if any(tensor.is_meta and id(tensor) not in carried for tensor in _in_attribute(value))
     ]
 
 
+def _takes_extra(part: nn.Module) -> bool:
+    return type(part).set_extra_state is not nn.Module.set_extra_state
+
+
 def _in_attribute(value: Any) -> list[torch.Tensor]:
-    if not isinstance(value, list | tuple | dict | torch.Tensor) and not is_tensordict(value):
-        return []
-    if isinstance(value, torch.Tensor):
-        return [value]
-    inside: Any = cast("Any", value)
-    inside = inside if isinstance(inside, list | tuple) else inside.values()
+    if isinstance(value, dict) or is_tensordict(value):
+        inside = [*cast("Mapping[object, object]", value).values()]
+    elif isinstance(value, list | tuple):
+        inside = [*cast("Iterable[object]", value)]
+    else:
+        inside = [cast("object", value)]
     return [each for each in inside if isinstance(each, torch.Tensor)]
 
 

@@ -37,7 +37,7 @@ def offloaded(module: nn.Module) -> tuple[Tensors, list[str]]:
     """
     found: Tensors = {}
     gone: list[str] = []
-    for path, part in module.named_modules(remove_duplicate=False):
+    for path, part in _modules(module):
         for hook in _hooks(part):
             deep = bool(getattr(hook, "place_submodules", False))
             own = chain(part.named_parameters(recurse=deep), part.named_buffers(recurse=deep))
@@ -67,7 +67,7 @@ def gathered_fault(module: nn.Module) -> str | None:
     path = next(
         (
             path
-            for path, part in module.named_modules(remove_duplicate=False)
+            for path, part in _modules(module)
             if kind is not None and isinstance(part, kind)
             # A DTensor is refused for what it is.
             if any(type(each) in (torch.Tensor, nn.Parameter) for each in part.parameters())
@@ -85,7 +85,7 @@ def gathered_fault(module: nn.Module) -> str | None:
 
 def quantised_fault(module: nn.Module) -> str | None:
     """Say which part of a module bitsandbytes has quantised: its scales are no tensors of it."""
-    for path, part in module.named_modules(remove_duplicate=False):
+    for path, part in _modules(module):
         home = any(kind.__module__.startswith("bitsandbytes.") for kind in type(part).__mro__)
         weight: Any = vars(part)["_parameters"].get("weight") if home else None
         if weight is not None and weight.dtype in (torch.int8, torch.uint8):
@@ -95,6 +95,10 @@ def quantised_fault(module: nn.Module) -> str | None:
                 "give a worker a function that loads a version and quantises it"
             )
     return None
+
+
+def _modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    return cast("Iterator[tuple[str, nn.Module]]", module.named_modules(remove_duplicate=False))
 
 
 def _hooks(part: nn.Module) -> Iterator[Any]:
@@ -109,7 +113,7 @@ def _in_memory(held: Any, name: str) -> torch.Tensor | None:
     """Return the tensor that accelerate's mapping holds by a name, if it holds that very one."""
     while hasattr(held, "dataset") and hasattr(held, "prefix"):
         held, name = held.dataset, f"{held.prefix}{name}"
-    inside: object = held if isinstance(held, dict) else getattr(held, "state_dict", None)
+    inside = cast("object", held if isinstance(held, dict) else getattr(held, "state_dict", None))
     if not isinstance(inside, Mapping):
         return None
     value = cast("Mapping[str, object]", inside).get(name)
