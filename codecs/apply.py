@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import torch
 
     from .device_memory import Pinned
+    from .torch_loading import Loading
 
 STEP_BYTES = 2**22  # that are summed at once: a fraction of a millisecond
 
@@ -48,6 +49,7 @@ class _Target:
     extra: "Mapping[str, Callable[[torch.Tensor], None]]"
     faults: list[str]
     materialises: bool = False  # meta tensors are given memory
+    loading: "Loading | None" = None  # a copy is not all there is to it
 
 
 def check(
@@ -73,9 +75,10 @@ def calls_users(target: object) -> bool:
     """Tell whether the user's code is called when a version is copied into a target."""
     if not is_module(target):
         return False
-    from . import torch_modules
+    from . import torch_loading, torch_modules
 
-    return bool(torch_modules.with_extra(target, "set_extra_state"))
+    loaded = torch_loading.loading_of(target) is not None
+    return loaded or bool(torch_modules.with_extra(target, "set_extra_state"))
 
 
 def summing(
@@ -178,6 +181,7 @@ class _Known:
     destinations: list[Leaf]
     sources: list[Leaf]
     large: list[Leaf]  # destinations whose storages are measured: see `torch_tensors.LARGE_BYTES`
+    loading: "Loading | None"
 
 
 class _Pairs:
@@ -339,9 +343,18 @@ class Reader:
                 known.copies.plain()
             else:
                 known.copies.run(known.destinations, known.sources)
+            if known.loading is not None:
+                known.loading.finish(strict=bool(strict))
             return
         self._known = None
-        pairs = self._examine(target, strict=strict, cast=cast)
+        opened, pairs = self._examine(target, strict=strict, cast=cast)
+        loading = opened.loading
+        if loading is not None and loading.makers:
+            self.begun = True
+            extra = [name for name in opened.extra if name in self.section.layout.signatures]
+            values = {name: self._value(self.section.layout.by_name(name)) for name in extra}
+            loading.load(self.values(opened.leaves) | values, strict=bool(strict))
+            return
         destinations = [leaf for leaf, _ in pairs.written]
         self.pin(devices_of(destinations))
         sources = [self._source(spec, leaf) for leaf, spec in pairs.written]
@@ -349,13 +362,31 @@ class Reader:
         copies.ready(destinations, sources)
         self.begun = True
         copies.run(destinations, sources)
+        if loading is not None:
+            loading.finish(strict=bool(strict))
         if outline is not None and self.section.aligned():
             how = strict, cast
-            kept = copies, pairs, destinations, sources, _large(destinations)
+            kept = copies, pairs, destinations, sources, _large(destinations), loading
             self._known = _Known(target, how, outline.marks, *kept)
 
-    def _examine(self, target: object, *, strict: Strict, cast: bool) -> _Pairs:
-        """Compare a target with the layout; return what is to be copied where."""
+    def values(self, leaves: "Mapping[str, Any]") -> "dict[str, torch.Tensor]":
+        """Return what is published for tensors of a module, under each of their names, to keep."""
+        layout = self.section.layout
+        values: dict[str, torch.Tensor] = {}
+        tied: dict[Place, torch.Tensor] = {}
+        for name, leaf in leaves.items():
+            if name in layout.signatures:
+                values[name] = self._value(layout.by_name(name)).to(leaf.dtype)
+                if (place := place_of(name, leaf)) is not None:
+                    tied[place] = values[name]
+        for name, leaf in leaves.items():
+            place = place_of(name, leaf)
+            if name not in values and place is not None and place in tied:
+                values[name] = tied[place]  # it was published under another name
+        return values
+
+    def _examine(self, target: object, *, strict: Strict, cast: bool) -> tuple[_Target, _Pairs]:
+        """Compare a target with the layout; return it, and what is to be copied where."""
         opened = _open(target)
         layout = self.section.layout
         lines = _compare(layout, opened, strict=strict, cast=cast)
@@ -371,10 +402,10 @@ class Reader:
         pairs.check(self._equal)
         # Extra state first: it is the user's code, and may raise while nothing is written yet.
         for name, put in opened.extra.items():
-            if name in layout.signatures:
+            if name in layout.signatures and not (opened.loading and opened.loading.makers):
                 self.begun = True
                 put(self._value(layout.by_name(name)))
-        return pairs
+        return opened, pairs
 
 
 def _open(target: object) -> _Target:
@@ -383,7 +414,7 @@ def _open(target: object) -> _Target:
 
         parts = torch_modules.parts_of(target)
         extra = {name: part.set_extra_state for name, part in parts.extra.items()}
-        return _Target(parts.tensors, extra, parts.faults, materialises=True)
+        return _Target(parts.tensors, extra, parts.faults, True, parts.loading)
     try:
         return _Target(named_leaves(target, in_place=True), {}, [])
     except StateError as error:

@@ -83,7 +83,11 @@ class Precision:
 
 def _parameters(source: object) -> Container[Hashable] | None:
     """Return who is a parameter of a module; None: it is no module, and all are."""
-    return {identity(each) for each in source.parameters()} if is_module(source) else None
+    if not is_module(source):
+        return None
+    from .torch_modules import parameters_of
+
+    return {identity(each) for each in parameters_of(source)}
 
 
 def precision_of(asked: object) -> Precision | None:

@@ -8,19 +8,30 @@ as `<path>._extra_state`, or a mapping of tensors, nested or not, each of which 
 
 import copy
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import torch
 from torch import nn
 
+from . import torch_params
 from .errors import StateError
-from .state import Outline, outline_of
+from .state import Outline, is_tensordict, outline_of
+from .torch_loading import ADVICE, Loading, loading_of
+from .torch_offloaded import (
+    OFFLOADED,
+    PUBLISH,
+    gathered_fault,
+    offload_faults,
+    offloaded,
+    quantised_fault,
+)
 from .torch_tensors import GATHER, is_one_block, memory_fault, placeholder_fault
 
 _CONTENTS = ("_modules", "_parameters", "_buffers")
 _OVERRIDDEN = ("state_dict", "_save_to_state_dict", "get_extra_state", "set_extra_state")
+_AFTER_LOADING, _BEFORE_LOADING = "_load_state_dict_post_hooks", "_load_state_dict_pre_hooks"
 EXTRA_STATE = "_extra_state"  # the last part of its name in every state_dict()
 
 Format = Literal["tensordict", "state_dict"]  # names by every tensor, or by `state_dict()`
@@ -36,12 +47,14 @@ class ModuleParts:
         extra: The modules with extra state, by the name of that state.
         faults: What stands in the way of writing into it.
         optional: Names of buffers that are not persistent, so that not every sender has them.
+        loading: How it is loaded, if a copy into its tensors is not all there is to it.
     """
 
     tensors: Tensors
     extra: Mapping[str, nn.Module]
     faults: list[str]
     optional: frozenset[str] = frozenset()
+    loading: Loading | None = None
 
     def part_of(self, name: str) -> str | None:
         """Return the name of the extra state that a tensor's name belongs to, if it does to any."""
@@ -59,11 +72,18 @@ class ModuleParts:
 
 
 def parts_of(module: nn.Module) -> ModuleParts:
-    """Return the tensors of a module's `state_dict()` that can be written in place; what cannot."""
-    if fault := shards_fault(module):
+    """Return the tensors of a module's `state_dict()` that can be written to; what cannot.
+
+    What `state_dict()` makes on the fly is among them if the module itself knows how it is loaded.
+    """
+    if fault := _unfit(module) or _unshaped(module):
         return ModuleParts({}, {}, [fault])
+    loading = loading_of(module)
+    if faults := offload_faults(module, loaded=loading is not None):
+        return ModuleParts({}, {}, faults)
+    there, _ = offloaded(module)
     extra = with_extra(module, "set_extra_state")
-    owned = {_address(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    owned = {_address(tensor) for _, _, tensor in _slots(module)} | {0}
     tensors: Tensors = {}
     faults = [
         f"{name}: a buffer on the meta device that is not persistent, so no version carries its "
@@ -75,29 +95,43 @@ def parts_of(module: nn.Module) -> ModuleParts:
             continue
         if not isinstance(value, torch.Tensor):
             faults.append(f"{name}: a {type(value).__name__} that only set_extra_state could take")
-        elif (address := _address(value)) and address not in owned:
-            faults.append(f"{name}: made by state_dict() on the fly, so it cannot be written to")
-        else:
+        elif name in there:
+            tensors[name] = there[name]
+        elif _address(value) in owned or (loading is not None and loading.makes(name)):
             tensors[name] = value
-    return ModuleParts(tensors, extra, _placeholders(module, tensors.values()) + faults)
+        else:
+            faults.append(
+                f"{name}: made by state_dict() on the fly, so it cannot be written to: {ADVICE}"
+            )
+    faults = _placeholders(module, tensors.values()) + faults + _left_on_meta(module, loading)
+    return ModuleParts(tensors, extra, faults, loading=loading)
 
 
 def parts_by(module: nn.Module, names: Format) -> ModuleParts:
     """Return the parts of a module as the schemes write them: every buffer and all extra state."""
-    if fault := shards_fault(module):
+    if fault := _unfit(module):
         return ModuleParts({}, {}, [fault])
+    loading = loading_of(module)
+    if faults := offload_faults(module, loaded=loading is not None):
+        return ModuleParts({}, {}, faults)
+    there, _ = offloaded(module)
     optional = frozenset(
         f"{path}.{name}".lstrip(".")
         for path, part in _modules(module)
         for name in vars(part)["_non_persistent_buffers_set"]
     )
-    everything, extra = _tensors(module), with_extra(module, "get_extra_state")
+    everything, extra = _tensors(module) | there, with_extra(module, "get_extra_state")
     if names == "tensordict":
-        faults = _placeholders(module, everything.values())
-        return ModuleParts(everything, extra, faults, optional)
+        faults = _placeholders(module, everything.values()) + _left_on_meta(module, loading)
+        return ModuleParts(everything, extra, faults, optional, loading)
     parts = parts_of(module)
     tensors = parts.tensors | {name: everything[name] for name in optional & everything.keys()}
     return replace(parts, tensors=tensors, extra=extra, optional=optional)
+
+
+def _unfit(module: nn.Module) -> str | None:
+    """Say why a copy into a module's tensors would not be what it computes with."""
+    return shards_fault(module) or gathered_fault(module) or quantised_fault(module)
 
 
 def put_extra(parts: ModuleParts, tensors: Tensors) -> None:
@@ -147,7 +181,9 @@ def contents_of(module: nn.Module, names: Format) -> dict[str, Any]:
         return contents_of(merged.merge_and_unload(), names)
     extra = with_extra(module, "get_extra_state")
     if names == "tensordict":
-        tensors = _tensors(module)
+        if fault := quantised_fault(module):
+            raise StateError(fault)
+        tensors = _tensors(module) | _offloaded(module)
         _check_placeholders(module, tensors.values())
         return {**tensors, **extra_of(extra)}
     own = {name: value for name, value in _state_dict(module).items() if name not in extra}
@@ -174,11 +210,27 @@ def shards_fault(module: nn.Module) -> str | None:
 
 def _state_dict(module: nn.Module) -> dict[str, Any]:
     """Return a module's `state_dict()`; StateError if this process does not have all of it."""
-    if fault := shards_fault(module):
+    if fault := shards_fault(module) or _unshaped(module):
         raise StateError(fault)
     named = module.state_dict()
+    named |= {name: tensor for name, tensor in _offloaded(module).items() if name in named}
     _check_placeholders(module, named.values())
     return named
+
+
+def _offloaded(module: nn.Module) -> Tensors:
+    """Return what a module is given before each pass; StateError if some of it is not here."""
+    there, gone = offloaded(module)
+    if gone:
+        raise StateError(f"{gone[0]}: {OFFLOADED}{PUBLISH}")
+    return there
+
+
+def parameters_of(module: nn.Module) -> Iterator[torch.Tensor]:
+    """Yield what a module computes with as its parameters."""
+    there, _ = offloaded(module)
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        yield there.get(name, parameter)
 
 
 def _check_placeholders(module: nn.Module, tensors: Iterable[object]) -> None:
@@ -221,6 +273,8 @@ def outline(module: nn.Module) -> Outline | None:
         inside = vars(part)
         key += (part, *inside["_modules"], *inside["_modules"].values())
         key.append(len(inside["_non_persistent_buffers_set"]))
+        # With another hook, it is loaded in another way (`torch_loading`).
+        key += (len(inside[_AFTER_LOADING]), len(inside[_BEFORE_LOADING]))
         for name, tensor in (*inside["_parameters"].items(), *inside["_buffers"].items()):
             key += (name, tensor is None)
             if tensor is not None:
@@ -231,31 +285,49 @@ def outline(module: nn.Module) -> Outline | None:
 # New memory.
 
 
+def on_meta(module: nn.Module) -> bool:
+    """Tell whether a module has parameters or buffers without memory, and is given none."""
+    if not any(tensor.is_meta for _, _, tensor in _slots(module)):
+        return False
+    return any(tensor.is_meta for tensor in (_tensors(module) | offloaded(module)[0]).values())
+
+
 def materialise(module: nn.Module) -> None:
     """Give every meta parameter and buffer of a module memory of its own, tied ones in common.
 
     `Module.to_empty` would untie tied weights and wipe the tensors that do have values. The device
     is that of the module's first real tensor, else torch's default.
     """
-    everything = (*module.parameters(), *module.buffers())
-    device = next((t.device for t in everything if not t.is_meta), torch.get_default_device())
-    made: dict[torch.Tensor, torch.Tensor] = {}  # tensors are hashed by identity
-    for part, name, old in _slots(module):
-        if old.is_meta:
-            if old not in made:
-                made[old] = _with_memory(old, device)
-            setattr(part, name, made[old])
+    real = (tensor.device for _, _, tensor in _slots(module) if not tensor.is_meta)
+    device = next(real, torch.get_default_device())
+    _exchange(module, lambda old, _: _with_memory(old, device) if old.is_meta else None)
 
 
 def replace_tensors(module: nn.Module) -> None:
     """Give every parameter and buffer new memory with the same values, tied ones in common."""
-    made: dict[torch.Tensor, torch.Tensor] = {}
-    for part, name, old in _slots(module):
-        if old not in made:
-            new = _cloned(name, old.detach())
-            is_parameter = isinstance(old, nn.Parameter)
-            made[old] = nn.Parameter(new, old.requires_grad) if is_parameter else new
-        setattr(part, name, made[old])
+
+    def copied(old: torch.Tensor, name: str) -> torch.Tensor:
+        new = _cloned(name, old.detach())
+        return nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
+
+    _exchange(module, copied)
+
+
+def _exchange(module: nn.Module, new: Callable[[torch.Tensor, str], torch.Tensor | None]) -> None:
+    """Put another tensor in place of each that has one, and the same one wherever it is."""
+    made: dict[torch.Tensor, torch.Tensor | None] = {}  # tensors are hashed by identity
+    for part in module.modules():
+        others: Tensors = {}
+        for name, old in _held(part):
+            if old not in made:
+                made[old] = new(old, name)
+            if (other := made[old]) is not None:
+                others[name] = other
+        if torch_params.is_params(part):
+            torch_params.put(part, others)
+        else:
+            for name, other in others.items():
+                setattr(part, name, other)
 
 
 def take_out_of_shared_memory(module: nn.Module) -> None:
@@ -264,7 +336,7 @@ def take_out_of_shared_memory(module: nn.Module) -> None:
     Parameters and buffers stay the same objects.
     """
     own: dict[int, torch.Tensor] = {}
-    for tensor in (*module.parameters(), *module.buffers()):
+    for _, _, tensor in _slots(module):
         if tensor.device.type != "cpu" or _is_lazy(tensor) or memory_fault(tensor):
             continue  # whoever reads or writes its values is told
         if not cast("Any", tensor).is_shared():
@@ -323,17 +395,25 @@ def _modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def _slots(module: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
     """Yield every place of a parameter or a buffer: whose it is, its name there, what is in it."""
     for part in module.modules():
-        slots = (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
-        yield from ((part, name, tensor) for name, tensor in slots)
+        yield from ((part, name, tensor) for name, tensor in _held(part))
+
+
+def _held(part: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the parameters and buffers that a part computes with, without those of its parts."""
+    if torch_params.is_params(part):
+        yield from torch_params.held(part)
+    else:
+        yield from part.named_parameters(recurse=False, remove_duplicate=False)
+        yield from part.named_buffers(recurse=False, remove_duplicate=False)
 
 
 def _tensors(module: nn.Module) -> Tensors:
     """Return every parameter and buffer, tied ones under each of their names."""
-    named = (
-        *module.named_parameters(remove_duplicate=False),
-        *module.named_buffers(remove_duplicate=False),
-    )
-    return {name: tensor.detach() for name, tensor in named}
+    return {
+        f"{path}.{name}".lstrip("."): tensor if _is_lazy(tensor) else tensor.detach()
+        for path, part in _modules(module)
+        for name, tensor in _held(part)
+    }
 
 
 def _lost_buffers(module: nn.Module) -> Iterator[str]:
@@ -341,6 +421,51 @@ def _lost_buffers(module: nn.Module) -> Iterator[str]:
         for name, buffer in part.named_buffers(recurse=False):
             if buffer.is_meta and name not in part.state_dict():
                 yield f"{path}.{name}".lstrip(".")
+
+
+def _unshaped(module: nn.Module) -> str | None:
+    """Name a tensor without a shape for which `state_dict()` would fail; None if there is none."""
+    for path, part in _modules(module):
+        if torch_params.is_params(part):
+            for name, tensor in torch_params.held(part):
+                if _is_lazy(tensor):
+                    return f"{path}.{name}: has no shape yet; run the module once to initialise it"
+    return None
+
+
+def _left_on_meta(module: nn.Module, loading: Loading | None) -> list[str]:
+    """Say which tensors a module on meta has that nothing fills: it would compute with them.
+
+    Loading or extra state may fill them, a hook before each pass may, and modules that are called
+    with TensorDictParams have others meanwhile: what they are is not looked at.
+    """
+    parts = [*module.modules()]
+    if loading is not None or not on_meta(module) or any(map(torch_params.is_params, parts)):
+        return []
+    carried = {id(tensor) for _, _, tensor in _slots(module)}
+    return [
+        f"{path}.{name}".lstrip(".") + ": a tensor on the meta device that is neither a parameter "
+        "nor a buffer, so no version carries its value; register it as a buffer, or build the "
+        "module on a real device"
+        for path, part in _modules(module)
+        if not (vars(part).get("_forward_pre_hooks") or _takes_extra(part))
+        for name, value in vars(part).items()
+        if any(tensor.is_meta and id(tensor) not in carried for tensor in _in_attribute(value))
+    ]
+
+
+def _takes_extra(part: nn.Module) -> bool:
+    return type(part).set_extra_state is not nn.Module.set_extra_state
+
+
+def _in_attribute(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, dict) or is_tensordict(value):
+        inside = [*cast("Mapping[object, object]", value).values()]
+    elif isinstance(value, list | tuple):
+        inside = [*cast("Iterable[object]", value)]
+    else:
+        inside = [cast("object", value)]
+    return [each for each in inside if isinstance(each, torch.Tensor)]
 
 
 def with_extra(

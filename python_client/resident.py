@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ..bus.memory.pages import Pages, address_of, exchange, memory_of, pages_of, within
 from ..bus.staged import StagedVersion
 from ..bus.worker.layouts import Expected
+from ..codecs.apply import calls_users
 from ..codecs.errors import StateError
 from ..codecs.layout import Layout, TensorSpec
 from ..codecs.leaves import Leaf, of_torch
@@ -155,6 +156,15 @@ def _outline(model: object) -> Outline:
             "own, or it holds tensors that are not plain"
         )
     return outline
+
+
+def _check_loading(model: object) -> None:
+    """Raise StateError if a model does more than hold tensors when it is loaded."""
+    if calls_users(model):
+        raise StateError(
+            f"a {type(model).__name__} makes something of its weights when they are loaded, which "
+            "an exchange of pages does not"
+        )
 
 
 def _tied(model: object, layout: Layout) -> list[_Tied]:
@@ -332,6 +342,7 @@ class ResidentTarget(Target):
         if layout == self._unfit:
             return None
         try:
+            _check_loading(self._model)
             self._residence = residence_of(self._model, layout)
         except (StateError, MemoryError) as error:
             self._unfit = layout

@@ -199,12 +199,20 @@ class WeightStrategy:
         # First, since it runs the user's code, which may raise while nothing is written yet.
         torch_modules.put_extra(parts, extra)
         reader.copy_into(parts.tensors, strict=False, cast=cast)
+        if (loading := parts.loading) is None:
+            return
+        if self.extract_as == "tensordict" or not loading.makers:
+            loading.finish(strict=strict)
+        else:
+            loading.load(reader.values(parts.tensors), strict=strict)
 
     def on_meta(self, model: object) -> bool:
         """Return whether a `model` has tensors without memory, which its first version fills."""
         if not is_module(model):
             return False
-        return any(t.is_meta for t in (*model.parameters(), *model.buffers()))
+        from ...codecs.torch_modules import on_meta
+
+        return on_meta(model)
 
 
 def strategy_named(name: Format) -> WeightStrategy:

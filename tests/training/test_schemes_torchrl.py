@@ -25,6 +25,7 @@ from torchrl import weight_update
 from weightbus import PublishError, Settings
 from weightbus.tests.training.torchrl_parts import (
     Echo,
+    agents,
     collectors,
     collects,
     fill,
@@ -99,6 +100,21 @@ def test_a_collector_runs_with_a_scheme_from_start_to_end(
         a_killed_worker_is_named(collector, scheme)
     scheme.shutdown()
     assert threads() == []
+
+
+@pytest.mark.parametrize(("make", "kind"), COLLECTORS)
+def test_workers_act_by_tensordict_params_which_come_on_meta(
+    make: Any, kind: Callable[..., Any]
+) -> None:
+    trained, schemes = agents(), {"policy": kind(liveness=QUICK)}
+    fill(trained, 1.0)
+    with running(make, ECHOES, policy=trained, weight_sync_schemes=schemes) as collector:
+        batches = iter(collector)
+        collects(batches, {0: 2.0, 1: 2.0})  # a weight and a bias
+        fill(trained, 3.0)
+        collector.update_policy_weights_()
+        assert schemes["policy"].receipt.in_state("applied") == ["0", "1"]
+        collects(batches, {0: 6.0, 1: 6.0})
 
 
 def test_no_forward_pass_sees_a_part_of_an_update() -> None:

@@ -25,6 +25,7 @@ with warnings.catch_warnings():  # TorchRL warns of its own classes when it is i
     warnings.simplefilter("ignore", DeprecationWarning)
     from torchrl import collectors as collectors
     from torchrl.collectors import distributed as distributed
+    from torchrl.modules import MultiAgentMLP
 
 SECONDS = 60.0  # in which weights that are applied must show; collectors keep some older batches,
 # and one that does not wait for its workers may bring those of one alone for a while
@@ -93,6 +94,23 @@ def fill(model: nn.Module, value: float) -> Any:
         for parameter in model.parameters():
             parameter.fill_(value)
     return TensorDict.from_module(model)
+
+
+class Agents(nn.Module):
+    """Three agents, each with weights of its own in one TensorDictParams; it answers as they do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        alone = {"centralized": False, "share_params": False, "depth": 0}
+        self.net = MultiAgentMLP(1, 1, 3, **alone)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x.unsqueeze(-1).expand(*x.shape[:-1], 3, 1)).mean(-2)
+
+
+def agents() -> Any:
+    """Return a policy of several agents."""
+    return TensorDictModule(Agents(), in_keys=["observation"], out_keys=["action"])
 
 
 Seen = dict[int, set[float]]

@@ -1,0 +1,48 @@
+"""The tensors of a `TensorDictParams`, which computes with those of the TensorDict within it.
+
+It is a module, too, but what it lists as its parameters may be others: whoever puts the tensors of
+a policy on the meta device, as TorchRL's collectors do, exchanges those of the TensorDict alone.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def is_params(part: nn.Module) -> bool:
+    """Tell a `TensorDictParams`, without importing tensordict."""
+    kind: Any = getattr(sys.modules.get("tensordict"), "TensorDictParams", None)
+    return kind is not None and isinstance(part, kind)
+
+
+def held(params: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield its tensors by the names that they have in `state_dict()`."""
+    for key, value in params._param_td.items(True, True):  # noqa: SLF001 - nothing else leads there
+        if isinstance(value, torch.Tensor):
+            yield _name(key), value
+
+
+def put(params: Any, others: Mapping[str, torch.Tensor]) -> None:
+    """Have it compute with other tensors in place of those that have these names."""
+    if not others:
+        return
+    # It gets another TensorDict, since this one may be locked as a part of others, and moves what
+    # is put there to the device that it has been given.
+    inside = params._param_td  # noqa: SLF001
+    made = inside.copy().clear_device_()
+    for key in [*made.keys(True, True)]:
+        if _name(key) in others:
+            made.set(key, others[_name(key)])
+    if inside.device is not None:
+        made.auto_device_()
+    if inside.is_locked:
+        made.lock_()
+    params._param_td = made  # noqa: SLF001
+    params._reset_params()  # noqa: SLF001 - so that it lists the same ones
+
+
+def _name(key: str | tuple[str, ...]) -> str:
+    return key if isinstance(key, str) else ".".join(key)
