@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from ..observed import Checked
 from ..staged import Copying, Patching, SharedMemory
 
+Code = Literal["apply", "layout-mismatch"]
+
 
 class Granted(msgspec.Struct, frozen=True):
     """There is memory, as `Reserve` asked for; or there is none."""
@@ -83,7 +85,7 @@ class Report(msgspec.Struct, frozen=True):
     still: bool = False
     bytes: NDArray[np.uint8] | None = None
     kept: bool = False
-    code: Literal["apply", "layout-mismatch"] = "apply"
+    code: Code = "apply"
 
 
 class Waits(msgspec.Struct, frozen=True):

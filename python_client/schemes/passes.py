@@ -78,7 +78,7 @@ class ForwardPasses:
             before, after = compiler.disable(self._before), compiler.disable(self._after)
             for module in called:
                 if _has_own_call(module):
-                    _warn_of_own_call(type(module))
+                    _warn_of_own_call(type(module).__qualname__)
                 first = module.register_forward_pre_hook(_Hook(before), prepend=True)
                 last = module.register_forward_hook(_Hook(after), always_call=True)
                 self._handles += [first, last]
@@ -172,11 +172,11 @@ def _called(model: Any) -> Iterator[Any]:
 
 
 @cache
-def _warn_of_own_call(kind: type) -> None:
+def _warn_of_own_call(kind: str) -> None:
     log.warning(
         "%s has a __call__ of its own, which calls no hooks: a version may go into the middle of a "
         "call. Move what it does to forward(), or call the model within reading() of its receiver",
-        kind.__qualname__,
+        kind,
     )
 
 

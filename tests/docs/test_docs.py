@@ -36,6 +36,7 @@ COMPILED = GUIDES / "publishing-elsewhere.md", {"rust", "c", "cpp", "js"}
 START = GUIDES / "quick-start.md"  # two programs
 COMPOSE = ROOT / "docker-compose.yml"
 BLOCK = re.compile(r"^```(?P<language>[\w{}-]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+NAMED_TEST = re.compile(r"(test_\w+\.py)::(test_\w+)")
 README_LINES_MAX = 12  # of code, and commands, from nothing to a first publish
 README_COMMANDS_MAX = 4
 
@@ -206,6 +207,14 @@ def test_the_reference_has_every_public_name() -> None:
     page = (ROOT / "docs" / "API.md").read_text()
     documented = re.findall(r"^\.\. auto\w+:: ([\w.]+)\.(\w+)$", page, re.MULTILINE)
     assert sorted(documented) == sorted((face.__name__, name) for name, face in PUBLIC.items())
+
+
+def test_the_tests_that_pages_name_are_there() -> None:
+    tests = {file.name: file.read_text() for file in (ROOT / "tests").rglob("test_*.py")}
+    pages = [ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").rglob("*.md")]
+    named = [each for page in pages for each in NAMED_TEST.findall(page.read_text())]
+    assert len(named) > 50
+    assert [f"{f}::{t}" for f, t in named if f"def {t}(" not in tests.get(f, "")] == []
 
 
 def test_every_page_is_on_the_site() -> None:

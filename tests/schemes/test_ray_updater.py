@@ -217,7 +217,7 @@ class Mapped(RayWeightUpdater):
             own = ray.get(own, timeout=SECONDS)
         return own.apply(lambda t: t + 1)
 
-    def _sync_weights_with_worker(self, *, worker_id: Any = None, server_weights: Any) -> Any:
+    def _sync_weights_with_worker(self, worker_id: Any = None, server_weights: Any = None) -> Any:
         self.trace.append(f"sync {worker_id} {type(server_weights).__name__}")
         actor = self.remote_collectors[worker_id]
         return actor.update_policy_weights_.remote(server_weights)
@@ -264,7 +264,7 @@ class Stored(RayWeightUpdater):
 class Sending(RayWeightUpdater):
     """One that hands the reference that it was given on, as TorchRL's own does."""
 
-    def _sync_weights_with_worker(self, *, worker_id: Any = None, server_weights: Any) -> Any:
+    def _sync_weights_with_worker(self, worker_id: Any = None, server_weights: Any = None) -> Any:
         assert isinstance(server_weights, ray.ObjectRef)
         assert isinstance(ray.get(server_weights, timeout=SECONDS), TensorDict)
         self.remote_collectors[worker_id].update_policy_weights_.remote(server_weights)
@@ -294,7 +294,7 @@ class Local(WeightUpdaterBase):
     def _get_server_weights(self) -> Any:
         return self.network
 
-    def _sync_weights_with_worker(self, *, worker_id: Any = None, server_weights: Any) -> None:
+    def _sync_weights_with_worker(self, worker_id: Any = None, server_weights: Any = None) -> None:
         self.got.append((worker_id, server_weights))
 
 
