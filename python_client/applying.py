@@ -19,7 +19,7 @@ from ..bus.limits import LABEL_MAX
 from ..bus.net.handoff import Handoff
 from ..bus.staged import OverwrittenError, StagedVersion, StaleError
 from ..bus.units import span
-from ..bus.worker.events import Code, Happening, Outcome, Report, Waits, Wanted
+from ..bus.worker.events import Happening, Outcome, Report, Waits, Wanted
 from ..codecs.apply import as_arrays
 from ..codecs.checksum import digest_of
 from ..codecs.errors import StateError
@@ -616,8 +616,9 @@ class Applier:
         full: Outcome = "failed" if told.code == "no-memory" else "declined"
         what = full if intact else "torn"
         kept, text = target.keeps(staged.key), misfit or told_of(error)
-        code: Code = "layout-mismatch" if misfit else "apply"
-        report = Report(staged.model, staged.key, what, text, still=still, kept=kept, code=code)
+        report = Report(
+            staged.model, staged.key, what, text, still=still, kept=kept, misfit=bool(misfit)
+        )
         self._tell(report)
         return told
 

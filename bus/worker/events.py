@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 from ..observed import Checked
 from ..staged import Copying, Patching, SharedMemory
 
-Code = Literal["apply", "layout-mismatch"]
-
 
 class Granted(msgspec.Struct, frozen=True):
     """There is memory, as `Reserve` asked for; or there is none."""
@@ -74,7 +72,7 @@ class Report(msgspec.Struct, frozen=True):
         bytes: Where the bytes of what was applied lie from now on, if they do anywhere: in its
             staging buffer, or in a model that is resident.
         kept: The user goes on using its staging buffer, which is to serve nothing else.
-        code: Why, as the publisher is told: the user's part has failed, or it does not fit.
+        misfit: It was turned down since the model has other names, shapes or dtypes by now.
     """
 
     model: str
@@ -85,7 +83,7 @@ class Report(msgspec.Struct, frozen=True):
     still: bool = False
     bytes: NDArray[np.uint8] | None = None
     kept: bool = False
-    code: Code = "apply"
+    misfit: bool = False
 
 
 class Waits(msgspec.Struct, frozen=True):

@@ -585,7 +585,9 @@ class Slot:
             held.late(fate)
         else:
             self.holds.move(held, fate)
-        return self._refuse(held, report.code, report.text, now)[:1]
+        if report.misfit:
+            return self._refuse(held, "layout-mismatch", report.text, now)[:1]
+        return self.fail(held.key, "apply", report.text, now)[:1]
 
     def runs(self, held: Held, running: Running) -> Effect:
         """A version runs by this name; say so."""

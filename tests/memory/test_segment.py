@@ -326,9 +326,8 @@ def test_many_models_leave_descriptors_for_connections() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     models = [f"m{i}" for i in range(64)]
     with weightbus.Publisher() as publisher:
-        resource.setrlimit(
-            resource.RLIMIT_NOFILE, (2 * (len(os.listdir("/proc/self/fd")) + 20), before[1])
-        )
+        half = len(os.listdir("/proc/self/fd")) + 40  # segments of fewer than all models
+        resource.setrlimit(resource.RLIMIT_NOFILE, (2 * half, before[1]))
         try:
             for model in models:
                 publisher.publish(model, {"w": np.ones(3)}, settings=Settings(wait="none"))
