@@ -162,7 +162,8 @@ def _called(model: Any) -> Iterator[Any]:
     envs, nn = sys.modules.get("torchrl.envs"), sys.modules["torch"].nn
     kinds = tuple(kind for name in ("EnvBase", "Transform") if (kind := getattr(envs, name, None)))
     own_call = _has_own_call(model)
-    forward = vars(model).get("forward", cast("Any", type(model)).forward)
+    own: dict[str, Any] = vars(model)
+    forward = own.get("forward", cast("Any", type(model)).forward)
     holds_only = isinstance(model, kinds) or forward is nn.Module.forward
     if holds_only or own_call:
         for part in model.children():

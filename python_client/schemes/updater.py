@@ -298,7 +298,10 @@ class RayWeightUpdater(WeightUpdaterBase):
         """Return what workers are to be given, of what a push or `_get_server_weights` gives."""
         return policy_or_weights
 
-    def _sync_weights_with_worker(self, worker_id: Any = None, server_weights: Any = None) -> Any:
+    # By position as well, as in TorchRL's own.
+    def _sync_weights_with_worker(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, worker_id: Any = None, server_weights: Any = None
+    ) -> Any:
         """Start a worker's update; the push waits for all of them together.
 
         An override returns the reference that its call of the actor returned: the push waits for
