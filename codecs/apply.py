@@ -19,6 +19,7 @@ from .errors import StateError
 from .layout import Layout, Signature, Strict, TensorSpec, difference, trimmed
 from .leaves import Leaf, of_torch
 from .native import crc32c
+from .overflow import Found, Narrowed
 from .section import Section
 from .state import (
     Marks,
@@ -178,6 +179,7 @@ class _Known:
     destinations: list[Leaf]
     sources: list[Leaf]
     large: list[Leaf]  # destinations whose storages are measured: see `torch_tensors.LARGE_BYTES`
+    narrowed: Narrowed | None  # what is converted to a dtype that does not hold all values
 
 
 class _Pairs:
@@ -220,11 +222,13 @@ class Reader:
 
     Attributes:
         begun: A target may have changed. (Whoever wants to know of one copy sets it back before.)
+        lost: Of the last copy, the values that were finite, and that the target cannot hold.
     """
 
     def __init__(self, layout: Layout, data: numpy_tensors.Memory) -> None:
         self.section = Section(layout, data)
         self.begun = False
+        self.lost: Found = {}
         self._known: _Known | None = None
         self._pinned: Pinned | None = None
         # A second copy of the buffer, on a device, by what it is found there.
@@ -332,13 +336,15 @@ class Reader:
                 known.pairs.check(self._equal)
             if known.copies.devices is not None:
                 known.copies.ready(known.destinations, known.sources)
-            self.begun = True
+            self.begun, self.lost = True, {}
             if only is not None:
                 only.write()
             elif known.copies.plain is not None:
                 known.copies.plain()
             else:
                 known.copies.run(known.destinations, known.sources)
+                if known.narrowed is not None:
+                    self.lost = self._lost(known.narrowed)
             return
         self._known = None
         pairs = self._examine(target, strict=strict, cast=cast)
@@ -349,10 +355,18 @@ class Reader:
         copies.ready(destinations, sources)
         self.begun = True
         copies.run(destinations, sources)
+        narrowed = _narrowed(pairs)
+        self.lost = {} if narrowed is None else self._lost(narrowed)
         if outline is not None and self.section.aligned():
             how = strict, cast
-            kept = copies, pairs, destinations, sources, _large(destinations)
+            kept = copies, pairs, destinations, sources, _large(destinations), narrowed
             self._known = _Known(target, how, outline.marks, *kept)
+
+    def _lost(self, narrowed: Narrowed) -> Found:
+        """Count what a copy of these tensors has lost."""
+        if self._from_second and self._second is not None and self._second[2] is not None:
+            return narrowed.found_on(self._second[2], {})
+        return narrowed.found(self.section.data, {})
 
     def _examine(self, target: object, *, strict: Strict, cast: bool) -> _Pairs:
         """Compare a target with the layout; return what is to be copied where."""
@@ -375,6 +389,13 @@ class Reader:
                 self.begun = True
                 put(self._value(layout.by_name(name)))
         return pairs
+
+
+def _narrowed(pairs: _Pairs) -> Narrowed | None:
+    """Return what of some pairs is converted to a dtype that does not hold all values."""
+    own = ((spec, signature(spec.name, leaf)[0]) for leaf, spec in pairs.written)
+    targets = {spec.name: leaf for leaf, spec in pairs.written}
+    return Narrowed.of(((spec, spec.dtype, dtype) for spec, dtype in own), targets)
 
 
 def _open(target: object) -> _Target:

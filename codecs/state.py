@@ -23,6 +23,7 @@ from .copies import Copies, devices_of, on_device, plain_memory
 from .errors import LayoutError, StateError
 from .layout import METADATA, Layout, Signature
 from .leaves import Leaf, of_torch
+from .overflow import Found, Narrowed
 from .section import Section
 
 if TYPE_CHECKING:
@@ -253,6 +254,8 @@ class Writer:
         self._copies = Copies((), ())
         self._pieces: _Pieces | None = None
         self._second = second
+        self._narrowed: Narrowed | None = None
+        self._late = False  # there is only a second copy of what was written last
         self._mirror: Mirror | None = None
         self._pinned: Pinned | None = None
 
@@ -296,7 +299,7 @@ class Writer:
         """
         if state.form is not self._form:
             self._pair(state)
-        devices = self._copies.devices
+        devices, self._late = self._copies.devices, False
         if devices is None:
             if chunk_bytes:
                 pieces = self._pieces or self._in_pieces(state)
@@ -304,6 +307,7 @@ class Writer:
             self._copies.run(self._views, state.values, check)
             return np.empty(0, np.uint32)
         if late and self.note and not chunk_bytes:
+            self._late = True
             return devices.copy(state.values)
         return self._copies.begin(self._views, state.values, check) or np.empty(0, np.uint32)
 
@@ -323,6 +327,14 @@ class Writer:
         self._pair(state)
         self._copies.run(self._views, state.values, check)
 
+    def lost(self, state: State) -> Found:
+        """Count the values that were finite, and are not in the state as it was just written."""
+        if self._narrowed is None:
+            return {}
+        if self._late and self._mirror is not None:
+            return self._narrowed.found_on(self._mirror.flat, state.tensors)
+        return self._narrowed.found(self.section.data, state.tensors)
+
     def _in_pieces(self, state: State) -> "_Pieces":
         self._pieces = _Pieces(self.section, self._views, state)
         return self._pieces
@@ -340,8 +352,17 @@ class Writer:
         second = self._second_copy(state)
         self._copies = Copies(self._views, state.values, private=True, second=second)
         self._pieces = None
+        self._narrowed = self._converted(state)
         # A form without an outline says nothing of the memory: look again next time.
         self._form = state.form if state.form.outline is not None else None
+
+    def _converted(self, state: State) -> Narrowed | None:
+        """Return the tensors that are converted to a dtype which does not hold all values."""
+        pairs = zip(self._views, state.tensors.items(), strict=True)
+        some = [(name, leaf) for view, (name, leaf) in pairs if view.dtype != leaf.dtype]
+        layout = self.section.layout
+        specs = ((layout.by_name(name), signature(name, leaf)[0]) for name, leaf in some)
+        return Narrowed.of((spec, was, spec.dtype) for spec, was in specs)
 
     def _second_copy(self, state: State) -> "Second | None":
         """Pin the buffer for a state on devices; return the second copy to be made, if one is."""

@@ -345,6 +345,8 @@ class Publisher(AsyncClosable):
         future: Promise | Reply,
     ) -> None:
         """Have published what was copied, with patches if those are wanted."""
+        if offer.lost is not None:
+            kept.look(offer)
         if asked.encoding != "raw" or kept.bases.kept:
             shared, workers = offer.shared is not None, asked.terms.workers
 
