@@ -1,10 +1,11 @@
 """A state: the named tensors of whatever a user calls a model, ready to be laid out and written.
 
 Sources are an `nn.Module` (its `state_dict()`), a `TensorDict`, or a mapping, nested or not, of
-torch tensors and numpy arrays. Nested keys are joined with dots. Names that stand for the very same
-elements (tied weights) become aliases of the one that the source has first, as who reads a file by
-name expects (`model.embed_tokens.weight`, not `lm_head.weight`); views that merely overlap travel
-separately.
+torch tensors and numpy arrays, and of arrays that numpy can view (`__array__`): those of JAX,
+TensorFlow's tensors, variables of Keras and Flax. Nested keys are joined with dots. Names that
+stand for the very same elements (tied weights) become aliases of the one that the source has first,
+as who reads a file by name expects (`model.embed_tokens.weight`, not `lm_head.weight`); views that
+merely overlap travel separately.
 """
 
 import sys
@@ -467,15 +468,25 @@ def _walk(node: object, path: str, depth: int, in_place: bool) -> Iterator[tuple
             f"{where}a {type(node).__name__} hands out copies, so nothing can be written into it; "
             "give an array (0-d if need be), or a TensorDict made .contiguous()"
         )
+    foreign = depth > 0 and _is_foreign(node)
+    if foreign and in_place:
+        raise StateError(
+            f"{where}a {type(node).__name__} is not written into; give np.array(x) of it and make "
+            "new ones of that after each version, or give a function that loads them"
+        )
     if depth and _is_scalar(node):
         yield path, np.asarray(cast("np.generic[Any]", node))
     elif depth and (isinstance(node, np.ndarray) or is_tensor(node)):
         yield path, cast("Leaf", node)
+    elif foreign:
+        yield path, _viewed(node, where)
     elif depth and is_module(node):
         text = f"{where}a {type(node).__name__} in a mapping cannot travel; give it by itself"
         raise StateError(text)
     elif not isinstance(node, Mapping) and not is_tensordict(node):
-        raise StateError(f"{where}a {type(node).__name__} cannot travel; give {WANTED}")
+        listed = isinstance(node, list | tuple)
+        named = ". By number they are {str(n): x for n, x in enumerate(...)}" if listed else ""
+        raise StateError(f"{where}a {type(node).__name__} cannot travel; give {WANTED}{named}")
     elif depth >= DEPTH_MAX:
         raise StateError(f"{path[:80]}…: nested deeper than {DEPTH_MAX} levels; flatten it")
     else:
@@ -510,6 +521,37 @@ def is_tensordict(value: object) -> bool:
     is_collection = _imported("tensordict", "is_tensor_collection")
     is_other = _imported("tensordict", "is_non_tensor")
     return bool(is_collection and is_other and is_collection(value) and not is_other(value))
+
+
+def _is_foreign(value: object) -> bool:
+    """Tell an array or variable of another framework: it says that numpy can view it."""
+    if (
+        isinstance(value, (np.ndarray, np.generic, Mapping))
+        or is_tensor(value)
+        or is_module(value)
+        or is_tensordict(value)
+    ):
+        return False
+    return all(hasattr(value, name) for name in ("__array__", "dtype", "shape"))
+
+
+def _viewed(value: object, where: str) -> numpy_tensors.Array:
+    """Return another framework's array as one of numpy, without a copy where it lies on this host.
+
+    Raises:
+        StateError: It has no values that numpy can have; the text says what to do.
+    """
+    try:
+        array = np.asarray(value)
+    except Exception as error:  # a framework's own: deleted, on other hosts, or of another kind
+        reason = str(error).splitlines()[0] if str(error) else repr(error)
+        raise StateError(
+            f"{where}a {type(value).__name__} that numpy cannot view ({reason}); give np.asarray(x)"
+            " of what holds its values"
+        ) from error
+    if array.dtype == object:
+        raise StateError(f"{where}a {type(value).__name__} of objects cannot travel; give {WANTED}")
+    return array
 
 
 def _is_scalar(value: object) -> bool:

@@ -220,8 +220,9 @@ class Publisher(AsyncClosable):
 
         Args:
             model: The model's id, 1 to 128 characters of A-Z a-z 0-9 . _ -
-            weights: An `nn.Module`, a `TensorDict`, or a mapping of names to torch tensors or numpy
-                arrays. It is copied before this call waits for workers.
+            weights: An `nn.Module`, a `TensorDict`, or a mapping of names to torch tensors, numpy
+                arrays, or what numpy can view (arrays of JAX, TensorFlow, Keras and Flax). It is
+                copied before this call waits for workers.
             workers: Names of the workers that get it; None: all that want the model. Workers that
                 join later get the latest version that was published to all.
             require: How many of them must succeed: "all"; "alive" (all except workers that are lost
