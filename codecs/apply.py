@@ -336,7 +336,7 @@ class Reader:
                 known.pairs.check(self._equal)
             if known.copies.devices is not None:
                 known.copies.ready(known.destinations, known.sources)
-            self.begun, self.lost = True, {}
+            self.begun = True
             if only is not None:
                 only.write()
             elif known.copies.plain is not None:
