@@ -203,6 +203,7 @@ class Applied(Versioned, tag="applied", frozen=True, kw_only=True):
     digest: Digest
     patch: PatchId | None = None
     decode_us: Count = 0
+    text: Text = ""
 
 
 class Failed(Versioned, Worded, tag="failed", frozen=True, kw_only=True):

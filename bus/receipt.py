@@ -20,7 +20,8 @@ class WorkerReceipt:
             said goodbye, and is no longer one of "all"), `behind` (it is not done; `detail` names
             its phase), `skipped` (it runs a newer version).
         seconds: From the call of publish to that state; None while `behind`.
-        detail: Text for people; empty if the state says everything.
+        detail: Text for people; empty if the state says everything. Of `applied`, which values are
+            beyond the worker's dtype.
         encoding: How the version came to it: `raw` (whole) or `delta-1` (a patch on its previous
             version); empty if unknown, or if it was read from shared memory.
         nbytes: Bytes of the version or patch, without headers and without resent bytes.
@@ -59,6 +60,8 @@ class Receipt:
             the workers' bytes must have; empty if none was needed, as on this host.
         workers: By name, every worker that the publish was for.
         metadata: The version's metadata, as text by name.
+        detail: What the publisher says of the version, for people: which values are beyond the
+            dtype that they were published in. Empty if there is nothing to say.
     """
 
     __module__ = "weightbus.types"
@@ -71,6 +74,7 @@ class Receipt:
     digest: str
     workers: Mapping[str, WorkerReceipt]
     metadata: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
+    detail: str = ""
 
     def in_state(self, *states: State) -> list[str]:
         """Return the names of the workers in one of these `states`, sorted."""
@@ -78,5 +82,6 @@ class Receipt:
 
     def __str__(self) -> str:
         head = f"{self.model} version {self.version} ({self.nbytes} bytes, {span(self.seconds)})"
+        head += f": {self.detail}" if self.detail else ""
         workers = [str(worker) for worker in self.workers.values()]
         return "; ".join([head, *(workers or ["nobody is there: it waits for those that join"])])

@@ -19,6 +19,7 @@ from .errors import StateError
 from .layout import Layout, Signature, Strict, TensorSpec, difference, trimmed
 from .leaves import Leaf, of_torch
 from .native import crc32c
+from .overflow import Found, Narrowed
 from .section import Section
 from .state import (
     Marks,
@@ -182,6 +183,7 @@ class _Known:
     sources: list[Leaf]
     large: list[Leaf]  # destinations whose storages are measured: see `torch_tensors.LARGE_BYTES`
     loading: "Loading | None"
+    narrowed: Narrowed | None  # what is converted to a dtype that does not hold all values
 
 
 class _Pairs:
@@ -224,11 +226,13 @@ class Reader:
 
     Attributes:
         begun: A target may have changed. (Whoever wants to know of one copy sets it back before.)
+        lost: Of the last copy, the values that were finite, and that the target cannot hold.
     """
 
     def __init__(self, layout: Layout, data: numpy_tensors.Memory) -> None:
         self.section = Section(layout, data)
         self.begun = False
+        self.lost: Found = {}
         self._known: _Known | None = None
         self._pinned: Pinned | None = None
         # A second copy of the buffer, on a device, by what it is found there.
@@ -343,14 +347,17 @@ class Reader:
                 known.copies.plain()
             else:
                 known.copies.run(known.destinations, known.sources)
+            if known.narrowed is not None:
+                self.lost = self._lost(known.narrowed)
             if known.loading is not None:
                 known.loading.finish(strict=bool(strict))
             return
         self._known = None
         opened, pairs = self._examine(target, strict=strict, cast=cast)
-        loading = opened.loading
+        loading, narrowed = opened.loading, _narrowed(pairs)
         if loading is not None and loading.makers:
             self.begun = True
+            self.lost = {} if narrowed is None else self._lost(narrowed)
             extra = [name for name in opened.extra if name in self.section.layout.signatures]
             values = {name: self._value(self.section.layout.by_name(name)) for name in extra}
             loading.load(self.values(opened.leaves) | values, strict=bool(strict))
@@ -362,12 +369,19 @@ class Reader:
         copies.ready(destinations, sources)
         self.begun = True
         copies.run(destinations, sources)
+        self.lost = {} if narrowed is None else self._lost(narrowed)
         if loading is not None:
             loading.finish(strict=bool(strict))
         if outline is not None and self.section.aligned():
             how = strict, cast
-            kept = copies, pairs, destinations, sources, _large(destinations), loading
+            kept = copies, pairs, destinations, sources, _large(destinations), loading, narrowed
             self._known = _Known(target, how, outline.marks, *kept)
+
+    def _lost(self, narrowed: Narrowed) -> Found:
+        """Count what a copy of these tensors has lost."""
+        if self._from_second and self._second is not None and self._second[2] is not None:
+            return narrowed.found_on(self._second[2], {})
+        return narrowed.found(self.section.data, {})
 
     def values(self, leaves: "Mapping[str, Any]") -> "dict[str, torch.Tensor]":
         """Return what is published for tensors of a module, under each of their names, to keep."""
@@ -406,6 +420,13 @@ class Reader:
                 self.begun = True
                 put(self._value(layout.by_name(name)))
         return opened, pairs
+
+
+def _narrowed(pairs: _Pairs) -> Narrowed | None:
+    """Return what of some pairs is converted to a dtype that does not hold all values."""
+    own = ((spec, signature(spec.name, leaf)[0]) for leaf, spec in pairs.written)
+    targets = {spec.name: leaf for leaf, spec in pairs.written}
+    return Narrowed.of(((spec, spec.dtype, dtype) for spec, dtype in own), targets)
 
 
 def _open(target: object) -> _Target:

@@ -1,10 +1,11 @@
 """A state: the named tensors of whatever a user calls a model, ready to be laid out and written.
 
 Sources are an `nn.Module` (its `state_dict()`), a `TensorDict`, or a mapping, nested or not, of
-torch tensors and numpy arrays. Nested keys are joined with dots. Names that stand for the very same
-elements (tied weights) become aliases of the one that the source has first, as who reads a file by
-name expects (`model.embed_tokens.weight`, not `lm_head.weight`); views that merely overlap travel
-separately.
+torch tensors and numpy arrays, and of arrays that numpy can view (`__array__`): those of JAX,
+TensorFlow's tensors, variables of Keras and Flax. Nested keys are joined with dots. Names that
+stand for the very same elements (tied weights) become aliases of the one that the source has first,
+as who reads a file by name expects (`model.embed_tokens.weight`, not `lm_head.weight`); views that
+merely overlap travel separately.
 """
 
 import sys
@@ -23,6 +24,7 @@ from .copies import Copies, devices_of, on_device, plain_memory
 from .errors import LayoutError, StateError
 from .layout import METADATA, Layout, Signature
 from .leaves import Leaf, of_torch
+from .overflow import Found, Narrowed
 from .section import Section
 
 if TYPE_CHECKING:
@@ -253,6 +255,8 @@ class Writer:
         self._copies = Copies((), ())
         self._pieces: _Pieces | None = None
         self._second = second
+        self._narrowed: Narrowed | None = None
+        self._late = False  # there is only a second copy of what was written last
         self._mirror: Mirror | None = None
         self._pinned: Pinned | None = None
 
@@ -296,7 +300,7 @@ class Writer:
         """
         if state.form is not self._form:
             self._pair(state)
-        devices = self._copies.devices
+        devices, self._late = self._copies.devices, False
         if devices is None:
             if chunk_bytes:
                 pieces = self._pieces or self._in_pieces(state)
@@ -304,6 +308,7 @@ class Writer:
             self._copies.run(self._views, state.values, check)
             return np.empty(0, np.uint32)
         if late and self.note and not chunk_bytes:
+            self._late = True
             return devices.copy(state.values)
         return self._copies.begin(self._views, state.values, check) or np.empty(0, np.uint32)
 
@@ -323,6 +328,14 @@ class Writer:
         self._pair(state)
         self._copies.run(self._views, state.values, check)
 
+    def lost(self, state: State) -> Found:
+        """Count the values that were finite, and are not in the state as it was just written."""
+        if self._narrowed is None:
+            return {}
+        if self._late and self._mirror is not None:
+            return self._narrowed.found_on(self._mirror.flat, state.tensors)
+        return self._narrowed.found(self.section.data, state.tensors)
+
     def _in_pieces(self, state: State) -> "_Pieces":
         self._pieces = _Pieces(self.section, self._views, state)
         return self._pieces
@@ -340,8 +353,17 @@ class Writer:
         second = self._second_copy(state)
         self._copies = Copies(self._views, state.values, private=True, second=second)
         self._pieces = None
+        self._narrowed = self._converted(state)
         # A form without an outline says nothing of the memory: look again next time.
         self._form = state.form if state.form.outline is not None else None
+
+    def _converted(self, state: State) -> Narrowed | None:
+        """Return the tensors that are converted to a dtype which does not hold all values."""
+        pairs = zip(self._views, state.tensors.items(), strict=True)
+        some = [(name, leaf) for view, (name, leaf) in pairs if view.dtype != leaf.dtype]
+        layout = self.section.layout
+        specs = ((layout.by_name(name), signature(name, leaf)[0]) for name, leaf in some)
+        return Narrowed.of((spec, was, spec.dtype) for spec, was in specs)
 
     def _second_copy(self, state: State) -> "Second | None":
         """Pin the buffer for a state on devices; return the second copy to be made, if one is."""
@@ -446,10 +468,18 @@ def _walk(node: object, path: str, depth: int, in_place: bool) -> Iterator[tuple
             f"{where}a {type(node).__name__} hands out copies, so nothing can be written into it; "
             "give an array (0-d if need be), or a TensorDict made .contiguous()"
         )
+    foreign = depth > 0 and _is_foreign(node)
+    if foreign and in_place:
+        raise StateError(
+            f"{where}a {type(node).__name__} is not written into; give np.array(x) of it and make "
+            "new ones of that after each version, or give a function that loads them"
+        )
     if depth and _is_scalar(node):
         yield path, np.asarray(cast("np.generic[Any]", node))
     elif depth and (isinstance(node, np.ndarray) or is_tensor(node)):
         yield path, cast("Leaf", node)
+    elif foreign:
+        yield path, _viewed(node, where)
     elif depth and is_module(node):
         text = (
             f"{where}a {type(node).__name__} in a mapping cannot travel; give it by "
@@ -457,7 +487,9 @@ def _walk(node: object, path: str, depth: int, in_place: bool) -> Iterator[tuple
         )
         raise StateError(text)
     elif not isinstance(node, Mapping) and not is_tensordict(node):
-        raise StateError(f"{where}a {type(node).__name__} cannot travel; give {WANTED}")
+        listed = isinstance(node, list | tuple)
+        named = ". By number they are {str(n): x for n, x in enumerate(...)}" if listed else ""
+        raise StateError(f"{where}a {type(node).__name__} cannot travel; give {WANTED}{named}")
     elif depth >= DEPTH_MAX:
         raise StateError(f"{path[:80]}…: nested deeper than {DEPTH_MAX} levels; flatten it")
     else:
@@ -492,6 +524,37 @@ def is_tensordict(value: object) -> bool:
     is_collection = _imported("tensordict", "is_tensor_collection")
     is_other = _imported("tensordict", "is_non_tensor")
     return bool(is_collection and is_other and is_collection(value) and not is_other(value))
+
+
+def _is_foreign(value: object) -> bool:
+    """Tell an array or variable of another framework: it says that numpy can view it."""
+    if (
+        isinstance(value, (np.ndarray, np.generic, Mapping))
+        or is_tensor(value)
+        or is_module(value)
+        or is_tensordict(value)
+    ):
+        return False
+    return all(hasattr(value, name) for name in ("__array__", "dtype", "shape"))
+
+
+def _viewed(value: object, where: str) -> numpy_tensors.Array:
+    """Return another framework's array as one of numpy, without a copy where it lies on this host.
+
+    Raises:
+        StateError: It has no values that numpy can have; the text says what to do.
+    """
+    try:
+        array = np.asarray(value)
+    except Exception as error:  # a framework's own: deleted, on other hosts, or of another kind
+        reason = str(error).splitlines()[0] if str(error) else repr(error)
+        raise StateError(
+            f"{where}a {type(value).__name__} that numpy cannot view ({reason}); give np.asarray(x)"
+            " of what holds its values"
+        ) from error
+    if array.dtype == object:
+        raise StateError(f"{where}a {type(value).__name__} of objects cannot travel; give {WANTED}")
+    return array
 
 
 def _is_scalar(value: object) -> bool:

@@ -1,5 +1,7 @@
 """Stable-Baselines3 trains PPO on CartPole; a worker plays with each policy while it trains on.
 
+Observations are normalised by statistics that change while PPO trains. They come with the policy.
+
 python examples/stable_baselines3_trainer.py --steps 20000
 """
 
@@ -9,19 +11,30 @@ import threading
 import gymnasium
 from stable_baselines3 import PPO
 from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 import weightbus
-from weightbus.python_client.training.stable_baselines3 import PublishWeights
+from weightbus.python_client.training.stable_baselines3 import PublishWeights, target
+
+
+def environment(*, training: bool) -> VecNormalize:
+    """Return an environment that normalises; only the trainer's learns the statistics."""
+    return VecNormalize(
+        DummyVecEnv([lambda: gymnasium.make("CartPole-v1")]),
+        training=training,
+        norm_reward=training,
+    )
 
 
 def play(address: str, over: threading.Event) -> None:
     """Play five episodes with every version that comes. (In real life, in another process.)"""
-    player = PPO("MlpPolicy", "CartPole-v1", device="cpu")
-    with weightbus.Subscriber(address, {"policy": player.policy}) as worker:
+    played = environment(training=False)
+    player = PPO("MlpPolicy", played, device="cpu")
+    with weightbus.Subscriber(address, {"policy": target(player)}) as worker:
         while not over.is_set():
             update = worker.receive(timeout=1.0)
             if update is not None:
-                mean, _ = evaluate_policy(player, gymnasium.make("CartPole-v1"), 5, warn=False)
+                mean, _ = evaluate_policy(player, played, 5, warn=False)
                 print(f"version {update.version}: mean reward {mean}", flush=True)
 
 
@@ -34,7 +47,7 @@ def main() -> None:
         playing = threading.Thread(target=play, args=(publisher.address, over))
         playing.start()
         publisher.wait_for_workers(1, timeout=60)
-        trainer = PPO("MlpPolicy", "CartPole-v1", n_steps=512, device="cpu")
+        trainer = PPO("MlpPolicy", environment(training=True), n_steps=512, device="cpu")
         trainer.learn(parser.parse_args().steps, callback=PublishWeights(publisher))
         over.set()
         playing.join()

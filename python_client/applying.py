@@ -537,7 +537,9 @@ class Applier:
             self._runs[staged.model], self._layouts[staged.model] = update, staged.layout
             self._handoff.changed.notify_all()
         kept, digest = target.asks_user and target.keeps(key), update.digest
-        self._tell(Report(staged.model, key, "applied", digest=digest, bytes=lies_in, kept=kept))
+        about = staged.model, key
+        told = target.detail, digest
+        self._tell(Report(*about, "applied", *told, bytes=lies_in, kept=kept))
         if not at_once and SDK in sys.modules:
             on_apply(update)
         return update

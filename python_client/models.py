@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ from ..codecs.delta.worth import Way, chosen, estimate, may_pay, sample
 from ..codecs.errors import PatchError, StateError
 from ..codecs.layout import Layout
 from ..codecs.numpy_tensors import Bytes
+from ..codecs.overflow import Found, sentence
 from ..codecs.precision import Precision, precision_of
 from ..codecs.renaming import Rename, Renaming, renaming_of
 from ..codecs.state import Form, State, state_of
@@ -284,6 +286,7 @@ class PublishedModel:
         self._chunk_bytes = chunk_bytes
         self._form: Form | None = None
         self._layout: Layout | None = None
+        self._narrowed = set[str]()  # the tensors of which lost values were logged
         # What became what, last: a form, in a precision and under other names.
         self._converted: tuple[Form, Precision | None, Renaming | None, Form] | None = None
 
@@ -365,6 +368,25 @@ class PublishedModel:
         shared = self.pool.reserve(state, layout)
         return None if shared is None else (shared, layout.nbytes)
 
+    def look(self, offer: Offer) -> None:
+        """Say in an offer, once it is all there, which values its dtype cannot hold.
+
+        The log has each tensor once.
+        """
+        lost, offer.lost = offer.lost, None  # which refers to the user's tensors
+        try:
+            found: Found = {} if lost is None else lost()
+        except BaseException:
+            offer.snapshot.release()
+            raise
+        if not found:
+            return
+        offer.detail = sentence(found)
+        news = {name: each for name, each in found.items() if name not in self._narrowed}
+        if news:
+            self._narrowed.update(news)
+            log.warning("%s: %s; BF16 has the range of F32", self.name, sentence(news))
+
     def snapshot(
         self,
         weights: object,
@@ -413,7 +435,7 @@ class PublishedModel:
         over = replaces_latest and saved is None
         snapshot = self.pool.take(layout.nbytes, make_room, replaces_latest=over, deadline=deadline)
         about = self.name, layout, chunk_bytes, snapshot, snapshot.shared
-        crcs: list[int] = []
+        crcs, lost = list[int](), None
         try:
             if saved is not None:
                 saved.copy_to(snapshot.data)
@@ -421,11 +443,12 @@ class PublishedModel:
                 nbytes = chunk_bytes if hashed() else 0
                 late = self.pool.second and not self._kept and self.pool.late
                 found = snapshot.write(state, layout, deadline.check, nbytes, late=late)
+                lost = partial(snapshot.lost, state) if precision is not None else None
                 if not isinstance(found, np.ndarray):
-                    return Offer.of(*about), found
+                    return Offer.of(*about, lost=lost), found
                 crcs = found.tolist()
             deadline.check()
-            offer = Offer.of(*about, crcs)
+            offer = Offer.of(*about, crcs, lost)
         except BaseException:
             snapshot.release()
             raise

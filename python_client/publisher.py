@@ -230,8 +230,9 @@ class Publisher(InOneProcess):
 
         Args:
             model: The model's id, 1 to 128 characters of A-Z a-z 0-9 . _ -
-            weights: An `nn.Module`, a `TensorDict`, or a mapping of names to torch tensors or numpy
-                arrays. It is copied before this call waits for workers.
+            weights: An `nn.Module`, a `TensorDict`, or a mapping of names to torch tensors, numpy
+                arrays, or what numpy can view (arrays of JAX, TensorFlow, Keras and Flax). It is
+                copied before this call waits for workers.
             workers: Names of the workers that get it; None: all that want the model. Workers that
                 join later get the latest version that was published to all.
             require: How many of them must succeed: "all"; "alive" (all except workers that are lost
@@ -358,6 +359,8 @@ class Publisher(InOneProcess):
         future: Promise | Reply,
     ) -> None:
         """Have published what was copied, with patches if those are wanted."""
+        if offer.lost is not None:
+            kept.look(offer)
         if asked.encoding != "raw" or kept.bases.kept:
             shared, workers = offer.shared is not None, asked.terms.workers
 

@@ -307,9 +307,10 @@ class ResidentTarget(Target):
             except (OSError, ValueError, MemoryError) as error:
                 self._warn(error)
             else:
-                self._before = staged.data
+                self._before, self.detail = staged.data, ""
                 return
         self._copying.apply(staged)
+        self.detail = self._copying.detail
 
     def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
         """The model's memory, where pages were exchanged: the others hold the version before."""

@@ -23,11 +23,13 @@ class Target(ABC):
 
     Attributes:
         asks_user: Applying calls the user's code, which has a deadline and may take its time.
+        detail: What is to be said of the last `apply` in the publisher's receipt.
         on_disk: It is a file: a disk may take its time, and there are no readers to keep out.
     """
 
     asks_user = False
     on_disk = False
+    detail = ""
 
     @property
     def devices(self) -> "frozenset[torch.device]":

@@ -25,6 +25,7 @@ from ..codecs.copies import Differences
 from ..codecs.errors import LayoutError, StateError
 from ..codecs.layout import NAME_SHOWN, Layout, Strict, trimmed
 from ..codecs.leaves import Leaf
+from ..codecs.overflow import Found, sentence
 from ..codecs.renaming import Renaming
 from ..codecs.state import is_module, is_tensor, is_tensordict, named_leaves, state_of
 from ..codecs.ties import shared_memory
@@ -36,6 +37,8 @@ from .target import Names, Sums, Target
 
 if TYPE_CHECKING:
     import torch
+
+log = logging.getLogger("weightbus.subscriber")
 
 # Others may write the layout of the same tensors with spaces, aliases and metadata of their own.
 LAYOUT_SLACK_BYTES = 2**20
@@ -76,6 +79,7 @@ class MemoryTarget(Target):
         # was looked for. Each counts twice, so that nobody who looks in the middle is believed.
         self._differ: tuple[StagedVersion, int, Differences] | None = None
         self._writes = 0
+        self._named = set[str]()  # the tensors of which lost values were logged
         self._strict: Strict = strict or "target"
         self._readers: list[tuple[StagedVersion, Reader]] = []  # of the buffers used lately
         self._begun = False  # the last apply may have changed something
@@ -140,6 +144,17 @@ class MemoryTarget(Target):
                 reader.copy_into(self._target, strict=self._strict, cast=self._cast, only=only)
         finally:
             self._begun = reader.begun
+        if reader.lost or self.detail:
+            self._say(staged, reader.lost)
+
+    def _say(self, staged: StagedVersion, lost: Found) -> None:
+        """Keep in words what the target cannot hold of a version; log each tensor once."""
+        self.detail = sentence(lost)
+        news = {name: each for name, each in lost.items() if name not in self._named}
+        if news:
+            self._named.update(news)
+            what = f"{staged.model} version {staged.key[1]}"
+            log.warning("%s: %s; BF16 has the range of F32", what, sentence(news))
 
     def undo(self) -> bool:
         """Say whether nothing was changed: nobody keeps the bytes of the version before."""
@@ -219,6 +234,7 @@ class RenamedTarget(Target):
         """Apply the version under its names here, which is the very object that `ahead` had."""
         known, self._looked_at = self._looked_at, None
         self._target.apply(known[1] if known and known[0] is staged else self._here(staged))
+        self.detail = self._target.detail
 
     def undo(self) -> bool:
         return self._target.undo()

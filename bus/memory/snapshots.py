@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from ...codecs.errors import WeightBusError
 from ...codecs.layout import Layout
+from ...codecs.overflow import Found
 from ...codecs.state import State, Writer
 from ..complaints import Complaints
 from ..deadline import Deadline
@@ -118,6 +119,10 @@ class MemoryBlock:
             self.late = late and not chunk_bytes and bool(writer.note)
             self._segment.note(writer.note)
         return found
+
+    def lost(self, state: State) -> Found:
+        """Count the values of a state, as it was just written, that its dtype here cannot hold."""
+        return {} if self._writer is None else self._writer.lost(state)
 
     def arrive(self) -> None:
         """Have the bytes here, if there is only a second copy of them."""
@@ -214,6 +219,10 @@ class Snapshot:
             arrive before anything else is done with this.
         """
         return self._held()[0].write(state, layout, check, chunk_bytes, late=late)
+
+    def lost(self, state: State) -> Found:
+        """Count the values that were finite in a state, and no longer are as it was copied here."""
+        return self._held()[0].lost(state)
 
     def stamp(self, model: str, epoch: int, version: int) -> bool:
         """Let workers of this host read it by this name; False if one holds on to another."""

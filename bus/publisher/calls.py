@@ -143,7 +143,12 @@ def failed(state: PublisherState, peer: Peer, message: Failed, now: float) -> li
 
 
 def arrived(
-    state: PublisherState, peer: Peer, model: str, runs: tuple[int, int], now: float
+    state: PublisherState,
+    peer: Peer,
+    model: str,
+    runs: tuple[int, int],
+    now: float,
+    text: str = "",
 ) -> list[Effect]:
     """A worker runs a version: move every publish of that version and of older ones."""
     effects: list[Effect] = []
@@ -152,7 +157,7 @@ def arrived(
         if of.model != model or (of.epoch, of.version) > runs:
             continue
         if (of.epoch, of.version) == runs:
-            call.move(peer.name, "applied", now)
+            call.move(peer.name, "applied", now, text)
         else:
             call.move(peer.name, "skipped", now, f"it runs version {runs[1]}")
         effects += settle(state, call, now)

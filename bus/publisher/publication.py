@@ -238,4 +238,5 @@ class Publication:
                 for t in self.targets.values()
             },
             metadata=dict(self.version.metadata),
+            detail=self.version.detail,
         )

@@ -92,7 +92,7 @@ def runs(state: PublisherState, peer: Peer, message: Applied, now: float) -> lis
     if message.digest:
         calls.carried(state, peer, message, version, now)
     versions.left(peer.name, older_than=message.version + 1)
-    return calls.arrived(state, peer, model, key, now)
+    return calls.arrived(state, peer, model, key, now, message.text)
 
 
 def failed(state: PublisherState, peer: Peer, message: Failed, now: float) -> list[Effect]:

@@ -15,7 +15,7 @@ What a worker receives can be given out, too, from where it lies: `Offer.receive
 be given out once it is here, and the digest once it was proved.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from ...codecs.checksum import digest
 from ...codecs.layout import Layout
+from ...codecs.overflow import Found
 from ..chunks import ChunkPlan, Chunks, Memory, plan_of
 from ..messages import Applied, Buffer, Patch, PatchId, Running, Shared, Staged
 from ..sealer import ByteSource, SealedVersion
@@ -169,6 +170,8 @@ class Offer(msgspec.Struct, eq=False):
         metadata: What its publisher says of it, as text by name.
         keep: Whether patches on it may come: workers that take those keep its bytes.
         patches: That lead to it. The first is pushed, the others are fetched.
+        lost: Counts the values that its dtype cannot hold, once it is all there.
+        detail: What is to be said of it in its receipt.
     """
 
     model: str
@@ -180,6 +183,8 @@ class Offer(msgspec.Struct, eq=False):
     metadata: Mapping[str, str] = {}
     keep: bool = False
     patches: tuple[OfferedPatch, ...] = ()
+    lost: Callable[[], Found] | None = None
+    detail: str = ""
 
     @classmethod
     def of(
@@ -190,11 +195,12 @@ class Offer(msgspec.Struct, eq=False):
         snapshot: Snapshot,
         shared: Shared | None = None,
         crcs: Sequence[int] = (),
+        lost: Callable[[], Found] | None = None,
     ) -> "Offer":
         """Return an offer of bytes that stay as they are.
 
         Args:
-            model, layout, snapshot, shared: See above.
+            model, layout, snapshot, shared, lost: See above.
             chunk_bytes: Bytes of a chunk (the last may be shorter).
             crcs: The CRC-32C of each chunk; empty: nobody has hashed them yet.
         """
@@ -205,7 +211,7 @@ class Offer(msgspec.Struct, eq=False):
         chunks = Chunks[object](
             plan, snapshot, known, layout.id, here=len(crcs), whole=True, digest=whole
         )
-        return cls(model, layout, chunks, snapshot, shared)
+        return cls(model, layout, chunks, snapshot, shared, lost=lost)
 
     @classmethod
     def received(cls, model: str, layout: Layout, chunks: Chunks[Memory]) -> "Offer":
@@ -262,6 +268,7 @@ class Version(Chunked):
         self.snapshot: Snapshot = offer.snapshot  # pyright: ignore[reportIncompatibleVariableOverride]
         self.shared = offer.shared
         self.names, self.metadata, self.keep = offer.names, offer.metadata, offer.keep
+        self.detail = offer.detail
         self.patches: tuple[VersionPatch, ...] = ()
         if offer.patches:
             self.patches = tuple([VersionPatch(self, patch) for patch in offer.patches])

@@ -65,7 +65,7 @@ class Report(msgspec.Struct, frozen=True):
         what: `declined`: it was turned down, or did not fit, and what ran before still runs;
             `failed`: there was no room for it, which there may be later; `torn`: it failed
             half-way, and nothing runs; `newer`: another is or will be applied in its place.
-        text: Why, where it was not applied.
+        text: Why, where it was not applied; else what is to be said of it.
         digest: What the bytes hash to, if they were hashed only when they were applied.
         still: The user's part has no time left, and has not returned: the version stays where it
             is until it has, which another report says. (W24)

@@ -58,8 +58,13 @@ class Held(Struct, eq=False):
     staged: StagedVersion = NOT_YET  # once it is whole
     running: Running = NOT_YET  # while it runs
     waits: str = ""  # who keeps the user from applying it, since when
+    text: str = ""  # what is to be said of it while it runs
     time: Time = "in-time"  # while it is applied
     fate: Event = NOT_YET  # once it is overdue: what happens when the user lets go of it
+
+    def remark(self, text: str) -> None:
+        """It is applied, and this is to be said of it."""
+        self.text = text
 
     def retold(self, announce: Announce) -> bool:
         """It is announced again; take that, if the same arrives, and return whether it does."""

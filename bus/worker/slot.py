@@ -566,6 +566,8 @@ class Slot:
         kept = report.bytes if held.announce.keep and self._expected.patches and sent else None
         if kept is not None or holds.base is not None:
             holds.rebase(held, running, kept)  # D3
+        if report.text:
+            held.remark(report.text)
         holds.move(held, "applied", running)
         if older is not None:
             holds.move(older, "newer")
@@ -595,7 +597,7 @@ class Slot:
         known = self.failed
         if known is not None and (known.epoch, known.version) <= held.key:
             self.failed = None
-        return applied(self.model, running, held.staged, at_once=True)
+        return applied(self.model, running, held.staged, held.text, at_once=True)
 
     def _forget_failure(self) -> None:
         """A version is on its way: forget why another was not. (That nothing runs is said on.)"""
@@ -677,7 +679,7 @@ class Slot:
             effects.append(reports.progress(arriving))
         effects += reports.staged(holds.all("ready", "applying", "staged"))
         if running is not None:
-            effects.append(applied(self.model, running.running, running.staged))
+            effects.append(applied(self.model, running.running, running.staged, running.text))
         if self.failed is not None:
             effects.append(self._failure(self.failed))
         ready = [applying] if applying is not None else holds.all("ready")
@@ -687,9 +689,17 @@ class Slot:
 
 
 def applied(
-    model: str, running: Running, came: StagedVersion | None = None, *, at_once: bool = False
+    model: str,
+    running: Running,
+    came: StagedVersion | None = None,
+    text: str = "",
+    *,
+    at_once: bool = False,
 ) -> Effect:
-    """Say what runs, and by which patch it came; `at_once`: for the first time. (W16, D11)"""
+    """Say what runs, by which patch it came (D11), and what there is to say of it. (W16)
+
+    `at_once`: for the first time.
+    """
     patch, took = (came.patch, came.decode_us) if came is not None else (None, 0)
     said = Applied(
         model=model,
@@ -698,6 +708,7 @@ def applied(
         digest=running.digest,
         patch=patch,
         decode_us=took,
+        text=text,
     )
     return Send(said, upstream=at_once)
 

@@ -61,9 +61,14 @@ class PublishWeights(StepCallback, Callback):
         if trainer.is_global_zero:
             self._steps.step(trainer.global_step, self._part(pl_module))
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Publish what training ended with, and wait until it has arrived."""
-        if trainer.is_global_zero:
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Publish what training ended with, and wait until it has arrived.
+
+        It is the last hook of a fit. In `on_train_end` and `on_fit_end` other callbacks, and the
+        module itself, still change weights: `StochasticWeightAveraging` and `WeightAveraging` put
+        their averages there.
+        """
+        if trainer.is_global_zero and self._steps.begun:
             self._steps.end(trainer.global_step, self._part(pl_module))
 
     def on_exception(

@@ -1,4 +1,4 @@
-"""Publishing out of a training loop that somebody else wrote, every so many of its steps.
+"""Publishing out of the training loop of another library, every so many of its steps.
 
 The callbacks beside this module are how their loops call it. The copy of the weights is taken where
 it is called, between two steps; everything else happens while training goes on. What became of each
@@ -22,6 +22,9 @@ log = logging.getLogger("weightbus.training")
 
 class StepPublisher:
     """Publishes a model before the first step, at every Nth, and after the last.
+
+    Steps may be of any size: a counter that goes up by 2,048 at once passes many multiples of
+    `every`, and one version is published for all of them.
 
     Args:
         publisher: A publisher, which stays open; or an address to bind one to, until the training
@@ -64,21 +67,33 @@ class StepPublisher:
             log.info("publishing %s at %s", self._model, self.publisher.address)
         self._publish(step, weights)
 
+    @property
+    def begun(self) -> bool:
+        """Whether the training has begun, and has not ended."""
+        return self._published is not None
+
     def step(self, step: int, weights: object) -> None:
-        """A step is done: publish if it is time to, once for each step."""
-        if step != self._published and step % self._every == 0:
+        """A step is done: publish if the counter has passed a multiple of `every` since the last.
+
+        A counter that goes back, as it does after a checkpoint was loaded, passes one as well.
+        """
+        if self._published is None or step // self._every != self._published // self._every:
             self._publish(step, weights)
 
     def end(self, step: int, weights: object) -> None:
-        """Publish what training ended with, and wait until it has arrived."""
-        if step != self._published:
-            self._publish(step, weights)
+        """Publish what training ended with, and wait until it has arrived.
+
+        It is published whatever the last version was: loops load the best weights, or put averages
+        into the model, after the last step and without another number.
+        """
+        self._publish(step, weights)
         if self._last is not None:
             self._last.exception(self._timeout)  # `_tell` has said what it was
         self.close()
 
     def close(self) -> None:
-        """Close the publisher, unless it was given."""
+        """Publish nothing more; close the publisher, unless it was given."""
+        self._published = None
         if self.publisher is not None and self.publisher is not self._given:
             self.publisher.close()
             self.publisher = None

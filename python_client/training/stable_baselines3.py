@@ -3,13 +3,25 @@
 PPO("MlpPolicy", "CartPole-v1").learn(100_000, callback=PublishWeights("tcp://127.0.0.1:5555"))
 """
 
-from stable_baselines3.common.callbacks import BaseCallback
+from typing import Any, NoReturn
 
+import numpy as np
+import torch
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.vec_env import VecNormalize
+
+from ...codecs.errors import StateError
 from .publishing import StepCallback
 
 
 class PublishWeights(StepCallback, BaseCallback):
     """Publishes the policy before every Nth rollout, so after the gradient steps before that.
+
+    If `VecNormalize` normalises the observations, each version has its statistics as well, of the
+    same moment: a policy computes something else without them. A worker's target is `target` of its
+    own algorithm, with and without `VecNormalize`.
 
     Args:
         publisher: A publisher, which stays open; or an address to bind one to, until the training
@@ -22,10 +34,10 @@ class PublishWeights(StepCallback, BaseCallback):
     _rollouts = 0  # that are done
 
     def _on_training_start(self) -> None:
-        self._steps.begin(self._rollouts, self.model.policy)
+        self._steps.begin(self._rollouts, _weights(self.model))
 
     def _on_rollout_start(self) -> None:
-        self._steps.step(self._rollouts, self.model.policy)
+        self._steps.step(self._rollouts, _weights(self.model))
 
     def _on_rollout_end(self) -> None:
         self._rollouts += 1
@@ -34,4 +46,70 @@ class PublishWeights(StepCallback, BaseCallback):
         return True
 
     def _on_training_end(self) -> None:
-        self._steps.end(self._rollouts, self.model.policy)
+        self._steps.end(self._rollouts, _weights(self.model))
+
+
+def target(algorithm: BaseAlgorithm) -> object:
+    """Return what of a worker's algorithm `PublishWeights` brings up to date.
+
+    That is its policy. If its environment has a `VecNormalize` that normalises observations, it is
+    the statistics of that, too, with `clip_obs` and `epsilon`: from here on they are the trainer's.
+
+    Raises:
+        StateError: The `VecNormalize` would go on changing its statistics.
+    """
+    normalize = _normalize(algorithm)
+    if normalize is not None:
+        if normalize.training:
+            raise StateError(
+                "VecNormalize has training=True here, so it would change the trainer's statistics; "
+                "make it with training=False in a worker"
+            )
+        for _, statistics in _statistics(normalize):
+            statistics.mean, statistics.var = np.array(statistics.mean), np.array(statistics.var)
+            statistics.__class__ = _Received
+        # Both are read as numbers, and an array without dimensions is one that can be written into.
+        vars(normalize).update(
+            clip_obs=np.array(normalize.clip_obs), epsilon=np.array(normalize.epsilon)
+        )
+    return _weights(algorithm)
+
+
+class _Received(RunningMeanStd):
+    """Statistics that come from the trainer: to update them would part them from what arrives."""
+
+    def update_from_moments(self, *_: Any, **__: Any) -> NoReturn:
+        raise StateError(
+            "these statistics are the trainer's, and come with its policy; set training=False on "
+            "this worker's VecNormalize"
+        )
+
+
+def _normalize(algorithm: BaseAlgorithm) -> VecNormalize | None:
+    """Return what normalises an algorithm's observations, if anything does."""
+    normalize = algorithm.get_vec_normalize_env()
+    return normalize if normalize is not None and normalize.norm_obs else None
+
+
+def _statistics(normalize: VecNormalize) -> list[tuple[str, RunningMeanStd]]:
+    """Return the statistics of each part of an observation, with the rest of their names."""
+    found = normalize.obs_rms
+    if isinstance(found, dict):
+        return [(f"obs_rms.{key}", statistics) for key, statistics in found.items()]
+    return [("obs_rms", found)]
+
+
+def _weights(algorithm: BaseAlgorithm) -> object:
+    """Return what of an algorithm makes its actions."""
+    normalize = _normalize(algorithm)
+    if normalize is None:
+        return algorithm.policy
+    numbers: dict[str, object] = {"clip_obs": normalize.clip_obs, "epsilon": normalize.epsilon}
+    for name, statistics in _statistics(normalize):
+        numbers |= {f"{name}.mean": statistics.mean, f"{name}.var": statistics.var}
+    # As tensors, since a state of one kind of tensor is known again without a second look.
+    arrays = {
+        f"vec_normalize.{name}": torch.as_tensor(np.asarray(number, np.float64))
+        for name, number in numbers.items()
+    }
+    return algorithm.policy.state_dict() | arrays

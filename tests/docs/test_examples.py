@@ -130,6 +130,23 @@ def test_a_worker_of_the_line_leaves_when_nothing_comes(name: str) -> None:
         assert rows(worker, 1) == []
 
 
+def test_a_trainer_in_jax_learns_the_line(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/bus"
+    weights = {"slope": np.zeros(3, np.float32), "offset": np.zeros((), np.float32)}
+    with (
+        weightbus.Subscriber(address, {"line": weights}, name="w0") as worker,
+        running("jax_trainer.py", address) as trainer,
+    ):
+        worker.start()
+        published = rows(trainer, 4)
+        assert [row["version"] for row in published] == [1, 2, 3, 4]
+        assert published[0]["loss"] > published[3]["loss"]
+        assert trainer.wait(timeout=30) == 0
+        assert worker.wait_for_version("line", 4, timeout=30)
+    assert weights["slope"] == pytest.approx([2.0, -1.0, 0.5], abs=0.01)
+    assert weights["offset"] == pytest.approx(3.0, abs=0.01)
+
+
 def test_the_trainer_of_the_line_learns_it(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/bus"
     weights = {"slope": np.zeros(3, np.float32), "offset": np.zeros((), np.float32)}
