@@ -1,7 +1,8 @@
 """What workers say that they do with versions, and how far a publisher believes it."""
 
+from ...codecs.words import printable
 from ..effects import Notice, Send
-from ..limits import UNLIKE_KEPT
+from ..limits import TEXT_MAX, UNLIKE_KEPT
 from ..messages import Applied, Failed, Progress, Running, Staged
 from . import calls, publishing
 from .effects import Effect
@@ -92,7 +93,8 @@ def runs(state: PublisherState, peer: Peer, message: Applied, now: float) -> lis
     if message.digest:
         calls.carried(state, peer, message, version, now)
     versions.left(peer.name, older_than=message.version + 1)
-    return calls.arrived(state, peer, model, key, now, message.text)
+    note = printable(message.note, TEXT_MAX) if message.note else ""
+    return calls.arrived(state, peer, model, key, now, note)
 
 
 def failed(state: PublisherState, peer: Peer, message: Failed, now: float) -> list[Effect]:

@@ -708,7 +708,7 @@ def applied(
         digest=running.digest,
         patch=patch,
         decode_us=took,
-        text=text,
+        note=text,
     )
     return Send(said, upstream=at_once)
 

@@ -227,6 +227,9 @@ messages! {
         /// Microseconds that decoding this patch took, which `applied` alone says; 0: that is not said.
         #[serde(skip_serializing_if = "is_zero")]
         decode_us: u64 = or(0, Fields::count),
+        /// What the worker has to say of the version that it runs, which `applied` alone has.
+        #[serde(skip_serializing_if = "String::is_empty")]
+        note: String = or(String::new(), text(TEXT_MAX)),
     }
 
     Failed {

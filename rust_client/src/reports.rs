@@ -123,5 +123,5 @@ pub fn ping(now: Time, subscribed: bool, shared: bool) -> Effect {
 fn of_version(held: &Held) -> OfVersion {
     let (epoch, version) = held.key();
     let (model, digest, patch) = (held.announce().model.clone(), held.digest().to_owned(), held.patch());
-    OfVersion { model, epoch, version, digest, patch, decode_us: 0 }
+    OfVersion { model, epoch, version, digest, patch, ..OfVersion::default() }
 }

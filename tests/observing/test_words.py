@@ -116,7 +116,8 @@ FILLED = {
 def test_all_that_has_words_is_known_here() -> None:
     """A message with a text of any kind is one whose texts are made printable."""
     unions = (*get_args(ToPublisher), *get_args(ToWorker), RosterPage, Verified)
-    plain = {"shared", "data"}  # a path and an address, which programs read
+    # A path and an address, which programs read; and what few messages have (`reports.applied`).
+    plain = {"shared", "data", "note"}
     for kind in unions:
         for name, text in bounded(kind):
             assert issubclass(kind, Worded) or name in plain, f"{kind.__name__}.{name}: {text}"

@@ -140,7 +140,7 @@ PATCHING: dict[tuple[str, str], dict[str, Field]] = {
     ("from_worker", "fetch"): {**OF_PATCH, "unpatched": ("label", "")},
     ("from_worker", "progress"): OF_PATCH,
     ("from_worker", "staged"): OF_PATCH,
-    ("from_worker", "applied"): {**OF_PATCH, "decode_us": ("count", 0)},
+    ("from_worker", "applied"): {**OF_PATCH, "decode_us": ("count", 0), "note": ("text", "")},
     ("from_publisher", "announce"): {"keep": ("boolean", False), "patches": ("patches", [])},
     ("from_publisher", "chunk"): OF_PATCH,
     ("from_publisher", "sealed_chunk"): OF_PATCH,

@@ -20,7 +20,8 @@ PATCHING: dict[str, object] = {
 }
 WAITING: dict[str, object] = {"waits": ""}
 METADATA: dict[str, object] = {"metadata": {}}
-OF_FEATURES = SEALING | PATCHING | WAITING | METADATA
+NOTED: dict[str, object] = {"note": ""}
+OF_FEATURES = SEALING | PATCHING | WAITING | METADATA | NOTED
 
 Json = dict[str, Any]
 

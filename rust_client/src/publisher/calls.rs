@@ -158,8 +158,8 @@ impl PublisherMachine {
         }
     }
 
-    /// A worker runs a version: moves every publish of that version and of older ones.
-    pub(super) fn arrived(&mut self, name: &str, model: &str, now: Time) {
+    /// A worker runs a version, of which it says a `note`: moves every publish of that version and of older ones.
+    pub(super) fn arrived(&mut self, name: &str, model: &str, note: &str, now: Time) {
         let runs = self.roster.get(name).map_or((0, 0), |peer| peer.runs(model));
         for id in self.calls.ids() {
             let call = match self.calls.open.get_mut(&id) {
@@ -167,7 +167,7 @@ impl PublisherMachine {
                 _ => continue,
             };
             if call.key == runs {
-                call.take(name, TargetEvent::Applied, now, "");
+                call.take(name, TargetEvent::Applied, now, note);
             } else {
                 call.take(name, TargetEvent::Skipped, now, &format!("it runs version {}", runs.1));
             }

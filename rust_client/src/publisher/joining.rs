@@ -146,7 +146,7 @@ impl PublisherMachine {
             if let Some(versions) = self.store.of(&model, epoch) {
                 versions.left(name, version + 1);
             }
-            self.arrived(name, &model, now);
+            self.arrived(name, &model, "", now);
         }
     }
 

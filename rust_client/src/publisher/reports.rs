@@ -97,7 +97,7 @@ impl PublisherMachine {
             _ => return, // a repetition
         };
         peer.applied(&said.model, running, epoch);
-        self.arrived(name, &said.model, now);
+        self.arrived(name, &said.model, &said.note, now);
     }
 
     /// A worker says that it will not run a version (P13).
