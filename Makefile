@@ -17,7 +17,7 @@ TRL := .venv-trl/installed
 DEMO := .venv/demo-installed
 INSTALLED := pyproject.toml setup.py constraints.txt codecs/_native.c codecs/_crc32c.h codecs/_delta.c codecs/_delta_scan.h
 
-.PHONY: demo demo-llm recording test twins sanitize aarch64 training serving serving-short serving-vllm serving-real operators pictures examples check site version release packages wheel bench targets must performance floods first-bytes sim fuzz explore chaos soak build $(CLIENTS) clients $(CLIENTS:=-tested) conformance compose-test bench-clients clean
+.PHONY: demo demo-llm recording test benchmark-test twins sanitize aarch64 training serving serving-short serving-vllm serving-real operators pictures examples check site version release packages wheel bench targets must performance floods first-bytes sim fuzz explore chaos soak build $(CLIENTS) clients $(CLIENTS:=-tested) conformance compose-test bench-clients clean
 
 demo: $(DEMO)
 	$(BIN)/weightbus demo --seconds 30 --plot demo.png
@@ -34,6 +34,10 @@ recording: $(STAMP)
 # Four at a time on two cores: many wait for processes of their own, or for a deadline.
 test: $(STAMP)
 	$(BIN)/pytest --numprocesses 4 --dist worksteal
+
+# That benchmarks measure what they say, each with all of its processes: minutes.
+benchmark-test: $(STAMP)
+	$(BIN)/pytest --numprocesses 2 --dist worksteal tests/benchmarks/whole
 
 # The tests of what copies, encodes and compares bytes once more, without the helper in C; and of all of it together.
 twins: $(STAMP)

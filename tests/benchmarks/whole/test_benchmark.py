@@ -44,7 +44,7 @@ from weightbus.benchmarks.model import Model, Shape
 from weightbus.benchmarks.process import Process, ProcessError
 from weightbus.tests.cli.starting import python
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TINY = "64KiB/5"
 PEERS = [name for name in contender.all_names() if contender.kind(name) == "peer"]
 HOST_SECONDS = 60.0
