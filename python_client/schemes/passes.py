@@ -162,7 +162,7 @@ def _called(model: Any) -> Iterator[Any]:
     envs, nn = sys.modules.get("torchrl.envs"), sys.modules["torch"].nn
     kinds = tuple(kind for name in ("EnvBase", "Transform") if (kind := getattr(envs, name, None)))
     own_call = _has_own_call(model)
-    own: dict[str, Any] = vars(model)
+    own: dict[str, object] = getattr(model, "__dict__", {})
     forward = own.get("forward", cast("Any", type(model)).forward)
     holds_only = isinstance(model, kinds) or forward is nn.Module.forward
     if holds_only or own_call:
