@@ -203,9 +203,7 @@ class Applied(Versioned, tag="applied", frozen=True, kw_only=True):
     digest: Digest
     patch: PatchId | None = None
     decode_us: Count = 0
-    note: Text = (
-        ""  # made printable where it is used: most have none
-    )
+    note: Text = ""  # made printable where it is used: most have none
 
 
 class Failed(Versioned, Worded, tag="failed", frozen=True, kw_only=True):
