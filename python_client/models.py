@@ -30,10 +30,11 @@ from ..codecs.delta.worth import Way, chosen, estimate, may_pay, sample
 from ..codecs.errors import PatchError, StateError
 from ..codecs.layout import Layout
 from ..codecs.numpy_tensors import Bytes
-from ..codecs.overflow import Found, sentence
+from ..codecs.overflow import Found
 from ..codecs.precision import Precision, precision_of
 from ..codecs.renaming import Rename, Renaming, renaming_of
 from ..codecs.state import Form, State, state_of
+from .overflow_log import OverflowLog
 from .settings import BASES, Dtype, Encoding
 from .state_folder import Saved, StateFolder, StateFolderError, StoredVersion
 
@@ -286,7 +287,7 @@ class PublishedModel:
         self._chunk_bytes = chunk_bytes
         self._form: Form | None = None
         self._layout: Layout | None = None
-        self._narrowed = set[str]()  # the tensors of which lost values were logged
+        self._overflows = OverflowLog(log)
         # What became what, last: a form, in a precision and under other names.
         self._converted: tuple[Form, Precision | None, Renaming | None, Form] | None = None
 
@@ -381,11 +382,7 @@ class PublishedModel:
             raise
         if not found:
             return
-        offer.detail = sentence(found)
-        news = {name: each for name, each in found.items() if name not in self._narrowed}
-        if news:
-            self._narrowed.update(news)
-            log.warning("%s: %s; BF16 has the range of F32", self.name, sentence(news))
+        offer.detail = self._overflows.note(self.name, found)
 
     def snapshot(
         self,

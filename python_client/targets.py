@@ -25,7 +25,6 @@ from ..codecs.copies import Differences
 from ..codecs.errors import LayoutError, StateError
 from ..codecs.layout import NAME_SHOWN, Layout, Strict, trimmed
 from ..codecs.leaves import Leaf
-from ..codecs.overflow import Found, sentence
 from ..codecs.renaming import Renaming
 from ..codecs.state import is_module, is_tensor, is_tensordict, named_leaves, state_of
 from ..codecs.ties import shared_memory
@@ -33,12 +32,11 @@ from ..codecs.words import printable
 from . import checks
 from .file_target import FileTarget
 from .loading import FunctionTarget
+from .overflow_log import OverflowLog
 from .target import Names, Sums, Target
 
 if TYPE_CHECKING:
     import torch
-
-log = logging.getLogger("weightbus.subscriber")
 
 # Others may write the layout of the same tensors with spaces, aliases and metadata of their own.
 LAYOUT_SLACK_BYTES = 2**20
@@ -79,7 +77,7 @@ class MemoryTarget(Target):
         # was looked for. Each counts twice, so that nobody who looks in the middle is believed.
         self._differ: tuple[StagedVersion, int, Differences] | None = None
         self._writes = 0
-        self._named = set[str]()  # the tensors of which lost values were logged
+        self._overflows = OverflowLog(log)
         self._strict: Strict = strict or "target"
         self._readers: list[tuple[StagedVersion, Reader]] = []  # of the buffers used lately
         self._begun = False  # the last apply may have changed something
@@ -145,16 +143,8 @@ class MemoryTarget(Target):
         finally:
             self._begun = reader.begun
         if reader.lost or self.detail:
-            self._say(staged, reader.lost)
-
-    def _say(self, staged: StagedVersion, lost: Found) -> None:
-        """Keep in words what the target cannot hold of a version; log each tensor once."""
-        self.detail = sentence(lost)
-        news = {name: each for name, each in lost.items() if name not in self._named}
-        if news:
-            self._named.update(news)
-            what = f"{staged.model} version {staged.key[1]}"
-            log.warning("%s: %s; BF16 has the range of F32", what, sentence(news))
+            version = f"{staged.model} version {staged.key[1]}"
+            self.detail = self._overflows.note(version, reader.lost)
 
     def undo(self) -> bool:
         """Say whether nothing was changed: nobody keeps the bytes of the version before."""

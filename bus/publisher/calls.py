@@ -70,11 +70,13 @@ def give_up(state: PublisherState, pending: Version | None, why: str, now: float
     return effects
 
 
-def end_the_oldest(state: PublisherState, now: float) -> list[Effect]:
-    """End the oldest call, since there are too many: workers that apply nothing keep them open."""
-    oldest = next(iter(state.calls.values()))
-    oldest.ended = f"{CALLS_MAX} newer publishes wait for the same workers, which apply nothing"
-    return settle(state, oldest, now)
+def bound(state: PublisherState, model: str, now: float) -> list[Effect]:
+    """End the oldest call of a model that has too many: workers that apply none keep them open."""
+    same = [call for call in state.calls.values() if call.version.model == model]
+    if len(same) <= CALLS_MAX:
+        return []
+    same[0].ended = f"{CALLS_MAX} newer versions of {model} are open, and no worker applies them"
+    return settle(state, same[0], now)
 
 
 def renewed(state: PublisherState, epoch: int) -> None:
@@ -148,7 +150,7 @@ def arrived(
     model: str,
     runs: tuple[int, int],
     now: float,
-    text: str = "",
+    note: str = "",
 ) -> list[Effect]:
     """A worker runs a version: move every publish of that version and of older ones."""
     effects: list[Effect] = []
@@ -157,7 +159,7 @@ def arrived(
         if of.model != model or (of.epoch, of.version) > runs:
             continue
         if (of.epoch, of.version) == runs:
-            call.move(peer.name, "applied", now, text)
+            call.move(peer.name, "applied", now, note)
         else:
             call.move(peer.name, "skipped", now, f"it runs version {runs[1]}")
         effects += settle(state, call, now)

@@ -69,8 +69,8 @@ def publish(
     if terms.hash and not version.chunks.digest:  # P12: it must be known before it is gone
         effects += versions.hash(version)
     state.calls[number] = call
-    if len(state.calls) > CALLS_MAX:
-        effects += calls.end_the_oldest(state, now)
+    if len(state.calls) > CALLS_MAX:  # of all models: then it is worth a look
+        effects += calls.bound(state, version.model, now)
     return call, effects + calls.settle(state, call, now)
 
 

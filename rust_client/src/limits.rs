@@ -5,7 +5,7 @@ use std::time::Duration;
 pub const INTEGER_MAX: u64 = (1 << 53) - 1;
 pub const HEADER_BYTES_MAX: usize = 65_536;
 pub const TEXT_MAX: usize = 4096;
-pub const CALLS_MAX: usize = 256; // publishes that are open at once: every acknowledgement looks at each
+pub const CALLS_MAX: usize = 256; // publishes of one model that are open: every acknowledgement looks at each
 pub const LABEL_MAX: usize = 256;
 pub const NAME_MAX: usize = 128;
 pub const METADATA_MAX: usize = 32; // entries of what is said of one version

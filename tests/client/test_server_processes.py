@@ -6,11 +6,8 @@ to a worker: the parent imports the application, forks, and calls what the guide
 
 import json
 import os
-import re
 import signal
-import subprocess
 import sys
-import threading
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -24,6 +21,7 @@ import pytest
 
 from weightbus import ClosedError, Publisher
 from weightbus.tests.client.test_bus import SECONDS
+from weightbus.tests.client.uvicorn_server import uvicorn_server
 from weightbus.tests.docs.test_docs import GUIDES, blocks
 
 BLOCKS = blocks(GUIDES / "servers.md", "python")
@@ -61,26 +59,10 @@ def test_each_process_of_uvicorn_answers_with_what_was_published(tmp_path: Path)
 def served_by_two(address: str, folder: Path) -> Generator[str]:
     """Run the guide's application in two processes of uvicorn; yield where it serves."""
     words = ["-m", "uvicorn", "served:app", "--workers", "2", "--port", "0"]
-    with subprocess.Popen(  # noqa: S603 - our own code
-        [sys.executable, *words],
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=folder,
-        env={**os.environ, "TRAINER": address},
-    ) as process:
-        try:
-            assert process.stderr is not None
-            said = ""
-            while (found := re.search(r"http://127\.0\.0\.1:\d+", said)) is None:
-                text = process.stderr.readline()
-                assert text, said
-                said += text
-            # What it says later has to go somewhere.
-            threading.Thread(target=process.stderr.read, daemon=True).start()
-            yield found[0]
-        finally:
-            process.terminate()
-            process.wait(SECONDS)
+    with uvicorn_server(
+        [sys.executable, *words], cwd=folder, env={**os.environ, "TRAINER": address}
+    ) as where:
+        yield where
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

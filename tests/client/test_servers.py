@@ -4,9 +4,7 @@ import asyncio
 import logging
 import os
 import re
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +19,7 @@ from weightbus import Publisher, PublishError, Settings, Subscriber, TornError
 from weightbus.bus.limits import Timing
 from weightbus.tests.client.test_bus import SECONDS, Bus, arrays, both
 from weightbus.tests.client.test_reading import may_read
+from weightbus.tests.client.uvicorn_server import uvicorn_server
 
 VERSIONS = 30  # while the example answers
 
@@ -262,17 +261,5 @@ def server_of(address: str) -> Generator[str]:
     """Run the example on a free port; yield where it serves."""
     example = Path(__file__).parents[2] / "examples" / "fastapi_server.py"
     command = [sys.executable, str(example), address, "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:  # noqa: S603
-        try:
-            assert process.stderr is not None
-            said = ""
-            while (found := re.search(r"http://127\.0\.0\.1:\d+", said)) is None:
-                line = process.stderr.readline()
-                assert line, said
-                said += line
-            # What it says later has to go somewhere.
-            threading.Thread(target=process.stderr.read, daemon=True).start()
-            yield found[0]
-        finally:
-            process.terminate()
-            process.wait(SECONDS)
+    with uvicorn_server(command) as where:
+        yield where

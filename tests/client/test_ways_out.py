@@ -208,9 +208,9 @@ def test_a_path_that_is_too_long_for_the_kernel_is_told_with_how_long_it_may_be(
             make(of_length(folder, longest + 1))
 
 
-def test_a_path_with_spaces_is_told_why_it_is_none(folder: Path) -> None:
+def test_a_path_with_spaces_is_told_why_it_is_none(tmp_path: Path) -> None:
     with pytest.raises(AddressError, match="ipc://PATH, without spaces and in at most"):
-        Publisher(f"ipc://{folder}/my bus")
+        Publisher(f"ipc://{tmp_path}/my bus")
     with pytest.raises(AddressError) as caught:
         Publisher("nowhere")
     assert "spaces" not in str(caught.value)

@@ -6,7 +6,7 @@ import random
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -355,18 +355,26 @@ def test_copies_for_those_that_do_not_read_are_bounded_together(
 # Processes.
 
 
-@SCHEMES
-def test_the_process_of_a_worker_is_found_a_few_files_at_a_time(
+@contextlib.contextmanager
+def followed(
     sockets: PublisherSockets, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> Generator[tuple[peer.Peer, int]]:
+    """Yield the connection of a worker that has named this process, and the number of that."""
     pid = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: 0)  # or it would need no search
-    monkeypatch.setattr(router, "SEARCH_FILES", 2)
     with joined(sockets) as worker:
         worker.sendall(frame(b"hi"))
         received(sockets)
         sockets.follow(pid)
-        held = held_by(sockets)
+        yield held_by(sockets), pid
+
+
+@SCHEMES
+def test_the_process_of_a_worker_is_found_a_few_files_at_a_time(
+    sockets: PublisherSockets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router, "SEARCH_FILES", 2)
+    with followed(sockets, monkeypatch) as (held, pid):
         deadline = time.monotonic() + 30.0
         while held.process is None:
             assert time.monotonic() < deadline, "it was not found"
@@ -378,15 +386,9 @@ def test_the_process_of_a_worker_is_found_a_few_files_at_a_time(
 def test_the_process_of_a_worker_is_known_before_it_can_end(
     sockets: PublisherSockets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pid = os.getpid()
-    monkeypatch.setattr(os, "getpid", lambda: 0)  # or it would need no search
-    with joined(sockets) as worker:
-        worker.sendall(frame(b"hi"))
-        received(sockets)
-        sockets.follow(pid)
-        process = held_by(sockets).process  # without a turn of the loop
-        assert process is not None
-        assert process.pid == pid
+    with followed(sockets, monkeypatch) as (held, pid):  # and no turn of the loop
+        assert held.process is not None
+        assert held.process.pid == pid
 
 
 def test_a_worker_that_names_processes_costs_a_few_looks_at_most(

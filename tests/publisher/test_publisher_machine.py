@@ -1278,9 +1278,18 @@ def test_workers_that_apply_nothing_keep_few_publishes_open() -> None:
     _, effects = bench.publish()
     ended = answered(effects)
     assert (ended.publication, ended.achieved) == (first, False)
-    assert "apply nothing" in ended.why
+    assert "no worker applies them" in ended.why
     assert ended.receipt.workers["w0"].state == "behind"
     assert len(bench.machine.state.calls) == CALLS_MAX
+
+
+def test_publishes_of_many_models_end_one_another_in_no_case() -> None:
+    bench = Bench("w0")
+    for number in range(CALLS_MAX + 1):
+        bench.model = f"m{number}"
+        _, effects = bench.publish(expect=1)
+        assert resolved(effects) is None
+    assert len(bench.machine.state.calls) == CALLS_MAX + 1
 
 
 # Committing together.

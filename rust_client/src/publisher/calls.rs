@@ -74,12 +74,16 @@ impl PublisherMachine {
         }
     }
 
-    /// Ends the oldest call if there are too many: workers that apply nothing keep them open.
-    pub(super) fn end_calls_beyond_most(&mut self, now: Time) {
-        let oldest = self.calls.open.keys().next().copied();
-        if let Some(id) = oldest.filter(|_| self.calls.open.len() > CALLS_MAX) {
+    /// Ends the oldest call of a model that has too many: workers that apply none keep them open.
+    pub(super) fn bound_calls(&mut self, model: &str, now: Time) {
+        if self.calls.open.len() <= CALLS_MAX {
+            return;
+        }
+        let same = || self.calls.open.values().filter(|call| call.model == model);
+        let oldest = same().next().map(|call| call.id).filter(|_| same().count() > CALLS_MAX);
+        if let Some(id) = oldest {
             if let Some(call) = self.calls.open.get_mut(&id) {
-                call.end("newer publishes wait for the same workers, which apply nothing");
+                call.end("newer versions of the model are open, and no worker applies them");
             }
             self.settle(id, now);
         }

@@ -74,7 +74,7 @@ impl PublisherMachine {
         }
         self.announce(&call, number, &names, now);
         self.calls.open(call);
-        self.end_calls_beyond_most(now);
+        self.bound_calls(model, now);
         self.settle(id, now);
         Ok(self.finish())
     }
