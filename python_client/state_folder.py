@@ -198,6 +198,11 @@ class Shelf:
         path = self.path / stored.file
         try:
             part = open_checkpoint(path).parts[0]
+        except FileNotFoundError:
+            raise StateFolderError(
+                f"{stored.file} is not in {self.path} any more: newer versions replace older ones; "
+                "see history(), and keep more of them with history="
+            ) from None
         except (CheckpointError, OSError) as error:
             raise StateFolderError(f"{stored.file} cannot be offered: {error}") from None
         if part.layout.nbytes != stored.nbytes:

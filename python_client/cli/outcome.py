@@ -80,6 +80,12 @@ def _stoppable() -> Generator[None]:
             signal.signal(number, stop)
     try:
         yield
+    except RuntimeError as error:
+        # `Condition.wait` and `Thread.start` raise it when a signal handler raises while they take
+        # their lock again: "release unlocked lock".
+        if isinstance(error.__context__, Stopped):
+            raise error.__context__ from None
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ def arrays(size: int = 3) -> dict[str, np.ndarray[Any, Any]]:
 
 MOUNTED = """
 import sys
+import threading
 from weightbus.python_client.file_target import FileTarget
 try:
     FileTarget(sys.argv[1])
@@ -107,6 +109,19 @@ def test_a_command_under_nohup_goes_on(handler: signal.Handlers, code: int) -> N
         assert conclude(Screen(as_json=True), command) == code
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_signal_that_python_loses_in_a_lock_ends_a_command() -> None:
+    """A handler that raises while `Condition.wait` takes its lock again gives a RuntimeError."""
+    lock = threading.Lock()
+
+    def command() -> int:
+        with lock:
+            lock.release()
+            signal.raise_signal(signal.SIGTERM)
+        return 0
+
+    assert conclude(Screen(as_json=True), command) == 143
 
 
 # Addresses.

@@ -208,7 +208,8 @@ def stopped(undo: ExitStack, **facts: Any) -> tuple[Callable[[], None], dict[str
 def publisher_of(undo: ExitStack, folder: Path, peer: str, *, keyed: bool) -> Publisher:
     """Return a publisher that keeps a version, and whose worker says nothing any more."""
     keys, own = keys_in(folder / "keys") if keyed else (None, None)
-    publisher = Publisher(state=folder, settings=LASTING, keys=keys or "")
+    kept = len(OF_PUBLISHER)  # so that no late write removes the version that `rollback` takes
+    publisher = Publisher(state=folder, history=kept, settings=LASTING, keys=keys or "")
     undo.enter_context(publisher)
     publisher.publish("m", WEIGHTS, settings=Settings(wait="none"))
     wait_for(lambda: publisher.history("m"), "a version on disk", SECONDS)

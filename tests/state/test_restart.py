@@ -180,7 +180,7 @@ def test_damage_is_found_before_anything_changes(tmp_path: Path) -> None:
     with pytest.raises(StateFolderError, match="cannot be offered"):
         weightbus.load(tmp_path, "policy", into=other)
     file.unlink()
-    with pytest.raises(StateFolderError):
+    with pytest.raises(StateFolderError, match="any more: newer versions replace older ones"):
         weightbus.load(tmp_path, "policy", into=other)
     table = tmp_path / TABLE
     table.write_bytes(table.read_bytes()[:-9])
