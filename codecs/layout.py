@@ -15,15 +15,19 @@ stranger's bytes and an array. `Layout.plan` writes a header and has it parsed l
 Tied tensors travel once. The other names stand in `__metadata__` as `name: kept name`, the way
 `safetensors.torch.save_model` writes them. An entry of `__metadata__` is an alias exactly if its
 value names a tensor and its key does not; everything else there is plain text about the file.
+
+A file has its tensors by dtype and name, a source has them in an order of its own: a function that
+is called with pairs may count them. Where the two differ, the text `ORDER` gives the source's: the
+places of its names in the file's order (the tensors, then the aliases, sorted).
 """
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
 
@@ -40,6 +44,7 @@ DIFFERENCE_LINES_MAX: Final = 20  # what a person reads before giving up
 NAME_SHOWN: Final = 256  # characters of a name in such a line
 
 METADATA: Final = "__metadata__"
+ORDER: Final = "weightbus.order"
 PREFIX_BYTES: Final = 8  # the header's length, before the header
 ALIGNMENT: Final = 8  # the widest element; the data section begins at a multiple of it
 
@@ -82,7 +87,11 @@ class Layout:
         return f"<Layout {self.id[:12]}: {len(self.tensors)} tensors, {self.nbytes} bytes>"
 
     def names(self) -> tuple[str, ...]:
-        """All names, aliases included: the tensors in file order, then the aliases, sorted."""
+        """All names, aliases included, in the order of the source that they come from."""
+        return self._names
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
         return tuple(self._by_name)
 
     @cached_property
@@ -124,10 +133,12 @@ class Layout:
         rows = [
             (name, spec.dtype, spec.shape) for spec in self.tensors for name in names[spec.name]
         ]
+        aliases = {} if untied else dict(self.aliases)
         said = {
             key: text for key, text in (dict(texts) | kept).items() if text not in self._by_name
         }
-        return Layout.parse(_encode(rows, said | ({} if untied else dict(self.aliases))))
+        order = _order(rows, aliases, self.names()) if ORDER in self.metadata else ""
+        return Layout.parse(_encode(rows, said | aliases, order))
 
     def renamed(self, names: Mapping[str, str]) -> "Layout":
         """Return the layout of the same tensors, in the same places, under other names.
@@ -147,18 +158,27 @@ class Layout:
             for key, text in self.metadata.items()
             if key not in self.aliases and not {key, text} & taken
         }
-        return Layout.parse(_encode(rows, kept | aliases))
+        in_order = [names[name] for name in self.names()]
+        order = _order(rows, aliases, in_order) if ORDER in self.metadata else ""
+        return Layout.parse(_encode(rows, kept | aliases, order))
 
     @staticmethod
     def plan(
         entries: Iterable[tuple[str, str, tuple[int, ...]]],
         aliases: Mapping[str, str] | None = None,
         metadata: Mapping[str, str] | None = None,
+        names: Sequence[str] = (),
     ) -> "Layout":
         """Lay tensors out, given as (name, dtype, shape); the same ones give the same bytes.
 
-        The order is safetensors' own (dtype, widest first, then name), so that the header is the
-        one that safetensors itself writes, and every tensor is aligned to its element.
+        The data is in safetensors' own order (dtype, widest first, then name), so that the header
+        is the one that safetensors itself writes, and every tensor is aligned to its element.
+
+        Args:
+            entries: The tensors.
+            aliases: The other names of those that are tied.
+            metadata: Texts about them.
+            names: All names, aliases included, in the order of the source; without, the file's.
 
         Raises:
             LayoutError: A name, dtype, shape, alias or metadata entry that no layout may have.
@@ -171,8 +191,8 @@ class Layout:
         for name, dtype, _ in rows:
             _check_dtype(name, dtype)
         rows.sort(key=lambda row: (-RANK[row[1]], row[0]))
-        header = _encode(rows, texts)
-        layout = Layout.parse(header)
+        order = _order(rows, aliases or {}, names) if names else ""
+        layout = Layout.parse(_encode(rows, texts, order))
         if layout.aliases != (aliases or {}):
             odd = sorted(set(layout.aliases.items()) ^ set((aliases or {}).items()))[0]
             raise LayoutError(
@@ -206,6 +226,8 @@ class Layout:
         for alias in aliases:
             _check_name(alias)
         by_name.update({alias: by_name[kept] for alias, kept in aliases.items()})
+        if ORDER in metadata and ORDER not in aliases:
+            by_name = _reordered(by_name, metadata[ORDER])
         return Layout(
             header=header,
             tensors=tensors,
@@ -231,8 +253,32 @@ _SAME = {name: name for name in DTYPES}  # so that a million tensors share the n
 BLOCK_BYTES: Final = 2**16  # of a header that is looked at at once
 
 
-def _encode(rows: list[tuple[str, str, tuple[int, ...]]], texts: Mapping[str, str]) -> bytes:
+_Rows = list[tuple[str, str, tuple[int, ...]]]
+
+
+def _order(rows: _Rows, aliases: Iterable[str], names: Sequence[str]) -> str:
+    """Return the text of the order of `names` over a file's; empty if they are in that order.
+
+    Empty as well if the text is a tensor's name: it would make an alias of its key.
+    """
+    places = {name: at for at, name in enumerate([*(row[0] for row in rows), *sorted(aliases)])}
+    order = [places[name] for name in names]
+    text = "" if order == [*range(len(places))] else ",".join(map(str, order))
+    return "" if text in places else text
+
+
+def _reordered(by_name: dict[str, TensorSpec], text: str) -> dict[str, TensorSpec]:
+    """Return the tensors in the order of a text; as they are if that is no order of all of them."""
+    in_file = {str(at): each for at, each in enumerate(by_name.items())}
+    ordered = [in_file.pop(place, None) for place in text.split(",", len(by_name))]
+    return by_name if in_file or None in ordered else dict(cast("list[Any]", ordered))
+
+
+def _encode(rows: _Rows, texts: Mapping[str, str], order: str = "") -> bytes:
     """Write the header of tensors that already stand in file order."""
+    texts = {key: text for key, text in texts.items() if key != ORDER} | (
+        {ORDER: order} if order else {}
+    )
     entries: dict[str, object] = {METADATA: dict(sorted(texts.items()))} if texts else {}
     begin = 0
     for name, dtype, shape in rows:

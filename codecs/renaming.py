@@ -86,6 +86,7 @@ class Renaming:
             form,
             signatures={name: signature for name, signature, _ in rows},
             aliases={became[alias]: became[name] for alias, name in form.aliases.items()},
+            names=tuple(became[name] for name in form.names),
             places=[place for _, _, place in rows],
             known=None,
         )

@@ -67,12 +67,14 @@ class Form:
     Attributes:
         signatures: The dtype and shape of every tensor, aliases excluded, sorted by name.
         aliases: The other names of those that are tied.
+        names: All names, aliases included, in the order of the source.
         places: Where each of the tensors stands among the leaves of the state.
         outline: The marks, which tell whether it still holds; None if only a long look does.
     """
 
     signatures: dict[str, Signature]
     aliases: dict[str, str]
+    names: tuple[str, ...]
     places: list[int]
     outline: Marks | None
     known: Layout | None = None  # one that fits
@@ -83,7 +85,7 @@ class Form:
         """The layout of such a state."""
         entries = ((name, dtype, shape) for name, (dtype, shape) in self.signatures.items())
         try:
-            return Layout.plan(entries, self.aliases)
+            return Layout.plan(entries, self.aliases, names=self.names)
         except LayoutError as error:
             raise StateError(f"this state cannot travel: {error}") from error
 
@@ -129,7 +131,8 @@ class State(msgspec.Struct, eq=False):
         """Return the layout of this state; `previous` itself, which is much faster, if it fits."""
         if previous is None or previous is self.form.known:
             return previous or self.form.planned
-        self.form.known = previous if self.fits(previous) else self.form.planned
+        same = self.fits(previous) and self.form.names == previous.names()
+        self.form.known = previous if same else self.form.planned
         return self.form.known
 
     def fits(self, layout: Layout) -> bool:
@@ -183,9 +186,10 @@ def state_of(source: object, form: Form | None = None) -> State:
             del signatures[name]
     places = _places(unique, leaves, outline) if outline is not None else None
     if outline is None or places is None:
-        return State(Form(signatures, aliases, [*range(len(unique))], None), [*unique.values()])
+        places = [*range(len(unique))]
+        return State(Form(signatures, aliases, tuple(leaves), places, None), [*unique.values()])
     large = of_torch().large(outline.leaves) if "torch" in sys.modules else ()
-    form = Form(signatures, aliases, places, outline.marks, large=large)
+    form = Form(signatures, aliases, tuple(leaves), places, outline.marks, large=large)
     return State(form, outline.leaves)
 
 

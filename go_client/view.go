@@ -10,8 +10,8 @@ type View struct {
 	tensor func(name string) (Tensor, bool)
 }
 
-// Names are the names of the tensors by position, without aliases, and without those that are not held
-// here (Options.Partial).
+// Names are the names of the tensors in the order of the publisher's source, without aliases, and without
+// those that are not held here (Options.Partial).
 func (v View) Names() []string { return v.names }
 
 // Tensor returns a tensor by its name or an alias.
@@ -20,8 +20,8 @@ func (v View) Tensor(name string) (Tensor, bool) { return v.tensor(name) }
 // view returns the version that the memory holds.
 func (m *memory) view(update Update) View {
 	names := make([]string, 0, len(m.held))
-	for i := range m.layout.Tensors {
-		if spec := &m.layout.Tensors[i]; m.held[spec].dtype != "" {
+	for _, spec := range m.layout.InOrder() {
+		if m.held[spec].dtype != "" {
 			names = append(names, spec.Name)
 		}
 	}

@@ -540,8 +540,8 @@ unsafe impl Sync for Tensors {}
 
 impl Tensors {
     fn of(snapshot: Arc<Snapshot>) -> Tensors {
-        let infos = snapshot.tensors();
-        let texts: Vec<_> = infos.iter().map(|info| (exact(&info.name), c_text(info.dtype.name()))).collect();
+        let infos = || snapshot.tensors();
+        let texts: Vec<_> = infos().map(|info| (exact(&info.name), c_text(info.dtype.name()))).collect();
         let look = |(info, (name, dtype)): (&TensorInfo, &(Vec<u8>, CString))| {
             let bytes = snapshot.bytes(&info.name).unwrap_or_default();
             wb_tensor {
@@ -554,7 +554,7 @@ impl Tensors {
                 nbytes: bytes.len(),
             }
         };
-        let all = infos.iter().zip(&texts).map(look).collect();
+        let all = infos().zip(&texts).map(look).collect();
         Tensors { all, _texts: texts, snapshot }
     }
 
@@ -565,7 +565,7 @@ impl Tensors {
     pub fn find(&self, name: &str) -> Result<wb_tensor, Fault> {
         self.snapshot.bytes(name)?; // says what there is, if not that
         let info = self.snapshot.layout().get(name);
-        let mut infos = self.snapshot.tensors().iter();
+        let mut infos = self.snapshot.tensors();
         let at = info.and_then(|info| infos.position(|other| other.name == info.name));
         at.map(|at| self.all[at]).ok_or_else(|| invalid(&format!("tensor {:?} has no place", name)))
     }

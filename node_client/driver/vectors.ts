@@ -186,8 +186,10 @@ function sequence(folder: string, c: Case): Row {
 
 function layout(bytes: Uint8Array): Row {
   return tried(() => {
-    const { id, nbytes, tensors, aliases, metadata } = Layout.parse(bytes);
-    return { ok: { id, nbytes, tensors, aliases: written(aliases), metadata: written(metadata) } };
+    const { id, nbytes, tensors, aliases, metadata, byName } = Layout.parse(bytes);
+    const order = [...byName.keys()].filter((name) => !aliases.has(name));
+    const texts = { aliases: written(aliases), metadata: written(metadata) };
+    return { ok: { id, nbytes, tensors, ...texts, order } };
   });
 }
 

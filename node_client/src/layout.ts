@@ -19,6 +19,12 @@ import { LAYOUT_BYTES_MAX, NAME_BYTES_MAX, RANK_MAX } from "./limits.js";
 
 export const PREFIX_BYTES = 8;
 
+/**
+ * The text of the metadata with the order of the source: the places of its names in the file, where
+ * the aliases, sorted, follow the tensors.
+ */
+const ORDER = "weightbus.order";
+
 /** One tensor, and the bytes of the data section that it owns. */
 export interface TensorSpec {
   readonly name: string;
@@ -40,7 +46,7 @@ export class Layout {
     readonly metadata: ReadonlyMap<string, string>,
     /** Bytes of the data section. */
     readonly nbytes: number,
-    /** Every tensor by its name, and by its aliases. */
+    /** Every tensor by its name, and by its aliases, in the order of the source. */
     readonly byName: ReadonlyMap<string, TensorSpec>,
   ) {}
 
@@ -63,8 +69,29 @@ export class Layout {
     }
     for (const [alias, kept] of aliases) byName.set(alias, byName.get(kept) as TensorSpec);
     const nbytes = tensors.at(-1)?.end ?? 0;
-    return new Layout(sha256(bytes), tensors, aliases, metadata, nbytes, byName);
+    const order = aliases.has(ORDER) ? undefined : metadata.get(ORDER);
+    const names = order === undefined ? byName : ordered(tensors, aliases, byName, order);
+    return new Layout(sha256(bytes), tensors, aliases, metadata, nbytes, names);
   }
+}
+
+/** Return the names in the order of a text; as they are if that names not each place once. */
+function ordered(
+  tensors: readonly TensorSpec[],
+  aliases: ReadonlyMap<string, string>,
+  byName: ReadonlyMap<string, TensorSpec>,
+  text: string,
+): ReadonlyMap<string, TensorSpec> {
+  const others = [...aliases.keys()].sort((a, b) => Buffer.compare(Buffer.from(a), Buffer.from(b)));
+  const inFile = [...tensors.map(({ name }) => name), ...others];
+  const places = new Map(inFile.map((name, at) => [String(at), name] as const));
+  const names = new Map<string, TensorSpec>();
+  for (const word of text.split(",")) {
+    const name = places.get(word);
+    if (name === undefined || names.has(name)) return byName;
+    names.set(name, byName.get(name) as TensorSpec);
+  }
+  return names.size === inFile.length ? names : byName;
 }
 
 /** Return the JSON of a layout, whose length must be what the prefix says. */

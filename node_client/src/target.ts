@@ -67,10 +67,17 @@ export class SnapshotTarget implements Target {
 /** Return the tensors of a version, in its own memory where they are aligned. */
 export function views({ layout, data }: StagedVersion): ReadonlyMap<string, Tensor> {
   const tensors = new Map<string, Tensor>();
-  for (const { name, dtype, shape, begin, end } of layout.tensors) {
-    tensors.set(name, { dtype, shape, data: elements(data.subarray(begin, end), dtype) });
+  const own = new Map<TensorSpec, Tensor>(); // which its aliases share
+  for (const [name, spec] of layout.byName) {
+    const { dtype, shape, begin, end } = spec;
+    const tensor = own.get(spec) ?? {
+      dtype,
+      shape,
+      data: elements(data.subarray(begin, end), dtype),
+    };
+    own.set(spec, tensor);
+    tensors.set(name, tensor);
   }
-  for (const [alias, kept] of layout.aliases) tensors.set(alias, tensors.get(kept) as Tensor);
   return tensors;
 }
 

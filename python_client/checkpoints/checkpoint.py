@@ -28,7 +28,7 @@ from ...codecs.apply import as_arrays
 from ...codecs.checksum import CHUNK_BYTES_DEFAULT, digest
 from ...codecs.dtypes import numpy_dtype
 from ...codecs.errors import LayoutError, LimitError, StateError
-from ...codecs.layout import HEADER_BYTES_MAX, PREFIX_BYTES, Layout, TensorSpec
+from ...codecs.layout import HEADER_BYTES_MAX, ORDER, PREFIX_BYTES, Layout, TensorSpec
 from ...codecs.native import crc32c
 from ...codecs.numpy_tensors import Array, Bytes
 from .foreign import BEGINNING_BYTES, file_of, part_of
@@ -99,11 +99,11 @@ class Checkpoint:
 
     @cached_property
     def metadata(self) -> Mapping[str, str]:
-        """The files' own texts, such as `format`, without those that name tied tensors."""
+        """The files' own texts, such as `format`, without those on names: ties, the order."""
         texts: dict[str, str] = {}
         for part in self.parts:
             texts.update(part.layout.metadata)
-        return {key: text for key, text in texts.items() if key not in self.aliases}
+        return {key: text for key, text in texts.items() if key not in {*self.aliases, ORDER}}
 
     @cached_property
     def layout(self) -> Layout:
@@ -122,7 +122,9 @@ class Checkpoint:
                 aliases.update(dict.fromkeys(others, first))
             else:  # without elements there is nothing to share
                 entries.extend((name, spec.dtype, spec.shape) for name in others)
-        return Layout.plan(entries, aliases)
+        # Of several files none has the order of all; how they are divided must not matter.
+        names = self.parts[0].layout.names() if len(self.parts) == 1 else ()
+        return Layout.plan(entries, aliases, names=names)
 
     def spec(self, name: str) -> TensorSpec:
         """Return the tensor behind a name or an alias, as its file has it."""
@@ -150,7 +152,7 @@ class Checkpoint:
                         "it cannot be published from a file; store it as U8, or in another dtype"
                     ) from error
             arrays.update(as_arrays(part.layout, part.data))
-        return arrays
+        return {name: arrays[name] for name in self.layout.names()}
 
     def digest(self, progress: Progress | None = None) -> str:
         """Return the digest that a publish of this checkpoint in default chunks has."""

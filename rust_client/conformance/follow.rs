@@ -148,7 +148,7 @@ fn applied(update: &Update, memory: Option<&Model>, tensors: bool) {
             }
             (None, Some(snapshot)) => {
                 let crc = |name: &str| snapshot.bytes(name).map_or(Value::Null, |bytes| json!(crc32c(bytes)));
-                snapshot.tensors().iter().map(|t| (t.name.clone(), crc(&t.name))).collect()
+                snapshot.tensors().map(|t| (t.name.clone(), crc(&t.name))).collect()
             }
             (None, None) => Value::Null,
         };

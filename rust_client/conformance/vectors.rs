@@ -138,6 +138,7 @@ fn layout(folder: &Path, case: &Value) -> io::Result<Answer> {
         "tensors": tensors,
         "aliases": layout.aliases,
         "metadata": layout.metadata,
+        "order": layout.in_order().map(|tensor| &tensor.name).collect::<Vec<_>>(),
     }})))
 }
 

@@ -35,7 +35,11 @@ pub struct Layout {
     /// Bytes of the data section.
     pub nbytes: u64,
     index: HashMap<String, usize>,
+    order: Vec<usize>,
 }
+
+/// The text of the metadata with the order of the source: the places of its names in the file.
+pub(crate) const ORDER: &str = "weightbus.order";
 
 /// What is wrong with a layout.
 #[derive(Clone, Debug, PartialEq)]
@@ -73,7 +77,18 @@ impl Layout {
             index.insert(alias.clone(), at);
         }
         let nbytes = tensors.last().map_or(0, |tensor| tensor.end);
-        Ok(Layout { id: layout_id(header), tensors, aliases, metadata, nbytes, index })
+        let text = metadata.get(ORDER).filter(|_| !aliases.contains_key(ORDER));
+        let order = text.and_then(|text| order_of(text, index.len()));
+        let order = order.map_or_else(
+            || (0..tensors.len()).collect(),
+            |order| order.into_iter().filter(|&at| at < tensors.len()).collect(), // others are aliases
+        );
+        Ok(Layout { id: layout_id(header), tensors, aliases, metadata, nbytes, index, order })
+    }
+
+    /// Its tensors, in the order of the source that they come from.
+    pub fn in_order(&self) -> impl ExactSizeIterator<Item = &TensorInfo> {
+        self.order.iter().map(move |&at| &self.tensors[at])
     }
 
     /// Returns the tensor that a name or an alias stands for.
@@ -85,6 +100,20 @@ impl Layout {
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.index.keys().map(String::as_str)
     }
+}
+
+/// Returns the places that a text of the order names; nothing if it names not each of `size` once.
+fn order_of(text: &str, size: usize) -> Option<Vec<usize>> {
+    let mut left = vec![true; size];
+    let mut order = Vec::with_capacity(size);
+    for word in text.split(',') {
+        let at: usize = word.parse().ok()?;
+        if at.to_string() != word || !std::mem::replace(left.get_mut(at)?, false) {
+            return None;
+        }
+        order.push(at);
+    }
+    Some(order).filter(|order| order.len() == size)
 }
 
 /// Returns as much of a name as fits an error.

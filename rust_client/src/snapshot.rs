@@ -35,9 +35,9 @@ impl Snapshot {
         Snapshot { model: self.model.clone(), epoch, version, metadata, layout, data }
     }
 
-    /// Its tensors, in the order of their bytes.
-    pub fn tensors(&self) -> &[TensorInfo] {
-        &self.layout.tensors
+    /// Its tensors, in the order of the source that they come from.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = &TensorInfo> {
+        self.layout.in_order()
     }
 
     /// Its layout, in which aliases and metadata stand, too.

@@ -9,19 +9,24 @@ import struct
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file
+from tensordict import TensorDict
 from torch import nn
 
+from weightbus import Publisher, Settings, Subscriber
 from weightbus.bus.staged import StagedVersion
 from weightbus.codecs.apply import as_arrays
 from weightbus.codecs.layout import Layout
-from weightbus.codecs.state import state_of, write_into
+from weightbus.codecs.state import named_leaves, state_of, write_into
+from weightbus.python_client.checkpoints.checkpoint import open_checkpoint
 from weightbus.python_client.file_target import FileTarget
 from weightbus.python_client.targets import READERS_MAX, MemoryTarget, targets_of
 
@@ -29,12 +34,16 @@ LEFT = ".file.0123456789abcdef"
 SECONDS = 60.0
 
 
-def staged() -> StagedVersion:
-    state = state_of({"w": np.arange(5.0)})
+def version_of(source: object) -> StagedVersion:
+    state = state_of(source)
     layout = state.layout()
     data = np.empty(layout.nbytes, np.uint8)
     write_into(state, layout, data)
     return StagedVersion("m", (1, 1), layout, data, "")
+
+
+def staged() -> StagedVersion:
+    return version_of({"w": np.arange(5.0)})
 
 
 def test_a_buffer_from_which_nothing_is_applied_any_more_is_not_held_on_to() -> None:
@@ -165,6 +174,90 @@ def test_a_text_never_becomes_another_name_of_a_tensor(tmp_path: Path) -> None:
     target.settle()
     head = (tmp_path / "file").read_bytes()[:-3]
     assert Layout.parse(head).names() == ("pt",)
+
+
+# The order of the tensors.
+
+
+class Unsorted(nn.Module):
+    """Its names and dtypes are in no order, and its last tensor is its first one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.z = nn.Linear(3, 2)
+        self.a = nn.BatchNorm1d(3)
+        self.m = nn.Linear(2, 3, bias=False).half()
+        self.b = nn.Linear(3, 2)
+        self.b.weight = self.z.weight
+
+
+NUMBERED = {str(n): np.full(3, n, "f4" if n % 3 else "i8") for n in range(12)}
+IN_ORDER: dict[str, Callable[[], Any]] = {
+    "a module": Unsorted,
+    "a state_dict": lambda: Unsorted().state_dict(),
+    "a TensorDict": lambda: TensorDict(dict(Unsorted().state_dict())),
+    "numbered arrays": lambda: NUMBERED,
+    "a nested mapping": lambda: {"z": NUMBERED, "a": {"y": NUMBERED["1"], "x": NUMBERED["0"]}},
+}
+
+
+def got_by(address: str, publish: Callable[[], object]) -> tuple[list[str], list[str]]:
+    """Return the names of the tensors and of the arrays that a function of a worker gets."""
+    names: list[list[str]] = []
+
+    def load(pairs: Any) -> None:
+        names[:] = [[name for name, _ in pairs], [name for name, _ in pairs.arrays()]]
+
+    with Subscriber(address, {"m": load}) as worker:
+        worker.start()
+        publish()
+    tensors, arrays = names
+    return tensors, arrays
+
+
+@pytest.mark.parametrize("kind", IN_ORDER)
+def test_a_function_gets_the_order_of_the_source(kind: str, tmp_path: Path) -> None:
+    source = IN_ORDER[kind]()
+    expected = [*named_leaves(source)]
+    assert expected != sorted(expected), "the case shows nothing"
+    wait = {"expect": 1, "timeout": SECONDS}
+    with Publisher() as publisher:
+        address, publish = publisher.address, partial(publisher.publish, "m", **wait)
+        assert got_by(address, partial(publish, source)) == (expected, expected)
+        path = tmp_path / "m.safetensors"
+        FileTarget(path).apply(version_of(source))
+        checkpoint = open_checkpoint(path)
+        assert checkpoint.layout == state_of(source).layout()
+        assert checkpoint.metadata == {"format": "pt"}
+        publish_again = partial(publish, checkpoint.arrays())
+        assert got_by(address, publish_again) == (expected, expected)
+        renamed = [f"x.{name}" for name in expected]
+        publish_renamed = partial(publish, source, settings=Settings(rename={"": "x."}))
+        assert got_by(address, publish_renamed) == (renamed, renamed)
+        publish_narrow = partial(publish, source, settings=Settings(dtype={"*": "bf16"}))
+        assert got_by(address, publish_narrow) == (expected, expected)
+
+
+def test_another_order_is_another_layout() -> None:
+    one = state_of(dict(NUMBERED))
+    other = state_of(dict(reversed(NUMBERED.items())))
+    layout = one.layout()
+    assert other.layout(layout).names() == tuple(reversed(NUMBERED))
+    assert one.layout(layout) is layout
+    assert state_of(dict(sorted(NUMBERED.items()))).layout().names() == tuple(sorted(NUMBERED))
+
+
+def test_a_file_with_other_names_keeps_the_order(tmp_path: Path) -> None:
+    version = version_of(Unsorted())
+    names = [*version.layout.names()]
+    for untied in (False, True):
+        target = FileTarget(tmp_path / f"{untied}", untied=untied)
+        target.apply(version)
+        target.settle()
+        [part] = open_checkpoint(tmp_path / f"{untied}").parts
+        assert [*part.layout.names()] == names
+    back = version.layout.renamed({name: f"{n:02}" for n, name in enumerate(reversed(names))})
+    assert [*back.names()] == [f"{n:02}" for n in reversed(range(len(names)))]
 
 
 # What can never be written, and what cannot be written now.

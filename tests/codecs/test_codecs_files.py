@@ -77,4 +77,10 @@ def test_our_bytes_are_the_very_bytes_that_safetensors_writes(tmp_path: Path) ->
         "scalar": torch.tensor(1.5),
         "none": torch.zeros(0, 3),
     }
-    assert written(tensors, tmp_path / "x").read_bytes() == save(tensors)
+    whole = save(tensors)
+    header = Layout.parse(whole[: 8 + int.from_bytes(whole[:8], "little")])
+    in_order = {spec.name: tensors[spec.name] for spec in header.tensors}
+    assert written(in_order, tmp_path / "x").read_bytes() == whole
+    layout, data = published(tensors)
+    assert bytes(data) == whole[len(header.header) :]
+    assert layout.names() == tuple(tensors)

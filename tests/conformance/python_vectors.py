@@ -107,6 +107,7 @@ def _layout(case: Case, folder: Path) -> Result:
             "tensors": tensors,
             "aliases": dict(layout.aliases),
             "metadata": dict(layout.metadata),
+            "order": [name for name in layout.names() if name not in layout.aliases],
         }
     }
 

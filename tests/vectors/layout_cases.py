@@ -34,6 +34,10 @@ def cases() -> Iterator[Json]:
     """Yield all cases."""
     for name, header, entries, aliases in _valid():
         yield {"name": name, "header": header, "expect": {"ok": _layout(header, entries, aliases)}}
+    for name, entries, aliases, order in _ordered():
+        header = padded(entries)
+        layout = {**_layout(header, entries, aliases), "order": order}
+        yield {"name": name, "header": header, "expect": {"ok": layout}}
     for name, header in _malformed():
         yield {"name": name, "header": header, "expect": {"error": "layout-invalid"}}
 
@@ -51,6 +55,7 @@ def _layout(header: bytes, entries: Json, aliases: dict[str, str]) -> Json:
         "tensors": sorted(tensors, key=lambda t: (t["begin"], t["end"], t["name"])),
         "aliases": aliases,
         "metadata": entries.get("__metadata__", {}),
+        "order": [t["name"] for t in sorted(tensors, key=lambda t: (t["begin"], t["end"]))],
     }
 
 
@@ -98,6 +103,50 @@ def _valid() -> Iterator[tuple[str, bytes, Json, dict[str, str]]]:
     }
     entries = {"__metadata__": texts, "v": BYTE, "w": info("U8", [1], 1, 2)}
     yield "aliases", padded(entries), entries, {"tied": "w", "also tied": "w"}
+
+
+def _ordered() -> Iterator[tuple[str, Json, dict[str, str], list[str]]]:
+    """Yield name, entries, aliases, and the tensors in the order of the source."""
+    tied = {"tied": "a", "\U0001f69a": "c", "\uffff": "c"}  # sorted otherwise by UTF-16
+    tensors = {"a": BYTE, "b": info("U8", [1], 1, 2), "c": info("U8", [1], 2, 3)}
+    in_file = ["a", "b", "c"]
+
+    def entries(text: str) -> Json:
+        return {"__metadata__": {**tied, "weightbus.order": text}, **tensors}
+
+    yield "the order of the source", entries("2,0,3,4,5,1"), tied, ["c", "a", "b"]
+    yield "aliases before what they stand for", entries("4,5,3,1,2,0"), tied, ["b", "c", "a"]
+    no_orders = {
+        "without one name": "2,0,3,4,5",
+        "with one too many": "2,0,3,4,5,1,6",
+        "with a name twice": "2,0,3,4,5,5",
+        "beyond its names": "2,0,3,4,6,1",
+        "with a space": "2, 0,3,4,5,1",
+        "with a sign": "2,0,3,4,5,+1",
+        "with minus zero": "2,-0,3,4,5,1",
+        "with a leading zero": "02,0,3,4,5,1",
+        "with a fraction": "2,0,3,4,5,1.0",
+        "with an exponent": "2,0,3,4,5,1e0",
+        "with a comma at its end": "2,0,3,4,5,1,",
+        "in brackets": "[2,0,3,4,5,1]",
+        "in other digits": "2,0,3,4,5,\u0661",
+        "that is empty": "",
+    }
+    for what, text in no_orders.items():
+        yield f"an order {what}", entries(text), tied, in_file
+    alias = {"weightbus.order": "b"}
+    yield "an alias called as the order", {"__metadata__": alias, **tensors}, alias, in_file
+    other = {"weightbus.order": "0"}
+    yield "an order that is a name", {"__metadata__": other, "0": BYTE}, other, ["0"]
+    one = {"__metadata__": {"weightbus.order": "0"}, "x": BYTE}
+    yield "the order of one", one, {}, ["x"]
+    empty = {n: info("U8", [0], 0, 0) for n in "ba"}
+    yield (
+        "the order of empty tensors",
+        {"__metadata__": {"weightbus.order": "1,0"}, **empty},
+        {},
+        ["a", "b"],
+    )
 
 
 def _malformed() -> Iterator[tuple[str, bytes]]:

@@ -201,8 +201,12 @@ func layouts(t table) error {
 		for _, s := range layout.Tensors {
 			tensors = append(tensors, object{"name": s.Name, "dtype": s.DType, "shape": s.Shape, "begin": s.Begin, "end": s.End})
 		}
+		order := []string{}
+		for _, s := range layout.InOrder() {
+			order = append(order, s.Name)
+		}
 		t.tell(c.Name, i, object{"ok": object{"id": layout.ID, "nbytes": layout.Bytes, "tensors": tensors,
-			"aliases": layout.Aliases, "metadata": layout.Metadata}})
+			"aliases": layout.Aliases, "metadata": layout.Metadata, "order": order}})
 	}
 	return nil
 }

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"math"
 	"sort"
+	"strconv"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -50,6 +52,7 @@ type Layout struct {
 	Aliases  map[string]string
 	Metadata map[string]string
 	byName   map[string]*Spec // aliases included
+	inOrder  []*Spec          // in the source's order
 	size     int              // bytes of the layout itself
 }
 
@@ -60,6 +63,9 @@ var errTooManyNames = errors.New("more names of tensors and metadata than this w
 
 // ByName returns the tensor that a name or an alias stands for, nil if there is none.
 func (l *Layout) ByName(name string) *Spec { return l.byName[name] }
+
+// InOrder returns the tensors in the order of the source that they come from.
+func (l *Layout) InOrder() []*Spec { return l.inOrder }
 
 // ParseLayout reads a layout, and checks it.
 func ParseLayout(bytes []byte) (*Layout, error) { return parseLayout(bytes, math.MaxInt64) }
@@ -223,10 +229,41 @@ func (l *Layout) name() error {
 	for alias, kept := range l.Aliases {
 		l.byName[alias] = l.byName[kept]
 	}
+	l.order()
 	for name := range l.byName {
 		if len(name) < 1 || len(name) > NameBytesMax { // L4
 			return fmt.Errorf("the name %.40q has %d bytes; a name has 1 to %d", name, len(name), NameBytesMax)
 		}
 	}
 	return nil
+}
+
+// orderText is the text of the metadata with the order of the source: the places of its names in the file,
+// where the aliases, sorted, follow the tensors.
+const orderText = "weightbus.order"
+
+// order fills the list of the tensors in the source's order: the file's, unless the text names each place once.
+func (l *Layout) order() {
+	for i := range l.Tensors {
+		l.inOrder = append(l.inOrder, &l.Tensors[i])
+	}
+	text, there := l.Metadata[orderText]
+	if _, alias := l.Aliases[orderText]; !there || alias {
+		return
+	}
+	words, seen := strings.Split(text, ","), make([]bool, len(l.byName))
+	ordered := make([]*Spec, 0, len(l.Tensors))
+	for _, word := range words {
+		at, err := strconv.Atoi(word)
+		if err != nil || strconv.Itoa(at) != word || at < 0 || at >= len(seen) || seen[at] {
+			return
+		}
+		seen[at] = true
+		if at < len(l.Tensors) { // others are aliases
+			ordered = append(ordered, &l.Tensors[at])
+		}
+	}
+	if len(words) == len(seen) {
+		l.inOrder = ordered
+	}
 }

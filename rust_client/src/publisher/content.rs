@@ -6,7 +6,7 @@
 use crate::checksum::{copy_crc32c, crc32c};
 use crate::digest::digest;
 use crate::dtype::Dtype;
-use crate::layout::{Layout, LayoutError};
+use crate::layout::{Layout, LayoutError, ORDER};
 use crate::limits::{CHUNKS_MAX, LAYOUT_BYTES_MAX};
 use crate::messages::Metadata;
 use crate::staging::{Buffer, Buffers};
@@ -227,12 +227,16 @@ fn check_size(tensor: &TensorView) -> Result<(), String> {
     ))
 }
 
-/// Writes the layout that safetensors would: by dtype, then by name, padded to whole words.
+/// Writes the layout that safetensors would: by dtype, then by name, padded to whole words. The order in which
+/// the tensors are given, if it is another one, is a text.
 fn lay_out(tensors: &[TensorView]) -> Result<(Header, Vec<usize>), String> {
     let rank = |dtype: Dtype| Dtype::ALL.iter().position(|&known| known == dtype);
     let mut order: Vec<usize> = (0..tensors.len()).collect();
     order.sort_by_key(|&at| (Reverse(rank(tensors[at].dtype)), tensors[at].name));
     let mut json = String::from("{");
+    if let Some(text) = order_text(tensors, &order) {
+        json += &format!(r#""__metadata__":{{"{}":"{}"}}"#, ORDER, text);
+    }
     let mut begin = 0;
     for &at in &order {
         let TensorView { name, dtype, shape, bytes } = tensors[at];
@@ -257,6 +261,18 @@ fn lay_out(tensors: &[TensorView]) -> Result<(Header, Vec<usize>), String> {
     bytes.extend_from_slice(json.as_bytes());
     let layout = Layout::parse(&bytes).map_err(|LayoutError(text)| text)?; // names, sizes, no key twice
     Ok((Header { bytes, layout }, order))
+}
+
+/// Returns the text that says where in the file's order each tensor is; nothing if they are in that order, or if
+/// the text is a tensor's name, which would make an alias of its key.
+fn order_text(tensors: &[TensorView], order: &[usize]) -> Option<String> {
+    let mut places = vec![0; order.len()];
+    for (place, &at) in order.iter().enumerate() {
+        places[at] = place;
+    }
+    let in_order = places.iter().enumerate().all(|(at, &place)| at == place);
+    let text = places.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+    Some(text).filter(|text| !in_order && tensors.iter().all(|tensor| tensor.name != text))
 }
 
 #[cfg(test)]
@@ -287,6 +303,8 @@ mod tests {
         ];
         let mut copier = Copier::default();
         let content = copier.copy(&tensors, 5).unwrap();
+        let names: Vec<&str> = content.header.layout.in_order().map(|info| &info.name[..]).collect();
+        assert_eq!(names, ["c", "b", "a", "none"]);
         let data: Vec<u8> =
             (0..content.plan.count()).flat_map(|index| content.chunk(index).to_vec()).collect();
         assert_eq!(data, [2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 3]);
