@@ -123,8 +123,8 @@ class Checkpoint:
             else:  # without elements there is nothing to share
                 entries.extend((name, spec.dtype, spec.shape) for name in others)
         # Of several files none has the order of all; how they are divided must not matter.
-        names = self.parts[0].layout.names() if len(self.parts) == 1 else ()
-        return Layout.plan(entries, aliases, names=names)
+        order = self.parts[0].layout.names() if len(self.parts) == 1 else ()
+        return Layout.plan(entries, aliases, names=order)
 
     def spec(self, name: str) -> TensorSpec:
         """Return the tensor behind a name or an alias, as its file has it."""

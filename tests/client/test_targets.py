@@ -220,9 +220,9 @@ def test_a_function_gets_the_order_of_the_source(kind: str, tmp_path: Path) -> N
     source = IN_ORDER[kind]()
     expected = [*named_leaves(source)]
     assert expected != sorted(expected), "the case shows nothing"
-    wait = {"expect": 1, "timeout": SECONDS}
     with Publisher() as publisher:
-        address, publish = publisher.address, partial(publisher.publish, "m", **wait)
+        address = publisher.address
+        publish = partial(publisher.publish, "m", expect=1, timeout=SECONDS)
         assert got_by(address, partial(publish, source)) == (expected, expected)
         path = tmp_path / "m.safetensors"
         FileTarget(path).apply(version_of(source))
