@@ -143,19 +143,22 @@ func (m *memory) differ(data []byte) string {
 	return ""
 }
 
-// write copies a data section to its place.
-func (m *memory) write(data []byte) {
+// write copies a data section to its place. It returns the tensors that could not hold all values.
+func (m *memory) write(data []byte) (lost []wbp.Overflow) {
 	if m.tensors == nil {
 		copy(m.own, data)
-		return
+		return nil
 	}
 	for _, p := range m.pieces {
 		if from := data[p.from.Begin:p.from.End]; p.to.dtype == p.from.DType {
 			copy(p.to.bytes, from)
 		} else {
-			wbp.Cast(p.to.bytes, p.to.dtype, from, p.from.DType)
+			if count := wbp.Cast(p.to.bytes, p.to.dtype, from, p.from.DType); count > 0 {
+				lost = append(lost, wbp.Overflow{Name: p.from.Name, DType: p.to.dtype, Count: count})
+			}
 		}
 	}
+	return lost
 }
 
 // tensor returns the memory of a name or an alias.

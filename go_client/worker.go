@@ -319,7 +319,7 @@ func (w *Worker) copy(v *wbp.StagedVersion, to *memory) (Update, error) {
 		to.prepare(v.Layout)
 		if differ = to.differ(data); differ == "" {
 			written = true
-			to.write(data)
+			v.Note = wbp.OverflowText(to.write(data))
 		}
 	})
 	m := w.models[v.Model]

@@ -99,12 +99,14 @@ export class Applier {
     const { model } = staged;
     let intact = true;
     let update: Update;
+    let note: string;
     try {
       const { beforeApply, apply } = this.hooks; // W24: they decide what is reported
       if (beforeApply) await this.#call("beforeApply", beforeApply, told(staged, views(staged)));
       const writing = target.begin(staged);
       intact = target.keeps;
       await this.#written(writing);
+      note = writing.note();
       update = told(staged, writing.tensors);
       if (apply && !this.#closed) await this.#call("apply", apply, update);
     } catch (error) {
@@ -112,7 +114,7 @@ export class Applier {
       this.#perform(this.machine.failed(model, textOf(error), now(), intact, kept));
       return null;
     }
-    this.#perform(this.machine.applied(model, now(), target.keeps)); // W16
+    this.#perform(this.machine.applied(model, now(), target.keeps, note)); // W16
     return update;
   }
 

@@ -16,8 +16,12 @@ export function castable(from: Dtype, to: Dtype): boolean {
   return from === to || (FLOATS.has(from) && FLOATS.has(to));
 }
 
-/** Convert elements of a dtype to as many of another. */
-export function convert(from: TypedArray, source: Dtype, to: TypedArray, target: Dtype): void {
+/**
+ * Convert elements of a dtype to as many of another.
+ *
+ * @returns How many finite ones became infinite.
+ */
+export function convert(from: TypedArray, source: Dtype, to: TypedArray, target: Dtype): number {
   if (native(source) && native(target)) (to as Float64Array).set(from as Float64Array);
   else {
     for (let at = 0; at < from.length; at += PIECE) {
@@ -25,6 +29,33 @@ export function convert(from: TypedArray, source: Dtype, to: TypedArray, target:
       put(bitsOf(piece, source), to.subarray(at, at + piece.length), target);
     }
   }
+  return WIDEST.indexOf(source) < WIDEST.indexOf(target) ? lost(from, source, to, target) : 0;
+}
+
+const WIDEST: readonly Dtype[] = ["F64", "F32", "BF16", "F16"]; // by the range of their values
+
+/** The greatest finite values. */
+export const GREATEST: ReadonlyMap<Dtype, number> = new Map([
+  ["F64", Number.MAX_VALUE],
+  ["F32", 3.4028234663852886e38],
+  ["BF16", 3.3895313892515355e38],
+  ["F16", 65504],
+]);
+
+function lost(from: TypedArray, source: Dtype, to: TypedArray, target: Dtype): number {
+  let count = 0;
+  for (let i = 0; i < to.length; i++) {
+    if (!isInfinite(to[i] as number, target)) continue;
+    if (!isInfinite(from[i] as number, source)) count += 1;
+  }
+  return count;
+}
+
+/** Tell infinity; of floats of 16 bits the value is their bits. */
+function isInfinite(value: number, dtype: Dtype): boolean {
+  if (dtype === "F16") return (value & 0x7fff) === 0x7c00;
+  if (dtype === "BF16") return (value & 0x7fff) === 0x7f80;
+  return Math.abs(value) === Number.POSITIVE_INFINITY;
 }
 
 function native(dtype: Dtype): boolean {

@@ -398,9 +398,9 @@ export class WorkerMachine {
     return this.slots.get(model)?.taken() ?? null;
   }
 
-  /** The version that was taken runs now. `kept`: its memory stays with the user. */
-  applied(model: string, now: number, kept = false): Effect[] {
-    return this.slots.get(model)?.applied(now, kept) ?? [];
+  /** The version that was taken runs now. `kept`: its memory stays with the user. `note`: of its values. */
+  applied(model: string, now: number, kept = false, note = ""): Effect[] {
+    return this.slots.get(model)?.applied(now, kept, note) ?? [];
   }
 
   /** The version that was taken could not be applied; unless `intact`, no version runs now. */

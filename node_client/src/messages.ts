@@ -168,7 +168,11 @@ export type WorkerMessage =
       readonly waits?: string;
     })
   | (ByPatch & { readonly type: "staged" })
-  | (ByPatch & { readonly type: "applied"; readonly decode_us?: number | undefined })
+  | (ByPatch & {
+      readonly type: "applied";
+      readonly decode_us?: number | undefined;
+      readonly note?: string | undefined;
+    })
   | (OfVersion & {
       readonly type: "failed";
       readonly code: string;

@@ -74,7 +74,8 @@ export function staged(model: string, some: readonly Held[]): Effect[] {
 export function applied(model: string, { running, staged: came }: Held): Effect {
   const patch = came.patch ?? undefined; // D11
   const decode_us = came.decodeUs || undefined;
-  return send({ type: "applied", model, ...running, patch, decode_us });
+  const note = came.note || undefined;
+  return send({ type: "applied", model, ...running, patch, decode_us, note });
 }
 
 /** Say what could not be applied; `torn`: and that no version runs. */

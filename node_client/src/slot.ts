@@ -341,11 +341,12 @@ export class Slot {
     return held !== null && this.holds.move(held, "taken") ? held.staged : null;
   }
 
-  /** It was applied, and runs here. `kept`: its memory stays with the user. */
-  applied(now: number, kept: boolean): Effect[] {
+  /** It was applied, and runs here. `kept`: its memory stays with the user. `note`: of its values. */
+  applied(now: number, kept: boolean, note: string): Effect[] {
     const [held, older] = [this.holds.at("applying"), this.holds.at("running")]; // W16
     if (held === null) return [];
     const running = { epoch: held.epoch, version: held.version, digest: held.staged.digest };
+    held.staged.note = note;
     if (kept) this.holds.letGo(held);
     const data = held.announce.keep && this.patches.taken ? held.staged.data : null;
     this.holds.rebase(held, running, data); // D3

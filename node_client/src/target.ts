@@ -1,6 +1,6 @@
 /** Where the versions of a model go: memory that the user registered, or snapshots. */
 
-import { castable, convert, elements } from "./casts.js";
+import { castable, convert, elements, GREATEST } from "./casts.js";
 import { arrayType, naturalDtype, type TypedArray } from "./dtypes.js";
 import type { Layout, TensorSpec } from "./layout.js";
 import { LAYOUT_BYTES_MAX } from "./limits.js";
@@ -34,6 +34,8 @@ export interface Writing {
   readonly large: boolean;
   /** Writes a piece at each step. Throws if it cannot go on. */
   readonly pieces: Iterable<void>;
+  /** Say which tensors could not hold all values, once all is written; nothing if all could. */
+  note(): string;
 }
 
 export interface Target {
@@ -60,7 +62,7 @@ export class SnapshotTarget implements Target {
   }
 
   begin(staged: StagedVersion): Writing {
-    return { tensors: views(staged), large: false, pieces: [] };
+    return { tensors: views(staged), large: false, pieces: [], note: () => "" };
   }
 }
 
@@ -173,7 +175,8 @@ export class RegisteredTarget implements Target {
     });
     for (const copy of copies) copy.check();
     const cost = copies.reduce((sum, copy) => sum + copy.cost, 0);
-    return { tensors: this.#tensors, large: cost > AT_ONCE_BYTES, pieces: written(copies) };
+    const note = () => overflow(copies);
+    return { tensors: this.#tensors, large: cost > AT_ONCE_BYTES, pieces: written(copies), note };
   }
 
   #arrange(layout: Layout): void {
@@ -196,8 +199,26 @@ export class RegisteredTarget implements Target {
   }
 }
 
+const SHOWN = 4; // tensors that lost values: the first show where it comes from
+const NAME_SHOWN = 256;
+
+/** Say in words which tensors could not hold all values. */
+function overflow(copies: readonly Copy[]): string {
+  const some = copies.filter((copy) => copy.lost > 0);
+  const words = some.slice(0, SHOWN).map(({ name, lost, to: { dtype } }) => {
+    const values = lost === 1 ? "value is" : "values are";
+    const most = `${Number(GREATEST.get(dtype)?.toPrecision(6))}`;
+    const shown = printable(name, NAME_SHOWN);
+    return `${shown}: ${lost} finite ${values} beyond ${dtype} (at most ${most})`;
+  });
+  const more = some.length - words.length;
+  if (more > 0) words.push(`and so in ${more} more tensor${more > 1 ? "s" : ""}`);
+  return words.join("; ");
+}
+
 /** One tensor on its way from a version to memory of the user's. */
 class Copy {
+  lost = 0; // finite values that became infinite
   readonly from: Uint8Array;
   readonly elements: number;
 
@@ -238,7 +259,8 @@ class Copy {
     const bytes = this.from.subarray(begin * this.width, end * this.width);
     if (this.casts) {
       const to = this.to.data.subarray(begin, end);
-      convert(elements(bytes, this.spec.dtype), this.spec.dtype, to, this.to.dtype);
+      const from = elements(bytes, this.spec.dtype);
+      this.lost += convert(from, this.spec.dtype, to, this.to.dtype);
     } else bytesOf(this.to).set(bytes, begin * this.width);
   }
 }

@@ -3,7 +3,8 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
-import { type Tensor, tensor, toFloat32 } from "../src/index.js";
+import type { Dtype } from "../src/dtypes.js";
+import { type Registered, type Tensor, tensor, toFloat32 } from "../src/index.js";
 import { Layout } from "../src/layout.js";
 import type { StagedVersion } from "../src/staging.js";
 import { RegisteredTarget, SnapshotTarget, type Target } from "../src/target.js";
@@ -136,6 +137,43 @@ test("a large tensor is converted piece by piece, to its last element", () => {
   const { large, pieces } = target.begin(staged(of, new Uint8Array(values.buffer)));
   assert.ok(large && [...pieces].length > 10);
   assert.deepEqual(a, Float64Array.from(values));
+});
+
+test("finite values that become infinite are counted", () => {
+  const values = Float32Array.of(
+    65504,
+    65519.9,
+    65520,
+    -1e30,
+    Infinity,
+    NaN,
+    3.4028234663852886e38,
+  );
+  const rows: Rows = {};
+  const all: Record<string, Tensor> = {};
+  const bits = (dtype: Dtype) => tensor(new Uint16Array(7), [7], dtype);
+  for (const [i, name] of [..."abcdef"].entries()) {
+    rows[name] = ["F32", [7], 28 * i, 28 * (i + 1)];
+    all[name] = bits("F16");
+  }
+  const of = layout(rows);
+  const data = Buffer.concat(Array(6).fill(new Uint8Array(values.buffer)));
+  const wide = { c: new Float64Array(7), d: new Float64Array(7), e: new Float64Array(7) };
+  const one = { ...wide, a: bits("F16"), b: bits("BF16"), f: new Float64Array(7) };
+  const told = (own: Registered) => {
+    const writing = new RegisteredTarget(own, { strict: true, cast: true }).begin(staged(of, data));
+    for (const _ of writing.pieces);
+    return writing.note();
+  };
+  const [most, brains] = ["(at most 65504)", "(at most 3.38953e+38)"];
+  assert.equal(
+    told(one),
+    `a: 3 finite values are beyond F16 ${most}; b: 1 finite value is beyond BF16 ${brains}`,
+  );
+  assert.ok(
+    told(all).endsWith(`d: 3 finite values are beyond F16 ${most}; and so in 2 more tensors`),
+  );
+  assert.equal(told({ ...wide, a: new Float32Array(7), b: new Float32Array(7), f: values }), "");
 });
 
 test("another name of a tensor may be registered, and need not be", () => {

@@ -132,7 +132,7 @@ impl Player {
             }
             _ => {
                 self.runs.insert(model.clone(), key.1);
-                self.machine.applied(&model, key, "", None, self.now)
+                self.machine.applied(&model, key, "", None, "", self.now)
             }
         };
         self.perform(effects);

@@ -504,7 +504,7 @@ impl Worker {
                 2 => self.machine.dropped(&model, key, self.now),
                 _ => {
                     self.runs.insert(model.clone(), key);
-                    self.machine.applied(&model, key, "", None, self.now)
+                    self.machine.applied(&model, key, "", None, "", self.now)
                 }
             };
             self.perform(effects);

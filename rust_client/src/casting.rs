@@ -4,6 +4,7 @@
 //! are copied into a model of other dtypes.
 
 use crate::dtype::Dtype;
+use crate::words::escaped;
 
 const FLOATS: [Dtype; 4] = [Dtype::F64, Dtype::F32, Dtype::F16, Dtype::BF16];
 
@@ -47,6 +48,50 @@ fn each<const N: usize, const M: usize>(
             to.copy_from_slice(&convert(from));
         }
     }
+}
+
+/// Counts the values that were finite and are infinite after a cast; both slices hold equally many.
+pub fn lost(from: Dtype, source: &[u8], to: Dtype, target: &[u8]) -> u64 {
+    let (from_bytes, to_bytes) = (from.bits() as usize / 8, to.bits() as usize / 8);
+    let pairs = source.chunks_exact(from_bytes).zip(target.chunks_exact(to_bytes));
+    pairs.filter(|(was, is)| is_infinite(to, is) && !is_infinite(from, was)).count() as u64
+}
+
+/// Whether a little-endian value is infinite: all bits but the sign are those of its exponent.
+fn is_infinite(dtype: Dtype, value: &[u8]) -> bool {
+    let bits = value.iter().rev().fold(0, |bits, &byte| bits << 8 | u64::from(byte));
+    match dtype {
+        Dtype::F64 => bits << 1 == 0x7ff0_0000_0000_0000 << 1,
+        Dtype::F32 => bits & 0x7fff_ffff == 0x7f80_0000,
+        Dtype::F16 => bits & 0x7fff == 0x7c00,
+        _ => bits & 0x7fff == 0x7f80, // BF16
+    }
+}
+
+/// How many finite values of a tensor became infinite.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Overflow {
+    pub name: String,
+    pub dtype: Dtype,
+    pub count: u64,
+}
+
+/// Says in words what was lost, of the first tensors by name; empty if nothing was.
+pub fn overflow_text(lost: &[Overflow]) -> String {
+    const SHOWN: usize = 4;
+    let words = lost.iter().take(SHOWN).map(|Overflow { name, dtype, count }| {
+        let values = if *count == 1 { "value is" } else { "values are" };
+        let most = match dtype {
+            Dtype::F16 => "65504",
+            Dtype::BF16 => "3.38953e+38",
+            _ => "3.40282e+38", // F32
+        };
+        let name: String = escaped(name).chars().take(256).collect();
+        format!("{}: {} finite {} beyond {} (at most {})", name, count, values, dtype, most)
+    });
+    let more = lost.len().saturating_sub(SHOWN);
+    let rest = format!("and so in {} more tensor{}", more, if more == 1 { "" } else { "s" });
+    words.chain(Some(rest).filter(|_| more > 0)).collect::<Vec<_>>().join("; ")
 }
 
 /// Rounds to an `f32` such that rounding that once more is like rounding once: towards zero, and what
@@ -104,6 +149,31 @@ pub fn f16_to_f32(bits: u16) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn finite_values_that_become_infinite_are_counted() {
+        let values = [65504.0f32, 65519.9, 65520.0, -1e30, f32::INFINITY, f32::NAN, f32::MAX];
+        let source: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes().to_vec()).collect();
+        for (to, expected) in [(Dtype::F16, 3), (Dtype::BF16, 1), (Dtype::F64, 0)] {
+            let mut target = vec![0; to.bits() as usize / 8 * values.len()];
+            cast(Dtype::F32, &source, to, &mut target);
+            assert_eq!(lost(Dtype::F32, &source, to, &target), expected, "{}", to);
+        }
+        let wide: Vec<u8> =
+            [1e39f64, -1e300, 3e38].iter().flat_map(|value| value.to_le_bytes().to_vec()).collect();
+        let mut target = vec![0; 12];
+        cast(Dtype::F64, &wide, Dtype::F32, &mut target);
+        assert_eq!(lost(Dtype::F64, &wide, Dtype::F32, &target), 2);
+    }
+
+    #[test]
+    fn what_is_lost_is_said_of_the_first_tensors() {
+        let of = |name: &str, count| Overflow { name: name.to_owned(), dtype: Dtype::F16, count };
+        assert_eq!(overflow_text(&[]), "");
+        assert_eq!(overflow_text(&[of("w", 1)]), "w: 1 finite value is beyond F16 (at most 65504)");
+        let many: Vec<Overflow> = (0..6).map(|at| of(&at.to_string(), 2)).collect();
+        assert!(overflow_text(&many).ends_with("(at most 65504); and so in 2 more tensors"));
+    }
 
     #[test]
     fn every_half_comes_back() {

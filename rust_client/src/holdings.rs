@@ -25,6 +25,7 @@ pub struct Held {
     local: bool,                   // it was copied out of the publisher's memory, or tried to be
     patch: Option<PatchId>,        // by which it came
     decode_us: u64,                // microseconds that this patch took to be decoded
+    note: String,                  // while it runs: of values that the model cannot hold
     base: Option<Base>,            // while it runs, if patches may build on it
     metadata: Metadata,            // what is said of it: by the name that it has
 }
@@ -70,6 +71,11 @@ impl Held {
     /// Microseconds that this patch took to be decoded.
     pub fn decode_us(&self) -> u64 {
         self.decode_us
+    }
+
+    /// What there is to say of the values that the model holds.
+    pub fn note(&self) -> &str {
+        &self.note
     }
 
     /// What is said of it: by the name that it has.
@@ -193,6 +199,7 @@ impl Holdings {
             local: false,
             patch: None,
             decode_us: 0,
+            note: String::new(),
             base: None,
             phase: Phase::Announced,
             lacks: Lack::Layout,
@@ -248,7 +255,7 @@ impl Holdings {
 
     /// What runs is another version: keeps its bytes, if patches may build on them. But of those that are kept for
     /// that, what arrives may still need others: there is one at a time (D3).
-    pub fn rebase(&mut self, digest: &str, base: Option<Base>) {
+    pub fn rebase(&mut self, digest: &str, base: Option<Base>, note: &str) {
         let arriving = self.transfer();
         let another = arriving.map_or(false, |transfer| {
             transfer.decoding() || matches!(transfer.builds_on(), Some(Bytes::Kept(_)))
@@ -257,6 +264,7 @@ impl Holdings {
             if !digest.is_empty() {
                 held.digest = digest.to_owned(); // it was hashed only when it was applied
             }
+            held.note = note.to_owned();
             held.base = base.filter(|base| !another || matches!(base.bytes, Bytes::Model(_)));
         }
     }

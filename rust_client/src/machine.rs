@@ -537,16 +537,17 @@ impl WorkerMachine {
     }
 
     /// A version that was ready runs now. Its digest, if it was hashed only then; where its bytes are, if patches
-    /// may build on them.
+    /// may build on them; and a note, on values that the model cannot hold.
     pub fn applied(
         &mut self,
         model: &str,
         key: Key,
         digest: &str,
         base: Option<Base>,
+        note: &str,
         now: Time,
     ) -> Vec<Effect> {
-        self.with(model, |slot| slot.applied(key, digest, base, now))
+        self.with(model, |slot| slot.applied(key, digest, base, note, now))
     }
 
     /// A version that was ready is gone from shared memory.

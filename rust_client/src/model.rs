@@ -2,7 +2,7 @@
 //!
 //! Whoever reads sees one version, whole: a version is written while nobody reads (`gate.rs`).
 
-use crate::casting::{can_cast, cast};
+use crate::casting::{can_cast, cast, lost, Overflow};
 use crate::dtype::Dtype;
 use crate::element::Element;
 use crate::error::Error;
@@ -495,17 +495,23 @@ impl Writing<'_> {
         }
     }
 
-    /// Has `copy` fill every tensor, given where its bytes begin in the data section.
-    pub fn fill(&self, layout: &Layout, mut copy: impl FnMut(usize, &mut [u8])) {
+    /// Has `copy` fill every tensor, given where its bytes begin in the data section. Returns the tensors that could
+    /// not hold all values.
+    pub fn fill(&self, layout: &Layout, mut copy: impl FnMut(usize, &mut [u8])) -> Vec<Overflow> {
+        let mut lost = Vec::new();
         let mut weights = self.inner.weights.write().unwrap_or_else(PoisonError::into_inner);
         for tensor in &mut weights.tensors {
             let (to, bytes) = (tensor.dtype, tensor.memory.bytes_mut());
             match layout.get(&tensor.name) {
                 Some(info) if info.dtype == to => copy(info.begin as usize, bytes),
-                Some(info) => copy_cast(info, to, bytes, &mut copy),
+                Some(info) => match copy_cast(info, to, bytes, &mut copy) {
+                    0 => {}
+                    count => lost.push(Overflow { name: tensor.name.clone(), dtype: to, count }),
+                },
                 None => {}
             }
         }
+        lost
     }
 
     /// Lets somebody look at what was written while nobody may change it. Readers wait for that.
@@ -553,16 +559,19 @@ fn same_memory(tensors: &[Tensor]) -> Result<HashMap<String, String>, Error> {
     Ok(same)
 }
 
-/// Fills a tensor with values of another dtype, piece by piece.
-fn copy_cast(info: &TensorInfo, to: Dtype, bytes: &mut [u8], mut copy: impl FnMut(usize, &mut [u8])) {
+/// Fills a tensor with values of another dtype, piece by piece. Returns how many finite ones became infinite.
+fn copy_cast(info: &TensorInfo, to: Dtype, bytes: &mut [u8], mut copy: impl FnMut(usize, &mut [u8])) -> u64 {
     const VALUES: usize = 4096; // that stay in the nearest cache meanwhile
     let (from_bytes, to_bytes) = (info.dtype.bits() as usize / 8, to.bits() as usize / 8);
     let mut piece = [0; 8 * VALUES];
+    let mut count = 0;
     for (index, target) in bytes.chunks_mut(to_bytes * VALUES).enumerate() {
         let source = &mut piece[..target.len() / to_bytes * from_bytes];
         copy(info.begin as usize + index * VALUES * from_bytes, source);
         cast(info.dtype, source, to, target);
+        count += lost(info.dtype, source, to, target);
     }
+    count
 }
 
 /// The weights of one version, for as long as it lives.

@@ -105,7 +105,7 @@ pub fn staged(holds: &Holdings, phases: &[Phase]) -> Vec<Effect> {
 /// Says what runs, and by which patch it came (D11).
 pub fn applied(holds: &Holdings) -> Option<Effect> {
     let held = holds.at(Phase::Running)?;
-    let said = OfVersion { decode_us: held.decode_us(), ..of_version(held) };
+    let said = OfVersion { decode_us: held.decode_us(), note: held.note().to_owned(), ..of_version(held) };
     Some(Effect::Send(FromWorker::Applied(said)))
 }
 

@@ -5,6 +5,7 @@
 
 use crate::applying::Calling;
 use crate::bell::Bell;
+use crate::casting::{overflow_text, Overflow};
 use crate::code::Code;
 use crate::control::Control;
 use crate::decoder::Decoder;
@@ -19,7 +20,7 @@ use crate::patching::{Base, Patching};
 use crate::raw::fork::Process;
 use crate::subscription::Subscription;
 use crate::transfer::{Key, Time};
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::io;
 use std::os::unix::io::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,6 +38,8 @@ pub enum Outcome {
     Applied {
         digest: String,
         base: Option<Base>,
+        /// The tensors that could not hold all values.
+        lost: Vec<Overflow>,
     },
     Failed {
         text: String,
@@ -164,6 +167,7 @@ pub struct Loop {
     begun: Instant,
     names: Option<Names>,
     told: Option<(String, Key, &'static str)>, // of the rejections, so that a repetition is none
+    overflowed: HashSet<(String, String)>, // models and tensors of which the user knows that values are lost
 }
 
 impl Loop {
@@ -181,7 +185,21 @@ impl Loop {
         let decoder = Decoder::new(shared.clone());
         let names = Names::of(&address);
         let told = None;
-        Loop { machine, control, address, worker, shared, listener, host, decoder, data, begun, names, told }
+        Loop {
+            machine,
+            control,
+            address,
+            worker,
+            shared,
+            listener,
+            host,
+            decoder,
+            data,
+            begun,
+            names,
+            told,
+            overflowed: HashSet::new(),
+        }
     }
 
     fn now(&self) -> Time {
@@ -315,7 +333,10 @@ impl Loop {
                     self.machine.put_back(&model, key);
                     Vec::new()
                 }
-                Outcome::Applied { digest, base } => self.machine.applied(&model, key, &digest, base, now),
+                Outcome::Applied { digest, base, lost } => {
+                    self.tell_overflow(&model, key, &lost);
+                    self.machine.applied(&model, key, &digest, base, &overflow_text(&lost), now)
+                }
                 Outcome::Decoded(decoding, done) => self.machine.decoded(*decoding, done, now),
                 Outcome::Failed { text, intact } => {
                     self.failed(model, key, text, intact);
@@ -342,6 +363,21 @@ impl Loop {
         let ((epoch, version), code) = (key, Code::Apply);
         self.tell(Event::Rejected { model, epoch, version, code, text });
         self.perform(effects);
+    }
+
+    /// Tells the user of tensors that could not hold all values, of each once.
+    fn tell_overflow(&mut self, model: &str, (_, version): Key, lost: &[Overflow]) {
+        let is_new = |its: &&Overflow| self.overflowed.insert((model.to_owned(), its.name.clone()));
+        let new: Vec<Overflow> = lost.iter().filter(is_new).cloned().collect();
+        if !new.is_empty() {
+            let text = format!(
+                "version {} of {}: {}; BF16 has the range of F32",
+                version,
+                model,
+                overflow_text(&new)
+            );
+            self.tell(Event::Notice { code: Code::from("overflow"), text });
+        }
     }
 
     fn perform(&mut self, effects: Vec<Effect>) {

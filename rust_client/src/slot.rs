@@ -597,13 +597,20 @@ impl Slot {
     }
 
     /// A version was applied: it runs here. Its digest, if it was hashed only then; and where its bytes are, if
-    /// patches may build on them.
-    pub fn applied(&mut self, key: Key, digest: &str, base: Option<Base>, now: Time) -> Vec<Effect> {
+    /// patches may build on them; and a note, on values that the model cannot hold.
+    pub fn applied(
+        &mut self,
+        key: Key,
+        digest: &str,
+        base: Option<Base>,
+        note: &str,
+        now: Time,
+    ) -> Vec<Effect> {
         if !self.holds.tell_those(Event::Applied, |held| held.key() == key) {
             return Vec::new();
         }
         self.holds.tell_those(Event::Newer, |held| held.phase() == Phase::Running && held.key() != key);
-        self.holds.rebase(digest, base); // D3
+        self.holds.rebase(digest, base, note); // D3
         let mut effects: Vec<Effect> = self.runs(key).into_iter().collect();
         if matches!(self.leased().and_then(|transfer| transfer.builds_on()), Some(Bytes::Model(_))) {
             let why = "another version runs by now, in the place of its base";

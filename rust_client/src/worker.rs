@@ -1,6 +1,7 @@
 //! The worker as its user sees it.
 
 use crate::applying::{ask, Decide, Functions, Offer, APPLY_TIMEOUT, APPLY_TIMEOUT_MAX};
+use crate::casting::Overflow;
 use crate::code::Code;
 use crate::control::Control;
 use crate::effects::Host;
@@ -413,9 +414,16 @@ impl fmt::Debug for Worker {
     }
 }
 
+/// A version that was applied.
+struct Applied {
+    update: Update,
+    base: Option<Base>,  // if patches may build on its bytes
+    lost: Vec<Overflow>, // the tensors that could not hold all values
+}
+
 /// What came of an attempt to apply a version.
 enum Attempt {
-    Applied(Box<Update>, Option<Box<Base>>),
+    Applied(Box<Applied>),
     NotNewer,
     InUse,
     Stale,
@@ -471,7 +479,7 @@ impl Worker {
             };
             let (model, key) = (staged.model.clone(), staged.key);
             match self.apply(staged, deadline) {
-                Attempt::Applied(update, _) => return Ok(Some(*update)),
+                Attempt::Applied(done) => return Ok(Some(done.update)),
                 Attempt::InUse if Instant::now() >= deadline => return Ok(None),
                 Attempt::InUse => {}                     // until it was closed
                 Attempt::NotNewer | Attempt::Stale => {} // a newer one took its place: wait for that
@@ -582,9 +590,11 @@ impl Worker {
     /// Tells the worker's thread what came of a version, whose buffer may serve what follows by now.
     fn tell(&self, model: &str, key: Key, mut attempt: Attempt) -> Attempt {
         let outcome = match &mut attempt {
-            Attempt::Applied(update, base) => {
-                Outcome::Applied { digest: update.digest.clone(), base: base.take().map(|base| *base) }
-            }
+            Attempt::Applied(done) => Outcome::Applied {
+                digest: done.update.digest.clone(),
+                base: done.base.take(),
+                lost: std::mem::take(&mut done.lost),
+            },
             Attempt::InUse => Outcome::PutBack,
             Attempt::NotNewer => Outcome::Dropped,
             Attempt::Stale => Outcome::Stale,
@@ -615,8 +625,10 @@ impl Worker {
             return attempt;
         }
         let begun = Instant::now();
-        let (update, exchanged) = match write(writing, &mut staged) {
-            Ok((digest, exchanged)) => (update_of(&staged, digest, begun.elapsed(), None), exchanged),
+        let (update, exchanged, lost) = match write(writing, &mut staged) {
+            Ok(written) => {
+                (update_of(&staged, written.digest, begun.elapsed(), None), written.exchanged, written.lost)
+            }
             Err(Unwritten::Stale) => return Attempt::Stale,
             Err(Unwritten::Differs(text)) => return failed(text),
             Err(Unwritten::Torn) => {
@@ -634,7 +646,7 @@ impl Worker {
         // The model says that it runs the version before anybody can read it, and before the
         // publisher hears of it.
         writing.set_ran(Ran::Version(key, update.metadata.clone()));
-        Attempt::Applied(Box::new(update), base.map(Box::new))
+        Attempt::Applied(Box::new(Applied { update, base, lost }))
     }
 
     /// Makes a snapshot of a version, without a copy if it is in a buffer.
@@ -659,7 +671,8 @@ impl Worker {
         }
         let (layout, bytes) = (snapshot.layout.clone(), Bytes::Kept(snapshot.data.clone()));
         *lock(&its.latest) = Some(snapshot);
-        Attempt::Applied(Box::new(update), staged.keep.then(|| Box::new(Base { layout, bytes })))
+        let base = staged.keep.then(|| Base { layout, bytes });
+        Attempt::Applied(Box::new(Applied { update, base, lost: Vec::new() }))
     }
 
     /// Lets the user turn a version down. If it may be looked at in a model's memory, readers wait.
@@ -784,7 +797,14 @@ fn failed(text: String) -> Attempt {
 }
 
 /// Writes a version over the weights; returns its digest, and whether its buffer holds what was there before.
-fn write(writing: &Writing, staged: &mut StagedVersion) -> Result<(String, bool), Unwritten> {
+/// What came of a write.
+struct Written {
+    digest: String,
+    exchanged: bool, // the model's memory and the version's have changed places
+    lost: Vec<Overflow>,
+}
+
+fn write(writing: &Writing, staged: &mut StagedVersion) -> Result<Written, Unwritten> {
     let (stamp, layout) = (stamp_of(staged), &staged.layout);
     match &mut staged.source {
         Source::Buffer(buffer) => {
@@ -794,22 +814,23 @@ fn write(writing: &Writing, staged: &mut StagedVersion) -> Result<(String, bool)
                 return Err(Unwritten::Differs(text));
             }
             let exchanged = writing.exchange(layout, buffer);
+            let mut lost = Vec::new();
             if !exchanged {
-                writing
+                lost = writing
                     .fill(layout, |begin, bytes| bytes.copy_from_slice(&buffer[begin..begin + bytes.len()]));
             }
-            Ok((staged.digest.clone(), exchanged))
+            Ok(Written { digest: staged.digest.clone(), exchanged, lost })
         }
         Source::Segment { segment, hash_chunks } => {
             let (mut touched, mut differ) = (false, None);
             let read = segment.read(&stamp, |memory| {
                 differ = writing.differ(layout, |begin, bytes| memory.copy_to(begin, bytes));
                 if differ.is_some() {
-                    return (String::new(), false);
+                    return Written { digest: String::new(), exchanged: false, lost: Vec::new() };
                 }
                 touched = true;
-                writing.fill(layout, |begin, bytes| memory.copy_to(begin, bytes));
-                (hashed(memory, layout, *hash_chunks), false)
+                let lost = writing.fill(layout, |begin, bytes| memory.copy_to(begin, bytes));
+                Written { digest: hashed(memory, layout, *hash_chunks), exchanged: false, lost }
             });
             // The second look fails only if somebody broke the rules of the segment: S5.
             let read = read.map_err(|Stale| if touched { Unwritten::Torn } else { Unwritten::Stale })?;
@@ -941,7 +962,7 @@ mod tests {
         {
             let mut staged = large(order, byte);
             let writing = model.write(Instant::now(), &|| true).unwrap();
-            assert!(matches!(write(&writing, &mut staged), Ok((digest, _)) if digest == "d"));
+            assert!(matches!(write(&writing, &mut staged), Ok(written) if written.digest == "d"));
             drop(writing);
             let all = |bytes: &[u8], byte| bytes.iter().all(|&found| found == byte);
             assert!(model.read().tensors().iter().all(|tensor| all(tensor.bytes(), byte)));

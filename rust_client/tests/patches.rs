@@ -161,7 +161,7 @@ impl World {
         let bytes = self.resident.clone().map_or_else(|| Bytes::Kept(Arc::new(buffer)), Bytes::Model);
         let base = keep.then_some(Base { layout, bytes });
         self.machine.taken(MODEL, key);
-        let effects = self.machine.applied(MODEL, key, "", base, self.now);
+        let effects = self.machine.applied(MODEL, key, "", base, "", self.now);
         self.perform(effects);
     }
 
@@ -247,7 +247,7 @@ fn what_was_applied_late_of_a_later_publisher_is_told_until_that_is_settled() {
     let StagedVersion { key, .. } = world.ready.pop().expect("a version that is ready");
     world.machine.taken(MODEL, key);
     world.welcomed(1);
-    let mut said = world.machine.applied(MODEL, key, "", None, world.now);
+    let mut said = world.machine.applied(MODEL, key, "", None, "", world.now);
     let hellos = |effects: &[Effect]| {
         let hello =
             |effect: &&Effect| matches!(effect, Effect::Send(FromWorker::Hello(hello)) if hello.epoch == 2);

@@ -545,7 +545,7 @@ impl World {
         worker.ran.push(key);
         self.ran.entry(worker.name.clone()).or_default().push(key);
         worker.machine.taken(MODEL, key);
-        let effects = worker.machine.applied(MODEL, key, "", base, now);
+        let effects = worker.machine.applied(MODEL, key, "", base, "", now);
         self.perform_worker(at, effects);
     }
 }

@@ -186,7 +186,7 @@ fn a_version_in_a_segment_is_ready_at_once() {
         _ => panic!("it is not in the segment"),
     }
     machine.taken(MODEL, staged.key);
-    let effects = machine.applied(MODEL, staged.key, "", None, NOW);
+    let effects = machine.applied(MODEL, staged.key, "", None, "", NOW);
     assert!(
         matches!(sent(&effects)[..], [FromWorker::Applied(OfVersion { version: 2, digest, .. })] if digest.is_empty())
     );
@@ -236,7 +236,7 @@ fn a_new_name_has_its_epoch() {
     let (_file, path) = memfd::segment(&filled(1, 2, &version.data)).unwrap();
     let staged = ready(announce(&mut machine, &version, &path, false)).unwrap();
     machine.taken(MODEL, staged.key);
-    machine.applied(MODEL, staged.key, "", None, NOW);
+    machine.applied(MODEL, staged.key, "", None, "", NOW);
     let (header, _) = welcome(5, "tcp://*:1", BTreeMap::new());
     machine.receive(&header, &[], NOW);
     let was = Running { epoch: 1, version: 2, digest: String::new() };
@@ -283,7 +283,7 @@ fn a_version_that_came_whole_is_not_fetched() {
     let (_file, path) = memfd::segment(&filled(1, 2, &first.data)).unwrap();
     let staged = ready(announce(&mut machine, &first, &path, false)).unwrap();
     machine.taken(MODEL, staged.key);
-    machine.applied(MODEL, staged.key, "", None, NOW);
+    machine.applied(MODEL, staged.key, "", None, "", NOW);
     let (header, payloads) = Version::of_bytes(3, b"9876543210".to_vec(), 10).whole(1);
     let payload = PublishedPayload::Bytes(payloads[0].clone());
     let effects = machine.receive_published(&Published { header, payloads: 1, payload }, NOW);

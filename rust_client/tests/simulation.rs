@@ -386,7 +386,7 @@ impl World {
             return self.perform(effects);
         }
         self.ran = Some(key);
-        let effects = self.machine.applied(&model, key, "", base, self.now);
+        let effects = self.machine.applied(&model, key, "", base, "", self.now);
         self.perform(effects);
     }
 }

@@ -205,7 +205,11 @@ def cast_target(stage: Stage) -> None:
     workers = on_both_roads(stage, "w", cast=True, in_place={"m": mine})
     receipt = stage.publish(published, verify=True)
     crcs = {name: crc32c(array.view(np.uint8)) for name, array in wanted.items()}
+    count = int(np.isinf(wanted["F32-F16"]).sum())
+    lost = f"F32-F16: {count} finite values are beyond F16 (at most 65504)"
     for worker in workers:
+        detail = receipt.workers[worker.name].detail
+        expect(detail == lost, f"values became infinite, and the receipt has {detail!r}")
         event = worker.wait_applied("m", stage.publisher.epoch, 1)
         expect(event["digest"] == receipt.digest, f"not that of the version: {event['digest']}")
         wrong = [name for name in crcs if event["tensors"].get(name) != crcs[name]]

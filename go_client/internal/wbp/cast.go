@@ -2,7 +2,9 @@ package wbp
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math"
+	"strings"
 )
 
 // floats are the dtypes among which values can be cast.
@@ -13,9 +15,10 @@ func Castable(to, from string) bool { return floats[to] > 0 && floats[from] > 0 
 
 // Cast converts little-endian values of one dtype to another: to the nearest, to even where two are as
 // near, to infinity beyond the largest. NaN stays NaN, and subnormals are kept. What is in `to` decides how many.
-func Cast(to []byte, toDType string, from []byte, fromDType string) {
-	var values [1024]float64 // every value of these dtypes is one of float64
-	wide, narrow := floats[fromDType], floats[toDType]
+// It returns how many finite values became infinite.
+func Cast(to []byte, toDType string, from []byte, fromDType string) int {
+	var values, became [1024]float64 // every value of these dtypes is one of float64
+	wide, narrow, lost := floats[fromDType], floats[toDType], 0
 	for len(to) > 0 {
 		some := values[:]
 		if left := len(to) / narrow; left < len(some) {
@@ -23,8 +26,61 @@ func Cast(to []byte, toDType string, from []byte, fromDType string) {
 		}
 		widen(some, from, fromDType)
 		round(to, toDType, some)
+		if reaches(some, greatest[toDType]) {
+			widen(became[:len(some)], to, toDType)
+			for i, value := range some {
+				if math.IsInf(became[i], 0) && !math.IsInf(value, 0) {
+					lost++
+				}
+			}
+		}
 		to, from = to[len(some)*narrow:], from[len(some)*wide:]
 	}
+	return lost
+}
+
+// greatest has the greatest finite value of each dtype.
+var greatest = map[string]float64{
+	"F64": math.MaxFloat64, "F32": math.MaxFloat32, "F16": 65504, "BF16": 0x1.FEp127,
+}
+
+// reaches tells whether one of the values is beyond a limit.
+func reaches(values []float64, limit float64) bool {
+	for _, value := range values {
+		if value > limit || value < -limit {
+			return true
+		}
+	}
+	return false
+}
+
+// An Overflow says how many finite values of a tensor became infinite.
+type Overflow struct {
+	Name, DType string
+	Count       int
+}
+
+// OverflowText says in words what was lost, of the first tensors; empty if nothing was.
+func OverflowText(lost []Overflow) string {
+	const shown = 4
+	words := []string{}
+	for i, its := range lost {
+		if i == shown {
+			more, plural := len(lost)-shown, "s"
+			if more == 1 {
+				plural = ""
+			}
+			words = append(words, fmt.Sprintf("and so in %d more tensor%s", more, plural))
+			break
+		}
+		values := "values are"
+		if its.Count == 1 {
+			values = "value is"
+		}
+		words = append(words, fmt.Sprintf("%s: %d finite %s beyond %s (at most %.6g)", Printable(its.Name, 256),
+			its.Count, values, its.DType, greatest[its.DType]))
+	}
+	return strings.Join(words, "; ")
 }
 
 func widen(values []float64, from []byte, dtype string) {

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"math"
 	"math/rand"
+	"strings"
 	"testing"
 )
 
@@ -77,5 +78,33 @@ func TestCastsOfManyValues(t *testing.T) {
 		if bits := binary.LittleEndian.Uint16(wide); bits&0x7f80 != 0x7f80 || bits&0x7f == 0 {
 			t.Fatalf("%04x is %04x", nan, bits)
 		}
+	}
+}
+
+func TestFiniteValuesThatBecomeInfiniteAreCounted(t *testing.T) {
+	values := []float32{65504, 65519.9, 65520, -1e30, float32(math.Inf(1)), float32(math.NaN()), math.MaxFloat32}
+	from := make([]byte, 4*len(values))
+	for i, value := range values {
+		binary.LittleEndian.PutUint32(from[4*i:], math.Float32bits(value))
+	}
+	for dtype, expected := range map[string]int{"F16": 3, "BF16": 1, "F64": 0} {
+		if lost := Cast(make([]byte, floats[dtype]*len(values)), dtype, from, "F32"); lost != expected {
+			t.Errorf("%s: %d", dtype, lost)
+		}
+	}
+	wide := make([]byte, 24)
+	for i, value := range []float64{1e39, -1e300, 3e38} {
+		binary.LittleEndian.PutUint64(wide[8*i:], math.Float64bits(value))
+	}
+	if lost := Cast(make([]byte, 12), "F32", wide, "F64"); lost != 2 {
+		t.Error(lost)
+	}
+	one := OverflowText([]Overflow{{"w", "F16", 1}})
+	if one != "w: 1 finite value is beyond F16 (at most 65504)" || OverflowText(nil) != "" {
+		t.Error(one)
+	}
+	many := []Overflow{{"a", "BF16", 2}, {"b", "BF16", 2}, {"c", "BF16", 2}, {"d", "BF16", 2}, {"e", "BF16", 2}}
+	if text := OverflowText(many); !strings.HasSuffix(text, "(at most 3.38953e+38); and so in 1 more tensor") {
+		t.Error(text)
 	}
 }

@@ -90,6 +90,8 @@ type (
 		Patch   *PatchID `json:"patch,omitempty"`
 		// DecodeUS is how many microseconds decoding this patch took; 0: that is not said.
 		DecodeUS int64 `json:"decode_us,omitempty"`
+		// Note is what there is to say of the values that the model holds.
+		Note string `json:"note,omitempty"`
 	}
 	// Failed says that the worker will not run a version, and why.
 	Failed struct {

@@ -82,7 +82,7 @@ func sayStaged(model string, some ...*held) []Effect {
 // sayApplied says what runs, and by which patch it came. (D11)
 func sayApplied(model string, v *held) Effect {
 	by := v.staged
-	return Send{&Applied{model, v.Epoch, v.Version, v.running.Digest, by.Patch, by.took.Microseconds()}}
+	return Send{&Applied{model, v.Epoch, v.Version, v.running.Digest, by.Patch, by.took.Microseconds(), by.Note}}
 }
 
 // sayFailed says what could not be applied; unless intact, also that no version runs. (W24)

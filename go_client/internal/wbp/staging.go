@@ -41,6 +41,7 @@ type StagedVersion struct {
 	Patch  *PatchID // by which it came; nil: as it is
 
 	Metadata map[string]string // what its publisher says of it; nobody writes to it
+	Note     string            // of values that the model here cannot hold, once it is applied
 
 	data      []byte
 	segment   Segment
