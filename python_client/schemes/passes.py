@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any, cast
 
 from ...codecs.state import is_module
-from ..reading import READING_SECONDS, Reading, ReadingLock
+from ..reading import READING_SECONDS, Holder, Reading, ReadingLock
 
 log = logging.getLogger("weightbus.schemes")
 
@@ -73,9 +73,8 @@ class ForwardPasses:
             if [module() for module in self._called] == called:
                 return  # TorchRL shows a transform as another object each time; not its parts
             self._release()
-            compiler: Any = sys.modules["torch"].compiler
-            # Compiled code leaves for them, and they are not looked into: a lock is no graph's.
-            before, after = compiler.disable(self._before), compiler.disable(self._after)
+            _keep_from_compiler()
+            before, after = self._before, self._after
             for module in called:
                 if _has_own_call(module):
                     _warn_of_own_call(type(module).__qualname__)
@@ -147,6 +146,21 @@ class ForwardPasses:
             if time.monotonic() > deadline:
                 return
             time.sleep(0.001)
+
+
+@cache
+def _keep_from_compiler() -> None:
+    """Have torch.compile leave its graph for what a hook does, and not look into that.
+
+    A lock is no graph's. `torch.compiler.disable` says the same, by a wrapper that costs each pass
+    more than the lock does.
+    """
+    from torch._dynamo.decorators import skip  # pyright: ignore[reportPrivateImportUsage]
+
+    for owner in (ForwardPasses, Reading, Holder, ReadingLock):
+        for each in vars(owner).values():
+            if inspect.isfunction(each):
+                skip(inspect.unwrap(each))
 
 
 def _stacks() -> dict[int, FrameType]:
