@@ -140,12 +140,12 @@ def _ordered() -> Iterator[tuple[str, Json, dict[str, str], list[str]]]:
     yield "an order that is a name", {"__metadata__": other, "0": BYTE}, other, ["0"]
     one = {"__metadata__": {"weightbus.order": "0"}, "x": BYTE}
     yield "the order of one", one, {}, ["x"]
-    empty = {n: info("U8", [0], 0, 0) for n in "ba"}
+    empty = {n: info("U8", [0], 0, 0) for n in "ab"}
     yield (
         "the order of empty tensors",
         {"__metadata__": {"weightbus.order": "1,0"}, **empty},
         {},
-        ["a", "b"],
+        ["b", "a"],
     )
 
 
