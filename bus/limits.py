@@ -8,7 +8,7 @@ them.
 from ..codecs import metadata
 from ..codecs.checksum import CHUNK_BYTES_MAX
 from ..codecs.layout import HEADER_BYTES_MAX as LAYOUT_BYTES_MAX
-from .allowance import Rate
+from .token_bucket import Rate
 
 DESCRIPTORS_RESERVED = 32  # kept from connections: for the process itself, and while others close
 CROWDED_SECONDS = 60.0  # for which it is said that connections were turned away for want of them
@@ -59,8 +59,12 @@ UNREAD_BYTES_MAX = 2**16  # of these answers, for a publisher that reads none
 # worker has no time.
 UNASKED_BYTES_MAX = 2**22
 # A worker says at most four hellos a second, of four units each, and a ping.
-TALK = Rate(64, 32)  # units from one connection; a second is a ping interval if that is shorter
-STRANGERS = Rate(1024, 256)  # messages of connections that have not joined: each may be a worker
+CONTROL_RATE = Rate(
+    64, 32
+)  # units from one connection; a second is a ping interval if that is shorter
+UNKNOWN_PEER_RATE = Rate(
+    1024, 256
+)  # messages of connections that have not joined: each may be a worker
 CONTROL_BYTES_MAX = 2 * HEADER_BYTES_MAX  # of one message to a publisher
 PARTIAL_BYTES_MAX = 2**24  # of unfinished messages of all control connections
 # Control connections that have sent no message: some 3 kB each, and never more than a quarter of
@@ -69,7 +73,7 @@ UNPROVEN_MAX = 512
 HANDSHAKE_SECONDS = 5  # four ways there and back, and what the network loses of them
 COPIES_BYTES_MAX = 2**25  # copied for peers that do not take what is half sent to them, of all
 # Of one host: control connections that have sent no message; others are closed at once.
-NEWCOMERS = Rate(16, 8)
+CONNECT_RATE = Rate(16, 8)
 HOSTS_MAX = 1024  # from which newcomers are taken within a moment
 ACCEPTS = Rate(512, 200)  # connections for pushed chunks; whoever waits for one fetches meanwhile
 

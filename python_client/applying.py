@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ..bus.complaints import Complaints
 from ..bus.errors import ApplyError, not_applied, rejected, told_of
+from ..bus.event_log import RateLimitedWarning
 from ..bus.limits import LABEL_MAX
 from ..bus.net.handoff import Handoff
 from ..bus.staged import OverwrittenError, StagedVersion, StaleError
@@ -233,7 +233,7 @@ class Applier:
         self._approved: dict[str, tuple[int, int]] = {}  # by `before_apply`, the last of each model
         self._wanted: dict[str, tuple[int, int]] = {}  # by model, a version alone
         self._pinned: list[tuple[NDArray[np.uint8], object]] = []  # buffers, and their pages
-        self._held_up = Complaints(log, "new weights wait for who uses the old ones: %s")
+        self._held_up = RateLimitedWarning(log, "new weights wait for who uses the old ones: %s")
         # Models whose small versions take no time: no disk and no code of the user's is waited for.
         self._quick = frozenset[str]()
         if before_apply is None and on_commit is None:

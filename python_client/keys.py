@@ -126,11 +126,11 @@ def watch_keys(
     A change counts within one ping interval. The thread ends with the publisher's. `revoked` is
     called there once what a key may do was taken away. Without a folder nothing ever changes.
     """
-    complaints = _Complaints()
-    allowed = keys.allowed(complaints.tell)
+    errors = _FolderErrors()
+    allowed = keys.allowed(errors.add)
     if allowed is not None:
         every = min(max(timing.ping / 2, LOOK_SECONDS_MIN), LOOK_SECONDS_MAX)
-        watch = _Watch(allowed, complaints, loop, revoked)
+        watch = _Watch(allowed, errors, loop, revoked)
         target = partial(watch.run, every)
         threading.Thread(target=target, name="weightbus-keys", daemon=True).start()
 
@@ -145,11 +145,11 @@ class _Watch:
     def __init__(
         self,
         allowed: Allowed,
-        complaints: "_Complaints",
+        errors: "_FolderErrors",
         loop: PublisherLoop,
         revoked: Callable[[], None],
     ) -> None:
-        self._allowed, self._complaints, self._loop = allowed, complaints, loop
+        self._allowed, self._errors, self._loop = allowed, errors, loop
         self._revoked, self._spare = revoked, Spare()
         self._seen: object = None  # it is read anew at first: what was read may be older
         self._granted: Mapping[str, Grant] | None = None
@@ -165,7 +165,7 @@ class _Watch:
                     f"{error}. Until it can be, nothing changes: a key whose file is removed stays "
                     "good. Mend the folder, or stop the publisher"
                 )
-            self._complaints.next()
+            self._errors.next_look()
 
     def _look_somehow(self) -> None:
         try:
@@ -231,19 +231,19 @@ def retire(models: Mapping[str, PublishedModel]) -> None:
         model.pool.retire()
 
 
-class _Complaints:
-    """What a look has found wrong, told unless the look before has found the same."""
+class _FolderErrors:
+    """Errors of a key folder: each is logged once for as long as look after look finds it."""
 
     def __init__(self) -> None:
         self._before, self._now = set[str](), set[str]()
 
-    def tell(self, error: Exception) -> None:
-        """Something is wrong."""
+    def add(self, error: Exception) -> None:
+        """Log an error, unless the look before found it as well."""
         text = str(error) or type(error).__name__
         if text not in self._before:
             log.warning("what keys may do: %s", text)
         self._now.add(text)
 
-    def next(self) -> None:
-        """That was one look."""
+    def next_look(self) -> None:
+        """End a look."""
         self._before, self._now = self._now, set[str]()

@@ -14,9 +14,9 @@ from operator import is_
 from pathlib import Path
 from typing import Any, NoReturn, Unpack
 
-from ..bus.complaints import Complaints
 from ..bus.deadline import ANSWER_SECONDS, Deadline, result_of
 from ..bus.errors import UnknownWorkerError, WorkersMissingError
+from ..bus.event_log import RateLimitedWarning
 from ..bus.limits import WORKERS_MAX
 from ..bus.memory.segment import probe
 from ..bus.messages import TOKEN_BYTES
@@ -135,7 +135,7 @@ class Publisher(InOneProcess):
         self._asked: tuple[Request, tuple[object, ...]] = self._request(), (object(),)  # the last
         age = None if few.epoch is not None else age_from_now()
         self._models: dict[str, PublishedModel] = {}
-        self._crowded = Complaints(log, "workers may be missing here: %s")
+        self._crowded = RateLimitedWarning(log, "workers may be missing here: %s")
         self._probe = probe() if few.shared_memory else None  # kept: it goes with its last user
         shared = self._probe.shared if self._probe is not None else None
         with contextlib.ExitStack() as undo:

@@ -35,9 +35,9 @@ from ...codecs.errors import WeightBusError
 from ...codecs.layout import Layout
 from ...codecs.overflow import Found
 from ...codecs.state import State, Writer
-from ..complaints import Complaints
 from ..deadline import Deadline
 from ..errors import DeadlineError
+from ..event_log import RateLimitedWarning
 from ..limits import SNAPSHOTS_MAX
 from ..messages import Buffer, Shared
 from ..sealer import InUseError
@@ -48,7 +48,9 @@ if TYPE_CHECKING:
     from ...codecs.device_copies import Arriving
 
 log = logging.getLogger("weightbus.publisher")
-_unshared = Complaints(log, "no shared memory (%s): workers on this host use the network too")
+_unshared = RateLimitedWarning(
+    log, "no shared memory (%s): workers on this host use the network too"
+)
 
 NEVER = Deadline(math.inf, "")
 PATIENCE = 1.0  # seconds that sockets get to let go of a snapshot, or the machine to give one up

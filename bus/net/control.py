@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import zmq
 
-from ..complaints import Complaints
 from ..errors import AddressError
+from ..event_log import RateLimitedWarning
 from ..limits import MESSAGE_BYTES_MAX, UNASKED_BYTES_MAX
 from ..messages import Buffer
 from ..trust import curve
@@ -106,7 +106,7 @@ class WorkerSockets:
         self._incoming, self._awaits = Incoming(), awaits
         self._frame_head = FRAME_HEAD_MAX + (COMMAND_BYTES if keys is not None else 0)
         self._dial_at = math.inf  # after the publisher was hung up on
-        self._too_much = Complaints(log, "hung up on the publisher: %s")
+        self._too_much = RateLimitedWarning(log, "hung up on the publisher: %s")
         self.data = Subscription(place, self.wake)
         self._watched: tuple[socket.socket, bool] | None = None
         try:

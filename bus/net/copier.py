@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ...codecs.delta.patch import Delta
 from ...codecs.errors import PatchError
 from ...codecs.native import copy_crc32c
-from ..complaints import Complaints
+from ..event_log import RateLimitedWarning
 from ..limits import MODELS_MAX
 from ..staged import Copying, Patching, StaleError
 from ..worker.events import Copied, Decoded
@@ -47,7 +47,7 @@ class Copier:
         # What a publisher may ask for again and again: the oldest are forgotten, at no loss.
         self._ahead: deque[Generator[None]] = deque(maxlen=MODELS_MAX)
         self._closed = False
-        self._untouched = Complaints(log, "memory was not touched ahead of its use: %s")
+        self._untouched = RateLimitedWarning(log, "memory was not touched ahead of its use: %s")
         self._thread: threading.Thread | None = None
 
     def copy(self, copy: Copying | Patching) -> None:

@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-from ..complaints import Complaints
+from ..event_log import RateLimitedWarning
 from . import endpoints
 
 log = logging.getLogger("weightbus.worker")
@@ -45,7 +45,7 @@ class Lookup:
         self._error: OSError | None = None
         self._due = float("-inf")
         self._since: float | None = None  # there is no address
-        self._unknown = Complaints(log, "%s")
+        self._unknown = RateLimitedWarning(log, "%s")
 
     def attend(self, now: float) -> bool:
         """Look it up if that is due; return whether it is found elsewhere than before."""

@@ -11,9 +11,9 @@ import socket
 import weakref
 from collections.abc import Callable, Sequence
 
-from ..allowance import Allowance
 from ..limits import COMMANDS, CONTROL_BYTES_MAX
 from ..messages import Buffer
+from ..token_bucket import TokenBucket
 from ..trust.curve_server import CurveConnection, CurveServer
 from .outgoing import Copies, Outgoing, PlainMessage, QueuedMessage
 from .processes import Process, SocketSearch
@@ -105,7 +105,7 @@ class Peer:
         self.unparsed = bytearray()
         self._frames: list[bytes] = []  # of the message that is arriving
         self._nbytes = 0  # of them
-        self._allowance = Allowance(COMMANDS, now)
+        self._bucket = TokenBucket(COMMANDS, now)
         self.process: Process | None = None
         self.search: SocketSearch | None = None
         self.watched = 0
@@ -159,7 +159,7 @@ class Peer:
         while (frame := self._frame()) is not None:
             more, command, body = frame
             if command or not (body or more):
-                if not self._allowance.take(1, now):
+                if not self._bucket.take(1, now):
                     raise ZmtpError("more commands and empty messages than any peer needs")
                 if command:
                     self._command(body)

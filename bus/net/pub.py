@@ -20,8 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from ..allowance import Allowance
-from ..complaints import Complaints
+from ..event_log import RateLimitedWarning
 from ..lease import Lease
 from ..limits import (
     ACCEPTS,
@@ -32,6 +31,7 @@ from ..limits import (
     TOPICS_MAX,
 )
 from ..messages import TOKEN_BYTES, Buffer
+from ..token_bucket import TokenBucket
 from ..trust.grants import Grants
 from .descriptors import Crowd, spent
 from .listening import Listener, bound
@@ -87,7 +87,7 @@ class Outlet:
         self._socket = connection
         # What a subscriber says fits the scratch: no memory is taken for it.
         self._stream = Stream(_nowhere, b"XPUB", SCRATCH_BYTES - FRAME_HEAD_MAX, frames_max=1)
-        self._allowance = Allowance(SUBSCRIPTIONS, now)
+        self._bucket = TokenBucket(SUBSCRIPTIONS, now)
         self.outgoing = Outgoing(
             connection, queue, self._stream.outgoing, copies, lambda: hang_up(self), now
         )
@@ -130,7 +130,7 @@ class Outlet:
         if len(self.topics) > TOPICS_MAX or len(self._stream.outgoing) > UNREAD_BYTES_MAX:
             raise ZmtpError("it asks for more than anybody needs")
         others, self.forged = self._stream.frames - before - len(self.said) + self.forged, 0
-        if others and not self._allowance.take(others, now):
+        if others and not self._bucket.take(others, now):
             raise ZmtpError("it asks more often than anybody needs to")
         return bool(self.asked or self.said or self.ticket)
 
@@ -200,13 +200,15 @@ class Distribution:
         self._copies = copies or Copies(COPIES_BYTES_MAX)
         self._queue = queue
         self._selector = selector
-        self._turned_away = Complaints(log, "a subscriber is turned away: %s")
-        self._not_accepted = Complaints(log, "cannot accept a subscriber, will try again: %s")
+        self._turned_away = RateLimitedWarning(log, "a subscriber is turned away: %s")
+        self._not_accepted = RateLimitedWarning(
+            log, "cannot accept a subscriber, will try again: %s"
+        )
         self._listener: Listener | None = None
         self._outlets: dict[int, Outlet] = {}
         self._subscribers: dict[bytes, list[Outlet]] = {}  # by topic, until any changes its mind
         self.asking: dict[Outlet, None] = {}
-        self._accepts = Allowance(ACCEPTS, 0.0)
+        self._accepts = TokenBucket(ACCEPTS, 0.0)
         self._ping_at = self._hold_at = self.due = 0.0
         self._accept_at = 0.0  # 0: it accepts
 

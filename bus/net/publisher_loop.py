@@ -22,9 +22,9 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from ..complaints import Complaints, Told
 from ..effects import Notice, Send
 from ..errors import ClosedError, PublishError
+from ..event_log import EventLog, RateLimitedWarning
 from ..messages import encode, topics_of
 from ..observed import Observe, RosterPage
 from ..publisher import absent
@@ -103,9 +103,11 @@ class PublisherLoop:
         self._open: dict[int, Promise | Reply] = {}
         self._count = 0  # of publishes so far
         self._unhurried = Unhurried()
-        self._full, self._told = Complaints(log, "%s"), Told(log)
-        self._unasked = Complaints(log, "a publish failed, and nobody asked for its result: %s")
-        self._faults: dict[str, Complaints] = {}  # by place, of which there are a few
+        self._full, self._events = RateLimitedWarning(log, "%s"), EventLog(log)
+        self._unasked = RateLimitedWarning(
+            log, "a publish failed, and nobody asked for its result: %s"
+        )
+        self._faults: dict[str, RateLimitedWarning] = {}  # by place, of which there are a few
         self._broken: deque[Follows] = deque()  # what follows from faults, at the end of the turn
         self._faulty = False  # something failed in this turn
         self._watchers: list[tuple[Condition, Future[None]]] = []
@@ -540,7 +542,7 @@ class PublisherLoop:
                         if effect.kind == "nobody":
                             text = f"{effect.text}; they connect to {self._sockets.address}"
                             effect = msgspec.structs.replace(effect, text=text)
-                        self._told.tell(effect, now)
+                        self._events.write(effect, now)
                         self._tell(effect, now)
                         self._machine.observers.happened(effect, now)
             except Exception as error:
@@ -558,11 +560,11 @@ class PublisherLoop:
     def _warn(self, at: str, error: Exception, now: float) -> None:
         """Say that something failed, and go on; what follows from that is done after this turn."""
         self._faulty = True
-        complaints = self._faults.get(at)
-        if complaints is None:
+        warning = self._faults.get(at)
+        if warning is None:
             text = f"the publisher goes on, but {at} has failed: %s; {DEFECT}"
-            complaints = self._faults[at] = Complaints(log, text)
-        complaints.warn(repr(error), now, error)
+            warning = self._faults[at] = RateLimitedWarning(log, text)
+        warning.warn(repr(error), now, error)
 
     def _try(self, at: str, step: Callable[[], T], now: float) -> T | None:
         """Take a step that may fail; None if it does."""
@@ -709,16 +711,16 @@ class Promise(Future[Receipt]):
     nobody, so it is a warning in the log, of which there is one from time to time.
 
     Args:
-        complaints: Where it is said that nobody has asked for one that failed.
+        unclaimed: Where it is said that nobody has asked for one that failed.
 
     Attributes:
         publication: The call of a `together` publish, from when its weights are here until it is
             over.
     """
 
-    def __init__(self, complaints: Complaints) -> None:
+    def __init__(self, unclaimed: RateLimitedWarning) -> None:
         super().__init__()
-        self._complaints, self._asked, self._process = complaints, False, os.getpid()
+        self._unclaimed, self._asked, self._process = unclaimed, False, os.getpid()
         self.publication: Publication | None = None
         self._committed: tuple[int, int] | None = None
 
@@ -771,4 +773,4 @@ class Promise(Future[Receipt]):
             return
         error = super().exception()
         if isinstance(error, PublishError):
-            self._complaints.warn(error, time.monotonic())
+            self._unclaimed.warn(error, time.monotonic())

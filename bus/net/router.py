@@ -31,16 +31,16 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..allowance import Allowance
-from ..complaints import Complaints
+from ..event_log import RateLimitedWarning
 from ..limits import (
+    CONNECT_RATE,
     HANDSHAKE_SECONDS,
     HOSTS_MAX,
-    NEWCOMERS,
     PARTIAL_BYTES_MAX,
     UNPROVEN_MAX,
 )
 from ..messages import Buffer
+from ..token_bucket import TokenBucket
 from ..trust.curve_server import CROWDED, CurveError, CurveServer
 from . import endpoints
 from .descriptors import Crowd, limit_of, spent
@@ -98,14 +98,16 @@ class Router:
         self._partial: dict[Peer, int] = {}  # bytes in no message, where any are
         self._partial_bytes = 0
         self._waiting: dict[Peer, None] = {}  # for others to need less for their copies
-        self._hosts: dict[str, Allowance] = {}  # where newcomers came from a moment ago
+        self._hosts: dict[str, TokenBucket] = {}  # where newcomers came from a moment ago
         self._searches: deque[Peer] = deque()
         self._ending: list[tuple[Peer, float, str]] = []  # until when to look at its process
         self._last: Peer | None = None  # the sender of the last message
         self._count = 0  # of connections so far
         self._scratch = memoryview(bytearray(READ_BYTES))
-        self._hung_up = Complaints(log, "hung up on a control connection: %s")
-        self._not_accepted = Complaints(log, "cannot accept a connection, will try again: %s")
+        self._hung_up = RateLimitedWarning(log, "hung up on a control connection: %s")
+        self._not_accepted = RateLimitedWarning(
+            log, "cannot accept a connection, will try again: %s"
+        )
         self._accept_at = 0.0  # 0: it accepts
         self._tick_at = self._search_at = self.due = math.inf
         self.gone: list[Peer] = []
@@ -312,10 +314,10 @@ class Router:
         """Return whether one more of a host may come: each has a few at once, and some a second."""
         if host not in self._hosts:
             if len(self._hosts) >= HOSTS_MAX:
-                self._hosts = {h: each for h, each in self._hosts.items() if not each.rested(now)}
+                self._hosts = {h: each for h, each in self._hosts.items() if not each.is_full(now)}
             if len(self._hosts) >= HOSTS_MAX:  # each has had its few: that is little, and bounded
                 self._hosts.clear()
-            self._hosts[host] = Allowance(NEWCOMERS, now)
+            self._hosts[host] = TokenBucket(CONNECT_RATE, now)
         return self._hosts[host].take(1, now)
 
     def _make_place(self, connection: socket.socket, host: str, now: float) -> bool:
@@ -338,8 +340,8 @@ class Router:
         """A connection has sent a message: it makes room for other newcomers."""
         peer.proven = True
         self._forget_unproven(peer)
-        if (allowance := self._hosts.get(peer.host)) is not None:
-            allowance.give_back(1)
+        if (bucket := self._hosts.get(peer.host)) is not None:
+            bucket.give_back(1)
 
     def _forget_unproven(self, peer: Peer) -> None:
         if peer in self._unproven:

@@ -11,11 +11,11 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from ..allowance import Allowance
-from ..complaints import Complaints
 from ..errors import AddressError, told_of
+from ..event_log import RateLimitedWarning
 from ..lease import Lease
 from ..limits import COMMANDS, UNREAD_BYTES_MAX
+from ..token_bucket import TokenBucket
 from . import endpoints
 from .zmtp import TICKET, Arrived, Place, Stream, ZmtpError
 
@@ -38,7 +38,7 @@ class Subscription:
 
     def __init__(self, place: Place, wake: Callable[[], None]) -> None:
         self._place, self._wake = place, wake
-        self._unusable = Complaints(log, "no pushed data from %s")
+        self._unusable = RateLimitedWarning(log, "no pushed data from %s")
         self._endpoint = ""
         self._ticket, self._ticketed = "", False
         self._topics: set[bytes] = set()
@@ -50,7 +50,7 @@ class Subscription:
         self._dial_at = 0.0
         self._pause = REDIAL_SECONDS
         self._heard_at = 0.0
-        self._commands = Allowance(COMMANDS, 0.0)  # of this connection
+        self._commands = TokenBucket(COMMANDS, 0.0)  # of this connection
         self._expected = 1
         self._drained = False  # nothing more is here, until the descriptor says so
         self.pending = False  # messages may be here already: the descriptor tells nothing of them
@@ -227,7 +227,7 @@ class Subscription:
             return
         found.setblocking(False)
         self._socket, self._heard_at, self._expected = found, now, 1
-        self._stream, self._commands = Stream(self._place), Allowance(COMMANDS, now)
+        self._stream, self._commands = Stream(self._place), TokenBucket(COMMANDS, now)
         if self._ticket:
             self._stream.first, self._ticket = TICKET + self._ticket.encode(), ""  # K7
         for topic in self._topics:

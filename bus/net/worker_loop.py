@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...codecs.words import printable
-from ..complaints import Complaints
 from ..effects import (
     Connect,
     Copy,
@@ -42,6 +41,7 @@ from ..effects import (
     Whole,
 )
 from ..errors import AddressError, ClosedError, RefusedError, on_one_line, rejected
+from ..event_log import RateLimitedWarning
 from ..lease import Lease
 from ..memory.pages import memory_ahead, memory_of
 from ..memory.segment import MappedSegments
@@ -91,8 +91,8 @@ class WorkerLoop:
         self._work: deque[Happening] = deque()
         self._copier = Copier(partial(_hand_in, self._work, sockets))  # `tell` would hold us
         self._stopping, self._refused = False, ""
-        self._unreachable = Complaints(log, "no pushed data: %s")
-        self._failures = Complaints(log, "%s")
+        self._unreachable = RateLimitedWarning(log, "no pushed data: %s")
+        self._failures = RateLimitedWarning(log, "%s")
         self._at_once: Callable[[StagedVersion], bool] | None = None
         self._examine: Callable[[Check], None] | None = None
         self._thread = Owner(self._run, "weightbus-worker")

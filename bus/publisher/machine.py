@@ -47,8 +47,8 @@ from . import absent, calls, faults, joining, publishing, reports, serving, sess
 from .effects import Broadcast, Effect, HangUp, Resolve
 from .known import Known, Reached
 from .observers import Observers
-from .patience import CHEAP, DEAR, Patience, cost_of
 from .publication import Publication, Terms
+from .rate_limits import COST_HIGH, COST_LOW, RateLimits, cost_of
 from .roster import Peer
 from .state import PublisherState
 from .status import WorkerStatus, status_of
@@ -65,7 +65,7 @@ class PublisherMachine:
 
     def __init__(self, state: PublisherState) -> None:
         self.state, self.observers = state, Observers(state)
-        self._patience = Patience(state.timing)
+        self._limits = RateLimits(state.timing)
 
     def _freeing(self, effects: list[Effect]) -> list[Effect]:
         """Let memory go before calls are answered: whoever is may publish again at once."""
@@ -97,23 +97,23 @@ class PublisherMachine:
         peer = self.state.roster.by_identity(identity)
         if peer is not None and peer.key != key:  # K10: whoever dials may choose its identity
             return [HangUp()]
-        if peer is None and not self._patience.has_time(now):
-            return [] if self._patience.bears(identity, DEAR, nbytes, now) else [HangUp()]
+        if peer is None and not self._limits.allow_unknown(now):
+            return [] if self._limits.allow(identity, COST_HIGH, nbytes, now) else [HangUp()]
         grants = self.state.grants
         grant = grants.of(key) if grants is not None else None
         if grants is not None and grant is None:  # K8
-            if not self._patience.bears(identity, DEAR, nbytes, now):
+            if not self._limits.allow(identity, COST_HIGH, nbytes, now):
                 return [HangUp()]
             return [Send(Refuse(code="revoked", text=sessions.REVOKED), to=identity)]
         try:
             message = to_publisher(frames)
         except ProtocolError as error:  # P5
             self.state.malformed += 1
-            if not self._patience.bears(identity, DEAR, nbytes, now):
+            if not self._limits.allow(identity, COST_HIGH, nbytes, now):
                 return [HangUp()]
             return [Send(Refuse(code=error.code, text=str(error)), to=identity)]
         cost = cost_of(message, known=peer is not None)
-        if not self._patience.bears(identity, cost, nbytes, now):
+        if not self._limits.allow(identity, cost, nbytes, now):
             return [HangUp()]
         if isinstance(message, Observe | Verify):  # P23, P24, K4
             return self.observers.asked(identity, message, grant, now)
@@ -123,7 +123,7 @@ class PublisherMachine:
             effects = sessions.heard(self.state, peer, now) + sessions.tell_keys(self.state, peer)
             effects += self._heed(peer, message, now)
             unlike, peer.unlike = peer.unlike, 0
-            if unlike and not self._patience.bears(identity, CHEAP * unlike, nbytes, now):
+            if unlike and not self._limits.allow(identity, COST_LOW * unlike, nbytes, now):
                 effects.append(HangUp())  # it may bring those of any number of versions
             if now < self.observers.until:
                 self.observers.heard(peer, message)
@@ -340,7 +340,7 @@ class PublisherMachine:
             yield number, partial(calls.settle, state, call, now)
 
     def _rest(self, now: float) -> list[Effect]:
-        self._patience.tick(now)
+        self._limits.tick(now)
         return []
 
     def _beacons(self, now: float) -> list[Effect]:

@@ -16,7 +16,6 @@ from typing import cast
 import msgspec
 from msgspec.structs import replace
 
-from ..allowance import Allowance
 from ..effects import Notice, Send
 from ..limits import (
     EVENTS_TOLD,
@@ -42,6 +41,7 @@ from ..observed import (
     Verify,
     WorkerRow,
 )
+from ..token_bucket import TokenBucket
 from ..trust.grants import Grant
 from .effects import Effect
 from .roster import Peer
@@ -108,7 +108,7 @@ class Observers:
         self.checks, self._state = Checks(state), state
         self.until = 0.0
         self._asked: dict[bytes, float] = {}  # by connection, when it asked last
-        self._rows = Allowance(ROWS, 0.0)
+        self._rows = TokenBucket(ROWS, 0.0)
         self._models: dict[str, _Model] = {}
         self._events: deque[tuple[int, float, Notice]] = deque()
 

@@ -13,7 +13,6 @@ import msgspec
 from msgspec.structs import replace
 
 from ...codecs.sealing import AES_256_GCM
-from ..allowance import Allowance
 from ..effects import (
     Connect,
     Effect,
@@ -59,6 +58,7 @@ from ..messages import (
 )
 from ..observed import Check, ToWorker, to_worker, unchecked
 from ..staged import SharedMemory
+from ..token_bucket import TokenBucket
 from . import reports
 from .events import Examined, Flush, Happening, Opened, Report, Wanted
 from .keyring import Keyring
@@ -139,7 +139,7 @@ class WorkerMachine:
         # When hello was said, or the control connection changed, and nothing came on it since.
         self._unanswered_since: float | None = None
         self._pinged_at = 0.0
-        self._checks = Allowance(CHECKS, 0.0)
+        self._checks = TokenBucket(CHECKS, 0.0)
 
     # What arrives.
 

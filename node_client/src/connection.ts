@@ -4,9 +4,9 @@
  */
 
 import { connect, type Socket } from "node:net";
-import { Allowance } from "./allowance.js";
 import type { Destination } from "./endpoints.js";
 import { COMMANDS, HANDSHAKE_MS } from "./limits.js";
+import { TokenBucket } from "./token_bucket.js";
 import type { Lease } from "./transfer.js";
 import { type Kind, Stream, ZmtpError } from "./zmtp.js";
 
@@ -54,7 +54,7 @@ export class Connection {
   #error = new Error(CLOSED);
   #heardAt = 0; // anything,
   #spokeAt = 0; // and a message, or a piece of one
-  #allowance = new Allowance(COMMANDS, 0); // of this connection
+  #bucket = new TokenBucket(COMMANDS, 0); // of this connection
 
   constructor(
     readonly options: Options,
@@ -126,7 +126,7 @@ export class Connection {
     this.#socket = socket;
     this.#stream = stream;
     this.#error = new Error(CLOSED);
-    this.#allowance = new Allowance(COMMANDS, performance.now());
+    this.#bucket = new TokenBucket(COMMANDS, performance.now());
     this.handlers.begins?.(stream);
     this.#within(this.options.patience, socket);
     socket.on("connect", () => {
@@ -177,7 +177,7 @@ export class Connection {
       const most = `at most ${this.options.unread} may wait`;
       throw new ZmtpError(`it does not read ${socket.writableLength} bytes for it; ${most}`);
     }
-    if (commands === 0 || this.#allowance.take(commands, now)) return;
+    if (commands === 0 || this.#bucket.take(commands, now)) return;
     throw new ZmtpError(
       `more than ${COMMANDS.burst} commands at once, or ${COMMANDS.perSecond} a second: a ` +
         "publisher sends a PING every few seconds",

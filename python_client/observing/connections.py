@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ...bus.complaints import Complaints
+from ...bus.event_log import RateLimitedWarning
 from ...bus.net.descriptors import RAISE, spent
 
 log = logging.getLogger("weightbus.http")
@@ -66,7 +66,9 @@ class Connections:
         self._each: dict[int, _Connection] = {}  # by descriptor; one that is taken anew is over
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
-        self._closed = Complaints(log, f"connections to the page at {where} were closed: %s")
+        self._closed = RateLimitedWarning(
+            log, f"connections to the page at {where} were closed: %s"
+        )
         for listener in listeners:
             self._resume(listener)
         self._look()

@@ -13,8 +13,8 @@ from importlib.resources import files
 import msgspec
 from aiohttp import web
 
-from ...bus.complaints import Complaints
 from ...bus.errors import PublishError
+from ...bus.event_log import RateLimitedWarning
 from ...bus.observed import Observe
 from ...bus.receipt import Receipt
 from ...codecs.errors import WeightBusError
@@ -57,7 +57,7 @@ class Dashboard:
         self._history, self._keep_at = History(), float("-inf")
         self._picture = _Picture()
         self._streams = 0
-        self._failures = Complaints(log, "the page's history lacks a moment: %s")
+        self._failures = RateLimitedWarning(log, "the page's history lacks a moment: %s")
         folder = files(__package__ or "")
         self._page, self._policy = page_of(
             *(folder.joinpath(f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js"))

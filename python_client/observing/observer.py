@@ -9,20 +9,20 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from ...bus.allowance import Allowance, Rate
-from ...bus.complaints import Complaints
 from ...bus.errors import ProtocolError, RefusedError
+from ...bus.event_log import RateLimitedWarning
 from ...bus.limits import DIFFERENCES_TOLD, PAGES_MAX
 from ...bus.messages import Refuse, encode
 from ...bus.net.control import Activity, WorkerSockets
 from ...bus.observed import Observe, RosterPage, Verified, Verify, to_observer
+from ...bus.token_bucket import Rate, TokenBucket
 from ...bus.trust.keys import WorkerKeys
 from ..closing import Closable
 from .view import View
 
 log = logging.getLogger("weightbus.observer")
 
-ASKS = Rate(12, 6)  # below what a publisher puts up with (TALK, at the price of a stranger)
+ASKS = Rate(12, 6)  # below what a publisher puts up with (CONTROL_RATE, at the price of a stranger)
 ANSWER_SECONDS = 1.0  # after which a question is asked again
 CHECK_SECONDS = 10.0  # the same, where a worker has to look
 LOOK_SECONDS = 0.25  # between two looks at the connection
@@ -52,9 +52,11 @@ class Observer(Closable):
         self.heard_at: float | None = None  # when the publisher answered last
         self.ahead: float | None = None
         self._sockets = WorkerSockets(address, lambda _frames, _size: None, keys)
-        self._failures = Complaints(log, "an answer of the publisher could not be taken: %s")
+        self._failures = RateLimitedWarning(
+            log, "an answer of the publisher could not be taken: %s"
+        )
         self._tried_at = time.monotonic()  # to connect, or heard
-        self._allowance = Allowance(ASKS, self._tried_at)
+        self._allowance = TokenBucket(ASKS, self._tried_at)
 
     def close(self) -> None:
         """End the connection."""

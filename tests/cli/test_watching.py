@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from weightbus import Publisher, PublishError, Settings, Subscriber
-from weightbus.bus.allowance import Rate
+from weightbus.bus.token_bucket import Rate
 from weightbus.python_client.cli.screen import Screen, plain, visible
 from weightbus.python_client.cli.status import ROWS_SHOWN, show
 from weightbus.python_client.cli.top import (

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from weightbus import Publisher, PublishError, RefusedError, Settings, Subscriber
-from weightbus.bus.complaints import TOLD, Told
 from weightbus.bus.effects import Notice
 from weightbus.bus.errors import FRAMES_TOLD, told_of
+from weightbus.bus.event_log import KIND_RATE, EventLog
 from weightbus.tests.cli.starting import python
 from weightbus.tests.client.settling import arrays
 from weightbus.tests.compose.waiting import wait_for
@@ -82,7 +82,9 @@ def test_of_a_traceback_the_innermost_frames_are_told() -> None:
 
 def test_a_record_says_what_it_is_about_on_one_line(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "weightbus"):
-        Told(log).tell(Notice("failed", "worker w failed:\n\x1b[2Jforged", "w", warning=True), 0)
+        EventLog(log).write(
+            Notice("failed", "worker w failed:\n\x1b[2Jforged", "w", warning=True), 0
+        )
     (record,) = caplog.records
     assert record.getMessage() == r"worker w failed:\n\x1b[2Jforged"
     assert record.levelno == logging.WARNING
@@ -90,20 +92,20 @@ def test_a_record_says_what_it_is_about_on_one_line(caplog: pytest.LogCaptureFix
 
 
 def test_a_flood_is_told_in_few_lines(caplog: pytest.LogCaptureFixture) -> None:
-    told = Told(log)
+    events = EventLog(log)
     with caplog.at_level(logging.INFO, "weightbus"):
         for number in range(100_000):
-            told.tell(Notice("joined", f"worker {number} joined", str(number)), number / 1000)
-    assert len(caplog.records) <= TOLD.burst + 100 * TOLD.per_second + 100 / 10 + 1
+            events.write(Notice("joined", f"worker {number} joined", str(number)), number / 1000)
+    assert len(caplog.records) <= KIND_RATE.burst + 100 * KIND_RATE.per_second + 100 / 10 + 1
     assert any("times more since" in record.getMessage() for record in caplog.records)
 
 
 def test_what_nobody_wants_to_hear_costs_no_allowance(caplog: pytest.LogCaptureFixture) -> None:
-    told = Told(log)
+    events = EventLog(log)
     with caplog.at_level(logging.WARNING, "weightbus"):
-        for _ in range(10 * int(TOLD.burst)):
-            told.tell(Notice("joined", "worker w joined", "w"), 0)
-        told.tell(Notice("nobody", "a warning", warning=True), 0)
+        for _ in range(10 * int(KIND_RATE.burst)):
+            events.write(Notice("joined", "worker w joined", "w"), 0)
+        events.write(Notice("nobody", "a warning", warning=True), 0)
     assert [record.getMessage() for record in caplog.records] == ["a warning"]
 
 
@@ -145,12 +147,12 @@ def test_who_has_set_up_nothing_is_told_warnings_and_may_say_not_to_be(
     setup: str, lines: int
 ) -> None:
     code = (
-        "import logging, weightbus.bus.complaints as c\n"
+        "import logging, weightbus.bus.event_log as c\n"
         "from weightbus.bus.effects import Notice\n"
         f"{setup}\n"
-        "told = c.Told(logging.getLogger('weightbus.publisher'))\n"
-        "told.tell(Notice('joined', 'worker w joined', 'w'), 0)\n"
-        "told.tell(Notice('lost', 'worker w is lost', 'w', warning=True), 0)\n"
+        "events = c.EventLog(logging.getLogger('weightbus.publisher'))\n"
+        "events.write(Notice('joined', 'worker w joined', 'w'), 0)\n"
+        "events.write(Notice('lost', 'worker w is lost', 'w', warning=True), 0)\n"
     )
     done = python("-c", code, timeout=SECONDS)
     assert (done.stdout, len(done.stderr.splitlines())) == ("", lines)

@@ -69,16 +69,13 @@ class Ticks(Timing):
 TIMING = Ticks()
 
 
-class Tolerant:
-    """Patience without end: how often a small world's workers talk says nothing of floods."""
+class Unlimited:
+    """No rate limits: how often the workers of a small world send says nothing of floods."""
 
-    def hears(self, _identity: bytes) -> bool:
+    def allow_unknown(self, _now: float) -> bool:
         return True
 
-    def has_time(self, _now: float) -> bool:
-        return True
-
-    def bears(self, _identity: bytes, _cost: int, _nbytes: int, _now: float) -> bool:
+    def allow(self, _identity: bytes, _cost: int, _nbytes: int, _now: float) -> bool:
         return True
 
     def tick(self, _now: float) -> None:
@@ -269,7 +266,7 @@ class PublisherSide:
         self._patched = patched
         self._bases: tuple[int, ...] = ()  # labels of the versions that patches may build on
         self.machine = PublisherMachine(PublisherState(epoch, "tcp://p:1", TIMING))
-        self.machine._patience = Tolerant()  # type: ignore[assignment]  # noqa: SLF001 # pyright: ignore
+        self.machine._limits = Unlimited()  # type: ignore[assignment]  # noqa: SLF001 # pyright: ignore
         self.machine.observers = Unobserved()  # type: ignore[assignment] # pyright: ignore
 
     def act(self, event: Event, now: float) -> list[Did]:

@@ -18,9 +18,8 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weightbus.bus.allowance import Rate
-from weightbus.bus.complaints import EVERY_SECONDS
 from weightbus.bus.errors import AddressError
+from weightbus.bus.event_log import EVERY_SECONDS
 from weightbus.bus.limits import SUBSCRIPTIONS, TOPIC_BYTES_MAX, TOPICS_MAX
 from weightbus.bus.messages import Buffer
 from weightbus.bus.net import pub as distribution
@@ -32,6 +31,7 @@ from weightbus.bus.net.pub import (
     Distribution,
 )
 from weightbus.bus.net.zmtp import GREETING, Stream, message_parts, rest_of
+from weightbus.bus.token_bucket import Rate
 from weightbus.tests.simulation.placing import Placed, frames_of
 
 SECONDS = 30.0  # far more than anything here takes

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from weightbus.bus.allowance import Rate
 from weightbus.bus.limits import COMMANDS, CONTROL_BYTES_MAX, HEADER_BYTES_MAX
 from weightbus.bus.net import outgoing, peer, router
 from weightbus.bus.net.processes import SocketSearch
 from weightbus.bus.net.publisher_sockets import PublisherSockets
 from weightbus.bus.net.zmtp import COMMAND, FRAMES_MAX, GREETING, MORE
+from weightbus.bus.token_bucket import Rate
 from weightbus.bus.trust import curve
 from weightbus.bus.trust.grants import Grant, Grants
 from weightbus.tests.net.dealers import (
@@ -267,7 +267,7 @@ def test_a_handshake_has_its_time(
 def test_of_each_host_a_few_may_come_at_once(
     sockets: PublisherSockets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router, "NEWCOMERS", Rate(2, 0.0))
+    monkeypatch.setattr(router, "CONNECT_RATE", Rate(2, 0.0))
     with contextlib.ExitStack() as stack:
         first, _ = (stack.enter_context(joined(sockets, "127.0.0.2")) for _ in range(2))
         wait_until_closed(sockets, stack.enter_context(dialled(sockets.address, "127.0.0.2")))

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from weightbus import RefusedError
-from weightbus.bus.complaints import Complaints, Told
 from weightbus.bus.effects import Notice
 from weightbus.bus.errors import ApplyError, ProtocolError, PublishError
+from weightbus.bus.event_log import EventLog, RateLimitedWarning
 from weightbus.bus.limits import ERROR_MAX, LABEL_MAX, TEXT_MAX
 from weightbus.bus.messages import Abort, Failed, Message, Refuse, Worded, from_publisher
 from weightbus.bus.observed import (
@@ -198,9 +198,9 @@ def logged(notices: list[Notice]) -> list[str]:
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(handler.format(record))  # type: ignore[method-assign]
     log.addHandler(handler)
-    told, full = Told(log), Complaints(log, "odd: %s")
+    events, full = EventLog(log), RateLimitedWarning(log, "odd: %s")
     for notice in notices:
-        told.tell(notice, 0.0)
+        events.write(notice, 0.0)
         full.warn(notice.text, 0.0)
     assert len(lines) == len(notices) + min(1, len(notices))
     return lines

@@ -2,7 +2,6 @@
 
 import pytest
 
-from weightbus.bus.allowance import Allowance, Rate
 from weightbus.bus.limits import (
     BUFFERS_MAX,
     CHUNKS_MAX,
@@ -43,6 +42,7 @@ from weightbus.bus.messages import (
 from weightbus.bus.net import control as sockets
 from weightbus.bus.net import peer, publisher_sockets
 from weightbus.bus.publisher.push import BURST_BYTES
+from weightbus.bus.token_bucket import Rate, TokenBucket
 from weightbus.codecs.checksum import CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN
 from weightbus.codecs.layout import HEADER_BYTES_MAX as LAYOUT_BYTES_MAX
 
@@ -126,12 +126,12 @@ def test_a_worker_of_all_models_may_subscribe_at_once() -> None:
 
 
 def test_an_allowance_is_spent_and_comes_back() -> None:
-    mine = Allowance(Rate(3, 10), 5.0)
+    mine = TokenBucket(Rate(3, 10), 5.0)
     assert [mine.take(1, 5.0) for _ in range(4)] == [True, True, True, False]
-    assert not mine.rested(5.29)
+    assert not mine.is_full(5.29)
     assert mine.take(2, 5.2)
     assert not mine.take(2, 5.2)
-    assert mine.rested(5.51), "what was refused is not held against it for longer"
+    assert mine.is_full(5.51), "what was refused is not held against it for longer"
     assert mine.take(3, 100.0)
     assert not mine.take(1, 100.0), "more than all does not come back"
 

@@ -14,7 +14,6 @@ import msgspec
 import pytest
 
 from weightbus.bus import limits, messages, observed
-from weightbus.bus.allowance import Rate
 from weightbus.bus.errors import ProtocolError
 from weightbus.bus.limits import Timing
 from weightbus.bus.memory import segment
@@ -30,6 +29,7 @@ from weightbus.bus.messages import (
     from_worker,
 )
 from weightbus.bus.publisher import offers
+from weightbus.bus.token_bucket import Rate
 from weightbus.bus.worker import layouts as acceptance
 from weightbus.bus.worker import slot
 from weightbus.codecs import checksum, layout

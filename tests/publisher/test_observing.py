@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from weightbus import Publisher, RefusedError, Settings, Subscriber
-from weightbus.bus.allowance import Rate
 from weightbus.bus.effects import Notice, Send
 from weightbus.bus.limits import (
     ERROR_MAX,
@@ -46,6 +45,7 @@ from weightbus.bus.observed import (
 from weightbus.bus.publisher import observers
 from weightbus.bus.publisher.effects import Effect
 from weightbus.bus.publisher.version import Offer
+from weightbus.bus.token_bucket import Rate
 from weightbus.codecs.layout import Layout
 from weightbus.python_client.observing.observer import Observer
 from weightbus.python_client.observing.view import View

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from weightbus import Publisher, PublishError
-from weightbus.bus.complaints import Complaints
+from weightbus.bus.event_log import RateLimitedWarning
 from weightbus.bus.net.publisher_loop import Promise
 from weightbus.bus.receipt import Receipt
 
@@ -23,7 +23,7 @@ RECEIPT = Receipt("m", 7, 1, 40, 0.1, "", {})
 
 
 def failed() -> Promise:
-    promise = Promise(Complaints(logging.getLogger("weightbus.test"), f"{UNASKED}: %s"))
+    promise = Promise(RateLimitedWarning(logging.getLogger("weightbus.test"), f"{UNASKED}: %s"))
     promise.set_exception(PublishError("applied by 0 of 1 workers", RECEIPT))
     return promise
 
@@ -65,7 +65,7 @@ def test_one_that_somebody_asks_about_does_not(
 
 @pytest.mark.parametrize("end", ["open", "cancelled", "achieved", "closed"])
 def test_one_that_has_not_failed_does_not(end: str, caplog: pytest.LogCaptureFixture) -> None:
-    promise = Promise(Complaints(logging.getLogger("weightbus.test"), "%s"))
+    promise = Promise(RateLimitedWarning(logging.getLogger("weightbus.test"), "%s"))
     match end:
         case "cancelled":
             promise.cancel()

@@ -175,7 +175,7 @@ class Loop:
 
 def watch(allowed: Allowed, looks: int) -> Loop:
     loop: Any = Loop(looks)
-    watched = watching._Watch(allowed, watching._Complaints(), loop, lambda: None)  # noqa: SLF001
+    watched = watching._Watch(allowed, watching._FolderErrors(), loop, lambda: None)  # noqa: SLF001
     watched.run(0.0)
     made: Loop = loop
     return made

@@ -10,8 +10,8 @@
 
 use super::curve::{Answer, Curve};
 use super::effects::Payload;
-use super::patience::{Allowance, Rate};
 use super::pipe::{Held, Pipe, Sending, Tail};
+use super::rate_limits::{Rate, TokenBucket};
 use crate::curve::FRAME_BYTES;
 use crate::framing::{
     fault, frame, frame_head, greeted, greeting, mechanism, pong, read_head, socket_type, COMMAND,
@@ -87,7 +87,7 @@ pub struct Accepted {
     kept_bytes: usize,
     /// It waits for room for a copy.
     pub starved: bool,
-    commands: Allowance,
+    commands: TokenBucket,
 }
 
 impl Held for Accepted {
@@ -115,7 +115,7 @@ impl Accepted {
             header_bytes: 0,
             kept_bytes: 0,
             starved: false,
-            commands: Allowance::new(now),
+            commands: TokenBucket::new(now),
         }
     }
 

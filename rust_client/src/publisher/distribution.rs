@@ -8,8 +8,8 @@
 use super::endpoints::Place;
 use super::listening::{unbindable, Listener};
 use super::outlet::{Heard, Outlet, Queued};
-use super::patience::{Allowance, Rate};
 use super::pipe::{let_go, COPIES_BYTES_MAX, HOLD};
+use super::rate_limits::{Rate, TokenBucket};
 use super::trust::Owner;
 use super::watched::Watched;
 use crate::error::Error;
@@ -39,7 +39,7 @@ pub struct Distribution {
     ready: Arc<Ready>,
     outlets: BTreeMap<u64, Watched<Outlet>>,
     next: u64,
-    accepts: Allowance,
+    accepts: TokenBucket,
     accept_at: Time,
     ping_at: Time,
     hold_at: Time,
@@ -57,7 +57,7 @@ impl Distribution {
             ready: Arc::new(ready),
             outlets: BTreeMap::new(),
             next: 0,
-            accepts: Allowance::new(Time::ZERO),
+            accepts: TokenBucket::new(Time::ZERO),
             accept_at: Time::ZERO,
             ping_at: Time::ZERO,
             hold_at: Time::ZERO,

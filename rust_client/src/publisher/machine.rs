@@ -21,9 +21,9 @@ use super::absent::{Absent, Oversights};
 use super::calls::Calls;
 use super::effects::{Effect, Payload, WorkerEvent, WorkerEventKind};
 use super::observers::{News, Observers};
-use super::patience::{cost_of, Notices, Patience};
 use super::phases::{PeerEvent, PeerPhase};
 use super::push::Push;
+use super::rate_limits::{cost_of, Notices, RateLimits};
 use super::roster::Roster;
 use super::status::WorkerStatus;
 use super::store::Store;
@@ -65,7 +65,7 @@ pub struct PublisherMachine {
     pub(super) oversights: Oversights,
     /// Where workers connect to, to be said where none has; empty: it is not known.
     pub address: String,
-    patience: Patience,
+    limits: RateLimits,
     notices: Notices,
     beacon_at: Time,
     out: Vec<Effect>,
@@ -97,7 +97,7 @@ impl PublisherMachine {
             checks: Checks::default(),
             oversights: Oversights::default(),
             address: String::new(),
-            patience: Patience::new(timing.ping),
+            limits: RateLimits::new(timing.ping),
             notices: Notices::default(),
             timing,
             beacon_at: Time::ZERO,
@@ -200,12 +200,12 @@ impl PublisherMachine {
             return vec![Effect::HangUp]; // K10: whoever dials may choose its identity
         }
         let odd = cost_of(None, false); // of what is nothing that we want
-        if name.is_none() && !self.patience.has_time(now) {
-            let bears = self.patience.bears(from, odd, header.len(), now);
-            return if bears { Vec::new() } else { vec![Effect::HangUp] };
+        if name.is_none() && !self.limits.allow_unknown(now) {
+            let allowed = self.limits.allow(from, odd, header.len(), now);
+            return if allowed { Vec::new() } else { vec![Effect::HangUp] };
         }
         if !self.may_come(key) {
-            if !self.patience.bears(from, odd, header.len(), now) {
+            if !self.limits.allow(from, odd, header.len(), now) {
                 return vec![Effect::HangUp];
             }
             self.refuse_revoked(from);
@@ -213,7 +213,7 @@ impl PublisherMachine {
         }
         let message = to_publisher(header, payloads);
         let cost = cost_of(message.as_ref().ok(), name.is_some());
-        if !self.patience.bears(from, cost, header.len(), now) {
+        if !self.limits.allow(from, cost, header.len(), now) {
             return vec![Effect::HangUp];
         }
         match (message, name) {
@@ -323,9 +323,9 @@ impl PublisherMachine {
 
     /// Does what is due: beacons, lost workers, deadlines.
     pub fn tick(&mut self, now: Time) -> Vec<Effect> {
-        self.patience.tick(now);
+        self.limits.tick(now);
         self.notices.tick(now);
-        if self.patience.recovered(now) {
+        if self.limits.recovered(now) {
             self.perform(Effect::GiveMemoryBack);
         }
         self.look_after(now);

@@ -12,7 +12,7 @@
 use super::effects::{Effect, Identity, WorkerEvent};
 use super::machine::PublisherMachine;
 use super::pages::{Changed, Page};
-use super::patience::{Allowance, Rate};
+use super::rate_limits::{Rate, TokenBucket};
 use super::roster::{Peer, Roster};
 use crate::messages::{Doing, FromWorker, Metadata};
 use crate::observed::Observe;
@@ -65,7 +65,7 @@ pub struct ModelSeen {
 pub struct Observers {
     clock: Option<Clock>, // nothing: nobody is told
     asked: HashMap<Identity, Time>,
-    rows: Allowance,
+    rows: TokenBucket,
     models: BTreeMap<String, ModelSeen>,
     events: VecDeque<(u64, Time, WorkerEvent)>,
 }
@@ -75,7 +75,7 @@ impl Default for Observers {
         Observers {
             clock: None,
             asked: HashMap::new(),
-            rows: Allowance::new(Time::ZERO),
+            rows: TokenBucket::new(Time::ZERO),
             models: BTreeMap::new(),
             events: VecDeque::new(),
         }

@@ -1,8 +1,8 @@
 //! One subscriber's connection at the publisher, and what is on its way to it: the publisher's side of ZMTP 3.
 
 use super::effects::Payload;
-use super::patience::{Allowance, Rate};
 use super::pipe::{Held, Pipe, Sending, Tail};
+use super::rate_limits::{Rate, TokenBucket};
 use super::trust::Owner;
 use crate::framing::{
     fault, frame, frame_head, greeted, greeting, mechanism, pong, read_head, COMMAND, GREETING_BYTES, MORE,
@@ -75,7 +75,7 @@ pub struct Outlet {
     received: Vec<u8>,
     greeted: bool,
     ready: bool,
-    allowance: Allowance,
+    allowance: TokenBucket,
 }
 
 impl Outlet {
@@ -99,7 +99,7 @@ impl Outlet {
             received: Vec::new(),
             greeted: false,
             ready: false,
-            allowance: Allowance::new(now),
+            allowance: TokenBucket::new(now),
         }
     }
 

@@ -10,8 +10,8 @@ use super::accepted::{Accepted, MayCome, Progress, Said};
 use super::effects::{Identity, Payload};
 use super::endpoints::Place;
 use super::listening::{unbindable, Listener};
-use super::patience::{Allowance, Rate};
 use super::pipe::{let_go, COPIES_BYTES_MAX};
+use super::rate_limits::{Rate, TokenBucket};
 use super::watched::Watched;
 use crate::curve::{key_of, public_of};
 use crate::error::Error;
@@ -60,7 +60,7 @@ pub struct Router {
     unfinished: BTreeMap<u64, Host>,        // those that have said nothing yet, the oldest first
     next: u64,
     closed: Vec<u64>, // that have said something, and of which nobody was told yet
-    accepts: Allowance,
+    accepts: TokenBucket,
     accept_at: Time,
     look_at: Time,
 }
@@ -88,7 +88,7 @@ impl Router {
             unfinished: BTreeMap::new(),
             next: 1,
             closed: Vec::new(),
-            accepts: Allowance::new(Time::ZERO),
+            accepts: TokenBucket::new(Time::ZERO),
             accept_at: Time::ZERO,
             look_at: Time::ZERO,
         };

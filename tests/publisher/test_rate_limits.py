@@ -12,9 +12,9 @@ import pytest
 import zmq
 from msgspec.structs import replace
 
-from weightbus.bus.complaints import TOLD, TOLD_OF_ONE, WORKERS_TOLD, Told
 from weightbus.bus.effects import Notice, Send
-from weightbus.bus.limits import ROSTER_MODELS_MAX, STRANGERS, TALK, Timing
+from weightbus.bus.event_log import KIND_RATE, WORKER_RATE, WORKERS_MAX, EventLog
+from weightbus.bus.limits import CONTROL_RATE, ROSTER_MODELS_MAX, UNKNOWN_PEER_RATE, Timing
 from weightbus.bus.messages import (
     TOKEN_BYTES,
     UPSTREAM,
@@ -29,10 +29,10 @@ from weightbus.bus.messages import (
 from weightbus.bus.net import descriptors
 from weightbus.bus.net.control import WorkerSockets
 from weightbus.bus.net.publisher_sockets import PublisherSockets
-from weightbus.bus.publisher import patience
+from weightbus.bus.publisher import rate_limits
 from weightbus.bus.publisher.effects import Effect, HangUp
 from weightbus.bus.publisher.machine import PublisherMachine
-from weightbus.bus.publisher.patience import DEAR
+from weightbus.bus.publisher.rate_limits import COST_HIGH
 from weightbus.bus.publisher.roster import Roster
 from weightbus.bus.publisher.state import PublisherState
 from weightbus.tests.net.dealers import dialled, frame, joined, received, wait_until_closed
@@ -80,7 +80,7 @@ def test_a_flood_is_hung_up_on(
 ) -> None:
     bench = Bench()
     bench.say(b"honest", hello("honest"))
-    assert bench.floods(b"bad", flood, 2 * round(TALK.burst))
+    assert bench.floods(b"bad", flood, 2 * round(CONTROL_RATE.burst))
     assert bench.say(b"honest", Ping()), "others are heard"
     assert bench.say(b"back", hello("back")), "it may come back"
 
@@ -104,7 +104,7 @@ def test_wrong_digests_of_many_versions_are_a_flood_and_each_fact_is_told_once()
         bench.say(name, hello(name.decode()))
     wrong = [
         Applied(model=MODEL, epoch=7, version=n // 2 + 1, digest="f" * 64)
-        for n in range(2 * round(TALK.burst))
+        for n in range(2 * round(CONTROL_RATE.burst))
     ]
     for each in wrong:
         effects = bench.say(b"bad", each)
@@ -114,7 +114,9 @@ def test_wrong_digests_of_many_versions_are_a_flood_and_each_fact_is_told_once()
     else:
         raise AssertionError("it was never hung up on")
     assert {each.kind for each in told} == {"wrong-digest"}
-    assert len(told) == len({each.text for each in told}) <= TALK.burst / 2, "hello costs, too"
+    assert len(told) == len({each.text for each in told}) <= CONTROL_RATE.burst / 2, (
+        "hello costs, too"
+    )
     [once] = bench.say(b"honest", wrong[0])
     assert isinstance(once, Notice), "of another worker it is another fact"
     for _ in range(100):  # it says the same with each ping
@@ -135,25 +137,25 @@ def test_words_with_wrong_digests_are_nobodys() -> None:
 
 
 def test_one_worker_leaves_room_in_the_log_for_others_and_one_kind_for_other_kinds() -> None:
-    lines, log = list[str](), logging.Logger("told")
+    lines, log = list[str](), logging.Logger("events")
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     log.addHandler(handler)
-    told = Told(log)
+    events = EventLog(log)
     for n in range(10_000):  # ten seconds
-        told.tell(Notice("wrong-digest", f"bad {n}", "bad"), n / 1000)
-    assert TOLD_OF_ONE.burst <= len(lines) <= TOLD_OF_ONE.burst + 15
-    told.tell(Notice("wrong-digest", "another's", "good"), 10.0)
-    told.tell(Notice("left", "bad has left", "bad"), 12.0)
-    told.tell(Notice("left", "good has left", "good"), 12.0)
+        events.write(Notice("wrong-digest", f"bad {n}", "bad"), n / 1000)
+    assert WORKER_RATE.burst <= len(lines) <= WORKER_RATE.burst + 15
+    events.write(Notice("wrong-digest", "another's", "good"), 10.0)
+    events.write(Notice("left", "bad has left", "bad"), 12.0)
+    events.write(Notice("left", "good has left", "good"), 12.0)
     assert lines[-3:] == ["another's", "bad has left", "good has left"]
     for n in range(10_000):  # by any number of names
-        told.tell(Notice("joined", f"{n} joined", f"w{n}"), 20.0 + n / 1000)
-    told.tell(Notice("lost", "good is lost", "good", warning=True), 30.0)
+        events.write(Notice("joined", f"{n} joined", f"w{n}"), 20.0 + n / 1000)
+    events.write(Notice("lost", "good is lost", "good", warning=True), 30.0)
     assert lines[-1] == "good is lost"
-    assert len(lines) <= 3 * TOLD.burst
-    kept = vars(told)["_workers"]
-    assert len(kept) <= WORKERS_TOLD + 1
+    assert len(lines) <= 3 * KIND_RATE.burst
+    kept = vars(events)["_workers"]
+    assert len(kept) <= WORKERS_MAX + 1
 
 
 def test_what_a_worker_still_says_to_another_publisher_is_no_flood() -> None:
@@ -180,9 +182,9 @@ def test_quick_timing_allows_quick_talk() -> None:
 def test_strangers_share_what_time_there_is_for_them() -> None:
     bench = Bench()
     bench.say(b"honest", hello("honest"))
-    who = [b"%d" % n for n in range(round(STRANGERS.burst) + 100)]
+    who = [b"%d" % n for n in range(round(UNKNOWN_PEER_RATE.burst) + 100)]
     answered = [bool(bench.say(each, hello(each.decode()))) for each in who]
-    assert sum(answered) == STRANGERS.burst - 1
+    assert sum(answered) == UNKNOWN_PEER_RATE.burst - 1
     assert bench.say(b"honest", Ping()), "a worker is none of them"
     bench.now += 1.0
     assert bench.say(who[-1], hello("late")), "it is let in when it says hello again"
@@ -190,27 +192,27 @@ def test_strangers_share_what_time_there_is_for_them() -> None:
 
 def test_what_is_kept_of_connections_is_bounded() -> None:
     timing = Timing()
-    kept = patience.Patience(timing)
+    kept = rate_limits.RateLimits(timing)
     for n in range(10):
-        while kept.bears(b"%d" % n, DEAR, 0, 0.0):
+        while kept.allow(b"%d" % n, COST_HIGH, 0, 0.0):
             pass
     assert vars(kept)["_each"] == {}, "who is hung up on has nothing any more"
-    kept.bears(b"quiet", DEAR, 0, 0.0)
+    kept.allow(b"quiet", COST_HIGH, 0, 0.0)
     kept.tick(1.0)
     assert vars(kept)["_each"] == {}
 
 
 def test_talk_costs_more_the_larger_it_is() -> None:
-    kept = patience.Patience(Timing())
+    kept = rate_limits.RateLimits(Timing())
 
     def borne(nbytes: int) -> int:
         who, count = b"%d" % nbytes, 0
-        while kept.bears(who, patience.CHEAP, nbytes, 0.0):
+        while kept.allow(who, rate_limits.COST_LOW, nbytes, 0.0):
             count += 1
         return count
 
-    large = patience.DEAR_BYTES
-    most = round(TALK.burst)
+    large = rate_limits.BYTES_PER_COST
+    most = round(CONTROL_RATE.burst)
     assert [borne(n) for n in (0, large - 1, large, 3 * large)] == [
         most,
         most,

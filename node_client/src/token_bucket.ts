@@ -1,11 +1,13 @@
-/** How often something may happen: some at once, and so many a second. */
+/** Token buckets: how many units a peer may use at once, and how many a second after that. */
 
+/** The size of a bucket, and the units that flow into it each second. */
 export interface Rate {
   readonly burst: number;
   readonly perSecond: number;
 }
 
-export class Allowance {
+/** The units that one peer may use now; a new bucket is full. */
+export class TokenBucket {
   #left: number;
 
   constructor(
@@ -16,7 +18,7 @@ export class Allowance {
     this.#left = rate.burst;
   }
 
-  /** Take so many; return whether they are allowed. */
+  /** Take `count` units; return whether the bucket had as many. */
   take(count: number, now: number): boolean {
     const { burst, perSecond } = this.rate;
     this.#left = Math.min(burst, this.#left + ((now - this.at) / 1000) * perSecond) - count;

@@ -1,0 +1,80 @@
+"""Log lines at a bounded rate: events of peers, and warnings that repeat."""
+
+import logging
+
+from ..codecs.words import printable
+from .effects import Notice
+from .token_bucket import Rate, TokenBucket
+
+EVERY_SECONDS = 10.0  # between two warnings of one kind: a log of a day stays readable
+
+KIND_RATE = Rate(256, 8)  # lines of one kind of event: a day of a flood stays readable
+WORKER_RATE = Rate(64, 1)  # lines about one worker: a quarter, so that others have room
+WORKERS_MAX = 1024  # workers with a bucket; lines about further ones share the kind's
+
+
+class EventLog:
+    """Writes events to a log, one line each, at a bounded rate.
+
+    Each kind of event has a token bucket, and each worker has one for all kinds. So the events that
+    one worker causes cannot hide other kinds of events, nor those of other workers.
+
+    Args:
+        log: The log. The attribute `weightbus` of each record has the kind and the worker, for
+            structured logs.
+    """
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._kinds: dict[str, TokenBucket] = {}
+        self._workers: dict[str, TokenBucket] = {}
+        self._suppressed = RateLimitedWarning(log, "too many events to log each, such as: %s")
+
+    def write(self, notice: Notice, now: float) -> None:
+        """Log an event, escaped to one line, unless a bucket is empty."""
+        level = logging.WARNING if notice.warning else logging.INFO
+        if not self._log.isEnabledFor(level):
+            return
+        line, about = printable(notice.text), {"kind": notice.kind, "worker": notice.worker}
+        kind = self._kinds.get(notice.kind)
+        if kind is None:
+            kind = self._kinds[notice.kind] = TokenBucket(KIND_RATE, now)
+        worker = self._bucket_of(notice.worker, now) if notice.worker else None
+        if (worker is None or worker.take(1, now)) and kind.take(1, now):
+            self._log.log(level, "%s", line, extra={"weightbus": about})
+        else:
+            self._suppressed.warn(line, now)
+
+    def _bucket_of(self, worker: str, now: float) -> TokenBucket | None:
+        """Return the bucket of one worker; None if `WORKERS_MAX` others are not full."""
+        found = self._workers.get(worker)
+        if found is None and len(self._workers) >= WORKERS_MAX:
+            each = self._workers.items()
+            self._workers = {name: bucket for name, bucket in each if not bucket.is_full(now)}
+        if found is None and len(self._workers) < WORKERS_MAX:
+            found = self._workers[worker] = TokenBucket(WORKER_RATE, now)
+        return found
+
+
+class RateLimitedWarning:
+    """A warning that is logged at most once in `EVERY_SECONDS`, with a count of those suppressed.
+
+    Args:
+        log: The log.
+        text: The text, with a %s for the reason.
+    """
+
+    def __init__(self, log: logging.Logger, text: str) -> None:
+        self._log, self._text = log, text
+        self._next_at = float("-inf")
+        self._suppressed = 0
+
+    def warn(self, reason: object, now: float, cause: BaseException | None = None) -> None:
+        """Log the warning, with the traceback of its cause, if any; or count it."""
+        if now < self._next_at:
+            self._suppressed += 1
+            return
+        count = self._suppressed
+        more = f" ({count} times more since the last warning)" if count else ""
+        self._log.warning(self._text + "%s", printable(str(reason)), more, exc_info=cause)
+        self._next_at, self._suppressed = now + EVERY_SECONDS, 0

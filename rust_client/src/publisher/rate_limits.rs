@@ -1,0 +1,185 @@
+//! Rate limits on the control connections of a publisher.
+//!
+//! A worker sends a few hellos and a ping now and then. Its reports and fetches move a version along, and may come as
+//! fast as the worker can send. Anything else costs its connection units of a token bucket; a connection that takes
+//! more than its bucket has is closed. Connections without a known worker share one further bucket.
+
+use super::effects::Identity;
+use crate::messages::FromWorker;
+use crate::observed::ToPublisher;
+use crate::transfer::Time;
+use std::collections::HashMap;
+use std::time::Duration;
+
+/// The size of a bucket, and the units that flow into it each second.
+#[derive(Clone, Copy)]
+pub struct Rate(pub f64, pub f64);
+
+const CONTROL_RATE: Rate = Rate(64.0, 32.0); // units from one connection; a second is a ping interval if that is shorter
+const UNKNOWN_PEER_RATE: Rate = Rate(1024.0, 256.0); // messages of connections that have not joined
+const NOTICES: Rate = Rate(16.0, 0.2); // events that one worker, or one key, can cause
+const SOURCES_MAX: usize = 1024; // of such events with a bucket of their own; further ones share one
+const COST_LOW: f64 = 1.0; // a message with at most one answer
+const COST_HIGH: f64 = 4.0; // one with more effects
+const BYTES_PER_COST: usize = 1 << 14; // each so many bytes of a message cost as much again
+const QUIET: Duration = Duration::from_secs(3); // without a flood, after which memory goes back to the system
+
+/// The units that one peer may use now; a new bucket is full.
+pub struct TokenBucket {
+    at: Time,
+    spent: f64,
+}
+
+impl TokenBucket {
+    pub fn new(now: Time) -> TokenBucket {
+        TokenBucket { at: now, spent: 0.0 }
+    }
+
+    /// Takes `count` units; false, and none taken, if the bucket has fewer.
+    pub fn take(&mut self, count: f64, Rate(burst, per_second): Rate, now: Time) -> bool {
+        let refilled = now.saturating_sub(self.at).as_secs_f64() * per_second;
+        self.spent = (self.spent - refilled).max(0.0);
+        self.at = now;
+        let enough = self.spent + count <= burst;
+        self.spent += if enough { count } else { 0.0 };
+        enough
+    }
+
+    /// Whether the bucket equals a new one, so that it can be dropped.
+    pub fn is_full(&self, Rate(_, per_second): Rate, now: Time) -> bool {
+        now.saturating_sub(self.at).as_secs_f64() * per_second >= self.spent
+    }
+}
+
+/// The token buckets of all connections to one publisher.
+pub struct RateLimits {
+    control: Rate,
+    unknown: TokenBucket,
+    buckets: HashMap<Identity, TokenBucket>,
+    refused_at: Option<Time>,
+}
+
+impl RateLimits {
+    pub fn new(ping: Duration) -> RateLimits {
+        // Workers ping as often as the welcome says.
+        let faster = (1.0 / ping.as_secs_f64().max(0.001)).max(1.0);
+        let control = Rate(CONTROL_RATE.0, CONTROL_RATE.1 * faster);
+        RateLimits {
+            control,
+            unknown: TokenBucket::new(Time::ZERO),
+            buckets: HashMap::new(),
+            refused_at: None,
+        }
+    }
+
+    /// Whether to parse one more message of a connection without a known worker.
+    pub fn allow_unknown(&mut self, now: Time) -> bool {
+        let allowed = self.unknown.take(1.0, UNKNOWN_PEER_RATE, now);
+        self.noted(allowed, now)
+    }
+
+    /// Charges a connection for a message of `nbytes` bytes; false if it is to be closed.
+    pub fn allow(&mut self, from: &[u8], cost: f64, nbytes: usize, now: Time) -> bool {
+        if cost == 0.0 {
+            return true;
+        }
+        let cost = cost * (1 + nbytes / BYTES_PER_COST) as f64;
+        let fresh = || TokenBucket::new(now);
+        let allowed = self.buckets.entry(from.to_vec()).or_insert_with(fresh).take(cost, self.control, now);
+        self.noted(allowed, now)
+    }
+
+    fn noted(&mut self, allowed: bool, now: Time) -> bool {
+        self.refused_at = if allowed { self.refused_at } else { Some(now) };
+        allowed
+    }
+
+    /// Whether a flood has been over for `QUIET`; true once for each flood.
+    pub fn recovered(&mut self, now: Time) -> bool {
+        let over = self.refused_at.map_or(false, |at| now.saturating_sub(at) >= QUIET);
+        self.refused_at = self.refused_at.filter(|_| !over);
+        over
+    }
+
+    /// Drops the buckets that are full again.
+    pub fn tick(&mut self, now: Time) {
+        let control = self.control;
+        self.buckets.retain(|_, bucket| !bucket.is_full(control, now));
+    }
+}
+
+/// The token buckets of the sources of events.
+#[derive(Default)]
+pub struct Notices {
+    each: HashMap<String, (TokenBucket, u64)>, // with the number of events suppressed
+}
+
+impl Notices {
+    /// Takes a unit for an event of a source: returns how many events were suppressed since the last one, or None if
+    /// this one is to be suppressed.
+    pub fn take(&mut self, source: &str, now: Time) -> Option<u64> {
+        let known = self.each.contains_key(source) || self.each.len() < SOURCES_MAX;
+        let source = if known { source } else { "" };
+        let (bucket, suppressed) =
+            self.each.entry(source.to_owned()).or_insert_with(|| (TokenBucket::new(now), 0));
+        if bucket.take(1.0, NOTICES, now) {
+            return Some(std::mem::take(suppressed));
+        }
+        *suppressed += 1;
+        None
+    }
+
+    /// Drops the buckets that are full again.
+    pub fn tick(&mut self, now: Time) {
+        self.each.retain(|_, (bucket, _)| !bucket.is_full(NOTICES, now));
+    }
+}
+
+/// The units that a message costs its connection; 0 if it moves a version along.
+pub fn cost_of(message: Option<&ToPublisher>, known: bool) -> f64 {
+    match message {
+        None | Some(ToPublisher::Observe(_) | ToPublisher::Verify(_)) => COST_HIGH,
+        Some(ToPublisher::Worker(FromWorker::Hello(_))) => COST_HIGH,
+        // A connection without a known worker gets a refusal for each report. A worker that comes back after a restart
+        // sends a good many before the first refusal reaches it.
+        Some(_) if !known => COST_LOW,
+        Some(ToPublisher::Worker(FromWorker::Ping(_) | FromWorker::Pong(_) | FromWorker::Bye)) => COST_LOW,
+        Some(ToPublisher::Checked(_)) => COST_LOW,
+        Some(_) => 0.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_of_many_events_hides_no_others() {
+        let (mut notices, now) = (Notices::default(), Duration::from_secs(1));
+        let told = (0..1000).filter(|_| notices.take("noisy", now).is_some()).count();
+        assert_eq!((told, notices.take("other", now)), (16, Some(0)));
+        assert_eq!(notices.take("noisy", now + Duration::from_secs(5)), Some(984), "and how many there were");
+        assert_eq!(notices.take("noisy", now + Duration::from_secs(10)), Some(0), "once");
+        for number in 0..2 * SOURCES_MAX {
+            notices.take(&number.to_string(), now);
+        }
+        assert!(notices.each.len() <= SOURCES_MAX + 1);
+        notices.tick(now + Duration::from_secs(100));
+        assert!(notices.each.is_empty());
+    }
+
+    #[test]
+    fn the_end_of_a_flood_is_reported_once() {
+        let mut limits = RateLimits::new(Duration::from_secs(1));
+        let floods = |limits: &mut RateLimits, now| while limits.allow(b"peer", COST_HIGH, 0, now) {};
+        let at = Duration::from_secs;
+        assert!(!limits.recovered(at(9)), "there was none");
+        floods(&mut limits, at(10));
+        assert!(!limits.recovered(at(12)));
+        floods(&mut limits, at(12));
+        assert!(!limits.recovered(at(14)), "it went on");
+        assert!(limits.recovered(at(15)) && !limits.recovered(at(16)));
+        while limits.allow_unknown(at(20)) {}
+        assert!(limits.recovered(at(30)), "a flood of unknown peers is one, too");
+    }
+}
