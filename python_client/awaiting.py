@@ -17,21 +17,21 @@ T = TypeVar("T")
 OUTLAST_SECONDS = 10.0  # that a cancelled call is waited for: a copy has to end, a hook may hang
 
 
-class Cut:
-    """Tells a thread that nobody waits for it any more.
+class CancelToken:
+    """Has a thread stop waiting: its caller was cancelled.
 
     Args:
-        wake: Has it look.
+        wake: Has the thread look at the token.
     """
 
     def __init__(self, wake: Callable[[], object]) -> None:
-        self._wake, self._made = wake, False
+        self._wake, self._cancelled = wake, False
 
     def __call__(self) -> bool:
-        return self._made
+        return self._cancelled
 
-    def make(self) -> None:
-        self._made = True
+    def cancel(self) -> None:
+        self._cancelled = True
         self._wake()
 
 

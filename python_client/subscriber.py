@@ -34,7 +34,7 @@ from ..codecs.errors import WeightBusError
 from ..codecs.renaming import Rename, renaming_of
 from . import checks
 from .applying import NEVER, Applier, Running, Staged, Update
-from .awaiting import Cut, in_thread
+from .awaiting import CancelToken, in_thread
 from .background import Background
 from .calls import Calls
 from .checks import check_name
@@ -319,9 +319,9 @@ class Subscriber(InOneProcess):
         Arguments, result and errors are those of `receive`. If you cancel it, it applies nothing. A
         copy that has begun ends first, and the next call without `version` returns its `Update`.
         """
-        cut = Cut(self._applier.look)
+        cut = CancelToken(self._applier.look)
         work = partial(self._receive, timeout, version, model, cut)
-        return await in_thread(work, "weightbus-receive", cut.make, self._keep)
+        return await in_thread(work, "weightbus-receive", cut.cancel, self._keep)
 
     def _keep(self, received: "Future[Update | None]") -> None:
         """Keep for the next call what one that was cancelled had applied already, or failed to."""
@@ -421,9 +421,9 @@ class Subscriber(InOneProcess):
         self, model: str, version: int = 1, *, epoch: int = 0, timeout: float
     ) -> Update | None:
         """Wait in a coroutine. Arguments, result and errors are those of `wait_for_version`."""
-        cut = Cut(self._handoff.look)
+        cut = CancelToken(self._handoff.look)
         work = partial(self._wait_for_version, model, version, epoch, timeout, cut)
-        return await in_thread(work, "weightbus-wait", cut.make)
+        return await in_thread(work, "weightbus-wait", cut.cancel)
 
     def _wait_for_version(
         self, model: str, version: int, epoch: int, timeout: float, stop: Callable[[], bool]
@@ -473,7 +473,7 @@ class Subscriber(InOneProcess):
 
     async def _next(self, seen: dict[str, Update]) -> Update | None:
         """Return a version that runs and was not seen yet."""
-        cut = Cut(self._handoff.look)
+        cut = CancelToken(self._handoff.look)
 
         def news() -> Update | None:
             return next((u for m, u in self._running.items() if seen.get(m) is not u), None)
@@ -487,7 +487,7 @@ class Subscriber(InOneProcess):
                     self._handoff.check_open()
                 return update
 
-        update = await in_thread(work, "weightbus-wait", cut.make)
+        update = await in_thread(work, "weightbus-wait", cut.cancel)
         if update is not None:
             seen[update.model] = update
         return update

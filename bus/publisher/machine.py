@@ -45,9 +45,9 @@ from ..observed import Checked, Observe, Verify, to_publisher
 from ..trust.grants import Grant
 from . import absent, calls, faults, joining, publishing, reports, serving, sessions
 from .effects import Broadcast, Effect, HangUp, Resolve
-from .known import Known, Reached
 from .observers import Observers
 from .publication import Publication, Terms
+from .publisher_view import PublisherView, ReachableWorker
 from .rate_limits import COST_HIGH, COST_LOW, RateLimits, cost_of
 from .roster import Peer
 from .state import PublisherState
@@ -359,16 +359,16 @@ class PublisherMachine:
         """Resolve every call that is still open, as it stands."""
         return calls.close(self.state, now)
 
-    def known(self) -> Known:
+    def known(self) -> PublisherView:
         """Return what any thread may know, which is so until the state is `stale` again."""
         state = self.state
         state.stale = False
         reached = [
-            Reached(peer.name, frozenset(peer.hello.models), peer.shared)
+            ReachableWorker(peer.name, frozenset(peer.hello.models), peer.shared)
             for peer in state.roster
             if peer.subscribed and peer.phase != "lost"
         ]
-        return Known(state.epoch, tuple(reached), state.crowded, state.malformed)
+        return PublisherView(state.epoch, tuple(reached), state.crowded, state.malformed)
 
     def crowded(self, text: str, now: float) -> list[Effect]:
         """Say who was turned away before it could say who it is; empty: nobody lately."""

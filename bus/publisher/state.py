@@ -100,7 +100,7 @@ class PublisherState:
     # By model, where its first version will lie, until that is published.
     prepared: dict[str, Prepare] = field(init=False, default_factory=dict[str, Prepare])
     malformed: int = field(init=False, default=0)  # messages that broke the protocol
-    stale: bool = field(init=False, default=True)  # `Known` says something else than this
+    stale: bool = field(init=False, default=True)  # `PublisherView` says something else than this
     renewed_at: float = field(init=False, default=-math.inf)  # when it last took another epoch
     renewal_pause: float = field(init=False)  # seconds from then until it may take yet another
     _first_epoch: int = field(init=False)  # which it began with

@@ -15,7 +15,7 @@ from ...codecs.errors import WeightBusError
 from ..applying import Applier
 from ..loading import UnreadableTargetError
 from ..target import Target
-from .aside import Aside
+from .background_queue import BackgroundQueue
 
 log = logging.getLogger("weightbus.subscriber")
 
@@ -38,11 +38,11 @@ class Checker:
         tell: Callable[[Examined], None],
     ) -> None:
         self._targets, self._applier, self._tell = targets, applier, tell
-        self._aside = Aside("weightbus-check", int(CHECKS.burst))  # no more come at once
+        self._queue = BackgroundQueue("weightbus-check", int(CHECKS.burst))  # no more come at once
 
     def ask(self, check: Check) -> None:
         """Answer this soon."""
-        if not self._aside.put(partial(self._examine, check)):
+        if not self._queue.put(partial(self._examine, check)):
             text = "it has no thread for that now: ask again in a moment"
             self._tell(Examined(unchecked(check, "busy", text)))
 

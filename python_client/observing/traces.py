@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...bus.errors import PublishError
 from ...bus.receipt import Receipt, WorkerReceipt
-from .aside import Aside, Job
+from .background_queue import BackgroundQueue, Job
 
 if TYPE_CHECKING:
     from ..applying import Update
@@ -78,18 +78,18 @@ def on_apply(update: "Update") -> None:
 def settle() -> None:
     """Have all spans made, if that takes no longer than a moment."""
     if SDK in sys.modules:
-        _aside(os.getpid()).settle(SETTLE_SECONDS)
+        _queue(os.getpid()).settle(SETTLE_SECONDS)
 
 
 @cache
-def _aside(_process: int) -> Aside:
+def _queue(_process: int) -> BackgroundQueue:
     """Return what makes the spans of a process: of a thread nothing is left after a fork."""
     atexit.register(settle)  # before the provider's, which was registered before
-    return Aside("weightbus-traces", WAITING_MAX)
+    return BackgroundQueue("weightbus-traces", WAITING_MAX)
 
 
 def _later(make: Job) -> None:
-    if not _aside(os.getpid()).put(partial(_guarded, make)):
+    if not _queue(os.getpid()).put(partial(_guarded, make)):
         _warn("the exporter is too slow for the spans, and some are dropped: use a faster one")
 
 

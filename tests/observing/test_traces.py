@@ -58,9 +58,9 @@ def _process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[],
         return processor
 
     traces._told.clear()  # noqa: SLF001 # pyright: ignore
-    traces._aside.cache_clear()  # noqa: SLF001 # pyright: ignore
+    traces._queue.cache_clear()  # noqa: SLF001 # pyright: ignore
     yield make
-    traces._aside.cache_clear()  # noqa: SLF001 # pyright: ignore
+    traces._queue.cache_clear()  # noqa: SLF001 # pyright: ignore
 
 
 def test_without_a_provider_nothing_is_made() -> None:
@@ -132,7 +132,7 @@ def test_an_exporter_that_hangs_holds_up_nobody(
             for _ in range(traces.WAITING_MAX + 1):
                 traces.on_apply(update)
     release.set()
-    traces._aside(os.getpid()).settle(SECONDS)  # noqa: SLF001 # pyright: ignore
+    traces._queue(os.getpid()).settle(SECONDS)  # noqa: SLF001 # pyright: ignore
     assert processor.threads == {"weightbus-traces"}
     assert caplog.text.count("some are dropped") == 1
 
@@ -150,7 +150,7 @@ def test_a_processor_that_fails_is_told_once_and_fails_nothing(
             publish = publisher.publish_async("m", arrays())
             assert worker.receive(SECONDS) is not None
             publish.result(SECONDS)
-    assert traces._aside(os.getpid()).settle(SECONDS)  # noqa: SLF001 # pyright: ignore
+    assert traces._queue(os.getpid()).settle(SECONDS)  # noqa: SLF001 # pyright: ignore
     assert processor.threads == {"weightbus-traces"}
     (told,) = [r for r in caplog.records if r.name == "weightbus.traces"]
     assert told.levelno == logging.WARNING

@@ -1,4 +1,4 @@
-"""Doing something aside, in a thread that is there while there is something to do."""
+"""Jobs that run in a thread of their own, which lives while there are any."""
 
 import threading
 from collections import deque
@@ -7,12 +7,12 @@ from collections.abc import Callable
 Job = Callable[[], None]
 
 
-class Aside:
-    """Does one thing after another, for threads that must not wait.
+class BackgroundQueue:
+    """Runs one job after another, for threads that must not wait.
 
     Args:
-        name: That of the thread.
-        most: Things that wait at most.
+        name: The name of the thread.
+        most: The number of jobs that may wait.
     """
 
     def __init__(self, name: str, most: int) -> None:
@@ -22,7 +22,7 @@ class Aside:
         self._at_work = False
 
     def put(self, job: Job) -> bool:
-        """Have this done soon, without raising; False: too much waits, or no thread is left."""
+        """Queue a job that never raises; return False if the queue is full or no thread starts."""
         with self._changed:
             if len(self._waiting) >= self._most:
                 return False
@@ -36,7 +36,7 @@ class Aside:
             return True
 
     def settle(self, timeout: float) -> bool:
-        """Wait until all of it is done; return whether it is."""
+        """Wait until all jobs are done; return whether they are."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._at_work, timeout)
 

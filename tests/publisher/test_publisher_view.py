@@ -15,10 +15,10 @@ import pytest
 from weightbus import Publisher, Settings, Subscriber, WorkersMissingError
 from weightbus.bus.messages import DELTA
 from weightbus.bus.net.callbacks import WorkerEvent
-from weightbus.bus.publisher.known import Known, Reached
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.observers import Observers
 from weightbus.bus.publisher.publication import Publication, Recipient
+from weightbus.bus.publisher.publisher_view import PublisherView, ReachableWorker
 from weightbus.bus.publisher.push import Push
 from weightbus.bus.publisher.roster import Delivery, Link, Peer, Roster, Seen
 from weightbus.bus.publisher.state import PublisherState
@@ -200,8 +200,11 @@ def test_publishing_changes_nothing_that_others_know() -> None:
 
 
 def test_it_says_who_hears_what_is_published() -> None:
-    near, far = Reached("near", frozenset("ab"), True), Reached("far", frozenset("b"), False)
-    known = Known(1, (near, far), "", 0)
+    near, far = (
+        ReachableWorker("near", frozenset("ab"), True),
+        ReachableWorker("far", frozenset("b"), False),
+    )
+    known = PublisherView(1, (near, far), "", 0)
     with pytest.raises(FrozenInstanceError):
         known.epoch = 2  # type: ignore[misc]
     assert known.sends("a", None, shared=False)

@@ -1,0 +1,46 @@
+"""The state of a publisher that any thread may read: an immutable record, replaced at each change.
+
+The machine belongs to one thread. A thread that publishes reads here, without asking that thread,
+whether to hash the version in the same pass in which it copies it.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ReachableWorker:
+    """A worker that receives pushed versions."""
+
+    name: str
+    models: frozenset[str]
+    shared: bool  # it reads shared memory of this host
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherView:
+    """The state of a publisher.
+
+    Attributes:
+        epoch: The publisher's incarnation.
+        reached: The workers that receive pushed versions.
+        turned_away: Connections that were rejected, in words; empty: none.
+        malformed: The number of malformed messages of the last moment.
+    """
+
+    epoch: int
+    reached: tuple[ReachableWorker, ...]
+    turned_away: str
+    malformed: int
+
+    def sends(self, model: str, workers: Collection[str] | None, *, shared: bool) -> bool:
+        """Return whether a version for these workers would be sent over the network. (P7, S9)
+
+        If so, the version is hashed in the same pass in which it is copied; a version for which
+        this was False is hashed when it is first sent. `shared`: it lies in shared memory.
+        """
+        for each in self.reached:
+            meant = model in each.models and (workers is None or each.name in workers)
+            if meant and not (shared and each.shared):
+                return True
+        return False
