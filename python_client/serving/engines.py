@@ -27,6 +27,7 @@ from zlib import crc32
 from .calls import Answer, CallError, Server
 
 ANSWER_SECONDS = 10.0  # for what takes no time: whoever is asked how things stand, or to go on
+INFO_SECONDS = 60.0  # for all that it knows of itself and its host, at first
 FLUSH_SECONDS = 30.0  # for a cache, which is flushed between two steps
 FLUSH_PAUSE_SECONDS = 0.2  # between two tries to flush it
 UNPAUSED = "none"  # the mode of a server that waits for its requests by itself
@@ -103,6 +104,14 @@ class Engine(ABC):
     @abstractmethod
     def checkpoint(self) -> str:
         """Return the folder or the name of the checkpoint that it was started with."""
+
+    @abstractmethod
+    def check_reload(self, derived: str) -> None:
+        """Check that its reload makes anew what it has derived from such weights.
+
+        Raises:
+            CallError: It does not, so it would answer as neither the old nor the new weights.
+        """
 
     @property
     def partial(self) -> bool:
@@ -273,6 +282,9 @@ class Sglang(Engine):
         ours = PurePosixPath(path).parent == PurePosixPath(self._how.seen)
         return str(info.get("tokenizer_path") or path) if ours else path
 
+    def check_reload(self, derived: str) -> None:
+        """Let all pass: what it loads it loads into the parameters that it computes by."""
+
     def _info(self) -> dict[str, Any]:
         return self._checked(self._server.get("/model_info", ANSWER_SECONDS), "/model_info").fields
 
@@ -346,6 +358,18 @@ class Vllm(Engine):
     def checkpoint(self) -> str:
         """Return the same: it says what it was started with, whatever it has loaded since."""
         return self.home()
+
+    def check_reload(self, derived: str) -> None:
+        """Refuse a server on a processor, whose layers compute by packed copies of these."""
+        said = str(self._server.get("/server_info", INFO_SECONDS).fields.get("vllm_config"))
+        if "device_config=cpu" in said:
+            raise CallError(
+                f"{self.url} runs on a processor, where vLLM's own reload leaves packed copies of "
+                f"a model's {derived} as they were, so that it would answer as neither the old "
+                "weights nor the new ones: serve it with weightbus's engine (weightbus[vllm]), "
+                "which packs them anew",
+                harmless=True,
+            )
 
     def _get(self, path: str) -> dict[str, Any]:
         return self._checked(self._server.get(path, ANSWER_SECONDS), path).fields

@@ -19,6 +19,7 @@ NAMES_SHOWN = 3
 CONVERTED = {"F16", "BF16", "F32", "F64"}  # engines convert each of these to each other
 # Buffers that old checkpoints have, that no trainer has, and that engines skip.
 SKIPPED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
+HEAD = "lm_head.weight"  # a checkpoint without it has a head that is tied to its embedding
 WAYS_OUT = (
     "give a checkpoint of the same names as --like, or load what cannot be known to fit with "
     "--unchecked"
@@ -40,6 +41,14 @@ class ServedCheckpoint:
 
     where: str
     layout: Layout
+
+    @property
+    def derived(self) -> str:
+        """What some engines keep copies of that a reload does not make anew."""
+        names = self.layout.names()
+        if any(".experts." in name for name in names):
+            return "experts"
+        return "" if any(name.endswith(HEAD) for name in names) else "tied weights"
 
     def fault(self, layout: Layout) -> str:
         """Say how another layout differs, ties taken into account; nothing if it fits."""

@@ -113,12 +113,15 @@ class ServedTarget(Target):
 
         Raises:
             UnknownCheckpointError: It cannot be known.
+            CallError: Whatever fits it, the server cannot load it rightly.
         """
-        if not self._checked or self._like is not None:
+        name = engine.checkpoint() if self._checked else ""
+        if not self._checked or self._serves.get(engine, ("",))[0] == name:
             return
-        name = engine.checkpoint()
-        if self._serves.get(engine, ("",))[0] != name:
-            self._serves[engine] = name, served_checkpoint.find(name, engine.url)
+        served = self._like or served_checkpoint.find(name, engine.url)
+        if served.derived:
+            engine.check_reload(served.derived)
+        self._serves[engine] = name, served
 
     def summing(self, layout: Layout, names: Names, sums: Sums) -> Iterator[int]:
         """Sum what the file holds.

@@ -62,6 +62,7 @@ class FakeEngine:
     ) -> None:
         self.kind, self.home, self.dev, self.lora = kind, home, dev, lora
         self.weights = {name: array.copy() for name, array in weights.items()}
+        self.device = "cuda"
         self.left = ""  # why a load has failed that vLLM keeps half
         self.version, self.path, self.token = "default", home, ""
         self.adapters: dict[str, tuple[str, Arrays]] = {}
@@ -125,6 +126,7 @@ class FakeEngine:
     def routes(self) -> list[str]:
         """Return what was called that changes something."""
         asked = {"/model_info", "/v1/models", "/weight_info", "/is_paused", "/ready", "/version"}
+        asked.add("/server_info")
         return [route for route, _ in self.calls if route not in asked]
 
     # HTTP.
@@ -318,6 +320,7 @@ class FakeEngine:
             return 200, f"Success: LoRA adapter '{name}' added successfully."
 
         dev = {
+            "GET /server_info": lambda _: (200, {"vllm_config": f"device_config={self.device}, "}),
             "GET /weight_info": lambda _: (200, {"weight_version": self.version}),
             "GET /is_paused": lambda _: (200, {"is_paused": self.paused}),
             "POST /collective_rpc": rpc,

@@ -161,3 +161,32 @@ def test_a_server_that_was_started_with_another_model(tmp_path: Path, kind: str)
         assert "it lacks other.weight" in text
         assert same(engine, other)
         assert told(stand.publish({"other.weight": np.ones((2, 2), np.float32)})[0])[0] == "applied"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("embed.weight", "tied weights"),
+        ("layers.0.mlp.experts.0.up_proj.weight", "experts"),
+        ("lm_head.weight", ""),
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("given", ["like", "served"])
+def test_what_vllm_on_a_processor_does_not_pack_anew(
+    tmp_path: Path, name: str, words: str, device: str, given: str
+) -> None:
+    weights = {name: np.zeros((2, 2), np.float32)}
+    like = tmp_path / "like"
+    like.mkdir()
+    save_file(weights, like / "model.safetensors")
+    with engines("vllm", weights) as made:
+        made[0].device = device
+        stand = Stand(tmp_path / "served", made, like=like if given == "like" else None)
+        receipt, _ = stand.publish({name: np.ones((2, 2), np.float32)})
+        if words and device == "cpu":
+            assert refused(receipt, f"packed copies of a model's {words} as they were")
+            assert made[0].routes() == []
+        else:
+            assert told(receipt)[0] == "applied"
+        stand.close()
