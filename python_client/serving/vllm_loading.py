@@ -17,7 +17,7 @@ before anything is published, and not when half of the model is loaded.
 """
 
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from ...codecs.errors import WeightBusError
 from ...codecs.layout import Signature
 from ..applying import Staged
 from ..loading import Pairs, UnchangedError
+from .vllm_proof import prove
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -64,6 +65,14 @@ class LayerwiseLoader:
         self._device = torch.device(device)
         self._model: Any = model  # what has vLLM's methods
         self._model_config, self._vllm_config = model_config, vllm_config
+
+    def prove(self) -> None:
+        """Prove once that the model computes by what is loaded into it; see `vllm_proof`.
+
+        Raises:
+            ReloadError: It does not.
+        """
+        prove(self._model, self._vllm_config, self._device, self._load)
 
     def rehearse(self, tensors: Mapping[str, Signature]) -> str:
         """Say why tensors of these names, dtypes and shapes cannot be loaded."""
@@ -108,6 +117,9 @@ class LayerwiseLoader:
             UnchangedError: It cannot be loaded, and nothing was changed.
             LoadError: It was loaded in part.
         """
+        self._load(pairs)
+
+    def _load(self, pairs: Iterable[tuple[str, torch.Tensor]]) -> None:
         at = _At()
         with set_current_vllm_config(self._vllm_config), reloading(self._model, self._device):
             try:

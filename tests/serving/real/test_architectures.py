@@ -5,6 +5,7 @@ rightly must be refused by name: that a model answers as neither the old weights
 and nobody hears of it, is what must not be.
 """
 
+import contextlib
 import gc
 import math
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ from vllm.distributed.weight_transfer.base import ModuleSource
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
 import weightbus
+from weightbus.python_client.serving import vllm_loading
+from weightbus.python_client.serving.vllm_proof import SWITCH, ReloadError
 from weightbus.tests.serving.real.test_llm import SECONDS, Client
 
 WORDS = 512
@@ -57,7 +60,6 @@ ARCHITECTURES: dict[str, tuple[type[Any], dict[str, Any]]] = {
         transformers.MixtralConfig,
         {"tie_word_embeddings": False, "num_local_experts": 4, "num_experts_per_tok": 2},
     ),
-    "gemma2-tied": (transformers.Gemma2Config, {"query_pre_attn_scalar": 32}),
     "gemma3-tied": (transformers.Gemma3TextConfig, {"query_pre_attn_scalar": 32}),
     "phi3": (transformers.Phi3Config, {"tie_word_embeddings": False}),
 }
@@ -117,24 +119,75 @@ def served(folder: Path, model: Any) -> LLM:
     )
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_it_answers_as_transformers_does(
-    name: str, tmp_path: Path, publisher: weightbus.Publisher
-) -> None:
+def trainer_of(llm: LLM, publisher: weightbus.Publisher, source: Any) -> Any:
     from weightbus.vllm import TrainerInit
 
-    old = trained(name, 1)
-    llm = served(tmp_path / "model", old)
-    assert apart(answered(llm), expected(old)) < NEAR
-    new = trained(name, 2)
-    assert apart(expected(new), expected(old)) > 1.0
-    trainer = WeightTransferTrainerFactory.trainer_init(
+    return WeightTransferTrainerFactory.trainer_init(
         TrainerInit(rank=0, publisher=publisher, world_size=1, timeout=SECONDS),
         client=Client(llm),
-        source=ModuleSource(new),
+        source=source,
     )
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "mixtral"])
+def test_it_answers_as_transformers_does(
+    name: str, tmp_path: Path, publisher: weightbus.Publisher, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = trained(name, 1)
+    llm = served(tmp_path / "model", old)
+    assert "it is not proved" not in caplog.text
+    assert apart(answered(llm), expected(old)) < NEAR  # also after it was proved
+    new = trained(name, 2)
+    assert apart(expected(new), expected(old)) > 1.0
+    trainer = trainer_of(llm, publisher, ModuleSource(new))
     for seed in (2, 3):
         new.load_state_dict(trained(name, seed).state_dict())
         trainer.send_weights()
-        assert apart(answered(llm), expected(new)) < NEAR, f"after version of seed {seed}"
+        assert apart(answered(llm), expected(new)) < NEAR, f"after the version of seed {seed}"
+
+
+@pytest.mark.timeout(300)
+def test_names_that_are_not_the_checkpoints_are_refused(
+    tmp_path: Path, publisher: weightbus.Publisher
+) -> None:
+    """What transformers calls `mlp` in a Mixtral, its checkpoints call `block_sparse_moe`."""
+    old = trained("mixtral", 1)
+    llm = served(tmp_path / "model", old)
+    trainer = trainer_of(llm, publisher, ModuleSource(trained("mixtral", 2)))
+    with pytest.raises(weightbus.PublishError, match=r"MixtralForCausalLM cannot load .*mlp.gate"):
+        trainer.send_weights()
+    assert apart(answered(llm), expected(old)) < NEAR
+
+
+@contextlib.contextmanager
+def as_it_was(*_: object) -> Iterator[None]:
+    yield
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("name", "lost", "words"),
+    [
+        ("llama-tied", {"_ties": lambda _: []}, "still answer by the weights before: its head"),
+        ("qwen3-moe", {"_packing_experts": as_it_was}, r"answer wrongly: model.layers.0.mlp"),
+    ],
+)
+def test_a_model_that_does_not_compute_by_what_it_is_given_is_not_served(
+    name: str,
+    lost: dict[str, Any],
+    words: str,
+    tmp_path: Path,
+    publisher: weightbus.Publisher,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With vLLM's own reload alone; to start all the same is to be asked for."""
+    del publisher  # it has this process ready for the next one
+    for attribute, value in lost.items():
+        monkeypatch.setattr(vllm_loading, attribute, value)
+    with pytest.raises(ReloadError, match=words) as refused:
+        served(tmp_path / "model", trained(name, 1))
+    assert "cannot be updated in this vLLM" in str(refused.value)
+    monkeypatch.setenv(SWITCH, "0")
+    llm = served(tmp_path / "model", trained(name, 1))
+    assert apart(answered(llm), expected(trained(name, 1))) < NEAR
