@@ -90,12 +90,12 @@ def test_a_checkpoint_that_is_not_here(tmp_path: Path, kind: str) -> None:
         assert made[0].routes() == []
         stand.close()
         ways: list[dict[str, Any]] = [{"like": like}, {"unchecked": True}]
-    for number, options in enumerate(ways):
-        stand = Stand(tmp_path / str(number), made, **options)
-        assert stand.target.missing() == ""
-        assert told(stand.publish(of(number + 1))[0])[0] == "applied"
-        assert same(made[0], of(number + 1))
-        stand.close()
+        for number, options in enumerate(ways):
+            stand = Stand(tmp_path / str(number), made, **options)
+            assert stand.target.missing() == ""
+            assert told(stand.publish(of(number + 1))[0])[0] == "applied"
+            assert same(made[0], of(number + 1))
+            stand.close()
 
 
 @pytest.fixture(name="cached")
