@@ -337,9 +337,7 @@ def bridge(
     ] = None,
     unchecked: Annotated[
         bool,
-        typer.Option(
-            "--unchecked", metavar="", help="Load versions that cannot be known to fit, too."
-        ),
+        typer.Option("--unchecked", metavar="", help="Load what cannot be known to fit, too."),
     ] = False,
     lora: Annotated[
         str | None,
