@@ -11,6 +11,8 @@ sglang  /update_weights_from_disk waits until running requests have ended, and h
         is a link, which leads to the new version by then.
 vllm    /collective_rpc has each rank call `reload_weights`; the server must not generate meanwhile.
         Its answer is a list, or 500 with the exception's words. With VLLM_SERVER_DEV_MODE=1 only.
+        After a failure in the middle it keeps what was half loaded, and a load that follows may
+        fail with the same words, or seem to repair it and fail at the next (seen in 0.32).
         An adapter is loaded before the one of its name is removed. The prefix cache knows adapters
         by their path (before 0.33 by their name), so a new version needs a new path.
 """
@@ -31,6 +33,7 @@ INFO_SECONDS = 60.0  # for all that it knows of itself and its host, at first
 FLUSH_SECONDS = 30.0  # for a cache, which is flushed between two steps
 FLUSH_PAUSE_SECONDS = 0.2  # between two tries to flush it
 UNPAUSED = "none"  # the mode of a server that waits for its requests by itself
+BROKEN = "broken"  # what a server says it runs that must be started again
 UPDATED = "Weights were updated"  # how sglang begins to say that only its cache was not flushed
 DENIED = {401, 403}
 LACKING = {404, 405}
@@ -380,7 +383,19 @@ class Vllm(Engine):
     def _stop(self, mode: str) -> Answer:
         return self._server.post(f"/pause?mode={mode}", None, self._how.seconds)
 
+    def hold(self) -> None:
+        """Have it answer nothing before it is started again; and say that it is broken."""
+        super().hold()
+        with contextlib.suppress(CallError):  # then it is tried whether a load repairs it
+            route = "/update_weight_version"
+            self._server.post(route, {"new_version": BROKEN}, ANSWER_SECONDS)
+
     def _load(self, folder: str, version: str) -> None:
+        if self.version() == BROKEN:
+            raise CallError(
+                f"{self.url} keeps what it has half loaded, so that no load repairs it for certain:"
+                " restart it, and it gets the last version again"
+            )
         self._rpc("reload_weights", weights_path=folder)
         end = time.monotonic() + FLUSH_SECONDS
         while not self._flushed():

@@ -45,13 +45,13 @@ def swap(old: Mapping[Engine, Weights | None], new: Weights) -> Swap:
     done, engines = Swap(), [*old]
     stand_still = not new.adapter  # requests for an adapter wait for it by themselves, or need not
     if stand_still:
-        done.interrupted, done.failed = each(Engine.pause, engines)
+        done.interrupted, done.failed = each(lambda engine: engine.pause(), engines)
     if not done.given_up:
         done.interrupted, done.failed = each(lambda engine: engine.load(new), engines)
         if done.given_up:
             _take_back(done, old, new)
     if stand_still:
-        interrupted, done.paused = each(Engine.resume, engines)
+        interrupted, done.paused = each(lambda engine: engine.resume(), engines)
         done.interrupted = done.interrupted or interrupted
     return done
 
@@ -68,7 +68,7 @@ def _take_back(done: Swap, old: Mapping[Engine, Weights | None], new: Weights) -
     touched = [e for e in old if e not in done.failed or not done.failed[e].harmless]
     interrupted, stuck = each(back, touched)
     done.interrupted = done.interrupted or interrupted
-    _, answering = each(Engine.hold, [] if new.adapter else [*stuck])
+    _, answering = each(lambda engine: engine.hold(), [] if new.adapter else [*stuck])
     for engine in touched:
         cause, before = done.failed.get(engine), old[engine]
         if engine in stuck:

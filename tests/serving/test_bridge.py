@@ -295,6 +295,7 @@ def test_what_cannot_be_brought_back_is_said(tmp_path: Path) -> None:
         assert (one.paused, two.paused) == (True, False)
         for engine in (one, two):
             engine.faults.clear()
+        one.restart(of(0))
         assert told(stand.publish(of(3))[0])[0] == "applied"
         assert same(one, of(3))
         assert same(two, of(3))
