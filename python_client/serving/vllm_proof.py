@@ -1,5 +1,6 @@
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportUnknownLambdaType=false
 """Whether a model of vLLM's computes by what is loaded into it: proved once, as the engine starts.
 
 Layers may hold more than their parameters: packed copies, repacked layouts, kernels made once. A
@@ -11,7 +12,7 @@ checkpoint, where each must answer as at first. Attention is left out, since it 
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -127,7 +128,7 @@ def _attends(module: torch.nn.Module) -> bool:
 
 
 @contextmanager
-def _eager(module: Any) -> Iterator[None]:
+def _eager(module: Any) -> Generator[None]:
     """Have a part that is compiled run as it is written: it must not be compiled with our hooks."""
     compiled = getattr(module, "do_not_compile", None) is False
     if compiled:

@@ -8,7 +8,7 @@ and nobody hears of it, is what must not be.
 import contextlib
 import gc
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +161,7 @@ def test_names_that_are_not_the_checkpoints_are_refused(
 
 
 @contextlib.contextmanager
-def as_it_was(*_: object) -> Iterator[None]:
+def as_it_was(*_: object) -> Generator[None]:
     yield
 
 
