@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ...codecs.errors import WeightBusError
 from ..serving.calls import Server
@@ -26,10 +27,11 @@ class Served:
     Attributes:
         urls, kind, token: They.
         folder, seen: Where versions are written, and what servers call that.
-        like: A folder with the files beside the weights.
+        like: A folder with the files beside the weights, and the names that must come.
         adapter: The adapter's name at the servers; None: versions are the whole model.
         pause: What becomes of running requests; None: what the kind does by default.
         seconds: That a server may take to load a version, or to be there at the start.
+        unchecked: Whether versions are loaded that cannot be known to fit.
     """
 
     urls: Sequence[str]
@@ -41,6 +43,7 @@ class Served:
     pause: str | None
     seconds: float
     token: str | None = field(repr=False)
+    unchecked: bool
 
     @property
     def how(self) -> How:
@@ -58,7 +61,7 @@ class Served:
         if kind is None:
             raise UsageError(f"--kind {self.kind}: give {' or '.join(ENGINES)}")
         if self.pause is not None and self.pause not in kind.pauses:
-            modes = ", ".join(mode for mode in kind.pauses if mode)
+            modes = ", ".join(kind.pauses)
             raise UsageError(f"--pause {self.pause}: a {self.kind} server has {modes}")
         if len(set(self.urls)) < len(self.urls):
             raise UsageError("--server: give each server once")
@@ -82,7 +85,8 @@ class Served:
             raise UsageError("--lora: give the name that requests call the adapter by")
         adapter = self.adapter or ""
         try:
-            return ServedTarget(engines, self.how, like=self.like, adapter=adapter)
+            options: dict[str, Any] = {"like": self.like, "unchecked": self.unchecked}
+            return ServedTarget(engines, self.how, adapter=adapter, **options)
         except OSError as error:
             raise UsageError(f"--folder {self.folder}, --like {self.like}: {error}") from None
         except WeightBusError as error:

@@ -332,9 +332,13 @@ def bridge(
             metavar="DIR",
             exists=True,
             file_okay=False,
-            help="The served checkpoint: its config files, and the names that must come.",
+            help="A checkpoint as it is served: its config files, and the names that must come.",
         ),
     ] = None,
+    unchecked: Annotated[
+        bool,
+        typer.Option("--unchecked", metavar="", help="Load what cannot be known to fit, too."),
+    ] = False,
     lora: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Versions are an adapter, which requests call NAME."),
@@ -367,7 +371,7 @@ def bridge(
 ) -> None:
     """Have inference servers load a model's versions as they are published."""
     wanted = Wanted(address, model, once, timeout, name, keys)
-    how = (server_folder, like, lora, pause, load_timeout, token)
+    how = (server_folder, like, lora, pause, load_timeout, token, unchecked)
     served = Served(server, kind, folder, *how)
     _end_with(as_json, run_bridge, wanted, served)
 

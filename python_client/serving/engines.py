@@ -2,14 +2,17 @@
 
 Read in sglang 0.5.23 and vllm 0.28.0 and 0.33.0. Every call may be made twice (`calls.Server`).
 
-sglang  /update_weights_from_disk waits until running requests have ended, and holds new ones back.
-        It answers {"success", "message"}, with 400 where it has failed; "Weights were updated, ..."
-        means that only the cache was not flushed. What it calls a rollback reads the new files.
+sglang  /update_weights_from_disk waits until running requests have ended, and holds new ones back;
+        in a pause it loads at once. It answers {"success", "message"}, with 400 where it has
+        failed; "Weights were updated, ..." means that only the cache was not flushed. What it calls
+        a rollback reads the new files. Names that its model does not have it skips, with success.
         An adapter can only be unloaded, which waits for the requests that use it, and loaded. A
         request that comes in between has it loaded again from the path that it had: so that path
         is a link, which leads to the new version by then.
 vllm    /collective_rpc has each rank call `reload_weights`; the server must not generate meanwhile.
         Its answer is a list, or 500 with the exception's words. With VLLM_SERVER_DEV_MODE=1 only.
+        After a failure in the middle it keeps what was half loaded, and a load that follows may
+        fail with the same words, or seem to repair it and fail at the next (seen in 0.32).
         An adapter is loaded before the one of its name is removed. The prefix cache knows adapters
         by their path (before 0.33 by their name), so a new version needs a new path.
 """
@@ -18,17 +21,19 @@ import contextlib
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, NoReturn, cast
+from typing import Any, ClassVar, cast
 from zlib import crc32
 
-from .calls import Answer, CallError, Server, SilentError
+from .calls import Answer, CallError, Server
 
 ANSWER_SECONDS = 10.0  # for what takes no time: whoever is asked how things stand, or to go on
+INFO_SECONDS = 60.0  # for all that it knows of itself and its host, at first
 FLUSH_SECONDS = 30.0  # for a cache, which is flushed between two steps
 FLUSH_PAUSE_SECONDS = 0.2  # between two tries to flush it
+UNPAUSED = "none"  # the mode of a server that waits for its requests by itself
+BROKEN = "broken"  # what a server says it runs that must be started again
 UPDATED = "Weights were updated"  # how sglang begins to say that only its cache was not flushed
 DENIED = {401, 403}
 LACKING = {404, 405}
@@ -39,7 +44,7 @@ class How:
     """How servers are to be treated.
 
     Attributes:
-        pause: What becomes of running requests: a mode of the engine's; None: its default.
+        pause: What becomes of running requests: a mode of the engine's; None: the first of them.
         seconds: That a server may take to load a version.
         folder: Where versions are, and what has to outlive us: who is paused, and links.
         seen: What servers call it.
@@ -70,13 +75,16 @@ class Engine(ABC):
     """A server of some kind."""
 
     kind: ClassVar[str]
-    pauses: ClassVar[tuple[str | None, ...]]  # the modes there are, the default first
+    pauses: ClassVar[tuple[str, ...]]  # the modes there are, the default first
+    last_resort: ClassVar[str]  # the one for a server that must not answer
     go_on: ClassVar[str]  # the route that ends a pause
 
     def __init__(self, server: Server, how: How) -> None:
         self._server, self._how = server, how
         self._pause = self.pauses[0] if how.pause is None else how.pause
+        # Both outlive us: whoever comes next with this folder knows what we have left behind.
         self._mark = how.folder / f".paused-{crc32(self.url.encode()):08x}"
+        self._part = how.folder / f".partial-{crc32(self.url.encode()):08x}"
 
     @property
     def url(self) -> str:
@@ -95,6 +103,23 @@ class Engine(ABC):
     @abstractmethod
     def home(self) -> str:
         """Return where its weights were read from, as it calls that."""
+
+    @abstractmethod
+    def checkpoint(self) -> str:
+        """Return the folder or the name of the checkpoint that it was started with."""
+
+    @abstractmethod
+    def check_reload(self, derived: str) -> None:
+        """Check that its reload makes anew what it has derived from such weights.
+
+        Raises:
+            CallError: It does not, so it would answer as neither the old nor the new weights.
+        """
+
+    @property
+    def partial(self) -> bool:
+        """Whether it may hold parts of two versions, and so must not answer."""
+        return self._part.exists()
 
     def adapter(self, name: str) -> str | None:
         """Return where an adapter was read from; None if there is none of this name.
@@ -119,37 +144,24 @@ class Engine(ABC):
 
     # What it is to run.
 
-    def load(self, new: Weights, old: Weights | None) -> None:
-        """Have it load weights, or else the `old` ones again, before it goes on.
+    def load(self, weights: Weights) -> None:
+        """Have it load weights. Until it has all of them it does not go on, whoever asks us.
 
         Raises:
-            CallError: It has not, in its own words. It is harmless if it runs the old ones.
+            CallError: It has not, in its own words. It is harmless if it has changed nothing.
         """
-        with contextlib.nullcontext() if new.adapter else self._pausing():
-            try:
-                self._take(new)
-            except CallError as error:
-                if old is not None and not error.harmless:
-                    self._return(old, error)
-                if new.adapter and old is None and not isinstance(error, SilentError):
-                    raise CallError(str(error), harmless=True) from None  # it has none, as before
-                raise
-
-    def _return(self, old: Weights, cause: CallError) -> NoReturn:
-        try:
-            self._take(old)
-        except CallError as error:
-            raise CallError(
-                f"{cause}; nor has it loaded what it had before, from {old.folder} ({error}): it "
-                "may hold parts of both until it loads a version; publish again, or restart it"
-            ) from None
-        raise CallError(f"{cause}; it has loaded what it had before", harmless=True) from None
-
-    def _take(self, weights: Weights) -> None:
         if weights.adapter:
             self._load_adapter(weights.adapter, weights.folder)
-        else:
+            return
+        was_whole = not self.partial
+        _write(self._part, f"{self.url} does not begin to load")  # first: we may be killed
+        try:
             self._load(weights.folder, weights.version)
+        except CallError as error:
+            if error.harmless and was_whole:
+                self._part.unlink(missing_ok=True)
+            raise
+        self._part.unlink(missing_ok=True)
 
     @abstractmethod
     def _load(self, folder: str, version: str) -> None: ...
@@ -166,34 +178,44 @@ class Engine(ABC):
     @abstractmethod
     def _stop(self, mode: str) -> Answer: ...
 
-    @contextlib.contextmanager
-    def _pausing(self) -> Generator[None]:
-        """Pause it, and have it go on whatever happens; unless somebody else has paused it."""
-        if self._pause is None or (self._paused() and not self._mark.exists()):
-            yield
-            return
-        try:
-            self._mark.write_text(self.url)  # first: we may be killed at any moment
-        except OSError as error:
-            raise CallError(f"{self.url} is not paused: {error}", harmless=True) from None
-        try:
-            try:
-                self._checked(self._stop(self._pause), "its pause")
-            except CallError as error:  # its weights are as they were
-                raise CallError(str(error), harmless=True) from None
-            yield
-        except BaseException as error:
-            self.resume(f"; before that: {error}")
-            raise
-        self.resume()
+    def pause(self) -> None:
+        """Have it answer nothing until it is resumed; unless somebody else has paused it.
 
-    def resume(self, before: str = "") -> None:
-        """Have it go on, if it was paused by us or by one that was killed here.
+        Raises:
+            CallError: It does not say that it does; it changes nothing.
+        """
+        if self._pause != UNPAUSED:
+            self._stand_still(self._pause)
+
+    def _stand_still(self, mode: str) -> None:
+        try:
+            if self._paused() and not self._mark.exists():
+                return
+            _write(self._mark, f"{self.url} is not paused")  # first: we may be killed
+            self._checked(self._stop(mode), "its pause")
+        except CallError as error:  # its weights are as they were
+            raise CallError(str(error), harmless=True) from None
+
+    def hold(self) -> None:
+        """Have it answer nothing, since it may hold parts of two versions.
+
+        Raises:
+            CallError: It may answer.
+        """
+        if self._pause != UNPAUSED:
+            return  # it was paused before it began to load
+        try:
+            self._stand_still(self.last_resort)
+        except CallError as error:
+            raise CallError(f"{error}: it may ANSWER with parts of two versions") from None
+
+    def resume(self) -> None:
+        """Have it go on, if we or a bridge before us paused it; not with parts of two versions.
 
         Raises:
             CallError: It does not say that it does.
         """
-        if not self._mark.exists():
+        if self.partial or not self._mark.exists():
             return
         try:
             answer = self._server.post(self.go_on, {}, ANSWER_SECONDS)
@@ -204,7 +226,7 @@ class Engine(ABC):
             raise CallError(
                 f"{self.url} may still be paused: {why}. This is tried again every few seconds; by "
                 f"hand: curl -X POST {self.url}{self.go_on} -H 'Content-Type: application/json' "
-                f"-d '{{}}'{before}"
+                "-d '{}'"
             )
         self._mark.unlink(missing_ok=True)
 
@@ -244,7 +266,8 @@ class Engine(ABC):
 
 class Sglang(Engine):
     kind = "sglang"
-    pauses = (None, "abort", "retract", "in_place")
+    pauses = ("retract", "abort", "in_place", UNPAUSED)
+    last_resort = "abort"
     go_on = "/continue_generation"
 
     def version(self) -> str:
@@ -252,8 +275,18 @@ class Sglang(Engine):
         return str(self._info().get("weight_version"))
 
     def home(self) -> str:
-        """Return the path of its model."""
+        """Return the path of its model, which is that of the last version that it has loaded."""
         return str(self._info().get("model_path"))
+
+    def checkpoint(self) -> str:
+        """Return the path of its model; once that is one of ours, of its tokenizer, which stays."""
+        info = self._info()
+        path = str(info.get("model_path"))
+        ours = PurePosixPath(path).parent == PurePosixPath(self._how.seen)
+        return str(info.get("tokenizer_path") or path) if ours else path
+
+    def check_reload(self, derived: str) -> None:
+        """Let all pass: what it loads it loads into the parameters that it computes by."""
 
     def _info(self) -> dict[str, Any]:
         return self._checked(self._server.get("/model_info", ANSWER_SECONDS), "/model_info").fields
@@ -314,6 +347,7 @@ class Sglang(Engine):
 class Vllm(Engine):
     kind = "vllm"
     pauses = ("keep", "wait", "abort")
+    last_resort = "keep"
     go_on = "/resume"
 
     def version(self) -> str:
@@ -324,6 +358,22 @@ class Vllm(Engine):
         """Return the path or the name of its model."""
         return next((root for root, parent in self._cards().values() if not parent), "")
 
+    def checkpoint(self) -> str:
+        """Return the same: it says what it was started with, whatever it has loaded since."""
+        return self.home()
+
+    def check_reload(self, derived: str) -> None:
+        """Refuse a server on a processor, whose layers compute by packed copies of these."""
+        said = str(self._server.get("/server_info", INFO_SECONDS).fields.get("vllm_config"))
+        if "device_config=cpu" in said:
+            raise CallError(
+                f"{self.url} runs on a processor, where vLLM's own reload leaves packed copies of "
+                f"a model's {derived} as they were, so that it would answer as neither the old "
+                "weights nor the new ones: serve it with weightbus's engine (weightbus[vllm]), "
+                "which packs them anew",
+                harmless=True,
+            )
+
     def _get(self, path: str) -> dict[str, Any]:
         return self._checked(self._server.get(path, ANSWER_SECONDS), path).fields
 
@@ -333,7 +383,19 @@ class Vllm(Engine):
     def _stop(self, mode: str) -> Answer:
         return self._server.post(f"/pause?mode={mode}", None, self._how.seconds)
 
+    def hold(self) -> None:
+        """Have it answer nothing before it is started again; and say that it is broken."""
+        super().hold()
+        with contextlib.suppress(CallError):  # then it is tried whether a load repairs it
+            route = "/update_weight_version"
+            self._server.post(route, {"new_version": BROKEN}, ANSWER_SECONDS)
+
     def _load(self, folder: str, version: str) -> None:
+        if self.version() == BROKEN:
+            raise CallError(
+                f"{self.url} keeps what it has half loaded, so that no load repairs it for certain:"
+                " restart it, and it gets the last version again"
+            )
         self._rpc("reload_weights", weights_path=folder)
         end = time.monotonic() + FLUSH_SECONDS
         while not self._flushed():
@@ -372,6 +434,18 @@ class Vllm(Engine):
         if "lora" in what:
             known = "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
         return known if self._has("/version") else self._other("/model_info", "sglang")
+
+
+def _write(mark: Path, what: str) -> None:
+    """Make a file that outlives us.
+
+    Raises:
+        CallError: It cannot be made, so nothing is asked of the server.
+    """
+    try:
+        mark.touch()
+    except OSError as error:
+        raise CallError(f"{what}: {error}", harmless=True) from None
 
 
 ENGINES: dict[str, type[Engine]] = {each.kind: each for each in (Sglang, Vllm)}

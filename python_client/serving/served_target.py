@@ -1,10 +1,11 @@
 """Versions that servers load from a folder: written there, then each server is told to load them.
 
 Theory of operation: each version has a folder of its own, EPOCH.VERSION, with the files beside the
-weights that a checkpoint has; what servers run from is never written to. All servers load a version
-or none keeps it: where one fails, those that have it load what they had before. The folders of
-earlier versions are removed once all servers have a later one; but of adapters the one before
-stays, since requests that began with it may read it again.
+weights that a checkpoint has; what servers run from is never written to. A version that does not
+fit the checkpoint of a server is refused before that reads it. All servers load a version or none
+keeps it; how, `swap` says. The folders of earlier versions are removed once all servers have a
+later one; but of adapters the one before stays, since requests that began with it may read it
+again.
 """
 
 import errno
@@ -15,20 +16,21 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import IO, Any, cast
 
 from ...bus.staged import StagedVersion
 from ...codecs.errors import WeightBusError
 from ...codecs.layout import Layout
-from ..checkpoints.checkpoint import open_checkpoint
 from ..file_target import FileTarget
 from ..loading import UnreadableTargetError
 from ..places import open_lock, place_of
 from ..target import Names, Sums, Target
+from . import served_checkpoint
 from .calls import CallError, SilentError
 from .engines import Engine, How, Weights
+from .served_checkpoint import ServedCheckpoint
+from .swap import each, swap
 
 WEIGHTS, ADAPTER, CONFIG = "model.safetensors", "adapter_model.safetensors", "adapter_config.json"
 LOCK = ".lock"
@@ -53,6 +55,8 @@ class ServedTarget(Target):
         how: How they are treated. Its folder is made if its parent is there.
         like: A checkpoint, or an adapter, of the same form: its other files go beside the weights.
         adapter: Versions are an adapter that servers know by this name; empty: the whole model.
+        unchecked: Load what cannot be known to fit, too. Else versions are compared with the
+            weights in `like`, or with the checkpoint that each server names.
 
     Raises:
         OSError: The folder cannot be written to; or `like` is no folder.
@@ -68,6 +72,7 @@ class ServedTarget(Target):
         *,
         like: Path | None = None,
         adapter: str = "",
+        unchecked: bool = False,
     ) -> None:
         self._folder, self._seen = how.folder, how.seen
         self._engines, self._adapter = engines, adapter
@@ -75,9 +80,14 @@ class ServedTarget(Target):
         folder.mkdir(exist_ok=True)
         FileTarget(folder / WEIGHTS)  # which tries whether it can be written to
         self._beside = [] if like is None else _beside(like)
-        self._known = None if like is None or adapter else _layout_in(like)
+        self._checked = not adapter and not unchecked
+        self._like: ServedCheckpoint | None = None
+        if self._checked and like is not None and served_checkpoint.has_weights(like):
+            self._like = served_checkpoint.read(like, "--like")
+        self._serves: dict[Engine, tuple[str, ServedCheckpoint]] = {}  # what it names, and that
         self._file: FileTarget | None = None  # the last version that was applied
         self._runs = ""  # that version
+        self._layout: Layout | None = None
         self._kept: list[Path] = []  # folders that servers may read, the newest last
         self._intact = True
         self._looked = 0.0
@@ -90,10 +100,28 @@ class ServedTarget(Target):
     # What fits.
 
     def fault(self, layout: Layout) -> str:
-        """Say why no server could take this `layout`, as far as that is known; else nothing."""
+        """Say why a server could not take this `layout`, as far as that is known; else nothing."""
         if self._adapter:
             return _no_adapter(layout)
-        return "" if self._known is None else _unlike(layout, self._known)
+        if self._like is not None:
+            return self._like.fault(layout)
+        faults = (served.fault(layout) for _, served in [*self._serves.values()])
+        return next((fault for fault in faults if fault), "")
+
+    def _learn(self, engine: Engine) -> None:
+        """Learn what fits a server, which may have been started anew with another checkpoint.
+
+        Raises:
+            UnknownCheckpointError: It cannot be known.
+            CallError: Whatever fits it, the server cannot load it rightly.
+        """
+        name = engine.checkpoint() if self._checked else ""
+        if not self._checked or self._serves.get(engine, ("",))[0] == name:
+            return
+        served = self._like or served_checkpoint.find(name, engine.url)
+        if served.derived:
+            engine.check_reload(served.derived)
+        self._serves[engine] = name, served
 
     def summing(self, layout: Layout, names: Names, sums: Sums) -> Iterator[int]:
         """Sum what the file holds.
@@ -119,15 +147,20 @@ class ServedTarget(Target):
         self._intact = True
         version = f"{staged.epoch}.{staged.version}"
         old = self._asked()
+        if fault := self.fault(staged.layout):
+            raise ServersError(f"{fault}; nothing was changed")
         home, was_there = self._folder / version, (self._folder / version).exists()
         try:
             file = self._written(home, staged)
-            self._load(Weights(f"{self._seen}/{version}", version, self._adapter), old)
+            paused = self._load(Weights(f"{self._seen}/{version}", version, self._adapter), old)
         except BaseException:
             if self._intact and not was_there:
                 shutil.rmtree(home, ignore_errors=True)
             raise
-        self._file, self._runs = file, version
+        self._file, self._runs, self._layout = file, version, staged.layout
+        if paused:
+            self._intact = False
+            raise ServersError(f"all servers have the new version, but {_listed(paused)}")
 
     def _asked(self) -> dict[Engine, Weights | None]:
         """Ask all servers what they run, before anything is written."""
@@ -135,6 +168,7 @@ class ServedTarget(Target):
 
         def ask(engine: Engine) -> None:
             old[engine] = self._old(engine)
+            self._learn(engine)
 
         if failed := self._all(ask):
             raise ServersError(f"{_listed(failed)}; nothing was changed{self._others(failed)}")
@@ -163,63 +197,30 @@ class ServedTarget(Target):
         file.settle()
         return file
 
-    def _load(self, new: Weights, old: dict[Engine, Weights | None]) -> None:
-        def load(engine: Engine) -> None:
-            engine.load(new, old[engine])
+    def _load(self, new: Weights, old: Mapping[Engine, Weights | None]) -> dict[Engine, CallError]:
+        """Have all servers load a version, or else what they had; return which are still paused.
 
-        def back(engine: Engine) -> None:
-            before = old[engine]
-            if before is not None:
-                engine.load(before, None)
-
-        interrupted, failed = self._each(load, self._engines)
-        if not failed and interrupted is None:
-            return
-        again, stuck = self._each(back, [e for e in self._engines if e not in failed])
-        self._intact = not stuck and all(error.harmless for error in failed.values())
-        if (stop := interrupted or again) is not None:
-            raise stop
-        text = _listed(failed) + self._others({**failed, **stuck})
-        if stuck:
-            text += f"; and these have the new version: {_listed(stuck)}"
-        raise ServersError(text)
+        Raises:
+            ServersError: Not all have it; it says what each of them runs now.
+        """
+        done = swap(old, new)
+        if not done.given_up:
+            return done.paused
+        self._intact = all(error.harmless for error in done.failed.values())
+        if done.interrupted is not None:
+            raise done.interrupted
+        still = f"; {_listed(done.paused)}" if done.paused else ""
+        raise ServersError(_listed(done.failed) + self._others(done.failed) + still)
 
     def _others(self, failed: Mapping[Engine, CallError]) -> str:
         names = [engine.url for engine in self._engines if engine not in failed]
         return f" ({', '.join(names)}: as before)" if names else ""
 
     def _all(self, work: Callable[[Engine], object]) -> dict[Engine, CallError]:
-        interrupted, failed = self._each(work, self._engines)
+        interrupted, failed = each(work, self._engines)
         if interrupted is not None:
             raise interrupted
         return failed
-
-    def _each(
-        self, work: Callable[[Engine], object], engines: Sequence[Engine]
-    ) -> tuple[BaseException | None, dict[Engine, CallError]]:
-        """Do something with each server, side by side; return what interrupted us, and who failed.
-
-        Nothing ends it but its own deadlines: a server that was told to load cannot be told not to.
-        """
-        failed: dict[Engine, CallError] = {}
-
-        def attempt(engine: Engine) -> None:
-            try:
-                work(engine)
-            except CallError as error:
-                failed[engine] = error
-            except Exception as error:
-                failed[engine] = CallError(f"{engine.url}: {error!r}")
-
-        interrupted: BaseException | None = None
-        with ThreadPoolExecutor(max(1, len(engines)), "weightbus-server") as pool:
-            waits: list[Future[None]] = [pool.submit(attempt, engine) for engine in engines]
-            while waits:
-                try:
-                    waits = list(wait(waits).not_done)
-                except BaseException as error:  # a signal; whoever sent it waits for what is asked
-                    interrupted = error
-        return interrupted, failed
 
     def undo(self) -> bool:
         """Say whether all servers run what they ran before."""
@@ -250,19 +251,34 @@ class ServedTarget(Target):
 
         def mend(engine: Engine) -> None:
             engine.resume()
-            if not self._runs:
-                return
-            there = self._old(engine)
+            there, partial = self._old(engine), engine.partial
             new = Weights(f"{self._seen}/{self._runs}", self._runs, self._adapter)
-            if there == new or (there is not None and self._adapter and there.folder == new.folder):
+            if not self._runs:
+                if not partial or there is None:
+                    return
+                new = there
+            elif not partial and there is not None and self._is(there, new):
                 return
-            engine.load(new, there)
+            elif fault := self._fault_at(engine):
+                raise CallError(f"{engine.url} is not given {self._runs} again: {fault}")
+            done = swap({engine: there}, new)
+            if wrong := [*done.failed.values(), *done.paused.values()]:
+                raise wrong[0]
             ran = "nothing" if there is None else there.version or there.folder
-            told.append(f"{engine.url} ran {ran}, and has loaded {self._runs} again")
+            ran = "parts of two versions" if partial else ran
+            told.append(f"{engine.url} ran {ran}, and has loaded {new.version or new.folder} again")
 
         failed = self._all(mend)
         self._looked = time.monotonic()
         return [*told, *(str(error) for error in failed.values())]
+
+    def _fault_at(self, engine: Engine) -> str:
+        """Say why a server, which may be another one since, cannot take what it is to run."""
+        self._learn(engine)
+        return "" if self._layout is None else self.fault(self._layout)
+
+    def _is(self, there: Weights, new: Weights) -> bool:
+        return there.folder == new.folder if self._adapter else there == new
 
     def missing(self) -> str:
         """Say which servers do not answer yet; nothing if all do, and go on if we had paused them.
@@ -273,6 +289,7 @@ class ServedTarget(Target):
 
         def ask(engine: Engine) -> None:
             self._old(engine)
+            self._learn(engine)
             engine.resume()
 
         failed = self._all(ask)
@@ -310,34 +327,6 @@ def _beside(like: Path) -> list[Path]:
     ]
 
 
-def _layout_in(like: Path) -> Layout | None:
-    """Return the layout of the weights in a folder; None if there are none."""
-    if not any(like.glob("*.safetensors")):
-        return None
-    return open_checkpoint(like).layout
-
-
-def _unlike(layout: Layout, known: Layout) -> str:
-    """Say how names and shapes differ from a checkpoint's, ties taken into account."""
-    names, wanted = set(layout.names()), set(known.names())
-    tied = {layout.by_name(name).name for name in names & wanted}
-    extra = sorted(name for name in names - wanted if layout.by_name(name).name not in tied)
-    lacking = sorted(wanted - names)
-    shapes = [
-        f"{name} is {list(layout.by_name(name).shape)}, not {list(known.by_name(name).shape)}"
-        for name in sorted(names & wanted)
-        if layout.by_name(name).shape != known.by_name(name).shape
-    ]
-    faults = [_some("it lacks", lacking), _some("it has besides", extra), _some("", shapes)]
-    found = "; ".join(fault for fault in faults if fault)
-    return found and f"it is no version of the model in --like: {found}. Publish it under its names"
-
-
-def _some(what: str, names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return f"{what} {', '.join(names[:NAMES_SHOWN])}{more}".strip() if names else ""
-
-
 def _no_adapter(layout: Layout) -> str:
     """Say why a version is no adapter as PEFT writes them; nothing if it is one."""
     names = layout.names()
@@ -348,9 +337,14 @@ def _no_adapter(layout: Layout) -> str:
             return ""
         wrong = named
     return (
-        f"it is no LoRA adapter as PEFT writes them ({_some('', wrong or names)}): publish "
+        f"it is no LoRA adapter as PEFT writes them ({_some(wrong or names)}): publish "
         "peft.get_peft_model_state_dict(model)"
     )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return f"{', '.join(names[:NAMES_SHOWN])}{more}"
 
 
 def _check_config(path: Path) -> None:

@@ -7,13 +7,19 @@ layer. Once it has all of it, it makes that layer's parameters, loads and post-p
 copies them to where they were before: so one layer at a time is there twice. What it collects are
 views of the version, which stays as it is until `load` returns.
 
+On a processor vLLM's layers also hold what they have derived from their weights: packed copies, by
+which they compute. Two of these its reload leaves as they were, and so the model would answer as
+neither the old weights nor the new ones; `reloading` has vLLM make them anew.
+
 To rehearse is to load zeros of the same names, dtypes and shapes, with every layer held back from
 being made, and to put all parameters back in their places. So names, shapes and dtypes are refused
 before anything is published, and not when half of the model is loaded.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +32,7 @@ from ...codecs.errors import WeightBusError
 from ...codecs.layout import Signature
 from ..applying import Staged
 from ..loading import Pairs, UnchangedError
+from .vllm_proof import prove
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -58,6 +65,14 @@ class LayerwiseLoader:
         self._device = torch.device(device)
         self._model: Any = model  # what has vLLM's methods
         self._model_config, self._vllm_config = model_config, vllm_config
+
+    def prove(self) -> None:
+        """Prove once that the model computes by what is loaded into it; see `vllm_proof`.
+
+        Raises:
+            ReloadError: It does not.
+        """
+        prove(self._model, self._vllm_config, self._device, self._load)
 
     def rehearse(self, tensors: Mapping[str, Signature]) -> str:
         """Say why tensors of these names, dtypes and shapes cannot be loaded."""
@@ -102,9 +117,11 @@ class LayerwiseLoader:
             UnchangedError: It cannot be loaded, and nothing was changed.
             LoadError: It was loaded in part.
         """
+        self._load(pairs)
+
+    def _load(self, pairs: Iterable[tuple[str, torch.Tensor]]) -> None:
         at = _At()
-        with set_current_vllm_config(self._vllm_config):
-            layerwise.initialize_layerwise_reload(self._model)
+        with set_current_vllm_config(self._vllm_config), reloading(self._model, self._device):
             try:
                 self._model.load_weights(at.following(iter(pairs)))
                 layerwise.finalize_layerwise_reload(self._model, self._model_config)
@@ -135,6 +152,81 @@ class LayerwiseLoader:
             elif any(True for _ in layer.parameters(recurse=False)):
                 loaded += 1
         return loaded
+
+
+@contextmanager
+def reloading(model: torch.nn.Module, device: torch.device) -> Generator[None]:
+    """Begin a layer-wise reload that also makes anew what layers have derived from their weights.
+
+    Who loads ends the reload, in this block.
+    """
+    ties = _ties(model) if device.type == "cpu" else []
+    layerwise.initialize_layerwise_reload(model)
+    for places in ties:
+        _pass_on(places)
+    with ExitStack() as undo:
+        if device.type == "cpu":
+            for layer in model.modules():
+                if hasattr(method := getattr(layer, "quant_method", None), "moe_kernel"):
+                    undo.enter_context(_packing_experts(method))
+        yield
+
+
+Places = list[tuple[torch.nn.Module, str]]
+
+
+def _ties(model: torch.nn.Module) -> list[Places]:
+    """Return parameters that several layers share, such as embedding and head of a tied model."""
+    found: dict[int, Places] = {}
+    for layer in model.modules():
+        for name, parameter in layer.named_parameters(recurse=False):
+            found.setdefault(id(parameter), []).append((layer, name))
+    return [places for places in found.values() if len(places) > 1]
+
+
+def _pass_on(places: Places) -> None:
+    """Have what is loaded for one of these layers be loaded for all of them.
+
+    The reload gives each layer a parameter of its own. Only one is in the checkpoint, so it takes
+    the others for not loaded, and does not process them: a head would compute by its old copy.
+    """
+    parameters = [getattr(layer, name) for layer, name in places]
+    loaders = [(p, p.weight_loader) for p in parameters if p.is_meta]
+    for parameter, loader in loaders:
+        others = [(other, load) for other, load in loaders if other is not parameter]
+        parameter.weight_loader = _and_others(loader, others)
+
+
+def _and_others(
+    loader: Callable[..., object], others: list[tuple[torch.Tensor, Callable[..., object]]]
+) -> Callable[..., object]:
+    @wraps(loader)  # so that vLLM finds its own by this one's name and `__wrapped__`
+    def load(parameter: torch.Tensor, *args: Any, **named: Any) -> object:
+        for other, load_other in others:
+            load_other(other, *args, **named)
+        return loader(parameter, *args, **named)
+
+    return load
+
+
+@contextmanager
+def _packing_experts(method: Any) -> Generator[None]:
+    """Have experts be packed each time that they are processed.
+
+    vLLM packs them as it makes their kernel, which it does once; later it copies what was loaded
+    over what was packed. Without a kernel, each time is the first.
+    """
+    process = method.process_weights_after_loading
+
+    def as_at_first(layer: torch.nn.Module) -> None:
+        method.moe_kernel = None
+        process(layer)
+
+    method.process_weights_after_loading = as_at_first
+    try:
+        yield
+    finally:
+        vars(method).pop("process_weights_after_loading", None)  # several layers may share it
 
 
 class _At:

@@ -53,7 +53,9 @@ class WeightbusEngine(WeightTransferEngine):
         model: "torch.nn.Module",
     ) -> None:
         super().__init__(config, vllm_config, device, model)
-        self._rank = Rank(LayerwiseLoader(model, vllm_config.model_config, vllm_config, device))
+        loader = LayerwiseLoader(model, vllm_config.model_config, vllm_config, device)
+        loader.prove()  # no request is here yet
+        self._rank = Rank(loader)
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Join a trainer's bus; again, to join another one, or one that was started again."""

@@ -1,12 +1,15 @@
 """Servers that answer as SGLang and vLLM do, with real weights that they read from real files.
 
 Routes, bodies, statuses and words are those of sglang 0.5.23 and vllm 0.33.0. Loading goes tensor
-by tensor, so that a failure in the middle leaves parts of two versions, as theirs does. Each route
-can be told to fail, in the ways that a real server or the way to it can.
+by tensor, so that a failure in the middle leaves parts of two versions, as theirs does. SGLang's
+models skip names that they do not have, with success; vLLM's do not, and a load after one that has
+failed at a tensor's shape fails with the same words, since vLLM keeps what was half loaded. Each
+route can be told to fail, in the ways that a real server or the way to it can.
 """
 
 import contextlib
 import json
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
@@ -16,9 +19,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 Arrays = dict[str, NDArray[Any]]
 Said = tuple[int, object]  # a status, and an object or text
@@ -32,7 +34,7 @@ class Fault:
         status, body: What is answered instead; status 0: nothing.
         after: It is done nevertheless, and only then goes wrong.
         hang: Nothing is answered until the server ends.
-        gate: It is done, and answered, once this is set.
+        gate: It is done (or goes wrong, with a status), and answered, once this is set.
         half: The answer ends in its middle.
         die: The server ends.
     """
@@ -47,12 +49,22 @@ class Fault:
 
 
 class FakeEngine:
-    """A server of some kind, by default with the weights of `names`."""
+    """A server of some kind, which was started with the checkpoint `home`, of these weights."""
 
-    def __init__(self, kind: str, weights: Arrays, *, dev: bool = True, lora: bool = True) -> None:
-        self.kind, self.dev, self.lora = kind, dev, lora
+    def __init__(
+        self,
+        kind: str,
+        weights: Arrays,
+        home: str = "org/model",
+        *,
+        dev: bool = True,
+        lora: bool = True,
+    ) -> None:
+        self.kind, self.home, self.dev, self.lora = kind, home, dev, lora
         self.weights = {name: array.copy() for name, array in weights.items()}
-        self.version, self.path, self.token = "default", "org/model", ""
+        self.device = "cuda"
+        self.left = ""  # why a load has failed that vLLM keeps half
+        self.version, self.path, self.token = "default", home, ""
         self.adapters: dict[str, tuple[str, Arrays]] = {}
         self.paused, self.busy = False, False
         self.stale = False  # the cache has something of earlier weights
@@ -98,8 +110,8 @@ class FakeEngine:
         self.close()
         self.ended = threading.Event()
         self.weights = {name: array.copy() for name, array in weights.items()}
-        self.version, self.path, self.paused = "default", "org/model", False
-        self.adapters = {}
+        self.version, self.path, self.paused = "default", self.home, False
+        self.adapters, self.left = {}, ""
         self._start(self.port)
 
     def fail(self, route: str, *faults: Fault | None) -> None:
@@ -114,6 +126,7 @@ class FakeEngine:
     def routes(self) -> list[str]:
         """Return what was called that changes something."""
         asked = {"/model_info", "/v1/models", "/weight_info", "/is_paused", "/ready", "/version"}
+        asked.add("/server_info")
         return [route for route, _ in self.calls if route not in asked]
 
     # HTTP.
@@ -130,7 +143,7 @@ class FakeEngine:
             self.called.notify_all()
         if fault is not None and fault.gate is not None:
             assert fault.gate.wait(60)
-            fault = None
+            fault = fault if fault.status else None
         if fault is not None and not fault.after:
             return self._go_wrong(http, fault, (fault.status, fault.body))
         if self.token and http.headers.get("Authorization") != f"Bearer {self.token}":
@@ -181,7 +194,7 @@ class FakeEngine:
         return {"GET /v1/models": lambda _: (200, {"object": "list", "data": self._cards()})}
 
     def _cards(self) -> list[dict[str, object]]:
-        root = "org/model" if self.kind == "vllm" else self.path  # vllm says what it began with
+        root = self.home if self.kind == "vllm" else self.path  # vllm says what it began with
         cards: list[dict[str, object]] = [{"id": "policy", "root": root, "parent": None}]
         return cards + [
             {"id": name, "root": path, "parent": "policy"}
@@ -190,12 +203,13 @@ class FakeEngine:
 
     def _sglang(self) -> dict[str, Callable[[dict[str, Any]], Said]]:
         def info(_: object) -> Said:
-            return 200, {"model_path": self.path, "weight_version": self.version}
+            said = {"model_path": self.path, "weight_version": self.version}
+            return 200, {**said, "tokenizer_path": self.home}
 
         def update(body: dict[str, Any]) -> Said:
             try:
                 self._read(body["model_path"])
-            except KeyError as error:
+            except ValueError as error:
                 return 400, {"success": False, "message": f"Failed to update weights: {error}."}
             except OSError as error:
                 text = f"Failed to get weights iterator: {error}."
@@ -269,7 +283,7 @@ class FakeEngine:
         def rpc(body: dict[str, Any]) -> Said:
             try:
                 self._read(body["kwargs"]["weights_path"])
-            except (KeyError, OSError) as error:
+            except (KeyError, OSError, ValueError) as error:
                 return 500, {"error": {"message": f"Call to collective_rpc method failed: {error}"}}
             self.stale = True
             return 200, {"results": [None, None]}
@@ -306,6 +320,7 @@ class FakeEngine:
             return 200, f"Success: LoRA adapter '{name}' added successfully."
 
         dev = {
+            "GET /server_info": lambda _: (200, {"vllm_config": f"device_config={self.device}, "}),
             "GET /weight_info": lambda _: (200, {"weight_version": self.version}),
             "GET /is_paused": lambda _: (200, {"is_paused": self.paused}),
             "POST /collective_rpc": rpc,
@@ -327,20 +342,32 @@ class FakeEngine:
     def _serve(self, when: str) -> None:
         """Note if requests meet parts of two versions: all tensors of a version have one value."""
         values = {float(array.flat[0]) for array in self.weights.values()}
-        if len(values) > 1:
+        if len(values) > 1 or self.left:
             self.served_broken.append(f"{when}: {sorted(values)}")
 
     def _read(self, path: str) -> None:
-        if path == "org/model":
-            found = {name: np.zeros_like(array) for name, array in self.weights.items()}
-        else:
-            found = load_file(Path(path) / "model.safetensors")
-        for name, array in found.items():
-            if name not in self.weights:
-                raise KeyError(f"There is no module or parameter named {name!r}")
-            self.weights[name] = array
         if not self.paused and self.kind == "vllm":
             self.served_broken.append("loaded without a pause")
+        try:
+            self._take(load_file(Path(path) / "model.safetensors"))
+        except ValueError as error:
+            self.left = "" if self.left else str(error) if self.kind == "vllm" else ""
+            raise
+        finally:
+            if not self.paused:  # it takes requests again at once
+                self._serve("after a load")
+
+    def _take(self, found: Arrays) -> None:
+        if self.left:
+            raise ValueError(self.left)
+        for name, array in found.items():
+            if name not in self.weights:
+                if self.kind == "sglang":
+                    continue  # it only warns, in its log
+                raise KeyError(f"There is no module or parameter named {name!r}")
+            if array.shape != self.weights[name].shape:
+                raise ValueError(f"size mismatch for {name}: {[*array.shape]}")
+            self.weights[name] = array
 
     def _read_adapter(self, name: str, path: str) -> None:
         config = json.loads((Path(path) / "adapter_config.json").read_text())
@@ -351,11 +378,13 @@ class FakeEngine:
 
 @contextlib.contextmanager
 def engines(kind: str, weights: Arrays, count: int = 1) -> Generator[list[FakeEngine]]:
-    """Have some servers, which end with the block."""
-    made = [FakeEngine(kind, weights) for _ in range(count)]
-    try:
-        yield made
-    finally:
-        for engine in made:
-            if not engine.ended.is_set():
-                engine.close()
+    """Have some servers, which end with the block, and their checkpoint."""
+    with tempfile.TemporaryDirectory() as home:
+        save_file(weights, Path(home) / "model.safetensors")
+        made = [FakeEngine(kind, weights, home) for _ in range(count)]
+        try:
+            yield made
+        finally:
+            for engine in made:
+                if not engine.ended.is_set():
+                    engine.close()

@@ -21,11 +21,12 @@ from weightbus.tests.serving.test_bridge import LOADS, marks, of, same
 
 def words(publisher: str, home: Path, *servers: FakeEngine, **changes: object) -> list[object]:
     """Return a command line."""
+    flags = [f"--{name}" for name in ("unchecked",) if changes.pop(name, None)]
     options: dict[str, object] = {"model": "policy", "kind": servers[0].kind, "folder": home}
     options |= {name: value for name, value in changes.items() if value is not None}
     urls: list[object] = [word for server in servers for word in ("--server", server.url)]
     named = ((f"--{name.replace('_', '-')}", value) for name, value in options.items())
-    return ["bridge", publisher, *urls, *(word for pair in named for word in pair)]
+    return ["bridge", publisher, *urls, *(word for pair in named for word in pair), *flags]
 
 
 def test_once(tmp_path: Path) -> None:
@@ -49,7 +50,7 @@ def test_once(tmp_path: Path) -> None:
 def test_a_refusal_ends_it_with_the_engines_words(tmp_path: Path) -> None:
     with engines("vllm", of(0)) as (engine,), weightbus.Publisher() as publisher:
         publisher.publish("policy", {"other.weight": np.ones(2, np.float32)})
-        command = words(publisher.address, tmp_path / "served", engine)
+        command = words(publisher.address, tmp_path / "served", engine, unchecked=True)
         found = run(*command, "--once", "--json")
         assert found.exit_code == 1
         told = result_of(found)
@@ -64,7 +65,7 @@ def test_a_refusal_ends_it_with_the_engines_words(tmp_path: Path) -> None:
     ("changes", "text"),
     [
         ({"kind": "triton"}, "--kind triton: give sglang or vllm"),
-        ({"pause": "keep"}, "--pause keep: a sglang server has abort, retract, in_place"),
+        ({"pause": "keep"}, "--pause keep: a sglang server has retract, abort, in_place, none"),
         ({"server": "gpu-1:8000"}, "'gpu-1:8000' is no server's URL"),
         ({"lora": ""}, "--lora: give the name"),
         ({"folder": "/proc/no/such"}, "--folder /proc/no/such"),
@@ -115,6 +116,31 @@ def test_a_server_of_another_kind_is_not_waited_for(tmp_path: Path) -> None:
         found = run(*command, "--once")
     assert found.exit_code == 1
     assert "--kind sglang" in found.output
+
+
+def test_a_checkpoint_that_is_not_here_ends_it_with_the_ways_out(tmp_path: Path) -> None:
+    with engines("vllm", of(0)) as (engine,), weightbus.Publisher() as publisher:
+        publisher.publish("policy", of(1))
+        engine.home = str(tmp_path / "elsewhere")
+        command = words(publisher.address, tmp_path / "served", engine)
+        found = run(*command, "--once")
+        assert found.exit_code == 1
+        said = " ".join(found.output.split())
+        assert f"what fits {engine.url} cannot be known" in said
+        assert "--like" in said
+        assert "--unchecked" in said
+        assert engine.routes() == []
+        assert run(*command, "--once", "--unchecked").exit_code == 0
+        assert same(engine, of(1))
+
+
+def test_what_does_not_fit_the_served_checkpoint_ends_it(tmp_path: Path) -> None:
+    with engines("sglang", of(0)) as (engine,), weightbus.Publisher() as publisher:
+        publisher.publish("policy", {"other.weight": np.ones(2, np.float32)})
+        found = run(*words(publisher.address, tmp_path / "served", engine), "--once", "--json")
+        assert found.exit_code == 1
+        assert f"{engine.home}, which {engine.url} serves: it lacks" in result_of(found)["text"]
+        assert engine.routes() == []
 
 
 def test_its_extra_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

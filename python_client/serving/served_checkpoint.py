@@ -1,0 +1,137 @@
+"""What the model of a server takes: names, shapes and dtypes of the checkpoint that it serves.
+
+No engine says beforehand what fits. vLLM fails in the middle of a load; SGLang skips names that it
+does not know, answers `success: true`, and keeps the old values of what does not come. So each
+version is compared with the checkpoint before a server reads it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...codecs.errors import WeightBusError
+from ...codecs.layout import Layout
+from ..checkpoints.checkpoint import open_checkpoint
+from ..checkpoints.shards import SUFFIX
+from .calls import CallError
+
+NAMES_SHOWN = 3
+CONVERTED = {"F16", "BF16", "F32", "F64"}  # engines convert each of these to each other
+# Buffers that old checkpoints have, that no trainer has, and that engines skip.
+SKIPPED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
+HEAD = "lm_head.weight"  # a checkpoint without it has a head that is tied to its embedding
+WAYS_OUT = (
+    "give a checkpoint of the same names as --like, or load what cannot be known to fit with "
+    "--unchecked"
+)
+
+
+class UnknownCheckpointError(CallError):
+    """The checkpoint of a server cannot be read here, so nothing is asked of it."""
+
+
+@dataclass(frozen=True)
+class ServedCheckpoint:
+    """A checkpoint, as far as versions are compared with it.
+
+    Attributes:
+        where: What an error calls it.
+        layout: Names, dtypes and shapes of its tensors.
+    """
+
+    where: str
+    layout: Layout
+
+    @property
+    def derived(self) -> str:
+        """What some engines keep copies of that a reload does not make anew."""
+        names = self.layout.names()
+        if any(".experts." in name for name in names):
+            return "experts"
+        return "" if any(name.endswith(HEAD) for name in names) else "tied weights"
+
+    def fault(self, layout: Layout) -> str:
+        """Say how another layout differs, ties taken into account; nothing if it fits."""
+        known = self.layout
+        names = set(layout.names())
+        wanted = {name for name in known.names() if not name.endswith(SKIPPED)}
+        tied = {layout.by_name(name).name for name in names & wanted}
+        extra = sorted(name for name in names - wanted if layout.by_name(name).name not in tied)
+        others = [_other(name, layout, known) for name in sorted(names & wanted)]
+        faults = [
+            _some("it lacks", sorted(wanted - names)),
+            _some("it has besides", [name for name in extra if not name.endswith(SKIPPED)]),
+            _some("", [text for text in others if text]),
+        ]
+        found = "; ".join(fault for fault in faults if fault)
+        if not found:
+            return ""
+        return (
+            f"it is no version of the model in {self.where}: {found}. Publish it under its names, "
+            "or give a checkpoint as the trainer writes it as --like"
+        )
+
+
+def read(folder: Path, where: str) -> ServedCheckpoint:
+    """Read the names, shapes and dtypes of a folder's safetensors files, and no values.
+
+    Raises:
+        CheckpointError: They cannot be read; it says why, and what to do.
+        OSError: The same.
+    """
+    return ServedCheckpoint(where, open_checkpoint(folder).layout)
+
+
+def has_weights(folder: Path) -> bool:
+    """Return whether a folder has weights whose names can be read."""
+    return any(folder.glob(f"*{SUFFIX}"))
+
+
+def find(name: str, url: str) -> ServedCheckpoint:
+    """Read the checkpoint that the server at `url` names: a folder, or a model in the hub's cache.
+
+    Raises:
+        UnknownCheckpointError: It is not here, or cannot be read; it says what to do.
+    """
+    try:
+        folder = _folder(name)
+        return read(folder, f"{folder}, which {url} serves")
+    except (OSError, ValueError, WeightBusError) as error:
+        raise UnknownCheckpointError(
+            f"what fits {url} cannot be known: its checkpoint {name!r} cannot be read here "
+            f"({error}); {WAYS_OUT}",
+            harmless=True,
+        ) from None
+
+
+def _folder(name: str) -> Path:
+    """Return where a checkpoint lies on this host; nothing is downloaded.
+
+    Raises:
+        OSError, ValueError: It does not lie here.
+    """
+    if (folder := Path(name)).is_absolute() or folder.exists():
+        if not folder.is_dir():
+            raise NotADirectoryError(f"{folder} is no folder on this host")
+        return folder
+    try:
+        from huggingface_hub import snapshot_download
+    except ModuleNotFoundError:
+        text = "it is no folder; for a model in the hub's cache, pip install huggingface_hub"
+        raise FileNotFoundError(text) from None
+    return Path(snapshot_download(name, local_files_only=True))
+
+
+def _other(name: str, layout: Layout, known: Layout) -> str:
+    """Say how a tensor differs from the checkpoint's."""
+    here, there = layout.by_name(name), known.by_name(name)
+    if here.shape != there.shape:
+        return f"{name} is {list(here.shape)}, not {list(there.shape)}"
+    if here.dtype != there.dtype and not {here.dtype, there.dtype} <= CONVERTED:
+        return f"{name} is {here.dtype}, not {there.dtype}"
+    return ""
+
+
+def _some(what: str, names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return f"{what} {', '.join(names[:NAMES_SHOWN])}{more}".strip() if names else ""

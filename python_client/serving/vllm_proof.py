@@ -1,0 +1,187 @@
+# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportUnknownLambdaType=false
+"""Whether a model of vLLM's computes by what is loaded into it: proved once, as the engine starts.
+
+Layers may hold more than their parameters: packed copies, repacked layouts, kernels made once. A
+reload that leaves one of these as it was gives a model that answers as neither the old weights nor
+the new ones, and says nothing. So each part of the model is given some inputs, and given the same
+again after a load of other values, where each must answer otherwise, and after a load of its own
+checkpoint, where each must answer as at first. Attention is left out, since it has no weights.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.forward_context import set_forward_context
+from vllm.model_executor.model_loader import get_model_loader
+
+from ...codecs.errors import WeightBusError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+log = logging.getLogger("weightbus.serving")
+
+SWITCH = "WEIGHTBUS_PROVE_RELOAD"
+TOKENS = 8  # enough to meet several experts; each costs a row in every layer
+NEAR = 0.01  # of a part's answers, relative to their length: kernels may add in another order
+NAMES_SHOWN = 3
+
+Pairs = Iterable[tuple[str, torch.Tensor]]
+Part = Callable[[], list[torch.Tensor]]
+
+
+class ReloadError(WeightBusError):
+    """A model does not compute by what is loaded into it."""
+
+
+def prove(
+    model: torch.nn.Module,
+    vllm_config: "VllmConfig",
+    device: torch.device,
+    load: Callable[[Pairs], None],
+) -> None:
+    """Prove that `load` gives the model what it is given; where that cannot be tried, say so.
+
+    Raises:
+        ReloadError: It does not. The model is then no longer what it was.
+    """
+    if os.environ.get(SWITCH) == "0":
+        return
+    try:
+        next(_checkpoint(model, vllm_config))
+        parts = _recorded(model, vllm_config, device)
+        first = _answers(parts, vllm_config)
+    except Exception as error:
+        words = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        log.warning(
+            "it is not proved that %s computes by what is loaded into it (%s): compare its answers "
+            "with the trainer's once",
+            type(model).__name__,
+            words,
+        )
+        return
+    load(_others(_checkpoint(model, vllm_config)))
+    second = _answers(parts, vllm_config)
+    load(_checkpoint(model, vllm_config))
+    third = _answers(parts, vllm_config)
+    stale = [name for name in parts if _near(first[name], second[name])]
+    wrong = [name for name in parts if not _near(first[name], third[name])]
+    if stale or wrong:
+        raise ReloadError(
+            f"{type(model).__name__} cannot be updated in this vLLM: after its own checkpoint was "
+            f"loaded into it again{_some('still answer by the weights before', stale)}"
+            f"{_some('answer wrongly', wrong)}. Serve it without --weight-transfer-config, start "
+            f"vLLM again for new weights, or try another version of vLLM ({SWITCH}=0 starts it all "
+            "the same)"
+        )
+
+
+def _some(what: str, names: list[str]) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return f", these of its parts {what}: {', '.join(names[:NAMES_SHOWN])}{more}"
+
+
+def _checkpoint(model: Any, vllm_config: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Read the checkpoint that the model was loaded from."""
+    loader: Any = get_model_loader(vllm_config.load_config)
+    return iter(loader.get_all_weights(vllm_config.model_config, model))
+
+
+def _others(pairs: Pairs) -> Iterator[tuple[str, torch.Tensor]]:
+    """Change each number, to one that is neither large nor zero."""
+    for name, tensor in pairs:
+        plain = tensor.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+        yield name, tensor * 0.5 + 0.125 if plain else tensor
+
+
+def _recorded(model: Any, vllm_config: Any, device: torch.device) -> dict[str, Part]:
+    """Run the model once, and return its parts, each with what it was given."""
+    parts: dict[str, Part] = {}
+    ids = torch.arange(1, TOKENS + 1, device=device)
+    with ExitStack() as undo:
+        for name, module in model.named_modules():
+            undo.enter_context(_eager(module))
+            inner = list(module.modules())
+            if any(_attends(each) for each in inner):
+                if _attends(module):
+                    undo.callback(module.register_forward_hook(_steady).remove)
+            elif any(True for _ in module.parameters()):
+                hook = module.register_forward_pre_hook(_recorder(parts, name), with_kwargs=True)
+                undo.callback(hook.remove)
+        with torch.no_grad(), set_forward_context(None, vllm_config, num_tokens=TOKENS):
+            hidden = model(input_ids=ids, positions=torch.arange(TOKENS, device=device))
+    hidden = _tensors(hidden)[0].clone()
+    parts["its head"] = lambda: _tensors(model.compute_logits(hidden.clone()))
+    return parts
+
+
+def _attends(module: torch.nn.Module) -> bool:
+    return hasattr(module, "kv_cache")
+
+
+@contextmanager
+def _eager(module: Any) -> Generator[None]:
+    """Have a part that is compiled run as it is written: it must not be compiled with our hooks."""
+    compiled = getattr(module, "do_not_compile", None) is False
+    if compiled:
+        module.do_not_compile = True
+    try:
+        yield
+    finally:
+        if compiled:
+            module.do_not_compile = False
+
+
+def _steady(module: object, given: object, answer: Any) -> Any:
+    """Answer for attention, which says nothing without a cache, and what follows needs inputs."""
+    del module, given
+    made = torch.linspace(-1, 1, answer.numel(), device=answer.device).view(answer.shape)
+    return made.to(answer.dtype)
+
+
+def _recorder(parts: dict[str, Part], name: str) -> Any:
+    def record(module: Any, given: Any, named: Any) -> None:
+        if name not in parts:
+            kept, kept_named = _cloned(given), _cloned(named)
+            parts[name] = lambda: _tensors(module(*_cloned(kept), **_cloned(kept_named)))
+
+    return record
+
+
+def _cloned(given: Any) -> Any:
+    """Copy tensors: a part may write into what it is given."""
+    if isinstance(given, torch.Tensor):
+        return given.clone()
+    if isinstance(given, tuple | list):
+        return type(given)(_cloned(each) for each in given)
+    if isinstance(given, dict):
+        return {key: _cloned(each) for key, each in given.items()}
+    return given
+
+
+def _tensors(answer: Any) -> list[torch.Tensor]:
+    if isinstance(answer, torch.Tensor):
+        return [answer]
+    if isinstance(answer, tuple | list):
+        return [tensor for each in answer for tensor in _tensors(each)]
+    return []
+
+
+def _answers(parts: dict[str, Part], vllm_config: Any) -> dict[str, list[torch.Tensor]]:
+    with torch.no_grad(), set_forward_context(None, vllm_config, num_tokens=TOKENS):
+        return {name: [each.float().clone() for each in part()] for name, part in parts.items()}
+
+
+def _near(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return all(
+        bool((a - b).norm() <= NEAR * a.norm()) or torch.equal(a, b)
+        for a, b in zip(one, other, strict=True)
+    )
