@@ -58,7 +58,8 @@ class WeightbusEngine(WeightTransferEngine):
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Join a trainer's bus; again, to join another one, or one that was started again."""
         parallel = self.parallel_config
-        self._rank.join(init_info, f"dp{parallel.data_parallel_index}-rank{parallel.rank}")
+        suffix = f"dp{parallel.data_parallel_index}-rank{parallel.rank}"
+        self._rank.join(init_info, suffix, last=parallel.rank == parallel.world_size - 1)
 
     def start_weight_update(self) -> None:
         """Touch nothing."""
@@ -73,7 +74,7 @@ class WeightbusEngine(WeightTransferEngine):
         self._rank.update(update_info)
 
     def finish_weight_update(self) -> None:
-        """Load it, and acknowledge it."""
+        """Load it, if the last update is to have it loaded, and acknowledge it."""
         self._rank.finish()
 
     def shutdown(self) -> None:

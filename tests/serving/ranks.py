@@ -27,6 +27,7 @@ Phase = Literal["stage", "start", "update", "load"]
 How = Literal["raise", "die", "stop", "shape"]
 Make = Callable[[int, int], tuple[Any, Any]]  # of a number, and of how often the server started
 LAYERS, WIDTH = 3, 64
+RANKS = 2  # of a server
 SECONDS = 200.0  # that a rank may take to start, with all that it imports, or to end
 
 
@@ -46,8 +47,9 @@ def summed(model: Mapping[str, np.ndarray[Any, Any]]) -> str:
 class PlainEngine:
     """As the engine of vLLM's workers, but for a model that is a dictionary."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, count: int = RANKS) -> None:
         self.model = weights(0.0)
+        self._last = number == count - 1
         self._number, self.rank = number, Rank(self)
 
     def sum(self) -> str:
@@ -86,7 +88,7 @@ class PlainEngine:
         return Join(**said)
 
     def init_transfer_engine(self, said: Join) -> None:
-        self.rank.join(said, f"dp0-rank{self._number}")
+        self.rank.join(said, f"dp0-rank{self._number}", last=self._last)
 
     def start_weight_update(self) -> None:
         self.rank.start()
