@@ -114,35 +114,34 @@ class Rank:
 
     Args:
         loader: What loads versions into its model.
+        last: It is the rank of its server whose answers are taken last.
     """
 
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
+    def __init__(self, loader: Loader, *, last: bool = True) -> None:
+        self._loader, self._last = loader, last
         self._worker: Subscriber | None = None
         self._model = ""
         self._tensors: dict[str, Signature] = {}
         self._cannot = ""  # why nothing of these tensors can be loaded
-        self._last = True
         self._staged: Staged | None = None
         self._loads = False  # `finish` is to load it
         self._newest = (0, 0)  # the version that this trainer has spoken of last
         self._due: tuple[int, int] | None = None  # what this session is for, until it is loaded
         self._deadline = 0.0
 
-    def join(self, said: Join, suffix: str, *, last: bool = True) -> None:
+    def join(self, said: Join, suffix: str) -> None:
         """Join a trainer, and leave the one before.
 
         Args:
             said: Which trainer, and what it will publish.
             suffix: What tells this rank from the others of the deployment.
-            last: It is the one whose answers the server takes last.
 
         Raises:
             WeightBusError: There cannot be such a worker.
             ValueError: Its name or address is none.
         """
         self.leave()
-        self._model, self._last, self._newest = said.model, last, (0, 0)
+        self._model, self._newest = said.model, (0, 0)
         self._tensors = {n: (dtype, tuple(shape)) for n, (dtype, shape) in said.tensors.items()}
         self._cannot = self._loader.rehearse(self._tensors) if self._tensors else ""
         self._worker = Subscriber(
@@ -174,6 +173,7 @@ class Rank:
             self._give_up(key, said.cancel)
             return
         if key < self._newest:
+            self._due = self._due or key
             log.warning(
                 "%s: a call for version %d came late, and changes nothing: version %d is the newest",
                 *(self._worker.name, said.version, self._newest[1]),

@@ -23,11 +23,11 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from functools import partial
-from threading import Thread
+from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from ...bus.deadline import ANSWER_SECONDS
-from ...bus.errors import PublishError, WorkersMissingError
+from ...bus.errors import DeadlineError, PublishError, WorkersMissingError
 from ...bus.publisher.calls import NOTHING_RUNS
 from ...bus.receipt import Receipt
 from ...codecs.errors import StateError
@@ -132,6 +132,7 @@ class Transfers:
         self._join: dict[str, Any] = {}
         self._gathered = False  # all ranks were there since they were told to join
         self._given_up: tuple[int, int] | None = None  # a version that servers may still hold
+        self._sends = Lock()
         self._stands = False  # a server may stand still since then
         self._names = self._ask_names(ranks)
         count = len(self._names) or ranks
@@ -179,9 +180,19 @@ class Transfers:
         Raises:
             PublishError: A rank has not; it says which, and why. Unless it says that a model is
                 broken, every rank runs the weights that it ran before.
+            DeadlineError: Another thread sends, and has not come to an end.
             WorkersMissingError: A rank is not there.
             ServerError: A server does not answer.
         """
+        seconds = self._timeout + self._pause_timeout
+        if not self._sends.acquire(timeout=seconds):
+            raise DeadlineError(f"{self._model}: another thread sends it, for {seconds:g} s by now")
+        try:
+            return self._send(weights, metadata)
+        finally:
+            self._sends.release()
+
+    def _send(self, weights: object, metadata: Mapping[str, str] | None) -> Receipt:
         staged_by = time.monotonic() + self._timeout
         self._bring_back_late(staged_by)
         ranks = self._gather(staged_by)

@@ -53,13 +53,14 @@ class WeightbusEngine(WeightTransferEngine):
         model: "torch.nn.Module",
     ) -> None:
         super().__init__(config, vllm_config, device, model)
-        self._rank = Rank(LayerwiseLoader(model, vllm_config.model_config, vllm_config, device))
+        loader = LayerwiseLoader(model, vllm_config.model_config, vllm_config, device)
+        last = self.parallel_config.rank == self.parallel_config.world_size - 1
+        self._rank = Rank(loader, last=last)
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Join a trainer's bus; again, to join another one, or one that was started again."""
         parallel = self.parallel_config
-        suffix = f"dp{parallel.data_parallel_index}-rank{parallel.rank}"
-        self._rank.join(init_info, suffix, last=parallel.rank == parallel.world_size - 1)
+        self._rank.join(init_info, f"dp{parallel.data_parallel_index}-rank{parallel.rank}")
 
     def start_weight_update(self) -> None:
         """Touch nothing."""

@@ -49,8 +49,7 @@ class PlainEngine:
 
     def __init__(self, number: int, count: int = RANKS) -> None:
         self.model = weights(0.0)
-        self._last = number == count - 1
-        self._number, self.rank = number, Rank(self)
+        self._number, self.rank = number, Rank(self, last=number == count - 1)
 
     def sum(self) -> str:
         return summed(self.model)
@@ -88,7 +87,7 @@ class PlainEngine:
         return Join(**said)
 
     def init_transfer_engine(self, said: Join) -> None:
-        self.rank.join(said, f"dp0-rank{self._number}", last=self._last)
+        self.rank.join(said, f"dp0-rank{self._number}")
 
     def start_weight_update(self) -> None:
         self.rank.start()
