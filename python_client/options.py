@@ -155,7 +155,9 @@ def _named(require: object, workers: tuple[str, ...] | None) -> frozenset[str] |
 
 
 def _needed(require: object, names: tuple[str, ...] | None) -> int:
-    number = checks.whole(require, 'require (of workers, or "all", or "alive", or names)', 0, WORKERS_MAX)
+    number = checks.whole(
+        require, 'require (of workers, or "all", or "alive", or names)', 0, WORKERS_MAX
+    )
     if names is not None and number > len(names):
         raise ValueError(f"require={number}, but the publish is for {len(names)} workers only")
     return number

@@ -118,7 +118,10 @@ class Resolve(msgspec.Struct, frozen=True):
         """The same, of the workers that had to get there."""
         receipt = self.receipt
         lacking = [n for n in sorted(named) if n not in there]
-        each = [str(receipt.workers[n]) if n in receipt.workers else f"{n} is not there" for n in lacking]
+        each = [
+            str(receipt.workers[n]) if n in receipt.workers else f"{n} is not there"
+            for n in lacking
+        ]
         what = (
             f"{receipt.model} version {receipt.version} is "
             f"{'staged' if 'staged' in self.done else 'applied'} by "

@@ -106,9 +106,9 @@ class Server:
         auth = (parts.username, parts.password) if parts.userinfo else None
         url = str(parts.copy_with(username="", password="")) if auth else url
         self.url, self._tries, self._pause = url.rstrip("/"), tries, pause
-        # No proxy of the environment, nor any other host that the server names: that is not it. Each
-        # call has a connection of its own: one that a server closes, as it may after an error or a
-        # rest, would lose the next call unheard.
+        # No proxy of the environment, nor any other host that the server names: that is not it.
+        # Each call has a connection of its own: a server may close one after an error or a rest,
+        # and the next call on it would be lost unheard.
         self._client = self._httpx.Client(
             limits=self._httpx.Limits(max_keepalive_connections=0),
             headers={"Authorization": f"Bearer {token}"} if token else {},

@@ -1,7 +1,7 @@
 """One rank of a served model: it stages what a trainer publishes, and loads it when told to.
 
-Commands come by the server's calls, results go over the bus. A call may be lost, come twice, or come
-when its caller has given it up. So each says which version it is for: one that is for an older
+Commands come by the server's calls, results go over the bus. A call may be lost, come twice, or
+come when its caller has given it up. So each says which version it is for: one that is for an older
 version than this rank knows of changes nothing, and one that comes again has no further effect.
 
 join      joins the bus, and tries on the model whether what will be published can be loaded at all
@@ -175,7 +175,7 @@ class Rank:
         if key < self._newest:
             self._due = self._due or key
             log.warning(
-                "%s: a call for version %d came late, and changes nothing: version %d is the newest",
+                "%s: a call for version %d came late and changes nothing: version %d is the newest",
                 *(self._worker.name, said.version, self._newest[1]),
             )
             return

@@ -24,7 +24,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from functools import partial
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ...bus.deadline import ANSWER_SECONDS
 from ...bus.errors import DeadlineError, PublishError, WorkersMissingError
@@ -264,9 +264,7 @@ class Transfers:
 
     # A transfer.
 
-    def _swap(
-        self, version: tuple[int, int], future: Future[Receipt], ranks: list[str]
-    ) -> Receipt:
+    def _swap(self, version: tuple[int, int], future: Future[Receipt], ranks: list[str]) -> Receipt:
         """Have what is staged everywhere loaded."""
         end = time.monotonic() + self._pause_timeout
         until = end - min(BACK_SECONDS, self._pause_timeout / BACK_PART)
@@ -504,9 +502,7 @@ class Transfers:
             time.sleep(seconds)
         return self._call(call, until, client)
 
-    def _call(
-        self, call: Callable[[], object], until: float, client: Client | None = None
-    ) -> None:
+    def _call(self, call: Callable[[], object], until: float, client: Client | None = None) -> None:
         """Make a call, and return when it is answered, by this moment."""
         client = self._client if client is None else client
         left = max(0.001, until - time.monotonic())

@@ -95,12 +95,17 @@ class OwnClient(VllmServers):
         self._own.update_weights(update_info)
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """End the session; it says `weight_version` from then on, or what the client makes of it."""
+        """End the session; it says `weight_version` from then on, or what the client makes it."""
         self._own.finish_weight_update(weight_version)
 
     def update_weight_version(self, new_version: str) -> None:
         """Have it say that it runs `new_version`."""
-        self._does("update_weight_version", new_version, path="update_weight_version", json={"new_version": new_version})
+        self._does(
+            "update_weight_version",
+            new_version,
+            path="update_weight_version",
+            json={"new_version": new_version},
+        )
 
     def pause(self, mode: PauseMode = "keep") -> None:
         """Have it generate nothing."""

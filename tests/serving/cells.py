@@ -1,8 +1,8 @@
 """The table of what may happen to each call of a transfer, for any server that can be asked.
 
 A cell is a call and a fault. Whatever the trainer is told, it must be so: either all ranks run what
-it sent and the server says so, or an error says who does not, within the trainer's own deadline, and
-the server generates with whole weights that it says it runs. The next transfer repairs all.
+it sent and the server says so, or an error says who does not, in the trainer's own deadline, and the
+server generates with whole weights that it says it runs. The next transfer repairs all.
 """
 
 import time
@@ -69,18 +69,17 @@ def check(
     begun = time.monotonic()
     try:
         receipt = sending.send(weights(2.0))
-    except Exception as error:
+    except weightbus.PublishError as error:
         receipt = None
-        assert isinstance(error, weightbus.PublishError), repr(error)
-        assert "rank" in str(error), error
         told = f"{type(error).__name__}: {error}"
+    assert receipt is not None or "rank" in told, told
     took = time.monotonic() - begun
     sending.resume()  # as `send_weights` of the trainer's engine does
     assert proxy.hit == hit + 1, "the fault was in no call"
     assert took < 2 * seconds + slack, took
+    assert not seen.paused()
     new, old = seen.whole(2.0), before is not None and seen.whole(1.0)
     assert new or before is None or old, "the weights are mixed"
-    assert not seen.paused()
     if receipt is not None:
         assert new, told
         assert seen.version() == f"{receipt.epoch}.{receipt.version}"
@@ -91,8 +90,9 @@ def check(
     if at is None:
         proxy.give_late()
         seen.settle()
-        assert seen.whole(2.0) == new, "a call that came late has changed the weights"
-        assert not seen.paused() or call == "pause"
+        stands = seen.paused()
+        assert not stands or call == "pause"
+        assert stands or seen.whole(2.0) == new, "a call that came late has changed the weights"
     else:
         proxy.give_late_at(CALLS[at][0])
         try:

@@ -1,4 +1,4 @@
-"""A proxy before a server, which loses calls, doubles them, holds them back, or answers in its stead.
+"""A proxy before a server: it loses calls, doubles them, holds them back, or answers by itself.
 
 It is what goes wrong between a trainer and a server: a proxy's limit of seconds, a network, a front
 end that hangs. The server behind it may be a stand-in or a real one.

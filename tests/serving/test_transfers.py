@@ -1,4 +1,4 @@
-"""A trainer's transfers: who is waited for, what is said of it, and what a client's own calls do."""
+"""A trainer's transfers: who is waited for, what each server says, and what late calls do."""
 
 import threading
 import time
@@ -278,7 +278,7 @@ def test_what_a_call_of_an_older_version_says_changes_nothing(bench: Bench) -> N
     calls = bench.client.servers[0]
     calls.start_weight_update()
     calls.update_weights({"epoch": first.epoch, "version": first.version, "deadline": SECONDS})
-    with pytest.raises(ServerError, match="version 1 of epoch .* is not loaded"):
+    with pytest.raises(ServerError, match=r"version 1 of epoch .* is not loaded"):
         calls.finish_weight_update(f"{first.epoch}.{first.version}")
     assert bench.runs(2.0) == [True]
     assert bench.servers[0].version == f"{second.epoch}.{second.version}"
@@ -308,7 +308,7 @@ def test_ranks_try_what_is_published_and_not_what_is_trained(dtype: Any) -> None
     tried: list[Any] = []
     for engine in bench.engines[0]:
         engine.rehearse = lambda tensors: tried.append(tensors) or ""  # type: ignore[method-assign]
-        engine.load = lambda pairs: None  # type: ignore[method-assign]
+        engine.load = lambda _: None  # type: ignore[method-assign]
     try:
         bench.transfers().send(weights(1.0))
     finally:
@@ -337,5 +337,3 @@ def test_two_threads_that_send_at_once_each_send(bench: Bench) -> None:
     newest = max(receipts, key=lambda r: r.version)
     assert bench.runs(2.0 if newest is receipts[1] else 1.0) == [True]
     assert bench.servers[0].version == f"{newest.epoch}.{newest.version}"
-
-
