@@ -418,9 +418,10 @@ class Transfers:
                     self._again(client.resume, ended, client)
 
             stays = {**each(back), **silent}
-        if not stays and self._stands and several:
-            with suppress(Exception):
-                self._again(self._client.resume, ended)  # type: ignore[attr-defined] - it notes that none stands still
+        all_of_them: object = self._client
+        if not stays and self._stands and several and isinstance(all_of_them, Pausing):
+            with suppress(Exception):  # for what it notes: each goes on
+                self._again(all_of_them.resume, ended)
         self._stands = self._stands and bool(stays)
         if not isinstance(error, Exception):
             raise error

@@ -130,14 +130,13 @@ class OwnClient(VllmServers):
     def within(self, seconds: float) -> Generator[None]:
         """Give each call in this block at most so many `seconds`."""
         before = getattr(self._own, "timeout", None)
-        limited = isinstance(before, int | float)
         with super().within(seconds):
-            if limited:
+            if isinstance(before, int | float):
                 self._own.timeout = min(before, max(0.001, seconds))
             try:
                 yield
             finally:
-                if limited:
+                if before is not None:
                     self._own.timeout = before
 
 

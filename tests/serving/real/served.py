@@ -19,7 +19,8 @@ from tokenizers import Tokenizer, models
 from weightbus.tests.compose.waiting import wait_for
 
 WORDS = 512
-START_SECONDS = 240.0  # three processes, one after the other, import all of vLLM
+START_SECONDS = 480.0  # three processes, one after the other, import all of vLLM
+LIMIT = 600  # seconds for a test, which may be the one that starts it
 KILL_SECONDS = 30.0
 LORA_RANK = 8
 PROMPT = [5, 9, 40, 77]

@@ -12,13 +12,13 @@ from weightbus.codecs.dtypes import name_of_torch
 from weightbus.python_client.serving.transfers import Transfers
 from weightbus.tests.serving.cells import CELLS, Seen, check
 from weightbus.tests.serving.faulty import Fault, Proxy
-from weightbus.tests.serving.real.served import Served, answer_of, saved, trained
+from weightbus.tests.serving.real.served import LIMIT, Served, answer_of, saved, trained
 from weightbus.vllm import VllmServers
 
 SECONDS = 12.0  # that a version, or a pause, may take
 SLACK = 20.0  # that a busy machine may take for all else
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(LIMIT)
 
 
 @cache
