@@ -444,8 +444,10 @@ class Publisher(InOneProcess):
             tensors: By name, dtype and shape of each. None of them is tied to another.
 
         Raises:
-            StateError: A name or a pattern of the publisher's settings matches none of them.
+            StateError: A name of the publisher's settings is none of theirs.
+            ClosedError: The publisher is closed, or belongs to the parent of this forked process.
         """
+        self._check_usable()
         few = self._settings
         precision, renaming = precision_of(few.dtype), renaming_of(few.rename)
         names = {n: n for n in tensors} if renaming is None else renaming.of(tensors)

@@ -1,8 +1,9 @@
 """The table of what may happen to each call of a transfer, for any server that can be asked.
 
-A cell is a call and a fault. Whatever the trainer is told, it must be so: either all ranks run what
-it sent and the server says so, or an error says who does not, in the trainer's own deadline, and its
-server generates with whole weights that it says it runs. The next transfer repairs all.
+A cell is a call and a fault. Whatever the trainer is told, it must be so: either all ranks run
+what it sent and the server says so, or an error names a rank that does not, in the trainer's own
+deadline, and the server generates with whole weights that it says it runs. The next transfer
+repairs all.
 """
 
 import time

@@ -337,3 +337,51 @@ def test_two_threads_that_send_at_once_each_send(bench: Bench) -> None:
     newest = max(receipts, key=lambda r: r.version)
     assert bench.runs(2.0 if newest is receipts[1] else 1.0) == [True]
     assert bench.servers[0].version == f"{newest.epoch}.{newest.version}"
+
+
+@pytest.mark.parametrize(
+    ("call", "loads"),
+    [
+        ("start_weight_update", False),
+        ("update_weights", False),
+        ("pause", False),
+        ("finish_weight_update", True),
+        ("resume", True),
+    ],
+)
+@pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
+def test_a_trainer_that_dies_at_a_call_leaves_whole_weights_to_the_next(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, call: str, loads: bool, done: bool
+) -> None:
+    first = bench.transfers().send(weights(1.0))
+    own, dead = getattr(bench.client, call), VllmServers(bench.proxy.url)
+
+    class KilledError(BaseException):
+        pass
+
+    def last(*given: Any) -> None:
+        if done:
+            own(*given)
+        for name in (*MISSING, "pause", "resume", "update_weight_version"):
+            monkeypatch.setattr(dead, name, die)
+        raise KilledError
+
+    def die(*_: object) -> None:
+        raise KilledError
+
+    dying = bench.transfers(dead)
+    monkeypatch.setattr(dead, call, last)
+    with pytest.raises(KilledError):
+        dying.send(weights(2.0))
+    new = loads and (done or call == "resume")
+    assert bench.runs(2.0 if new else 1.0) == [True]
+    assert bench.servers[0].version == f"{first.epoch}.{first.version + new}"
+    paused = (call, done) in {("pause", True), ("resume", False)} or call == "finish_weight_update"
+    assert bench.servers[0].paused == paused
+    dead.close()
+    bench.publisher.close()
+    bench.publisher = weightbus.Publisher()
+    receipt = bench.transfers().send(weights(3.0))
+    assert bench.runs(3.0) == [True]
+    assert not bench.servers[0].paused
+    assert bench.servers[0].version == f"{receipt.epoch}.{receipt.version}"
