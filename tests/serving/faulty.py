@@ -13,8 +13,16 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 Fault = Literal[
-    *("lost", "unanswered", "doubled", "refused", "spoilt", "hung"),
-    *("late", "late at start", "late at pause", "late at finish"),
+    "lost",
+    "unanswered",
+    "doubled",
+    "refused",
+    "spoilt",
+    "hung",
+    "late",
+    "late at start",
+    "late at pause",
+    "late at finish",
 ]
 FAULTS: dict[Fault, str] = {
     "lost": "the connection is closed, and the server never hears of the call",

@@ -1,5 +1,6 @@
 """A trainer's transfers: who is waited for, what each server says, and what late calls do."""
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import weightbus
-from weightbus.python_client.serving.server import VllmServers
+from weightbus.python_client.serving.server import VllmServer, VllmServers
 from weightbus.python_client.serving.transfers import Transfers
 from weightbus.tests.serving.faulty import Proxy
 from weightbus.tests.serving.ranks import RANKS, PlainEngine, summed, weights
@@ -306,9 +307,13 @@ def test_ranks_try_what_is_published_and_not_what_is_trained(dtype: Any) -> None
     bench.publisher.close()
     bench.publisher = weightbus.Publisher(settings=weightbus.Settings(dtype=dtype))
     tried: list[Any] = []
+
+    def rehearse(tensors: Any) -> str:
+        tried.append(tensors)
+        return ""
+
     for engine in bench.engines[0]:
-        engine.rehearse = lambda tensors: tried.append(tensors) or ""  # type: ignore[method-assign]
-        engine.load = lambda _: None  # type: ignore[method-assign]
+        vars(engine).update(rehearse=rehearse, load=lambda _: None)
     try:
         bench.transfers().send(weights(1.0))
     finally:
@@ -385,3 +390,29 @@ def test_a_trainer_that_dies_at_a_call_leaves_whole_weights_to_the_next(
     assert bench.runs(3.0) == [True]
     assert not bench.servers[0].paused
     assert bench.servers[0].version == f"{receipt.epoch}.{receipt.version}"
+
+
+def test_a_call_is_heard_though_the_server_has_closed_its_connection() -> None:
+    """As vLLM's front end does after an error, and any server after a rest."""
+    heard: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(SECONDS)
+
+        def answer() -> None:
+            for _ in range(2):
+                connection, _ = listening.accept()
+                with connection:
+                    heard.append(connection.recv(65536).split(b"\r\n")[0])
+                    said = b'{"error": {"message": "told to fail"}}'
+                    head = f"HTTP/1.1 500 No\r\nContent-Length: {len(said)}\r\n\r\n"
+                    connection.sendall(head.encode() + said)
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        server = VllmServer(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        for call in (server.start_weight_update, server.finish_weight_update):
+            with pytest.raises(ServerError, match="told to fail"):
+                call()
+        thread.join(SECONDS)
+        server.close()
+    assert heard == [b"POST /start_weight_update HTTP/1.1", b"POST /finish_weight_update HTTP/1.1"]
