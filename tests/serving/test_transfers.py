@@ -208,8 +208,9 @@ def test_a_server_that_takes_no_calls_stays_paused_and_goes_on_with_the_next_tra
         if caller.path == "/finish_weight_update":
             hangs.set()
         if hangs.is_set():
-            go_on.wait(SECONDS)
-        pass_on(caller, body)
+            go_on.wait(SECONDS)  # and it never hears of the call
+        else:
+            pass_on(caller, body)
 
     monkeypatch.setattr(bench.proxy, "pass_on", stopped)
     with pytest.raises(weightbus.PublishError, match="v-dp0-rank0 staged") as told:
@@ -416,3 +417,23 @@ def test_a_call_is_heard_though_the_server_has_closed_its_connection() -> None:
         thread.join(SECONDS)
         server.close()
     assert heard == [b"POST /start_weight_update HTTP/1.1", b"POST /finish_weight_update HTTP/1.1"]
+
+
+def test_a_finish_that_comes_before_the_pause_loads_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests are under way, whose caches are of the old weights."""
+    sending = bench.transfers()
+    sending.send(weights(1.0))
+    pause, ran = bench.client.pause, list[list[bool]]()
+
+    def late(mode: Any) -> None:
+        with pytest.raises(ServerError, match="is not loaded"):
+            bench.client.servers[0].finish_weight_update()
+        ran.append(bench.runs(1.0))
+        pause(mode)
+
+    monkeypatch.setattr(bench.client, "pause", late)
+    sending.send(weights(2.0))
+    assert ran == [[True]]
+    assert bench.runs(2.0) == [True]

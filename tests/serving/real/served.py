@@ -124,6 +124,11 @@ class Served:
             return self._client.get("/health").status_code == 200
         return False
 
+    def signal(self, number: int) -> None:
+        """Send all of its processes a signal."""
+        assert self._process is not None, "it was never started"
+        os.killpg(self._process.pid, number)
+
     def kill(self) -> None:
         """Kill all of its processes at once."""
         if self._process is not None:
