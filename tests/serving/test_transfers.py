@@ -13,7 +13,8 @@ import pytest
 import weightbus
 from weightbus.python_client.serving.server import VllmServer, VllmServers
 from weightbus.python_client.serving.transfers import Transfers
-from weightbus.tests.serving.faulty import Proxy
+from weightbus.tests.serving.cells import CALLS
+from weightbus.tests.serving.faulty import Fault, Proxy
 from weightbus.tests.serving.ranks import RANKS, PlainEngine, summed, weights
 from weightbus.tests.serving.standin import Local, Server, Worker
 from weightbus.vllm import ServerError
@@ -437,3 +438,19 @@ def test_a_finish_that_comes_before_the_pause_loads_nothing(
     sending.send(weights(2.0))
     assert ran == [[True]]
     assert bench.runs(2.0) == [True]
+
+
+@pytest.mark.parametrize("fault", ["lost", "unanswered", "late"])
+@pytest.mark.parametrize("call", CALLS)
+def test_what_no_answer_comes_to_is_called_again(bench: Bench, call: str, fault: Fault) -> None:
+    path, before = CALLS[call]
+    if call == "init":
+        bench.proxy.spoil(path, fault)
+    sending = bench.transfers()
+    sending.send(weights(1.0))
+    if call != "init":
+        bench.proxy.spoil(path, fault, before)
+        sending.send(weights(2.0))
+    assert bench.proxy.hit == 1
+    assert bench.runs(1.0 if call == "init" else 2.0) == [True]
+    assert not bench.servers[0].paused
