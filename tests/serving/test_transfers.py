@@ -394,29 +394,31 @@ def test_a_trainer_that_dies_at_a_call_leaves_whole_weights_to_the_next(
     assert bench.servers[0].version == f"{receipt.epoch}.{receipt.version}"
 
 
-def test_a_call_is_heard_though_the_server_has_closed_its_connection() -> None:
+def test_a_call_is_heard_though_the_server_listens_no_more_where_it_has_answered() -> None:
     """As vLLM's front end does after an error, and any server after a rest."""
-    heard: list[bytes] = []
+    heard, answered = list[bytes](), list[socket.socket]()
+    said = b'{"error": {"message": "told to fail"}}'
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(SECONDS)
 
         def answer() -> None:
             for _ in range(2):
-                connection, _ = listening.accept()
-                with connection:
-                    heard.append(connection.recv(65536).split(b"\r\n")[0])
-                    said = b'{"error": {"message": "told to fail"}}'
-                    head = f"HTTP/1.1 500 No\r\nContent-Length: {len(said)}\r\n\r\n"
-                    connection.sendall(head.encode() + said)
+                answered.append(listening.accept()[0])
+                heard.append(answered[-1].recv(65536).split(b"\r\n")[0])
+                head = f"HTTP/1.1 500 No\r\nContent-Length: {len(said)}\r\n\r\n"
+                answered[-1].sendall(head.encode() + said)
 
         thread = threading.Thread(target=answer, daemon=True)
         thread.start()
-        server = VllmServer(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        server = VllmServer(url, timeout=4 * SHORT)
         for call in (server.start_weight_update, server.finish_weight_update):
             with pytest.raises(ServerError, match="told to fail"):
                 call()
         thread.join(SECONDS)
         server.close()
+    for connection in answered:
+        connection.close()
     assert heard == [b"POST /start_weight_update HTTP/1.1", b"POST /finish_weight_update HTTP/1.1"]
 
 
