@@ -128,7 +128,7 @@ class Transfers:
         self._publisher, self._client = publisher, client
         self._model, self._deployment = model, deployment
         self._timeout, self._pause_timeout = timeout, pause_timeout
-        self._mode = pause if isinstance(client, Pausing) else None
+        self._mode: PauseMode | None = pause if isinstance(client, Pausing) else None
         self._join: dict[str, Any] = {}
         self._gathered = False  # all ranks were there since they were told to join
         self._given_up: tuple[int, int] | None = None  # a version that servers may still hold

@@ -37,12 +37,9 @@ class Bench:
         self.publisher = weightbus.Publisher()
 
     def transfers(self, client: Any = None, seconds: float = SECONDS, **given: Any) -> Transfers:
-        made = Transfers(
-            self.publisher,
-            self.client if client is None else client,
-            **{"model": "policy", "deployment": "v", "timeout": SECONDS, **given},
-            pause_timeout=seconds,
-        )
+        about: dict[str, Any] = {"model": "policy", "deployment": "v", "timeout": SECONDS, **given}
+        client = self.client if client is None else client
+        made = Transfers(self.publisher, client, **about, pause_timeout=seconds)
         made.join(LAYOUT)
         return made
 
