@@ -138,4 +138,5 @@ def test_no_token_is_of_no_version(served: Served) -> None:
     assert sum(lost) == 0
     assert total == TOKENS // LENGTH * LENGTH
     assert kills
+    assert stops
     assert done > 1
