@@ -418,12 +418,13 @@ def difference(
     *,
     cast: bool = False,
     strict: Strict = True,
+    remedies: bool = True,
 ) -> list[str]:
     """Tell in lines how a target (`got`) differs from the published tensors (`expected`).
 
     An empty list means that one can be applied to the other. `cast` permits another dtype (see
     `castable`); without `strict`, a name that only one side has is passed over, and with "target"
-    one that only the publisher has.
+    one that only the publisher has. Without `remedies`, no option of a subscriber is advised.
     """
     lines: list[str] = []
     for name in sorted(expected.keys() | got.keys()):
@@ -439,7 +440,8 @@ def difference(
             if shape != own_shape:
                 lines.append(f"{shown}: shape {list(shape)} published, {list(own_shape)} here")
             if dtype != own_dtype and not (cast and castable(dtype, own_dtype)):
-                remedy = " (cast=True converts it)" if castable(dtype, own_dtype) else ""
+                advised = remedies and castable(dtype, own_dtype)
+                remedy = " (cast=True converts it)" if advised else ""
                 lines.append(f"{shown}: dtype {dtype} published, {own_dtype} here{remedy}")
     return lines
 

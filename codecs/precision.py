@@ -67,6 +67,14 @@ class Precision:
         changed = signatures != state.signatures
         return replace(state.form, signatures=signatures, known=None) if changed else state.form
 
+    def of(self, name: str, dtype: str) -> str:
+        """Return what a tensor of a mapping becomes, by its name and its dtype."""
+        if dtype not in CONVERTED:
+            return dtype
+        if self.dtype:
+            return self.dtype
+        return next((to for pattern, to in self.patterns if fnmatchcase(name, pattern)), dtype)
+
     def _wanted(
         self, names: list[str], leaf: Leaf, parameters: Container[Hashable] | None
     ) -> tuple[str, str]:

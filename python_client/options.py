@@ -1,8 +1,8 @@
 """The keywords of publish, and what a call that is given some asks for."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, TypedDict, TypeVar
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Literal, TypedDict, TypeVar, cast
 
 import msgspec
 
@@ -16,7 +16,8 @@ from .checks import check_name
 from .settings import Encoding, Settings, settings_of
 
 Way = TypeVar("Way", bound=Callable[..., Any])
-Require = Literal["all", "alive"] | int  # all workers, those that are not lost, or this many
+# All workers, those that are not lost, this many, or those of these names.
+Require = Literal["all", "alive"] | int | Collection[str]
 
 TIMEOUT = 60.0  # seconds that a publish gets unless it is told otherwise
 ALL = "all", "alive"  # what `require` may be in place of a number
@@ -99,7 +100,11 @@ def request(
     """
     settings = defaults if settings is None else settings_of("publish", settings)
     names = None if workers is None else _names(workers)
-    needed = None if require in ALL else _needed(require, names)
+    named = _named(require, names)
+    if named is not None:
+        needed: int | None = len(named)
+    else:
+        needed = None if require in ALL else _needed(require, names)
     if commit not in COMMITS:
         checks.choice(commit, "commit", COMMITS)
     timeout = checks.seconds(timeout, "timeout", positive=True)
@@ -108,6 +113,7 @@ def request(
     terms = Terms(
         workers=names,
         require=needed,
+        named=named,
         wait=wait,
         commit=commit,
         timeout=timeout,
@@ -135,8 +141,23 @@ def _names(workers: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(check_name(name, "worker") for name in names))
 
 
+def _named(require: object, workers: tuple[str, ...] | None) -> frozenset[str] | None:
+    """Return the workers that are required by name, if they are."""
+    if isinstance(require, str | int) or not isinstance(require, Collection):
+        return None
+    named = frozenset(check_name(name, "worker") for name in cast("Collection[str]", require))
+    if not 1 <= len(named) <= WORKERS_MAX:
+        raise ValueError(f"require={require!r}: give 1 to {WORKERS_MAX} names of workers")
+    others = sorted(named.difference(workers)) if workers is not None else []
+    if others:
+        raise ValueError(f"require= names {', '.join(others)}, for whom the publish is not")
+    return named
+
+
 def _needed(require: object, names: tuple[str, ...] | None) -> int:
-    number = checks.whole(require, 'require (of workers, or "all", or "alive")', 0, WORKERS_MAX)
+    number = checks.whole(
+        require, 'require (of workers, or "all", or "alive", or names)', 0, WORKERS_MAX
+    )
     if names is not None and number > len(names):
         raise ValueError(f"require={number}, but the publish is for {len(names)} workers only")
     return number

@@ -24,6 +24,7 @@ from ..bus.net import endpoints
 from ..bus.net.callbacks import EventCallback, WorkerEvent
 from ..bus.net.publisher_loop import Promise, PublisherLoop, Reply
 from ..bus.net.publisher_sockets import PublisherSockets
+from ..bus.publisher.effects import Effect
 from ..bus.publisher.machine import PublisherMachine
 from ..bus.publisher.publication import CommitMode
 from ..bus.publisher.roster import Taker
@@ -33,6 +34,9 @@ from ..bus.publisher.version import Offer
 from ..bus.receipt import Receipt
 from ..bus.trust.grants import Grants
 from ..bus.trust.keys import PublisherKeys
+from ..codecs.layout import Signature
+from ..codecs.precision import precision_of
+from ..codecs.renaming import renaming_of
 from . import checks
 from .awaiting import in_thread
 from .checks import check_name
@@ -236,7 +240,9 @@ class Publisher(InOneProcess):
             workers: Names of the workers that get it; None: all that want the model. Workers that
                 join later get the latest version that was published to all.
             require: How many of them must succeed: "all"; "alive" (all except workers that are lost
-                meanwhile, which the receipt names); or a number (0: none).
+                meanwhile, which the receipt names); a number (0: none); or the names of those that
+                must, which are waited for until they join. Other workers get the version, too, and
+                are not waited for.
             expect: The least number of workers that "all" means: the call waits until missing
                 workers join and succeed. None: the Publisher's `expect`.
             commit: "auto": each worker applies as soon as it can. "together": none applies before
@@ -298,7 +304,8 @@ class Publisher(InOneProcess):
         """Return what a call asks for, by its keywords in order, and keep it for the next."""
         named = dict(zip(PublishOptions.__annotations__, given, strict=True))
         asked = self._request(**named)
-        if named["workers"] is None and named["metadata"] is None:  # whose owner may change them
+        fixed = isinstance(named["require"], str | int)  # or their owner may change them, as these
+        if fixed and named["workers"] is None and named["metadata"] is None:
             self._asked = asked, given
         return asked
 
@@ -404,6 +411,50 @@ class Publisher(InOneProcess):
         except FutureTimeout:
             over.cancel()
         return result_of(self._loop.committed(publishing), ANSWER_SECONDS)
+
+    def give_up(self, publishing: "Future[Receipt]", why: str) -> None:
+        """End a `together` publish now, before its deadline; its future has what became of it.
+
+        If it is not decided yet, no worker applies it. If it is, workers may still apply it; the
+        future then raises `PublishError`, whose receipt says how far each of them is. One that is
+        over stays as it is.
+
+        Args:
+            publishing: What `publish_async(..., commit="together")` returned.
+            why: What the error says about the reason.
+
+        Raises:
+            TypeError: It is no future of `publish_async`.
+            ClosedError: The publisher is closed, or belongs to the parent of this forked process.
+        """
+        self._check_usable()
+        if not isinstance(publishing, Promise):
+            raise TypeError(f"give_up takes a future of publish_async, not {publishing!r}")
+
+        def ended(machine: PublisherMachine, now: float) -> list[Effect]:
+            call = publishing.publication
+            return [] if call is None else machine.end(call, why, now)
+
+        self._loop.decide(ended)
+
+    def described(self, tensors: Mapping[str, Signature]) -> dict[str, Signature]:
+        """Return names, dtypes and shapes that a mapping of such tensors is published with.
+
+        Args:
+            tensors: By name, dtype and shape of each. None of them is tied to another.
+
+        Raises:
+            StateError: A name of the publisher's settings is none of theirs.
+            ClosedError: The publisher is closed, or belongs to the parent of this forked process.
+        """
+        self._check_usable()
+        few = self._settings
+        precision, renaming = precision_of(few.dtype), renaming_of(few.rename)
+        names = {n: n for n in tensors} if renaming is None else renaming.of(tensors)
+        return {
+            names[name]: (dtype if precision is None else precision.of(names[name], dtype), shape)
+            for name, (dtype, shape) in tensors.items()
+        }
 
     @had_more_keywords("publish")
     @shows_keywords_of(publish)

@@ -18,6 +18,8 @@ from .state import PublisherState
 from .status import phase_of, reason_of
 from .version import Chunked, Version, VersionPatch
 
+NOTHING_RUNS = "; it runs no version now, until one is applied"  # how a failure that tore one ends
+
 
 def undecided(state: PublisherState, version: Version) -> Publication | None:
     """Return the call that published a version, unless it is committed."""
@@ -68,6 +70,14 @@ def give_up(state: PublisherState, pending: Version | None, why: str, now: float
             call.ended = why
             effects += settle(state, call, now)
     return effects
+
+
+def end(state: PublisherState, call: Publication, why: str, now: float) -> list[Effect]:
+    """End a call as it stands; one that is not decided is given up."""
+    if call.resolved:
+        return []
+    call.ended = why
+    return settle(state, call, now)
 
 
 def bound(state: PublisherState, model: str, now: float) -> list[Effect]:
@@ -134,7 +144,7 @@ def failed(state: PublisherState, peer: Peer, message: Failed, now: float) -> li
         if target is not None and target.state in ("behind", "staged"):
             detail = f"{message.code}: {message.text}"
             if not message.intact:
-                detail += "; it runs no version now, until one is applied"
+                detail += NOTHING_RUNS
             text = f"worker {peer.name} failed version {v.version} of {v.model}: {detail}"
             _, before = peer.seen.failed.get(v.model, (0, ""))
             news = before != reason_of(message)
@@ -195,7 +205,8 @@ def settle(state: PublisherState, call: Publication, now: float) -> list[Effect]
         if not (achieved and call.for_all):  # some are not there
             _explain(state, call, now)
         receipt, require = call.receipt(now, call.version.chunks.digest), call.terms.require
-        effects.append(Resolve(call.number, receipt, achieved, call.done, missing, require, why))
+        about = receipt, achieved, call.done, missing, require, why, call.terms.named
+        effects.append(Resolve(call.number, *about))
         if achieved and call.nobody:
             effects += _to_nobody(state, call)
     if call.resolved and (call.terms.commit == "auto" or call.decision != "open"):
@@ -236,6 +247,8 @@ def _wanted(state: PublisherState, model: str) -> str:
 def _why(state: PublisherState, call: Publication) -> str:
     """Say why a call is given up, and of workers that were expected where they are."""
     said = [call.ended] if call.ended else []
+    if call.terms.named is not None:
+        return "; ".join(said)
     if call.missing:
         away = _away(state, call)
         what = "are missing" if away else "never came"

@@ -84,6 +84,7 @@ class Resolve(msgspec.Struct, frozen=True):
         done: The states of workers that it counts.
         missing: How many workers more were expected.
         required: How many had to get there; None: all.
+        named: Which workers had to get there, if they were named.
         why: What else there is to say if that was not achieved.
     """
 
@@ -94,11 +95,14 @@ class Resolve(msgspec.Struct, frozen=True):
     missing: int = 0
     required: int | None = None
     why: str = ""
+    named: frozenset[str] | None = None
 
     @property
     def shortfall(self) -> str:
         """What was achieved, and what became of everybody else."""
         receipt, there = self.receipt, self.receipt.in_state(*self.done)
+        if self.named is not None:
+            return self._of_named(self.named, there)
         left, required = receipt.in_state("left"), self.required
         others = [str(w) for name, w in receipt.workers.items() if name not in (*there, *left)]
         total = len(receipt.workers) - len(left) + self.missing
@@ -109,6 +113,22 @@ class Resolve(msgspec.Struct, frozen=True):
             f"after {span(receipt.seconds)}"
         )
         return "; ".join([what, *others, *([self.why] if self.why else [])])
+
+    def _of_named(self, named: frozenset[str], there: list[str]) -> str:
+        """The same, of the workers that had to get there."""
+        receipt = self.receipt
+        lacking = [n for n in sorted(named) if n not in there]
+        each = [
+            str(receipt.workers[n]) if n in receipt.workers else f"{n} is not there"
+            for n in lacking
+        ]
+        what = (
+            f"{receipt.model} version {receipt.version} is "
+            f"{'staged' if 'staged' in self.done else 'applied'} by "
+            f"{len(named) - len(lacking)} of the {len(named)} workers that are required "
+            f"after {span(receipt.seconds)}"
+        )
+        return "; ".join([what, *each, *([self.why] if self.why else [])])
 
 
 class Settled(msgspec.Struct, frozen=True):

@@ -234,6 +234,10 @@ class PublisherMachine:
         call, effects = publishing.publish(self.state, number, offered, terms, started, now)
         return call, self._freeing(effects)
 
+    def end(self, call: Publication, why: str, now: float) -> list[Effect]:
+        """End a call as it stands, before its time; one that is not decided is given up."""
+        return self._freeing(calls.end(self.state, call, why, now))
+
     def prepare(self, model: str, shared: Shared, nbytes: int) -> list[Effect]:
         """Tell workers of this host where the first version of a model will lie."""
         return joining.prepare(self.state, model, shared, nbytes)

@@ -10,6 +10,9 @@ Who falls silent may return, and is waited for a while (`grace`); whose connecti
 waited for before it became lost, and whose process has ended will not return (`grace_of_gone`, for
 who starts it again). Who leaves in order is no longer one of all. Where a number of workers is
 expected, those that join become targets until so many are there.
+
+A call may name the workers that it requires. It is for all that want the model, but only those are
+counted: what others do neither achieves it nor delays it.
 """
 
 from collections.abc import Collection
@@ -47,6 +50,8 @@ class Terms(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         workers: Names given by the caller; None means every worker that has the model.
         require: How many must get there; None means all.
+        named: The workers that must get there, by name, where they are named: `require` is how many
+            these are. None: each worker counts.
         wait: What "there" is.
         commit: Whether workers apply on their own or together.
         timeout: Seconds for all of it.
@@ -59,6 +64,7 @@ class Terms(msgspec.Struct, frozen=True, eq=False):
 
     workers: tuple[str, ...] | None = None
     require: int | None = None
+    named: frozenset[str] | None = None
     wait: Wait = "applied"
     commit: CommitMode = "auto"
     timeout: float = 10.0
@@ -96,18 +102,21 @@ class Publication:
         self.done = _THERE if terms.wait == "staged" else _FINISHED
         self.for_all = terms.require is None and terms.commit == "auto" and terms.wait != "none"
         self.targets: dict[str, Recipient] = {}
-        self._counts: dict[State, int] = {**_NOBODY}  # targets in each state
+        self._counts: dict[State, int] = {**_NOBODY}  # targets in each state, of those that count
         self._away: dict[str, float] = {}  # until when the lost are waited for
 
     def aim(self, names: Collection[str]) -> None:
         """Say which workers it is for."""
         self.targets = dict(zip(names, map(Recipient, names), strict=True))
-        self._counts = {**_NOBODY, "behind": len(self.targets)}
+        named = self.terms.named
+        counted = len(self.targets) if named is None else len(named & self.targets.keys())
+        self._counts = {**_NOBODY, "behind": counted}
         self._away = {}
 
     def welcome(self, name: str) -> None:
-        """A worker has joined: it is one of all that are expected, if too few are there."""
-        if self.missing and name not in self.targets:
+        """A worker has joined: it is one of those that are expected, if too few are there."""
+        named = self.terms.named
+        if name not in self.targets and self.missing and (named is None or name in named):
             self.targets[name] = Recipient(name)
             self._counts["behind"] += 1
 
@@ -125,7 +134,8 @@ class Publication:
         """A worker is lost, and may return; `gone`: it is known that it is not there."""
         self.move(name, "lost", now, detail)
         target = self.targets.get(name)
-        if target is not None and target.state == "lost":
+        named = self.terms.named
+        if target is not None and target.state == "lost" and (named is None or name in named):
             self._away[name] = now + (self.terms.grace_of_gone if gone else self.terms.grace)
 
     def move(self, name: str, event: TargetEvent, now: float, detail: str = "") -> None:
@@ -133,8 +143,10 @@ class Publication:
         target = self.targets.get(name)
         after = TARGETS[target.state].get(event) if target is not None else None
         if target is not None and after is not None:
-            self._counts[target.state] -= 1
-            self._counts[after] += 1
+            named = self.terms.named
+            if named is None or name in named:
+                self._counts[target.state] -= 1
+                self._counts[after] += 1
             target.state, target.detail = after, detail
             self._away.pop(name, None)
             target.at = None if after == "behind" else now
@@ -152,6 +164,8 @@ class Publication:
     @property
     def missing(self) -> int:
         """How many workers are expected besides those that are there."""
+        if self.terms.named is not None:
+            return len(self.terms.named - self.targets.keys())
         if not self.terms.expect or self.terms.require is not None:
             return 0
         return max(0, self.terms.expect - len(self.targets) + self._gone)

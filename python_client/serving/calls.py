@@ -107,7 +107,10 @@ class Server:
         url = str(parts.copy_with(username="", password="")) if auth else url
         self.url, self._tries, self._pause = url.rstrip("/"), tries, pause
         # No proxy of the environment, nor any other host that the server names: that is not it.
+        # Each call has a connection of its own: a server may close one after an error or a rest,
+        # and the next call on it would be lost unheard.
         self._client = self._httpx.Client(
+            limits=self._httpx.Limits(max_keepalive_connections=0),
             headers={"Authorization": f"Bearer {token}"} if token else {},
             auth=auth,
             trust_env=False,

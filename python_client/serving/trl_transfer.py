@@ -18,7 +18,7 @@ import logging
 import queue
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any, Unpack, cast
@@ -41,6 +41,7 @@ log = logging.getLogger("weightbus.trl")
 Tensors = dict[str, "torch.Tensor"]
 STAGE_SECONDS = 300.0
 PAUSE_SECONDS = 60.0
+LINGER_SECONDS = 60.0  # for the last update of a training: a batch of most workers takes less
 
 
 class WeightTransfer:
@@ -61,6 +62,7 @@ class WeightTransfer:
         pause_timeout: Seconds that a server may stand still.
         deployment: What the servers are called on the bus.
         timeout: Seconds until all have a version.
+        linger: Seconds that `destroy()` waits for workers of your own to take the last update.
         **options: Further keywords of `Publisher.publish`. Of workers of your own, all that live
             must get each version; `expect=2` ends the training if fewer than two do.
 
@@ -85,6 +87,7 @@ class WeightTransfer:
         pause: PauseMode = "keep",
         pause_timeout: float = PAUSE_SECONDS,
         deployment: str = "vllm",
+        linger: float = LINGER_SECONDS,
         **options: Unpack[PublishOptions],
     ) -> None:
         self._given, self._model = publisher, model
@@ -92,6 +95,7 @@ class WeightTransfer:
         checks.seconds(self._timeout, "timeout", positive=True)
         self._options: PublishOptions = {"commit": "together", "require": "alive", **options}
         self._pause: PauseMode = pause
+        self._linger = checks.seconds(linger, "linger")
         self._deployment = deployment
         self._pause_timeout = checks.seconds(pause_timeout, "pause_timeout", positive=True)
         urls = [server] if isinstance(server, str) else [*server]
@@ -180,8 +184,12 @@ class WeightTransfer:
                 self._servers.resume_late()
 
     def destroy(self) -> None:
-        """End what was begun, and have no server stand still. It raises nothing: see the log."""
-        for end in (self._settle, self.resume):
+        """End what was begun, and have no server stand still. It raises nothing: see the log.
+
+        A worker that is at a batch takes the last update after it. So this waits until each that
+        lives has taken what was sent, for `linger` seconds at most; the log says who has not.
+        """
+        for end in (self._await_last, self._settle, self.resume):
             try:
                 end()
             except Exception as error:
@@ -241,6 +249,14 @@ class WeightTransfer:
                 raise error
             lags += _lags(self.receipt)
         return lags
+
+    def _await_last(self) -> None:
+        """Wait until what was sent is taken, or whoever has not taken it is known to be lost."""
+        late = wait(self._open, self._linger).not_done
+        if late and self.publisher is not None:
+            for future in late:
+                self.publisher.give_up(future, f"the training is over, for {self._linger:g} s")
+            wait(late, ANSWER_SECONDS)
 
     def _behind(self, publisher: Publisher) -> list[int]:
         """Return of each worker how many versions it is behind the last one that all had."""

@@ -3,7 +3,10 @@
 # pyright: reportUntypedBaseClass=false
 """The trainer's side of a transfer: vLLM's trainer engine, one in each rank of the trainer."""
 
-from collections.abc import Iterable, Iterator
+import logging
+import time
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,9 +28,15 @@ from vllm.distributed.weight_transfer.base import (  # noqa: E402 - once it is k
     VLLMWeightSyncClient,
     WeightSource,
 )
+from vllm.distributed.weight_transfer.clients import (  # noqa: E402
+    HTTPVLLMWeightSyncClient,
+)
 
 if TYPE_CHECKING:
     from typing import Self
+
+
+log = logging.getLogger("weightbus.serving")
 
 
 @dataclass
@@ -57,6 +66,78 @@ class TrainerInit(TrainerInitInfo):
     pause: PauseMode | None = "keep"
     world_size: int | None = None
     publisher: Publisher | None = field(default=None, repr=False)
+
+
+class OwnClient(VllmServers):
+    """A client of the trainer's own, of one server, with what vLLM's clients lack: a pause.
+
+    Its calls are its own, with all that they override: headers, versions, a limit of seconds. What
+    it lacks goes by its `_post`, as vLLM's own client has it; else by a call of ours.
+
+    Args:
+        client: It; `base_url` is its server.
+    """
+
+    def __init__(self, client: Any) -> None:
+        super().__init__(client.base_url)
+        self._own = client
+
+    def init_weight_transfer_engine(self, init_info: Mapping[str, object]) -> None:
+        """Have every rank join."""
+        self._own.init_weight_transfer_engine(dict(init_info))
+
+    def start_weight_update(self) -> None:
+        """Begin a session."""
+        self._own.start_weight_update()
+
+    def update_weights(self, update_info: Mapping[str, object] | list[dict[str, Any]]) -> None:
+        """Tell the ranks which version it is."""
+        self._own.update_weights(update_info)
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """End the session; it says `weight_version` from then on, or what the client makes it."""
+        self._own.finish_weight_update(weight_version)
+
+    def update_weight_version(self, new_version: str) -> None:
+        """Have it say that it runs `new_version`."""
+        self._does(
+            "update_weight_version",
+            new_version,
+            path="update_weight_version",
+            json={"new_version": new_version},
+        )
+
+    def pause(self, mode: PauseMode = "keep") -> None:
+        """Have it generate nothing."""
+        self._since = time.monotonic()
+        self._does("pause", mode, path=f"pause?mode={mode}")
+
+    def resume(self) -> None:
+        """Have it generate again."""
+        self._does("resume", path="resume")
+        self.paused_s, self._since = time.monotonic() - self._since, 0.0
+
+    def _does(self, name: str, *given: Any, path: str, json: dict[str, Any] | None = None) -> None:
+        own, post = getattr(self._own, name, None), getattr(self._own, "_post", None)
+        if own is not None:
+            own(*given)
+        elif post is not None:
+            post(path, json)
+        else:
+            getattr(super(), name)(*given)
+
+    @contextmanager
+    def within(self, seconds: float) -> Generator[None]:
+        """Give each call in this block at most so many `seconds`."""
+        before = getattr(self._own, "timeout", None)
+        with super().within(seconds):
+            if isinstance(before, int | float):
+                self._own.timeout = min(before, max(0.001, seconds))
+            try:
+                yield
+            finally:
+                if before is not None:
+                    self._own.timeout = before
 
 
 class WeightbusTrainerEngine(TrainerWeightTransferEngine):
@@ -95,7 +176,8 @@ class WeightbusTrainerEngine(TrainerWeightTransferEngine):
             self._close.append(publisher)
         servers: Any = client
         if not isinstance(client, Counting) and hasattr(client, "base_url"):
-            servers = VllmServers(client.base_url)  # vLLM's own client of one server
+            plain = type(client) is HTTPVLLMWeightSyncClient
+            servers = VllmServers(client.base_url) if plain else OwnClient(client)
             self._close.append(servers)
         self._transfers = Transfers(
             publisher,
@@ -137,9 +219,15 @@ class WeightbusTrainerEngine(TrainerWeightTransferEngine):
                 pass  # what gathers the tensors is done by all ranks
             return
         self.receipt = self._transfers.send(named(_full(self.source)))
+        self._transfers.resume()
 
     def shutdown(self) -> None:
-        """End what was made here."""
+        """End what was made here, and have no server stand still; see the log if one does."""
+        if hasattr(self, "_transfers"):
+            try:
+                self._transfers.resume()
+            except Exception as error:
+                log.warning("%s", error)
         for each in self._close:
             each.close()
 

@@ -55,7 +55,8 @@ class WeightbusEngine(WeightTransferEngine):
         super().__init__(config, vllm_config, device, model)
         loader = LayerwiseLoader(model, vllm_config.model_config, vllm_config, device)
         loader.prove()  # no request is here yet
-        self._rank = Rank(loader)
+        last = self.parallel_config.rank == self.parallel_config.world_size - 1
+        self._rank = Rank(loader, last=last)
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Join a trainer's bus; again, to join another one, or one that was started again."""
@@ -75,7 +76,7 @@ class WeightbusEngine(WeightTransferEngine):
         self._rank.update(update_info)
 
     def finish_weight_update(self) -> None:
-        """Load it, and acknowledge it."""
+        """Load it, if the last update is to have it loaded, and acknowledge it."""
         self._rank.finish()
 
     def shutdown(self) -> None:

@@ -100,7 +100,7 @@ ROWS: dict[str, Row] = {
             "timeout": POSITIVE,
             "wait": CHOICES,
             "commit": CHOICES,
-            "require": [*COUNTS, "x"],
+            "require": [*COUNTS, "x", [], [""], [5]],
             "workers": ["w0", 5, [5], [""], [None]],
             "metadata": ["step", 5, ["step"], {"step": 5}, {5: "step"}, {"": "x"}],
         }.items()

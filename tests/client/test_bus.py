@@ -324,6 +324,47 @@ def test_a_publisher_can_wait_until_all_have_staged(bus: Bus) -> None:
     assert publisher.wait_for_commit(future, 0.0)
 
 
+def test_a_publish_waits_for_the_workers_that_it_names_and_goes_to_all(bus: Bus) -> None:
+    publisher = bus.publisher()
+    other, named = bus.subscriber(publisher, arrays(0), name="other"), arrays(0)
+    future = publisher.publish_async(
+        "m", arrays(3), commit="together", require=["named"], timeout=SECONDS
+    )
+    assert publisher.wait_for_commit(future, 0.2) is None, "it waits until that one has joined"
+    worker = bus.subscriber(publisher, named, name="named").start()
+    receipt = future.result(SECONDS)
+    assert receipt.workers["named"].state == "applied"
+    assert receipt.workers["other"].state != "applied"
+    assert other.receive(SECONDS) is not None
+    assert worker.version("m") == receipt.version
+    with pytest.raises(ValueError, match="names other, for whom the publish is not"):
+        publisher.publish("m", arrays(4), workers=["named"], require=["named", "other"])
+
+
+def test_a_publish_that_is_given_up_says_how_far_each_worker_is(bus: Bus) -> None:
+    publisher, target = bus.publisher(), arrays(0)
+    worker = bus.subscriber(publisher, target, name="w")
+    waits = publisher.publish_async(
+        "m", arrays(3), commit="together", require=["w", "x"], timeout=SECONDS
+    )
+    publisher.give_up(waits, "no time is left")
+    with pytest.raises(PublishError, match=r"0 of the 2 .*x is not there; no time is left"):
+        waits.result(SECONDS)
+    future = publisher.publish_async(
+        "m", arrays(4), commit="together", require=["w"], timeout=SECONDS
+    )
+    assert publisher.wait_for_commit(future, SECONDS)
+    publisher.give_up(future, "no time is left")
+    with pytest.raises(PublishError, match="applied by 0 of the 1 workers") as caught:
+        future.result(SECONDS)
+    assert caught.value.receipt.in_state("staged") == ["w"]
+    assert worker.receive(SECONDS) is not None
+    assert target["w"][0] == 4, "what is committed may still be applied"
+    publisher.give_up(future, "it is over")
+    with pytest.raises(TypeError, match="takes a future of publish_async"):
+        publisher.give_up(object(), "")  # type: ignore[arg-type]
+
+
 def test_a_publisher_does_not_wait_for_what_is_given_up_or_not_together(bus: Bus) -> None:
     publisher = bus.publisher()
     bus.subscriber(publisher, arrays(0, 5)).start()

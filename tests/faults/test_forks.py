@@ -219,6 +219,8 @@ def test_every_call_of_a_publisher_is_refused_in_a_child(tmp_path: Path) -> None
             "publish_async": lambda: publisher.publish_async("m", weights(1)),
             "publish_awaitable": lambda: asyncio.run(publisher.publish_awaitable("m", weights(1))),
             "wait_for_commit": lambda: publisher.wait_for_commit(under_way, SECONDS),
+            "give_up": lambda: publisher.give_up(under_way, "no time"),
+            "described": lambda: publisher.described({}),
             "rollback": lambda: publisher.rollback("m", (1, 1)),
             "history": lambda: publisher.history("m"),
             "workers": publisher.workers,

@@ -30,11 +30,14 @@ def publication(
     commit: Literal["auto", "together"] = "auto",
     expect: int = 0,
     grace: float = 0.0,
+    named: frozenset[str] | None = None,
 ) -> Publication:
     """Return a publish that began at 0 and ends at 10, its targets in these states."""
     layout = Layout.plan([("w", "U8", (1,))])
     version = Version(Offer.of("a", layout, 1, PlainSnapshot(bytes(1))), 1, 1)
-    terms = Terms(require=require, wait=wait, commit=commit, expect=expect, grace=grace)
+    terms = Terms(
+        require=require, wait=wait, commit=commit, expect=expect, grace=grace, named=named
+    )
     made = Publication(1, version, terms, 0.0)
     made.aim([f"w{i}" for i in range(len(states))])
     for i, letter in enumerate(states):
@@ -110,6 +113,41 @@ def test_decisions(states: str, require: int | None, early: str, late: str) -> N
     made = publication(states, require=require, commit="together")
     assert made.decide(10.0) == late
     assert made.decide(0.0) == late, "a decision stands"
+
+
+# Of w0, w1 and so on, those that are named: verdict, and decision, in time.
+NAMED: list[tuple[str, list[str], bool | None, str]] = [
+    ("ab", ["w0"], True, "commit"),
+    ("ba", ["w0"], None, "open"),
+    ("fa", ["w0"], False, "abort"),
+    ("af", ["w0"], True, "commit"),
+    ("aab", ["w0", "w2"], None, "open"),
+    ("sga", ["w0", "w2"], None, "commit"),
+    ("ag", ["w0", "w1"], False, "abort"),
+    ("a", ["w0", "w1"], None, "open"),  # one has not joined yet
+    ("alb", ["w0", "w2"], None, "open"),
+]
+
+
+@pytest.mark.parametrize(("states", "named", "verdict", "decision"), NAMED)
+def test_only_workers_that_are_named_count(
+    states: str, named: list[str], verdict: bool | None, decision: str
+) -> None:
+    terms = {"require": len(named), "named": frozenset(named)}
+    made = publication(states, commit="auto", **terms)  # type: ignore[arg-type]
+    assert made.verdict(9.99) is verdict
+    assert made.verdict(10.0) is bool(verdict)
+    together = publication(states, commit="together", **terms)  # type: ignore[arg-type]
+    assert together.decide(9.99) == decision
+
+
+def test_a_worker_that_is_named_and_joins_late_is_a_target_and_no_other_is() -> None:
+    made = publication("a", require=2, named=frozenset({"w0", "late"}))
+    made.welcome("other")
+    made.welcome("late")
+    assert [*made.targets] == ["w0", "late"]
+    made.move("late", "applied", 1.0)
+    assert made.verdict(1.0) is True
 
 
 def test_an_aborted_publish_achieved_nothing() -> None:

@@ -27,6 +27,7 @@ Phase = Literal["stage", "start", "update", "load"]
 How = Literal["raise", "die", "stop", "shape"]
 Make = Callable[[int, int], tuple[Any, Any]]  # of a number, and of how often the server started
 LAYERS, WIDTH = 3, 64
+RANKS = 2  # of a server
 SECONDS = 200.0  # that a rank may take to start, with all that it imports, or to end
 
 
@@ -46,9 +47,9 @@ def summed(model: Mapping[str, np.ndarray[Any, Any]]) -> str:
 class PlainEngine:
     """As the engine of vLLM's workers, but for a model that is a dictionary."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, count: int = RANKS) -> None:
         self.model = weights(0.0)
-        self._number, self.rank = number, Rank(self)
+        self._number, self.rank = number, Rank(self, last=number == count - 1)
 
     def sum(self) -> str:
         return summed(self.model)

@@ -343,6 +343,42 @@ def test_an_address_is_a_publisher_for_as_long_as_the_training_takes() -> None:
         publisher.workers()
 
 
+def test_the_last_update_is_taken_after_the_batch_that_a_worker_is_at() -> None:
+    transfer = WeightTransfer("tcp://127.0.0.1:0", timeout=SECONDS, linger=SECONDS)
+    trainer, target = Trainer(transfer, layers(1.0)), layers(9.0)
+    transfer.init_weight_transfer()
+    assert transfer.publisher is not None
+    with weightbus.Subscriber(transfer.publisher.address, {"policy": target}, name="w") as worker:
+        transfer.publisher.wait_for_workers(1, SECONDS)
+        trainer.sync()
+        ends = threading.Thread(target=transfer.destroy)
+        ends.start()  # while the worker is at a batch
+        assert ends.is_alive()
+        apply(worker, 1)
+        ends.join(SECONDS)
+        assert not ends.is_alive()
+    assert all(map(torch.equal, target.parameters(), layers(1.0).parameters()))
+    assert receipt_of(trainer).in_state("applied") == ["w"]
+
+
+def test_a_worker_that_never_comes_back_from_a_batch_is_named_when_training_ends(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    transfer = WeightTransfer("tcp://127.0.0.1:0", timeout=SECONDS, linger=SHORT)
+    trainer, target, began = Trainer(transfer, layers(1.0)), layers(9.0), time.monotonic()
+    transfer.init_weight_transfer()
+    assert transfer.publisher is not None
+    with weightbus.Subscriber(transfer.publisher.address, {"policy": target}, name="w") as worker:
+        transfer.publisher.wait_for_workers(1, SECONDS)
+        trainer.sync()
+        transfer.destroy()
+        assert SHORT <= time.monotonic() - began < SECONDS
+        assert "w staged" in caplog.text
+        assert "the training is over" in caplog.text
+        apply(worker, 1)  # what it has staged it takes although the trainer is gone
+    assert all(map(torch.equal, target.parameters(), layers(1.0).parameters()))
+
+
 # Servers.
 
 

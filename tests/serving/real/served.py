@@ -19,7 +19,8 @@ from tokenizers import Tokenizer, models
 from weightbus.tests.compose.waiting import wait_for
 
 WORDS = 512
-START_SECONDS = 240.0  # three processes, one after the other, import all of vLLM
+START_SECONDS = 480.0  # three processes, one after the other, import all of vLLM
+LIMIT = 600  # seconds for a test, which may be the one that starts it
 KILL_SECONDS = 30.0
 LORA_RANK = 8
 PROMPT = [5, 9, 40, 77]
@@ -122,6 +123,11 @@ class Served:
         with contextlib.suppress(httpx.TransportError):
             return self._client.get("/health").status_code == 200
         return False
+
+    def signal(self, number: int) -> None:
+        """Send all of its processes a signal."""
+        assert self._process is not None, "it was never started"
+        os.killpg(self._process.pid, number)
 
     def kill(self) -> None:
         """Kill all of its processes at once."""

@@ -11,7 +11,9 @@ from vllm.distributed.weight_transfer.base import ModuleSource
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
 import weightbus
-from weightbus.tests.serving.real.served import PROMPT, answer_of, saved, trained
+from weightbus.tests.serving.real.served import LIMIT, PROMPT, answer_of, saved, trained
+
+pytestmark = pytest.mark.timeout(LIMIT)
 
 SECONDS = 60.0
 

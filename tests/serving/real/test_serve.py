@@ -14,10 +14,20 @@ import weightbus
 from weightbus.codecs.dtypes import name_of_torch
 from weightbus.python_client.serving.transfers import Transfers
 from weightbus.tests.cli.starting import python
-from weightbus.tests.serving.real.served import LORA_RANK, Served, answer_of, chosen, saved, trained
+from weightbus.tests.serving.real.served import (
+    LIMIT,
+    LORA_RANK,
+    Served,
+    answer_of,
+    chosen,
+    saved,
+    trained,
+)
 from weightbus.trl import WeightTransfer
 from weightbus.types import Receipt
 from weightbus.vllm import ServerError, VllmServers
+
+pytestmark = pytest.mark.timeout(LIMIT)
 
 SECONDS = 60.0
 LONG = 1500  # words of an answer that is begun with one version, and ended with another
@@ -180,7 +190,7 @@ def test_a_bridge_has_it_load_an_adapter_which_stays_when_its_model_is_updated(
     assert served.answer(model="chat") == adapted(2, given)
 
 
-@pytest.mark.timeout(400)  # it starts twice
+@pytest.mark.timeout(2 * LIMIT)  # it starts twice
 def test_a_server_that_is_killed_is_told_of_in_time_and_reached_once_it_is_back(
     served: Served, servers: Deadly, publisher: weightbus.Publisher
 ) -> None:

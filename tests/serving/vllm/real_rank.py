@@ -9,7 +9,7 @@ import torch
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.model_loader.reload import layerwise
 
-from weightbus.tests.serving.test_failing_ranks import RANKS
+from weightbus.tests.serving.ranks import RANKS
 from weightbus.tests.serving.vllm import llama
 
 

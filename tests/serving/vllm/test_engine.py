@@ -353,3 +353,54 @@ def test_the_stand_ins_flags_are_those_of_the_worker(plain: Bench) -> None:
             saids.append(said)
         assert saids[0] == saids[1], fails
     plain.worker.weight_transfer_engine = Failing()
+
+
+def test_a_client_of_the_trainers_own_keeps_what_it_overrides(plain: Bench) -> None:
+    """As the one with which vLLM's own tests set a version."""
+    posted: list[tuple[str, float]] = []
+
+    class VersionedClient(HTTPVLLMWeightSyncClient):  # type: ignore[misc]
+        def _post(self, path: str, json: dict[str, Any] | None = None) -> None:
+            posted.append((path, self.timeout))
+            super()._post(path, json)
+
+        def finish_weight_update(self, weight_version: str | None = None) -> None:
+            super().finish_weight_update(weight_version and f"mine-{weight_version}")
+
+    client = VersionedClient(plain.server.url, timeout=7)
+    trainer = plain.trainer(client=client)
+    trainer.send_weights()
+    assert llama.equal(plain.here, plain.wanted)
+    assert plain.server.version == f"mine-{trainer.receipt.epoch}.{trainer.receipt.version}"
+    assert [path for path, _ in posted] == [
+        *("init_weight_transfer_engine", "start_weight_update", "update_weights"),
+        *("pause?mode=keep", "update_weights", "finish_weight_update", "resume"),
+    ]
+    assert max(seconds for _, seconds in posted) <= 7
+    assert client.timeout == 7
+    assert not plain.server.paused
+
+
+def test_a_float32_trainer_that_publishes_bfloat16_is_taken(plain: Bench) -> None:
+    publisher = weightbus.Publisher(settings=weightbus.Settings(dtype="bf16"))
+    trainer = plain.trainer(publisher=publisher)
+    trainer.send_weights()
+    short = {n: t.bfloat16().float() for n, t in plain.model.state_dict().items()}
+    assert llama.equal(plain.here, llama.loaded(plain.folder, short.items()))
+    publisher.close()
+
+
+def test_a_worker_that_no_trainer_has_joined_loads_nothing_and_claims_nothing(plain: Bench) -> None:
+    servers = VllmServers(plain.server.url)
+    servers.start_weight_update()
+    with pytest.raises(ServerError, match="no trainer has joined"):
+        servers.update_weights({"epoch": 77, "version": 5})
+    with pytest.raises(ServerError, match="without a matching start_weight_update"):
+        servers.finish_weight_update("77.5")
+    servers.start_weight_update()
+    with pytest.raises(ServerError, match="no trainer has joined"):
+        servers.finish_weight_update("77.5")
+    assert plain.server.version == "default"
+    servers.close()
+    plain.trainer().send_weights()
+    assert llama.equal(plain.here, plain.wanted)
