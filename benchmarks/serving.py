@@ -152,7 +152,7 @@ def measured(
     given = weights(layers, nbytes, 0.0)
     staged.join({n: ("F32", tuple(t.shape)) for n, t in given.items()})
     within.join({n: ("F32", tuple(t.shape)) for n, t in given.items()})
-    within._gather()  # noqa: SLF001 - the ranks have joined before anything is marked
+    within._gather(time.monotonic() + SECONDS)  # noqa: SLF001 - the ranks have joined before anything is marked
 
     def before(value: float) -> float:
         staged.send(weights(layers, nbytes, value))

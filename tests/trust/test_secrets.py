@@ -22,7 +22,7 @@ SECRET = "hunter2hunter2"  # noqa: S105
         lambda: WorkerKeys("w0", "public", SECRET, "publisher"),
         lambda: Http("127.0.0.1:0", token=SECRET),
         lambda: PageOptions("127.0.0.1:0", None, SECRET),
-        lambda: Served([], "vllm", Path(), None, None, None, None, 1.0, SECRET),
+        lambda: Served([], "vllm", Path(), None, None, None, None, 1.0, SECRET, unchecked=False),
     ],
     ids=["publisher", "worker", "page", "command", "bridge"],
 )
