@@ -15,6 +15,7 @@ import os
 import statistics
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
