@@ -258,6 +258,11 @@ def test_a_file_with_other_names_keeps_the_order(tmp_path: Path) -> None:
         assert [*part.layout.names()] == names
     back = version.layout.renamed({name: f"{n:02}" for n, name in enumerate(reversed(names))})
     assert [*back.names()] == [f"{n:02}" for n in reversed(range(len(names)))]
+    rows = [("k", "F32", (2,)), ("c", "U8", (1,))]
+    tied = Layout.plan(rows, {"a": "k", "b": "k"}, names=("k", "b", "c", "a"))
+    assert tied.names() == ("k", "b", "c", "a")
+    swapped = tied.renamed({"k": "k", "c": "c", "a": "z", "b": "y"})
+    assert swapped.names() == ("k", "y", "c", "z"), "aliases are sorted otherwise"
 
 
 # What can never be written, and what cannot be written now.
