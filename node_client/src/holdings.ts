@@ -32,6 +32,7 @@ class Holding implements Key {
   transfer!: Transfer; // while it arrives
   staged!: StagedVersion; // once it is whole
   running!: Running; // while it runs
+  note = ""; // while it runs: of values that the model cannot hold
   /** What is said of it: by the name that it has. */
   metadata: ReadonlyMap<string, string>;
 
@@ -66,7 +67,7 @@ class Holding implements Key {
 export type Held = Readonly<Holding>;
 
 /** By what a version arrives, what is whole, as what it runs. */
-type Part = Partial<Pick<Held, "transfer" | "staged" | "running">>;
+type Part = Partial<Pick<Held, "transfer" | "staged" | "running" | "note">>;
 
 /** The versions of one model. */
 export class Holdings {

@@ -71,10 +71,10 @@ export function staged(model: string, some: readonly Held[]): Effect[] {
 }
 
 /** Say what runs, and by which patch it came. */
-export function applied(model: string, { running, staged: came }: Held): Effect {
+export function applied(model: string, { running, staged: came, note: said }: Held): Effect {
   const patch = came.patch ?? undefined; // D11
   const decode_us = came.decodeUs || undefined;
-  const note = came.note || undefined;
+  const note = said || undefined;
   return send({ type: "applied", model, ...running, patch, decode_us, note });
 }
 

@@ -346,12 +346,11 @@ export class Slot {
     const [held, older] = [this.holds.at("applying"), this.holds.at("running")]; // W16
     if (held === null) return [];
     const running = { epoch: held.epoch, version: held.version, digest: held.staged.digest };
-    held.staged.note = note;
     if (kept) this.holds.letGo(held);
     const data = held.announce.keep && this.patches.taken ? held.staged.data : null;
     this.holds.rebase(held, running, data); // D3
     this.holds.move(older, "newer");
-    this.holds.move(held, "applied", { running });
+    this.holds.move(held, "applied", { running, note });
     return [this.#runs(held), ...this.#resume(now)];
   }
 

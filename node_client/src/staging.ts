@@ -38,8 +38,6 @@ export interface StagedVersion extends Key {
   readonly patch: PatchId | null;
   /** Microseconds that decoding it took; 0 where there was none. */
   readonly decodeUs: number;
-  /** Of values that the model cannot hold, once it is applied. */
-  note?: string;
   /** What its publisher says of it. */
   readonly metadata: ReadonlyMap<string, string>;
 }

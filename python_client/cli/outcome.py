@@ -21,6 +21,7 @@ from ...codecs.errors import WeightBusError
 from .screen import Screen
 
 DONE, NOT_ACHIEVED, WRONG_USAGE = 0, 1, 2
+AGAIN_SECONDS = 0.01  # until a signal is handled that came at a bad moment
 SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
@@ -71,21 +72,33 @@ def _stoppable() -> Generator[None]:
         yield  # only the main thread may say what signals do
         return
 
-    def stop(number: int, _frame: FrameType | None) -> None:
+    def stop(number: int, frame: FrameType | None) -> None:
+        if frame is not None and _holds_a_lock_halfway(frame):
+            signal.signal(signal.SIGALRM, lambda _, later: stop(number, later))
+            signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
+            return
         raise Stopped(number)
 
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # as for nohup, or a job of a shell without job control
+    before = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGALRM)}
+    for number in SIGNALS:
+        if (
+            before[number] is not signal.SIG_IGN
+        ):  # as for nohup, or a job of a shell without job control
             signal.signal(number, stop)
     try:
         yield
-    except RuntimeError as error:
-        # `Condition.wait` and `Thread.start` raise it when a signal handler raises while they take
-        # their lock again: "release unlocked lock".
-        if isinstance(error.__context__, Stopped):
-            raise error.__context__ from None
-        raise
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _holds_a_lock_halfway(frame: FrameType) -> bool:
+    """Tell whether an exception now would leave a lock of `threading` held, or release it twice.
+
+    Its classes in Python take and release a lock in methods of their own; an exception of a signal
+    handler in these is lost between the lock and the `with` that releases it.
+    """
+    halfway = "__enter__", "__exit__", "_acquire_restore", "_release_save"
+    code = frame.f_code
+    return code.co_filename == threading.__file__ and code.co_name in halfway

@@ -7,7 +7,9 @@ import socket
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -111,17 +113,26 @@ def test_a_command_under_nohup_goes_on(handler: signal.Handlers, code: int) -> N
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_signal_that_python_loses_in_a_lock_ends_a_command() -> None:
-    """A handler that raises while `Condition.wait` takes its lock again gives a RuntimeError."""
-    lock = threading.Lock()
+def test_a_signal_leaves_no_lock_behind() -> None:
+    """One that comes while `Condition` takes its lock is handled a moment later."""
+    lock, inside = threading.Lock(), list[bool]()
+    signals: Any = SimpleNamespace(
+        acquire=lock.acquire,
+        release=lock.release,
+        __enter__=partial(signal.raise_signal, signal.SIGTERM),
+        __exit__=lambda *_: None,
+    )
 
     def command() -> int:
-        with lock:
-            lock.release()
-            signal.raise_signal(signal.SIGTERM)
+        with threading.Condition(signals):
+            inside.append(True)
+        threading.Event().wait(SECONDS)
         return 0
 
+    before = signal.getsignal(signal.SIGALRM)
     assert conclude(Screen(as_json=True), command) == 143
+    assert inside
+    assert signal.getsignal(signal.SIGALRM) is before
 
 
 # Addresses.

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weightbus import Publisher, Settings, Subscriber, WorkersMissingError
+from weightbus import Publisher, PublishError, Settings, Subscriber, WorkersMissingError
 from weightbus.bus.messages import DELTA
 from weightbus.bus.net.callbacks import WorkerEvent
 from weightbus.bus.publisher.machine import PublisherMachine
@@ -118,6 +118,17 @@ class Asked:
 
     def wait_for_workers_awaitable(self) -> None:
         asyncio.run(self.publisher.wait_for_workers_awaitable(2, SECONDS))
+
+    def give_up(self) -> None:
+        publishing = self.publisher.publish_async(
+            "m", weights(8.0), commit="together", expect=3, timeout=SECONDS
+        )
+        self.publisher.give_up(publishing, "it is not wanted")
+        with pytest.raises(PublishError, match="it is not wanted"):
+            publishing.result(SECONDS)
+
+    def described(self) -> None:
+        assert self.publisher.described({"w": ("F32", (2,))}) == {"w": ("F32", (2,))}
 
     def history(self) -> None:
         wait_for(lambda: len(self.publisher.history("m")) > 1, "older versions", SECONDS)

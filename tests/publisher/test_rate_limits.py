@@ -196,10 +196,10 @@ def test_what_is_kept_of_connections_is_bounded() -> None:
     for n in range(10):
         while kept.allow(b"%d" % n, COST_HIGH, 0, 0.0):
             pass
-    assert vars(kept)["_each"] == {}, "who is hung up on has nothing any more"
+    assert vars(kept)["_buckets"] == {}, "who is hung up on has nothing any more"
     kept.allow(b"quiet", COST_HIGH, 0, 0.0)
     kept.tick(1.0)
-    assert vars(kept)["_each"] == {}
+    assert vars(kept)["_buckets"] == {}
 
 
 def test_talk_costs_more_the_larger_it_is() -> None:

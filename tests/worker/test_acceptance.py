@@ -17,6 +17,7 @@ from weightbus.bus.worker.reports import Identity
 from weightbus.codecs import layout as layouts
 from weightbus.codecs.errors import LayoutError
 from weightbus.codecs.layout import Layout
+from weightbus.codecs.state import state_of
 from weightbus.python_client.targets import LAYOUT_SLACK_BYTES, targets_of
 from weightbus.tests.simulation.virtual_shell import PlainSnapshot
 
@@ -59,7 +60,7 @@ def test_a_layout_that_the_model_cannot_have_is_not_even_read() -> None:
     target = targets_of({"m": weights}, strict=True, cast=False)["m"]
     expected = target.expected()
     accepting = Acceptance("m", lambda _model, _layout: "", 2**30, expected)
-    own = Layout.plan([(name, "F32", (1,)) for name in weights])
+    own = state_of(weights).layout()
     assert expected == Expected(own.nbytes, 2 * len(own.header) + LAYOUT_SLACK_BYTES)
     assert accepting.fault(announcement(own)) is None
     huge = plan(2 * LAYOUT_SLACK_BYTES // 60)

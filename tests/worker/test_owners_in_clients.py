@@ -215,8 +215,8 @@ MESSAGES = {"announce", "standing"}  # are made where they are written
 PYTHON = ROOT / "bus" / "publisher"
 NOT_IN_RUST = {
     "faults": "there is no exception to guard against: fuzzing looks for panics",
-    "known": "callers ask the machine's thread",
     "offers": "a machine makes messages itself, since it has no hashing to put off",
+    "publisher_view": "callers ask the machine's thread",
     "state": "it is the machine; `state.rs` keeps a folder",
     "version": "`content.rs` has the bytes, `store.rs` what becomes of them, `offer.rs` patches",
 }
