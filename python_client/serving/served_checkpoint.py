@@ -7,7 +7,9 @@ version is compared with the checkpoint before a server reads it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from ...codecs.errors import WeightBusError
 from ...codecs.layout import Layout
@@ -115,11 +117,11 @@ def _folder(name: str) -> Path:
             raise NotADirectoryError(f"{folder} is no folder on this host")
         return folder
     try:
-        from huggingface_hub import snapshot_download
+        hub: Any = import_module("huggingface_hub")
     except ModuleNotFoundError:
         text = "it is no folder; for a model in the hub's cache, pip install huggingface_hub"
         raise FileNotFoundError(text) from None
-    return Path(snapshot_download(name, local_files_only=True))
+    return Path(hub.snapshot_download(name, local_files_only=True))
 
 
 def _other(name: str, layout: Layout, known: Layout) -> str:
