@@ -10,7 +10,7 @@ EVERY_SECONDS = 10.0  # between two warnings of one kind: a log of a day stays r
 
 KIND_RATE = Rate(256, 8)  # lines of one kind of event: a day of a flood stays readable
 WORKER_RATE = Rate(64, 1)  # lines about one worker: a quarter, so that others have room
-WORKERS_MAX = 1024  # workers with a bucket; lines about further ones share the kind's
+WORKER_BUCKETS_MAX = 1024  # workers with a bucket; lines about further ones share the kind's
 
 
 class EventLog:
@@ -46,12 +46,12 @@ class EventLog:
             self._suppressed.warn(line, now)
 
     def _bucket_of(self, worker: str, now: float) -> TokenBucket | None:
-        """Return the bucket of one worker; None if `WORKERS_MAX` others are not full."""
+        """Return the bucket of one worker; None if `WORKER_BUCKETS_MAX` others are not full."""
         found = self._workers.get(worker)
-        if found is None and len(self._workers) >= WORKERS_MAX:
+        if found is None and len(self._workers) >= WORKER_BUCKETS_MAX:
             each = self._workers.items()
             self._workers = {name: bucket for name, bucket in each if not bucket.is_full(now)}
-        if found is None and len(self._workers) < WORKERS_MAX:
+        if found is None and len(self._workers) < WORKER_BUCKETS_MAX:
             found = self._workers[worker] = TokenBucket(WORKER_RATE, now)
         return found
 

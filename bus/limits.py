@@ -58,13 +58,11 @@ UNREAD_BYTES_MAX = 2**16  # of these answers, for a publisher that reads none
 # beside what its worker has asked for: announcements, and whatever else comes unasked while the
 # worker has no time.
 UNASKED_BYTES_MAX = 2**22
-# A worker says at most four hellos a second, of four units each, and a ping.
-CONTROL_RATE = Rate(
-    64, 32
-)  # units from one connection; a second is a ping interval if that is shorter
-UNKNOWN_PEER_RATE = Rate(
-    1024, 256
-)  # messages of connections that have not joined: each may be a worker
+# Units from one connection; a second is a ping interval if that is shorter. A worker sends at most
+# four hellos a second, of four units each, and a ping.
+CONTROL_RATE = Rate(64, 32)
+# Messages of all connections that have not joined: each may be a worker.
+UNKNOWN_PEER_RATE = Rate(1024, 256)
 CONTROL_BYTES_MAX = 2 * HEADER_BYTES_MAX  # of one message to a publisher
 PARTIAL_BYTES_MAX = 2**24  # of unfinished messages of all control connections
 # Control connections that have sent no message: some 3 kB each, and never more than a quarter of

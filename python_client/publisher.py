@@ -399,18 +399,17 @@ class Publisher(InOneProcess):
             ClosedError: The publisher is closed, or belongs to the parent of this forked process.
         """
         self._check_process()
-        if not isinstance(publishing, Promise):
-            raise TypeError(f"wait_for_commit takes a future of publish_async, not {publishing!r}")
+        promise = _promise(publishing, "wait_for_commit")
 
         def decided(_machine: PublisherMachine, _now: float) -> bool:
-            return publishing.done() or publishing.committed is not None
+            return promise.done() or promise.committed is not None
 
         over = self._loop.watch(decided)
         try:
             over.result(checks.seconds(timeout, "timeout"))
         except FutureTimeout:
             over.cancel()
-        return result_of(self._loop.committed(publishing), ANSWER_SECONDS)
+        return result_of(self._loop.committed(promise), ANSWER_SECONDS)
 
     def give_up(self, publishing: "Future[Receipt]", why: str) -> None:
         """End a `together` publish now, before its deadline; its future has what became of it.
@@ -428,11 +427,10 @@ class Publisher(InOneProcess):
             ClosedError: The publisher is closed, or belongs to the parent of this forked process.
         """
         self._check_usable()
-        if not isinstance(publishing, Promise):
-            raise TypeError(f"give_up takes a future of publish_async, not {publishing!r}")
+        promise = _promise(publishing, "give_up")
 
         def ended(machine: PublisherMachine, now: float) -> list[Effect]:
-            call = publishing.publication
+            call = promise.publication
             return [] if call is None else machine.end(call, why, now)
 
         self._loop.decide(ended)
@@ -685,3 +683,10 @@ def _keeper_of(folder: StateFolder | None, undo: contextlib.ExitStack) -> Keeper
     keeper = Keeper(folder)
     undo.callback(keeper.close, 0.0)
     return keeper
+
+
+def _promise(publishing: "Future[Receipt]", call: str) -> Promise:
+    """Return what `publish_async` returned; TypeError for any other future."""
+    if not isinstance(publishing, Promise):
+        raise TypeError(f"{call} takes a future of publish_async, not {publishing!r}")
+    return publishing

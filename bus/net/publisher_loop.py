@@ -711,7 +711,7 @@ class Promise(Future[Receipt]):
     nobody, so it is a warning in the log, of which there is one from time to time.
 
     Args:
-        unclaimed: Where it is said that nobody has asked for one that failed.
+        unclaimed: The warning for a failed publish whose result no caller asks for.
 
     Attributes:
         publication: The call of a `together` publish, from when its weights are here until it is

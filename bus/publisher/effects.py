@@ -99,36 +99,26 @@ class Resolve(msgspec.Struct, frozen=True):
 
     @property
     def shortfall(self) -> str:
-        """What was achieved, and what became of everybody else."""
+        """What was achieved, and the state of each worker that falls short."""
         receipt, there = self.receipt, self.receipt.in_state(*self.done)
-        if self.named is not None:
-            return self._of_named(self.named, there)
-        left, required = receipt.in_state("left"), self.required
-        others = [str(w) for name, w in receipt.workers.items() if name not in (*there, *left)]
-        total = len(receipt.workers) - len(left) + self.missing
+        known = receipt.workers
+        if self.named is None:
+            left = receipt.in_state("left")
+            others = [str(w) for name, w in known.items() if name not in (*there, *left)]
+            total = len(known) - len(left) + self.missing
+            required = "" if self.required is None else f" ({self.required} are required)"
+            by = f"{len(there)} of {total} workers{required}"
+        else:
+            lacking = sorted(self.named.difference(there))
+            others = [str(known[n]) if n in known else f"{n} is not there" for n in lacking]
+            named = len(self.named)
+            by = f"{named - len(lacking)} of the {named} workers that are required"
+        done = "staged" if "staged" in self.done else "applied"
         what = (
-            f"{receipt.model} version {receipt.version} is "
-            f"{'staged' if 'staged' in self.done else 'applied'} by {len(there)} of "
-            f"{total} workers{'' if required is None else f' ({required} are required)'} "
+            f"{receipt.model} version {receipt.version} is {done} by {by} "
             f"after {span(receipt.seconds)}"
         )
         return "; ".join([what, *others, *([self.why] if self.why else [])])
-
-    def _of_named(self, named: frozenset[str], there: list[str]) -> str:
-        """The same, of the workers that had to get there."""
-        receipt = self.receipt
-        lacking = [n for n in sorted(named) if n not in there]
-        each = [
-            str(receipt.workers[n]) if n in receipt.workers else f"{n} is not there"
-            for n in lacking
-        ]
-        what = (
-            f"{receipt.model} version {receipt.version} is "
-            f"{'staged' if 'staged' in self.done else 'applied'} by "
-            f"{len(named) - len(lacking)} of the {len(named)} workers that are required "
-            f"after {span(receipt.seconds)}"
-        )
-        return "; ".join([what, *each, *([self.why] if self.why else [])])
 
 
 class Settled(msgspec.Struct, frozen=True):

@@ -13,9 +13,7 @@ from ..observed import Checked, Observe, Verify
 from ..token_bucket import Rate, TokenBucket
 
 COST_LOW, COST_HIGH = 1, 4  # units of a message: one with at most one answer; one with more effects
-BYTES_PER_COST = (
-    2**14
-)  # each so many bytes of a message cost as much again; few hellos have a tenth
+BYTES_PER_COST = 2**14  # of a message, which cost as much again; few hellos have a tenth of them
 
 
 class RateLimits:

@@ -87,8 +87,8 @@ class Version:
         epoch, version: Its numbers.
         deadline: Seconds to wait until it is here, and then for the publisher's decision.
         cancel: Why it is given up after all, and each older one; empty: it is not.
-        load: The server stands still, and the next `finish` is to load it. (Trainers of weightbus
-            0.1 do not say so, and mean it.)
+        load: The server stands still, and the next `finish` is to load it. (A trainer that does not
+            send this field means it.)
     """
 
     epoch: int

@@ -61,9 +61,9 @@ class ServedCheckpoint:
         extra = sorted(name for name in names - wanted if layout.by_name(name).name not in tied)
         others = [_other(name, layout, known) for name in sorted(names & wanted)]
         faults = [
-            _some("it lacks", sorted(wanted - names)),
-            _some("it has besides", [name for name in extra if not name.endswith(SKIPPED)]),
-            _some("", [text for text in others if text]),
+            some("it lacks", sorted(wanted - names)),
+            some("it has besides", [name for name in extra if not name.endswith(SKIPPED)]),
+            some("", [text for text in others if text]),
         ]
         found = "; ".join(fault for fault in faults if fault)
         if not found:
@@ -134,6 +134,7 @@ def _other(name: str, layout: Layout, known: Layout) -> str:
     return ""
 
 
-def _some(what: str, names: Sequence[str]) -> str:
+def some(what: str, names: Sequence[str]) -> str:
+    """Return the first names behind a text, and how many more there are; empty without names."""
     more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
     return f"{what} {', '.join(names[:NAMES_SHOWN])}{more}".strip() if names else ""

@@ -38,7 +38,6 @@ VERSION = re.compile(r"\d+\.\d+")  # the name of a version's folder, and what se
 # What is weights, in whatever form, or says in which files they are: not copied beside ours.
 WEIGHTS_ENDINGS = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5")
 BESIDE_BYTES_MAX = 64 * 2**20  # of a file beside the weights: a tokenizer has 20 MiB
-NAMES_SHOWN = 3
 LOOK_SECONDS = 5.0  # between two looks at what servers run
 PREFIX = "base_model.model."  # with which PEFT, and whoever reads its adapters, begins each name
 
@@ -336,15 +335,11 @@ def _no_adapter(layout: Layout) -> str:
         if not named:
             return ""
         wrong = named
+    some = served_checkpoint.some("", wrong or names)
     return (
-        f"it is no LoRA adapter as PEFT writes them ({_some(wrong or names)}): publish "
+        f"it is no LoRA adapter as PEFT writes them ({some}): publish "
         "peft.get_peft_model_state_dict(model)"
     )
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return f"{', '.join(names[:NAMES_SHOWN])}{more}"
 
 
 def _check_config(path: Path) -> None:

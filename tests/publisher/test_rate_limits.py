@@ -13,7 +13,7 @@ import zmq
 from msgspec.structs import replace
 
 from weightbus.bus.effects import Notice, Send
-from weightbus.bus.event_log import KIND_RATE, WORKER_RATE, WORKERS_MAX, EventLog
+from weightbus.bus.event_log import KIND_RATE, WORKER_BUCKETS_MAX, WORKER_RATE, EventLog
 from weightbus.bus.limits import CONTROL_RATE, ROSTER_MODELS_MAX, UNKNOWN_PEER_RATE, Timing
 from weightbus.bus.messages import (
     TOKEN_BYTES,
@@ -155,7 +155,7 @@ def test_one_worker_leaves_room_in_the_log_for_others_and_one_kind_for_other_kin
     assert lines[-1] == "good is lost"
     assert len(lines) <= 3 * KIND_RATE.burst
     kept = vars(events)["_workers"]
-    assert len(kept) <= WORKERS_MAX + 1
+    assert len(kept) <= WORKER_BUCKETS_MAX + 1
 
 
 def test_what_a_worker_still_says_to_another_publisher_is_no_flood() -> None:
