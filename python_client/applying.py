@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..bus.errors import ApplyError, not_applied, rejected, told_of
 from ..bus.event_log import RateLimitedWarning
 from ..bus.limits import LABEL_MAX
-from ..bus.net.handoff import Handoff
+from ..bus.net.ready_queue import ReadyQueue
 from ..bus.staged import OverwrittenError, StagedVersion, StaleError
 from ..bus.units import span
 from ..bus.worker.events import Happening, Outcome, Report, Waits, Wanted
@@ -220,14 +220,14 @@ class Applier:
     def __init__(
         self,
         targets: Mapping[str, Target],
-        handoff: Handoff,
+        ready_queue: ReadyQueue,
         runs: dict[str, Update],
         tell: Callable[[Happening], None],
         calls: Calls,
         before_apply: Callable[[Offer], object] | None,
         on_commit: Callable[[Update], object] | None,
     ) -> None:
-        self._targets, self._handoff, self._runs, self._tell = targets, handoff, runs, tell
+        self._targets, self._ready_queue, self._runs, self._tell = targets, ready_queue, runs, tell
         self._calls, self._before_apply, self._on_commit = calls, before_apply, on_commit
         self._layouts: dict[str, Layout] = {}  # by model, of what runs
         self._approved: dict[str, tuple[int, int]] = {}  # by `before_apply`, the last of each model
@@ -250,7 +250,7 @@ class Applier:
 
     def look(self) -> None:
         """Have whatever waits here see whether to stop, or whether the subscriber was closed."""
-        self._handoff.look()
+        self._ready_queue.look()
         for lock in (self.lock, *self._files.values()):
             lock.look()
 
@@ -270,7 +270,7 @@ class Applier:
         self.lock.check_not_reading()
         deadline = time.monotonic() + timeout
         while True:
-            taken = self._handoff.take(max(0.0, deadline - time.monotonic()), models, stop)
+            taken = self._ready_queue.take(max(0.0, deadline - time.monotonic()), models, stop)
             if taken is None:
                 return None
             if isinstance(taken, StagedVersion):
@@ -297,23 +297,23 @@ class Applier:
         """Apply one version, waiting for it if need be, and no other; see `Subscriber.receive`."""
         self.lock.check_not_reading()
         deadline = time.monotonic() + timeout
-        if epoch is None and not self._handoff.wait_joined(timeout, stop):
+        if epoch is None and not self._ready_queue.wait_joined(timeout, stop):
             return None
-        key = (self._handoff.joined_epoch if epoch is None else epoch, version)
+        key = (self._ready_queue.joined_epoch if epoch is None else epoch, version)
         with self._only(model, key):
             return self._apply_exact(model, key, deadline, stop)
 
     def stage(self, model: str, version: int, epoch: int | None, timeout: float) -> Staged:
         """Wait until one version is here, and have no other take its place."""
         deadline = time.monotonic() + timeout
-        if epoch is None and not self._handoff.wait_joined(timeout):
+        if epoch is None and not self._ready_queue.wait_joined(timeout):
             raise TimeoutError(f"{model} version {version}: no publisher after {timeout:g} s")
-        key = (self._handoff.joined_epoch if epoch is None else epoch, version)
+        key = (self._ready_queue.joined_epoch if epoch is None else epoch, version)
         with ExitStack() as hold:
             hold.enter_context(self._only(model, key))
             left = max(0.0, deadline - time.monotonic())
             done = lambda: self._running(model) == key  # noqa: E731
-            here, staged = self._handoff.wait_whole(model, key, left, done)
+            here, staged = self._ready_queue.wait_whole(model, key, left, done)
             if here:
                 pages = partial(self._pin, staged)
                 return Staged(model, key, self._apply_staged, pages, hold.pop_all())
@@ -348,7 +348,7 @@ class Applier:
         Raises:
             RuntimeError: One of the model is wanted already.
         """
-        with self._handoff.changed:
+        with self._ready_queue.changed:
             wanted = self._wanted.setdefault(model, key)
             if wanted is not key:
                 raise RuntimeError(
@@ -356,7 +356,7 @@ class Applier:
                     "already; release it first"
                 )
         try:
-            with self._handoff.awaiting(model, key):
+            with self._ready_queue.awaiting(model, key):
                 self._tell(Wanted(model, key))
                 yield
         finally:
@@ -371,7 +371,7 @@ class Applier:
 
         while True:
             left = max(0.0, deadline - time.monotonic())
-            staged = self._handoff.take_exact(model, key, left, done, stop)
+            staged = self._ready_queue.take_exact(model, key, left, done, stop)
             over, update = (True, None) if staged is None else self._attempt(staged, deadline, stop)
             if over:
                 return self._runs[model] if self._running(model) == key else update
@@ -395,12 +395,12 @@ class Applier:
             waits = True
             self._targets[staged.model].ahead(staged)
             left = max(0.0, deadline - time.monotonic())
-            with self._writing(lock, staged, left, lambda: self._handoff.closed or stop()):
+            with self._writing(lock, staged, left, lambda: self._ready_queue.closed or stop()):
                 waits = False
                 update = self._apply(lock, staged)
         except InUseError:  # somebody is reading and does not leave: later, then
             self._put_back(staged)
-            self._handoff.check_open()
+            self._ready_queue.check_open()
             return True, None
         except StaleError:  # a newer version took its place in shared memory: wait for that
             self._say(staged, "stale")
@@ -413,7 +413,7 @@ class Applier:
 
     def _put_back(self, staged: StagedVersion) -> None:
         self._say(staged, "put-back")
-        if not self._handoff.put_back(staged):  # a newer one has come meanwhile
+        if not self._ready_queue.put_back(staged):  # a newer one has come meanwhile
             self._say(staged, "newer")
 
     def at_once(self, staged: StagedVersion) -> bool:
@@ -421,7 +421,7 @@ class Applier:
 
         It is called in the worker's thread: to wake another would take longer.
         """
-        if staged.model not in self._quick or self._handoff.closed:
+        if staged.model not in self._quick or self._ready_queue.closed:
             return False
         if not self.lock.write_at_once(_doing(staged)):  # somebody is reading
             return False
@@ -448,7 +448,7 @@ class Applier:
         if not self.lock.write_at_once(_doing(staged)):  # somebody is reading
             return False
         try:
-            turn = self._handoff.borrow(staged.model)
+            turn = self._ready_queue.claim(staged.model)
             if turn is None:
                 return False
             try:
@@ -533,9 +533,9 @@ class Applier:
                 raise  # nothing was copied
             self._failed(staged, error, intact=_undone(target, torn=mended))
         # Here first, then at the publisher: whoever waits for its receipt must find it here.
-        with self._handoff.lock:
+        with self._ready_queue.lock:
             self._runs[staged.model], self._layouts[staged.model] = update, staged.layout
-            self._handoff.changed.notify_all()
+            self._ready_queue.changed.notify_all()
         kept, digest = target.asks_user and target.keeps(key), update.digest
         about = staged.model, key
         told = target.detail, digest
@@ -612,9 +612,9 @@ class Applier:
             told = not_applied(staged.model, *staged.key, error, intact=intact)
         if not intact:
             self.lock_of(staged.model).tear(staged.model, told)
-            with self._handoff.changed:
+            with self._ready_queue.changed:
                 self._runs.pop(staged.model, None)
-                self._handoff.changed.notify_all()
+                self._ready_queue.changed.notify_all()
         full: Outcome = "failed" if told.code == "no-memory" else "declined"
         what = full if intact else "torn"
         kept, text = target.keeps(staged.key), misfit or told_of(error)

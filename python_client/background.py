@@ -10,7 +10,7 @@ from functools import partial
 from traceback import clear_frames
 
 from ..bus.errors import AddressError, ApplyError, ClosedError, RefusedError, on_one_line
-from ..bus.net.handoff import Handoff
+from ..bus.net.ready_queue import ReadyQueue
 from ..bus.staged import StagedVersion
 from ..codecs.errors import WeightBusError
 from .applying import PATIENCE_SECONDS, Applier
@@ -40,12 +40,12 @@ class Background:
         self,
         name: str,
         applier: Applier,
-        handoff: Handoff,
+        ready_queue: ReadyQueue,
         stop: Callable[[], object],
         others: frozenset[str],
         files: frozenset[str],
     ) -> None:
-        self._name, self._applier, self._handoff, self._stop = name, applier, handoff, stop
+        self._name, self._applier, self._ready_queue, self._stop = name, applier, ready_queue, stop
         self._others, self._files = others, sorted(files)
         self.threads: list[threading.Thread] = []
         self.error: WeightBusError | None = None
@@ -78,7 +78,7 @@ class Background:
             self._apply_until_closed(models, first=first)
         except BaseException as error:  # nobody would apply any more: it is over for all
             log.exception("%s: the thread that applies has failed", self._name)
-            self._handoff.close(error)
+            self._ready_queue.close(error)
             self._stop()
 
     def _apply_until_closed(self, models: frozenset[str], *, first: bool) -> None:
@@ -90,7 +90,7 @@ class Background:
             except (RefusedError, AddressError) as error:
                 if first:  # the others are told the same, and it is in the log already
                     self._keep(error)
-                if self._handoff.wait_closed(1.0):
+                if self._ready_queue.wait_closed(1.0):
                     return
             except BaseException as error:  # a hook may call sys.exit(), which would end this
                 self._note(error)
@@ -104,6 +104,6 @@ class Background:
     def _keep(self, known: WeightBusError) -> None:
         for each in (known, known.__cause__):  # they are kept, but not what was in those frames
             clear_frames(each.__traceback__ if each is not None else None)
-        with self._handoff.changed:
+        with self._ready_queue.changed:
             self.error = known
-            self._handoff.changed.notify_all()
+            self._ready_queue.changed.notify_all()

@@ -38,7 +38,7 @@ import numpy as np
 
 from ..bus.limits import INTEGER_MAX
 from ..bus.messages import Count, Hex64, Metadata, Name, Positive
-from ..bus.net.inheritance import abandon_in_children, keep_in_children
+from ..bus.net.inheritance import close_in_children, keep_in_children
 from ..bus.spare import Spare
 from ..codecs.checksum import CHUNK_BYTES_MAX, digest_of
 from ..codecs.errors import WeightBusError
@@ -258,7 +258,7 @@ class StateFolder(Shelf, Closable):
             lock_mode = self._mode if group & stat.S_IWGRP else 0o600
         except OSError as error:
             raise StateFolderError(f"{path} cannot be a state folder: {error}") from None
-        abandon_in_children(self)
+        close_in_children(self)
         try:
             self._lock = open_lock(LOCK, self._home, lock_mode)
             self._take_lock()
@@ -466,9 +466,9 @@ class StateFolder(Shelf, Closable):
         keep_in_children(self)
         if self._lock >= 0:
             fcntl.flock(self._lock, fcntl.LOCK_UN)  # a child that was forked just now has it, too
-        self.abandon()
+        self.close_in_child()
 
-    def abandon(self) -> None:
+    def close_in_child(self) -> None:
         """Close what a forked child has inherited, which would keep the folder from others."""
         held, self._lock, self._home = (self._lock, self._home), -1, -1
         for descriptor in held:

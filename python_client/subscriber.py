@@ -22,7 +22,7 @@ from ..bus.errors import ApplyError, ClosedError
 from ..bus.limits import INTEGER_MAX
 from ..bus.messages import DELTA, MAPPING, RENAMING, UPSTREAM
 from ..bus.net.control import WorkerSockets
-from ..bus.net.handoff import Handoff
+from ..bus.net.ready_queue import ReadyQueue
 from ..bus.net.worker_loop import WorkerLoop
 from ..bus.observed import CHECKING
 from ..bus.trust.keys import WorkerKeys
@@ -131,8 +131,8 @@ class Subscriber(InOneProcess):
             renaming=renaming_of(rename),
             keep=ResidentTarget if few.resident else None,
         )
-        self.address, self._handoff = address, Handoff()
-        self._applied = self._handoff.changed
+        self.address, self._ready_queue = address, ReadyQueue()
+        self._applied = self._ready_queue.changed
         self._calls = Calls(few.apply_timeout)
         self._running: dict[str, Update] = {}
         self._marks = itertools.count(1)
@@ -149,20 +149,20 @@ class Subscriber(InOneProcess):
                 address, machine.place, keys, machine.awaits, any_data_host=few.any_data_host
             )
             undo.enter_context(closing(sockets))
-            silence = Silence(address, machine, self._handoff, keyed=keys is not None)
+            silence = Silence(address, machine, self._ready_queue, keyed=keys is not None)
             self._loop = WorkerLoop(
                 machine,
                 sockets,
-                self._handoff,
+                self._ready_queue,
                 partial(_look, self._calls, silence),
                 partial(_rename, self._running, self._applied),
                 shared_memory=few.shared_memory,
             )
-            about = self._targets, self._handoff, self._running, self._loop.tell, self._calls
+            about = self._targets, self._ready_queue, self._running, self._loop.tell, self._calls
             self._applier = Applier(*about, few.before_apply, few.on_commit)
             self._loop.apply_by(self._applier.in_turn)
             files = frozenset(m for m, target in self._targets.items() if target.on_disk)
-            work = self._applier, self._handoff, self._loop.stop
+            work = self._applier, self._ready_queue, self._loop.stop
             others = frozenset(self._targets) - files
             self._background = Background(self.name, *work, others, files)
             self._loop.examine_by(Checker(self._targets, self._applier, self._loop.tell).ask)
@@ -179,16 +179,16 @@ class Subscriber(InOneProcess):
             before._give_way()  # noqa: SLF001 - one of ours
 
     def _give_way(self) -> None:
-        if self._inherited or self._handoff.closed:
+        if self._inherited or self._ready_queue.closed:
             return
         text = f"another Subscriber named {self.name!r} of this process has taken its place"
         log.warning("%s is closed: %s", self, text)
-        self._handoff.close(ClosedError(text))
+        self._ready_queue.close(ClosedError(text))
         self.close()
 
     def _become_copy(self) -> None:
         super()._become_copy()
-        self._handoff.abandon(self._forked())  # what was staged asks there
+        self._ready_queue.close_in_child(self._forked())  # what was staged asks there
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -305,7 +305,7 @@ class Subscriber(InOneProcess):
         self._check_process()
         timeout, mark = checks.seconds(timeout, "timeout"), next(self._marks)
         self._loop.tell(Flush(mark))
-        return self._handoff.wait_flushed(mark, timeout)
+        return self._ready_queue.wait_flushed(mark, timeout)
 
     async def receive_awaitable(
         self,
@@ -327,7 +327,7 @@ class Subscriber(InOneProcess):
         """Keep for the next call what one that was cancelled had applied already, or failed to."""
         error = received.exception()
         if isinstance(error, ApplyError) or (error is None and received.result() is not None):
-            self._handoff.keep(received)
+            self._ready_queue.keep(received)
 
     # Applying in the background.
 
@@ -385,7 +385,7 @@ class Subscriber(InOneProcess):
         """
         if self._inherited:
             raise self._forked()
-        self._handoff.check_alive()  # else weights would stay as they are for ever, in silence
+        self._ready_queue.check_alive()  # else weights would stay as they are for ever, in silence
         timeout, lacks = checks.seconds(timeout, "timeout"), None
         if model is not None:
             self._targets[model]
@@ -421,7 +421,7 @@ class Subscriber(InOneProcess):
         self, model: str, version: int = 1, *, epoch: int = 0, timeout: float
     ) -> Update | None:
         """Wait in a coroutine. Arguments, result and errors are those of `wait_for_version`."""
-        cut = CancelToken(self._handoff.look)
+        cut = CancelToken(self._ready_queue.look)
         work = partial(self._wait_for_version, model, version, epoch, timeout, cut)
         return await in_thread(work, "weightbus-wait", cut.cancel)
 
@@ -441,9 +441,9 @@ class Subscriber(InOneProcess):
             return (running.epoch, running.version) >= (epoch, version)
 
         with self._applied:
-            self._applied.wait_for(lambda: there() or self._handoff.closed or stop(), timeout)
+            self._applied.wait_for(lambda: there() or self._ready_queue.closed or stop(), timeout)
             if not there():
-                self._handoff.check_open()
+                self._ready_queue.check_open()
             return self._running[model] if there() else None
 
     async def __aiter__(self) -> AsyncIterator[Update]:
@@ -466,14 +466,14 @@ class Subscriber(InOneProcess):
                 else:
                     update = await self.receive_awaitable(ROUND_SECONDS)
             except ClosedError:
-                self._handoff.check_alive()
+                self._ready_queue.check_alive()
                 return
             if update is not None:
                 yield update
 
     async def _next(self, seen: dict[str, Update]) -> Update | None:
         """Return a version that runs and was not seen yet."""
-        cut = CancelToken(self._handoff.look)
+        cut = CancelToken(self._ready_queue.look)
 
         def news() -> Update | None:
             return next((u for m, u in self._running.items() if seen.get(m) is not u), None)
@@ -481,10 +481,10 @@ class Subscriber(InOneProcess):
         def work() -> Update | None:
             with self._applied:
                 self._applied.wait_for(
-                    lambda: news() or self._handoff.closed or cut(), ROUND_SECONDS
+                    lambda: news() or self._ready_queue.closed or cut(), ROUND_SECONDS
                 )
                 if (update := news()) is None:
-                    self._handoff.check_open()
+                    self._ready_queue.check_open()
                 return update
 
         update = await in_thread(work, "weightbus-wait", cut.cancel)
@@ -499,7 +499,7 @@ class Subscriber(InOneProcess):
         """The last error in the background, if there is one; in a forked child, that it is one."""
         if self._inherited:
             return self._forked()
-        failure = self._handoff.failure
+        failure = self._ready_queue.failure
         return self._background.error if failure is None else ClosedError.of("subscriber", failure)
 
     def update(self, model: str) -> Update | None:
@@ -526,7 +526,7 @@ class Subscriber(InOneProcess):
             ClosedError: The subscriber is closed, or belongs to the parent of this forked process.
         """
         self._check_process()
-        return self._handoff.wait_joined(checks.seconds(timeout, "timeout"))
+        return self._ready_queue.wait_joined(checks.seconds(timeout, "timeout"))
 
     def close(self) -> None:
         """Say goodbye and close the sockets. You may call it twice.
@@ -556,7 +556,7 @@ class Subscriber(InOneProcess):
 
     def _check_usable(self) -> None:
         self._check_process()
-        self._handoff.check_alive()
+        self._ready_queue.check_alive()
         if self._background.threads:
             raise ClosedError("this subscriber applies in the background since start()")
 

@@ -27,10 +27,10 @@ from ..trust.keys import WorkerKeys
 from . import endpoints
 from .descriptors import check_left
 from .incoming import Incoming
-from .inheritance import abandon_in_children, close_libzmqs, descriptors_of_libzmq, keep_in_children
+from .inheritance import close_in_children, close_libzmqs, descriptors_of_libzmq, keep_in_children
 from .names import AGAIN_SECONDS, Lookup, is_name
 from .sub import Subscription
-from .threads import Bell, new_selector
+from .threads import Waker, new_selector
 from .zmtp import FRAME_HEAD_MAX, FRAMES_MAX, WORD, Place
 
 log = logging.getLogger("weightbus.worker")
@@ -96,9 +96,9 @@ class WorkerSockets:
                 self._control = self._dealer()
                 self._changes = self._control.get_monitor_socket(curve.CHANGES)
             self._selector = undo.enter_context(new_selector())
-            self._bell = undo.enter_context(contextlib.closing(Bell()))
-            self.wake = self._bell.ring  # makes a `poll` in another thread return
-            self._selector.register(self._bell, selectors.EVENT_READ)
+            self._waker = undo.enter_context(contextlib.closing(Waker()))
+            self.wake = self._waker.wake  # makes a `poll` in another thread return
+            self._selector.register(self._waker, selectors.EVENT_READ)
             descriptor = int(self._control.get(zmq.FD))
             self._selector.register(descriptor, selectors.EVENT_READ, self._control)
             undo.pop_all()
@@ -113,7 +113,7 @@ class WorkerSockets:
             if keys is not None:
                 curve.pin(self._control, keys.public, keys.secret, keys.publisher)
             self._dialled = ""  # what the control socket connects to
-            self._lookup = Lookup(address, self._bell.ring) if is_name(address) else None
+            self._lookup = Lookup(address, self._waker.wake) if is_name(address) else None
             if self._lookup is None:
                 self._dial(address)
         except BaseException as error:
@@ -121,7 +121,7 @@ class WorkerSockets:
             if isinstance(error, zmq.ZMQError):
                 raise AddressError(f"cannot connect to {address}: {error.strerror}") from None
             raise
-        abandon_in_children(self)
+        close_in_children(self)
 
     def _dealer(self) -> "zmq.Socket[bytes]":
         s = self._context.socket(zmq.DEALER)
@@ -146,7 +146,7 @@ class WorkerSockets:
             self._look(now)
         if now >= self._dial_at:
             self._dial(self._dialled)
-        watched = self.data.attend(now)
+        watched = self.data.process_events(now)
         if watched != self._watched:
             self._watch(watched)
         if self._lookup is not None:
@@ -156,8 +156,8 @@ class WorkerSockets:
         data, wanted = self.data.pending, READABLE | (WRITABLE if writable else 0)
         control = (self._ready if self._asked else self._ask()) & wanted
         for key, _ in self._selector.select(0.0 if control or data else max(0.0, seconds)):
-            if key.fileobj is self._bell:
-                self._bell.silence()
+            if key.fileobj is self._waker:
+                self._waker.drain()
             elif key.data is self._control:
                 self._asked = False
             else:
@@ -197,7 +197,7 @@ class WorkerSockets:
 
     def _look_up(self, lookup: Lookup, now: float) -> None:
         """Follow the host where it goes, as long as nothing is connected."""
-        if not self._ask() & WRITABLE and lookup.attend(now):
+        if not self._ask() & WRITABLE and lookup.process_events(now):
             self._dial(lookup.found)
 
     def _dial(self, endpoint: str) -> None:
@@ -272,11 +272,11 @@ class WorkerSockets:
             self._dial(self._dialled)
         self.data.redial()
 
-    def abandon(self) -> None:
+    def close_in_child(self) -> None:
         """Close what a forked child has inherited, see `inheritance`."""
         self.data.close()
         self._selector.close()
-        self._bell.close()
+        self._waker.close()
         close_libzmqs(self._libzmqs)
 
     def close(self) -> None:
@@ -286,4 +286,4 @@ class WorkerSockets:
         keep_in_children(self)
         self._selector.close()
         self._context.destroy()
-        self._bell.close()
+        self._waker.close()

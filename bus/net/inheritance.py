@@ -24,37 +24,37 @@ _EVENTS, _POLL = "anon_inode:[eventfd]", "anon_inode:[eventpoll]"
 _WAITED_FOR = re.compile(r"^tfd:\s*(\d+) .* ino:([0-9a-f]+) ", re.MULTILINE)
 
 
-class Heirloom(Protocol):
+class ForkHandle(Protocol):
     """What a child closes."""
 
-    def abandon(self) -> None:
+    def close_in_child(self) -> None:
         """Close every descriptor, and do nothing else: the parent goes on using its own."""
         ...
 
 
-_living: "weakref.WeakSet[Heirloom]" = weakref.WeakSet()
+_living: "weakref.WeakSet[ForkHandle]" = weakref.WeakSet()
 _opening = threading.Lock()
 _told: list[None] = []  # whether the interpreter knows what to do in a child
 
 
-def abandon_in_children(heirloom: Heirloom) -> None:
+def close_in_children(handle: ForkHandle) -> None:
     """Have forked children abandon something, for as long as it lives."""
     if not _told:
         _told.append(None)
         os.register_at_fork(after_in_child=_abandon_all)
-    _living.add(heirloom)
+    _living.add(handle)
 
 
-def keep_in_children(heirloom: Heirloom) -> None:
+def keep_in_children(handle: ForkHandle) -> None:
     """Leave it alone from now on: it is about to be closed, and its numbers may become others'."""
-    _living.discard(heirloom)
+    _living.discard(handle)
 
 
 def _abandon_all() -> None:
     global _opening
     _opening = threading.Lock()  # whoever held it is not in this process
-    for heirloom in list(_living):
-        heirloom.abandon()
+    for handle in list(_living):
+        handle.close_in_child()
     _living.clear()
 
 

@@ -37,9 +37,9 @@ class Lookup:
         found: The endpoint by its number; empty until it is known.
     """
 
-    def __init__(self, endpoint: str, ring: Callable[[], None]) -> None:
+    def __init__(self, endpoint: str, wake: Callable[[], None]) -> None:
         self.found = ""
-        self._endpoint, self._ring = endpoint, ring
+        self._endpoint, self._wake = endpoint, wake
         self._running: threading.Thread | None = None
         self._answer: str | OSError | None = None
         self._error: OSError | None = None
@@ -47,7 +47,7 @@ class Lookup:
         self._since: float | None = None  # there is no address
         self._unknown = RateLimitedWarning(log, "%s")
 
-    def attend(self, now: float) -> bool:
+    def process_events(self, now: float) -> bool:
         """Look it up if that is due; return whether it is found elsewhere than before."""
         if self._since is None:
             self._since = now
@@ -97,4 +97,4 @@ class Lookup:
             self._answer = error
         except UnicodeError as error:
             self._answer = OSError(str(error))
-        self._ring()
+        self._wake()

@@ -60,7 +60,7 @@ READ_BYTES = 1024  # taken from one subscriber before the next has its turn: som
 UNREAD_BYTES_MAX = 2**16  # of answers to its pings, which a subscriber does not read
 
 
-class Outlet:
+class SubscriberConnection:
     """One subscriber's connection, and what is on its way to it.
 
     Args:
@@ -79,7 +79,7 @@ class Outlet:
         connection: socket.socket,
         queue: int,
         copies: Copies,
-        hang_up: Callable[["Outlet"], None],
+        hang_up: Callable[["SubscriberConnection"], None],
         now: float,
         *,
         ticketed: bool = False,
@@ -98,7 +98,9 @@ class Outlet:
         self.admitted, self.since = not ticketed, now
         self.ticket = ""  # that it has shown, of which nobody was told yet
         self.said: list[bytes] = []  # words that nobody was told of yet
-        self.forged = 0  # of those before: words that were nobody's, and cost as anything else
+        self.invalid_frames = (
+            0  # of those before: words that were nobody's, and cost as anything else
+        )
         self.watched = selectors.EVENT_READ | selectors.EVENT_WRITE
 
     def fileno(self) -> int:
@@ -129,7 +131,10 @@ class Outlet:
                 self._take(bytes(message[0]))
         if len(self.topics) > TOPICS_MAX or len(self._stream.outgoing) > UNREAD_BYTES_MAX:
             raise ZmtpError("it asks for more than anybody needs")
-        others, self.forged = self._stream.frames - before - len(self.said) + self.forged, 0
+        others, self.invalid_frames = (
+            self._stream.frames - before - len(self.said) + self.invalid_frames,
+            0,
+        )
         if others and not self._bucket.take(others, now):
             raise ZmtpError("it asks more often than anybody needs to")
         return bool(self.asked or self.said or self.ticket)
@@ -164,27 +169,27 @@ def _nowhere(_frames: Iterable[Buffer], _size: int) -> None:
     """Have no place for a payload: subscribers send none."""
 
 
-class Heard(NamedTuple):
+class SubscriberInput(NamedTuple):
     """What a subscriber has asked for, and said."""
 
-    outlet: Outlet
+    subscriber: SubscriberConnection
     topics: Collection[bytes]
     words: Sequence[bytes]
     ticket: str = ""  # before all of that
 
 
-class Distribution:
+class PubSocket:
     """A bound socket and its subscribers.
 
     Args:
         queue: Messages held for a subscriber before more are dropped.
-        selector: Where its sockets are registered; what that finds goes to `attend`.
+        selector: Where its sockets are registered; what that finds goes to `process_events`.
         grants: Whose keys may have connections; None: anybody may have one.
         crowd: Is told of those that there is no descriptor for.
         copies: Of all connections of the publisher.
 
     Attributes:
-        asking: Who has subscribed since `receive_heard` was asked, or said a word.
+        asking: Who has subscribed since `receive_input` was asked, or said a word.
         due: When `tick` has something to do.
     """
 
@@ -205,9 +210,11 @@ class Distribution:
             log, "cannot accept a subscriber, will try again: %s"
         )
         self._listener: Listener | None = None
-        self._outlets: dict[int, Outlet] = {}
-        self._subscribers: dict[bytes, list[Outlet]] = {}  # by topic, until any changes its mind
-        self.asking: dict[Outlet, None] = {}
+        self._connections: dict[int, SubscriberConnection] = {}
+        self._subscribers: dict[
+            bytes, list[SubscriberConnection]
+        ] = {}  # by topic, until any changes its mind
+        self.asking: dict[SubscriberConnection, None] = {}
         self._accepts = TokenBucket(ACCEPTS, 0.0)
         self._ping_at = self._hold_at = self.due = 0.0
         self._accept_at = 0.0  # 0: it accepts
@@ -225,28 +232,30 @@ class Distribution:
         self._selector.register(self._listener.socket, selectors.EVENT_READ)
         return self._listener.endpoint
 
-    def attend(self, found: Iterable[tuple[selectors.SelectorKey, int]], now: float) -> None:
+    def process_events(
+        self, found: Iterable[tuple[selectors.SelectorKey, int]], now: float
+    ) -> None:
         """Accept, read and send what can be, as the selector has found."""
         for key, events in found:
-            outlet = key.data
-            if not isinstance(outlet, Outlet):
+            subscriber = key.data
+            if not isinstance(subscriber, SubscriberConnection):
                 if self._listener is not None and key.fileobj is self._listener.socket:
                     self._accept(self._listener, now)
                 continue
             try:
                 # What it said before is to be dealt with first, so that it takes no more memory.
-                if events & selectors.EVENT_READ and not outlet.said and outlet.read(now):
-                    self.asking[outlet] = None
-                if outlet.changed:
-                    outlet.changed = False
+                if events & selectors.EVENT_READ and not subscriber.said and subscriber.read(now):
+                    self.asking[subscriber] = None
+                if subscriber.changed:
+                    subscriber.changed = False
                     self._subscribers.clear()
-                if outlet.outgoing.unsent or events & selectors.EVENT_WRITE:
-                    self._write(outlet, now)
+                if subscriber.outgoing.unsent or events & selectors.EVENT_WRITE:
+                    self._write(subscriber, now)
             except ZmtpError as error:
                 self._turned_away.warn(error, now)
-                self._hang_up(outlet)
+                self._hang_up(subscriber)
             except OSError:
-                self._hang_up(outlet)
+                self._hang_up(subscriber)
 
     def tick(self, now: float) -> None:
         """Do what is due, a few times a second; `due` says when."""
@@ -255,50 +264,50 @@ class Distribution:
             self._selector.register(self._listener.socket, selectors.EVENT_READ)
         if now >= self._hold_at:
             self._hold_at = now + HOLD_SECONDS
-            for outlet in list(self._outlets.values()):
-                outlet.outgoing.hold(now)
-            for outlet in list(self._outlets.values()):
-                if not outlet.admitted and now - outlet.since >= STRANGER_SECONDS:  # K6
-                    self._hang_up(outlet)
+            for subscriber in list(self._connections.values()):
+                subscriber.outgoing.hold(now)
+            for subscriber in list(self._connections.values()):
+                if not subscriber.admitted and now - subscriber.since >= STRANGER_SECONDS:  # K6
+                    self._hang_up(subscriber)
         if now >= self._ping_at:
             self._ping_at = now + PING_SECONDS
             self._look_after(now)
         self.due = min(self._hold_at, self._ping_at, self._accept_at or self._ping_at)
 
-    def receive_heard(self) -> Heard | None:
+    def receive_input(self) -> SubscriberInput | None:
         """Return who has subscribed since, and to which topics; each once. And what it said."""
         if not self.asking:
             return None
-        outlet = next(iter(self.asking))
-        del self.asking[outlet]
-        heard = Heard(outlet, outlet.asked, outlet.said, outlet.ticket)
-        outlet.asked, outlet.said = {}, []
+        subscriber = next(iter(self.asking))
+        del self.asking[subscriber]
+        heard = SubscriberInput(subscriber, subscriber.asked, subscriber.said, subscriber.ticket)
+        subscriber.asked, subscriber.said = {}, []
         return heard
 
-    def admit(self, outlet: Outlet, owner: tuple[str, str] | None) -> bool:
+    def admit(self, subscriber: SubscriberConnection, owner: tuple[str, str] | None) -> bool:
         """Serve a connection of this worker, in place of any before; None: hang up.
 
         Args:
             outlet: One that has shown a ticket.
             owner: Name and key of whose ticket that was.
         """
-        if self._outlets.get(outlet.fileno()) is not outlet:
+        if self._connections.get(subscriber.fileno()) is not subscriber:
             return False
         if owner is None:
-            self._hang_up(outlet)
+            self._hang_up(subscriber)
             return False
-        for other in [each for each in self._outlets.values() if each.owner == owner]:
+        for other in [each for each in self._connections.values() if each.owner == owner]:
             self._hang_up(other)
-        outlet.owner, outlet.admitted, outlet.ticket = owner, True, ""
+        subscriber.owner, subscriber.admitted, subscriber.ticket = owner, True, ""
         self._subscribers.clear()
         return True
 
     def screen(self) -> None:
         """Hang up on those whose keys may not have connections any more."""  # K8
-        for outlet in list(self._outlets.values()):
-            owner, grants = outlet.owner, self._grants
+        for subscriber in list(self._connections.values()):
+            owner, grants = subscriber.owner, self._grants
             if owner is not None and grants is not None and not grants.may_read(*owner):
-                self._hang_up(outlet)
+                self._hang_up(subscriber)
 
     def send(self, frames: Sequence[Buffer], now: float) -> None:
         """Send to everybody who subscribed to the first frame; whoever lags behind loses it.
@@ -309,45 +318,52 @@ class Distribution:
         known = self._subscribers.get(topic) if isinstance(topic, bytes) else None
         self._put(self.subscribers(bytes(topic)) if known is None else known, frames, now)
 
-    def answer(self, outlet: Outlet, frames: Sequence[Buffer], now: float) -> None:
+    def answer(
+        self, subscriber: SubscriberConnection, frames: Sequence[Buffer], now: float
+    ) -> None:
         """Send to one who has subscribed, if it is still there."""
-        if self._outlets.get(outlet.fileno()) is outlet:
-            self._put([outlet], frames, now)
+        if self._connections.get(subscriber.fileno()) is subscriber:
+            self._put([subscriber], frames, now)
 
-    def _put(self, outlets: list[Outlet], frames: Sequence[Buffer], now: float) -> None:
+    def _put(
+        self, connections: list[SubscriberConnection], frames: Sequence[Buffer], now: float
+    ) -> None:
         message = PlainMessage(frames, bytes(frames[0]))
-        for outlet in outlets:
+        for subscriber in connections:
             try:
-                if outlet.outgoing.put(message, now) or outlet.watched != selectors.EVENT_READ:
-                    self._watch(outlet)
+                if (
+                    subscriber.outgoing.put(message, now)
+                    or subscriber.watched != selectors.EVENT_READ
+                ):
+                    self._watch(subscriber)
             except OSError:
-                self._hang_up(outlet)
+                self._hang_up(subscriber)
 
     def keep_up(self, topic: bytes) -> bool:
         """Return whether some subscriber of a topic keeps up, or there is none."""
         subscribers = self.subscribers(topic)
-        for outlet in subscribers:
-            if not outlet.outgoing.queue:
+        for subscriber in subscribers:
+            if not subscriber.outgoing.queue:
                 return True
         return not subscribers
 
-    def subscribers(self, topic: bytes) -> list[Outlet]:
+    def subscribers(self, topic: bytes) -> list[SubscriberConnection]:
         """Return those who subscribed to a topic, or to the beginning of it."""
         found = self._subscribers.get(topic)
         if found is None:
             beginnings = {topic[:size] for size in range(len(topic) + 1)}
             found = self._subscribers[topic] = [
-                outlet
-                for outlet in self._outlets.values()
-                if outlet.admitted and not beginnings.isdisjoint(outlet.topics)
+                subscriber
+                for subscriber in self._connections.values()
+                if subscriber.admitted and not beginnings.isdisjoint(subscriber.topics)
             ]
         return found
 
     def withdraw(self, topics: Collection[bytes]) -> None:
         """Forget what is not on its way yet of some topics: something newer takes its place."""
-        for outlet in list(self._outlets.values()):
-            if outlet.watched != selectors.EVENT_READ:  # else nothing waits there
-                outlet.outgoing.withdraw(topics)
+        for subscriber in list(self._connections.values()):
+            if subscriber.watched != selectors.EVENT_READ:  # else nothing waits there
+                subscriber.outgoing.withdraw(topics)
 
     def close(self, linger: float) -> None:
         """Hang up; what is on its way gets so many seconds."""
@@ -358,19 +374,19 @@ class Distribution:
             self._listener = None
         end = time.monotonic() + linger
         while (
-            any(o.outgoing.unsent for o in self._outlets.values())
+            any(o.outgoing.unsent for o in self._connections.values())
             and (now := time.monotonic()) < end
         ):
-            self.attend(self._selector.select(end - now), now)
-        for outlet in list(self._outlets.values()):
-            self._hang_up(outlet)
+            self.process_events(self._selector.select(end - now), now)
+        for subscriber in list(self._connections.values()):
+            self._hang_up(subscriber)
 
-    def abandon(self) -> None:
+    def close_in_child(self) -> None:
         """Close what a forked child has inherited; the parent goes on."""
         if self._listener is not None:
             self._listener.socket.close()
-        for outlet in self._outlets.values():
-            outlet.close()
+        for subscriber in self._connections.values():
+            subscriber.close()
 
     # Connections.
 
@@ -394,7 +410,7 @@ class Distribution:
         connection.setblocking(False)
         with contextlib.suppress(OSError):  # it is gone already, which the first look will tell
             _tune(connection)
-        outlet = Outlet(
+        subscriber = SubscriberConnection(
             connection,
             self._queue,
             self._copies,
@@ -402,8 +418,8 @@ class Distribution:
             now,
             ticketed=self._grants is not None,
         )
-        self._outlets[outlet.fileno()] = outlet
-        self._selector.register(connection, outlet.watched, outlet)
+        self._connections[subscriber.fileno()] = subscriber
+        self._selector.register(connection, subscriber.watched, subscriber)
 
     def _pause(self, listener: socket.socket, now: float) -> None:
         """Have the kernel keep who comes next for a while."""
@@ -411,42 +427,42 @@ class Distribution:
         self.due = min(self.due, self._accept_at)
         self._selector.unregister(listener)
 
-    def _write(self, outlet: Outlet, now: float) -> None:
-        outlet.outgoing.write(now)
-        self._watch(outlet)
+    def _write(self, subscriber: SubscriberConnection, now: float) -> None:
+        subscriber.outgoing.write(now)
+        self._watch(subscriber)
 
-    def _watch(self, outlet: Outlet) -> None:
+    def _watch(self, subscriber: SubscriberConnection) -> None:
         """Have the selector wait until the rest can be sent, if there is any."""
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if outlet.outgoing.unsent else 0)
-        if outlet.watched != events:
-            outlet.watched = events
-            self._selector.modify(outlet, events, outlet)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if subscriber.outgoing.unsent else 0)
+        if subscriber.watched != events:
+            subscriber.watched = events
+            self._selector.modify(subscriber, events, subscriber)
 
     def _look_after(self, now: float) -> None:
         """Ask everybody for a sign of life; hang up on whoever gave none for long."""
-        for outlet in list(self._outlets.values()):
-            if now - outlet.outgoing.alive_at >= SILENCE_SECONDS:
-                self._hang_up(outlet)
+        for subscriber in list(self._connections.values()):
+            if now - subscriber.outgoing.alive_at >= SILENCE_SECONDS:
+                self._hang_up(subscriber)
                 continue
-            if not outlet.admitted:
+            if not subscriber.admitted:
                 continue
-            outlet.ping()
+            subscriber.ping()
             try:
-                self._write(outlet, now)
+                self._write(subscriber, now)
             except OSError:
-                self._hang_up(outlet)
+                self._hang_up(subscriber)
 
-    def _drop(self, outlet: Outlet) -> None:
+    def _drop(self, subscriber: SubscriberConnection) -> None:
         """A subscriber does not read, and too much is kept for those that do not."""
         self._turned_away.warn(NOT_READ, time.monotonic())
-        self._hang_up(outlet)
+        self._hang_up(subscriber)
 
-    def _hang_up(self, outlet: Outlet) -> None:
-        self.asking.pop(outlet, None)
+    def _hang_up(self, subscriber: SubscriberConnection) -> None:
+        self.asking.pop(subscriber, None)
         self._subscribers.clear()
-        del self._outlets[outlet.fileno()]
-        self._selector.unregister(outlet)
-        outlet.close()
+        del self._connections[subscriber.fileno()]
+        self._selector.unregister(subscriber)
+        subscriber.close()
 
 
 def _host_of(connection: socket.socket) -> str:

@@ -57,7 +57,7 @@ from ..receipt import Receipt
 from ..sealer import Sealer
 from .callbacks import CLOSE_SECONDS, EVENT_KINDS, EventCallback, EventKind, WorkerEvent
 from .publisher_sockets import PublisherSockets
-from .threads import Owner
+from .threads import IoThread
 
 log = logging.getLogger("weightbus.publisher")
 
@@ -117,7 +117,7 @@ class PublisherLoop:
         self.over = threading.Event()
         # Between taking work in and ending; a signal handler may hand work over in the middle.
         self._lock = threading.RLock()
-        self._thread = Owner(self._run, "weightbus-publisher")
+        self._thread = IoThread(self._run, "weightbus-publisher")
 
     # For any thread.
 
@@ -469,22 +469,22 @@ class PublisherLoop:
         for _ in range(BATCH):
             found = None
             try:
-                found = data.receive_heard() if data.asking else None
+                found = data.receive_input() if data.asking else None
                 if found is None:
                     break
                 if found.ticket:  # K6
                     owner = self._machine.redeem(found.ticket, now)
-                    if not data.admit(found.outlet, owner):
+                    if not data.admit(found.subscriber, owner):
                         continue
                 for topic in found.topics:
                     beacon = self._machine.subscribed(topic)
                     if beacon is not None:
                         sealer = self._sealer
                         said = beacon if sealer is None else sealer.published(beacon, None)[0]
-                        data.answer(found.outlet, [topic, encode(said)], now)
+                        data.answer(found.subscriber, [topic, encode(said)], now)
                 for word in found.words:
-                    effects = self._machine.receive_word(word, now)
-                    found.outlet.forged += effects is None
+                    effects = self._machine.receive_report(word, now)
+                    found.subscriber.invalid_frames += effects is None
                     if effects:
                         self._perform(effects, now)
             except Exception as error:

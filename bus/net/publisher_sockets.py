@@ -16,12 +16,12 @@ from ..trust.curve_server import CurveServer
 from ..trust.grants import Grants
 from . import endpoints
 from .descriptors import Crowd, check_left
-from .inheritance import abandon_in_children, keep_in_children
+from .inheritance import close_in_children, keep_in_children
 from .listening import belongs
 from .outgoing import Copies
-from .pub import Distribution
+from .pub import PubSocket
 from .router import Router
-from .threads import Bell, new_selector
+from .threads import Waker, new_selector
 
 LINGER_SECONDS = 0.2  # what is on its way when a publisher closes gets this
 PUB_QUEUE = 1_000  # messages per subscriber before more are dropped; the bytes are the version's
@@ -48,7 +48,7 @@ class PublisherSockets:
     Attributes:
         address, data_address: Where they are bound, with the ports that were taken.
         data: The subscribers.
-        broadcast: Publishes to them: see `Distribution.send`.
+        broadcast: Publishes to them: see `PubSocket.send`.
         leaving: Whether they are about to be closed.
         wake: Makes a `poll` in another thread return.
 
@@ -75,11 +75,11 @@ class PublisherSockets:
         self.leaving, self._crowd = False, crowd
         with contextlib.ExitStack() as undo:
             self._selector = undo.enter_context(new_selector())
-            self._bell = undo.enter_context(contextlib.closing(Bell()))
-            self.wake = self._bell.ring
-            self._selector.register(self._bell, selectors.EVENT_READ)
+            self._waker = undo.enter_context(contextlib.closing(Waker()))
+            self.wake = self._waker.wake
+            self._selector.register(self._waker, selectors.EVENT_READ)
             self._router = Router(self._selector, crowd, copies, curve)
-            self.data = Distribution(queue, self._selector, grants, crowd, copies)
+            self.data = PubSocket(queue, self._selector, grants, crowd, copies)
             self.broadcast = self.data.send
             undo.callback(self._router.close, 0.0)
             undo.callback(self.data.close, 0.0)
@@ -88,7 +88,7 @@ class PublisherSockets:
             belongs(self.address, self)
             belongs(self.data_address, self)
             undo.pop_all()
-        abandon_in_children(self)
+        close_in_children(self)
 
     def _bind_data(self, address: str, data: str | None) -> str:
         if data is not None:
@@ -117,12 +117,12 @@ class PublisherSockets:
         now = time.monotonic()
         rung = False
         for key, _ in found:
-            if key.fileobj is self._bell:
+            if key.fileobj is self._waker:
                 rung = True
-                self._bell.silence()
+                self._waker.drain()
         if len(found) > rung:
-            data.attend(found, now)
-            router.attend(found, now)
+            data.process_events(found, now)
+            router.process_events(found, now)
         if now >= router.due:
             router.tick(now)
         if now >= data.due:
@@ -160,12 +160,12 @@ class PublisherSockets:
         """
         return self._router.take_closed(now)
 
-    def abandon(self) -> None:
+    def close_in_child(self) -> None:
         """Close what a forked child has inherited, see `inheritance`."""
-        self.data.abandon()
-        self._router.abandon()
+        self.data.close_in_child()
+        self._router.close_in_child()
         self._selector.close()
-        self._bell.close()
+        self._waker.close()
 
     def close(self) -> None:
         """Close everything; what is on its way gets a moment."""
@@ -173,4 +173,4 @@ class PublisherSockets:
         self.data.close(LINGER_SECONDS)
         self._router.close(LINGER_SECONDS)
         self._selector.close()
-        self._bell.close()
+        self._waker.close()

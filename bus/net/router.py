@@ -67,7 +67,7 @@ class Router:
     """The bound control socket, and its connections.
 
     Args:
-        selector: Where its sockets are registered; what that finds goes to `attend`.
+        selector: Where its sockets are registered; what that finds goes to `process_events`.
         crowd: Takes note of newcomers for which there is no descriptor.
         copies: Of all connections of the publisher.
         curve: The publisher's keys; None: it has none.
@@ -128,7 +128,9 @@ class Router:
 
     # Receiving.
 
-    def attend(self, found: Iterable[tuple[selectors.SelectorKey, int]], now: float) -> None:
+    def process_events(
+        self, found: Iterable[tuple[selectors.SelectorKey, int]], now: float
+    ) -> None:
         """Accept, read and send what can be, as the selector has found."""
         scratch = self._scratch
         for key, events in found:
@@ -390,11 +392,11 @@ class Router:
             now = time.monotonic()
             if now >= end:
                 break
-            self.attend(self._selector.select(end - now), now)
+            self.process_events(self._selector.select(end - now), now)
         for peer in list(self._peers.values()):
             self._close(peer)
 
-    def abandon(self) -> None:
+    def close_in_child(self) -> None:
         """Close what a forked child has inherited; the parent goes on."""
         if self._listener is not None:
             self._listener.socket.close()

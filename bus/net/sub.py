@@ -89,7 +89,7 @@ class Subscription:
         connection = self._socket
         return connection is not None and self._stream.say(body) and self._write(connection)
 
-    def attend(self, now: float) -> tuple[socket.socket, bool] | None:
+    def process_events(self, now: float) -> tuple[socket.socket, bool] | None:
         """Do what is due; return the connection to watch, if any, and whether to write to it."""
         while self._dialled:
             self._adopt(*self._dialled.popleft(), now)

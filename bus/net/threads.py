@@ -12,10 +12,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-RINGS = 4096  # read at once: whatever comes when there were fewer, the descriptor tells again
+WAKES = 4096  # read at once: whatever comes when there were fewer, the descriptor tells again
 
 
-class Owner(threading.Thread):
+class IoThread(threading.Thread):
     """Such a thread; it does not keep the process alive.
 
     Args:
@@ -58,34 +58,34 @@ def new_selector() -> selectors.DefaultSelector:
     return selectors.DefaultSelector()
 
 
-class Bell:
+class Waker:
     """What its selector watches; anybody may ring it, and ringing twice is ringing once."""
 
     def __init__(self) -> None:
-        self._bell, self._rope = socket.socketpair()
-        self._bell.setblocking(False)
-        self._rope.setblocking(False)
+        self._receiver, self._sender = socket.socketpair()
+        self._receiver.setblocking(False)
+        self._sender.setblocking(False)
 
     def fileno(self) -> int:
         """Return the descriptor that is readable once it was rung."""
-        return self._bell.fileno()
+        return self._receiver.fileno()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake whoever waits, from any thread."""
         try:
-            self._rope.send(b"!")
+            self._sender.send(b"!")
         except OSError:  # it was rung before, or nobody is left to wake
             return
 
-    def silence(self) -> None:
+    def drain(self) -> None:
         """Have it rest until it is rung again."""
         try:
-            while len(self._bell.recv(RINGS)) == RINGS:
+            while len(self._receiver.recv(WAKES)) == WAKES:
                 pass
         except BlockingIOError:
             return
 
     def close(self) -> None:
         """Close both ends."""
-        self._bell.close()
-        self._rope.close()
+        self._receiver.close()
+        self._sender.close()

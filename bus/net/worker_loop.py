@@ -1,7 +1,7 @@
 """The worker's thread: it owns the sockets, moves frames, and lets the machine decide.
 
 What needs no waiting (memory, opening a segment) it does at once, before the next message; what
-takes long the `Copier` does. What is ready to be applied goes to the `Handoff`; what the user's
+takes long the `Copier` does. What is ready to be applied goes to the `ReadyQueue`; what the user's
 thread did with it comes back as a `Report`.
 """
 
@@ -52,8 +52,8 @@ from ..worker.events import Copied, Decoded, Granted, Happening, Opened, Report
 from ..worker.machine import WorkerMachine
 from .control import WorkerSockets
 from .copier import AT_ONCE_BYTES, Copier, copied
-from .handoff import Handoff
-from .threads import Owner
+from .ready_queue import ReadyQueue
+from .threads import IoThread
 
 log = logging.getLogger("weightbus.worker")
 
@@ -79,13 +79,13 @@ class WorkerLoop:
         self,
         machine: WorkerMachine,
         sockets: WorkerSockets,
-        handoff: Handoff,
+        ready_queue: ReadyQueue,
         look: Callable[[], None],
         on_renamed: Callable[[Renamed], None] | None = None,
         *,
         shared_memory: bool = True,
     ) -> None:
-        self._machine, self._sockets, self._handoff = machine, sockets, handoff
+        self._machine, self._sockets, self._ready_queue = machine, sockets, ready_queue
         self._look, self._on_renamed = look, on_renamed
         self._views = MappedSegments() if shared_memory else None
         self._work: deque[Happening] = deque()
@@ -95,7 +95,7 @@ class WorkerLoop:
         self._failures = RateLimitedWarning(log, "%s")
         self._at_once: Callable[[StagedVersion], bool] | None = None
         self._examine: Callable[[Check], None] | None = None
-        self._thread = Owner(self._run, "weightbus-worker")
+        self._thread = IoThread(self._run, "weightbus-worker")
         self._ident = 0  # of that, once it runs
 
     # For any thread.
@@ -156,7 +156,7 @@ class WorkerLoop:
             self._end(ended)
 
     def _end(self, reason: BaseException) -> None:
-        self._handoff.close(reason)
+        self._ready_queue.close(reason)
         self._copier.close()
         self._sockets.close()
         self._at_once = self._examine = None  # they may hold whoever holds us
@@ -192,7 +192,7 @@ class WorkerLoop:
                 self._machine.changed(now)
             if refused:
                 self._perform(self._machine.shut_out, refused, now)
-            self._handoff.unknown(self._sockets.unknown(now))
+            self._ready_queue.unknown(self._sockets.unknown(now))
             if self._sockets.data.needs_ticket:
                 self._perform(self._machine.without_ticket, now)
             self._perform(self._machine.tick, now)
@@ -252,7 +252,7 @@ class WorkerLoop:
             case Ready():
                 self._leave(effect.staged)
             case Whole(staged):
-                self._handoff.whole(staged)
+                self._ready_queue.whole(staged)
             case Reserve():
                 self._done(Granted(effect.model, effect.key, self._memory(effect)))
             case Open(model, key, shared, nbytes):
@@ -275,14 +275,14 @@ class WorkerLoop:
             case Redial():
                 self._sockets.redial()
             case Flushed(mark):
-                self._handoff.flush(mark)
+                self._ready_queue.flush(mark)
             case Joined():
                 self._join(effect.epoch)
             case Rejected(model, epoch, version, code, text):
                 error = rejected(model, epoch, version, code, text)
-                if not self._handoff.asked:  # else it is raised where versions are applied
+                if not self._ready_queue.asked:  # else it is raised where versions are applied
                     log.warning("%s", on_one_line(error))
-                self._handoff.reject(error)
+                self._ready_queue.reject(error)
             case Refused(code, text):
                 self._refuse(code, text)
             case Renamed():
@@ -305,7 +305,7 @@ class WorkerLoop:
     def _join(self, epoch: int) -> None:
         self._say("joined", f"joined, epoch {epoch}")
         self._refused = ""
-        self._handoff.join(epoch)
+        self._ready_queue.join(epoch)
 
     def _refuse(self, code: str, text: str) -> None:
         """Tell the user; the log hears it once, though the worker asks on and is refused again."""
@@ -316,15 +316,15 @@ class WorkerLoop:
         if said != self._refused:
             self._refused = said
             self._say("refused", f"refused ({code}): {text}", warning=True)
-        self._handoff.refuse(RefusedError(said, code))
+        self._ready_queue.refuse(RefusedError(said, code))
 
     def _leave(self, staged: StagedVersion) -> None:
         small = staged.data.nbytes <= AT_ONCE_BYTES
         if small and self._at_once is not None and self._at_once(staged):
             self._do_work(time.monotonic())  # what became of it: the publisher waits, too
-            self._handoff.wake()
+            self._ready_queue.wake()
             return
-        older = self._handoff.put(staged)
+        older = self._ready_queue.put(staged)
         if older is not None and older.key != staged.key:
             self._done(Report(older.model, older.key, "newer"))
 

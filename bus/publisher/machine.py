@@ -136,7 +136,7 @@ class PublisherMachine:
         text = "say hello first: this publisher does not know this connection"
         return [Send(Refuse(code="unknown-worker", text=text), to=identity)]  # P4
 
-    def receive_word(self, word: bytes, now: float) -> list[Effect] | None:
+    def receive_report(self, word: bytes, now: float) -> list[Effect] | None:
         """Take what somebody said on a data connection; None if it is no worker's word. (P22)
 
         It may be late, or doubled: all of it is said again on the control channel.

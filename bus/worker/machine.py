@@ -1,9 +1,9 @@
 """The worker's behaviour, without sockets, threads or clocks.
 
 A worker is outside a session or inside, and may probe in between (`phases.SESSIONS`). Inside,
-messages go to the slot of the model they speak of (`slot.py`). Outside, everything that was staged
-or runs stays as it is, and hello is said again and again: a publisher that restarts finds its
-workers coming back on their own.
+messages go to the follower of their model (`follower.py`). Outside, everything that was staged or
+runs stays as it is, and the worker sends `hello` again and again, so that it joins a publisher that
+restarts.
 """
 
 import math
@@ -61,11 +61,11 @@ from ..staged import SharedMemory
 from ..token_bucket import TokenBucket
 from . import reports
 from .events import Examined, Flush, Happening, Opened, Report, Wanted
+from .follower import Follower, applied
 from .keyring import Keyring
 from .layouts import Accepts, Expected
 from .phases import SESSIONS, TURNED_AWAY, Change, Session
 from .reports import Identity
-from .slot import Slot, applied
 from .transfer import place_for
 
 FLUSHING = 2**52  # from here on a ping's token tells no time: only that its pong is waited for
@@ -125,7 +125,7 @@ class WorkerMachine:
         like = {m: (expected or {}).get(m, Expected()) for m in models}
         known = {m: e._replace(keyring=keyring, patches=patches) for m, e in like.items()}
         self.timing, self._keyring = timing or Timing(), keyring
-        self.slots = {m: Slot(m, accepts, bytes_max, self.timing, known[m]) for m in known}
+        self.followers = {m: Follower(m, accepts, bytes_max, self.timing, known[m]) for m in known}
         self._bytes_max = bytes_max
         self.session: Session = "outside"
         self.terms = _Terms(0, "", self.timing.ping)  # of this session, or of the last one
@@ -178,16 +178,16 @@ class WorkerMachine:
         message = header if keyring is None else keyring.published(header, [b""], counts=False)
         if not isinstance(message, (Announce, Chunk, SealedChunk)):
             return None
-        slot = self.slots.get(message.model) if message.epoch == self.terms.epoch else None
-        if slot is None:
+        follower = self.followers.get(message.model) if message.epoch == self.terms.epoch else None
+        if follower is None:
             return None
         if isinstance(message, Chunk | SealedChunk):
-            return slot.place(message, size)
+            return follower.place(message, size)
         if keyring is None and message.whole is not None and size == message.nbytes:
-            lent = slot.holds.lend(message) if size <= WHOLE_BYTES_MAX else None
+            lent = follower.versions.lend(message) if size <= WHOLE_BYTES_MAX else None
             if lent is not None:
                 return lent
-        if message.whole is None and not slot.reads(message):
+        if message.whole is None and not follower.reads(message):
             return None
         lease = place_for(message, size, self._whole)
         if lease is not None and keyring is not None:
@@ -196,7 +196,7 @@ class WorkerMachine:
 
     def awaits(self) -> int:
         """Return how many bytes that it asked for may come at once on the control channel."""
-        return sum(slot.awaits for slot in self.slots.values())
+        return sum(follower.awaits for follower in self.followers.values())
 
     def _receive(self, frames: Sequence[Buffer], now: float, *, pushed: bool) -> list[Effect]:
         try:
@@ -243,8 +243,8 @@ class WorkerMachine:
                 return [Flushed(token - FLUSHING)]
             case Pong():
                 self._heard_at = now
-                for each in self.slots.values():
-                    each.asking.answered(message.token / 1000)
+                for each in self.followers.values():
+                    each.planner.answered(message.token / 1000)
                 return self._hear_of(message.epoch, message.models, now)
             case SealedChunk() if self._ignores(message, pushed=pushed):
                 return []
@@ -252,19 +252,25 @@ class WorkerMachine:
                 return []
             case _:
                 self._heard_at = now
-                slot = self.slots.get(message.model)
-                return [] if slot is None else self._of(slot, message, payload, now, pushed=pushed)
+                follower = self.followers.get(message.model)
+                return (
+                    []
+                    if follower is None
+                    else self._of(follower, message, payload, now, pushed=pushed)
+                )
 
     def _ignores(self, chunk: Chunk | SealedChunk, *, pushed: bool) -> bool:
         """Return whether a chunk is neither news nor a sign of life: anybody may have sent it."""
-        slot, keyed = self.slots.get(chunk.model), self._keyring is not None
-        arrives = slot is not None and slot.holds.find((chunk.epoch, chunk.version), "arriving")
+        follower, keyed = self.followers.get(chunk.model), self._keyring is not None
+        arrives = follower is not None and follower.versions.find(
+            (chunk.epoch, chunk.version), "arriving"
+        )
         unfit = isinstance(chunk, SealedChunk) != keyed  # E1
         return unfit or (pushed and keyed and not arrives)  # E4
 
     def _of(
         self,
-        slot: Slot,
+        follower: Follower,
         message: OfModel,
         payload: Buffer | Lease | None,
         now: float,
@@ -274,7 +280,7 @@ class WorkerMachine:
         """Take a message of this epoch that speaks of one model."""
         match message:
             case Chunk() | SealedChunk():
-                return slot.chunk(message, payload or b"", now, pushed=pushed)
+                return follower.chunk(message, payload or b"", now, pushed=pushed)
             case Announce():
                 data = payload.payload if isinstance(payload, Lease) else payload
                 if data is not None and self._keyring is not None:
@@ -282,17 +288,17 @@ class WorkerMachine:
                     data = self._keyring.payload(message, data) if sealed else None
                     if sealed and data is None:
                         return []  # it is asked for again in due time (E4)
-                return slot.announced(message, data, now, pushed=pushed)
+                return follower.announced(message, data, now, pushed=pushed)
             case End():
-                return slot.end(message, now)
+                return follower.end(message, now)
             case Commit():
-                return slot.committed(message)
+                return follower.committed(message)
             case Abort():
-                return slot.aborted(message, now)
+                return follower.aborted(message, now)
             case Beacon():
-                return slot.asking.hear_of(message.epoch, message.version, now)
+                return follower.planner.hear_of(message.epoch, message.version, now)
             case Rename():
-                return slot.renamed(message, now)
+                return follower.renamed(message, now)
             case Prepare():  # so that its first version need not wait for the mapping (S11)
                 wanted = self.terms.shared and message.nbytes <= self._bytes_max
                 return [Warm(message.shared, message.nbytes)] if wanted else []
@@ -307,21 +313,21 @@ class WorkerMachine:
     def _hear_of(self, epoch: int, models: dict[str, int], now: float) -> list[Effect]:
         effects: list[Effect] = []
         for model, version in models.items():
-            if model in self.slots:
-                effects += self.slots[model].asking.hear_of(epoch, version, now)
+            if model in self.followers:
+                effects += self.followers[model].planner.hear_of(epoch, version, now)
         return effects
 
     def _refuse(self, refuse: Refuse, now: float) -> list[Effect]:
         match refuse.code:
             case "unknown-worker":
-                self._turn("unknown")  # W20
+                self._change_session("unknown")  # W20
                 return self._hello(now) if self.may_say_hello(now) else []
-            case "gone" | "range" if self.inside and refuse.model in self.slots:
-                return self.slots[refuse.model].gone(refuse.epoch, refuse.version, now)
-            case "no-patch" if self.inside and refuse.model in self.slots:
-                return self.slots[refuse.model].patches.refused(refuse, now)
+            case "gone" | "range" if self.inside and refuse.model in self.followers:
+                return self.followers[refuse.model].gone(refuse.epoch, refuse.version, now)
+            case "no-patch" if self.inside and refuse.model in self.followers:
+                return self.followers[refuse.model].patches.refused(refuse, now)
             case code if code in TURNED_AWAY:
-                self._turn("refused")
+                self._change_session("refused")
                 return [Refused(code, refuse.text)]
             case _:
                 return [Notice(refuse.code, refuse.text, warning=True)]
@@ -333,7 +339,7 @@ class WorkerMachine:
         """Whether there is a session."""
         return self.session == "inside"
 
-    def _turn(self, change: Change, waiting: Welcome | None = None) -> bool:
+    def _change_session(self, change: Change, waiting: Welcome | None = None) -> bool:
         """Let something happen to the session; return whether it has an arrow for that."""
         after = SESSIONS[self.session].get(change)
         if after is not None:
@@ -345,7 +351,7 @@ class WorkerMachine:
     @property
     def applied_epoch(self) -> int:
         """The latest epoch of which anything was applied: no older publisher is followed."""
-        return max((slot.epoch for slot in self.slots.values()), default=0)
+        return max((follower.epoch for follower in self.followers.values()), default=0)
 
     def may_say_hello(self, now: float) -> bool:
         """Return whether enough time has passed since the last hello."""
@@ -355,7 +361,7 @@ class WorkerMachine:
         self._said_hello_at = now
         if self._unanswered_since is None:
             self._unanswered_since = now
-        epoch, running = self.applied_epoch, {m: s.running for m, s in self.slots.items()}
+        epoch, running = self.applied_epoch, {m: s.running for m, s in self.followers.items()}
         return [Send(self.identity.hello(running, epoch, self._ages.of(epoch, now)))]
 
     def _welcome(self, welcome: Welcome, now: float) -> list[Effect]:
@@ -376,12 +382,12 @@ class WorkerMachine:
             return dial + self._hear_of(welcome.epoch, welcome.models, now)  # W29
         if welcome.shared is None:
             return self._enter(welcome, None, now)
-        self._turn("located", welcome)
+        self._change_session("located", welcome)
         return [Open("", (welcome.epoch, 0), welcome.shared, 0)]
 
     def _enter(self, welcome: Welcome, memory: SharedMemory | None, now: float) -> list[Effect]:
         """The session begins; `memory` is open if the publisher is on this host. (W28, S2)"""
-        self._turn("welcomed")
+        self._change_session("welcomed")
         shared, before = memory is not None, self.terms.data
         self.terms = _Terms(
             welcome.epoch,
@@ -398,12 +404,12 @@ class WorkerMachine:
             effects.append(Connect(welcome.data, ticket))
         if shared:  # before anything is pushed or hashed for us
             effects.append(self._ping(now))
-        for model, slot in self.slots.items():
+        for model, follower in self.followers.items():
             effects.append(Subscribe(control_topic(model), on=True))
-            on = slot.holds.mode == "following" and not shared
-            effects.append(Subscribe(slot.patches.topic, on=on))
+            on = follower.versions.mode == "following" and not shared
+            effects.append(Subscribe(follower.patches.topic, on=on))
             latest = welcome.models.get(model, 0)
-            effects += slot.reconnected(welcome.epoch, latest, now, shared=shared)
+            effects += follower.reconnected(welcome.epoch, latest, now, shared=shared)
         return effects
 
     def _silent(self, now: float) -> bool:
@@ -422,7 +428,9 @@ class WorkerMachine:
 
     def _call_again(self) -> list[Effect]:
         text = "the publisher is silent: the weights stay in use, and this worker joins it again"
-        lost: list[Effect] = [Notice("lost", text, warning=True)] if self._turn("silent") else []
+        lost: list[Effect] = (
+            [Notice("lost", text, warning=True)] if self._change_session("silent") else []
+        )
         self._unanswered_since = self._redial_at = None
         return [*lost, Redial()]
 
@@ -431,7 +439,7 @@ class WorkerMachine:
         if self._redial_at is not None:
             return []
         self._redial_at = now + self.timing.ping
-        self._turn("refused")
+        self._change_session("refused")
         return [Refused("keys", why)]
 
     def without_ticket(self, now: float) -> list[Effect]:
@@ -452,7 +460,7 @@ class WorkerMachine:
 
         What was said on the data connection may arrive after it, and count for nothing then.
         """
-        running = [(m, s.running) for m, s in self.slots.items()] if self.terms.upstream else []
+        running = [(m, s.running) for m, s in self.followers.items()] if self.terms.upstream else []
         said = [applied(model, what) for model, what in running if what is not None]
         return [*said, Send(Bye())]  # W22, W34
 
@@ -465,13 +473,13 @@ class WorkerMachine:
         if isinstance(event, Flush):  # what was said on this channel has been heard before its pong
             about = {"subscribed": self.terms.subscribed, "shared": self.terms.shared}
             return [Send(Ping(token=FLUSHING + event.mark, **about))] if self.inside else []
-        slot = self.slots.get(event.model)
-        if slot is None:  # it is the publisher's probe
+        follower = self.followers.get(event.model)
+        if follower is None:  # it is the publisher's probe
             welcome = self._waiting
             if not isinstance(event, Opened) or welcome is None or event.key[0] != welcome.epoch:
                 return []
             return self._enter(welcome, event.memory, now)
-        effects = slot.happened(event, now)
+        effects = follower.happened(event, now)
         if isinstance(event, Wanted) and not self.inside:
             return [effect for effect in effects if not isinstance(effect, Send)]
         return effects
@@ -483,10 +491,10 @@ class WorkerMachine:
         may be otherwise next time, and the session ends.
         """
         effects: list[Effect] = []
-        for model, slot in self.slots.items():
+        for model, follower in self.followers.items():
             report = event if isinstance(event, Report) and event.model == model else None
-            effects += slot.broken(why, now, report)
-        self._turn("unknown")
+            effects += follower.broken(why, now, report)
+        self._change_session("unknown")
         return effects
 
     # Time.
@@ -502,13 +510,13 @@ class WorkerMachine:
         elsewhere = self.applied_epoch > self.terms.epoch  # it came late, of a later publisher: W3
         if (lacking or elsewhere) and self.may_say_hello(now):
             effects += self._hello(now)  # which is answered with the key (E6)
-        for slot in self.slots.values():
-            effects += slot.tick(now)
+        for follower in self.followers.values():
+            effects += follower.tick(now)
         if now - self._pinged_at >= self.terms.ping_every:  # W17, W18
             self._pinged_at = now
             effects.append(self._ping(now))
-            for slot in self.slots.values():
-                effects += slot.repeat()
+            for follower in self.followers.values():
+                effects += follower.repeat()
         return effects
 
     def _ping(self, now: float) -> Effect:

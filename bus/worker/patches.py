@@ -13,9 +13,9 @@ from ..limits import Timing
 from ..messages import DELTA, Patch, Refuse, Running, data_topic, patch_topic
 from ..staged import Base
 from . import reports
-from .holdings import Held, Holdings
 from .layouts import Expected
 from .transfer import Transfer
+from .version_store import VersionEntry, VersionStore
 
 
 class Patches:
@@ -28,8 +28,10 @@ class Patches:
         expected: Whether patches are taken, and what opens what comes.
     """
 
-    def __init__(self, model: str, holds: Holdings, timing: Timing, expected: Expected) -> None:
-        self._model, self._holds, self._timing = model, holds, timing
+    def __init__(
+        self, model: str, versions: VersionStore, timing: Timing, expected: Expected
+    ) -> None:
+        self._model, self._versions, self._timing = model, versions, timing
         self._takes, self._keys = expected.patches, expected.keyring
         self.listens = False  # to chunks of patches, in place of those of versions
 
@@ -41,15 +43,15 @@ class Patches:
     def listen(self, *, on: bool, shared: bool) -> list[Effect]:
         """Have the next versions pushed as patches; or no longer."""  # D7
         before, self.listens = self.topic, on
-        if shared or self._holds.mode == "catching-up":
+        if shared or self._versions.mode == "catching-up":
             return []
         return [Subscribe(before, on=False), Subscribe(self.topic, on=True)]
 
-    def transfer(self, held: Held, now: float) -> Transfer:
+    def transfer(self, entry: VersionEntry, now: float) -> Transfer:
         """Return what a version with patches arrives by: one on what runs; else itself."""  # D4
-        announce, chunks = held.announce, held.chunks
+        announce, chunks = entry.announce, entry.chunks
         assert chunks is not None  # noqa: S101 - it was given a moment ago
-        base = self._base(held)
+        base = self._base(entry)
         found = [p for p in announce.patches if base is not None and _builds_on(p, base.running)]
         why = ""
         if base is not None and found and found[0].nbytes <= announce.nbytes:
@@ -58,56 +60,56 @@ class Patches:
             except MemoryError:
                 why = f"there is no memory for a patch of {found[0].nbytes} bytes"
             else:
-                plan, to = plan_of(room.nbytes, announce.chunk_bytes), self._holds.build_on(base)
+                plan, to = plan_of(room.nbytes, announce.chunk_bytes), self._versions.build_on(base)
                 into = Chunks(plan, room, [None] * plan.count)
                 transfer = Transfer(announce, into, now, self._timing, self._keys, found[0], to)
                 if found[0] != announce.patches[0]:
                     transfer.pull()  # the first alone is pushed
                 return transfer
-        elif self._takes and held.memory is None:
-            why = self._unfit(held)
+        elif self._takes and entry.memory is None:
+            why = self._unfit(entry)
         return Transfer(announce, chunks, now, self._timing, self._keys, why=why)
 
-    def _base(self, held: Held) -> Base | None:
+    def _base(self, entry: VersionEntry) -> Base | None:
         """Return what a patch of a version may build on: what runs, if its bytes are here."""
-        base, runs = self._holds.base, self._holds.at["running"]
-        if not self._takes or held.memory is not None or base is None or runs is None:
+        base, runs = self._versions.base, self._versions.at["running"]
+        if not self._takes or entry.memory is not None or base is None or runs is None:
             return None
-        fits = base.running == runs.running and base.layout.id == held.announce.layout
+        fits = base.running == runs.running and base.layout.id == entry.announce.layout
         return base if fits else None
 
-    def _unfit(self, held: Held) -> str:
-        runs = self._holds.at["running"]
+    def _unfit(self, entry: VersionEntry) -> str:
+        runs = self._versions.at["running"]
         here = f"version {runs.key[1]} of epoch {runs.key[0]} runs" if runs else "nothing runs"
-        offered = ", ".join(str(p.version) for p in held.announce.patches)
-        kept = "" if self._holds.base is not None else ", and its bytes were not kept"
+        offered = ", ".join(str(p.version) for p in entry.announce.patches)
+        kept = "" if self._versions.base is not None else ", and its bytes were not kept"
         return f"{here} here{kept}; there are patches on {offered}"
 
-    def decode(self, held: Held) -> list[Effect]:
+    def decode(self, entry: VersionEntry) -> list[Effect]:
         """A patch is here, and what its version hashes to: decode it, unless somebody does."""
-        transfer, chunks = held.transfer, held.chunks
+        transfer, chunks = entry.transfer, entry.chunks
         if transfer.comes == "decoded" or transfer.base is None or chunks is None:
             return []
         return [Decode(transfer.decode(transfer.base, chunks.memory))]
 
     def refused(self, refuse: Refuse, now: float) -> list[Effect]:
         """The publisher has no patch (any more) that was asked for."""  # D8
-        held = self._holds.find((refuse.epoch, refuse.version), "arriving")
-        if held is None or held.transfer.patch is None or held.transfer.comes == "decoded":
+        entry = self._versions.find((refuse.epoch, refuse.version), "arriving")
+        if entry is None or entry.transfer.patch is None or entry.transfer.comes == "decoded":
             return []
-        return self.give_up(held, "the publisher has no such patch (any more)", now)
+        return self.give_up(entry, "the publisher has no such patch (any more)", now)
 
-    def give_up(self, held: Held, why: str, now: float) -> list[Effect]:
+    def give_up(self, entry: VersionEntry, why: str, now: float) -> list[Effect]:
         """A patch is of no use: have all of its version fetched in its place."""  # D5
-        old, chunks = held.transfer, held.chunks
+        old, chunks = entry.transfer, entry.chunks
         assert chunks is not None  # noqa: S101 - it arrives
         old.revoke()
         if old.base is not None:
-            self._holds.release(old.base)
-        transfer = Transfer(held.announce, chunks, now, self._timing, self._keys, why=why)
-        held.comes_by(transfer)
+            self._versions.release(old.base)
+        transfer = Transfer(entry.announce, chunks, now, self._timing, self._keys, why=why)
+        entry.set_transfer(transfer)
         transfer.pull()
-        text = f"version {held.key[1]} of {self._model} is fetched as a whole, not patched: {why}"
+        text = f"version {entry.key[1]} of {self._model} is fetched as a whole, not patched: {why}"
         return [Notice("unpatched", text), *reports.fetches(transfer, transfer.wants(now))]
 
 

@@ -117,9 +117,9 @@ AT_ONCE: set[Event] = {"applied", "declined", "failed", "torn", "stale"}
 # are there at once, or are not to be had; a buffer is when another version lets go of one. It is
 # `begun` once it lacks no more than memory, and `mapped` once it lacks no more than a segment.
 Lack = Literal["layout", "segment", "memory", "buffer"]
-Gain = Literal["known", "located", "opened", "full", "freed"]
+LackEvent = Literal["known", "located", "opened", "full", "freed"]
 
-LACKS: dict[Lack, dict[Gain, Lack]] = {
+LACKS: dict[Lack, dict[LackEvent, Lack]] = {
     "layout": {"known": "memory", "located": "segment"},
     "segment": {"opened": "memory"},
     "memory": {"full": "buffer"},
@@ -150,9 +150,9 @@ TIMES: dict[Time, dict[Literal["late"], Time]] = {
 # newer one finishes the next, by fetching, before it looks at anything newer; else one that is
 # slower than its publisher would never complete any.
 Mode = Literal["following", "catching-up"]
-Turn = Literal["replaced", "completed"]
+ModeEvent = Literal["replaced", "completed"]
 
-MODES: dict[Mode, dict[Turn, Mode]] = {
+MODES: dict[Mode, dict[ModeEvent, Mode]] = {
     "following": {"replaced": "catching-up"},
     "catching-up": {"completed": "following"},
 }
@@ -182,7 +182,8 @@ SESSIONS: dict[Session, dict[Change, Session]] = {
 
 # What goes out with an arrow, besides what needs none: what is asked for, and what is said again.
 SAYS: dict[
-    Event | Gain | Way | Literal["late"] | Turn | Change, tuple[type[Effect | Message], ...]
+    Event | LackEvent | Way | Literal["late"] | ModeEvent | Change,
+    tuple[type[Effect | Message], ...],
 ] = {
     "known": (Reserve,),
     "located": (Open,),

@@ -8,8 +8,8 @@ import msgspec
 
 from ..effects import Effect, Notice, Send
 from ..messages import Failed, Fetch, Hello, Ping, Progress, Running, Staged
-from .holdings import Held
 from .transfer import Transfer
+from .version_store import VersionEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +63,15 @@ def fetches(transfer: Transfer, wanted: Iterable[tuple[int, int]]) -> list[Effec
     return said
 
 
-def progress(held: Held) -> Effect:
+def progress(entry: VersionEntry) -> Effect:
     """Say how far a version is. One may hang in an apply, and others become ready behind it."""
     phase: Literal["receiving", "applying", "staged"] = "staged"
     chunks, patch = 0, None
-    if held.phase == "arriving":
-        phase, chunks, patch = "receiving", held.transfer.progress, held.transfer.patch
-    elif held.phase == "applying":
+    if entry.phase == "arriving":
+        phase, chunks, patch = "receiving", entry.transfer.progress, entry.transfer.patch
+    elif entry.phase == "applying":
         phase = "applying"
-    model, (epoch, version) = held.announce.model, held.key
+    model, (epoch, version) = entry.announce.model, entry.key
     said = Progress(
         model=model,
         epoch=epoch,
@@ -79,17 +79,17 @@ def progress(held: Held) -> Effect:
         chunks=chunks,
         phase=phase,
         patch=patch,
-        waits=held.waits if phase == "staged" else "",
+        waits=entry.blocked_by if phase == "staged" else "",
     )
     return Send(said)
 
 
-def staged(some: Iterable[Held]) -> list[Effect]:
+def staged(some: Iterable[VersionEntry]) -> list[Effect]:
     """Say which of some versions are staged, where that is due. (W14)"""
     said: list[Effect] = []
-    for held in some:
-        s = held.staged
-        if s.say_staged and held.time == "in-time":  # else it has failed
+    for entry in some:
+        s = entry.staged
+        if s.say_staged and entry.time == "in-time":  # else it has failed
             about = Staged(
                 model=s.model, epoch=s.epoch, version=s.version, digest=s.digest, patch=s.patch
             )

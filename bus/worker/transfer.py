@@ -228,11 +228,11 @@ class Transfer:
     def end(self, digest: str) -> None:
         """Take the digest of the whole: no more chunks will be pushed."""
         self.digest = digest
-        self._turn("unpushed")
+        self._change_way("unpushed")
 
     def copy(self, memory: SharedMemory) -> Copying:
         """Lend the whole, of which nothing is here, to whoever copies it from shared memory."""
-        self._turn("lent")
+        self._change_way("lent")
         to, plan = self.chunks.memory, self.chunks.plan
         job = self._job = Copying(self.announce.model, self.key, memory, to, plan)
         return job
@@ -245,7 +245,7 @@ class Transfer:
     def decode(self, base: Base, buffer: NDArray[np.uint8]) -> Patching:
         """Lend a buffer, and what the patch builds on, to whoever decodes it: it is here, whole."""
         model, digest = self.announce.model, self.digest or ""
-        self._turn("patched")
+        self._change_way("patched")
         patch = self.chunks.memory
         job = self._job = Patching(model, self.key, base, patch, buffer, digest)
         return job
@@ -256,7 +256,7 @@ class Transfer:
 
     def copied(self, crcs: NDArray[np.uint32] | None, now: float) -> None:
         """The copy has ended, with these checksums; without: all of it is to be fetched."""
-        self._turn("returned")
+        self._change_way("returned")
         self._job = None
         if crcs is not None:
             self.chunks.put_all(crcs.tolist())
@@ -264,9 +264,9 @@ class Transfer:
 
     def pull(self) -> None:
         """Nothing more will be pushed, as far as we can tell: fetch at once."""
-        self._turn("unpushed")
+        self._change_way("unpushed")
 
-    def _turn(self, way: Way) -> None:
+    def _change_way(self, way: Way) -> None:
         self.comes = COMING[self.comes].get(way, self.comes)
 
     def answered(self, sent_at: float) -> None:

@@ -123,7 +123,7 @@ export class WorkerLoop {
     if (this.#subscription.needsTicket) this.#guarded(() => this.machine.withoutTicket(now()));
     // After that, for a connection that this gives up takes messages for a moment, and loses them.
     this.#guarded(() => this.machine.tick(now()));
-    const text = this.#closed ? null : this.#names.attend(this.machine.inside, now());
+    const text = this.#closed ? null : this.#names.process_events(this.machine.inside, now());
     if (text !== null) this.handlers.told({ do: "notice", code: "unknown-host", text });
   }
 

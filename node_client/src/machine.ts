@@ -2,7 +2,7 @@
  * The worker's behaviour, without sockets or clocks.
  *
  * A worker is outside a session or inside (`SESSIONS` of `phases.ts`; it never probes). Inside,
- * messages go to the slot of the model they speak of (`slot.ts`). Outside, everything that was staged
+ * messages go to the slot of the model they speak of (`follower.ts`). Outside, everything that was staged
  * or runs stays as it is, and hello is said again and again: a publisher that restarts finds its
  * workers coming back on their own. Times are in milliseconds, of any clock that never goes back.
  */
@@ -10,6 +10,7 @@
 import { Ages } from "./ages.js";
 import { type Effect, send } from "./effects.js";
 import { ProtocolError } from "./errors.js";
+import { Follower } from "./follower.js";
 import type { Keyring } from "./keyring.js";
 import type { Layout } from "./layout.js";
 import type { Timing } from "./limits.js";
@@ -32,7 +33,6 @@ import { type Change, SESSIONS, type Session, TURNED_AWAY } from "./phases.js";
 import type { Identity } from "./reports.js";
 import * as reports from "./reports.js";
 import { AES_256_GCM } from "./sealing.js";
-import { Slot } from "./slot.js";
 import type { StagedVersion } from "./staging.js";
 import { Lease } from "./transfer.js";
 import { printable } from "./words.js";
@@ -50,7 +50,7 @@ type Frames = readonly Uint8Array[];
 const NO_BYTES = new Uint8Array(0);
 
 export class WorkerMachine {
-  readonly slots: ReadonlyMap<string, Slot>;
+  readonly followers: ReadonlyMap<string, Follower>;
   #session: Session = "outside";
   #epoch = 0;
   #malformed = 0;
@@ -79,11 +79,11 @@ export class WorkerMachine {
   ) {
     this.#pingEvery = timing.ping;
     const fault = (name: string, layout: Layout) => models.get(name)?.fault(layout) ?? "";
-    const slot = (name: string, { layoutBytesMax }: Model) => {
+    const follower = (name: string, { layoutBytesMax }: Model) => {
       const most = { bytesMax, layoutBytesMax };
-      return new Slot(name, fault, most, timing, keyring, patches);
+      return new Follower(name, fault, most, timing, keyring, patches);
     };
-    this.slots = new Map([...models].map(([name, model]) => [name, slot(name, model)]));
+    this.followers = new Map([...models].map(([name, model]) => [name, follower(name, model)]));
   }
 
   get epoch(): number {
@@ -100,7 +100,7 @@ export class WorkerMachine {
   }
 
   /** Let something happen to the session; return whether it has an arrow for that. */
-  #turn(change: Change): boolean {
+  #changeSession(change: Change): boolean {
     const after = SESSIONS[this.#session][change];
     this.#session = after ?? this.#session;
     return after !== undefined;
@@ -135,10 +135,10 @@ export class WorkerMachine {
     const decoded = this.#decode([frames[1] ?? NO_BYTES, NO_BYTES], false);
     const message = this.inside ? decoded && this.#published(decoded, false)?.message : undefined;
     if (message?.type !== "announce" && !isChunk(message)) return null;
-    const slot = message.epoch === this.#epoch ? this.slots.get(message.model) : undefined;
-    if (slot === undefined) return null;
-    if (message.type !== "announce") return slot.place(message, size);
-    return slot.accompanies(message, size) ? new Lease(new Uint8Array(size)) : null;
+    const follower = message.epoch === this.#epoch ? this.followers.get(message.model) : undefined;
+    if (follower === undefined) return null;
+    if (message.type !== "announce") return follower.place(message, size);
+    return follower.accompanies(message, size) ? new Lease(new Uint8Array(size)) : null;
   }
 
   /**
@@ -148,11 +148,11 @@ export class WorkerMachine {
   placeControl(header: Uint8Array, size: number): Lease | null {
     const message = this.inside ? this.#decode([header, NO_BYTES], false)?.message : undefined;
     if (message?.type !== "announce" && !isChunk(message)) return null;
-    const slot = message.epoch === this.#epoch ? this.slots.get(message.model) : undefined;
+    const follower = message.epoch === this.#epoch ? this.followers.get(message.model) : undefined;
     const wanted =
       message.type === "announce"
-        ? slot?.accompanies(message, size)
-        : slot?.wantsChunk(message, size);
+        ? follower?.accompanies(message, size)
+        : follower?.wantsChunk(message, size);
     return wanted ? new Lease(new Uint8Array(size)) : null;
   }
 
@@ -191,20 +191,20 @@ export class WorkerMachine {
       this.keyring?.add(message.keys, now + this.timing.lostAfter); // E6
       return [];
     }
-    const slot = this.slots.get(message.model);
-    const said = slot && this.#opened(decoded);
-    return said ? speak(slot, said, now, pushed) : [];
+    const follower = this.followers.get(message.model);
+    const said = follower && this.#opened(decoded);
+    return said ? speak(follower, said, now, pushed) : [];
   }
 
   #answered({ token, models }: Pong, now: number): Effect[] {
-    for (const slot of this.slots.values()) slot.asking.answered(token); // W12
+    for (const follower of this.followers.values()) follower.planner.answered(token); // W12
     return this.#hearOf(models, now);
   }
 
   /** Whether it is a pushed, sealed chunk of what does not arrive: anybody may have sent it. */
   #isStray(message: PublisherMessage, pushed: boolean): boolean {
     if (!pushed || message.type !== "sealed_chunk") return false;
-    return !this.slots.get(message.model)?.holds.find(message, "arriving");
+    return !this.followers.get(message.model)?.versions.find(message, "arriving");
   }
 
   /** Return what speaks of a model, opened if need be; null if nothing is to come of it. */
@@ -222,7 +222,7 @@ export class WorkerMachine {
 
   #hearOf(models: ReadonlyMap<string, number>, now: number): Effect[] {
     return [...models].flatMap(([model, version]) => {
-      return this.slots.get(model)?.asking.hearOf({ epoch: this.#epoch, version }, now) ?? [];
+      return this.followers.get(model)?.planner.hearOf({ epoch: this.#epoch, version }, now) ?? [];
     });
   }
 
@@ -232,22 +232,22 @@ export class WorkerMachine {
     this.#heardAt = now;
     switch (code) {
       case "unknown-worker":
-        this.#turn("unknown"); // W20
+        this.#changeSession("unknown"); // W20
         return this.hello(now);
       case "gone":
       case "range": {
         // W27
-        const slot = this.inside && model !== null ? this.slots.get(model) : undefined;
-        return slot?.gone(refuse, now) ?? [{ do: "notice", code, text }];
+        const follower = this.inside && model !== null ? this.followers.get(model) : undefined;
+        return follower?.gone(refuse, now) ?? [{ do: "notice", code, text }];
       }
       case "no-patch": {
         // D8
-        const slot = this.inside && model !== null ? this.slots.get(model) : undefined;
-        return slot?.patches.refused(refuse, now) ?? [{ do: "notice", code, text }];
+        const follower = this.inside && model !== null ? this.followers.get(model) : undefined;
+        return follower?.patches.refused(refuse, now) ?? [{ do: "notice", code, text }];
       }
       default:
         if (!TURNED_AWAY.has(code)) return [{ do: "notice", code, text }];
-        this.#turn("refused"); // W20
+        this.#changeSession("refused"); // W20
         return [{ do: "refused", code, text }];
     }
   }
@@ -256,7 +256,7 @@ export class WorkerMachine {
 
   /** The latest epoch of which anything was applied: no older publisher is followed. */
   get appliedEpoch(): number {
-    return Math.max(0, ...[...this.slots.values()].map((slot) => slot.epoch));
+    return Math.max(0, ...[...this.followers.values()].map((follower) => follower.epoch));
   }
 
   /** Say hello, unless that was done a moment ago. */
@@ -266,7 +266,7 @@ export class WorkerMachine {
     this.keyring?.asked();
     this.#unansweredSince ??= now;
     const models = new Map<string, Running | null>();
-    for (const [model, slot] of this.slots) models.set(model, slot.running);
+    for (const [model, follower] of this.followers) models.set(model, follower.running);
     const epoch = this.appliedEpoch;
     const age = this.#ages.of(epoch, now);
     return [reports.hello(this.identity, models, epoch, age, this.patches)];
@@ -286,7 +286,7 @@ export class WorkerMachine {
       this.keyring?.add(welcome.keys, now + this.timing.lostAfter); // W29: of a second hello
       return [...this.#dial(welcome, ticket), ...this.#hearOf(welcome.models, now)];
     }
-    this.#turn("welcomed"); // W28
+    this.#changeSession("welcomed"); // W28
     this.#epoch = welcome.epoch;
     this.keyring?.begin(welcome.keys, now + this.timing.lostAfter);
     this.#redialAt = Number.POSITIVE_INFINITY;
@@ -295,7 +295,8 @@ export class WorkerMachine {
     this.#pingEvery = Math.min(this.timing.ping, welcome.ping_ms);
     const effects: Effect[] = [{ do: "joined", epoch: welcome.epoch }];
     effects.push(...this.#dial(welcome, ticket));
-    for (const slot of this.slots.values()) effects.push(...this.#enter(slot, welcome, now));
+    for (const follower of this.followers.values())
+      effects.push(...this.#enter(follower, welcome, now));
     return effects;
   }
 
@@ -306,14 +307,14 @@ export class WorkerMachine {
     return [{ do: "connect", endpoint: data, ticket }];
   }
 
-  #enter(slot: Slot, welcome: Welcome, now: number): Effect[] {
-    const { model } = slot;
-    const expected = slot.expect(this.models.get(model)?.nbytes ?? 0);
+  #enter(follower: Follower, welcome: Welcome, now: number): Effect[] {
+    const { model } = follower;
+    const expected = follower.expect(this.models.get(model)?.nbytes ?? 0);
     const version = welcome.models.get(model) ?? 0;
     return [
       { do: "subscribe", topic: controlTopic(model), on: true },
-      slot.subscription,
-      ...slot.reconnected({ epoch: welcome.epoch, version }, now),
+      follower.subscription,
+      ...follower.reconnected({ epoch: welcome.epoch, version }, now),
       ...expected,
     ];
   }
@@ -342,7 +343,7 @@ export class WorkerMachine {
   }
 
   #callAgain(): Effect[] {
-    const lost: Effect[] = this.#turn("silent") ? [{ do: "lost" }] : []; // W19
+    const lost: Effect[] = this.#changeSession("silent") ? [{ do: "lost" }] : []; // W19
     this.#unansweredSince = null;
     this.#redialAt = Number.POSITIVE_INFINITY;
     return [...lost, { do: "redial" }];
@@ -352,7 +353,7 @@ export class WorkerMachine {
   shutOut(why: string, now: number): Effect[] {
     if (this.#redialAt < Number.POSITIVE_INFINITY) return []; // K5
     this.#redialAt = now + this.timing.ping;
-    this.#turn("refused");
+    this.#changeSession("refused");
     return [{ do: "refused", code: "keys", text: why }];
   }
 
@@ -380,37 +381,37 @@ export class WorkerMachine {
 
   /** Return what a model runs; null before its first version. */
   running(model: string): Running | null {
-    return this.slots.get(model)?.running ?? null;
+    return this.followers.get(model)?.running ?? null;
   }
 
   /** Return what is said of the version that a model runs; nothing before its first. */
   metadata(model: string): ReadonlyMap<string, string> {
-    return this.slots.get(model)?.metadata ?? new Map();
+    return this.followers.get(model)?.metadata ?? new Map();
   }
 
   /** Whether an apply of a model failed half-way, so that it holds no version. */
   torn(model: string): boolean {
-    return this.slots.get(model)?.torn ?? false;
+    return this.followers.get(model)?.torn ?? false;
   }
 
   /** Begin to apply the version that is ready; null if there is none. */
   taken(model: string): StagedVersion | null {
-    return this.slots.get(model)?.taken() ?? null;
+    return this.followers.get(model)?.taken() ?? null;
   }
 
   /** The version that was taken runs now. `kept`: its memory stays with the user. `note`: of its values. */
   applied(model: string, now: number, kept = false, note = ""): Effect[] {
-    return this.slots.get(model)?.applied(now, kept, note) ?? [];
+    return this.followers.get(model)?.applied(now, kept, note) ?? [];
   }
 
   /** The version that was taken could not be applied; unless `intact`, no version runs now. */
   failed(model: string, text: string, now: number, intact = true, kept = false): Effect[] {
-    return this.slots.get(model)?.failed(text, now, intact, kept) ?? [];
+    return this.followers.get(model)?.failed(text, now, intact, kept) ?? [];
   }
 
   /** A patch was decoded in so many milliseconds; or there is a fault, and it is of no use. */
   decoded(job: Patching, fault: string, took: number, now: number): Effect[] {
-    return this.slots.get(job.model)?.decoded(job, fault, took, now) ?? [];
+    return this.followers.get(job.model)?.decoded(job, fault, took, now) ?? [];
   }
 
   // Time.
@@ -420,14 +421,14 @@ export class WorkerMachine {
     const lacking = this.keyring?.lacks(now) ?? false; // outside a session a key ends, too
     if (this.#silent(now) || now >= this.#redialAt) return this.#callAgain();
     if (!this.inside) return [];
-    const slots = [...this.slots.values()];
-    const effects = [...slots.flatMap((slot) => slot.tick(now)), ...this.#unheard(now)];
+    const followers = [...this.followers.values()];
+    const effects = [...followers.flatMap((follower) => follower.tick(now)), ...this.#unheard(now)];
     const elsewhere = this.appliedEpoch > this.#epoch; // what runs came late, of a later publisher (W3)
     if (lacking || elsewhere) effects.push(...this.hello(now)); // E6: the answer brings the key
     if (now - this.#pingedAt < this.#pingEvery) return effects;
     this.#pingedAt = now; // W17, W18
     effects.push(reports.ping(now, this.#subscribed));
-    return [...effects, ...slots.flatMap((slot) => slot.repeat())];
+    return [...effects, ...followers.flatMap((follower) => follower.repeat())];
   }
 }
 
@@ -441,38 +442,48 @@ function isChunk(message?: PublisherMessage | null): message is Chunk | SealedCh
 }
 
 /** Tell a slot what the publisher said of its model. */
-function speak(slot: Slot, { message, payloads }: Decoded, now: number, pushed: boolean): Effect[] {
+function speak(
+  follower: Follower,
+  { message, payloads }: Decoded,
+  now: number,
+  pushed: boolean,
+): Effect[] {
   const said = message as OfModel;
   switch (said.type) {
     case "announce":
       return said.whole === null
-        ? slot.announced(said, payloads[0], now, pushed)
-        : speakWhole(slot, said, payloads[0] ?? NO_BYTES, now);
+        ? follower.announced(said, payloads[0], now, pushed)
+        : speakWhole(follower, said, payloads[0] ?? NO_BYTES, now);
     case "chunk":
     case "sealed_chunk":
-      return slot.chunk(said, payloads[0] ?? NO_BYTES, now, pushed);
+      return follower.chunk(said, payloads[0] ?? NO_BYTES, now, pushed);
     case "end":
-      return slot.end(said, now);
+      return follower.end(said, now);
     case "commit":
-      return slot.committed(said, now);
+      return follower.committed(said, now);
     case "abort":
-      return slot.aborted(said, now);
+      return follower.aborted(said, now);
     case "rename":
-      return slot.renamed(said, now);
+      return follower.renamed(said, now);
     case "beacon":
-      return slot.asking.hearOf(said, now);
+      return follower.planner.hearOf(said, now);
   }
 }
 
 /** A version in one message: a pushed announcement, its only chunk, and the end. */
-function speakWhole(slot: Slot, said: Announce, payload: Uint8Array, now: number): Effect[] {
+function speakWhole(
+  follower: Follower,
+  said: Announce,
+  payload: Uint8Array,
+  now: number,
+): Effect[] {
   const { model, epoch, version, whole } = said;
   if (whole === null) return [];
   const { crc, digest } = whole;
   const of = { model, epoch, version, patch: null };
   return [
-    ...slot.announced({ ...said, patches: [] }, undefined, now, true), // it is here as it is
-    ...slot.chunk({ type: "chunk", ...of, index: 0, crc }, payload, now, true),
-    ...slot.end({ type: "end", ...of, digest }, now),
+    ...follower.announced({ ...said, patches: [] }, undefined, now, true), // it is here as it is
+    ...follower.chunk({ type: "chunk", ...of, index: 0, crc }, payload, now, true),
+    ...follower.end({ type: "end", ...of, digest }, now),
   ];
 }

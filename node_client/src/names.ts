@@ -34,7 +34,7 @@ export class Names {
    *
    * @param inside - there is a session, so it was found.
    */
-  attend(inside: boolean, now: number): string | null {
+  process_events(inside: boolean, now: number): string | null {
     if (inside || this.#host === "") {
       this.#since = this.#why = null;
       return null;

@@ -197,7 +197,7 @@ export class Patch {
   }
 
   /**
-   * Turn the base, of which the digest may be known, into the target.
+   * ModeEvent the base, of which the digest may be known, into the target.
    *
    * @throws PatchError - if this is not the base, or a block is malformed: not a byte has changed. Or
    *     if the result is not the target: it is of no use.

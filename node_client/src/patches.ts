@@ -7,7 +7,6 @@
  */
 
 import type { Effect } from "./effects.js";
-import type { Held, Holdings } from "./holdings.js";
 import type { Keyring } from "./keyring.js";
 import { LABEL_MAX, type Timing } from "./limits.js";
 import {
@@ -22,6 +21,7 @@ import {
 import * as reports from "./reports.js";
 import type { Base } from "./staging.js";
 import { Transfer } from "./transfer.js";
+import type { VersionEntry, VersionStore } from "./version_store.js";
 
 /** The patches of one model. */
 export class Patches {
@@ -29,7 +29,7 @@ export class Patches {
 
   constructor(
     readonly model: string,
-    readonly holds: Holdings,
+    readonly versions: VersionStore,
     readonly timing: Timing,
     readonly keyring: Keyring | null,
     /** Whether patches are taken. */
@@ -45,7 +45,7 @@ export class Patches {
   listen({ patch }: Transfer): Effect[] {
     const before = this.topic; // D7
     this.#listens = patch !== null;
-    if (this.topic === before || this.holds.mode === "catching-up") return [];
+    if (this.topic === before || this.versions.mode === "catching-up") return [];
     return [
       { do: "subscribe", topic: before, on: false },
       { do: "subscribe", topic: this.topic, on: true },
@@ -53,12 +53,13 @@ export class Patches {
   }
 
   /** Return what a version arrives by: a patch on what runs here; else itself. */
-  transfer(held: Held, now: number): Transfer {
-    const { announce } = held; // D4
-    if (!this.taken || announce.patches.length === 0) return this.#whole(held, now);
+  transfer(entry: VersionEntry, now: number): Transfer {
+    const { announce } = entry; // D4
+    if (!this.taken || announce.patches.length === 0) return this.#whole(entry, now);
     const base = this.#base(announce.layout);
     const patch = base && announce.patches.find((one) => buildsOn(one, base.running));
-    if (!patch || patch.nbytes > announce.nbytes) return this.#whole(held, now, this.#unfit(held));
+    if (!patch || patch.nbytes > announce.nbytes)
+      return this.#whole(entry, now, this.#unfit(entry));
     try {
       const room = new Uint8Array(patch.nbytes);
       const by = { patch, base };
@@ -67,53 +68,53 @@ export class Patches {
       return transfer;
     } catch (error) {
       if (!(error instanceof RangeError)) throw error;
-      return this.#whole(held, now, `there is no memory for a patch of ${patch.nbytes} bytes`);
+      return this.#whole(entry, now, `there is no memory for a patch of ${patch.nbytes} bytes`);
     }
   }
 
   /** What a patch may build on: what runs, if its bytes are here, and of this layout. */
   #base(layout: string): Base | null {
-    const { base } = this.holds;
-    const runs = base !== null && base.running === this.holds.at("running")?.running;
+    const { base } = this.versions;
+    const runs = base !== null && base.running === this.versions.at("running")?.running;
     return runs && base.layout.id === layout ? base : null;
   }
 
-  #unfit({ announce }: Held): string {
-    const runs = this.holds.at("running");
+  #unfit({ announce }: VersionEntry): string {
+    const runs = this.versions.at("running");
     const here = runs ? `version ${runs.version} of epoch ${runs.epoch} runs` : "nothing runs";
-    const kept = this.holds.base === null ? ", and its bytes were not kept" : "";
+    const kept = this.versions.base === null ? ", and its bytes were not kept" : "";
     const offered = announce.patches.map(({ version }) => version).join(", ");
     return `${here} here${kept}; there are patches on ${offered}`;
   }
 
-  #whole({ announce, buffer }: Held, now: number, why = ""): Transfer {
+  #whole({ announce, buffer }: VersionEntry, now: number, why = ""): Transfer {
     const memory = buffer as Uint8Array;
     const unpatched = asText(why, LABEL_MAX);
     return new Transfer(announce, memory, now, this.timing, this.keyring, null, unpatched);
   }
 
   /** A patch is here, and what its version hashes to: decode it, unless that is being done. */
-  decode({ transfer, buffer }: Held): Effect[] {
+  decode({ transfer, buffer }: VersionEntry): Effect[] {
     const job = transfer.decode(buffer as Uint8Array); // D5
     return job === null ? [] : [{ do: "decode", job }];
   }
 
   /** The publisher has no patch (any more) that was asked for. */
   refused(refuse: Refuse, now: number): Effect[] {
-    const held = this.holds.find(refuse, "arriving"); // D8
-    if (held === null || held.transfer.patch === null || held.transfer.comes === "decoded")
+    const entry = this.versions.find(refuse, "arriving"); // D8
+    if (entry === null || entry.transfer.patch === null || entry.transfer.comes === "decoded")
       return [];
-    return this.giveUp(held, "the publisher has no such patch (any more)", now);
+    return this.giveUp(entry, "the publisher has no such patch (any more)", now);
   }
 
   /** A patch is of no use: have all of its version fetched in its place. */
-  giveUp(held: Held, why: string, now: number): Effect[] {
-    const { transfer: old, version } = held; // D5, D10
+  giveUp(entry: VersionEntry, why: string, now: number): Effect[] {
+    const { transfer: old, version } = entry; // D5, D10
     old.revoke();
-    const transfer = this.#whole(held, now, why);
-    held.comesBy(transfer);
+    const transfer = this.#whole(entry, now, why);
+    entry.comesBy(transfer);
     transfer.pull();
-    this.holds.release(old);
+    this.versions.release(old);
     const text = `version ${version} of ${this.model} is fetched as a whole, not patched: ${why}`;
     return [{ do: "notice", code: "unpatched", text }, ...reports.fetches(transfer, now)];
   }

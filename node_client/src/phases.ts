@@ -92,9 +92,9 @@ export const ARROWS: Table<Phase, Event> = {
 // are there at once, or are not to be had; a buffer is when another version lets go of one. It is
 // `begun` once it lacks no more than memory, and `mapped` once it lacks no more than a segment.
 export type Lack = "layout" | "segment" | "memory" | "buffer";
-export type Gain = "known" | "located" | "opened" | "full" | "freed";
+export type LackEvent = "known" | "located" | "opened" | "full" | "freed";
 
-export const LACKS: Table<Lack, Gain> = {
+export const LACKS: Table<Lack, LackEvent> = {
   layout: { known: "memory", located: "segment" },
   segment: { opened: "memory" },
   memory: { full: "buffer" },
@@ -117,9 +117,9 @@ export const COMING: Table<Coming, Way> = {
 // newer one finishes the next, by fetching, before it looks at anything newer; else one that is
 // slower than its publisher would never complete any.
 export type Mode = "following" | "catching-up";
-export type Turn = "replaced" | "completed";
+export type ModeEvent = "replaced" | "completed";
 
-export const MODES: Table<Mode, Turn> = {
+export const MODES: Table<Mode, ModeEvent> = {
   following: { replaced: "catching-up" },
   "catching-up": { completed: "following" },
 };

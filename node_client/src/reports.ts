@@ -1,9 +1,9 @@
 /** What a worker says: who it is; of the versions of a model, at once and with every ping. (W17) */
 
 import { type Effect, send } from "./effects.js";
-import type { Held, Holdings } from "./holdings.js";
 import { DELTA, type Failed, type Running } from "./messages.js";
 import type { Transfer } from "./transfer.js";
+import type { VersionEntry, VersionStore } from "./version_store.js";
 
 /** Who a worker is. */
 export interface Identity {
@@ -32,11 +32,15 @@ export function hello(
 }
 
 /** Say how things stand, the last failure included. */
-export function standing(model: string, holds: Holdings, failure: readonly Effect[]): Effect[] {
-  const [arriving, applying] = [holds.at("arriving"), holds.at("applying")];
-  const ready = applying ?? (arriving === null ? holds.at("ready") : null);
-  const running = holds.at("running");
-  const effects = staged(model, holds.all("ready", "applying", "staged"));
+export function standing(
+  model: string,
+  versions: VersionStore,
+  failure: readonly Effect[],
+): Effect[] {
+  const [arriving, applying] = [versions.at("arriving"), versions.at("applying")];
+  const ready = applying ?? (arriving === null ? versions.at("ready") : null);
+  const running = versions.at("running");
+  const effects = staged(model, versions.all("ready", "applying", "staged"));
   if (arriving !== null && applying === null) effects.push(progress(model, arriving));
   if (running !== null) effects.push(applied(model, running));
   effects.push(...failure);
@@ -55,7 +59,10 @@ export function fetches(transfer: Transfer, now: number): Effect[] {
 }
 
 /** Say how far a version is. */
-export function progress(model: string, { epoch, version, phase: at, transfer }: Held): Effect {
+export function progress(
+  model: string,
+  { epoch, version, phase: at, transfer }: VersionEntry,
+): Effect {
   const arriving = at === "arriving" ? transfer : null;
   const phase = arriving ? "receiving" : at === "applying" ? at : "staged";
   const [chunks, patch] = [arriving?.here ?? 0, arriving?.patch ?? undefined];
@@ -63,15 +70,18 @@ export function progress(model: string, { epoch, version, phase: at, transfer }:
 }
 
 /** Say which of some versions are staged, where that is due. */
-export function staged(model: string, some: readonly Held[]): Effect[] {
-  const due = some.map((held) => held.staged).filter(({ sayStaged }) => sayStaged); // W14
+export function staged(model: string, some: readonly VersionEntry[]): Effect[] {
+  const due = some.map((entry) => entry.staged).filter(({ sayStaged }) => sayStaged); // W14
   return due.map(({ epoch, version, digest, patch }) =>
     send({ type: "staged", model, epoch, version, digest, patch: patch ?? undefined }),
   );
 }
 
 /** Say what runs, and by which patch it came. */
-export function applied(model: string, { running, staged: came, note: said }: Held): Effect {
+export function applied(
+  model: string,
+  { running, staged: came, note: said }: VersionEntry,
+): Effect {
   const patch = came.patch ?? undefined; // D11
   const decode_us = came.decodeUs || undefined;
   const note = said || undefined;

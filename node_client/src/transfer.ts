@@ -316,7 +316,7 @@ export class Transfer {
   /** Have a patch that is here, whole, decoded into a buffer; null: somebody does. */
   decode(buffer: Uint8Array): Patching | null {
     if (this.#comes === "decoded" || this.#base === null || this.#digest === null) return null;
-    this.#turn("patched");
+    this.#changeWay("patched");
     const { model } = this.announce;
     this.#patching = new Patching(model, this.#base, this.#buffer, buffer, this.#digest);
     return this.#patching;
@@ -344,10 +344,10 @@ export class Transfer {
 
   /** Nothing more will be pushed, as far as we can tell: fetch at once. */
   pull(): void {
-    this.#turn("unpushed");
+    this.#changeWay("unpushed");
   }
 
-  #turn(way: Way): void {
+  #changeWay(way: Way): void {
     this.#comes = COMING[this.#comes][way] ?? this.#comes;
   }
 

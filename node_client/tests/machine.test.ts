@@ -57,12 +57,12 @@ test("a third version waits for a buffer", () => {
   bench.push(version(2, 3, { commit: "together" }));
   bench.publish(version(3).announce());
   assert.deepEqual(asked(bench.control(version(3).announce())), [], "both buffers are in use");
-  const holds = bench.machine.slots.get("m")?.holds;
-  assert.equal(holds?.at("announced")?.lacks, "buffer");
+  const versions = bench.machine.followers.get("m")?.versions;
+  assert.equal(versions?.at("announced")?.lacks, "buffer");
   bench.control(version(2).say("commit"));
   assert.equal(bench.ready?.version, 2);
   assert.deepEqual(asked(bench.wait(500)), [0, 1, 2]);
-  assert.equal(holds?.at("arriving")?.lacks, "memory", "which it has now");
+  assert.equal(versions?.at("arriving")?.lacks, "memory", "which it has now");
 });
 
 test("a payload is received in its place, and the place is given back", () => {

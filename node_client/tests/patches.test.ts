@@ -64,22 +64,22 @@ class Patched extends Bench {
     this.apply();
   }
 
-  get slot() {
-    const slot = this.machine.slots.get("m");
-    assert.ok(slot);
-    return slot;
+  get follower() {
+    const follower = this.machine.followers.get("m");
+    assert.ok(follower);
+    return follower;
   }
 
   get base(): Uint8Array {
-    const { base } = this.slot.holds;
+    const { base } = this.follower.versions;
     assert.ok(base);
     return base.data;
   }
 
   get arriving() {
-    const held = this.slot.holds.at("arriving");
-    assert.ok(held);
-    return held.transfer;
+    const entry = this.follower.versions.at("arriving");
+    assert.ok(entry);
+    return entry.transfer;
   }
 
   /** A version comes as a whole, and that works. */
@@ -144,7 +144,7 @@ test("hello names the feature, unless it is turned off: then nothing is kept or 
     assert.equal(hello?.features?.includes("delta-1"), patches);
   }
   const bench = new Patched({ patches: false });
-  assert.equal(bench.slot.holds.base, null);
+  assert.equal(bench.follower.versions.base, null);
   assert.deepEqual(bench.tell(TWO, [new PublishedPatch(ONE, TWO).offered]), []);
   assert.equal(bench.arriving.unpatched, "");
   bench.comesWhole(TWO);
@@ -200,14 +200,14 @@ test("a patch on anything but what runs is not taken, and why is said", () => {
   bench.publish(
     TWO.announce(false, { ...layout, patches: [new PublishedPatch(ONE, TWO).offered] }),
   );
-  assert.equal(bench.slot.holds.at("arriving"), null, "another layout has to come first");
+  assert.equal(bench.follower.versions.at("arriving"), null, "another layout has to come first");
 });
 
 test("what was not kept is not built on", () => {
   const bench = new Patched();
   bench.come(TWO, false);
   bench.apply();
-  assert.equal(bench.slot.holds.base, null);
+  assert.equal(bench.follower.versions.base, null);
   bench.tell(THREE, [new PublishedPatch(TWO, THREE).offered]);
   assert.match(bench.arriving.unpatched, /its bytes were not kept/);
   bench.comesWhole(THREE);
@@ -215,7 +215,11 @@ test("what was not kept is not built on", () => {
 
 test("a base that was changed is found out, and what ran runs on", () => {
   const bench = new Patched({ snapshots: true });
-  assert.equal(bench.base.buffer, bench.slot.holds.at("running")?.staged.data.buffer, "no copy");
+  assert.equal(
+    bench.base.buffer,
+    bench.follower.versions.at("running")?.staged.data.buffer,
+    "no copy",
+  );
   bench.base[7] = 99;
   bench.tell(TWO, [new PublishedPatch(ONE, TWO).offered]);
   const effects = bench.decode(bench.feed(new PublishedPatch(ONE, TWO)));
@@ -333,11 +337,15 @@ test("a chunk of a patch is received in its place", () => {
   lease.received(CHUNK_BYTES);
   bench.publish([head, lease.bytes]);
   assert.equal(bench.arriving.here, 1);
-  const { buffer } = bench.slot.holds.at("arriving") ?? {};
+  const { buffer } = bench.follower.versions.at("arriving") ?? {};
   const [next = new Uint8Array()] = patch.chunk(1);
   assert.ok(bench.machine.place([Buffer.from("m/dlt"), next], CHUNK_BYTES)?.live);
   bench.tell(THREE, [new PublishedPatch(ONE, THREE).offered]);
-  assert.equal(bench.slot.holds.at("arriving")?.buffer, buffer, "nobody may write there yet");
+  assert.equal(
+    bench.follower.versions.at("arriving")?.buffer,
+    buffer,
+    "nobody may write there yet",
+  );
 });
 
 test("reports name the patch", () => {
@@ -396,7 +404,7 @@ test("what a patch builds on stays though another version runs meanwhile", () =>
   assert.deepEqual(bench.base, ONE.data);
   bench.decode(bench.feed(patch));
   assert.deepEqual(bench.ready?.data, THREE.data);
-  assert.equal(bench.slot.holds.base, null, "it runs no more, and nobody needs it");
+  assert.equal(bench.follower.versions.base, null, "it runs no more, and nobody needs it");
   bench.apply();
   assert.deepEqual(bench.base, THREE.data);
 });
@@ -408,7 +416,7 @@ test("what a patch built on that is given up is let go, if it runs no more", () 
   bench.apply();
   assert.deepEqual(bench.base, ONE.data);
   bench.control(noPatch(3));
-  assert.equal(bench.slot.holds.base, null);
+  assert.equal(bench.follower.versions.base, null);
   bench.comesWhole(THREE);
 });
 
@@ -431,7 +439,7 @@ test("there are three buffers at most, and where no patches come one less", () =
     assert.notEqual(bench.ready?.data.buffer, gone);
     bench.apply();
   }
-  assert.equal(bench.slot.holds.base, null);
+  assert.equal(bench.follower.versions.base, null);
 });
 
 test("an apply that tears the model leaves nothing to build on", () => {
@@ -440,7 +448,7 @@ test("an apply that tears the model leaves nothing to build on", () => {
   bench.decode(bench.feed(new PublishedPatch(ONE, TWO)));
   bench.machine.taken("m");
   bench.machine.failed("m", "no", bench.now, false);
-  assert.equal(bench.slot.holds.base, null);
+  assert.equal(bench.follower.versions.base, null);
   bench.tell(THREE, [new PublishedPatch(TWO, THREE).offered]);
   assert.match(bench.arriving.unpatched, /^nothing runs here/);
   bench.comesWhole(THREE);
@@ -474,7 +482,7 @@ test("a version in one message needs no patch, and changes nothing in how others
 
 test("memory of an old size is not kept for versions of another", () => {
   const bench = new Patched();
-  const { buffers } = bench.slot.holds;
+  const { buffers } = bench.follower.versions;
   const [one, larger] = [bench.base, new Published(7, 2, bytesOf(2 * SIZE, 3))];
   const other = new Published(7, 3, bytesOf(2 * SIZE, 5));
   bench.come(larger);
@@ -488,7 +496,7 @@ test("memory of an old size is not kept for versions of another", () => {
 
 test("a memory that is short gives up what patches build on", () => {
   const bench = new Patched();
-  const { buffers } = bench.slot.holds;
+  const { buffers } = bench.follower.versions;
   const take = buffers.take.bind(buffers);
   let short = true;
   buffers.take = (nbytes) => {
@@ -499,7 +507,7 @@ test("a memory that is short gives up what patches build on", () => {
     return take(nbytes);
   };
   bench.tell(TWO, [new PublishedPatch(ONE, TWO).offered]);
-  assert.equal(bench.slot.holds.base, null);
+  assert.equal(bench.follower.versions.base, null);
   bench.comesWhole(TWO);
 });
 
@@ -520,8 +528,8 @@ test("a sealed patch is opened, and one that is forged is none", () => {
   const [head = new Uint8Array()] = sealer.chunk(patch, 0);
   const [, forged = new Uint8Array()] = sealer.chunk(other, 0);
   bench.publish([head, forged]);
-  const { holds } = bench.machine.slots.get("m") ?? assert.fail();
-  assert.equal(holds.at("arriving")?.transfer.here, 0);
+  const { versions } = bench.machine.followers.get("m") ?? assert.fail();
+  assert.equal(versions.at("arriving")?.transfer.here, 0);
   for (const index of patch.crcs.keys()) {
     const [first = head, payload = head] = sealer.chunk(patch, index);
     if (index % 2) bench.control([first, payload]);
@@ -574,7 +582,7 @@ class Play extends Patched {
         return this.machine.failed("m", "no", this.now, by > 1);
       },
       spoil: () => {
-        if (this.slot.holds.base !== null) this.base[number] = by;
+        if (this.follower.versions.base !== null) this.base[number] = by;
         return [];
       },
     };
@@ -582,11 +590,11 @@ class Play extends Patched {
   }
 
   check(before: number): void {
-    const { holds, running } = this.slot;
+    const { versions, running } = this.follower;
     if (this.ready !== null) assert.deepEqual(this.ready.data, version(this.ready.version).data);
     assert.ok(running === null || running.version >= before);
-    const versions = holds.all("arriving", "staged", "ready", "applying");
-    const buffers = [...versions.map(({ buffer }) => buffer), holds.base?.data];
+    const entries = versions.all("arriving", "staged", "ready", "applying");
+    const buffers = [...entries.map(({ buffer }) => buffer), versions.base?.data];
     const here = buffers.flatMap((memory) => (memory ? [memory.buffer] : []));
     assert.equal(new Set(here).size, here.length, "each has memory of its own");
     assert.ok(here.length <= BUFFERS_MAX + 1);
@@ -594,15 +602,15 @@ class Play extends Patched {
 
   /** Let all that is on its way come, without patches; and then another version. */
   finish(number: number): void {
-    for (let left = 20; left > 0 && this.slot.running?.version !== number; left--) {
+    for (let left = 20; left > 0 && this.follower.running?.version !== number; left--) {
       this.play({ do: "decode", number, by: 0 });
-      const { version: arriving = number, transfer } = this.slot.holds.at("arriving") ?? {};
+      const { version: arriving = number, transfer } = this.follower.versions.at("arriving") ?? {};
       if (transfer?.patch) this.control(noPatch(arriving));
       else this.tell(version(arriving));
       this.feed(version(arriving));
       this.apply();
     }
-    assert.equal(this.slot.running?.version, number, "in the end the newest runs");
+    assert.equal(this.follower.running?.version, number, "in the end the newest runs");
   }
 }
 
@@ -615,7 +623,7 @@ test("whatever comes in whatever order, what is ready is what was published", ()
     fc.property(fc.array(act, { maxLength: 60 }), (acts) => {
       const play = new Play();
       for (const one of acts) {
-        const before = play.slot.running?.version ?? 0;
+        const before = play.follower.running?.version ?? 0;
         play.play(one);
         play.check(before);
       }

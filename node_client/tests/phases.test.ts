@@ -2,11 +2,11 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { type Held, Holdings } from "../src/holdings.js";
 import { timing } from "../src/limits.js";
 import { type Announce, decode } from "../src/messages.js";
 import { ARROWS, type Event, type Phase } from "../src/phases.js";
 import { Transfer } from "../src/transfer.js";
+import { type VersionEntry, VersionStore } from "../src/version_store.js";
 import { bytesOf, Published } from "./published.js";
 
 const PHASES = Object.keys(ARROWS) as Phase[];
@@ -23,37 +23,45 @@ const WAYS: Record<Phase, readonly Event[]> = {
 };
 
 /** Return a version that has come to a phase. */
-function at(holds: Holdings, phase: Phase): Held {
+function at(versions: VersionStore, phase: Phase): VersionEntry {
   const one = new Published(7, 1, bytesOf(12, 1));
   const announce = decode(one.announce(true)).message as Announce;
-  const held = holds.expect(announce);
+  const entry = versions.expect(announce);
   for (const event of WAYS[phase]) {
-    if (event === "begun") assert.ok(holds.takeMemory(held));
-    const buffer = held.buffer as Uint8Array;
+    if (event === "begun") assert.ok(versions.takeMemory(entry));
+    const buffer = entry.buffer as Uint8Array;
     const begun = event === "begun";
     const by = begun ? { transfer: new Transfer(announce, buffer, 0, timing()) } : {};
-    assert.ok(holds.move(held, event, by));
+    assert.ok(versions.move(entry, event, by));
   }
-  assert.equal(held.phase, phase);
-  return held;
+  assert.equal(entry.phase, phase);
+  return entry;
 }
 
 for (const phase of PHASES) {
   test(`an event has an arrow from ${phase}, or changes nothing`, () => {
     for (const event of EVENTS) {
-      const holds = new Holdings();
-      const held = at(holds, phase);
-      const { buffer } = held;
+      const versions = new VersionStore();
+      const entry = at(versions, phase);
+      const { buffer } = entry;
       const after = ARROWS[phase][event];
-      assert.equal(holds.move(held, event), after !== undefined);
-      assert.equal(held.phase, after ?? phase);
-      const ends = held.phase === "dropped" || held.phase === "rejected";
-      assert.deepEqual(holds.all(...PHASES), ends ? [] : [held]);
-      assert.equal(holds.isRejected(held), held.phase === "rejected");
-      const used = ["arriving", "staged", "ready", "applying"].includes(held.phase);
-      assert.equal(held.buffer, used ? buffer : null);
-      const others = [holds.buffers.take(12), holds.buffers.take(12), holds.buffers.take(12)];
-      assert.equal(others.filter(Boolean).length, held.buffer === null ? 2 : 1, "given back, once");
+      assert.equal(versions.move(entry, event), after !== undefined);
+      assert.equal(entry.phase, after ?? phase);
+      const ends = entry.phase === "dropped" || entry.phase === "rejected";
+      assert.deepEqual(versions.all(...PHASES), ends ? [] : [entry]);
+      assert.equal(versions.isRejected(entry), entry.phase === "rejected");
+      const used = ["arriving", "staged", "ready", "applying"].includes(entry.phase);
+      assert.equal(entry.buffer, used ? buffer : null);
+      const others = [
+        versions.buffers.take(12),
+        versions.buffers.take(12),
+        versions.buffers.take(12),
+      ];
+      assert.equal(
+        others.filter(Boolean).length,
+        entry.buffer === null ? 2 : 1,
+        "given back, once",
+      );
     }
   });
 }

@@ -57,8 +57,8 @@ export class Victim implements Disposable {
   }
 
   /** Wait until something holds, which is looked at whenever it tells something. */
-  async until(holds: () => boolean): Promise<void> {
-    while (!holds()) {
+  async until(versions: () => boolean): Promise<void> {
+    while (!versions()) {
       if (!this.alive) throw new Error(`the worker has ended: ${JSON.stringify(this.#events)}`);
       await once(this.#news, "told");
     }

@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from functools import partial
 
-from ...bus.net.handoff import Handoff
+from ...bus.net.ready_queue import ReadyQueue
 from ...bus.units import span
 from ...bus.worker.machine import WorkerMachine
 from ...codecs.words import printable
@@ -28,9 +28,9 @@ class Silence:
     """
 
     def __init__(
-        self, address: str, machine: WorkerMachine, handoff: Handoff, *, keyed: bool
+        self, address: str, machine: WorkerMachine, ready_queue: ReadyQueue, *, keyed: bool
     ) -> None:
-        self._address, self._machine, self._handoff = address, machine, handoff
+        self._address, self._machine, self._ready_queue = address, machine, ready_queue
         self._name, self._keyed = machine.identity.name, keyed
         self._patience = machine.timing.hint_after
         self._outside_since: float | None = None
@@ -42,7 +42,7 @@ class Silence:
         now = time.monotonic()
         if self._machine.inside:
             self._outside_since, self._told_outside = None, False
-        elif self._handoff.refused:  # which says why
+        elif self._ready_queue.refused:  # which says why
             self._outside_since = None
         elif self._outside_since is None:
             self._outside_since = now
@@ -55,7 +55,7 @@ class Silence:
             self._look_at_what_is_ready(now)
 
     def _look_at_what_is_ready(self, now: float) -> None:
-        ready = self._handoff.unasked
+        ready = self._ready_queue.unasked
         if ready is None:
             self._ready_since = None
         elif self._ready_since is None:
@@ -71,7 +71,7 @@ class Silence:
     def _say_who_is_there(self, seconds: float) -> None:
         """Find out who is at the address. (In a thread of its own.)"""
         found = reach(self._address, keyed=self._keyed, timeout=REACH * self._patience)
-        if self._machine.inside or self._handoff.refused or self._handoff.closed:
+        if self._machine.inside or self._ready_queue.refused or self._ready_queue.closed:
             return
         wrong = next((f"{f.text}; {f.advice}" for f in found if f.state == "problem"), "")
         if not wrong and self._keyed:

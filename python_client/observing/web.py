@@ -13,7 +13,7 @@ from typing import cast
 from aiohttp import web
 
 from ...bus.errors import AddressError, ClosedError
-from ...bus.net.inheritance import abandon_in_children, keep_in_children
+from ...bus.net.inheritance import close_in_children, keep_in_children
 from ...bus.net.threads import new_selector
 from .access import Http
 from .connections import IDLE_SECONDS, Connections, listening
@@ -66,7 +66,7 @@ class HttpServer:
         self._thread = threading.Thread(
             target=self._run, args=(application,), name="weightbus-http", daemon=True
         )
-        abandon_in_children(self)
+        close_in_children(self)
         self._thread.start()
         if not self._ready.wait(START_SECONDS):
             self.close()
@@ -84,7 +84,7 @@ class HttpServer:
         self.stop()
         self._thread.join(START_SECONDS)
 
-    def abandon(self) -> None:
+    def close_in_child(self) -> None:
         """Close what a forked child has inherited: the port, the connections, what waits for them.
 
         Their numbers remain taken, as objects that nobody else reaches would close them again.

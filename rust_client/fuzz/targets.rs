@@ -508,7 +508,7 @@ impl Worker {
                 }
             };
             self.perform(effects);
-            let running = self.machine.slot(&model).and_then(|slot| slot.running());
+            let running = self.machine.follower(&model).and_then(|follower| follower.running());
             let running = running.map(|running| (running.epoch, running.version));
             assert_eq!(running, self.runs.get(&model).copied());
         }

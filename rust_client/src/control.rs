@@ -4,7 +4,6 @@
 //! Here no more is read than there is time for, and of a message no more is kept than a publisher may send. With keys it
 //! speaks CURVE, to the owner of the pinned key alone.
 
-use crate::bell::Bell;
 use crate::curve::{key_of, Carried, Client, DENIED, FRAME_BYTES};
 use crate::door::{Door, Event};
 use crate::endpoint::Endpoint;
@@ -19,6 +18,7 @@ use crate::raw::fork::Own;
 use crate::raw::sodium::{Key, Pair};
 use crate::subscription::{dial, Dialled};
 use crate::transfer::Time;
+use crate::waker::Waker;
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -99,7 +99,7 @@ pub struct Control {
     any_data_host: bool,
     keys: Option<(Arc<Pair>, Key)>, // our own, and the publisher's
     payload_max: usize,
-    bell: Arc<Bell>,
+    waker: Arc<Waker>,
     dialled: (Sender<Dialled>, Receiver<Dialled>),
     dialling: bool,
     generation: u64, // of dialling: what an earlier one brings is not taken
@@ -117,7 +117,7 @@ impl Control {
         address: &str,
         keys: Option<&WorkerKeys>,
         payload_max: u64,
-        bell: Arc<Bell>,
+        waker: Arc<Waker>,
     ) -> Result<Control, Error> {
         let endpoint = Endpoint::parse(address)?;
         let odd = || Error::Keys("one of the keys is none".to_owned());
@@ -135,7 +135,7 @@ impl Control {
             any_data_host: false,
             keys,
             payload_max: payload_max.min(MESSAGE_BYTES_MAX) as usize,
-            bell,
+            waker,
             dialled: channel(),
             dialling: false,
             generation: 0,
@@ -148,7 +148,7 @@ impl Control {
     }
 
     /// Does what is due; returns the descriptor to watch, and whether to write to it.
-    pub fn attend(&mut self, now: Time) -> Option<(RawFd, bool)> {
+    pub fn process_events(&mut self, now: Time) -> Option<(RawFd, bool)> {
         while let Ok(dialled) = self.dialled.1.try_recv() {
             self.adopt(dialled, now);
         }
@@ -253,11 +253,11 @@ impl Control {
         self.pause = (2 * self.pause).min(REDIAL_MAX);
         self.generation += 1;
         let (endpoint, generation) = (self.endpoint.clone(), self.generation);
-        let (found, bell) = (self.dialled.0.clone(), self.bell.clone());
+        let (found, waker) = (self.dialled.0.clone(), self.waker.clone());
         let dial = move || {
             let connection = dial(&endpoint, DIAL);
             let _ = found.send(Dialled { generation, connection }); // whoever asked may be gone
-            bell.ring();
+            waker.wake();
         };
         self.dialling = thread::Builder::new().name("weightbus-dial".to_owned()).spawn(dial).is_ok();
         self.news.push(Event::Dialled);

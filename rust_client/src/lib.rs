@@ -8,7 +8,6 @@
 compile_error!("weightbus: tensors on the bus are little-endian, and this crate swaps no bytes");
 
 mod applying;
-mod bell;
 mod code;
 mod control;
 mod curve;
@@ -20,16 +19,17 @@ mod endpoint;
 mod error;
 mod framing;
 mod gate;
-mod handoff;
 mod keys;
 mod model;
 mod names;
 mod raw;
+mod ready_queue;
 mod run;
 mod snapshot;
 mod stream;
 mod subscription;
 mod threads;
+mod waker;
 mod words;
 mod worker;
 
@@ -41,6 +41,7 @@ pub use element::{
     F16, F8E4M3, F8E5M2, F8E8M0,
 };
 pub use error::Error;
+pub use follower::ModelState;
 pub use keys::WorkerKeys;
 pub use layout::{Layout, TensorInfo};
 pub use limits::Timing;
@@ -52,7 +53,6 @@ pub use publisher::{
 };
 pub use raw::cast::Plain;
 pub use run::Event;
-pub use slot::ModelState;
 pub use snapshot::Snapshot;
 pub use stream::UpdateStream;
 pub use worker::{Builder, Update, Updates, Worker};
@@ -61,8 +61,6 @@ pub use worker::{Builder, Update, Updates, Worker};
 // version of this crate.
 #[doc(hidden)]
 pub mod ages;
-#[doc(hidden)]
-pub mod asking;
 #[doc(hidden)]
 pub mod base64;
 #[doc(hidden)]
@@ -75,9 +73,11 @@ pub mod digest;
 #[doc(hidden)]
 pub mod effects;
 #[doc(hidden)]
+pub mod fetch_planner;
+#[doc(hidden)]
 pub mod fields;
 #[doc(hidden)]
-pub mod holdings;
+pub mod follower;
 #[doc(hidden)]
 pub mod json;
 #[doc(hidden)]
@@ -109,11 +109,11 @@ pub mod sealing;
 #[doc(hidden)]
 pub mod segment;
 #[doc(hidden)]
-pub mod slot;
-#[doc(hidden)]
 pub mod staging;
 #[doc(hidden)]
 pub mod transfer;
+#[doc(hidden)]
+pub mod version_store;
 #[doc(hidden)]
 pub mod zmtp;
 

@@ -7,6 +7,7 @@
 
 use crate::ages::Ages;
 use crate::effects::{Effect, Host};
+use crate::follower::{Follower, ModelState};
 use crate::keyring::Keyring;
 use crate::limits::{Timing, BYTES_MAX};
 use crate::messages::*;
@@ -14,7 +15,6 @@ use crate::patching::{Base, Patching};
 use crate::phases::{next, Change, Session, SESSIONS};
 use crate::reports::{self, Identity};
 use crate::sealing::{Opening, AES_256_GCM};
-use crate::slot::{ModelState, Slot};
 use crate::transfer::{Key, Payload, Piece, Proof, Time};
 use crate::words::escaped;
 use crate::zmtp::{Place, Places, Published, PublishedPayload};
@@ -60,7 +60,7 @@ pub struct WorkerMachine {
     shared: bool,   // the publisher is on this host, and its memory can be read
     session: Session,
     identity: Identity,
-    slots: Vec<(Slot, u64)>, // and the bytes that are expected
+    followers: Vec<(Follower, u64)>, // and the bytes that are expected
     host: Arc<dyn Host>,
     keyring: Option<Keyring>, // what opens versions; nothing: they come in the clear
     ages: Ages,
@@ -84,8 +84,8 @@ impl WorkerMachine {
         bytes_max: u64,
         timing: Timing,
     ) -> WorkerMachine {
-        let slot = |wanted: &Wanted| {
-            (Slot::new(&wanted.model, host.clone(), bytes_max.min(BYTES_MAX), timing), wanted.nbytes)
+        let follower = |wanted: &Wanted| {
+            (Follower::new(&wanted.model, host.clone(), bytes_max.min(BYTES_MAX), timing), wanted.nbytes)
         };
         WorkerMachine {
             timing,
@@ -93,7 +93,7 @@ impl WorkerMachine {
             epoch: 0,
             malformed: 0,
             shared: false,
-            slots: models.iter().map(slot).collect(),
+            followers: models.iter().map(follower).collect(),
             identity,
             host,
             keyring: None,
@@ -113,12 +113,12 @@ impl WorkerMachine {
     /// From now on it takes nothing that is not sealed: the control connection is encrypted, and brings keys.
     pub fn take_sealed(&mut self) {
         self.keyring = Some(Keyring::default());
-        self.slots.iter_mut().for_each(|(slot, _)| slot.take_sealed());
+        self.followers.iter_mut().for_each(|(follower, _)| follower.take_sealed());
     }
 
     /// From now on it names the feature, and takes patches.
     pub fn take_patches(&mut self) {
-        self.slots.iter_mut().for_each(|(slot, _)| slot.take_patches());
+        self.followers.iter_mut().for_each(|(follower, _)| follower.take_patches());
     }
 
     pub fn timing(&self) -> &Timing {
@@ -131,22 +131,26 @@ impl WorkerMachine {
             epoch: self.inside().then_some(self.epoch),
             shared: self.shared,
             malformed: self.malformed,
-            models: self.slots.iter().map(|(slot, _)| (slot.model().to_owned(), slot.state())).collect(),
+            models: self
+                .followers
+                .iter()
+                .map(|(follower, _)| (follower.model().to_owned(), follower.state()))
+                .collect(),
         }
     }
 
     /// The state of a model.
-    pub fn slot(&self, model: &str) -> Option<&Slot> {
-        self.slots.iter().map(|(slot, _)| slot).find(|slot| slot.model() == model)
+    pub fn follower(&self, model: &str) -> Option<&Follower> {
+        self.followers.iter().map(|(follower, _)| follower).find(|follower| follower.model() == model)
     }
 
-    fn slot_mut(&mut self, model: &str) -> Option<&mut Slot> {
-        self.slots.iter_mut().map(|(slot, _)| slot).find(|slot| slot.model() == model)
+    fn follower_mut(&mut self, model: &str) -> Option<&mut Follower> {
+        self.followers.iter_mut().map(|(follower, _)| follower).find(|follower| follower.model() == model)
     }
 
     /// Lets a slot do something, if there is one of this model.
-    fn with(&mut self, model: &str, act: impl FnOnce(&mut Slot) -> Vec<Effect>) -> Vec<Effect> {
-        self.slot_mut(model).map_or_else(Vec::new, act)
+    fn with(&mut self, model: &str, act: impl FnOnce(&mut Follower) -> Vec<Effect>) -> Vec<Effect> {
+        self.follower_mut(model).map_or_else(Vec::new, act)
     }
 
     // What arrives.
@@ -257,18 +261,18 @@ impl WorkerMachine {
                 }
                 Vec::new()
             }
-            FromPublisher::End(end) => self.with(&end.model.clone(), |slot| slot.end(end, now)),
-            FromPublisher::Commit(commit) => self.with(&commit.model, |slot| slot.committed(&commit)),
-            FromPublisher::Abort(abort) => self.with(&abort.model, |slot| slot.aborted(&abort, now)),
+            FromPublisher::End(end) => self.with(&end.model.clone(), |follower| follower.end(end, now)),
+            FromPublisher::Commit(commit) => self.with(&commit.model, |follower| follower.committed(&commit)),
+            FromPublisher::Abort(abort) => self.with(&abort.model, |follower| follower.aborted(&abort, now)),
             FromPublisher::Beacon(beacon) => {
-                self.with(&beacon.model, |slot| slot.hear_of(beacon.epoch, beacon.version, now))
+                self.with(&beacon.model, |follower| follower.hear_of(beacon.epoch, beacon.version, now))
             }
             FromPublisher::Rename(rename) => {
-                self.with(&rename.model.clone(), |slot| slot.renamed(rename, now))
+                self.with(&rename.model.clone(), |follower| follower.renamed(rename, now))
             }
             FromPublisher::Pong(pong) => {
-                for (slot, _) in &mut self.slots {
-                    slot.answered(Duration::from_millis(pong.token));
+                for (follower, _) in &mut self.followers {
+                    follower.answered(Duration::from_millis(pong.token));
                 }
                 self.hear_of(pong.epoch, &pong.models, now)
             }
@@ -297,9 +301,9 @@ impl WorkerMachine {
         };
         let bytes = plain.as_deref();
         let model = announce.model.clone();
-        self.with(&model, |slot| match announce.whole.clone() {
-            Some(whole) => slot.announced_whole(announce, whole, bytes.unwrap_or_default(), now),
-            None => slot.announced(announce, bytes, now, pushed),
+        self.with(&model, |follower| match announce.whole.clone() {
+            Some(whole) => follower.announced_whole(announce, whole, bytes.unwrap_or_default(), now),
+            None => follower.announced(announce, bytes, now, pushed),
         })
     }
 
@@ -313,14 +317,14 @@ impl WorkerMachine {
         pushed: bool,
     ) -> Vec<Effect> {
         match payload {
-            Some(payload) => self.with(model, |slot| slot.chunk(piece, proof, payload, now, pushed)),
+            Some(payload) => self.with(model, |follower| follower.chunk(piece, proof, payload, now, pushed)),
             None => Vec::new(),
         }
     }
 
     fn hear_of(&mut self, epoch: u64, models: &BTreeMap<String, u64>, now: Time) -> Vec<Effect> {
         let heard = models.iter().map(|(model, &version)| {
-            self.slot_mut(model).map_or_else(Vec::new, |slot| slot.hear_of(epoch, version, now))
+            self.follower_mut(model).map_or_else(Vec::new, |follower| follower.hear_of(epoch, version, now))
         });
         heard.flatten().collect()
     }
@@ -328,7 +332,7 @@ impl WorkerMachine {
     fn refused(&mut self, refuse: Refuse, now: Time) -> Vec<Effect> {
         match refuse.code.as_str() {
             "unknown-worker" => {
-                self.turn(Change::Unknown);
+                self.change_session(Change::Unknown);
                 if self.may_say_hello(now) {
                     self.hello(now)
                 } else {
@@ -336,18 +340,20 @@ impl WorkerMachine {
                 }
             }
             "gone" | "range" => match (self.inside(), refuse.model) {
-                (true, Some(model)) => self.with(&model, |slot| slot.gone(refuse.epoch, refuse.version, now)),
+                (true, Some(model)) => {
+                    self.with(&model, |follower| follower.gone(refuse.epoch, refuse.version, now))
+                }
                 _ => Vec::new(),
             },
             "no-patch" => match (self.inside(), refuse.model) {
                 (true, Some(model)) => {
-                    self.with(&model, |slot| slot.no_patch((refuse.epoch, refuse.version), now))
+                    self.with(&model, |follower| follower.no_patch((refuse.epoch, refuse.version), now))
                 }
                 _ => Vec::new(),
             },
             "name-taken" | "stale-epoch" | "limit" | "protocol-version" | "wrong-name" | "not-allowed"
             | "revoked" => {
-                self.turn(Change::Refused);
+                self.change_session(Change::Refused);
                 vec![Effect::Refused { code: refuse.code, text: escaped(&refuse.text) }]
             }
             _ => vec![Effect::Notice { code: escaped(&refuse.code), text: escaped(&refuse.text) }],
@@ -368,18 +374,18 @@ impl WorkerMachine {
 
     /// A model here has so many tensors.
     pub fn expect_tensors(&mut self, model: &str, count: usize) {
-        if let Some(slot) = self.slot_mut(model) {
-            slot.expect_tensors(count);
+        if let Some(follower) = self.follower_mut(model) {
+            follower.expect_tensors(count);
         }
     }
 
     /// Bytes of the largest payload that may be of use.
     pub fn payload_bytes_max(&self) -> u64 {
-        self.slots.iter().map(|(slot, _)| slot.payload_bytes_max()).max().unwrap_or(0)
+        self.followers.iter().map(|(follower, _)| follower.payload_bytes_max()).max().unwrap_or(0)
     }
 
     /// Lets something happen to the session; tells whether that changes it.
-    fn turn(&mut self, change: Change) -> bool {
+    fn change_session(&mut self, change: Change) -> bool {
         let session = next(SESSIONS, self.session, change);
         self.session = session.unwrap_or(self.session);
         session.is_some()
@@ -387,7 +393,7 @@ impl WorkerMachine {
 
     /// The latest epoch of which anything was applied: no older publisher is followed.
     pub fn applied_epoch(&self) -> u64 {
-        self.slots.iter().map(|(slot, _)| slot.epoch()).max().unwrap_or(0)
+        self.followers.iter().map(|(follower, _)| follower.epoch()).max().unwrap_or(0)
     }
 
     /// Whether enough time has passed since the last hello.
@@ -398,8 +404,9 @@ impl WorkerMachine {
     fn hello(&mut self, now: Time) -> Vec<Effect> {
         self.said_hello_at = Some(now);
         self.unanswered_since = self.unanswered_since.or(Some(now));
-        let running = self.slots.iter().map(|(slot, _)| (slot.model().to_owned(), slot.running()));
-        let patches = self.slots.iter().any(|(slot, _)| slot.takes_patches());
+        let running =
+            self.followers.iter().map(|(follower, _)| (follower.model().to_owned(), follower.running()));
+        let patches = self.followers.iter().any(|(follower, _)| follower.takes_patches());
         let epoch = self.applied_epoch();
         vec![self.identity.hello(running.collect(), epoch, self.ages.of(epoch, now), patches)]
     }
@@ -423,7 +430,7 @@ impl WorkerMachine {
             keyring.begin(&welcome.keys, now + self.timing.lost_after);
         }
         self.shared = welcome.shared.as_ref().map_or(false, |probe| self.probe(probe));
-        self.turn(Change::Welcomed);
+        self.change_session(Change::Welcomed);
         self.epoch = welcome.epoch;
         (self.heard_at, self.redial_at) = (now, None);
         self.ping_every = self.timing.ping.min(Duration::from_millis(welcome.ping_ms));
@@ -437,17 +444,17 @@ impl WorkerMachine {
         if self.shared {
             effects.push(self.ping(now)); // before anything is pushed or hashed for us
         }
-        for (slot, nbytes) in &mut self.slots {
-            effects.push(Effect::Subscribe { topic: control_topic(slot.model()), on: true });
-            let version = welcome.models.get(slot.model()).copied().unwrap_or(0);
-            effects.extend(slot.reconnected((welcome.epoch, version), *nbytes, self.shared, now));
+        for (follower, nbytes) in &mut self.followers {
+            effects.push(Effect::Subscribe { topic: control_topic(follower.model()), on: true });
+            let version = welcome.models.get(follower.model()).copied().unwrap_or(0);
+            effects.extend(follower.reconnected((welcome.epoch, version), *nbytes, self.shared, now));
         }
         effects
     }
 
     /// Whether the publisher's memory can be read, which is seen at once.
     fn probe(&mut self, shared: &Shared) -> bool {
-        self.turn(Change::Located);
+        self.change_session(Change::Located);
         self.host.open(shared, 0).is_some()
     }
 
@@ -482,7 +489,7 @@ impl WorkerMachine {
 
     fn call_again(&mut self) -> Vec<Effect> {
         (self.unanswered_since, self.redial_at) = (None, None);
-        if self.turn(Change::Silent) {
+        if self.change_session(Change::Silent) {
             vec![Effect::Lost, Effect::Redial]
         } else {
             vec![Effect::Redial]
@@ -495,7 +502,7 @@ impl WorkerMachine {
             return Vec::new();
         }
         self.redial_at = Some(now + self.timing.ping); // K5
-        self.turn(Change::Refused);
+        self.change_session(Change::Refused);
         vec![Effect::Refused { code: "keys".to_owned(), text: why.to_owned() }]
     }
 
@@ -531,8 +538,8 @@ impl WorkerMachine {
 
     /// Somebody has begun to apply a version that was ready.
     pub fn taken(&mut self, model: &str, key: Key) {
-        if let Some(slot) = self.slot_mut(model) {
-            slot.taken(key);
+        if let Some(follower) = self.follower_mut(model) {
+            follower.taken(key);
         }
     }
 
@@ -547,34 +554,34 @@ impl WorkerMachine {
         note: &str,
         now: Time,
     ) -> Vec<Effect> {
-        self.with(model, |slot| slot.applied(key, digest, base, note, now))
+        self.with(model, |follower| follower.applied(key, digest, base, note, now))
     }
 
     /// A version that was ready is gone from shared memory.
     pub fn stale(&mut self, model: &str, key: Key, now: Time) -> Vec<Effect> {
-        self.with(model, |slot| slot.gone_stale(key, now))
+        self.with(model, |follower| follower.gone_stale(key, now))
     }
 
     /// A version that was ready could not be applied; unless `intact`, no version runs now.
     pub fn failed(&mut self, model: &str, key: Key, text: &str, intact: bool, now: Time) -> Vec<Effect> {
-        self.with(model, |slot| slot.failed(key, text, intact, now))
+        self.with(model, |follower| follower.failed(key, text, intact, now))
     }
 
     /// Somebody could not apply a version just now, and will be offered it again.
     pub fn put_back(&mut self, model: &str, key: Key) {
-        if let Some(slot) = self.slot_mut(model) {
-            slot.put_back(key);
+        if let Some(follower) = self.follower_mut(model) {
+            follower.put_back(key);
         }
     }
 
     /// A version that was ready was replaced before anybody took it.
     pub fn dropped(&mut self, model: &str, key: Key, now: Time) -> Vec<Effect> {
-        self.with(model, |slot| slot.dropped(key, now))
+        self.with(model, |follower| follower.dropped(key, now))
     }
 
     /// A patch was decoded, and how long that took; or it is of no use, and why.
     pub fn decoded(&mut self, decoding: Patching, done: Result<Duration, String>, now: Time) -> Vec<Effect> {
-        self.with(&decoding.model.clone(), |slot| slot.decoded(decoding, done, now))
+        self.with(&decoding.model.clone(), |follower| follower.decoded(decoding, done, now))
     }
 
     // Time.
@@ -596,11 +603,11 @@ impl WorkerMachine {
         if (lacks || elsewhere) && self.may_say_hello(now) {
             effects.extend(self.hello(now)); // which is answered with the key (E6)
         }
-        effects.extend(self.slots.iter_mut().flat_map(|(slot, _)| slot.tick(now)));
+        effects.extend(self.followers.iter_mut().flat_map(|(follower, _)| follower.tick(now)));
         if self.pinged_at.map_or(true, |at| now.saturating_sub(at) >= self.ping_every) {
             self.pinged_at = Some(now);
             effects.push(self.ping(now));
-            effects.extend(self.slots.iter().flat_map(|(slot, _)| slot.repeat()));
+            effects.extend(self.followers.iter().flat_map(|(follower, _)| follower.repeat()));
         }
         effects
     }
@@ -634,28 +641,28 @@ fn epoch_of(message: &FromPublisher) -> Option<u64> {
 impl WorkerMachine {
     /// Whether the version of a chunk is arriving.
     fn arrives(&self, chunk: &SealedChunk) -> bool {
-        self.slot(&chunk.model).map_or(false, |slot| slot.arrives((chunk.epoch, chunk.version)))
+        self.follower(&chunk.model).map_or(false, |follower| follower.arrives((chunk.epoch, chunk.version)))
     }
 
     /// What opens a chunk of a version that is arriving.
     fn opening(&mut self, chunk: &SealedChunk, size: usize) -> Option<Opening> {
         let key = (chunk.epoch, chunk.version);
-        let subject = self.slot(&chunk.model)?.subject(key, chunk.patch.as_ref())?;
+        let subject = self.follower(&chunk.model)?.subject(key, chunk.patch.as_ref())?;
         self.keyring.as_mut()?.opening(&subject, chunk, size)
     }
 
     /// Lends the place of a chunk whose payload is about to be received.
     fn lend(&mut self, model: &str, piece: Piece, size: usize, opening: Option<Opening>) -> Place<Ticket> {
-        let slot = self.slots.iter().position(|(slot, _)| slot.model() == model);
-        let found = slot.and_then(|at| Some((at, self.slots[at].0.place(piece, size, opening)?)));
-        found.map_or(Place::Nowhere, |(slot, lease)| Place::There(Ticket { slot, lease }))
+        let follower = self.followers.iter().position(|(follower, _)| follower.model() == model);
+        let found = follower.and_then(|at| Some((at, self.followers[at].0.place(piece, size, opening)?)));
+        found.map_or(Place::Nowhere, |(follower, lease)| Place::There(Ticket { follower, lease }))
     }
 }
 
 /// The place of a pushed chunk: a slot, and a lease there.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ticket {
-    slot: usize,
+    follower: usize,
     lease: u64,
 }
 
@@ -670,7 +677,7 @@ impl Places for WorkerMachine {
         match self.unsealed(message, 1, false) {
             Some(FromPublisher::Announce(announce)) if announce.epoch == self.epoch => {
                 let expected = if announce.whole.is_some() { announce.nbytes } else { announce.layout_bytes };
-                if self.slot(&announce.model).is_some() && size as u64 == expected {
+                if self.follower(&announce.model).is_some() && size as u64 == expected {
                     return Place::Own;
                 }
                 Place::Nowhere
@@ -689,17 +696,21 @@ impl Places for WorkerMachine {
     }
 
     fn room(&mut self, ticket: Ticket) -> Option<&mut [u8]> {
-        self.slots.get_mut(ticket.slot)?.0.leased()?.room(ticket.lease)
+        self.followers.get_mut(ticket.follower)?.0.leased()?.room(ticket.lease)
     }
 
     fn received(&mut self, ticket: Ticket, count: usize) {
-        if let Some(transfer) = self.slots.get_mut(ticket.slot).and_then(|(slot, _)| slot.leased()) {
+        if let Some(transfer) =
+            self.followers.get_mut(ticket.follower).and_then(|(follower, _)| follower.leased())
+        {
             transfer.received(ticket.lease, count);
         }
     }
 
     fn cancel(&mut self, ticket: Ticket) {
-        if let Some(transfer) = self.slots.get_mut(ticket.slot).and_then(|(slot, _)| slot.leased()) {
+        if let Some(transfer) =
+            self.followers.get_mut(ticket.follower).and_then(|(follower, _)| follower.leased())
+        {
             transfer.cancel(ticket.lease);
         }
     }

@@ -45,7 +45,7 @@ impl Names {
     }
 
     /// Says why the host is not found, once in a while; `inside`: there is a session, so it is.
-    pub fn attend(&mut self, inside: bool, now: Time) -> Option<String> {
+    pub fn process_events(&mut self, inside: bool, now: Time) -> Option<String> {
         if inside {
             self.since = None;
             return None;
@@ -121,11 +121,11 @@ mod tests {
     /// Attends until an answer was there.
     fn answered(names: &mut Names, now: Time) -> Option<String> {
         let end = Instant::now() + Duration::from_secs(20);
-        assert_eq!(names.attend(false, now), None);
+        assert_eq!(names.process_events(false, now), None);
         assert!(names.asked.is_some(), "nobody was asked");
         while names.asked.is_some() {
             assert!(Instant::now() < end, "never answered");
-            if let Some(text) = names.attend(false, now) {
+            if let Some(text) = names.process_events(false, now) {
                 return Some(text);
             }
             thread::yield_now();
@@ -136,27 +136,27 @@ mod tests {
     #[test]
     fn a_host_that_is_not_found_is_told_once_in_a_while() {
         let mut names = Names::with("tcp://nowhere.invalid:5", unknown).unwrap();
-        assert_eq!(names.attend(false, SECOND), None);
-        assert_eq!(names.attend(false, SECOND + PATIENCE / 2), None);
+        assert_eq!(names.process_events(false, SECOND), None);
+        assert_eq!(names.process_events(false, SECOND + PATIENCE / 2), None);
         assert!(names.asked.is_none(), "it may be about to connect");
         let text = answered(&mut names, SECOND + PATIENCE).unwrap();
         assert!(text.contains("\"nowhere.invalid\" is found (no such host): check the name"), "{}", text);
         assert_eq!(answered(&mut names, SECOND + PATIENCE + AGAIN), None, "it was told a moment ago");
         assert!(answered(&mut names, SECOND + PATIENCE + NEWS).is_some());
-        assert_eq!(names.attend(true, NEWS * 2), None);
-        assert_eq!(names.attend(false, NEWS * 2), None, "patience begins anew");
+        assert_eq!(names.process_events(true, NEWS * 2), None);
+        assert_eq!(names.process_events(false, NEWS * 2), None, "patience begins anew");
         assert!(names.asked.is_none());
     }
 
     #[test]
     fn a_host_that_is_found_is_not_told_of_and_one_of_a_silent_server_is() {
         let mut names = Names::with("tcp://somewhere:5", known).unwrap();
-        assert_eq!(names.attend(false, Time::ZERO), None);
+        assert_eq!(names.process_events(false, Time::ZERO), None);
         assert_eq!(answered(&mut names, PATIENCE), None);
         let mut names = Names::with("tcp://somewhere:5", silent).unwrap();
-        assert_eq!(names.attend(false, Time::ZERO), None);
-        assert_eq!(names.attend(false, PATIENCE), None);
-        let text = names.attend(false, PATIENCE * 2).unwrap();
+        assert_eq!(names.process_events(false, Time::ZERO), None);
+        assert_eq!(names.process_events(false, PATIENCE), None);
+        let text = names.process_events(false, PATIENCE * 2).unwrap();
         assert!(text.contains("its name server does not answer"), "{}", text);
     }
 

@@ -5,7 +5,6 @@
 //! version is fetched in its place, and what runs runs on meanwhile.
 
 use crate::effects::Effect;
-use crate::holdings::{Held, Holdings};
 use crate::layout::Layout;
 use crate::limits::Timing;
 use crate::messages::{data_topic, patch_topic, Announce, Patch, DELTA};
@@ -14,6 +13,7 @@ use crate::phases::{Mode, Phase};
 use crate::reports;
 use crate::staging::Buffer;
 use crate::transfer::{Key, Time, Transfer};
+use crate::version_store::{VersionEntry, VersionStore};
 use std::sync::Arc;
 
 /// The patches of one model.
@@ -65,7 +65,7 @@ impl Patches {
     /// What a version arrives by: a patch on what runs here, or it itself (D4).
     pub fn transfer(
         &self,
-        holds: &Holdings,
+        versions: &VersionStore,
         announce: Announce,
         layout: Arc<Layout>,
         buffer: Buffer,
@@ -75,7 +75,7 @@ impl Patches {
             Ok(room) => Ok((patch, base, room)),
             Err(error) => Err(format!("no memory for a patch of {} bytes ({})", patch.nbytes, error)),
         };
-        match self.choose(&announce, holds).and_then(room) {
+        match self.choose(&announce, versions).and_then(room) {
             Ok(patch) => {
                 let first = announce.patches.first().map(Patch::id);
                 let mut transfer = Transfer::of_patch(patch, announce, layout, buffer, now, self.timing);
@@ -89,15 +89,15 @@ impl Patches {
     }
 
     /// The patch by which a version arrives, and what it builds on; else why there is none, if any were offered.
-    fn choose(&self, announce: &Announce, holds: &Holdings) -> Result<(Patch, Base), String> {
+    fn choose(&self, announce: &Announce, versions: &VersionStore) -> Result<(Patch, Base), String> {
         if !self.taken || announce.patches.is_empty() {
             return Err(String::new());
         }
-        let runs = holds.at(Phase::Running);
-        let overwritten = holds.at(Phase::Applying).is_some();
-        let found = runs.and_then(|held| {
-            let base = held.base().filter(|base| base.layout.id == announce.layout)?;
-            let patch = announce.patches.iter().find(|patch| builds_on(patch, held))?;
+        let runs = versions.at(Phase::Running);
+        let overwritten = versions.at(Phase::Applying).is_some();
+        let found = runs.and_then(|entry| {
+            let base = entry.base().filter(|base| base.layout.id == announce.layout)?;
+            let patch = announce.patches.iter().find(|patch| builds_on(patch, entry))?;
             let there = !overwritten || matches!(base.bytes, Bytes::Kept(_));
             (there && patch.nbytes <= announce.nbytes).then(|| (patch.clone(), base.clone()))
         });
@@ -122,10 +122,10 @@ impl Patches {
     }
 
     /// The publisher has no patch (any more) that was asked for (D8).
-    pub fn refused(&self, holds: &mut Holdings, key: Key, now: Time) -> Vec<Effect> {
-        match holds.arriving(key) {
+    pub fn refused(&self, versions: &mut VersionStore, key: Key, now: Time) -> Vec<Effect> {
+        match versions.arriving(key) {
             Some(transfer) if transfer.patch().is_some() && !transfer.decoding() => {
-                self.give_up(holds, None, "the publisher has no such patch (any more)", now)
+                self.give_up(versions, None, "the publisher has no such patch (any more)", now)
             }
             _ => Vec::new(),
         }
@@ -134,35 +134,35 @@ impl Patches {
     /// A patch is of no use: has all of its version fetched in its place, into this buffer if it was lent (D5).
     pub fn give_up(
         &self,
-        holds: &mut Holdings,
+        versions: &mut VersionStore,
         version: Option<Buffer>,
         why: &str,
         now: Time,
     ) -> Vec<Effect> {
-        let held = match holds.at_mut(Phase::Arriving) {
-            Some(held) => held,
+        let entry = match versions.at_mut(Phase::Arriving) {
+            Some(entry) => entry,
             None => return Vec::new(),
         };
-        let (_, number) = held.key();
+        let (_, number) = entry.key();
         let text =
             format!("version {} of {} is fetched as a whole, not patched: {}", number, self.model, why);
         let mut effects = vec![Effect::Notice { code: "unpatched".to_owned(), text }];
-        if let Some(transfer) = held.comes_whole(version, why, now) {
+        if let Some(transfer) = entry.comes_whole(version, why, now) {
             effects.extend(reports::fetches(transfer, now)); // D10
         }
         effects
     }
 }
 
-fn builds_on(patch: &Patch, held: &Held) -> bool {
-    patch.encoding == DELTA && (patch.epoch, patch.version) == held.key() && patch.digest == held.digest()
+fn builds_on(patch: &Patch, entry: &VersionEntry) -> bool {
+    patch.encoding == DELTA && (patch.epoch, patch.version) == entry.key() && patch.digest == entry.digest()
 }
 
-fn unfit(announce: &Announce, runs: Option<&Held>, overwritten: bool) -> String {
+fn unfit(announce: &Announce, runs: Option<&VersionEntry>, overwritten: bool) -> String {
     let here = match runs {
-        Some(held) => {
-            let (epoch, version) = held.key();
-            let bytes = match held.base() {
+        Some(entry) => {
+            let (epoch, version) = entry.key();
+            let bytes = match entry.base() {
                 None => ", and its bytes were not kept",
                 Some(_) if overwritten => ", and another is being applied",
                 Some(_) => "",

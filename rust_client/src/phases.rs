@@ -116,7 +116,7 @@ pub enum Lack {
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Gain {
+pub enum LackEvent {
     Known,
     Located,
     Opened,
@@ -124,12 +124,12 @@ pub enum Gain {
     Freed,
 }
 
-pub const LACKS: &[(Lack, Gain, Lack)] = &[
-    (Lack::Layout, Gain::Known, Lack::Memory),
-    (Lack::Layout, Gain::Located, Lack::Segment),
-    (Lack::Segment, Gain::Opened, Lack::Memory),
-    (Lack::Memory, Gain::Full, Lack::Buffer),
-    (Lack::Buffer, Gain::Freed, Lack::Memory),
+pub const LACKS: &[(Lack, LackEvent, Lack)] = &[
+    (Lack::Layout, LackEvent::Known, Lack::Memory),
+    (Lack::Layout, LackEvent::Located, Lack::Segment),
+    (Lack::Segment, LackEvent::Opened, Lack::Memory),
+    (Lack::Memory, LackEvent::Full, Lack::Buffer),
+    (Lack::Buffer, LackEvent::Freed, Lack::Memory),
 ];
 
 /// Of an arriving version: how it comes. A chunk that is received may have been asked for; where
@@ -172,14 +172,14 @@ pub enum Mode {
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Turn {
+pub enum ModeEvent {
     Replaced,
     Completed,
 }
 
-pub const MODES: &[(Mode, Turn, Mode)] = &[
-    (Mode::Following, Turn::Replaced, Mode::CatchingUp),
-    (Mode::CatchingUp, Turn::Completed, Mode::Following),
+pub const MODES: &[(Mode, ModeEvent, Mode)] = &[
+    (Mode::Following, ModeEvent::Replaced, Mode::CatchingUp),
+    (Mode::CatchingUp, ModeEvent::Completed, Mode::Following),
 ];
 
 /// Of a worker: whether it has a session with its publisher. While it probes it has none: its hello is

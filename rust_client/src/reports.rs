@@ -1,12 +1,12 @@
 //! What a worker says: who it is; of the versions of a model, at once and with every ping (W17).
 
 use crate::effects::Effect;
-use crate::holdings::{must_be_staged, Held, Holdings};
 use crate::messages::{
     Doing, Failed, Fetch, FromWorker, Hello, OfVersion, PatchId, Ping, Progress, Running, DELTA,
 };
 use crate::phases::Phase;
 use crate::transfer::{Key, Time, Transfer, Want};
+use crate::version_store::{must_be_staged, VersionEntry, VersionStore};
 use std::collections::BTreeMap;
 
 /// Versions that are whole, and were not applied yet.
@@ -52,18 +52,18 @@ impl Identity {
 }
 
 /// Says how things stand, the last failure included.
-pub fn standing(holds: &Holdings, failure: Option<Effect>) -> Vec<Effect> {
-    let applying = holds.at(Phase::Applying); // it may hang, and others become ready behind it
-    let newest = holds.all(&[Phase::Ready]).max_by_key(|held| held.key());
-    let arriving = if applying.is_none() { receiving(holds) } else { None };
+pub fn standing(versions: &VersionStore, failure: Option<Effect>) -> Vec<Effect> {
+    let applying = versions.at(Phase::Applying); // it may hang, and others become ready behind it
+    let newest = versions.all(&[Phase::Ready]).max_by_key(|entry| entry.key());
+    let arriving = if applying.is_none() { receiving(versions) } else { None };
     let idle = arriving.is_none();
     let mut effects: Vec<Effect> = arriving.into_iter().collect();
-    effects.extend(staged(holds, &NOT_APPLIED));
-    effects.extend(applied(holds));
+    effects.extend(staged(versions, &NOT_APPLIED));
+    effects.extend(applied(versions));
     effects.extend(failure);
-    if let Some(held) = applying.or(newest).filter(|_| idle) {
+    if let Some(entry) = applying.or(newest).filter(|_| idle) {
         let phase = if applying.is_some() { Doing::Applying } else { Doing::Staged };
-        effects.push(progress(held, held.key(), 0, phase, None));
+        effects.push(progress(entry, entry.key(), 0, phase, None));
     }
     effects
 }
@@ -85,27 +85,33 @@ pub fn fetches(transfer: &mut Transfer, now: Time) -> Vec<Effect> {
 }
 
 /// Says how far the version is that arrives.
-pub fn receiving(holds: &Holdings) -> Option<Effect> {
-    let held = holds.at(Phase::Arriving)?;
-    let transfer = held.transfer()?;
-    Some(progress(held, transfer.key(), transfer.here() as u64, Doing::Receiving, transfer.patch()))
+pub fn receiving(versions: &VersionStore) -> Option<Effect> {
+    let entry = versions.at(Phase::Arriving)?;
+    let transfer = entry.transfer()?;
+    Some(progress(entry, transfer.key(), transfer.here() as u64, Doing::Receiving, transfer.patch()))
 }
 
-fn progress(held: &Held, (epoch, version): Key, chunks: u64, phase: Doing, patch: Option<PatchId>) -> Effect {
-    let (model, waits) = (held.announce().model.clone(), String::new());
+fn progress(
+    entry: &VersionEntry,
+    (epoch, version): Key,
+    chunks: u64,
+    phase: Doing,
+    patch: Option<PatchId>,
+) -> Effect {
+    let (model, waits) = (entry.announce().model.clone(), String::new());
     Effect::Send(FromWorker::Progress(Progress { model, epoch, version, chunks, phase, patch, waits }))
 }
 
 /// Says which versions in some phases are staged, where that is due (W14).
-pub fn staged(holds: &Holdings, phases: &[Phase]) -> Vec<Effect> {
-    let due = holds.all(phases).filter(|held| must_be_staged(held.announce()));
-    due.map(|held| Effect::Send(FromWorker::Staged(of_version(held)))).collect()
+pub fn staged(versions: &VersionStore, phases: &[Phase]) -> Vec<Effect> {
+    let due = versions.all(phases).filter(|entry| must_be_staged(entry.announce()));
+    due.map(|entry| Effect::Send(FromWorker::Staged(of_version(entry)))).collect()
 }
 
 /// Says what runs, and by which patch it came (D11).
-pub fn applied(holds: &Holdings) -> Option<Effect> {
-    let held = holds.at(Phase::Running)?;
-    let said = OfVersion { decode_us: held.decode_us(), note: held.note().to_owned(), ..of_version(held) };
+pub fn applied(versions: &VersionStore) -> Option<Effect> {
+    let entry = versions.at(Phase::Running)?;
+    let said = OfVersion { decode_us: entry.decode_us(), note: entry.note().to_owned(), ..of_version(entry) };
     Some(Effect::Send(FromWorker::Applied(said)))
 }
 
@@ -120,8 +126,8 @@ pub fn ping(now: Time, subscribed: bool, shared: bool) -> Effect {
     Effect::Send(FromWorker::Ping(Ping { token, subscribed, shared }))
 }
 
-fn of_version(held: &Held) -> OfVersion {
-    let (epoch, version) = held.key();
-    let (model, digest, patch) = (held.announce().model.clone(), held.digest().to_owned(), held.patch());
+fn of_version(entry: &VersionEntry) -> OfVersion {
+    let (epoch, version) = entry.key();
+    let (model, digest, patch) = (entry.announce().model.clone(), entry.digest().to_owned(), entry.patch());
     OfVersion { model, epoch, version, digest, patch, ..OfVersion::default() }
 }

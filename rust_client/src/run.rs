@@ -1,10 +1,9 @@
 //! The worker's thread: it owns the sockets, moves frames, and lets the machine decide.
 //!
-//! What is ready to be applied goes to the `Handoff`; what the user's threads did with it comes
+//! What is ready to be applied goes to the `ReadyQueue`; what the user's threads did with it comes
 //! back as `Work`.
 
 use crate::applying::Calling;
-use crate::bell::Bell;
 use crate::casting::{overflow_text, Overflow};
 use crate::code::Code;
 use crate::control::Control;
@@ -12,14 +11,15 @@ use crate::decoder::Decoder;
 use crate::effects::{Effect, Host};
 use crate::error::Error;
 use crate::gate::Fate;
-use crate::handoff::Handoff;
 use crate::machine::{State, Ticket, WorkerMachine};
 use crate::messages::encode;
 use crate::names::Names;
 use crate::patching::{Base, Patching};
 use crate::raw::fork::Process;
+use crate::ready_queue::ReadyQueue;
 use crate::subscription::Subscription;
 use crate::transfer::{Key, Time};
+use crate::waker::Waker;
 use std::collections::{HashSet, VecDeque};
 use std::io;
 use std::os::unix::io::AsRawFd;
@@ -75,8 +75,8 @@ pub type Listener = Box<dyn FnMut(&Event) + Send>;
 /// What the worker's thread shares with the user's threads.
 pub struct Shared {
     process: Process,
-    pub handoff: Handoff,
-    bell: Arc<Bell>,
+    pub ready_queue: ReadyQueue,
+    waker: Arc<Waker>,
     stopping: AtomicBool,
     pub outcomes: Mutex<VecDeque<(String, Key, Outcome)>>, // in the order in which things happened
     calls: Mutex<Vec<Calling>>,
@@ -87,8 +87,8 @@ impl Shared {
     pub fn new() -> io::Result<Shared> {
         Ok(Shared {
             process: Process::this(),
-            handoff: Handoff::new()?,
-            bell: Arc::new(Bell::new()?),
+            ready_queue: ReadyQueue::new()?,
+            waker: Arc::new(Waker::new()?),
             stopping: AtomicBool::new(false),
             outcomes: Mutex::default(),
             calls: Mutex::default(),
@@ -97,8 +97,8 @@ impl Shared {
     }
 
     /// What wakes the worker's thread.
-    pub fn bell(&self) -> Arc<Bell> {
-        self.bell.clone()
+    pub fn waker(&self) -> Arc<Waker> {
+        self.waker.clone()
     }
 
     /// Whether this process has the worker's thread; a forked child has only what it looks like.
@@ -113,7 +113,7 @@ impl Shared {
         outcomes.push_back((model.to_owned(), key, outcome));
         drop(outcomes);
         if hurry {
-            self.bell.ring();
+            self.waker.wake();
         }
     }
 
@@ -149,7 +149,7 @@ impl Shared {
     /// Has the worker's thread say goodbye and end.
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
-        self.bell.ring();
+        self.waker.wake();
     }
 }
 
@@ -180,7 +180,7 @@ impl Loop {
         listener: Option<Listener>,
         host: Arc<dyn Host>,
     ) -> Loop {
-        let data = Subscription::new(shared.bell.clone());
+        let data = Subscription::new(shared.waker.clone());
         let begun = Instant::now();
         let decoder = Decoder::new(shared.clone());
         let names = Names::of(&address);
@@ -212,14 +212,14 @@ impl Loop {
         let mut next_tick = Time::ZERO;
         while !self.shared.stopping.load(Ordering::Acquire) {
             if let Err(error) = self.turn(&mut next_tick) {
-                self.shared.handoff.close(&format!("its sockets failed: {}", error));
+                self.shared.ready_queue.close(&format!("its sockets failed: {}", error));
                 return;
             }
         }
         self.do_work();
         let goodbye = self.machine.close();
         self.perform(goodbye);
-        self.shared.handoff.close("close() was called");
+        self.shared.ready_queue.close("close() was called");
     }
 
     /// Takes what there is; ticks when it is time.
@@ -227,7 +227,7 @@ impl Loop {
         let now = self.now();
         let may_hello = self.machine.wants_to_join(now);
         let found = self.poll(next_tick.saturating_sub(now), may_hello)?;
-        self.shared.bell.silence();
+        self.shared.waker.drain();
         self.shared.tell_overdue(); // W24, while it hangs on
         self.do_work();
         if found.control {
@@ -254,7 +254,7 @@ impl Loop {
             effects.extend(self.machine.tick(now));
             self.perform(effects);
             let inside = self.machine.inside();
-            if let Some(text) = self.names.as_mut().and_then(|names| names.attend(inside, now)) {
+            if let Some(text) = self.names.as_mut().and_then(|names| names.process_events(inside, now)) {
                 self.tell(Event::Notice { code: Code::from("unknown-host"), text });
             }
             self.note_state();
@@ -269,11 +269,11 @@ impl Loop {
 
     fn poll(&mut self, time: Duration, writable: bool) -> io::Result<Found> {
         let now = self.now();
-        let data = self.data.attend(now, &mut self.machine);
-        let control = self.control.attend(now);
+        let data = self.data.process_events(now, &mut self.machine);
+        let control = self.control.process_events(now);
         let events = |unsent| if unsent { zmq::POLLIN | zmq::POLLOUT } else { zmq::POLLIN };
         let watched = |(descriptor, unsent)| zmq::PollItem::from_fd(descriptor, events(unsent));
-        let mut items = vec![zmq::PollItem::from_fd(self.shared.bell.as_raw_fd(), zmq::POLLIN)];
+        let mut items = vec![zmq::PollItem::from_fd(self.shared.waker.as_raw_fd(), zmq::POLLIN)];
         items.extend(control.map(watched));
         items.extend(data.map(watched));
         let (said, here) = (self.control.has_arrived(), self.data.has_arrived());
@@ -388,7 +388,7 @@ impl Loop {
                 Effect::Connect { endpoint, ticket } => self.connect(&endpoint, ticket),
                 Effect::Redial => self.redial(),
                 Effect::Ready(staged) => {
-                    if let Some(older) = self.shared.handoff.put(staged) {
+                    if let Some(older) = self.shared.ready_queue.put(staged) {
                         let (model, key) = (older.model.clone(), older.key);
                         drop(older); // its buffer may serve what follows
                         let effects = self.machine.dropped(&model, key, self.now());
@@ -402,7 +402,7 @@ impl Loop {
                 Effect::Joined { epoch } => {
                     self.note_state();
                     self.tell(Event::Joined { epoch }); // before a call that waits for it returns
-                    self.shared.handoff.join(epoch);
+                    self.shared.ready_queue.join(epoch);
                 }
                 Effect::Lost => self.tell(Event::Lost),
                 Effect::Rejected { model, key, code, text } => self.rejected(model, key, code, text),
@@ -444,12 +444,12 @@ impl Loop {
             text: text.clone(),
         };
         self.tell(Event::Rejected { model, epoch, version, code: Code::from(code), text });
-        self.shared.handoff.reject(error);
+        self.shared.ready_queue.reject(error);
     }
 
     fn refused(&mut self, code: Code, text: String) {
         self.tell(Event::Refused { code: code.clone(), text: text.clone() });
-        self.shared.handoff.refuse(Error::Refused {
+        self.shared.ready_queue.refuse(Error::Refused {
             worker: self.worker.clone(),
             address: self.address.clone(),
             code,
@@ -475,6 +475,6 @@ struct CloseHandoff(Arc<Shared>);
 
 impl Drop for CloseHandoff {
     fn drop(&mut self) {
-        self.0.handoff.close("its thread ended unexpectedly, which is a bug");
+        self.0.ready_queue.close("its thread ended unexpectedly, which is a bug");
     }
 }

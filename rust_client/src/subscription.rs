@@ -3,13 +3,13 @@
 //! It belongs to one thread, which never waits here: another one looks up the host and connects,
 //! and rings a bell when it is done. A connection that breaks or falls silent is dialled again.
 
-use crate::bell::Bell;
 use crate::endpoint::Endpoint;
 use crate::limits::{COMMANDS, UNREAD_BYTES_MAX};
 use crate::raw::fork::Own;
 use crate::raw::os;
 use crate::raw::socket::{is_name, unix_by_name};
 use crate::transfer::Time;
+use crate::waker::Waker;
 use crate::zmtp::{Places, Published, Stream};
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -68,7 +68,7 @@ pub struct Subscription<T> {
     topics: BTreeSet<String>,
     connection: Option<Own<TcpStream>>,
     stream: Stream<T>,
-    bell: Arc<Bell>,
+    waker: Arc<Waker>,
     dialled: (Sender<Dialled>, Receiver<Dialled>),
     generation: u64, // of the endpoint, so that a connection to an older one is not taken
     dialling: bool,
@@ -80,7 +80,7 @@ pub struct Subscription<T> {
 }
 
 impl<T: Copy> Subscription<T> {
-    pub fn new(bell: Arc<Bell>) -> Subscription<T> {
+    pub fn new(waker: Arc<Waker>) -> Subscription<T> {
         Subscription {
             endpoint: None,
             ticket: String::new(),
@@ -88,7 +88,7 @@ impl<T: Copy> Subscription<T> {
             topics: BTreeSet::new(),
             connection: None,
             stream: Stream::new(&BTreeSet::new()),
-            bell,
+            waker,
             dialled: channel(),
             generation: 0,
             dialling: false,
@@ -133,7 +133,11 @@ impl<T: Copy> Subscription<T> {
     }
 
     /// Does what is due; returns the descriptor to watch, and whether to write to it.
-    pub fn attend(&mut self, now: Time, places: &mut impl Places<Ticket = T>) -> Option<(RawFd, bool)> {
+    pub fn process_events(
+        &mut self,
+        now: Time,
+        places: &mut impl Places<Ticket = T>,
+    ) -> Option<(RawFd, bool)> {
         while let Ok(dialled) = self.dialled.1.try_recv() {
             self.adopt(dialled, now);
         }
@@ -213,11 +217,11 @@ impl<T: Copy> Subscription<T> {
         };
         self.dial_at = now + self.pause;
         self.pause = (2 * self.pause).min(REDIAL_MAX);
-        let (generation, found, bell) = (self.generation, self.dialled.0.clone(), self.bell.clone());
+        let (generation, found, waker) = (self.generation, self.dialled.0.clone(), self.waker.clone());
         let dial = move || {
             let connection = dial(&endpoint, DIAL);
             let _ = found.send(Dialled { generation, connection }); // whoever asked may be gone
-            bell.ring();
+            waker.wake();
         };
         self.dialling = thread::Builder::new().name("weightbus-dial".to_owned()).spawn(dial).is_ok();
     }

@@ -298,7 +298,7 @@ impl Transfer {
         let patched = self.patched.as_mut()?;
         let (base, version) = patched.waits.take()?;
         let wanted = Arc::downgrade(&patched.wanted);
-        self.turn(Way::Patched);
+        self.change_way(Way::Patched);
         Some(Patching {
             model: self.announce.model.clone(),
             key: (self.announce.epoch, self.announce.version),
@@ -502,10 +502,10 @@ impl Transfer {
 
     /// Nothing more will be pushed, as far as we can tell: fetch at once.
     pub fn pull(&mut self) {
-        self.turn(Way::Unpushed);
+        self.change_way(Way::Unpushed);
     }
 
-    fn turn(&mut self, way: Way) {
+    fn change_way(&mut self, way: Way) {
         self.comes = next(COMING, self.comes, way).unwrap_or(self.comes);
     }
 

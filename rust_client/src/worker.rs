@@ -9,7 +9,6 @@ use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::fields::is_name;
 use crate::gate::Gate;
-use crate::handoff::{Found, Handoff};
 use crate::keys::WorkerKeys;
 use crate::layout::Layout;
 use crate::limits::{Timing, BYTES_MAX, LABEL_MAX, MODELS_MAX};
@@ -18,6 +17,7 @@ use crate::messages::{self, Metadata};
 use crate::model::{Model, Ran, Writing};
 use crate::patching::{Base, Bytes};
 use crate::raw::os::check_descriptors;
+use crate::ready_queue::{Found, ReadyQueue};
 use crate::reports::Identity;
 use crate::run::{Event, Listener, Loop, Outcome, Shared};
 use crate::segment::{Reading, Segment, Segments, Stale, Stamp};
@@ -308,7 +308,7 @@ impl Builder {
         }
         let shared = Arc::new(Shared::new().map_err(broken("no sockets"))?);
         let payload_max = machine.payload_bytes_max();
-        let control = Control::connect(&self.address, keys.as_ref(), payload_max, shared.bell())?;
+        let control = Control::connect(&self.address, keys.as_ref(), payload_max, shared.waker())?;
         let control = control.any_data_host(self.any_data_host);
         let (address, listener) = (self.address.clone(), self.listener);
         let run = Loop::new(machine, control, address, name.clone(), shared.clone(), listener, host);
@@ -473,7 +473,7 @@ impl Worker {
         self.check_process()?;
         let deadline = far(timeout);
         loop {
-            let staged = match self.handoff().take(&self.name, deadline)? {
+            let staged = match self.ready_queue().take(&self.name, deadline)? {
                 Found::Version(staged) => staged,
                 Found::Nothing => return Ok(None),
             };
@@ -511,7 +511,7 @@ impl Worker {
     /// Waits until the publisher has let this worker in; returns its epoch, if it has.
     pub fn wait_joined(&self, timeout: Duration) -> Result<Option<u64>, Error> {
         self.check_process()?;
-        self.handoff().wait_joined(&self.name, far(timeout))
+        self.ready_queue().wait_joined(&self.name, far(timeout))
     }
 
     /// How it stands: what runs is of now, the rest of a moment ago, at most a tenth of a second
@@ -535,9 +535,9 @@ impl Worker {
     /// let it be with the worker.
     pub fn ready_fd(&self) -> RawFd {
         if !self.shared.is_here() {
-            return self.handoff().bell(); // `receive` does not wait
+            return self.ready_queue().waker(); // `receive` does not wait
         }
-        self.handoff().descriptor()
+        self.ready_queue().descriptor()
     }
 
     /// Says goodbye, and closes the sockets. Whoever waits in `receive` gets `Error::Closed`.
@@ -565,14 +565,14 @@ impl Worker {
         Err(Error::Closed { worker: self.name.clone(), reason })
     }
 
-    fn handoff(&self) -> &Handoff {
-        &self.shared.handoff
+    fn ready_queue(&self) -> &ReadyQueue {
+        &self.shared.ready_queue
     }
 
     /// Applies a version, and tells what came of it before its model takes another one.
     fn apply(&self, staged: StagedVersion, deadline: Instant) -> Attempt {
         let (model, key) = (staged.model.clone(), staged.key);
-        let open = || !self.handoff().is_closed();
+        let open = || !self.ready_queue().is_closed();
         self.shared.tell(&model, key, Outcome::Taken);
         match self.targets.get(&model) {
             Some(Target::InPlace(its)) => match its.write(deadline, &open) {
@@ -609,7 +609,7 @@ impl Worker {
     fn put_back(&self, staged: StagedVersion) -> Attempt {
         let (model, key) = (staged.model.clone(), staged.key);
         let attempt = self.tell(&model, key, Attempt::InUse);
-        if self.handoff().put_back(staged).map(drop).is_some() {
+        if self.ready_queue().put_back(staged).map(drop).is_some() {
             self.tell(&model, key, Attempt::NotNewer);
         }
         attempt
@@ -929,7 +929,7 @@ mod tests {
     fn put(worker: &Worker, version: u64) {
         let layout = layout(r#"{"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#);
         let buffer = Buffers::default().take(1).unwrap().unwrap();
-        worker.handoff().put(staged("m", version, layout, buffer));
+        worker.ready_queue().put(staged("m", version, layout, buffer));
     }
 
     /// A version of two tensors of 1 MiB and a number, of which every byte is the same.

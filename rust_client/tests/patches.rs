@@ -443,7 +443,8 @@ fn what_speaks_of_another_patch_or_of_the_version_has_no_effect() {
     other.patches[0].0.version = 7;
     world.loses_patches = true;
     world.data("ctl", two.announcement(1, true));
-    let here = |world: &World| world.machine.slot(MODEL).unwrap().state().arriving.map(|(_, here, _)| here);
+    let here =
+        |world: &World| world.machine.follower(MODEL).unwrap().state().arriving.map(|(_, here, _)| here);
     assert_eq!(here(&world), Some(0));
     for message in other.patch_chunks(1, 0).into_iter().chain(two.pushed(1, true).split_off(1)) {
         world.control(message);

@@ -68,7 +68,7 @@ fn who_is_away_is_back_by_what_it_says_on_the_control_channel_alone() {
             ..Default::default()
         });
         assert!(publisher
-            .receive_word(&[token().as_bytes(), &encode(&said)].concat(), later(1000))
+            .receive_report(&[token().as_bytes(), &encode(&said)].concat(), later(1000))
             .is_some());
     };
     let cases = [

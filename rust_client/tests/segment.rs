@@ -218,7 +218,7 @@ fn after_a_torn_copy_nothing_runs_and_the_network_brings_what_is_next() {
     machine.taken(MODEL, staged.key);
     let effects = machine.failed(MODEL, staged.key, "overwritten", false, NOW);
     assert!(matches!(sent(&effects)[..], [FromWorker::Failed(Failed { intact: false, .. })]));
-    assert_eq!(machine.slot(MODEL).unwrap().running(), None);
+    assert_eq!(machine.follower(MODEL).unwrap().running(), None);
     assert_eq!(machine.applied_epoch(), 1, "no older publisher is followed");
     let effects = announce(&mut machine, &version, &path, false);
     assert!(ready(effects).is_none(), "it was not to be had from there");
@@ -248,7 +248,7 @@ fn a_new_name_has_its_epoch() {
         _ => false,
     };
     assert!(effects.iter().any(told));
-    assert_eq!(machine.slot(MODEL).unwrap().state().metadata, metadata);
+    assert_eq!(machine.follower(MODEL).unwrap().state().metadata, metadata);
     assert_eq!(machine.applied_epoch(), 5, "no older publisher is followed");
 }
 

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from weightbus import Publisher, Subscriber
+from weightbus.bus.worker.follower import Follower
 from weightbus.bus.worker.machine import WorkerMachine
-from weightbus.bus.worker.slot import Slot
 from weightbus.python_client import subscriber as subscribers
 from weightbus.python_client.settings import BASES
 from weightbus.tests.client.settling import settled
@@ -57,9 +57,9 @@ def patch(publisher: Publisher, model: object, **options: Any) -> Receipt:
     return publisher.publish("m", model, **told)
 
 
-def slot_of(worker: Subscriber) -> Slot:
+def slot_of(worker: Subscriber) -> Follower:
     machine: WorkerMachine = worker._loop._machine  # noqa: SLF001 # pyright: ignore
-    return machine.slots["m"]
+    return machine.followers["m"]
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def test_what_changed_is_sent_and_what_is_applied_was_published(
             assert "delta-1" in str(receipt)
         assert came(publisher.publish("m", weights(2), timeout=SECONDS)) == "raw"
         check(here, weights(2))
-        assert slot_of(worker).holds.base is None, "nothing is kept where no patches come"
+        assert slot_of(worker).versions.base is None, "nothing is kept where no patches come"
 
 
 def test_workers_with_and_without_patches_share_one_publish(
@@ -127,7 +127,7 @@ def test_workers_with_and_without_patches_share_one_publish(
             assert came(receipt, "old") == "raw"
             assert came(receipt, "new") == ("delta-1" if step else "raw")
             model = trained(model, step)
-        assert slot_of(other).holds.base is None
+        assert slot_of(other).versions.base is None
 
 
 def test_a_worker_that_missed_a_version_gets_one_patch_from_what_it_runs() -> None:
@@ -171,7 +171,7 @@ def test_bytes_that_somebody_changed_are_found_out_and_mended(
     caplog.set_level(logging.INFO)
     with bus(w=here) as (publisher, worker):
         patch(publisher, model)
-        base = slot_of(worker).holds.base
+        base = slot_of(worker).versions.base
         assert base is not None
         base.data[1000] ^= 1
         model = trained(model, 0)
@@ -225,7 +225,7 @@ def test_a_resident_model_is_what_patches_build_on_unless_somebody_has_changed_i
                     here.weight[3, 3] += 1
             assert came(patch(publisher, model)) == encoding
             assert torch.equal(here.weight, model.weight)
-            assert slot_of(worker).holds.base is not None
+            assert slot_of(worker).versions.base is not None
 
 
 def test_nothing_is_patched_on_the_shared_road() -> None:
@@ -252,7 +252,7 @@ def test_after_a_restart_patches_build_on_what_runs_by_its_new_name(tmp_path: Pa
         publisher.close()
         with bus(few=few) as (again,):
             assert worker.wait_for_version("m", 1, epoch=old + 1, timeout=SECONDS)
-            base = slot_of(worker).holds.base
+            base = slot_of(worker).versions.base
             assert base is not None
             wait_for(lambda: base.running.epoch == again.epoch, "its new name", SECONDS)
             ways: list[str] = []

@@ -48,7 +48,7 @@ def where(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def waiting(subscriber: Subscriber) -> bool:
-    return bool(subscriber._handoff._turns)  # noqa: SLF001 # pyright: ignore
+    return bool(subscriber._ready_queue._waiters)  # noqa: SLF001 # pyright: ignore
 
 
 def received(

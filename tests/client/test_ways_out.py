@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,8 +82,17 @@ def test_top_without_a_terminal_shows_it_once_and_says_so() -> None:
     assert "no terminal to draw on: shown once; --json" in done.stderr
 
 
+@pytest.fixture
+def _no_nohup() -> Iterator[None]:
+    """Have child processes handle SIGHUP, also where these tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("_no_nohup")
 def test_a_session_that_is_closed_ends_a_command_in_order(tmp_path: Path) -> None:
-    """SIGHUP: the worker says goodbye, and is not lost."""
+    """On SIGHUP the worker sends `bye`, and the publisher does not report it as lost."""
     out = tmp_path / "model.safetensors"
     with Publisher() as publisher:
         words = [sys.executable, "-m", "weightbus", "subscribe", publisher.address, "--model", "m"]

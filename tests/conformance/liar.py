@@ -15,7 +15,7 @@ from weightbus.bus.messages import Commit
 from weightbus.bus.net import copier
 from weightbus.bus.staged import Patching
 from weightbus.bus.worker import patches, transfer
-from weightbus.bus.worker.slot import Slot
+from weightbus.bus.worker.follower import Follower
 from weightbus.codecs import native
 from weightbus.python_client import subscriber
 from weightbus.tests.conformance import python_driver
@@ -192,11 +192,11 @@ def blind() -> None:
 def obedient() -> None:
     """Be a client that follows every commit."""
 
-    def committed(slot: Slot, _commit: Commit) -> list[Effect]:
-        held = slot.holds.at["staged"]
-        return slot._commit(held) if held is not None else []  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    def committed(follower: Follower, _commit: Commit) -> list[Effect]:
+        held = follower.versions.at["staged"]
+        return follower._commit(held) if held is not None else []  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
-    Slot.committed = committed  # type: ignore[assignment, method-assign]
+    Follower.committed = committed  # type: ignore[assignment, method-assign]
 
 
 def old() -> None:

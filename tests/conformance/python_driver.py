@@ -55,7 +55,7 @@ class Driven(Subscriber):
     @property
     def joined_epoch(self) -> int:
         """The epoch of the latest session; 0 before the first."""
-        return self._handoff.joined_epoch
+        return self._ready_queue.joined_epoch
 
 
 class Users:

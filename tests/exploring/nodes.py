@@ -22,10 +22,10 @@ from weightbus.bus.epochs import Ages
 from weightbus.bus.limits import Timing
 from weightbus.bus.publisher.version import BytesInPlace
 from weightbus.bus.staged import Patching
-from weightbus.bus.worker.holdings import NOT_YET, Held, Holdings
 from weightbus.bus.worker.layouts import Expected
 from weightbus.bus.worker.reports import Identity
 from weightbus.bus.worker.transfer import Transfer
+from weightbus.bus.worker.version_store import NOT_YET, VersionEntry, VersionStore
 from weightbus.codecs.layout import Layout
 
 # What never changes once it is made.
@@ -34,7 +34,7 @@ FIXED = (
     *(Layout, Timing, ChunkPlan, Expected, Identity),
 )
 # Frozen as well, but of moments, or of memory that is used again.
-MOVING = {"StagedVersion", "_Terms", "_Exact", "_PutOff"}
+MOVING = {"StagedVersion", "_Terms", "_Exact", "_Backoff"}
 BUILT = (tuple, frozenset, MethodType, msgspec.Struct)  # of what it consists of, all at once
 # Moments in the past, and how many seconds of their age matter: as many as the longest timer that
 # begins with them. 0: nothing depends on it but what people are told.
@@ -120,8 +120,8 @@ def _empty(given: Any) -> Any:
     if isinstance(given, bytearray):
         return bytearray(given)
     if isinstance(given, deque):
-        ring: deque[Any] = given
-        return deque[Any](maxlen=ring.maxlen)
+        wake: deque[Any] = given
+        return deque[Any](maxlen=wake.maxlen)
     if isinstance(given, BUILT):
         return None
     return cast("object", object.__new__(type(given)) if _is_object(given) else type(given)())
@@ -243,15 +243,15 @@ class _Forming:
                 if crc is None:
                     chunks.memory[begin:end] = 0
             given.tries *= given.patch is not None  # it is counted for patches alone
-        elif isinstance(given, Holdings):
+        elif isinstance(given, VersionStore):
             for buffer in given._free:  # noqa: SLF001 # pyright: ignore
                 buffer[:] = 0
         elif isinstance(given, Ages):
             given._since = {}  # noqa: SLF001 # pyright: ignore
-        elif isinstance(given, Held) and given.phase in WHOLE:  # how it came is over
+        elif isinstance(given, VersionEntry) and given.phase in WHOLE:  # how it came is over
             given.pushed = False
             given.transfer = NOT_YET
-        elif isinstance(given, Held) and given.phase == "arriving" and given.transfer.patch:
+        elif isinstance(given, VersionEntry) and given.phase == "arriving" and given.transfer.patch:
             assert given.chunks is not None
             given.chunks.memory[:] = 0  # the patch arrives elsewhere, and is decoded all at once
         elif isinstance(given, Patching):

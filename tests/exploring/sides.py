@@ -34,9 +34,9 @@ from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import Offer, OfferedPatch, Version
 from weightbus.bus.staged import Patching, StagedVersion
 from weightbus.bus.worker.events import Decoded, Report
-from weightbus.bus.worker.holdings import IN_MEMORY
 from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.bus.worker.reports import Identity
+from weightbus.bus.worker.version_store import IN_MEMORY
 from weightbus.codecs.delta.encoding import encode as encode_patch
 from weightbus.codecs.layout import Layout
 from weightbus.python_client.settings import BASES
@@ -126,14 +126,14 @@ class WorkerSide:
         self.refusal = ""
 
     @property
-    def slot(self) -> Any:
+    def follower(self) -> Any:
         """Its only model."""
-        return self.machine.slots[MODEL]
+        return self.machine.followers[MODEL]
 
     @property
     def runs(self) -> Key:
         """The version that it runs; (0, 0): none."""
-        running = self.slot.running
+        running = self.follower.running
         return (running.epoch, running.version) if running else (0, 0)
 
     def act(self, event: Event, now: float) -> list[Did]:
@@ -214,7 +214,7 @@ class WorkerSide:
 
     def check(self) -> None:
         """Look at it between two events."""
-        holds = self.slot.holds
+        holds = self.follower.versions
         held = [h for h in holds.all(*IN_MEMORY) if h.chunks is not None]
         free = holds._free  # noqa: SLF001
         assert len(held) <= BUFFERS_MAX, f"{len(held)} copies of a model are held"
@@ -232,8 +232,8 @@ class WorkerSide:
 
     def check_base(self) -> None:
         """What patches build on is what runs, or is needed for one that arrives."""
-        base = self.slot.holds.base
-        if base is not None and base.running == self.slot.running:
+        base = self.follower.versions.base
+        if base is not None and base.running == self.follower.running:
             assert label_of(base.data) == self.label, "what patches build on is not what runs"
         else:
             assert base is None or base.users, f"{base.running} is kept for nothing"

@@ -526,7 +526,7 @@ class World:
             return f"{name} runs {worker.runs}, the latest is {side.latest}"
         if peer is None or peer.lost or peer.runs(MODEL) != worker.runs:
             return f"the roster does not know that {name} runs {worker.runs}"
-        busy = worker.slot.holds.all("announced", "arriving", "staged", "ready", "applying")
+        busy = worker.follower.versions.all("announced", "arriving", "staged", "ready", "applying")
         return f"{name} is still at {busy or worker.patches}" if busy or worker.patches else ""
 
 

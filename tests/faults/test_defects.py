@@ -18,10 +18,10 @@ from weightbus import Publisher, PublishError, Settings, Subscriber
 from weightbus.bus import effects
 from weightbus.bus.effects import Effect
 from weightbus.bus.net.worker_loop import WorkerLoop
-from weightbus.bus.worker.holdings import Holdings
+from weightbus.bus.worker.follower import Follower
 from weightbus.bus.worker.machine import WorkerMachine
-from weightbus.bus.worker.slot import Slot
 from weightbus.bus.worker.transfer import Transfer
+from weightbus.bus.worker.version_store import VersionStore
 
 SECONDS = 30.0
 QUICK_SECONDS = 20.0  # for one version, of which the first may fail
@@ -79,7 +79,7 @@ class Scene:
                 applied = True
         with self.worker.reading():
             assert self.target["w"].min() == self.target["w"].max() == 9
-        assert self.worker._handoff.failure is None  # noqa: SLF001 # pyright: ignore
+        assert self.worker._ready_queue.failure is None  # noqa: SLF001 # pyright: ignore
 
 
 @pytest.fixture(name="scene", params=[False, True], ids=["network", "shared memory"])
@@ -92,11 +92,11 @@ def _scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
 PLACES: list[tuple[type, str, int]] = [
     *((WorkerMachine, name, n) for name in ("receive", "receive_published") for n in (1, 2, 5)),
     *((WorkerMachine, name, 1) for name in ("tick", "happened", "place")),
-    *((Slot, name, 1) for name in ("announced", "chunk", "end", "tick", "repeat", "happened")),
-    *((Slot, name, 1) for name in ("_begin", "_reserve", "_receive", "_arrived", "_commit")),
-    *((Slot, name, 1) for name in ("_applied", "reconnected", "runs")),
-    *((Holdings, name, 1) for name in ("expect", "reuse", "give", "hear")),
-    *((Holdings, "move", n) for n in range(1, 7)),
+    *((Follower, name, 1) for name in ("announced", "chunk", "end", "tick", "repeat", "happened")),
+    *((Follower, name, 1) for name in ("_begin", "_reserve", "_receive", "_arrived", "_commit")),
+    *((Follower, name, 1) for name in ("_applied", "reconnected", "runs")),
+    *((VersionStore, name, 1) for name in ("expect", "reuse", "give", "hear")),
+    *((VersionStore, "move", n) for n in range(1, 7)),
     *((Transfer, name, n) for name in ("add", "wants", "end", "lend") for n in (1, 2)),
 ]
 

@@ -195,7 +195,7 @@ def test_every_call_of_a_subscriber_is_refused_in_a_child() -> None:
             "error": lambda: _raised(worker.error),
         }
         assert calls.keys() == public(Subscriber) - {"close", "close_awaitable"} | {"__aiter__"}
-        with locked_elsewhere(vars(worker)["_handoff"].lock):
+        with locked_elsewhere(vars(worker)["_ready_queue"].lock):
             told = told_in_child(calls, [worker.close])
         for name, (text, seconds) in told.items():
             assert f"made in process {os.getpid()}, this is process" in text, (name, text)
@@ -253,7 +253,7 @@ def test_a_version_that_is_staged_is_not_applied_in_a_child() -> None:
         publisher.wait_for_workers(1, SECONDS)
         under_way = publisher.publish_async("m", weights(1), timeout=SECONDS)
         with worker.stage(SECONDS, version=1) as staged:
-            with locked_elsewhere(vars(worker)["_handoff"].lock):
+            with locked_elsewhere(vars(worker)["_ready_queue"].lock):
                 told = told_in_child({"apply": lambda: staged.apply(SECONDS)})
             text, seconds = told["apply"]
             assert f"made in process {os.getpid()}" in text

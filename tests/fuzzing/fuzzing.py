@@ -256,7 +256,7 @@ def worker(case: Case) -> None:
     machine = _machine()
     _done(machine, machine.receive([encode(_WELCOME)], 0.0), 0.0)
     _told(machine, frames_of(case))
-    assert machine.slots["policy"].running is None, "it runs what its user has never applied"
+    assert machine.followers["policy"].running is None, "it runs what its user has never applied"
 
 
 def patched_worker(case: Case) -> None:
@@ -268,12 +268,12 @@ def patched_worker(case: Case) -> None:
             for what in ("taken", "applied"):
                 report = Report("policy", staged.key, what, bytes=staged.own)
                 _done(machine, machine.happened(report, 0.0), 0.0)
-        assert number or not machine.slots["policy"].running
-    slot, running = machine.slots["policy"], Running(7, 1, version.digest)
-    assert slot.running == running
+        assert number or not machine.followers["policy"].running
+    follower, running = machine.followers["policy"], Running(7, 1, version.digest)
+    assert follower.running == running
     _told(machine, frames_of(case))
-    assert slot.running == running, "it runs what its user has never applied"
-    base = slot.holds.base
+    assert follower.running == running, "it runs what its user has never applied"
+    base = follower.versions.base
     assert base is None or base.data.tobytes() == _weights(1).tobytes(), "it writes to its base"
 
 

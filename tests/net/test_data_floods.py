@@ -59,7 +59,7 @@ class Peer:
 
     def turn(self) -> list[bytes]:
         """Do what the worker's thread does in a turn; return a message that has come."""
-        self.subscription.attend(self.now)
+        self.subscription.process_events(self.now)
         arrived = self.subscription.receive(self.now)
         return [] if arrived is None else frames_of(arrived)
 

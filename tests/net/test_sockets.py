@@ -17,7 +17,7 @@ from weightbus.bus.net import control as sockets
 from weightbus.bus.net import listening
 from weightbus.bus.net.control import WorkerSockets
 from weightbus.bus.net.endpoints import host_and_port
-from weightbus.bus.net.pub import Distribution
+from weightbus.bus.net.pub import PubSocket
 from weightbus.bus.net.publisher_sockets import PublisherSockets
 from weightbus.bus.net.sub import SILENCE_SECONDS
 from weightbus.tests.net.dealers import received
@@ -48,7 +48,7 @@ def heard(publisher: PublisherSockets, worker: WorkerSockets) -> list[bytes]:
     while time.monotonic() < deadline:
         worker.poll(0.01)
         assert worker.data.receive(now()) is None, "it speaks up only once it has greeted"
-        if publisher.poll(0.0).data and (subscription := publisher.data.receive_heard()):
+        if publisher.poll(0.0).data and (subscription := publisher.data.receive_input()):
             return list(subscription[1])
     raise TimeoutError("nobody has subscribed")
 
@@ -83,18 +83,18 @@ def test_where_any_port_does_a_port_that_is_taken_does_not_matter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[str] = []
-    bind = Distribution.bind
+    bind = PubSocket.bind
 
     def taken_at_first(
-        distribution: Distribution, endpoint: str, parameter: str, patience: float = 1.0
+        pub_socket: PubSocket, endpoint: str, parameter: str, patience: float = 1.0
     ) -> str:
         asked.append(endpoint)
         if len(asked) == 1:
             assert not patience, "it waits for a port in place of which any other does"
             raise AddressError("it is in use")
-        return bind(distribution, endpoint, parameter)
+        return bind(pub_socket, endpoint, parameter)
 
-    monkeypatch.setattr(Distribution, "bind", taken_at_first)
+    monkeypatch.setattr(PubSocket, "bind", taken_at_first)
     publisher = PublisherSockets("tcp://lo:0", None)  # as ZeroMQ takes names of interfaces
     host, port = host_and_port(publisher.address)
     assert asked == [f"tcp://{host}:{port + 1}", f"tcp://{host}:0"]
@@ -160,7 +160,7 @@ def test_a_connection_that_speaks_now_and_then_stays(
         clock[0] += 0.7 * SILENCE_SECONDS
         publisher.broadcast([b"a/ctl", b"%d" % number], time.monotonic())
         assert published(publisher, worker) == [b"a/ctl", b"%d" % number]
-    assert publisher.data.receive_heard() is None, "it has dialled again"
+    assert publisher.data.receive_input() is None, "it has dialled again"
 
 
 @pytest.mark.parametrize("left_behind", [False, True])

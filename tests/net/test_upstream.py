@@ -35,7 +35,7 @@ from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.bus.worker.reports import Identity
 from weightbus.tests.client.settling import settled
 from weightbus.tests.compose.waiting import wait_for
-from weightbus.tests.net.test_distribution import Bench
+from weightbus.tests.net.test_pub_socket import Bench
 from weightbus.tests.publisher.test_publisher_machine import Bench as Publishing
 from weightbus.tests.publisher.test_publisher_machine import hello, sent
 from weightbus.tests.simulation.virtual_shell import perform, version_of
@@ -64,7 +64,7 @@ class Workers(Publishing):
         return token_of(welcome, UPSTREAM)
 
     def word(self, token: str, message: Message) -> list[Effect] | None:
-        effects = self.machine.receive_word(token.encode() + encode(message), 0.0)
+        effects = self.machine.receive_report(token.encode() + encode(message), 0.0)
         return None if effects is None else perform(self.machine, effects, 0.0)
 
     def resolved(self, effects: list[Effect] | None) -> bool:
@@ -95,12 +95,12 @@ def test_nobody_else_can_say_it() -> None:
     workers.publish()
     [token] = workers.tokens.values()
     other = f"{int(token, 16) ^ 1:0{TOKEN_BYTES}x}"
-    for forged in (other, "", token[:-1], token.replace("0", "\0"), "g" * TOKEN_BYTES):
-        assert workers.word(forged, DONE) is None
+    for invalid_frames in (other, "", token[:-1], token.replace("0", "\0"), "g" * TOKEN_BYTES):
+        assert workers.word(invalid_frames, DONE) is None
     for message in (Bye(), Ping(), Hello(name="w0", instance="0" * 32, models={})):
         assert workers.word(token, message) is None, "this belongs to the control channel"
-    assert workers.machine.receive_word(token.encode() + b"{}", 0.0) is None
-    assert workers.machine.receive_word(b"", 0.0) is None
+    assert workers.machine.receive_report(token.encode() + b"{}", 0.0) is None
+    assert workers.machine.receive_report(b"", 0.0) is None
     wrong = Applied(model="a", epoch=7, version=1, digest="0" * 64)
     assert not workers.resolved(workers.word(token, wrong)), "its digest is not the version's"
     assert workers.resolved(workers.word(token, DONE))
@@ -183,25 +183,25 @@ def test_words_are_taken_in_turns_and_cost_who_forges_them() -> None:
     bench, count = Bench(), 3 * int(SUBSCRIPTIONS.burst)
     told: list[bytes] = []
 
-    def until(done: Callable[[], bool], *, forged: bool) -> None:
+    def until(done: Callable[[], bool], *, invalid_frames: bool) -> None:
         deadline, pending = time.monotonic() + SECONDS, word(b"t" * 64) * count
         while not done():
             assert time.monotonic() < deadline, "it never came true"
             with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
                 pending = pending[connection.send(pending) :] if pending else b""
-            bench.attend()
-            while (found := bench.distribution.receive_heard()) is not None:
+            bench.process_events()
+            while (found := bench.pub_socket.receive_input()) is not None:
                 assert len(found.words) < 64, "no more than one look brings"
                 told.extend(found.words)
-                found.outlet.forged += len(found.words) * forged
+                found.subscriber.invalid_frames += len(found.words) * invalid_frames
 
     with contextlib.closing(bench):
         connection = bench.knock(b"a/ctl")
-        until(lambda: len(told) == count, forged=False)
+        until(lambda: len(told) == count, invalid_frames=False)
         assert set(told) == {b"t" * 64}
         assert bench.wanted(b"a/ctl"), "it has said what is true"
         told.clear()
-        until(lambda: not bench.wanted(b"a/ctl"), forged=True)
+        until(lambda: not bench.wanted(b"a/ctl"), invalid_frames=True)
         assert len(told) < count
 
 
@@ -215,7 +215,7 @@ def test_a_publish_ends_by_words_alone_and_without_any(monkeypatch: pytest.Monke
     ):
         publisher.wait_for_workers(1, SECONDS)
         taken: list[bytes] = []
-        receive = PublisherMachine.receive_word
+        receive = PublisherMachine.receive_report
 
         def note(self: PublisherMachine, word: bytes, now: float) -> list[Effect] | None:
             taken.append(word)
@@ -225,7 +225,7 @@ def test_a_publish_ends_by_words_alone_and_without_any(monkeypatch: pytest.Monke
             publisher.publish("a", {"w": source}, timeout=SECONDS)
             return bool(taken)
 
-        monkeypatch.setattr(PublisherMachine, "receive_word", note)
+        monkeypatch.setattr(PublisherMachine, "receive_report", note)
         wait_for(published, "a word, once the data connection is open", SECONDS)
         monkeypatch.setattr(Subscription, "say", lambda _self, _body: True)
         receipt = publisher.publish("a", {"w": source}, timeout=SECONDS)

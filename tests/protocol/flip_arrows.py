@@ -50,7 +50,7 @@ ROOT = Path(__file__).parents[2]
 VECTORS = ROOT / "tests" / "vectors"
 SEQUENCES = ("sequences.json", "applying.json", "renaming.json")
 TESTS = (
-    *("worker/test_slot.py", "worker/test_worker_machine.py"),
+    *("worker/test_follower.py", "worker/test_worker_machine.py"),
     "protocol/test_machines.py",
 )
 TESTS_OF_PUBLISHER = (

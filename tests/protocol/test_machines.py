@@ -47,9 +47,9 @@ from weightbus.bus.publisher.publication import CommitMode, Publication, Terms
 from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import Offer, Version
 from weightbus.bus.worker.events import Outcome, Report
-from weightbus.bus.worker.holdings import IN_MEMORY
 from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.bus.worker.reports import Identity
+from weightbus.bus.worker.version_store import IN_MEMORY
 from weightbus.codecs.checksum import digest
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.native import crc32c
@@ -381,7 +381,7 @@ class Student:
 
 def runs(machine: WorkerMachine, model: str) -> tuple[int, int]:
     """Return what a worker runs of a model."""
-    running = machine.slots[model].running
+    running = machine.followers[model].running
     return (running.epoch, running.version) if running else (0, 0)
 
 
@@ -415,10 +415,10 @@ def test_a_worker_takes_anything(inside: bool, events: list[tuple[Any, ...]]) ->
     if inside:
         student.receive([encode(welcome)])
     for what, *arguments in events:
-        before = {model: runs(student.machine, model) for model in student.machine.slots}
+        before = {model: runs(student.machine, model) for model in student.machine.followers}
         getattr(student, what)(*arguments)
-        for model, slot in student.machine.slots.items():
-            held = len(slot.holds.all(*IN_MEMORY))
+        for model, follower in student.machine.followers.items():
+            held = len(follower.versions.all(*IN_MEMORY))
             assert held <= BUFFERS_MAX
             assert runs(student.machine, model) >= before[model]
     student.look(student.machine.close())

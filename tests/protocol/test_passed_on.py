@@ -72,7 +72,7 @@ class Worker:
     def __init__(self, name: str) -> None:
         identity = Identity(name, "a" * 32, "client", "host", 5)
         self.machine = WorkerMachine(identity, ["a"], lambda _m, _l: "", 2**20, TIMING)
-        self.holds = self.machine.slots["a"].holds
+        self.versions = self.machine.followers["a"].versions
         self.ready: list[StagedVersion] = []
         self.said: list[Message] = []
 
@@ -96,7 +96,7 @@ class Worker:
     @property
     def arriving(self) -> Chunks[Memory]:
         """What arrives, as far as it has."""
-        held = self.holds.at["arriving"]
+        held = self.versions.at["arriving"]
         assert held is not None
         assert held.chunks is not None
         return held.chunks
@@ -247,7 +247,7 @@ def test_what_came_in_one_message_is_given_out_as_well(monkeypatch: pytest.Monke
         chain.above.hears(Announce(**told), chain.now, payload)
         if each is first:
             chain.above.ends("applied", chain.now)
-    held = chain.above.holds.at["ready"]
+    held = chain.above.versions.at["ready"]
     assert held is not None
     assert held.chunks is not None
     assert held.chunks.crcs == made.chunks.crcs

@@ -12,9 +12,9 @@ import pytest
 from weightbus.bus.limits import Timing
 from weightbus.bus.messages import Announce
 from weightbus.bus.publisher.phases import DECISIONS, TARGETS, VERSIONS, WORKERS
-from weightbus.bus.worker.holdings import IN_MEMORY, Held, Holdings
 from weightbus.bus.worker.phases import ARROWS, COMING, LACKS, MODES, SESSIONS, Event, Phase
 from weightbus.bus.worker.transfer import Transfer
+from weightbus.bus.worker.version_store import IN_MEMORY, VersionEntry, VersionStore
 from weightbus.tests.vectors import phase_cases
 
 ROOT = Path(__file__).parents[2]
@@ -105,7 +105,7 @@ def test_the_vectors_have_every_pair(_: str, file: str, tables: dict[str, Table]
 @pytest.mark.parametrize("phase", ARROWS)
 @pytest.mark.parametrize("event", EVENTS)
 def test_what_has_no_arrow_changes_nothing(phase: Phase, event: Event) -> None:
-    holds = Holdings()
+    holds = VersionStore()
     held = at(holds, phase)
     after, had = ARROWS[phase].get(event), held.chunks is not None
     assert holds.move(held, event) == (after is not None)
@@ -117,7 +117,7 @@ def test_what_has_no_arrow_changes_nothing(phase: Phase, event: Event) -> None:
     assert (held.key in holds.rejected) == (held.phase == "rejected")
 
 
-def at(holds: Holdings, phase: Phase) -> Held:
+def at(holds: VersionStore, phase: Phase) -> VersionEntry:
     """Return a version that has come to a phase along the arrows."""
     told = {"layout": "0" * 64, "layout_bytes": 10, "nbytes": 8, "chunk_bytes": 8}
     words = {"commit": "auto", "acknowledge": "applied", "encoding": "raw"}

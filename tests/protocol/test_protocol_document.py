@@ -30,8 +30,8 @@ from weightbus.bus.messages import (
 )
 from weightbus.bus.publisher import offers
 from weightbus.bus.token_bucket import Rate
+from weightbus.bus.worker import follower
 from weightbus.bus.worker import layouts as acceptance
-from weightbus.bus.worker import slot
 from weightbus.codecs import checksum, layout
 from weightbus.codecs.dtypes import DTYPES
 from weightbus.tests.vectors import levels
@@ -276,7 +276,7 @@ def test_numbers_in_the_rules_are_those_of_the_code() -> None:
     assert f"At most {limits.WINDOW_CHUNKS} chunks may be outstanding" in worker
     assert f"at most {limits.PUSH_CHUNKS} chunks ahead" in " ".join(publisher.split())
     assert f"after every {limits.PROGRESS_CHUNKS} pushed chunks" in " ".join(worker.split())
-    assert slot.RESTARTS_MAX == 3
+    assert follower.RESTARTS_MAX == 3
     assert "three times in all" in " ".join(worker.split())
     assert f"at most {limits.HEADER_BYTES_MAX} bytes" in section("4. Headers")
     rules = section("5.1 What is a layout")
@@ -403,7 +403,7 @@ def test_the_codes_of_verified_are_those_of_the_code() -> None:
 def test_the_codes_of_failed_are_those_of_the_code() -> None:
     rows = table("13. Codes", 1)
     assert {unquoted(row[0]) for row in rows} == failed_codes()
-    assert {unquoted(row[0]) for row in rows if row[1] == "yes"} == slot.TRANSIENT
+    assert {unquoted(row[0]) for row in rows if row[1] == "yes"} == follower.TRANSIENT
 
 
 # The document itself.

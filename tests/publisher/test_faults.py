@@ -24,7 +24,7 @@ from weightbus.bus.messages import (
     from_publisher,
 )
 from weightbus.bus.net import publisher_loop
-from weightbus.bus.net.pub import Heard
+from weightbus.bus.net.pub import SubscriberInput
 from weightbus.bus.net.publisher_loop import FAILED_TURNS_MAX, PublisherLoop, Reply
 from weightbus.bus.net.publisher_sockets import Found, PublisherSockets
 from weightbus.bus.publisher import calls, joining, observers, offers, publishing, reports, sessions
@@ -69,13 +69,13 @@ class Road:
         self.data = self
         self.broken: Callable[[str, tuple[Any, ...]], bool] = lambda _name, _given: False
         self.control: deque[tuple[bytes, list[bytes]]] = deque()  # what workers have said
-        self.heard: deque[Heard] = deque()
+        self.heard: deque[SubscriberInput] = deque()
         self.closed: deque[tuple[bytes, str]] = deque()
         self.answers: deque[tuple[bytes, Any]] = deque()
         self.raised = 0
         self._bell = threading.Event()
         for name in (
-            *("poll", "receive", "receive_heard", "send", "broadcast", "withdraw", "hang_up"),
+            *("poll", "receive", "receive_input", "send", "broadcast", "withdraw", "hang_up"),
             *("follow", "screen", "turned_away", "take_closed", "keep_up", "admit", "answer"),
             "wake_up",
         ):
@@ -115,7 +115,7 @@ class Road:
     def _receive(self) -> tuple[bytes, list[bytes]] | None:
         return self.control.popleft() if self.control else None
 
-    def _receive_heard(self) -> Heard | None:
+    def _receive_input(self) -> SubscriberInput | None:
         return self.heard.popleft() if self.heard else None
 
     def _take_closed(self, _now: float) -> list[tuple[bytes, str]]:
@@ -228,8 +228,8 @@ def bad_says(*messages: Any) -> Callable[[Scene], None]:
 
 def heard(*topics: bytes, words: Sequence[bytes] = (), ticket: str = "") -> Callable[[Scene], None]:
     def say(scene: Scene) -> None:
-        outlet: Any = SimpleNamespace(forged=0)
-        scene.road.heard.append(Heard(outlet, topics, words, ticket))
+        subscriber: Any = SimpleNamespace(invalid_frames=0)
+        scene.road.heard.append(SubscriberInput(subscriber, topics, words, ticket))
         scene.road.wake()
 
     return say
@@ -285,12 +285,12 @@ PLACES: dict[str, tuple[Callable[[Scene], None], Callable[[Scene], None]]] = {
         lambda s: s.fails(reports, "runs", of_bad),
         bad_says(Applied(model=MODEL, epoch=7, version=1, digest="")),
     ),
-    "receive_heard": (lambda s: s.breaks("receive_heard"), heard(b"a/ctl")),
+    "receive_input": (lambda s: s.breaks("receive_input"), heard(b"a/ctl")),
     "redeem": (lambda s: s.fails(s.machine, "redeem"), heard(ticket="1" * 32)),
     "admit": (lambda s: s.breaks("admit"), heard(ticket="1" * 32)),
     "subscribed": (lambda s: s.fails(s.machine, "subscribed"), heard(b"a/ctl")),
     "answer": (lambda s: s.breaks("answer"), heard(b"a/ctl")),
-    "a word": (lambda s: s.fails(s.machine, "receive_word"), heard(words=[b"word"])),
+    "a word": (lambda s: s.fails(s.machine, "receive_report"), heard(words=[b"word"])),
     "take_closed": (
         lambda s: s.breaks("take_closed"),
         lambda s: s.road.closed.append((b"bad", "")),

@@ -806,7 +806,7 @@ def test_what_the_dead_have_said_on_their_data_connection_is_no_sign_of_life() -
     version, _ = bench.publish(seconds=60)
     gone(bench, "w0")
     word = b"5" * 32 + encode(report(Applied, version))
-    assert bench.machine.receive_word(word, bench.now)
+    assert bench.machine.receive_report(word, bench.now)
     assert notices(bench.pass_time(bench.machine.state.timing.gone_after), "lost")
 
 

@@ -131,9 +131,9 @@ def test_words_with_wrong_digests_are_nobodys() -> None:
     bench.say(b"w", hello("w", features=[UPSTREAM]))
     word = Applied(model=MODEL, epoch=7, version=9, digest="f" * 64)
     token = b"5" * TOKEN_BYTES
-    assert bench.machine.receive_word(token + encode(word), bench.now) is None
+    assert bench.machine.receive_report(token + encode(word), bench.now) is None
     right = replace(word, epoch=6)
-    assert bench.machine.receive_word(token + encode(right), bench.now) == []
+    assert bench.machine.receive_report(token + encode(right), bench.now) == []
 
 
 def test_one_worker_leaves_room_in_the_log_for_others_and_one_kind_for_other_kinds() -> None:

@@ -21,8 +21,8 @@ from weightbus.bus.publisher.publication import Publication
 from weightbus.bus.publisher.version import Version
 from weightbus.bus.receipt import Receipt
 from weightbus.bus.staged import Copying, StagedVersion
-from weightbus.bus.worker.holdings import IN_MEMORY
-from weightbus.bus.worker.slot import Slot
+from weightbus.bus.worker.follower import Follower
+from weightbus.bus.worker.version_store import IN_MEMORY
 from weightbus.codecs.checksum import digest
 from weightbus.codecs.native import crc32c
 
@@ -95,9 +95,9 @@ class Invariants:
             published = self.published[copy.model, *copy.key]
             assert copy.buffer.tobytes() == published.data, f"{name} copied other bytes"
 
-    def on_arriving(self, name: str, slots: Iterable[Slot]) -> None:
+    def on_arriving(self, name: str, slots: Iterable[Follower]) -> None:
         """What counts as here is what was published. (A damaged number of a chunk aside.)"""
-        for held in [h for slot in slots for h in slot.holds.all("arriving")]:
+        for held in [h for follower in slots for h in follower.versions.all("arriving")]:
             transfer = held.transfer
             if transfer.patch is not None:
                 continue  # it is of use only if it leads to what was published
@@ -207,36 +207,38 @@ class Invariants:
             assert status.silent_s >= 0
             assert (status.state == "lost") <= (not status.phase), "the lost do nothing"
 
-    def on_contents(self, name: str, slots: Iterable[Slot], contents: Mapping[str, bytes]) -> None:
+    def on_contents(
+        self, name: str, slots: Iterable[Follower], contents: Mapping[str, bytes]
+    ) -> None:
         """Time passes at a worker: what it runs is in its memory, and nothing else is."""
-        for slot in slots:
-            found, runs = contents.get(slot.model), slot.running
+        for follower in slots:
+            found, runs = contents.get(follower.model), follower.running
             if runs is None:
                 whole = found is not None and not found.startswith(b"torn")
                 assert not whole, f"{name} has forgotten what it runs"
             else:
-                key = (slot.model, runs.epoch, runs.version)
+                key = (follower.model, runs.epoch, runs.version)
                 assert found == self.published[key].data, f"{name} has other bytes than {key}"
 
-    def on_bases(self, name: str, slots: Iterable[Slot]) -> None:
+    def on_bases(self, name: str, slots: Iterable[Follower]) -> None:
         """Time passes at a worker: what patches build on is what it says it runs."""
-        for slot in slots:
-            base = slot.holds.base
+        for follower in slots:
+            base = follower.versions.base
             if base is None:
                 continue
             runs = base.running
-            found = self.published[slot.model, runs.epoch, runs.version]
+            found = self.published[follower.model, runs.epoch, runs.version]
             assert base.data.tobytes() == found.data, f"{name} has other bytes than {runs}"
             assert runs.digest == found.digest
-            assert base.users or runs == slot.running, f"{name} keeps {runs} for nothing"
-            arriving = [h.transfer for h in slot.holds.all("arriving")]
+            assert base.users or runs == follower.running, f"{name} keeps {runs} for nothing"
+            arriving = [h.transfer for h in follower.versions.all("arriving")]
             assert base.users >= sum(t.base is base for t in arriving)
 
-    def on_slots(self, name: str, slots: Iterable[Slot]) -> None:
+    def on_slots(self, name: str, slots: Iterable[Follower]) -> None:
         """Time passes at a worker."""
-        for slot in slots:
-            held = sum(h.chunks is not None for h in slot.holds.all(*IN_MEMORY))
-            assert held <= BUFFERS_MAX, f"{name} holds {held} copies of {slot.model}"
-            for each in slot.holds.all(*IN_MEMORY):
+        for follower in slots:
+            held = sum(h.chunks is not None for h in follower.versions.all(*IN_MEMORY))
+            assert held <= BUFFERS_MAX, f"{name} holds {held} copies of {follower.model}"
+            for each in follower.versions.all(*IN_MEMORY):
                 mapped = each.phase != "arriving" and each.staged.shared is not None
                 assert each.lacks == ("segment" if mapped else "memory"), f"{each.key} lacks more"

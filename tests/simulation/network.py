@@ -194,7 +194,7 @@ class Simulation:
 
     def _word_at_publisher(self, frames: Frames, publisher: Publisher) -> None:
         if publisher.alive:
-            publisher.perform(publisher.machine.receive_word(b"".join(frames), self.now) or [])
+            publisher.perform(publisher.machine.receive_report(b"".join(frames), self.now) or [])
             publisher.pump()
 
     def _at_publisher(self, frames: Frames, publisher: Publisher, identity: bytes) -> None:
@@ -373,10 +373,12 @@ class Simulation:
         if peer is None or peer.instance != worker.machine.identity.instance:
             return [f"{worker.process} is not on the roster"]
         lagging: list[str] = []
-        for model, slot in worker.machine.slots.items():
+        for model, follower in worker.machine.followers.items():
             versions = machine.state.store.get(model)
             latest = versions.latest_for(worker.name) if versions else None
-            runs = (slot.running.epoch, slot.running.version) if slot.running else (0, 0)
+            runs = (
+                (follower.running.epoch, follower.running.version) if follower.running else (0, 0)
+            )
             if latest is not None and runs < latest.key and self._wants(worker, latest):
                 lagging.append(f"{worker.process} runs {runs} of {model}, latest is {latest.key}")
             if peer.runs(model) != runs:

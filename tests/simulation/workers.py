@@ -150,7 +150,7 @@ class Worker:
         self.sim.invariants.on_copy(self.name, copy, crcs)
         self.perform(self.machine.happened(Copied(copy, crcs), self.sim.now))
         if self.sim.faults.damage == 0:
-            self.sim.invariants.on_arriving(self.name, self.machine.slots.values())
+            self.sim.invariants.on_arriving(self.name, self.machine.followers.values())
 
     def decoded(self, job: Patching, fault: str) -> None:
         """A patch was decoded, or is of no use."""
@@ -176,7 +176,7 @@ class Worker:
             self.contents[staged.model] = b"torn" + staged.data.tobytes()
             self.written = max(self.written, staged.epoch)
         effects = self.report(staged, "torn" if torn else "declined", still=still)
-        if not torn or self.machine.slots[staged.model].torn >= APPLIES_MAX:
+        if not torn or self.machine.followers[staged.model].torn >= APPLIES_MAX:
             self.sim.spoiled.add((self.process, staged.model, *staged.key))
         return effects
 
@@ -188,9 +188,11 @@ class Worker:
     def tick(self) -> None:
         self.perform(self.machine.tick(self.sim.now))
         self.perform(self.machine.connected(self.sim.now))
-        self.sim.invariants.on_slots(self.process, self.machine.slots.values())
-        self.sim.invariants.on_contents(self.process, self.machine.slots.values(), self.contents)
-        self.sim.invariants.on_bases(self.process, self.machine.slots.values())
+        self.sim.invariants.on_slots(self.process, self.machine.followers.values())
+        self.sim.invariants.on_contents(
+            self.process, self.machine.followers.values(), self.contents
+        )
+        self.sim.invariants.on_bases(self.process, self.machine.followers.values())
 
     def perform(self, effects: Sequence[Effect]) -> None:
         for effect in done(self.machine, list(effects), self.sim.now, self.open):
@@ -236,8 +238,8 @@ class Worker:
 
     def want(self) -> None:
         """The user wants one version and no other, for a while: a new one or an old one."""
-        model = self.sim.rng.choice([*self.machine.slots])
-        heard = self.machine.slots[model].holds.heard
+        model = self.sim.rng.choice([*self.machine.followers])
+        heard = self.machine.followers[model].versions.heard
         if model not in self.only and heard[1]:
             key = (heard[0], max(1, heard[1] + self.sim.rng.choice([-2, -1, 0, 0, 1, 1])))
             self.only[model] = key
@@ -296,7 +298,7 @@ class Worker:
             else:
                 self.done_with(staged, effects)
             return
-        running = self.machine.slots[staged.model].running
+        running = self.machine.followers[staged.model].running
         before = (running.epoch, running.version) if running else (0, 0)
         self.go_on(self.copy(staged, before), partial(self.done_with, staged), incarnation)
 
@@ -310,7 +312,7 @@ class Worker:
         self.applying.discard(staged.model)
         self.perform(effects)
         if self.only.get(staged.model) == staged.key:
-            running = self.machine.slots[staged.model].running
+            running = self.machine.followers[staged.model].running
             if running is not None and (running.epoch, running.version) == staged.key:
                 self.sim.met.add("exact")
                 self.want_latest(staged.model, staged.key, self.incarnation)

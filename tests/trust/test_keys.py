@@ -40,7 +40,7 @@ from weightbus.bus.messages import (
 )
 from weightbus.bus.net.control import WorkerSockets
 from weightbus.bus.net.endpoints import host_and_port, is_local
-from weightbus.bus.net.pub import Distribution
+from weightbus.bus.net.pub import PubSocket
 from weightbus.bus.net.publisher_sockets import PublisherSockets
 from weightbus.bus.net.zmtp import GREETING, ON, TICKET
 from weightbus.bus.observed import Observe, RosterPage, Verified, Verify
@@ -59,7 +59,7 @@ from weightbus.python_client.keys import KEYS, publisher_keys, worker_keys
 from weightbus.python_client.observing.observer import Observer
 from weightbus.tests.client.settling import settled
 from weightbus.tests.compose.waiting import wait_for
-from weightbus.tests.net.test_distribution import READY, Bench
+from weightbus.tests.net.test_pub_socket import READY, Bench
 from weightbus.tests.simulation.virtual_shell import perform
 
 SECONDS = 20.0
@@ -675,24 +675,24 @@ STRANGERS = {
 
 def test_nothing_is_queued_for_a_ticket_that_nobody_has_looked_at() -> None:
     bench = Bench()
-    bench.distribution.close(0.0)
-    bench.distribution = Distribution(8, bench.selector, Grants({}))
-    bench.address = bench.distribution.bind("tcp://127.0.0.1:0", "data")
+    bench.pub_socket.close(0.0)
+    bench.pub_socket = PubSocket(8, bench.selector, Grants({}))
+    bench.address = bench.pub_socket.bind("tcp://127.0.0.1:0", "data")
     with (
         contextlib.closing(bench),
         socket.create_connection(host_and_port(bench.address)) as forger,
     ):
         forger.sendall(STRANGERS["forges"])
-        outlets = bench.distribution._outlets  # noqa: SLF001 # pyright: ignore
+        connections = bench.pub_socket._connections  # noqa: SLF001 # pyright: ignore
         deadline = time.monotonic() + SECONDS
-        while not any(outlet.topics for outlet in outlets.values()):
+        while not any(subscriber.topics for subscriber in connections.values()):
             assert time.monotonic() < deadline
-            bench.attend()
+            bench.process_events()
         bench.send([b"m/ctl", b"secret"])
-        heard = bench.distribution.receive_heard()
+        heard = bench.pub_socket.receive_input()
         assert heard is not None
         assert heard.ticket == "0" * TOKEN_BYTES
-        assert not bench.distribution.admit(heard.outlet, None)
+        assert not bench.pub_socket.admit(heard.subscriber, None)
         forger.settimeout(SECONDS)
         assert b"secret" not in said_until_closed(forger)
 
@@ -714,8 +714,8 @@ def test_strangers_get_nothing_and_are_hung_up_on_within_2_s(folder: Path) -> No
 def test_a_ticket_serves_one_connection_and_a_new_one_takes_its_place(folder: Path) -> None:
     with publisher_of(folder) as publisher, worker_of(publisher.address, folder, "w") as worker:
         data = worker._loop._sockets.data  # noqa: SLF001 # pyright: ignore
-        outlets = publisher._loop._sockets.data._outlets  # noqa: SLF001 # pyright: ignore
-        admitted = lambda: [o for o in outlets.values() if o.admitted]  # noqa: E731
+        connections = publisher._loop._sockets.data._connections  # noqa: SLF001 # pyright: ignore
+        admitted = lambda: [o for o in connections.values() if o.admitted]  # noqa: E731
         wait_for(lambda: len(admitted()) == 1, "the worker's connection", SECONDS)
         [first] = admitted()
         connection = data._socket  # noqa: SLF001 # pyright: ignore
@@ -733,8 +733,8 @@ def test_who_is_revoked_is_cut_off(folder: Path) -> None:
         worker_of(publisher.address, folder, "w").start() as worker,
         worker_of(publisher.address, folder, "gpu-7").start() as other,
     ):
-        outlets = publisher._loop._sockets.data._outlets  # noqa: SLF001 # pyright: ignore
-        owners = lambda: {o.owner[0] for o in list(outlets.values()) if o.owner}  # noqa: E731
+        connections = publisher._loop._sockets.data._connections  # noqa: SLF001 # pyright: ignore
+        owners = lambda: {o.owner[0] for o in list(connections.values()) if o.owner}  # noqa: E731
         wait_for(lambda: owners() == {"w", other.name}, "both connections", SECONDS)
         sealer = publisher._loop._sealer  # noqa: SLF001 # pyright: ignore
         assert sealer is not None

@@ -170,11 +170,11 @@ def test_what_is_sealed_is_opened_in_any_pieces_and_no_bit_may_change(
         opening.take(place[begin:end], place[begin:end])
     assert opening.proves()
     assert bytes(place) == data
-    forged = sealed + tag
-    forged[bit // 8 % len(forged)] ^= 1 << bit % 8
+    invalid_frames = sealed + tag
+    invalid_frames[bit // 8 % len(invalid_frames)] ^= 1 << bit % 8
     size = len(sealed)
-    opening = Opening(key, nonce, b"here", bytes(forged[size:]))
-    assert opening.opens(forged[:size], bytearray(size)) is None
+    opening = Opening(key, nonce, b"here", bytes(invalid_frames[size:]))
+    assert opening.opens(invalid_frames[:size], bytearray(size)) is None
 
 
 names = st.text("ab.-", min_size=1, max_size=3)
@@ -380,12 +380,12 @@ def test_a_pushed_chunk_of_what_does_not_arrive_is_neither_news_nor_a_sign_of_li
     worker = keyed_worker(by, Keyring())
     lost_after = worker.timing.lost_after
     worker.receive([encode(Pong(wbp=1, epoch=7, models={}))], 1.0)
-    forged = SealedChunk(
+    invalid_frames = SealedChunk(
         model="a", epoch=7, version=2**53 - 1, index=0, key=beacon(by).key, tag="0" * 32
     )
     for now in (1.5, lost_after + 0.9):
-        assert worker.receive_published([b"a/dat", encode(forged), bytes(40)], now) == []
-    assert worker.slots["a"].holds.heard == (7, 0)
+        assert worker.receive_published([b"a/dat", encode(invalid_frames), bytes(40)], now) == []
+    assert worker.followers["a"].versions.heard == (7, 0)
     assert worker.inside
     worker.tick(lost_after + 1.0)
     assert not worker.inside
@@ -491,7 +491,7 @@ def test_an_announcement_counts_once_whether_there_is_a_place_for_its_payload_or
         taken = worker.receive_published(lease or [*frames, b""], 0.0)
         fetches = [e for e in taken if isinstance(e, Send) and isinstance(e.message, Fetch)]
         assert fetches, "its layout is not known yet"
-        worker.slots["a"].gone(7, version.version, 0.0)
+        worker.followers["a"].gone(7, version.version, 0.0)
         assert worker.place(frames, size) is None, "a replay"
         assert worker.receive_published([*frames, b""], 0.0) == []
 
@@ -529,9 +529,9 @@ def test_what_is_received_in_place_is_opened_there_and_counts_if_its_tag_is_righ
     arriving = transfer(version, keyring)
     for index in range(3):
         chunk, payload = by.chunk(version, index)
-        forged = bytearray(payload)
-        forged[-1] ^= 1
-        assert not received(arriving, chunk, bytes(forged), pieces)
+        invalid_frames = bytearray(payload)
+        invalid_frames[-1] ^= 1
+        assert not received(arriving, chunk, bytes(invalid_frames), pieces)
         assert arriving.chunks.here == index
         assert received(arriving, chunk, bytes(payload), pieces)
     arriving.end(version.digest)

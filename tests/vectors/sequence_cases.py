@@ -140,7 +140,7 @@ def sequence_cases() -> Iterator[Json]:
         (*_joining(), *_receiving(), *_many_chunks(), *_slow_layouts(), *_catching_up(), *_whole())
     )
     yield from told(
-        (*_refusing(), *_for_good(), *_put_off(), *_news_put_off(), *_deciding(), *_living())
+        (*_refusing(), *_for_good(), *_backoff(), *_news_put_off(), *_deciding(), *_living())
     )
 
 
@@ -650,7 +650,7 @@ def _after(case: Case, seconds: int) -> Case:
     return case.control(alive, sends=[{"type": "fetch", "version": 0}])
 
 
-def _put_off() -> Iterator[Case]:
+def _backoff() -> Iterator[Case]:
     """Yield versions that fail again and again, and are asked for ever less often."""
 
     def mismatched(case: Case) -> Case:

@@ -40,12 +40,12 @@ def begun(machine: WorkerMachine, version: int) -> None:
 
 def ready(machine: WorkerMachine, version: int) -> None:
     begun(machine, version)
-    holds = machine.slots["m"].holds
+    holds = machine.followers["m"].versions
     held = holds.at["arriving"]
     assert held is not None
     assert held.chunks is not None
     held.chunks.put(0, 0)
-    whole = machine.slots["m"]._arrived(held, 0.0)  # noqa: SLF001 # pyright: ignore
+    whole = machine.followers["m"]._arrived(held, 0.0)  # noqa: SLF001 # pyright: ignore
     assert [type(each) for each in whole] == [Ready]
 
 
@@ -60,7 +60,7 @@ def test_what_arrives_has_failed_and_its_memory_is_free() -> None:
                 (version, "no-memory")
             ]
             assert any(isinstance(each, Rejected) for each in effects), "the user is told"
-            assert machine.slots["m"].holds.at["arriving"] is None
+            assert machine.followers["m"].versions.at["arriving"] is None
             assert not machine.inside
             welcome = Welcome(epoch=1, data="tcp://*:1", ping_ms=1000, lost_ms=5000, models={})
             machine.receive([encode(welcome)], 0.0)
@@ -82,7 +82,7 @@ def test_what_was_applied_and_not_noted_comes_anew() -> None:
     report = Report("m", (1, 2), "applied")
     machine.happened(replace(report, what="taken"), 0.0)
     machine.broken("it broke", 0.0, replace(report, what="taken"))
-    assert machine.slots["m"].running is not None, "the user is at it"
+    assert machine.followers["m"].running is not None, "the user is at it"
     machine.broken("it broke", 0.0, report)
-    assert machine.slots["m"].running is None
-    assert machine.slots["m"].holds.newest == (0, 0), "it may come again"
+    assert machine.followers["m"].running is None
+    assert machine.followers["m"].versions.newest == (0, 0), "it may come again"

@@ -11,7 +11,7 @@ from weightbus.bus.messages import Applied, Failed, Fetch, Staged
 from weightbus.bus.worker.events import Report, Wanted
 from weightbus.tests.client.test_bus import SECONDS, Bus, arrays, both
 from weightbus.tests.compose.waiting import wait_for
-from weightbus.tests.worker.test_slot import EPOCH, Bench, commit, ready, sent, version
+from weightbus.tests.worker.test_follower import EPOCH, Bench, commit, ready, sent, version
 
 QUICK = Settings(ping=0.05, lost_after=SECONDS)
 
@@ -21,7 +21,7 @@ QUICK = Settings(ping=0.05, lost_after=SECONDS)
 
 def want(bench: Bench, number: int | None, epoch: int = EPOCH) -> list[Effect]:
     key = None if number is None else (epoch, number)
-    return bench.done(bench.slot.happened(Wanted("a", key), bench.now))
+    return bench.done(bench.follower.happened(Wanted("a", key), bench.now))
 
 
 def asked(effects: list[Effect]) -> list[tuple[int, bool]]:
@@ -40,7 +40,7 @@ def test_no_other_version_takes_its_place() -> None:
     bench.announce(version(3))
     bench.announce(version(1))
     assert ready(bench.feed(version(2)) + bench.end(version(2)))[0].key == (EPOCH, 2)
-    assert bench.slot.asking.hear_of(EPOCH, 3, bench.now) == []
+    assert bench.follower.planner.hear_of(EPOCH, 3, bench.now) == []
     bench.report((EPOCH, 2), "taken")
     bench.report((EPOCH, 2), "applied")
     assert asked(want(bench, None)) == [(0, False)], "what was heard of meanwhile is asked for"
@@ -49,25 +49,25 @@ def test_no_other_version_takes_its_place() -> None:
 def test_it_is_asked_for_by_its_number_once_it_can_be_there() -> None:
     bench = Bench()
     assert want(bench, 2) == []
-    assert bench.slot.asking.hear_of(EPOCH, 1, bench.now) == []
-    assert asked(bench.slot.asking.hear_of(EPOCH, 3, bench.now)) == [(2, True)]
-    assert bench.slot.asking.hear_of(EPOCH, 3, bench.now) == [], "not all the time"
+    assert bench.follower.planner.hear_of(EPOCH, 1, bench.now) == []
+    assert asked(bench.follower.planner.hear_of(EPOCH, 3, bench.now)) == [(2, True)]
+    assert bench.follower.planner.hear_of(EPOCH, 3, bench.now) == [], "not all the time"
     bench.announce(version(2))
     bench.now += 10
-    assert bench.slot.asking.hear_of(EPOCH, 3, bench.now) == [], "it is arriving"
+    assert bench.follower.planner.hear_of(EPOCH, 3, bench.now) == [], "it is arriving"
 
 
 def test_it_is_left_alone_for_a_while_after_it_has_failed() -> None:
     bench = Bench()
     want(bench, 2)
-    assert asked(bench.slot.asking.hear_of(EPOCH, 3, bench.now)) == [(2, True)]
+    assert asked(bench.follower.planner.hear_of(EPOCH, 3, bench.now)) == [(2, True)]
     assert sent(bench.announce(version(2), encoding="another"), Failed)
-    timing = bench.slot.timing
+    timing = bench.follower.timing
     for _ in range(3):
         bench.now += timing.quiet
-        assert asked(bench.slot.asking.hear_of(EPOCH, 3, bench.now)) == []
+        assert asked(bench.follower.planner.hear_of(EPOCH, 3, bench.now)) == []
     bench.now += timing.quiet
-    assert asked(bench.slot.asking.hear_of(EPOCH, 3, bench.now)) == [(2, True)]
+    assert asked(bench.follower.planner.hear_of(EPOCH, 3, bench.now)) == [(2, True)]
 
 
 def test_what_was_on_its_way_makes_room_for_it_and_what_is_ready_does_not_matter() -> None:
@@ -78,7 +78,7 @@ def test_what_was_on_its_way_makes_room_for_it_and_what_is_ready_does_not_matter
     assert ready(bench.end(version(4)))
     bench.announce(version(5))
     assert asked(want(bench, 3)) == [(3, True)]
-    assert bench.slot.holds.at["arriving"] is None
+    assert bench.follower.versions.at["arriving"] is None
     bench.announce(version(3))
     assert [s.key for s in ready(bench.feed(version(3)) + bench.end(version(3)))] == [(EPOCH, 3)]
     bench.report((EPOCH, 4), "newer")
@@ -95,7 +95,7 @@ def test_an_older_one_is_let_go_once_it_is_wanted_no_more() -> None:
     assert ready(bench.end(version(2)))
     want(bench, 1)
     bench.announce(version(1))
-    assert bench.slot.holds.at["arriving"] is not None
+    assert bench.follower.versions.at["arriving"] is not None
     want(bench, None)
     bench.report((EPOCH, 2), "taken")
     assert ready(bench.feed(version(1)) + bench.end(version(1))) == []
@@ -108,7 +108,7 @@ def test_a_newer_one_that_all_have_decided_on_ends_the_wait_however_that_is_told
     bench, newer = Bench(), version(3)
     bench.deliver(newer, commit="together")
     want(bench, 2)
-    effects = bench.slot.committed(commit(newer)) if told == "commit" else bench.announce(newer)
+    effects = bench.follower.committed(commit(newer)) if told == "commit" else bench.announce(newer)
     assert [s.key for s in ready(effects)] == [newer.key]
     [(number, why)] = gone(effects)
     assert number == 2
@@ -118,20 +118,20 @@ def test_a_newer_one_that_all_have_decided_on_ends_the_wait_however_that_is_told
 @pytest.mark.parametrize("after", ["gone", "gone while it arrives", "aborted", "fenced"])
 def test_what_is_not_to_be_had_any_more_is_told_once(after: str) -> None:
     bench = Bench()
-    bench.slot.asking.hear_of(EPOCH, 3, bench.now)
+    bench.follower.planner.hear_of(EPOCH, 3, bench.now)
     want(bench, 2)
     match after:
         case "gone":
-            effects = bench.slot.gone(EPOCH, 2, bench.now)
+            effects = bench.follower.gone(EPOCH, 2, bench.now)
         case "gone while it arrives":
             bench.announce(version(2))
-            effects = bench.slot.gone(EPOCH, 2, bench.now)
+            effects = bench.follower.gone(EPOCH, 2, bench.now)
         case "aborted":
             effects = bench.abort(version(2))
         case _:
-            effects = bench.slot.reconnected(EPOCH + 1, 0, bench.now, shared=False)
+            effects = bench.follower.reconnected(EPOCH + 1, 0, bench.now, shared=False)
     assert [number for number, _ in gone(effects)] == [2]
-    assert gone(bench.slot.gone(EPOCH, 2, bench.now)) == []
+    assert gone(bench.follower.gone(EPOCH, 2, bench.now)) == []
     bench.now += 10
     news = [] if after == "fenced" else [(0, False)]
     assert asked(want(bench, None)) == news, "of the next publisher nothing was heard yet"
@@ -139,15 +139,15 @@ def test_what_is_not_to_be_had_any_more_is_told_once(after: str) -> None:
 
 def test_who_polls_asks_no_more_often_and_is_told_what_came_between_two_calls() -> None:
     bench = Bench()
-    bench.slot.asking.hear_of(EPOCH, 3, bench.now)
+    bench.follower.planner.hear_of(EPOCH, 3, bench.now)
     polls, seconds, fetches = 1000, 10.0, list[tuple[int, bool]]()
     for _ in range(polls):
         fetches += asked(want(bench, 2)) + asked(want(bench, None))
         bench.now += seconds / polls
-    most = seconds / bench.slot.timing.quiet
+    most = seconds / bench.follower.timing.quiet
     assert most / 2 < fetches.count((2, True)) <= most
     assert fetches.count((0, False)) <= most
-    assert gone(bench.slot.gone(EPOCH, 2, bench.now)) == [], "nobody waits for it"
+    assert gone(bench.follower.gone(EPOCH, 2, bench.now)) == [], "nobody waits for it"
     for _ in range(2):
         assert [number for number, _ in gone(want(bench, 2))] == [2]
         want(bench, None)
@@ -156,11 +156,11 @@ def test_who_polls_asks_no_more_often_and_is_told_what_came_between_two_calls() 
 
 def test_gone_of_another_does_not_matter() -> None:
     bench = Bench()
-    bench.slot.asking.hear_of(EPOCH, 3, bench.now)
+    bench.follower.planner.hear_of(EPOCH, 3, bench.now)
     want(bench, 2)
-    assert bench.slot.gone(EPOCH, 1, bench.now) == []
-    assert bench.slot.gone(EPOCH - 1, 2, bench.now) == []
-    assert bench.slot.asking.only == (EPOCH, 2)
+    assert bench.follower.gone(EPOCH, 1, bench.now) == []
+    assert bench.follower.gone(EPOCH - 1, 2, bench.now) == []
+    assert bench.follower.planner.only == (EPOCH, 2)
 
 
 @pytest.mark.parametrize(("outcome", "why"), [("applied", "runs here"), ("declined", "could not")])
@@ -180,7 +180,9 @@ def test_what_cannot_be_applied_any_more_is_told_at_once(outcome: Any, why: str)
 
 
 def late(bench: Bench, what: Any, *, still: bool) -> list[Effect]:
-    return bench.done(bench.slot.happened(Report("a", (EPOCH, 1), what, "late", "", still), 0.0))
+    return bench.done(
+        bench.follower.happened(Report("a", (EPOCH, 1), what, "late", "", still), 0.0)
+    )
 
 
 @pytest.mark.parametrize("what", ["declined", "torn"])
@@ -193,14 +195,14 @@ def test_a_late_apply_has_failed_and_stays_where_it_is(what: Any) -> None:
     intact = what == "declined"
     [failed] = sent(late(bench, what, still=True), Failed)
     assert (failed.code, failed.intact) == ("apply", intact)
-    assert bench.slot.holds.at["applying"] is not None, "its bytes may still be read"
-    told = bench.slot.repeat()
+    assert bench.follower.versions.at["applying"] is not None, "its bytes may still be read"
+    told = bench.follower.repeat()
     assert [f.intact for f in sent(told, Failed)] == [intact]
     assert not sent(told, Staged), "it has failed"
     assert late(bench, "applied", still=False) == [], "what is returned later counts for nothing"
-    assert bench.slot.holds.at["applying"] is None
-    assert bench.slot.running is None
-    assert ((EPOCH, 1) in bench.slot.holds.rejected) == intact
+    assert bench.follower.versions.at["applying"] is None
+    assert bench.follower.running is None
+    assert ((EPOCH, 1) in bench.follower.versions.rejected) == intact
 
 
 # With sockets and threads.
@@ -211,15 +213,15 @@ def quick(bus: Bus, **options: Any) -> tuple[Publisher, dict[str, Any], Subscrib
     return publisher, target, bus.subscriber(publisher, target, name="w", settings=QUICK, **options)
 
 
-def asking(subscriber: Subscriber) -> Any:
-    return subscriber._loop._machine.slots["m"].asking  # noqa: SLF001 # pyright: ignore
+def planner(subscriber: Subscriber) -> Any:
+    return subscriber._loop._machine.followers["m"].planner  # noqa: SLF001 # pyright: ignore
 
 
 def test_what_is_asked_for_is_applied_and_nothing_before_it(bus: Bus) -> None:
     publisher, target, subscriber = quick(bus)
     with ThreadPoolExecutor() as pool:
         got = pool.submit(subscriber.receive, SECONDS, version=2)
-        wait_for(lambda: asking(subscriber).only == (publisher.epoch, 2), "wanted", SECONDS)
+        wait_for(lambda: planner(subscriber).only == (publisher.epoch, 2), "wanted", SECONDS)
         first = publisher.publish_async("m", arrays(1), timeout=SECONDS)
         receipt = publisher.publish("m", arrays(2), timeout=SECONDS)
         update = got.result(SECONDS)
@@ -251,7 +253,7 @@ def test_it_has_a_deadline_and_then_nothing_is_missed(bus: Bus) -> None:
     both(publisher, subscriber, arrays(1))
     with ThreadPoolExecutor() as pool:
         got = pool.submit(subscriber.receive, 0.5, version=7)
-        wait_for(lambda: asking(subscriber).only == (publisher.epoch, 7), "wanted", SECONDS)
+        wait_for(lambda: planner(subscriber).only == (publisher.epoch, 7), "wanted", SECONDS)
         second = publisher.publish_async("m", arrays(2), timeout=SECONDS)
         assert got.result(SECONDS) is None
     update = subscriber.receive(SECONDS)

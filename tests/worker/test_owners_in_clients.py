@@ -208,7 +208,17 @@ def test_nobody_else_can_write_what_changes(language: str, stem: str) -> None:
 
 
 PUBLISHER = ROOT / "rust_client" / "src" / "publisher"
-RECORDS = {"roster", "link", "store", "offer", "publication", "push", "calls", "outlet", "state"}
+RECORDS = {
+    "roster",
+    "link",
+    "store",
+    "offer",
+    "publication",
+    "push",
+    "calls",
+    "subscriber",
+    "state",
+}
 MESSAGES = {"announce", "standing"}  # are made where they are written
 
 
@@ -245,32 +255,32 @@ def test_what_a_publisher_in_rust_remembers_is_written_by_its_file_alone(path: P
 FOREIGN = {
     "Rust": [
         "held.transfer = None;",
-        "self.holds.mode = Mode::Following;",
+        "self.versions.mode = Mode::Following;",
         "(held.key, held.digest) = (key, digest);",
-        "self.asking.pause += 1;",
-        "self.holds.rejected.clear();",
+        "self.planner.pause += 1;",
+        "self.versions.rejected.clear();",
         "if let Some(held) = found { held.local = true; }",
-        "self.holds\n    .rejected\n    .push_front(key);",
+        "self.versions\n    .rejected\n    .push_front(key);",
         "let taken = held.staged.take();",
         "transfer.states[index] = State::Here;",
     ],
     "Go": [
         "v.transfer = t",
-        "s.holds.mode = following",
+        "s.versions.mode = following",
         "v.segment, v.phase = segment, ready",
-        "if s.asking.pause++; s.asking.pause < 3 {",
+        "if s.planner.pause++; s.asking.pause < 3 {",
         "t.states[index] = here",
         "delete(s.acceptance.accepted, id)",
-        "s.holds.rejected = append(s.holds.rejected, key)",
+        "s.versions.rejected = append(s.holds.rejected, key)",
         "t.took -= now",
         "if v.shared = ok; !ok {",
     ],
     "TypeScript": [
         "held.transfer = transfer;",
-        "this.holds.mode = mode;",
+        "this.versions.mode = mode;",
         'if (held !== null) held.lacks = "layout";',
-        "this.asking.pause += 1;",
-        "this.holds.live.push(held);",
+        "this.planner.pause += 1;",
+        "this.versions.live.push(held);",
         "held.announce.patches[0] = other;",
         "arriving.transfer.here++;",
         "held.metadata ??= other;",

@@ -26,10 +26,10 @@ from weightbus.bus.publisher.offers import announcement, chunk_of, end_of
 from weightbus.bus.publisher.version import Chunked, Offer, OfferedPatch, Version, VersionPatch
 from weightbus.bus.staged import Base, Patching
 from weightbus.bus.worker.events import Report
-from weightbus.bus.worker.holdings import NOT_YET
+from weightbus.bus.worker.follower import Follower
 from weightbus.bus.worker.layouts import Expected
-from weightbus.bus.worker.slot import Slot
 from weightbus.bus.worker.transfer import Transfer
+from weightbus.bus.worker.version_store import NOT_YET
 from weightbus.codecs.delta.encoding import encode
 from weightbus.codecs.layout import Layout
 from weightbus.tests.simulation.performing import Takes, done, empty
@@ -78,42 +78,42 @@ class Bench:
     """A slot that takes patches, and runs version 1, whose bytes it has kept."""
 
     def __init__(self, *, takes: bool = True) -> None:
-        self.slot = Slot("a", lambda _m, _l: "", 2**20, Timing(), Expected(patches=takes))
+        self.follower = Follower("a", lambda _m, _l: "", 2**20, Timing(), Expected(patches=takes))
         self.now, self.one = 0.0, version(1)
         self.takes: Takes = empty  # memory
         self.arrive(self.one, self.one, header=True)
         self.apply(self.one)
 
     def done(self, effects: list[Effect]) -> list[Effect]:
-        return done(self.slot, effects, self.now, takes=self.takes)
+        return done(self.follower, effects, self.now, takes=self.takes)
 
     def announce(self, v: Version, *, header: bool = False, **fields: Any) -> list[Effect]:
         told: Announce = msgspec.structs.replace(announcement(v, None), **fields)
         layout = v.layout.header if header else None
-        return self.done(self.slot.announced(told, layout, self.now))
+        return self.done(self.follower.announced(told, layout, self.now))
 
     def feed(self, chunked: Chunked, *indexes: int) -> list[Effect]:
         effects: list[Effect] = []
         for index in indexes or range(chunked.plan.count):
             chunk, payload = chunk_of(chunked, index)
-            effects += self.slot.chunk(chunk, payload, self.now, pushed=True)
+            effects += self.follower.chunk(chunk, payload, self.now, pushed=True)
         return effects
 
     def end(self, chunked: Chunked, **fields: Any) -> list[Effect]:
-        return self.slot.end(msgspec.structs.replace(end_of(chunked), **fields), self.now)
+        return self.follower.end(msgspec.structs.replace(end_of(chunked), **fields), self.now)
 
     def arrive(self, v: Version, by: Chunked, *, header: bool = False) -> list[Effect]:
         return self.announce(v, header=header) + self.feed(by) + self.end(by)
 
     def apply(self, v: Version) -> list[Effect]:
-        ready = self.slot.holds.find(v.key, "ready")
+        ready = self.follower.versions.find(v.key, "ready")
         assert ready is not None
-        self.slot.happened(Report("a", v.key, "taken"), self.now)
+        self.follower.happened(Report("a", v.key, "taken"), self.now)
         applied = Report("a", v.key, "applied", bytes=ready.staged.own)
-        return self.done(self.slot.happened(applied, self.now))
+        return self.done(self.follower.happened(applied, self.now))
 
     def decoded(self, job: Patching) -> list[Effect]:
-        return self.done(self.slot.happened(decoded(job), self.now))
+        return self.done(self.follower.happened(decoded(job), self.now))
 
     def patched(self, base: Version, v: Version) -> None:
         """Have a version come as a patch, and run."""
@@ -124,12 +124,12 @@ class Bench:
     @property
     def base(self) -> Base:
         """What is kept to build on."""
-        assert self.slot.holds.base is not None
-        return self.slot.holds.base
+        assert self.follower.versions.base is not None
+        return self.follower.versions.base
 
     @property
     def transfer(self) -> Transfer:
-        held = self.slot.holds.at["arriving"]
+        held = self.follower.versions.at["arriving"]
         assert held is not None
         return held.transfer
 
@@ -166,7 +166,7 @@ def whole(bench: Bench, v: Version) -> None:
     assert bench.transfer.chunks.plan.count == v.plan.count
     assert ready(bench.feed(v) + bench.end(v)) == [weights(v.version).tobytes()]
     bench.apply(v)
-    assert bench.slot.running == running(v)
+    assert bench.follower.running == running(v)
 
 
 def test_a_patch_leads_to_the_version_and_says_so() -> None:
@@ -177,14 +177,14 @@ def test_a_patch_leads_to_the_version_and_says_so() -> None:
     assert fetch.patch == PatchId(DELTA, 1, 1), "its chunks are fetched, the first time"
     assert (fetch.first, fetch.count) == (0, made.plan.count)
     [job] = jobs(bench.feed(made) + bench.end(made))
-    assert not bench.slot.tick(0.2), "it is decoded once, and nothing more is asked for"
+    assert not bench.follower.tick(0.2), "it is decoded once, and nothing more is asked for"
     assert ready(bench.decoded(job)) == [weights(2).tobytes()]
     [applied] = sent(bench.apply(two), Applied)
     assert (applied.digest, applied.patch) == (two.digest, PatchId(DELTA, 1, 1))
     assert 0 < applied.decode_us < 1e9, "and how long it took"
-    [again] = sent(bench.slot.repeat(), Applied)
+    [again] = sent(bench.follower.repeat(), Applied)
     assert again == applied
-    runs = bench.slot.holds.at["running"]
+    runs = bench.follower.versions.at["running"]
     assert runs is not None
     assert runs.transfer is NOT_YET, "the patch takes no memory any more"
 
@@ -212,7 +212,7 @@ def test_after_the_first_the_next_are_pushed() -> None:
 
 def test_a_patch_that_is_not_the_first_is_fetched() -> None:
     bench, two, three = Bench(), version(2), version(3)
-    bench.slot.patches.listens = True  # pyright: ignore
+    bench.follower.patches.listens = True  # pyright: ignore
     patch(two, three)
     made = patch(bench.one, three)
     [end, fetch] = sent(bench.announce(three), Fetch)
@@ -259,7 +259,7 @@ def test_who_does_not_take_patches_keeps_nothing_and_says_nothing() -> None:
     assert not bench.announce(two)
     assert bench.transfer.patch is None
     assert not bench.transfer.why
-    assert bench.slot.holds.base is None
+    assert bench.follower.versions.base is None
     whole(bench, two)
 
 
@@ -284,7 +284,7 @@ def test_a_patch_that_turns_out_to_be_of_no_use_is_given_up(wrong: str, said: st
     assert said in why
     [fetch] = [f for f in sent(effects, Fetch) if not f.count]
     assert fetch.unpatched in why
-    assert bench.slot.running == running(bench.one), "what ran runs on"
+    assert bench.follower.running == running(bench.one), "what ran runs on"
     whole(bench, two)
 
 
@@ -302,13 +302,13 @@ def test_a_patch_of_which_nothing_comes_is_given_up() -> None:
     bench, two = Bench(), version(2)
     patch(bench.one, two)
     bench.announce(two)
-    bench.slot.reconnected(1, 2, bench.now, shared=False)
+    bench.follower.reconnected(1, 2, bench.now, shared=False)
     for _ in range(400):
         if bench.transfer.patch is None:
             break
         bench.now += 0.1
-        bench.slot.asking.answered(bench.now)  # every ping is
-        bench.slot.tick(bench.now)
+        bench.follower.planner.answered(bench.now)  # every ping is
+        bench.follower.tick(bench.now)
     assert 31 < bench.now < 34, f"{TRIES_MAX} times, ever more patiently: 1, 2, 4, 8 and 16 s"
     whole(bench, two)
 
@@ -318,10 +318,10 @@ def test_a_patch_that_the_publisher_has_no_more_is_given_up() -> None:
     made = patch(bench.one, two)
     bench.announce(two)
     chunk, payload = chunk_of(made, 0)
-    lease = bench.slot.place(chunk, len(payload))
+    lease = bench.follower.place(chunk, len(payload))
     assert lease is not None
     assert lease.live
-    effects = bench.slot.patches.refused(NO_PATCH, 0.0)
+    effects = bench.follower.patches.refused(NO_PATCH, 0.0)
     assert sent(effects, Fetch)[0].patch is None
     assert not lease.live, "what still comes of it goes nowhere"
     whole(bench, two)
@@ -330,7 +330,7 @@ def test_a_patch_that_the_publisher_has_no_more_is_given_up() -> None:
 def test_a_patch_that_is_here_is_decoded_though_the_publisher_has_it_no_more() -> None:
     bench, two = Bench(), version(2)
     [job] = jobs(bench.arrive(two, patch(bench.one, two)))
-    assert not bench.slot.patches.refused(NO_PATCH, 0.0)
+    assert not bench.follower.patches.refused(NO_PATCH, 0.0)
     assert ready(bench.decoded(job)) == [weights(2).tobytes()]
 
 
@@ -357,7 +357,7 @@ def test_progress_names_the_patch() -> None:
     made = patch(bench.one, two)
     bench.announce(two)
     bench.feed(made, 0)
-    [progress] = sent(bench.slot.repeat(), Progress)
+    [progress] = sent(bench.follower.repeat(), Progress)
     assert (progress.chunks, progress.patch) == (1, made.id)
 
 
@@ -385,14 +385,14 @@ def test_a_newer_version_overtakes_one_that_is_being_decoded() -> None:
     assert not job.live
     base = bench.base
     assert base.users == 2, "one that nobody wants, and one that has begun"
-    taken = bench.slot.holds._taken  # noqa: SLF001 # pyright: ignore
+    taken = bench.follower.versions._taken  # noqa: SLF001 # pyright: ignore
     assert not ready(bench.decoded(job))
     assert base.users == 1
-    assert bench.slot.holds._taken == taken - 1, "its buffer is free"  # noqa: SLF001 # pyright: ignore
+    assert bench.follower.versions._taken == taken - 1, "its buffer is free"  # noqa: SLF001 # pyright: ignore
     [job] = jobs(bench.feed(made) + bench.end(made))
     assert ready(bench.decoded(job)) == [weights(3).tobytes()]
     assert not base.users
-    assert bench.slot.holds._taken <= BUFFERS_MAX  # noqa: SLF001 # pyright: ignore
+    assert bench.follower.versions._taken <= BUFFERS_MAX  # noqa: SLF001 # pyright: ignore
 
 
 def test_what_a_patch_builds_on_stays_though_another_version_runs_meanwhile() -> None:
@@ -407,11 +407,11 @@ def test_what_a_patch_builds_on_stays_though_another_version_runs_meanwhile() ->
     assert base.running == running(bench.one)
     [job] = jobs(bench.feed(made) + bench.end(made))
     assert ready(bench.decoded(job)) == [weights(3).tobytes()]
-    assert bench.slot.holds.base is None, "it runs no more, and nobody needs it"
+    assert bench.follower.versions.base is None, "it runs no more, and nobody needs it"
     bench.apply(three)
     base = bench.base
     assert base.running == running(three)
-    buffers = [*bench.slot.holds._free, base.data]  # noqa: SLF001 # pyright: ignore
+    buffers = [*bench.follower.versions._free, base.data]  # noqa: SLF001 # pyright: ignore
     assert len({b.ctypes.data for b in buffers}) == len(buffers) <= BUFFERS_MAX + 1
 
 
@@ -431,7 +431,7 @@ def test_where_memory_is_short_what_is_decoded_is_waited_for() -> None:
     bench.takes = lambda _nbytes: None
     bench.announce(three)
     assert not job.live
-    waiting = bench.slot.holds.at["announced"]
+    waiting = bench.follower.versions.at["announced"]
     assert waiting is not None
     assert waiting.key == three.key, "its memory comes when the decoding has ended"
     bench.decoded(job)
@@ -449,7 +449,7 @@ def test_where_no_patches_come_any_more_only_what_is_needed_then_is_kept(late: b
     whole(bench, three)
     if job is not None:
         bench.decoded(job)
-    holds = bench.slot.holds
+    holds = bench.follower.versions
     assert (holds.base, holds._taken) == (None, 0)  # noqa: SLF001 # pyright: ignore
     assert len(holds._free) == 1 + late  # noqa: SLF001 # pyright: ignore
 
@@ -461,7 +461,7 @@ def test_memory_of_an_old_size_is_not_kept_for_versions_of_another() -> None:
         next_one = version_like(layout, np.full(nbytes, number, np.uint8), number)
         bench.arrive(next_one, next_one, header=True)
         bench.apply(next_one)
-        holds = bench.slot.holds
+        holds = bench.follower.versions
         assert holds.base is not None
         assert holds.base.data.nbytes == nbytes
         free = [buffer.nbytes for buffer in holds._free]  # noqa: SLF001 # pyright: ignore
@@ -471,23 +471,23 @@ def test_memory_of_an_old_size_is_not_kept_for_versions_of_another() -> None:
 def test_what_was_copied_from_a_segment_is_not_kept() -> None:
     bench, two = Bench(), version(2)
     bench.announce(two)
-    held = bench.slot.holds.at["arriving"]
+    held = bench.follower.versions.at["arriving"]
     assert held is not None
     held.memory = Segment()
     bench.feed(two)
     bench.end(two)
     bench.apply(two)
-    assert bench.slot.running == running(two)
-    assert bench.slot.holds.base is None
+    assert bench.follower.running == running(two)
+    assert bench.follower.versions.base is None
 
 
 def test_an_apply_that_tears_the_model_leaves_nothing_to_build_on() -> None:
     bench, two, three = Bench(), version(2), version(3)
     [job] = jobs(bench.arrive(two, patch(bench.one, two)))
     bench.decoded(job)
-    bench.slot.happened(Report("a", two.key, "taken"), 0.0)
-    bench.slot.happened(Report("a", two.key, "torn", "no"), 0.0)
-    assert bench.slot.holds.base is None
+    bench.follower.happened(Report("a", two.key, "taken"), 0.0)
+    bench.follower.happened(Report("a", two.key, "torn", "no"), 0.0)
+    assert bench.follower.versions.base is None
     patch(two, three)
     bench.announce(three)
     whole(bench, three)

@@ -33,9 +33,9 @@ from weightbus.bus.messages import (
 from weightbus.bus.messages import Whole as WholeData
 from weightbus.bus.publisher import offers
 from weightbus.bus.worker.events import Outcome, Report, Wanted
+from weightbus.bus.worker.follower import Follower
 from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.bus.worker.reports import Identity
-from weightbus.bus.worker.slot import Slot
 from weightbus.codecs.checksum import digest
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.native import crc32c
@@ -84,8 +84,8 @@ class Side:
         self.hears(WELCOME, 0.0)
 
     @property
-    def slot(self) -> Slot:
-        return self.machine.slots[MODEL]
+    def follower(self) -> Follower:
+        return self.machine.followers[MODEL]
 
     def does(self, effects: list[Effect], now: float) -> list[object]:
         effects = done(self.machine, effects, now)
@@ -114,12 +114,14 @@ class Side:
     @property
     def state(self) -> object:
         """Whatever it knows, but where bytes lie."""
-        slot, holds = self.slot, self.slot.holds
+        follower, holds = self.follower, self.follower.versions
         held = {phase: [seen(h) for h in holds.all(phase)] for phase in holds.at}
         at = {phase: h.key if h is not None else None for phase, h in holds.at.items()}
         memory = plain(holds, "_nbytes", "_taken", "heard") | {"free": len(holds._free)}  # noqa: SLF001 # pyright: ignore
-        asking = plain(slot.asking, *(vars(slot.asking).keys() - {"_holds", "_timing"}))
-        applying = plain(slot, "torn", "epoch", "stale", "failed")
+        asking = plain(
+            follower.planner, *(vars(follower.planner).keys() - {"_versions", "_timing"})
+        )
+        applying = plain(follower, "torn", "epoch", "stale", "failed")
         return held, at, holds.mode, list(holds.rejected), memory, asking, applying
 
 
@@ -153,15 +155,15 @@ class Pair:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.sides = Side(), Side()
         self.straight = 0
-        short = self.sides[0].slot._straight  # noqa: SLF001 # pyright: ignore
+        short = self.sides[0].follower._straight  # noqa: SLF001 # pyright: ignore
 
         def counted(announce: Announce, data: bytes) -> object:
             taken = short(announce, data)
             self.straight += taken is not None
             return taken
 
-        patch.setattr(self.sides[0].slot, "_straight", counted)
-        patch.setattr(self.sides[1].slot, "_straight", lambda _announce, _data: None)
+        patch.setattr(self.sides[0].follower, "_straight", counted)
+        patch.setattr(self.sides[1].follower, "_straight", lambda _announce, _data: None)
         self.now, self.newest = 1.0, 0
 
     def both(self, what: str, do: Callable[[Side], list[object]]) -> None:
@@ -217,7 +219,7 @@ class Pair:
             case "beacon":
                 self.both(what, lambda s: s.gets(Beacon(**named), now))
             case "rename":
-                was = self.sides[0].slot.running or Running(EPOCH, 1, crc.digest)
+                was = self.sides[0].follower.running or Running(EPOCH, 1, crc.digest)
                 self.both(what, lambda s: s.hears(Rename(**named, was=was), now))
             case "welcome":
                 later = structs.replace(WELCOME, models={MODEL: version})

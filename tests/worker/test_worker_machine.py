@@ -47,10 +47,10 @@ from weightbus.bus.messages import (
 from weightbus.bus.publisher import offers
 from weightbus.bus.staged import StagedVersion
 from weightbus.bus.worker.events import Flush, Opened, Outcome, Report
+from weightbus.bus.worker.follower import Follower
 from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.bus.worker.phases import Event
 from weightbus.bus.worker.reports import Identity
-from weightbus.bus.worker.slot import Slot
 from weightbus.codecs.checksum import digest
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.native import crc32c
@@ -110,23 +110,23 @@ def sent(effects: list[Effect], kind: type[M]) -> list[M]:
     return [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, kind)]
 
 
-def run(slot: Slot, running: Running) -> None:
+def run(follower: Follower, running: Running) -> None:
     """Have a version run that came some time ago."""
-    named = {"model": slot.model, "epoch": running.epoch, "version": running.version}
+    named = {"model": follower.model, "epoch": running.epoch, "version": running.version}
     announced = structs.replace(announce(), **named)
-    held = slot.holds.expect(announced, pushed=False)
+    held = follower.versions.expect(announced, pushed=False)
     data = np.frombuffer(DATA, np.uint8)
-    staged = StagedVersion(slot.model, held.key, LAYOUT, data, running.digest)
+    staged = StagedVersion(follower.model, held.key, LAYOUT, data, running.digest)
     events: list[Event] = ["begun", "whole", "committed", "taken"]
-    assert all(slot.holds.move(held, event, staged) for event in events)
-    assert slot.holds.move(held, "applied", running)
-    slot.runs(held, running)
+    assert all(follower.versions.move(held, event, staged) for event in events)
+    assert follower.versions.move(held, "applied", running)
+    follower.runs(held, running)
 
 
 def test_hello_says_who_and_what_it_runs() -> None:
     bench = Bench(inside=False)
     running = Running(3, 9, "f" * 64)
-    run(bench.machine.slots["b"], running)
+    run(bench.machine.followers["b"], running)
     [hello] = sent(bench.machine.connected(bench.now), Hello)
     assert hello == Hello(
         name="w",
@@ -200,13 +200,13 @@ def test_another_epoch_is_answered_with_hello_and_nothing_else(epoch: int) -> No
     ):
         bench.now += 1.0
         assert [type(e.message) for e in bench.tell(message) if isinstance(e, Send)] == [Hello]
-    assert bench.machine.slots["a"].holds.at["arriving"] is None
+    assert bench.machine.followers["a"].versions.at["arriving"] is None
     assert bench.machine.terms.epoch == EPOCH, "only a welcome settles it"
 
 
 def test_a_publisher_of_an_earlier_epoch_than_what_runs_is_not_followed() -> None:
     bench = Bench(inside=False)
-    run(bench.machine.slots["a"], Running(EPOCH + 1, 1, "f" * 64))
+    run(bench.machine.followers["a"], Running(EPOCH + 1, 1, "f" * 64))
     [refused] = bench.tell(welcome(EPOCH))
     assert isinstance(refused, Refused)
     assert refused.code == "stale-epoch"
@@ -216,7 +216,7 @@ def test_a_publisher_of_an_earlier_epoch_than_what_runs_is_not_followed() -> Non
 
 def test_what_was_applied_late_of_a_later_publisher_is_told_until_that_is_settled() -> None:
     bench = Bench()
-    run(bench.machine.slots["a"], Running(EPOCH + 2, 1, "f" * 64))  # somebody was applying it
+    run(bench.machine.followers["a"], Running(EPOCH + 2, 1, "f" * 64))  # somebody was applying it
     for _ in range(3):  # the first may be lost
         bench.now += bench.machine.timing.hello_retry
         (hello,) = sent(bench.done(bench.machine.tick(bench.now)), Hello)
@@ -337,7 +337,7 @@ def test_whoever_hears_nothing_published_is_told_once_in_a_session() -> None:
 
 def test_pings_go_out_and_reports_with_them() -> None:
     bench = Bench()
-    run(bench.machine.slots["a"], Running(EPOCH, 1, "f" * 64))
+    run(bench.machine.followers["a"], Running(EPOCH, 1, "f" * 64))
     first = bench.machine.tick(100.0)
     assert sent(first, Ping) == [Ping(token=100_000)]
     assert sent(first, Applied)
@@ -510,7 +510,7 @@ def test_whoever_probes_is_in_no_session_and_says_no_hello() -> None:
     bench, token = Bench(), "0" * 32
     machine = bench.machine
     bench.tell(structs.replace(welcome(EPOCH + 1), features=[f"upstream.{token}"]))
-    run(machine.slots["a"], Running(EPOCH, 1, "f" * 64))
+    run(machine.followers["a"], Running(EPOCH, 1, "f" * 64))
     bench.publish(announce(EPOCH + 1), LAYOUT.header)
     header = encode(Chunk(model="a", epoch=EPOCH + 1, version=1, index=0, crc=crc32c(DATA)))
     lease = machine.place([b"a/dat", header], len(DATA))
@@ -538,7 +538,7 @@ def test_what_comes_whole_is_not_fetched_on_the_shared_road_either() -> None:
     bench = Bench()
     bench.publish(announce(), LAYOUT.header)
     applied(bench, bench.publish(whole(1), DATA))
-    bench.machine.slots["a"].shared = True
+    bench.machine.followers["a"].shared = True
     effects = bench.publish(whole(2), DATA)
     assert applied(bench, effects)
     assert not sent(effects, Fetch)
@@ -661,6 +661,6 @@ def test_a_chunk_that_lies_in_its_place_enters_once() -> None:
     lease.received(len(DATA))
     effects = bench.machine.receive_published(lease, bench.now)
     bench.tell(End(model="a", epoch=EPOCH, version=1, digest=WHOLE.digest))
-    assert bench.machine.slots["a"].holds.at["ready"] is not None
+    assert bench.machine.followers["a"].versions.at["ready"] is not None
     assert not sent(effects, Fetch)
     assert bench.machine.receive_published(lease, bench.now) == [], "twice is once"

@@ -153,7 +153,7 @@ func fuzzMachine(t *testing.T, in []byte, m *WorkerMachine, v *vault) {
 		}
 		feed(t, m, how, frames, now)
 	}
-	h := m.slots["m"].holds
+	h := m.followers["m"].versions
 	if used := len(h.all(arriving, staged, ready, applying)); used != h.buffers.taken || used > BuffersMax {
 		t.Fatalf("%d versions are in memory, %d buffers in use", used, h.buffers.taken)
 	}

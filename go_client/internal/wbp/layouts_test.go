@@ -83,7 +83,7 @@ func TestTooManyNamesAreDeclinedForGood(t *testing.T) {
 	m := fuzzedMachine(false)
 	layout := layoutOfText(`{` + repeated(NamesFree+1, func(i int) string { return fmt.Sprintf(`"t%d":`, i) + emptyTensor }) + `}`)
 	header := Encode(announcementOf(layout))
-	m.slots["m"].acceptance.bytesMax = int64(len(layout))
+	m.followers["m"].acceptance.bytesMax = int64(len(layout))
 	for round, expected := range []int{2, 0} {
 		effects := m.Receive([][]byte{header, append([]byte{}, layout...)}, nil, time.Duration(round))
 		if len(effects) != expected {

@@ -24,7 +24,7 @@ type WorkerMachine struct {
 
 	identity        Identity
 	timing          Timing
-	slots           map[string]*slot
+	followers       map[string]*follower
 	models          map[string]Model
 	opens           Opens
 	keyring         *Keyring // nil: everything comes in the clear
@@ -49,21 +49,21 @@ const spareMax = 1 << 20 // bytes of it
 // NewWorkerMachine returns a worker that is outside. opens may be nil: the shared road is not taken.
 func NewWorkerMachine(id Identity, models map[string]Model, bytesMax int64, timing Timing, opens Opens) *WorkerMachine {
 	m := &WorkerMachine{
-		identity: id, models: models, timing: timing, slots: map[string]*slot{}, opens: opens, ages: ages{}, session: outside,
+		identity: id, models: models, timing: timing, followers: map[string]*follower{}, opens: opens, ages: ages{}, session: outside,
 		saidHelloAt: never, unansweredSince: never, unheardSince: never, pingedAt: never, pingEvery: timing.Ping,
 	}
 	if id.Keyed {
 		m.keyring = NewKeyring()
 	}
 	for name, model := range models {
-		m.slots[name] = newSlot(name, model, bytesMax, &m.timing, m.opens, m.keyring, id.Patches)
+		m.followers[name] = newSlot(name, model, bytesMax, &m.timing, m.opens, m.keyring, id.Patches)
 	}
 	return m
 }
 
 func (m *WorkerMachine) inside() bool { return m.session == inside }
 
-func (m *WorkerMachine) turn(event Event) {
+func (m *WorkerMachine) changeSession(event Event) {
 	if next := sessions[m.session][event]; next != "" {
 		m.session = next
 	}
@@ -102,15 +102,15 @@ func (m *WorkerMachine) Place(header []byte, size int) *Lease {
 	}
 	switch message := message.(type) {
 	case *Chunk:
-		if s := m.slots[message.Model]; s != nil && message.Epoch == m.epoch {
+		if s := m.followers[message.Model]; s != nil && message.Epoch == m.epoch {
 			return s.place(pieceOf(message), size)
 		}
 	case *SealedChunk:
-		if s := m.slots[message.Model]; s != nil && message.Epoch == m.epoch && m.keyring != nil {
+		if s := m.followers[message.Model]; s != nil && message.Epoch == m.epoch && m.keyring != nil {
 			return s.place(sealedPieceOf(message), size)
 		}
 	case *Announce:
-		if s := m.slots[message.Model]; s != nil && message.Epoch == m.epoch && s.acceptance.accompanies(message, size) {
+		if s := m.followers[message.Model]; s != nil && message.Epoch == m.epoch && s.acceptance.accompanies(message, size) {
 			return m.lend(size)
 		}
 	}
@@ -183,15 +183,15 @@ func (m *WorkerMachine) receive(frames [][]byte, lease *Lease, now time.Duration
 	m.heardAt = now
 	switch message := message.(type) {
 	case *Pong:
-		for _, s := range m.slots {
-			s.asking.answered(time.Duration(message.Token) * time.Millisecond)
+		for _, s := range m.followers {
+			s.planner.answered(time.Duration(message.Token) * time.Millisecond)
 		}
 		return m.hearOf(message.Models, now)
 	case *Rekey:
 		m.keyring.add(message.Keys, now+m.timing.LostAfter) // E6
 		return nil
 	}
-	if s := m.slots[model]; s != nil {
+	if s := m.followers[model]; s != nil {
 		payloads, sound := m.opened(message, frames[1:])
 		if !sound {
 			return nil // it is asked for again in due time (E4)
@@ -218,8 +218,8 @@ func (m *WorkerMachine) ignores(message Message, pushed bool) bool {
 }
 
 func (m *WorkerMachine) arrives(chunk *SealedChunk) bool {
-	s := m.slots[chunk.Model]
-	return s != nil && s.holds.find(Key{chunk.Epoch, chunk.Version}, arriving) != nil
+	s := m.followers[chunk.Model]
+	return s != nil && s.versions.find(Key{chunk.Epoch, chunk.Version}, arriving) != nil
 }
 
 // opened opens what came with an announcement, if it is sealed.
@@ -274,7 +274,7 @@ func subject(message Message) (epoch int64, model string) {
 }
 
 // receive takes a message of the session's epoch that speaks of this model.
-func (s *slot) receive(message Message, payloads [][]byte, lease *Lease, now time.Duration, pushed bool) []Effect {
+func (s *follower) receive(message Message, payloads [][]byte, lease *Lease, now time.Duration, pushed bool) []Effect {
 	switch message := message.(type) {
 	case *Announce:
 		if message.Whole != nil {
@@ -302,7 +302,7 @@ func (s *slot) receive(message Message, payloads [][]byte, lease *Lease, now tim
 	case *Rename:
 		return s.renamed(message, now)
 	case *Beacon:
-		return s.asking.hearOf(Key{message.Epoch, message.Version}, now)
+		return s.planner.hearOf(Key{message.Epoch, message.Version}, now)
 	}
 	return nil
 }
@@ -310,8 +310,8 @@ func (s *slot) receive(message Message, payloads [][]byte, lease *Lease, now tim
 func (m *WorkerMachine) hearOf(versions map[string]int64, now time.Duration) []Effect {
 	var effects []Effect
 	for model, version := range versions {
-		if s := m.slots[model]; s != nil {
-			effects = append(effects, s.asking.hearOf(Key{m.epoch, version}, now)...)
+		if s := m.followers[model]; s != nil {
+			effects = append(effects, s.planner.hearOf(Key{m.epoch, version}, now)...)
 		}
 	}
 	return effects
@@ -321,20 +321,20 @@ func (m *WorkerMachine) refused(r *Refuse, now time.Duration) []Effect {
 	text := Printable(r.Text, 0)
 	switch r.Code {
 	case CodeUnknownWorker:
-		m.turn(unknown) // W20
+		m.changeSession(unknown) // W20
 		return m.helloIfDue(now)
 	case CodeGone, CodeRange: // W27
-		if m.inside() && r.Model != nil && m.slots[*r.Model] != nil {
-			return m.slots[*r.Model].gone(r.Epoch, r.Version, now)
+		if m.inside() && r.Model != nil && m.followers[*r.Model] != nil {
+			return m.followers[*r.Model].gone(r.Epoch, r.Version, now)
 		}
 		return nil
 	case CodeNoPatch:
-		if m.inside() && r.Model != nil && m.slots[*r.Model] != nil {
-			return m.slots[*r.Model].patches.refused(Key{r.Epoch, r.Version}, now)
+		if m.inside() && r.Model != nil && m.followers[*r.Model] != nil {
+			return m.followers[*r.Model].patches.refused(Key{r.Epoch, r.Version}, now)
 		}
 		return nil
 	case CodeNameTaken, CodeStaleEpoch, CodeLimit, CodeProtocolVersion, CodeWrongName, CodeRevoked, CodeNotAllowed:
-		m.turn(refused) // W20, K8
+		m.changeSession(refused) // W20, K8
 	}
 	return []Effect{Refused{r.Code, text}}
 }
@@ -344,7 +344,7 @@ func (m *WorkerMachine) refused(r *Refuse, now time.Duration) []Effect {
 // appliedEpoch is the latest epoch of which anything was applied: no older publisher is followed.
 func (m *WorkerMachine) appliedEpoch() int64 {
 	var latest int64
-	for _, s := range m.slots {
+	for _, s := range m.followers {
 		if s.epoch > latest {
 			latest = s.epoch
 		}
@@ -361,7 +361,7 @@ func (m *WorkerMachine) helloIfDue(now time.Duration) []Effect {
 		m.unansweredSince = now
 	}
 	models := map[string]*Running{}
-	for name, s := range m.slots {
+	for name, s := range m.followers {
 		models[name] = s.running()
 	}
 	epoch := m.appliedEpoch()
@@ -386,7 +386,7 @@ func (m *WorkerMachine) welcome(w *Welcome, now time.Duration) []Effect {
 		return append(effects, m.hearOf(w.Models, now)...)
 	}
 	m.shared = m.probe(w.Shared) // S2
-	m.turn(welcomed)             // W28
+	m.changeSession(welcomed)    // W28
 	m.epoch, m.heardAt, m.subscribed, m.unheardSince = w.Epoch, now, false, now
 	m.pingEvery = m.timing.Ping
 	if asked := time.Duration(w.PingMS) * time.Millisecond; asked < m.pingEvery {
@@ -403,9 +403,9 @@ func (m *WorkerMachine) welcome(w *Welcome, now time.Duration) []Effect {
 	if m.shared { // before anything is pushed or hashed for us
 		effects = append(effects, ping(now, m.subscribed, m.shared))
 	}
-	for name, s := range m.slots {
+	for name, s := range m.followers {
 		effects = append(effects, Subscribe{ControlTopic(name), true},
-			Subscribe{s.patches.topic(), s.holds.mode == following && !m.shared}) // W26, S8
+			Subscribe{s.patches.topic(), s.versions.mode == following && !m.shared}) // W26, S8
 		effects = append(effects, s.reconnected(Key{w.Epoch, w.Models[name]}, m.models[name].Bytes, m.shared, now)...)
 	}
 	return effects
@@ -432,7 +432,7 @@ func (m *WorkerMachine) WithoutTicket(now time.Duration) []Effect {
 
 // ShutOut says that a handshake of the control channel has failed for want of the right key, most likely.
 func (m *WorkerMachine) ShutOut(why string) []Effect {
-	m.turn(refused) // K5
+	m.changeSession(refused) // K5
 	return []Effect{Refused{CodeKeys, why}}
 }
 
@@ -441,7 +441,7 @@ func (m *WorkerMachine) probe(shared *Shared) bool {
 	if shared == nil || m.opens == nil {
 		return false
 	}
-	m.turn(located)
+	m.changeSession(located)
 	segment := m.opens(shared, 0)
 	if segment != nil {
 		segment.Release()
@@ -453,7 +453,7 @@ func (m *WorkerMachine) probe(shared *Shared) bool {
 // knows nobody at its end: hello is said at once, and again while nobody answers.
 func (m *WorkerMachine) Connected(fresh bool, now time.Duration) []Effect {
 	if fresh {
-		m.turn(unknown)
+		m.changeSession(unknown)
 		m.saidHelloAt, m.unansweredSince = never, never
 	}
 	if m.session != outside {
@@ -475,47 +475,47 @@ func (m *WorkerMachine) callAgain(now time.Duration) []Effect {
 // Close says goodbye, even from outside: our hello may have been heard, its answer not yet. What arrives is of no
 // use any more: whoever decodes it ends soon.
 func (m *WorkerMachine) Close() []Effect {
-	for _, s := range m.slots {
-		s.holds.move(s.holds.at(arriving), newer)
+	for _, s := range m.followers {
+		s.versions.move(s.versions.at(arriving), newer)
 	}
 	return []Effect{Send{&Bye{}}} // W22
 }
 
 // Free gives the staging memory back. No version may be in use, no patch be decoded, and nothing else be called after it.
 func (m *WorkerMachine) Free() {
-	for _, s := range m.slots {
-		s.holds.free()
+	for _, s := range m.followers {
+		s.versions.free()
 	}
 }
 
 // Decoded takes the word that a patch was decoded, and how long that took; or that it is of no use, and why.
 func (m *WorkerMachine) Decoded(job *Patching, fault string, took, now time.Duration) []Effect {
-	return m.slots[job.Model].decoded(job, fault, took, now)
+	return m.followers[job.Model].decoded(job, fault, took, now)
 }
 
 // What the user does with a version that is ready.
 
 // Taken says that somebody has begun to apply it.
-func (m *WorkerMachine) Taken(v *StagedVersion) { m.slots[v.Model].taken(v.Key) }
+func (m *WorkerMachine) Taken(v *StagedVersion) { m.followers[v.Model].taken(v.Key) }
 
 // Applied says that it runs now; digest is that of its bytes, if anybody hashed them.
 func (m *WorkerMachine) Applied(v *StagedVersion, digest string, now time.Duration) []Effect {
-	return m.slots[v.Model].applied(v.Key, digest, now)
+	return m.followers[v.Model].applied(v.Key, digest, now)
 }
 
 // Stale says that it is gone from shared memory.
 func (m *WorkerMachine) Stale(v *StagedVersion, now time.Duration) []Effect {
-	return m.slots[v.Model].gotStale(v.Key, now)
+	return m.followers[v.Model].gotStale(v.Key, now)
 }
 
 // Failed says that it could not be applied; unless intact, no version runs now.
 func (m *WorkerMachine) Failed(v *StagedVersion, text string, intact bool, now time.Duration) []Effect {
-	return m.slots[v.Model].failed(v.Key, text, intact, now)
+	return m.followers[v.Model].failed(v.Key, text, intact, now)
 }
 
 // Dropped says that it was replaced before anybody took it.
 func (m *WorkerMachine) Dropped(v *StagedVersion, now time.Duration) []Effect {
-	return m.slots[v.Model].dropped(v.Key, now)
+	return m.followers[v.Model].dropped(v.Key, now)
 }
 
 // Time.
@@ -540,7 +540,7 @@ func (m *WorkerMachine) Tick(now time.Duration) []Effect {
 	// What comes in a frame of a damaged length is swallowed, until that is full.
 	deaf := now-m.answeredAt >= m.timing.DeafAfter
 	if deaf || now-m.heardAt >= m.timing.LostAfter {
-		m.turn(silent) // W19
+		m.changeSession(silent) // W19
 		m.unansweredSince = never
 		return []Effect{Lost{}, Redial{}}
 	}
@@ -552,13 +552,13 @@ func (m *WorkerMachine) Tick(now time.Duration) []Effect {
 	if elsewhere || m.keyring != nil && m.keyring.lacks() {
 		effects = append(effects, m.helloIfDue(now)...) // which is answered with the key (E6)
 	}
-	for _, s := range m.slots {
+	for _, s := range m.followers {
 		effects = append(effects, s.tick(now)...)
 	}
 	if now-m.pingedAt >= m.pingEvery { // W17, W18
 		m.pingedAt = now
 		effects = append(effects, ping(now, m.subscribed, m.shared))
-		for _, s := range m.slots {
+		for _, s := range m.followers {
 			effects = append(effects, s.repeat()...)
 		}
 	}

@@ -182,10 +182,10 @@ func TestTheSharedRoad(t *testing.T) {
 		return false
 	}
 	m.Applied(announced(1), "", time.Second)
-	if runs := m.slots["m"].running(); runs == nil || runs.Version != 1 {
+	if runs := m.followers["m"].running(); runs == nil || runs.Version != 1 {
 		t.Fatalf("%v runs", runs)
 	}
-	if lacks := m.slots["m"].holds.at(running).lacks; lacks != aSegment {
+	if lacks := m.followers["m"].versions.at(running).lacks; lacks != aSegment {
 		t.Fatalf("it was read where it lay, and lacks a %s", lacks)
 	}
 	segment.stale = true
@@ -249,22 +249,22 @@ func TestNothingBeginsWithoutABuffer(t *testing.T) {
 		opens := func(*Shared, int64) Segment { return &lying{} }
 		s := newSlot("m", Model{Accepts: func(*Layout) string { return "" }}, 100, &timing, opens, nil, false)
 		s.shared = shared
-		taken, err := s.holds.buffers.take(2)
+		taken, err := s.versions.buffers.take(2)
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.holds.buffers.taken = BuffersMax
+		s.versions.buffers.taken = BuffersMax
 		a := &Announce{Model: "m", Epoch: 7, Version: 1, Layout: layout.ID, LayoutBytes: int64(len(text)), Bytes: 2,
 			ChunkBytes: 2, Commit: "together", Acknowledge: "staged", Encoding: "raw", Shared: &Shared{}}
 		s.announced(a, text, true, 0)
-		if v := s.holds.at(announced); v == nil || v.lacks != aBuffer {
+		if v := s.versions.at(announced); v == nil || v.lacks != aBuffer {
 			t.Fatalf("%+v does not wait for a buffer", v)
 		}
-		s.holds.buffers.giveBack(taken)
+		s.versions.buffers.giveBack(taken)
 		s.tick(time.Second)
-		if v := s.holds.at(arriving); v == nil || v.lacks != aMemory {
+		if v := s.versions.at(arriving); v == nil || v.lacks != aMemory {
 			t.Fatalf("%+v has not begun", v)
 		}
-		s.holds.free()
+		s.versions.free()
 	}
 }

@@ -16,11 +16,11 @@ const Delta = "delta-1"
 // against the digest like any version. Whatever is wrong with it, all of the version is fetched in its place, and what
 // runs runs on meanwhile.
 type Patches struct {
-	model   string
-	holds   *holdings
-	timing  *Timing
-	taken   bool // they are taken
-	listens bool // to chunks of patches, in place of those of versions
+	model    string
+	versions *versionStore
+	timing   *Timing
+	taken    bool // they are taken
+	listens  bool // to chunks of patches, in place of those of versions
 }
 
 // topic carries the chunks that are pushed to this worker.
@@ -35,14 +35,14 @@ func (p *Patches) topic() string {
 func (p *Patches) listen(t *Transfer, shared bool) []Effect {
 	before := p.topic()
 	p.listens = t.patch != nil
-	if p.topic() == before || shared || p.holds.mode == catchingUp {
+	if p.topic() == before || shared || p.versions.mode == catchingUp {
 		return nil
 	}
 	return []Effect{Subscribe{before, false}, Subscribe{p.topic(), true}}
 }
 
 // transfer returns what a version arrives by: a patch on what runs here, else itself. (D4)
-func (p *Patches) transfer(v *held, patchable bool, now time.Duration) *Transfer {
+func (p *Patches) transfer(v *versionEntry, patchable bool, now time.Duration) *Transfer {
 	a, why := v.announce, ""
 	if p.taken && patchable && len(a.Patches) > 0 {
 		offer := p.offered(a)
@@ -51,7 +51,7 @@ func (p *Patches) transfer(v *held, patchable bool, now time.Duration) *Transfer
 		} else if room, err := allocate(offer.Bytes, false); err != nil {
 			why = fmt.Sprintf("there is no memory for a patch of %d bytes", offer.Bytes)
 		} else {
-			t := newTransferOfPatch(offer, p.holds.buildOn(), a, v.layout, room, now, p.timing)
+			t := newTransferOfPatch(offer, p.versions.buildOn(), a, v.layout, room, now, p.timing)
 			if offer != &a.Patches[0] { // the first alone is pushed
 				t.pull()
 			}
@@ -63,7 +63,7 @@ func (p *Patches) transfer(v *held, patchable bool, now time.Duration) *Transfer
 
 // offered returns the patch that fits what runs here; nil if there is none, or it is larger than the version.
 func (p *Patches) offered(a *Announce) *PatchOffer {
-	b, runs := p.holds.base, p.holds.at(running)
+	b, runs := p.versions.base, p.versions.at(running)
 	if b == nil || runs == nil || b.running != *runs.running || b.layout.ID != a.Layout {
 		return nil
 	}
@@ -80,10 +80,10 @@ func (p *Patches) offered(a *Announce) *PatchOffer {
 // unfit says what is here in place of what the patches build on.
 func (p *Patches) unfit(a *Announce) string {
 	here := "nothing runs here"
-	if runs := p.holds.at(running); runs != nil {
+	if runs := p.versions.at(running); runs != nil {
 		here = fmt.Sprintf("version %d of epoch %d runs here", runs.Version, runs.Epoch)
 	}
-	if p.holds.base == nil {
+	if p.versions.base == nil {
 		here += ", and its bytes were not kept"
 	}
 	var on []string
@@ -94,7 +94,7 @@ func (p *Patches) unfit(a *Announce) string {
 }
 
 // decode has a patch decoded that is here, unless somebody does.
-func (p *Patches) decode(v *held) []Effect {
+func (p *Patches) decode(v *versionEntry) []Effect {
 	if v.transfer.comes == decoded {
 		return nil
 	}
@@ -103,7 +103,7 @@ func (p *Patches) decode(v *held) []Effect {
 
 // refused takes the word that the publisher has no patch (any more) that was asked for. (D8)
 func (p *Patches) refused(key Key, now time.Duration) []Effect {
-	v := p.holds.find(key, arriving)
+	v := p.versions.find(key, arriving)
 	if v == nil || v.transfer.patch == nil || v.transfer.comes == decoded {
 		return nil
 	}
@@ -111,8 +111,8 @@ func (p *Patches) refused(key Key, now time.Duration) []Effect {
 }
 
 // giveUp has all of a version fetched in place of a patch that is of no use. (D5)
-func (p *Patches) giveUp(v *held, why string, now time.Duration) []Effect {
-	p.holds.release(v.transfer)
+func (p *Patches) giveUp(v *versionEntry, why string, now time.Duration) []Effect {
+	p.versions.release(v.transfer)
 	v.comesBy(newTransfer(v.announce, v.layout, v.buffer, why, now, p.timing))
 	v.transfer.pull()
 	return append([]Effect{Unpatched{p.model, v.Key, why}}, fetches(v.transfer, now)...) // D10

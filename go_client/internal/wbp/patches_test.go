@@ -99,7 +99,7 @@ func newTaker(t *testing.T, sealed bool) *taker {
 	return k
 }
 
-func (k *taker) holds() *holdings { return k.slots["m"].holds }
+func (k *taker) versions() *versionStore { return k.followers["m"].versions }
 
 func (k *taker) do(effects []Effect) {
 	for _, effect := range effects {
@@ -221,7 +221,7 @@ func (k *taker) first() *published {
 	k.t.Helper()
 	p := patchedVersion(1, 1)
 	k.control(p, p.announcement(), p.layout)
-	if came := k.serve(p); came != "raw" || k.holds().base == nil || !k.topics["m/dat"] {
+	if came := k.serve(p); came != "raw" || k.versions().base == nil || !k.topics["m/dat"] {
 		k.t.Fatalf("%s, %+v", came, k.topics)
 	}
 	return p
@@ -257,7 +257,7 @@ func TestPatchesAreTaken(t *testing.T) {
 		k.expect(k.serve(four), "delta-1 on 3")
 		five.announce.Keep = false
 		k.expect(k.push(five, nil), "raw")
-		if !k.topics["m/dat"] || k.topics["m/dlt"] || k.holds().base != nil || k.holds().buffers.taken != 0 || len(k.unpatched) > 0 {
+		if !k.topics["m/dat"] || k.topics["m/dlt"] || k.versions().base != nil || k.versions().buffers.taken != 0 || len(k.unpatched) > 0 {
 			t.Fatalf("%v, %v", k.topics, k.unpatched)
 		}
 		k.Free()
@@ -269,19 +269,22 @@ func TestWhyAVersionIsNotPatched(t *testing.T) {
 		change func(k *taker, two *published)
 		says   string
 	}{
-		"its bytes were not kept": {func(k *taker, _ *published) { k.holds().rebase(nil, nil) }, "version 1 of epoch 7 runs here, and its bytes were not kept; there are patches on 1"},
+		"its bytes were not kept": {func(k *taker, _ *published) { k.versions().setPatchBase(nil, nil) }, "version 1 of epoch 7 runs here, and its bytes were not kept; there are patches on 1"},
 		"another digest":          {func(_ *taker, p *published) { p.announce.Patches[0].Digest = p.digest }, "runs here; there are patches on 1"},
 		"another version":         {func(_ *taker, p *published) { p.announce.Patches[0].Version = 9 }, "there are patches on 9"},
 		"another epoch":           {func(_ *taker, p *published) { p.announce.Patches[0].Epoch = 6 }, "there are patches on 1"},
 		"another encoding":        {func(_ *taker, p *published) { p.announce.Patches[0].Encoding = "delta-2" }, "there are patches on 1"},
 		"larger than the version": {func(_ *taker, p *published) { p.announce.Patches[0].Bytes = 331 }, "there are patches on 1"},
 		"another layout": {func(k *taker, _ *published) {
-			other := *k.holds().base.layout
+			other := *k.versions().base.layout
 			other.ID = "x"
-			k.holds().base.layout = &other
+			k.versions().base.layout = &other
 		}, "there are patches on 1"},
-		"nothing runs":          {func(k *taker, _ *published) { k.holds().move(k.holds().at(running), torn); k.holds().rebase(nil, nil) }, "nothing runs here, and its bytes were not kept"},
-		"patches are not taken": {func(k *taker, _ *published) { k.slots["m"].patches.taken = false }, ""},
+		"nothing runs": {func(k *taker, _ *published) {
+			k.versions().move(k.versions().at(running), torn)
+			k.versions().setPatchBase(nil, nil)
+		}, "nothing runs here, and its bytes were not kept"},
+		"patches are not taken": {func(k *taker, _ *published) { k.followers["m"].patches.taken = false }, ""},
 		"there are none":        {func(_ *taker, p *published) { p.announce.Patches = nil }, ""},
 		"it is in the announcement": {func(_ *taker, p *published) {
 			p.announce.Whole, p.announce.ChunkBytes = &Whole{CRC32C(p.data), p.digest}, 1000
@@ -319,10 +322,10 @@ func TestAPatchThatIsOfNoUse(t *testing.T) {
 		spoil func(k *taker, two *published)
 		says  string
 	}{
-		"the base has changed": {func(k *taker, _ *published) { k.holds().base.data[100] ^= 1 }, "for the base"},
+		"the base has changed": {func(k *taker, _ *published) { k.versions().base.data[100] ^= 1 }, "for the base"},
 		"it leads elsewhere, and says so": {func(k *taker, p *published) {
 			layout, _ := ParseLayout(p.layout)
-			p.patches[0] = rawPatch(layout, k.holds().base.data, patchedVersion(2, 9).data, patchChunk)
+			p.patches[0] = rawPatch(layout, k.versions().base.data, patchedVersion(2, 9).data, patchChunk)
 		}, "announced is"},
 		"it leads elsewhere": {func(_ *taker, p *published) { p.patches[0][len(p.patches[0])-2] ^= 1 }, "leads to"},
 		"it is none":         {func(_ *taker, p *published) { p.patches[0][0] = 'w' }, "are no patch"},
@@ -337,7 +340,7 @@ func TestAPatchThatIsOfNoUse(t *testing.T) {
 				if k.do(k.Tick(k.now)); len(k.asked) > 0 && k.asked[0].Patch != nil {
 					tries++
 				}
-				if k.asked = nil; k.slots["m"].running().Version != 1 || tries > TriesMax+1 {
+				if k.asked = nil; k.followers["m"].running().Version != 1 || tries > TriesMax+1 {
 					k.t.Fatalf("%d tries", tries)
 				}
 				k.control(nil, &Pong{Token: k.now.Milliseconds() + 1, Epoch: 7, Models: map[string]int64{}}, nil)
@@ -361,7 +364,7 @@ func TestAPatchThatIsOfNoUse(t *testing.T) {
 			three.offer(two)
 			k.control(three, three.announcement(), nil)
 			k.expect(k.serve(three), "delta-1 on 2")
-			if h := k.holds(); h.buffers.taken != 0 || h.base.users != 0 {
+			if h := k.versions(); h.buffers.taken != 0 || h.base.users != 0 {
 				t.Fatalf("%s: %d buffers are taken, %d need the base", name, h.buffers.taken, h.base.users)
 			}
 			k.Free()
@@ -409,12 +412,12 @@ func TestWhyAPatchWasGivenUpIsSaid(t *testing.T) {
 	two.offer(one)
 	k.withdrawn = true
 	k.control(two, two.announcement(), nil)
-	v := k.holds().at(arriving)
+	v := k.versions().at(arriving)
 	asked := k.asked
 	k.asked = nil
 	k.answer(two, asked[0])
 	k.answer(two, asked[1]) // and the second refusal changes nothing
-	if k.holds().at(arriving) != v || len(k.asked) != 2 || k.asked[0].Unpatched == "" || k.asked[1].Count != 2 || k.asked[1].Patch != nil {
+	if k.versions().at(arriving) != v || len(k.asked) != 2 || k.asked[0].Unpatched == "" || k.asked[1].Count != 2 || k.asked[1].Patch != nil {
 		t.Fatalf("%+v", k.asked)
 	}
 	k.expect(k.serve(two), "raw")
@@ -429,7 +432,7 @@ func TestPatchesAreToldApart(t *testing.T) {
 	two.announce.Patches = append(two.announce.Patches, PatchOffer{*other, one.digest, 200})
 	two.patches = append(two.patches, two.patches[0])
 	k.control(two, two.announcement(), nil)
-	arrives := k.holds().at(arriving).transfer
+	arrives := k.versions().at(arriving).transfer
 	for _, wrong := range []*PatchID{nil, other, {"raw", 7, 1}} {
 		chunk := two.chunkOf(by, 0)
 		chunk.Patch = wrong
@@ -456,7 +459,7 @@ func TestPatchesAreToldApart(t *testing.T) {
 	chunk.Patch = by
 	k.control(three, chunk, three.piece(nil, 0))
 	k.control(three, &End{"m", 7, 3, three.digest, by}, nil)
-	if arrives := k.holds().at(arriving).transfer; arrives.Here != 0 || arrives.Digest != "" {
+	if arrives := k.versions().at(arriving).transfer; arrives.Here != 0 || arrives.Digest != "" {
 		t.Fatal("a patch that does not arrive has an effect")
 	}
 }
@@ -471,7 +474,7 @@ func TestANewerVersionWhileAPatchIsDecoded(t *testing.T) {
 		k.answer(two, f)
 	}
 	k.asked = nil
-	job, h := k.jobs[0], k.holds()
+	job, h := k.jobs[0], k.versions()
 	k.do(k.Tick(4 * time.Second))
 	if k.jobs = nil; len(k.asked) > 0 || len(k.said) == 0 {
 		t.Fatal("what is here is asked for")
@@ -514,11 +517,11 @@ func TestAnotherVersionRunsWhileAPatchIsDecoded(t *testing.T) {
 	three.offer(one)
 	k.control(three, three.announcement(), nil)
 	k.apply(two)
-	if b := k.holds().base; b == nil || b.running.Version != 1 {
+	if b := k.versions().base; b == nil || b.running.Version != 1 {
 		t.Fatalf("%+v is kept", b)
 	}
 	k.expect(k.serve(three), "delta-1 on 1")
-	if b := k.holds().base; b == nil || b.running.Version != 3 || k.holds().buffers.taken != 0 {
+	if b := k.versions().base; b == nil || b.running.Version != 3 || k.versions().buffers.taken != 0 {
 		t.Fatalf("%+v is kept", b)
 	}
 	k.Free()
@@ -539,7 +542,7 @@ func TestABaseOfAnOldSizeIsNotKept(t *testing.T) {
 		a.Layout, a.LayoutBytes, a.Bytes = parsed.ID, int64(len(layout)), 700
 		k.control(larger, larger.announcement(), layout)
 		k.expect(k.serve(larger), "raw")
-		free := k.holds().buffers.free
+		free := k.versions().buffers.free
 		if len(free) != int(number-2) || len(free) > 0 && len(free[0]) != 700 {
 			t.Fatalf("%d buffers are kept once version %d runs", len(free), number)
 		}
@@ -552,7 +555,7 @@ func TestARenamedBase(t *testing.T) {
 	k := newTaker(t, false)
 	one, three := k.first(), patchedVersion(3, 3)
 	said := map[string]string{"step": "2"}
-	k.control(nil, &Rename{"m", 7, 2, *k.slots["m"].running(), said}, nil)
+	k.control(nil, &Rename{"m", 7, 2, *k.followers["m"].running(), said}, nil)
 	if want := []Renamed{{"m", Key{7, 2}, said}}; !reflect.DeepEqual(k.renamed, want) {
 		t.Fatalf("renamed: %v, not %v", k.renamed, want)
 	}
@@ -584,7 +587,7 @@ func TestATornModelIsNoBase(t *testing.T) {
 	}
 	three.offer(two)
 	three.offer(one)
-	if k.asked = nil; k.holds().base != nil {
+	if k.asked = nil; k.versions().base != nil {
 		t.Fatal("the bytes of what runs no more are kept")
 	}
 	k.control(three, three.announcement(), nil)
@@ -596,8 +599,8 @@ func TestPatchesAndTheSharedRoad(t *testing.T) {
 	k := newTaker(t, false)
 	one, two := patchedVersion(1, 1), patchedVersion(2, 2)
 	segment := &segmentOf{one.data}
-	k.slots["m"].opens = func(*Shared, int64) Segment { return segment }
-	k.slots["m"].shared = true
+	k.followers["m"].opens = func(*Shared, int64) Segment { return segment }
+	k.followers["m"].shared = true
 	two.offer(one)
 	for _, p := range []*published{one, two} {
 		segment.data, p.announce.Shared = p.data, &Shared{"/proc/1/fd/1", strings.Repeat("0", 32)}
@@ -607,7 +610,7 @@ func TestPatchesAndTheSharedRoad(t *testing.T) {
 			if k.control(p, p.announcement(), p.layout); len(k.ready) == 0 {
 				k.control(p, &End{"m", 7, p.announce.Version, p.digest, nil}, nil)
 			}
-			if k.apply(p); k.holds().base != nil || k.topics["m/dlt"] {
+			if k.apply(p); k.versions().base != nil || k.topics["m/dlt"] {
 				t.Fatal("bytes are kept, or patches listened to")
 			}
 			if applied := k.said[len(k.said)-1].(*Applied); applied.Patch != nil {

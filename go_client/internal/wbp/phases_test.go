@@ -30,7 +30,7 @@ var ways = map[State][]Event{
 	rejected:  {declined},
 }
 
-func heldAt(t *testing.T, h *holdings, phase State) *held {
+func heldAt(t *testing.T, h *versionStore, phase State) *versionEntry {
 	a := &Announce{Model: "m", Epoch: 7, Version: 1, Bytes: 12, ChunkBytes: 4}
 	v := h.expect(a)
 	for _, event := range ways[phase] {
@@ -58,7 +58,7 @@ func TestEveryPair(t *testing.T) {
 	}
 	for phase := range arrows {
 		for event := range events {
-			h := &holdings{}
+			h := &versionStore{}
 			v := heldAt(t, h, phase)
 			after, known := arrows[phase][event]
 			had := v.buffer != nil

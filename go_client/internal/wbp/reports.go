@@ -29,20 +29,20 @@ func (id Identity) hello(models map[string]*Running, epoch, ageMS int64, maps bo
 }
 
 // standing says how things stand, the last failure included.
-func standing(model string, holds *holdings, failure []Effect) []Effect {
+func standing(model string, versions *versionStore, failure []Effect) []Effect {
 	var effects []Effect
-	begun, busy := holds.at(arriving), holds.at(applying)
+	begun, busy := versions.at(arriving), versions.at(applying)
 	if begun != nil && busy == nil {
 		effects = append(effects, sayProgress(model, begun))
 	}
-	effects = append(effects, sayStaged(model, holds.all(ready, applying, staged)...)...)
-	if v := holds.at(running); v != nil {
+	effects = append(effects, sayStaged(model, versions.all(ready, applying, staged)...)...)
+	if v := versions.at(running); v != nil {
 		effects = append(effects, sayApplied(model, v))
 	}
 	effects = append(effects, failure...)
 	if busy != nil { // it may hang in an apply, and others become ready behind it
 		effects = append(effects, sayProgress(model, busy))
-	} else if waiting := holds.at(ready); waiting != nil && begun == nil {
+	} else if waiting := versions.at(ready); waiting != nil && begun == nil {
 		effects = append(effects, sayProgress(model, waiting))
 	}
 	return effects
@@ -58,7 +58,7 @@ func fetches(t *Transfer, now time.Duration) []Effect {
 }
 
 // sayProgress says how far a version is.
-func sayProgress(model string, v *held) Effect {
+func sayProgress(model string, v *versionEntry) Effect {
 	switch v.phase {
 	case arriving:
 		return Send{&Progress{model, v.Epoch, v.Version, v.transfer.Here, "receiving", v.transfer.by(), ""}}
@@ -69,7 +69,7 @@ func sayProgress(model string, v *held) Effect {
 }
 
 // sayStaged says which of some versions are staged, where that is due. (W14)
-func sayStaged(model string, some ...*held) []Effect {
+func sayStaged(model string, some ...*versionEntry) []Effect {
 	var effects []Effect
 	for _, v := range some {
 		if v.staged.sayStaged {
@@ -80,7 +80,7 @@ func sayStaged(model string, some ...*held) []Effect {
 }
 
 // sayApplied says what runs, and by which patch it came. (D11)
-func sayApplied(model string, v *held) Effect {
+func sayApplied(model string, v *versionEntry) Effect {
 	by := v.staged
 	return Send{&Applied{model, v.Epoch, v.Version, v.running.Digest, by.Patch, by.took.Microseconds(), by.Note}}
 }

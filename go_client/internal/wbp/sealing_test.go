@@ -202,7 +202,7 @@ func TestAWorkerWithKeysTakesNothingInTheClear(t *testing.T) {
 		}
 	}
 	k.control(p.chunk(0), p.payload(0))
-	if here := k.slots["m"].holds.at(arriving).transfer.Here; here != 0 || k.Malformed != 0 {
+	if here := k.followers["m"].versions.at(arriving).transfer.Here; here != 0 || k.Malformed != 0 {
 		t.Fatalf("%d chunks in the clear were taken, %d messages are malformed", here, k.Malformed)
 	}
 }
@@ -234,7 +234,7 @@ func TestGroupKeysThatChange(t *testing.T) {
 	beacon := func() Message { return k.vault.message(Encode(&Beacon{"m", 7, k.vault.count + 5})) }
 	old, older := *k.vault, beacon()
 	heard := func(m Message) bool {
-		k.slots["m"].asking.latestAt = never
+		k.followers["m"].planner.latestAt = never
 		return strings.Contains(kinds(k.published(m, nil)), "fetch")
 	}
 	if !heard(older) || heard(older) {
@@ -390,7 +390,7 @@ func TestWhatIsPublishedIsReceivedInItsPlaceAndCountsOnce(t *testing.T) {
 	}
 	announce, layout := k.vault.published(&p.announce, p.layout, nil)
 	receive(announce, layout)
-	v := k.slots["m"].holds.at(arriving)
+	v := k.followers["m"].versions.at(arriving)
 	if v == nil || k.Place(Encode(announce), len(layout)) != nil {
 		t.Fatal("an announcement counts once")
 	}

@@ -158,7 +158,7 @@ func (w *world) tick() {
 
 // check makes sure that memory is neither lost nor given out twice.
 func (w *world) check() {
-	h := w.machine.slots["m"].holds
+	h := w.machine.followers["m"].versions
 	used, waiting, dropped := len(h.all(arriving, staged, ready, applying)), len(h.all(ready)), w.jobs
 	v := h.at(arriving)
 	if v != nil && v.transfer.job != nil {
@@ -169,7 +169,7 @@ func (w *world) check() {
 		if v != nil && v.transfer.base == b && v.transfer.job == nil {
 			needs++
 		}
-		if !bytes.Equal(b.data, original.data) || b.users > needs || b.users == 0 && b.running != *w.machine.slots["m"].running() {
+		if !bytes.Equal(b.data, original.data) || b.users > needs || b.users == 0 && b.running != *w.machine.followers["m"].running() {
 			w.t.Fatalf("%v is kept for %d patches, and %d arrive", b.running, b.users, needs)
 		}
 	}

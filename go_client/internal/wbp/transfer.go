@@ -321,9 +321,9 @@ func (t *Transfer) end(digest string) {
 }
 
 // pull says that nothing more will be pushed, as far as we can tell.
-func (t *Transfer) pull() { t.turn(unpushed) }
+func (t *Transfer) pull() { t.changeWay(unpushed) }
 
-func (t *Transfer) turn(event Event) {
+func (t *Transfer) changeWay(event Event) {
 	if after := coming[t.comes][event]; after != "" {
 		t.comes = after
 	}
@@ -331,7 +331,7 @@ func (t *Transfer) turn(event Event) {
 
 // decode lends a buffer, and what the patch builds on, to whoever decodes it: it is here, whole.
 func (t *Transfer) decode(buffer []byte) *Patching {
-	t.turn(patched)
+	t.changeWay(patched)
 	t.job = &Patching{Model: t.Announce.Model, transfer: t, base: t.base, patch: t.Buffer, buffer: buffer, digest: t.Digest}
 	return t.job
 }

@@ -2,13 +2,13 @@
 
 use super::bases::Bases;
 use super::content::{Content, Copier};
-use super::distribution::Distribution;
 use super::effects::WorkerEvent;
 use super::endpoints::{check_exposure, Place};
 use super::keeper::Keeper;
 use super::keys::PublisherKeys;
 use super::listening::unbindable;
 use super::machine::{self, PublisherMachine};
+use super::pub_socket::PubSocket;
 use super::router::Router;
 use super::run::{Listener, Loop, Shared, Work};
 use super::sealer::{self, Sealer};
@@ -177,7 +177,7 @@ impl PublisherBuilder {
         let secret = keys.as_ref().map(|keys| &keys.secret[..]);
         let (router, bound) = Router::bind(&place, secret)?;
         let (mut data, data_place) = match data {
-            Some(data) => Distribution::bind(&data)?,
+            Some(data) => PubSocket::bind(&data)?,
             None => bind_beside(&place, &bound)?,
         };
         if let Some(its) = &mut state {
@@ -319,10 +319,10 @@ impl PublisherBuilder {
 }
 
 /// The port beside; if that is taken, and any port would have done for the address, then any does here.
-fn bind_beside(asked: &Place, bound: &Place) -> Result<(Distribution, Place), Error> {
-    match (Distribution::bind(&bound.beside()), asked) {
+fn bind_beside(asked: &Place, bound: &Place) -> Result<(PubSocket, Place), Error> {
+    match (PubSocket::bind(&bound.beside()), asked) {
         (Err(_), Place::Tcp { host, port: 0 }) => {
-            Distribution::bind(&Place::Tcp { host: host.clone(), port: 0 })
+            PubSocket::bind(&Place::Tcp { host: host.clone(), port: 0 })
         }
         (result, _) => result,
     }

@@ -272,7 +272,7 @@ impl PublisherMachine {
     /// Takes what somebody said on a data connection; nothing if it is no worker's word (P22).
     ///
     /// It may be late, or doubled: all of it is said again on the control channel.
-    pub fn receive_word(&mut self, word: &[u8], now: Time) -> Option<Vec<Effect>> {
+    pub fn receive_report(&mut self, word: &[u8], now: Time) -> Option<Vec<Effect>> {
         let token = std::str::from_utf8(word.get(..TOKEN_BYTES)?).ok()?;
         let name = self.roster.by_token(token)?.to_owned();
         let said = match from_worker(&word[TOKEN_BYTES..], 0) {

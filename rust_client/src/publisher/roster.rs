@@ -249,7 +249,7 @@ impl Peer {
 #[derive(Debug, PartialEq)]
 pub enum Admission {
     New,
-    /// Heard before.
+    /// SubscriberInput before.
     Known,
     /// Ask the one who has the name for a sign of life.
     Contested,

@@ -168,7 +168,7 @@ impl Router {
     }
 
     /// Reads and sends what can be; returns what was said.
-    pub fn attend(&mut self, id: u64, readable: bool, may_come: MayCome, now: Time) -> FromRouter {
+    pub fn process_events(&mut self, id: u64, readable: bool, may_come: MayCome, now: Time) -> FromRouter {
         let room = self.room();
         let nothing = FromRouter { key: String::new(), said: Vec::new() };
         let accepted = match self.each.get_mut(&id) {
@@ -347,7 +347,7 @@ mod tests {
         while !heard(router) {
             assert!(Instant::now() < end, "it does not come");
             router.accept(NOW);
-            router.attend(id, true, &|_| true, NOW);
+            router.process_events(id, true, &|_| true, NOW);
         }
         dialled
     }

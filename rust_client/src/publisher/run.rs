@@ -3,24 +3,24 @@
 //! Any thread hands it work, and waits for the answer. If the thread ends, for whatever reason, whoever waits is told.
 
 use super::bases::Taker;
-use super::distribution::Distribution;
 use super::effects::{Effect, Payload, WorkerEvent, WorkerEventKind};
 use super::grants::ByKey;
 use super::keeper::Keeper;
 use super::machine::PublisherMachine;
 use super::offer::Offer;
-use super::outlet::Queued;
+use super::pub_socket::PubSocket;
 use super::publication::Terms;
 use super::receipt::Receipt;
 use super::router::Router;
 use super::sealer::Sealer;
 use super::status::WorkerStatus;
-use crate::bell::Bell;
+use super::subscriber::Queued;
 use crate::error::Error;
 use crate::messages::{control_topic, data_topic, encode, patch_topic, FromPublisher};
 use crate::raw::fork::Process;
 use crate::raw::os::give_memory_back;
 use crate::transfer::Time;
+use crate::waker::Waker;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::os::unix::io::AsRawFd;
@@ -72,12 +72,12 @@ struct Desk {
 pub struct Shared {
     process: Process,
     desk: Mutex<Desk>,
-    bell: Bell,
+    waker: Waker,
 }
 
 impl Shared {
     pub fn new() -> io::Result<Shared> {
-        Ok(Shared { process: Process::this(), desk: Mutex::default(), bell: Bell::new()? })
+        Ok(Shared { process: Process::this(), desk: Mutex::default(), waker: Waker::new()? })
     }
 
     /// Whether this process has the publisher's thread; a forked child has only what it looks like.
@@ -101,7 +101,7 @@ impl Shared {
         }
         desk.work.push_back(work);
         drop(desk);
-        self.bell.ring();
+        self.waker.wake();
         Ok(())
     }
 
@@ -117,7 +117,7 @@ impl Shared {
     /// Has the thread settle what is open and end.
     pub fn stop(&self) {
         self.desk().stopping = true;
-        self.bell.ring();
+        self.waker.wake();
     }
 }
 
@@ -125,7 +125,7 @@ impl Shared {
 pub struct Loop {
     pub machine: PublisherMachine,
     pub router: Router,
-    pub data: Distribution,
+    pub data: PubSocket,
     pub shared: Arc<Shared>,
     pub keeper: Option<Keeper>,
     pub listener: Option<Listener>,
@@ -154,7 +154,7 @@ impl Loop {
     pub fn new(
         machine: PublisherMachine,
         router: Router,
-        data: Distribution,
+        data: PubSocket,
         shared: Arc<Shared>,
         keeper: Option<Keeper>,
         listener: Option<Listener>,
@@ -226,10 +226,11 @@ impl Loop {
                 return;
             }
             for (id, readable) in data.found(&items[..first]) {
-                self.data.attend(id, readable, self.now());
+                self.data.process_events(id, readable, self.now());
             }
             for (id, readable) in control.found(&items[first..]) {
-                self.router.attend(id, readable, &|_| false, self.now()); // what is said now, nobody hears
+                self.router.process_events(id, readable, &|_| false, self.now());
+                // what is said now, nobody hears
             }
         }
     }
@@ -278,7 +279,7 @@ impl Loop {
     fn take(&mut self, wait: Duration) -> io::Result<()> {
         let (data, control) = (self.data.ready(), self.router.ready());
         let (comes, joins) = (self.data.listening(self.now()), self.router.listening(self.now()));
-        let mut items = vec![zmq::PollItem::from_fd(self.shared.bell.as_raw_fd(), zmq::POLLIN)];
+        let mut items = vec![zmq::PollItem::from_fd(self.shared.waker.as_raw_fd(), zmq::POLLIN)];
         items.extend(joins.map(|fd| zmq::PollItem::from_fd(fd, zmq::POLLIN)));
         items.extend(comes.map(|fd| zmq::PollItem::from_fd(fd, zmq::POLLIN)));
         let workers = items.len();
@@ -296,7 +297,7 @@ impl Loop {
         drop(found);
         drop(items);
         if rung {
-            self.shared.bell.silence();
+            self.shared.waker.drain();
         }
         if joining {
             self.router.accept(self.now());
@@ -318,7 +319,7 @@ impl Loop {
     fn take_said(&mut self, id: u64, readable: bool) {
         let now = self.now();
         let machine = &self.machine;
-        let message = self.router.attend(id, readable, &|key| machine.may_come(key), now);
+        let message = self.router.process_events(id, readable, &|key| machine.may_come(key), now);
         let from = Router::identity(id);
         for said in message.said {
             let effects =
@@ -341,7 +342,7 @@ impl Loop {
 
     /// Takes what a subscriber says; tells it that it is heard, and nobody else.
     fn take_heard(&mut self, id: u64, readable: bool) {
-        let heard = self.data.attend(id, readable, self.now());
+        let heard = self.data.process_events(id, readable, self.now());
         if let Some(ticket) = heard.ticket {
             let owner = self.machine.redeem(&ticket, self.now());
             if !self.data.admit(id, owner) {
@@ -356,9 +357,9 @@ impl Loop {
             }
         }
         for word in heard.words {
-            match self.machine.receive_word(&word, self.now()) {
+            match self.machine.receive_report(&word, self.now()) {
                 Some(effects) => self.perform(effects),
-                None => self.data.forged(id, self.now()),
+                None => self.data.invalid_frames(id, self.now()),
             }
         }
     }

@@ -1,8 +1,8 @@
 //! A connection of a peer, which is looked at for as long as it is there.
 
 use super::accepted::Accepted;
-use super::outlet::Outlet;
 use super::pipe::{Held, Pipe};
+use super::subscriber::SubscriberConnection;
 use crate::raw::ready::Ready;
 use std::io;
 use std::ops::{Deref, DerefMut};
@@ -15,9 +15,9 @@ pub trait Connection: Held + Deref<Target = Pipe> {
     fn unsent(&self) -> bool;
 }
 
-impl Connection for Outlet {
+impl Connection for SubscriberConnection {
     fn unsent(&self) -> bool {
-        Outlet::unsent(self)
+        SubscriberConnection::unsent(self)
     }
 }
 
@@ -99,12 +99,12 @@ mod tests {
         let ours = listener.accept().unwrap().0;
         let child = ours.try_clone().unwrap(); // as a forked one has it
         let ready = Arc::new(Ready::new().unwrap());
-        let outlet = Outlet::new(Own::new(ours), false, Duration::ZERO);
-        let mut subscriber = Watched::new(7, outlet, ready.clone()).unwrap();
+        let subscriber = SubscriberConnection::new(Own::new(ours), false, Duration::ZERO);
+        let mut subscriber = Watched::new(7, subscriber, ready.clone()).unwrap();
         assert_eq!(look(&ready), []);
         subscriber.send(|_| Ok(())).unwrap();
         assert_eq!(look(&ready), [(7, false)], "it is still to be greeted");
-        subscriber.send(|outlet| outlet.write(Duration::ZERO)).unwrap();
+        subscriber.send(|subscriber| subscriber.write(Duration::ZERO)).unwrap();
         assert_eq!(look(&ready), []);
         theirs.write_all(b"news").unwrap();
         drop(subscriber);

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from ..effects import Effect, Rejected, Send, Whole
 from ..limits import Timing
 from ..messages import Fetch
-from .holdings import Holdings, Key
+from .version_store import Key, VersionStore
 
 
 class _Exact(Struct, frozen=True):
@@ -24,7 +24,7 @@ class _Exact(Struct, frozen=True):
     asked_at: float = -math.inf
 
 
-class _PutOff(Struct, frozen=True):
+class _Backoff(Struct, frozen=True):
     """A version that is left alone until then, which was the pause."""
 
     key: Key
@@ -32,7 +32,7 @@ class _PutOff(Struct, frozen=True):
     pause: float
 
 
-class Asking:
+class FetchPlanner:
     """What was asked for, and when.
 
     Args:
@@ -41,13 +41,13 @@ class Asking:
         timing: How long to wait.
     """
 
-    def __init__(self, model: str, holds: Holdings, timing: Timing) -> None:
-        self._model, self._holds, self._timing = model, holds, timing
+    def __init__(self, model: str, versions: VersionStore, timing: Timing) -> None:
+        self._model, self._versions, self._timing = model, versions, timing
         self.only: Key | None = None  # what the user wants, and nothing else
         self._exact = _Exact((0, 0))  # what that is, or was last: who polls wants it again soon
         self._latest_at = -math.inf  # when the latest announcement was asked for
         self._answered = -math.inf  # when the last ping was sent that was answered
-        self._put_off = _PutOff((0, 0), 0.0, 0.0)
+        self._backoff = _Backoff((0, 0), 0.0, 0.0)
 
     def reconnected(self) -> None:
         """A session begins."""
@@ -55,17 +55,17 @@ class Asking:
 
     def hear_of(self, epoch: int, version: int, now: float) -> list[Effect]:
         """A beacon, a welcome or a stray chunk speaks of a version: ask if it is news."""
-        arriving, key = self._holds.at["arriving"], (epoch, version)
-        news = self._holds.hear(key)
+        arriving, key = self._versions.at["arriving"], (epoch, version)
+        news = self._versions.hear(key)
         if self.only is not None:
             return self.exact(now)
         if version == 0 or not news:
             return []
-        if arriving is not None and (key <= arriving.key or self._holds.mode == "catching-up"):
+        if arriving is not None and (key <= arriving.key or self._versions.mode == "catching-up"):
             return []
-        if key <= self._put_off.key and now < self._put_off.until:  # W36
+        if key <= self._backoff.key and now < self._backoff.until:  # W36
             return []
-        waiting = self._holds.at["announced"]
+        waiting = self._versions.at["announced"]
         if waiting is not None and key <= waiting.key and waiting.lacks == "layout":
             return []  # W7
         return self.latest(epoch, now)
@@ -77,7 +77,7 @@ class Asking:
         if now - self._latest_at < self._timing.quiet and not at_once:
             return []
         self._latest_at = now
-        waiting = self._holds.at["announced"]
+        waiting = self._versions.at["announced"]
         layout = waiting is not None and waiting.lacks == "layout"
         return [Send(Fetch(model=self._model, epoch=epoch, version=0, layout=layout))]
 
@@ -90,7 +90,7 @@ class Asking:
     def answered(self, sent_at: float) -> None:
         """A ping that was sent then was answered, and whatever was asked before it. (W12)"""
         self._answered = sent_at
-        arriving = self._holds.at["arriving"]
+        arriving = self._versions.at["arriving"]
         if arriving is not None:
             arriving.transfer.answered(sent_at)
 
@@ -106,36 +106,36 @@ class Asking:
         """One version is wanted, and no other until further word; or the latest again."""
         self.only = key
         if key is None:
-            for late in self._holds.all("announced", "arriving"):
+            for late in self._versions.all("announced", "arriving"):
                 if self.outdated(late.key):  # it was wanted though a newer one is here
-                    self._holds.move(late, "newer")
-            return self.hear_of(*self._holds.heard, now)
+                    self._versions.move(late, "newer")
+            return self.hear_of(*self._versions.heard, now)
         if key != self._exact.key:
             self._exact = _Exact(key)
         if self._exact.gone:
             return self.gone(*key)
-        if key in self._holds.rejected:
+        if key in self._versions.rejected:
             return self.forgo("it could not be applied before")
-        for other in self._holds.all("announced", "arriving"):
+        for other in self._versions.all("announced", "arriving"):
             if other.key != key:
-                self._holds.move(other, "newer")
-        here = self._holds.find(key, "staged")
+                self._versions.move(other, "newer")
+        here = self._versions.find(key, "staged")
         if here is not None:
             return [Whole(here.staged)]
         return self.exact(now)
 
     def exact(self, now: float) -> list[Effect]:
         """Ask for the only version that is wanted, if there is one and it is not here."""
-        only, holds, running = self.only, self._holds, self._holds.at["running"]
+        only, versions, running = self.only, self._versions, self._versions.at["running"]
         if only is None:
             return []
         if running is not None and running.key > only:
             return self.forgo(f"version {running.key[1]} of epoch {running.key[0]} runs here")
-        if holds.heard[0] > only[0]:
-            return self.forgo(f"the publisher is of epoch {holds.heard[0]} now")
-        if holds.heard < only or only in holds.rejected or holds.has(only):
+        if versions.heard[0] > only[0]:
+            return self.forgo(f"the publisher is of epoch {versions.heard[0]} now")
+        if versions.heard < only or only in versions.rejected or versions.has(only):
             return []
-        if only == self._put_off.key and now < self._put_off.until:  # W36
+        if only == self._backoff.key and now < self._backoff.until:  # W36
             return []
         if now - self._exact.asked_at < self._timing.quiet:
             return []
@@ -145,7 +145,7 @@ class Asking:
     def gone(self, epoch: int, version: int) -> list[Effect]:
         """The publisher no longer has a version; whoever polls for it is told the next time."""
         key = (epoch or self._exact.key[0], version)
-        if key != self._exact.key or self._holds.has(key):
+        if key != self._exact.key or self._versions.has(key):
             return []
         self._exact = replace(self._exact, gone=True)
         return self.forgo("the publisher has it no more")
@@ -165,25 +165,25 @@ class Asking:
 
     def is_wanted(self, key: Key) -> bool:
         """Return whether a version is the only one that is wanted, and may yet be had."""
-        return key == self.only and key not in self._holds.rejected and not self.outdated(key)
+        return key == self.only and key not in self._versions.rejected and not self.outdated(key)
 
     def outdated(self, key: Key) -> bool:
         """Return whether a version is here, or newer ones are; of the only one wanted, applied."""
         if key != self.only:
-            return key <= self._holds.newest
-        given = [held.key for held in self._holds.all("staged", "ready")]
-        begun = [held.key for held in self._holds.all("applying", "running")]
+            return key <= self._versions.newest
+        given = [entry.key for entry in self._versions.all("staged", "ready")]
+        begun = [entry.key for entry in self._versions.all("applying", "running")]
         return key in given or key <= max(begun, default=(0, 0))
 
     # What has failed, and is to be tried again. (W36)
 
     def put_off(self, key: Key, now: float) -> None:
         """Leave a version alone for a while, for twice as long as the last time."""
-        longer = min(2 * self._put_off.pause, self._timing.patience_max)
-        pause = longer if key == self._put_off.key else self._timing.patience
-        self._put_off = _PutOff(key, now + pause, pause)
+        longer = min(2 * self._backoff.pause, self._timing.patience_max)
+        pause = longer if key == self._backoff.key else self._timing.patience
+        self._backoff = _Backoff(key, now + pause, pause)
 
     def put_off_no_longer(self, key: Key) -> None:
         """A version is not to be had any more: what was before it may be what there is."""
-        if key == self._put_off.key:
-            self._put_off = replace(self._put_off, until=-math.inf)
+        if key == self._backoff.key:
+            self._backoff = replace(self._backoff, until=-math.inf)

@@ -15,14 +15,14 @@ const (
 //
 // The latest version wins: an older one that is on its way makes room for it. But a worker that had to
 // drop one finishes the next, by fetching, before it looks at anything newer.
-type slot struct {
+type follower struct {
 	model      string
 	opens      Opens
 	keyring    *Keyring // nil: versions come in the clear
 	shared     bool     // versions are read from shared memory: nothing needs to be pushed
 	acceptance acceptance
-	holds      *holdings
-	asking     *Asking
+	versions   *versionStore
+	planner    *FetchPlanner
 	patches    *Patches
 	epoch      int64   // the greatest of which bytes were written into the model
 	torn       int     // applies in a row that failed half-way: while there is one, nothing runs
@@ -32,20 +32,20 @@ type slot struct {
 
 // newSlot returns one for which nothing has come yet. opens may be nil, and keyring; patches tells whether they are taken.
 func newSlot(name string, model Model, bytesMax int64, timing *Timing, opens Opens, keyring *Keyring,
-	patches bool) *slot {
-	holds := &holdings{mode: following}
-	asking := newAsking(name, holds, timing)
-	return &slot{
-		model: name, opens: opens, keyring: keyring, holds: holds, asking: asking,
+	patches bool) *follower {
+	versions := &versionStore{mode: following}
+	planner := newFetchPlanner(name, versions, timing)
+	return &follower{
+		model: name, opens: opens, keyring: keyring, versions: versions, planner: planner,
 		acceptance: acceptance{accepts: model.Accepts, bytesMax: bytesMax, longest: model.LayoutBytes,
 			sealed: keyring != nil, accepted: map[string]bool{}},
-		patches: &Patches{model: name, holds: holds, timing: timing, taken: patches},
+		patches: &Patches{model: name, versions: versions, timing: timing, taken: patches},
 	}
 }
 
 // running is what runs; nil before the first version, and after one that failed half-way.
-func (s *slot) running() *Running {
-	if v := s.holds.at(running); v != nil {
+func (s *follower) running() *Running {
+	if v := s.versions.at(running); v != nil {
 		return v.running
 	}
 	return nil
@@ -55,20 +55,20 @@ func (s *slot) running() *Running {
 
 // announced takes the word that a version exists. Its chunks may follow if the announcement was
 // pushed; with push false none will.
-func (s *slot) announced(a *Announce, layout []byte, push bool, now time.Duration) []Effect {
+func (s *follower) announced(a *Announce, layout []byte, push bool, now time.Duration) []Effect {
 	key := Key{a.Epoch, a.Version}
 	if layout != nil && s.acceptance.excess(a) == "" { // else it is declined, and not understood
 		if code, wrong := s.acceptance.learn(a, layout); code != "" {
 			return s.unreadable(a, code, wrong, now)
 		}
 	}
-	if v := s.holds.find(key, staged); v != nil && a.Commit == "auto" { // W5
+	if v := s.versions.find(key, staged); v != nil && a.Commit == "auto" { // W5
 		return s.commit(v)
 	}
 	if !s.wants(a, key) {
 		return nil
 	}
-	v := s.holds.expect(a)
+	v := s.versions.expect(a)
 	effects := s.begin(v, now)
 	if v.phase == arriving && !push { // W31
 		v.transfer.pull()
@@ -78,35 +78,35 @@ func (s *slot) announced(a *Announce, layout []byte, push bool, now time.Duratio
 }
 
 // unreadable takes note that a layout cannot be understood.
-func (s *slot) unreadable(a *Announce, code Code, wrong string, now time.Duration) []Effect {
+func (s *follower) unreadable(a *Announce, code Code, wrong string, now time.Duration) []Effect {
 	key := Key{a.Epoch, a.Version}
 	if triedAgain[code] {
-		s.holds.move(s.holds.find(key, announced), failed) // it waited for this
+		s.versions.move(s.versions.find(key, announced), failed) // it waited for this
 		return s.fail(key, code, wrong, now)
 	}
 	if !s.wants(a, key) {
 		return nil
 	}
-	return s.decline(s.holds.expect(a), code, wrong, now)
+	return s.decline(s.versions.expect(a), code, wrong, now)
 }
 
 // wants tells whether an announcement is of a version to begin, or to begin anew.
-func (s *slot) wants(a *Announce, key Key) bool {
-	if !key.Newer(s.holds.newest()) || s.holds.isRejected(key) { // W5, W15
+func (s *follower) wants(a *Announce, key Key) bool {
+	if !key.Newer(s.versions.newest()) || s.versions.isRejected(key) { // W5, W15
 		return false
 	}
-	v := s.holds.at(arriving)
+	v := s.versions.at(arriving)
 	switch {
 	case v == nil:
 		return true
 	case v.Key != key:
-		return key.Newer(v.Key) && s.holds.mode == following // W8, W26
+		return key.Newer(v.Key) && s.versions.mode == following // W8, W26
 	}
-	return !v.retold(a) // one of the two was damaged
+	return !v.updateAnnouncement(a) // one of the two was damaged
 }
 
 // announcedWhole takes announcement, chunk and end in one.
-func (s *slot) announcedWhole(a *Announce, payload []byte, now time.Duration) []Effect {
+func (s *follower) announcedWhole(a *Announce, payload []byte, now time.Duration) []Effect {
 	chunk := piece{Key: Key{a.Epoch, a.Version}, proof: checksum(a.Whole.CRC)}
 	end := &End{Model: a.Model, Epoch: a.Epoch, Version: a.Version, Digest: a.Whole.Digest}
 	effects := s.announced(a, nil, true, now)
@@ -116,63 +116,63 @@ func (s *slot) announcedWhole(a *Announce, payload []byte, now time.Duration) []
 
 // renamed takes the word that what runs is a newer version, byte for byte: nothing is to be fetched or applied.
 // It has no effect if another version is at the user's, who may be writing it into the model.
-func (s *slot) renamed(r *Rename, now time.Duration) []Effect {
-	v, key := s.holds.at(running), Key{r.Epoch, r.Version} // W25
-	if v == nil || *v.running != r.Was || len(s.holds.all(ready, applying)) > 0 || !key.Newer(s.holds.newest()) {
+func (s *follower) renamed(r *Rename, now time.Duration) []Effect {
+	v, key := s.versions.at(running), Key{r.Epoch, r.Version} // W25
+	if v == nil || *v.running != r.Was || len(s.versions.all(ready, applying)) > 0 || !key.Newer(s.versions.newest()) {
 		return nil
 	}
-	if begun := s.holds.at(arriving); begun != nil && begun.Newer(key) {
+	if begun := s.versions.at(arriving); begun != nil && begun.Newer(key) {
 		return nil
 	}
-	for _, older := range s.holds.all(announced, arriving, staged) {
-		s.holds.move(older, newer)
+	for _, older := range s.versions.all(announced, arriving, staged) {
+		s.versions.move(older, newer)
 	}
-	s.holds.rename(v, key)
+	s.versions.rename(v, key)
 	said := s.runs(v)
 	s.forgetFailure()
-	return append([]Effect{said, Renamed{s.model, key, r.Metadata}}, s.turn(completed, now)...)
+	return append([]Effect{said, Renamed{s.model, key, r.Metadata}}, s.changeMode(completed, now)...)
 }
 
 // begin starts to receive a version, if its layout is known.
-func (s *slot) begin(v *held, now time.Duration) []Effect {
+func (s *follower) begin(v *versionEntry, now time.Duration) []Effect {
 	a := v.announce
 	if code, text := s.acceptance.fault(a); code != "" {
 		return s.decline(v, code, text, now)
 	}
 	layout := s.acceptance.layout(a)
 	if layout == nil {
-		return s.asking.layout(v.Key, now)
+		return s.planner.layout(v.Key, now)
 	}
 	v.knows(layout)
 	segment := s.segment(a)
 	if segment == nil {
-		v.gain(known)
+		v.resolve(known)
 		return s.reserve(v, nil, now)
 	}
-	v.gain(located)
+	v.resolve(located)
 	if a.Acknowledge == "applied" && a.Commit == "auto" { // S6
 		return s.point(v, segment, now)
 	}
-	v.gain(opened)
+	v.resolve(opened)
 	return s.reserve(v, segment, now)
 }
 
 // reserve finds memory for a version; if there is no more, resume goes on when some is free.
-func (s *slot) reserve(v *held, segment Segment, now time.Duration) []Effect {
+func (s *follower) reserve(v *versionEntry, segment Segment, now time.Duration) []Effect {
 	if segment != nil {
 		defer segment.Release()
 	}
 	a := v.announce
 	var effects []Effect
-	if s.holds.move(s.holds.at(arriving), newer) { // W8
-		effects = s.turn(replaced, now)
+	if s.versions.move(s.versions.at(arriving), newer) { // W8
+		effects = s.changeMode(replaced, now)
 	}
-	enough, err := s.holds.takeMemory(v)
-	if err != nil && s.holds.base != nil { // the next version matters more
-		if !s.holds.rebase(nil, nil) {
+	enough, err := s.versions.takeMemory(v)
+	if err != nil && s.versions.base != nil { // the next version matters more
+		if !s.versions.setPatchBase(nil, nil) {
 			return effects // decoded goes on with it
 		}
-		enough, err = s.holds.takeMemory(v)
+		enough, err = s.versions.takeMemory(v)
 	}
 	if err != nil {
 		text := fmt.Sprintf("there is no memory for %d bytes (%v): lower BytesMax, or make room", a.Bytes, err)
@@ -182,7 +182,7 @@ func (s *slot) reserve(v *held, segment Segment, now time.Duration) []Effect {
 		return effects
 	}
 	t := s.patches.transfer(v, segment == nil && a.Whole == nil, now)
-	s.holds.move(v, begun, t)
+	s.versions.move(v, begun, t)
 	s.forgetFailure()
 	if segment != nil {
 		v.copy(segment)
@@ -198,7 +198,7 @@ func (s *slot) reserve(v *held, segment Segment, now time.Duration) []Effect {
 }
 
 // segment opens the shared memory that holds a version; nil if it must come over the network.
-func (s *slot) segment(a *Announce) Segment {
+func (s *follower) segment(a *Announce) Segment {
 	if !s.shared || a.Shared == nil || s.stale == (Key{a.Epoch, a.Version}) {
 		return nil
 	}
@@ -206,9 +206,9 @@ func (s *slot) segment(a *Announce) Segment {
 }
 
 // point makes a version ready that is whole in shared memory.
-func (s *slot) point(v *held, segment Segment, now time.Duration) []Effect {
-	for _, older := range s.holds.all(arriving, staged) {
-		s.holds.move(older, newer)
+func (s *follower) point(v *versionEntry, segment Segment, now time.Duration) []Effect {
+	for _, older := range s.versions.all(arriving, staged) {
+		s.versions.move(older, newer)
 	}
 	hash := int64(0)
 	if v.announce.Hash { // S7
@@ -216,30 +216,30 @@ func (s *slot) point(v *held, segment Segment, now time.Duration) []Effect {
 	}
 	version := &StagedVersion{Model: s.model, Key: v.Key, Layout: v.layout, Shared: true, segment: segment, hash: hash,
 		Metadata: v.announce.Metadata}
-	s.holds.move(v, mapped, version)
+	s.versions.move(v, mapped, version)
 	s.forgetFailure()
-	return append([]Effect{Ready{version}}, s.turn(completed, now)...)
+	return append([]Effect{Ready{version}}, s.changeMode(completed, now)...)
 }
 
 // turn takes pushed chunks again, and looks for what came meanwhile; or no longer.
-func (s *slot) turn(event Event, now time.Duration) []Effect {
-	if !s.holds.turn(event) {
+func (s *follower) changeMode(event Event, now time.Duration) []Effect {
+	if !s.versions.changeMode(event) {
 		return nil
 	}
-	on := s.holds.mode == following
+	on := s.versions.mode == following
 	effects := []Effect{Subscribe{s.patches.topic(), on && !s.shared}}
 	if on {
-		effects = append(effects, s.asking.latest(s.holds.newest().Epoch, now, false)...)
+		effects = append(effects, s.planner.latest(s.versions.newest().Epoch, now, false)...)
 	}
 	return effects
 }
 
 // decline says that a version is not taken.
-func (s *slot) decline(v *held, code Code, text string, now time.Duration) []Effect {
+func (s *follower) decline(v *versionEntry, code Code, text string, now time.Duration) []Effect {
 	if triedAgain[code] { // W15
-		s.holds.move(v, failed)
+		s.versions.move(v, failed)
 	} else {
-		s.holds.move(v, declined)
+		s.versions.move(v, declined)
 	}
 	return s.fail(v.Key, code, text, now)
 }
@@ -264,8 +264,8 @@ func sealedPieceOf(c *SealedChunk) piece {
 }
 
 // place says where the payload of a chunk belongs that is about to be received; nil: nowhere.
-func (s *slot) place(chunk piece, size int) *Lease {
-	v := s.holds.find(chunk.Key, arriving)
+func (s *follower) place(chunk piece, size int) *Lease {
+	v := s.versions.find(chunk.Key, arriving)
 	if v == nil || !v.transfer.speaks(chunk.patch) || !v.transfer.fits(chunk.index, size) {
 		return nil
 	}
@@ -279,8 +279,8 @@ func (s *slot) place(chunk piece, size int) *Lease {
 }
 
 // chunk takes a piece of a version.
-func (s *slot) chunk(chunk piece, payload []byte, lease *Lease, now time.Duration, pushed bool) []Effect {
-	v := s.holds.find(chunk.Key, arriving)
+func (s *follower) chunk(chunk piece, payload []byte, lease *Lease, now time.Duration, pushed bool) []Effect {
+	v := s.versions.find(chunk.Key, arriving)
 	if v == nil {
 		return s.stray(chunk.Key, now)
 	}
@@ -304,9 +304,9 @@ func (s *slot) chunk(chunk piece, payload []byte, lease *Lease, now time.Duratio
 }
 
 // end takes the word that all chunks of a version are out.
-func (s *slot) end(end *End, now time.Duration) []Effect {
+func (s *follower) end(end *End, now time.Duration) []Effect {
 	key := Key{end.Epoch, end.Version}
-	v := s.holds.find(key, arriving)
+	v := s.versions.find(key, arriving)
 	if v == nil {
 		return s.stray(key, now)
 	}
@@ -318,20 +318,20 @@ func (s *slot) end(end *End, now time.Duration) []Effect {
 }
 
 // stray takes note of a version of which something came, but which is not being received.
-func (s *slot) stray(key Key, now time.Duration) []Effect {
-	if s.holds.at(announced) != nil { // W4
+func (s *follower) stray(key Key, now time.Duration) []Effect {
+	if s.versions.at(announced) != nil { // W4
 		return nil
 	}
-	return s.asking.hearOf(key, now)
+	return s.planner.hearOf(key, now)
 }
 
 // advance fetches what is due, and then verifies and stages what is arriving, if it is whole.
-func (s *slot) advance(v *held, now time.Duration) []Effect {
+func (s *follower) advance(v *versionEntry, now time.Duration) []Effect {
 	return append(fetches(v.transfer, now), s.completed(v, now)...)
 }
 
 // completed verifies and stages what is arriving, if it is whole.
-func (s *slot) completed(v *held, now time.Duration) []Effect {
+func (s *follower) completed(v *versionEntry, now time.Duration) []Effect {
 	t := v.transfer
 	switch { // W13
 	case !t.complete():
@@ -348,44 +348,44 @@ func (s *slot) completed(v *held, now time.Duration) []Effect {
 }
 
 // arrived stages a version that is whole and sound, and commits it unless that waits for others.
-func (s *slot) arrived(v *held, now time.Duration) []Effect {
+func (s *follower) arrived(v *versionEntry, now time.Duration) []Effect {
 	together := v.announce.Commit == "together" // W14
 	version := &StagedVersion{Model: s.model, Key: v.Key, Layout: v.transfer.Layout, Digest: v.transfer.Digest,
 		Shared: v.shared, Patch: v.transfer.by(), data: v.buffer, took: v.transfer.took,
 		sayStaged: together || v.announce.Acknowledge == "staged", Metadata: v.announce.Metadata}
-	s.holds.move(s.holds.at(staged), newer)
-	s.holds.move(v, whole, version)
+	s.versions.move(s.versions.at(staged), newer)
+	s.versions.move(v, whole, version)
 	effects := sayStaged(s.model, v)
 	if !together {
 		effects = append(effects, s.commit(v)...)
 	}
-	return append(effects, s.turn(completed, now)...)
+	return append(effects, s.changeMode(completed, now)...)
 }
 
 // decoded takes note that a version is whole that came by a patch; or that all of it is to be fetched.
-func (s *slot) decoded(job *Patching, fault string, took, now time.Duration) []Effect {
-	t, v := job.transfer, s.holds.at(arriving)
+func (s *follower) decoded(job *Patching, fault string, took, now time.Duration) []Effect {
+	t, v := job.transfer, s.versions.at(arriving)
 	switch {
 	case !job.live(): // something newer took its place, or it was aborted
-		s.holds.release(t)
-		s.holds.buffers.giveBack(job.buffer)
+		s.versions.release(t)
+		s.versions.buffers.giveBack(job.buffer)
 		return s.resume(now)
 	case fault != "":
 		return s.patches.giveUp(v, fault, now)
 	}
-	s.holds.release(t)
+	s.versions.release(t)
 	t.decoded(took)
 	return s.arrived(v, now)
 }
 
-func (s *slot) commit(v *held) []Effect {
-	s.holds.move(v, committed)
+func (s *follower) commit(v *versionEntry) []Effect {
+	s.versions.move(v, committed)
 	return []Effect{Ready{v.staged}}
 }
 
 // committed takes the word that the version that is staged here may be applied.
-func (s *slot) committed(c *Commit) []Effect {
-	v := s.holds.find(Key{c.Epoch, c.Version}, staged) // W14
+func (s *follower) committed(c *Commit) []Effect {
+	v := s.versions.find(Key{c.Epoch, c.Version}, staged) // W14
 	if v == nil || v.staged.Digest != c.Digest {
 		return nil
 	}
@@ -393,37 +393,37 @@ func (s *slot) committed(c *Commit) []Effect {
 }
 
 // aborted drops what there is of a version that must not be applied.
-func (s *slot) aborted(key Key, now time.Duration) []Effect {
-	s.holds.move(s.holds.find(key, announced, arriving, staged), aborted) // W14
-	s.asking.putOffNoLonger(key)
+func (s *follower) aborted(key Key, now time.Duration) []Effect {
+	s.versions.move(s.versions.find(key, announced, arriving, staged), aborted) // W14
+	s.planner.putOffNoLonger(key)
 	// There may be room now for what waited; who is catching up must find something to do.
 	effects := s.resume(now)
-	if len(effects) == 0 && s.holds.mode == catchingUp && s.holds.at(arriving) == nil { // W26
-		return s.asking.latest(key.Epoch, now, false)
+	if len(effects) == 0 && s.versions.mode == catchingUp && s.versions.at(arriving) == nil { // W26
+		return s.planner.latest(key.Epoch, now, false)
 	}
 	return effects
 }
 
 // gone takes the word that the publisher no longer has a version; 0: it has none.
-func (s *slot) gone(epoch, version int64, now time.Duration) []Effect {
-	s.asking.putOffNoLonger(Key{epoch, version})
-	for _, v := range s.holds.all(announced, arriving) {
+func (s *follower) gone(epoch, version int64, now time.Duration) []Effect {
+	s.planner.putOffNoLonger(Key{epoch, version})
+	for _, v := range s.versions.all(announced, arriving) {
 		waits := v.phase == announced // W27
 		named := version == v.Version || version == 0 && waits
 		late := epoch != 0 && epoch != v.Epoch // a word of an older publisher
-		if !named || late || !s.holds.move(v, gone) || waits {
+		if !named || late || !s.versions.move(v, gone) || waits {
 			continue
 		}
 		if effects := s.resume(now); len(effects) > 0 {
 			return effects
 		}
-		return s.asking.latest(v.Epoch, now, false)
+		return s.planner.latest(v.Epoch, now, false)
 	}
 	return nil
 }
 
 // prepare maps memory in which a version will lie, so that it need not wait for that.
-func (s *slot) prepare(p *Prepare) {
+func (s *follower) prepare(p *Prepare) {
 	if !s.shared || p.Bytes > s.acceptance.bytesMax {
 		return
 	}
@@ -437,71 +437,71 @@ func (s *slot) prepare(p *Prepare) {
 
 // reconnected takes note that the publisher has let this worker in (again), and has this version for it. If versions will
 // come over the network, it has a buffer of their probable size.
-func (s *slot) reconnected(newest Key, size int64, shared bool, now time.Duration) []Effect {
+func (s *follower) reconnected(newest Key, size int64, shared bool, now time.Duration) []Effect {
 	if s.shared = shared; !shared && size <= s.acceptance.bytesMax {
-		s.holds.buffers.reserve(size)
+		s.versions.buffers.reserve(size)
 	}
-	s.holds.reconnected(newest.Epoch, now)
+	s.versions.reconnected(newest.Epoch, now)
 	if s.torn > 1 {
 		s.torn = 1 // what failed before counts as one
 	}
-	s.asking.reconnected()
-	effects := sayStaged(s.model, s.holds.all(ready, applying, staged)...)
-	return append(effects, s.asking.hearOf(newest, now)...)
+	s.planner.reconnected()
+	effects := sayStaged(s.model, s.versions.all(ready, applying, staged)...)
+	return append(effects, s.planner.hearOf(newest, now)...)
 }
 
 // What the user does with a version that is ready.
 
 // taken takes note that somebody has begun to apply a version.
-func (s *slot) taken(key Key) { s.holds.move(s.holds.find(key, ready), taken) }
+func (s *follower) taken(key Key) { s.versions.move(s.versions.find(key, ready), taken) }
 
 // applied takes note that a version runs here; digest is that of its bytes, if anybody hashed them.
-func (s *slot) applied(key Key, digest string, now time.Duration) []Effect {
-	v, older := s.holds.find(key, applying), s.holds.at(running) // W16
+func (s *follower) applied(key Key, digest string, now time.Duration) []Effect {
+	v, older := s.versions.find(key, applying), s.versions.at(running) // W16
 	if v == nil {
 		return nil
 	}
 	runs := &Running{v.Epoch, v.Version, digest}
 	if s.patches.taken && v.announce.Keep && !v.staged.Shared { // D3
-		s.holds.rebase(v, runs)
+		s.versions.setPatchBase(v, runs)
 	} else {
-		s.holds.rebase(nil, nil)
+		s.versions.setPatchBase(nil, nil)
 	}
-	s.holds.move(v, applied, runs)
-	s.holds.move(older, newer)
+	s.versions.move(v, applied, runs)
+	s.versions.move(older, newer)
 	return append([]Effect{s.runs(v)}, s.resume(now)...)
 }
 
 // failed takes note that a version could not be applied. If the model is intact, what ran before still runs.
-func (s *slot) failed(key Key, text string, intact bool, now time.Duration) []Effect {
-	v, event := s.holds.find(key, applying), declined // W24
+func (s *follower) failed(key Key, text string, intact bool, now time.Duration) []Effect {
+	v, event := s.versions.find(key, applying), declined // W24
 	if v == nil {
 		return nil
 	}
 	if !intact { // it holds parts of two versions; what is tried next comes verified
-		s.holds.move(s.holds.at(running), torn)
-		s.holds.rebase(nil, nil)
+		s.versions.move(s.versions.at(running), torn)
+		s.versions.setPatchBase(nil, nil)
 		s.stale = key
 		s.reaches(key)
 		if s.torn++; s.torn < appliesMax {
 			event = torn
 		}
 	}
-	s.holds.move(v, event)
+	s.versions.move(v, event)
 	return append(s.fail(key, CodeApply, text, now), s.resume(now)...)
 }
 
 // gotStale takes note that a version was gone from shared memory: ask for the latest. (S5)
-func (s *slot) gotStale(key Key, now time.Duration) []Effect {
-	if !s.holds.move(s.holds.find(key, applying), stale) {
+func (s *follower) gotStale(key Key, now time.Duration) []Effect {
+	if !s.versions.move(s.versions.find(key, applying), stale) {
 		return nil
 	}
 	s.stale = key
-	return s.asking.latest(key.Epoch, now, true)
+	return s.planner.latest(key.Epoch, now, true)
 }
 
 // runs takes note of what runs, and says it.
-func (s *slot) runs(v *held) Effect {
+func (s *follower) runs(v *versionEntry) Effect {
 	s.torn = 0
 	s.reaches(v.Key)
 	if f := s.failure; f != nil && !(Key{f.Epoch, f.Version}).Newer(v.Key) { // W17
@@ -511,23 +511,23 @@ func (s *slot) runs(v *held) Effect {
 }
 
 // reaches takes note that bytes of a version were written into the model.
-func (s *slot) reaches(key Key) {
+func (s *follower) reaches(key Key) {
 	if key.Epoch > s.epoch {
 		s.epoch = key.Epoch
 	}
 }
 
 // forgetFailure forgets why another version was not taken, now that one is on its way. (That nothing runs is said on.)
-func (s *slot) forgetFailure() {
+func (s *follower) forgetFailure() {
 	if s.torn == 0 {
 		s.failure = nil // W17
 	}
 }
 
 // fail tells the publisher and the user that a version is not taken; not now, or not ever.
-func (s *slot) fail(key Key, code Code, text string, now time.Duration) []Effect {
+func (s *follower) fail(key Key, code Code, text string, now time.Duration) []Effect {
 	if triedAgain[code] {
-		s.asking.putOff(key, now)
+		s.planner.putOff(key, now)
 	}
 	text = atMost(text, TextMax)
 	s.failure = &Failed{Model: s.model, Epoch: key.Epoch, Version: key.Version, Code: code, Text: text}
@@ -535,7 +535,7 @@ func (s *slot) fail(key Key, code Code, text string, now time.Duration) []Effect
 }
 
 // sayFailure says what was not taken last, if it still counts.
-func (s *slot) sayFailure() []Effect {
+func (s *follower) sayFailure() []Effect {
 	if s.failure == nil {
 		return nil
 	}
@@ -543,21 +543,21 @@ func (s *slot) sayFailure() []Effect {
 }
 
 // dropped takes note that a version was replaced by a newer one before anybody applied it.
-func (s *slot) dropped(key Key, now time.Duration) []Effect {
-	if !s.holds.move(s.holds.find(key, ready, applying), newer) {
+func (s *follower) dropped(key Key, now time.Duration) []Effect {
+	if !s.versions.move(s.versions.find(key, ready, applying), newer) {
 		return nil
 	}
 	return s.resume(now)
 }
 
 // resume begins what waited for a buffer.
-func (s *slot) resume(now time.Duration) []Effect {
-	waiting := s.holds.at(announced)
-	if waiting == nil || s.holds.at(arriving) != nil {
+func (s *follower) resume(now time.Duration) []Effect {
+	waiting := s.versions.at(announced)
+	if waiting == nil || s.versions.at(arriving) != nil {
 		return nil
 	}
-	if !waiting.Newer(s.holds.newest()) {
-		s.holds.move(waiting, newer)
+	if !waiting.Newer(s.versions.newest()) {
+		s.versions.move(waiting, newer)
 		return nil
 	}
 	if waiting.lacks != aBuffer {
@@ -569,8 +569,8 @@ func (s *slot) resume(now time.Duration) []Effect {
 // Time.
 
 // tick fetches what is due.
-func (s *slot) tick(now time.Duration) []Effect {
-	if v := s.holds.at(arriving); v != nil {
+func (s *follower) tick(now time.Duration) []Effect {
+	if v := s.versions.at(arriving); v != nil {
 		if v.transfer.hopeless() && v.transfer.patch != nil {
 			return s.patches.giveUp(v, "nothing more of it comes", now)
 		}
@@ -579,18 +579,18 @@ func (s *slot) tick(now time.Duration) []Effect {
 		}
 		return s.advance(v, now)
 	}
-	v := s.holds.at(announced)
+	v := s.versions.at(announced)
 	if v == nil || v.lacks != aLayout {
 		return s.resume(now)
 	}
-	if !s.asking.due(now) {
+	if !s.planner.due(now) {
 		return nil
 	}
 	return s.begin(v, now)
 }
 
 // repeat says again how things stand, in case it got lost.
-func (s *slot) repeat() []Effect { return standing(s.model, s.holds, s.sayFailure()) } // W17
+func (s *follower) repeat() []Effect { return standing(s.model, s.versions, s.sayFailure()) } // W17
 
 // ControlTopic carries announcements, ends and beacons of a model.
 func ControlTopic(model string) string { return model + "/ctl" }

@@ -43,13 +43,13 @@ from ..messages import (
 from ..messages import Whole as WholeData
 from ..staged import SharedMemory, StagedVersion
 from . import reports
-from .asking import Asking
 from .events import Copied, Decoded, Granted, OfSlot, Opened, Report, Waits, Wanted
-from .holdings import Held, Holdings, Key
+from .fetch_planner import FetchPlanner
 from .layouts import Acceptance, Accepts, Expected, about
 from .patches import Patches
-from .phases import ARROWS, AT_ONCE, MODES, Event, Turn
+from .phases import ARROWS, AT_ONCE, MODES, Event, ModeEvent
 from .transfer import Transfer
+from .version_store import Key, VersionEntry, VersionStore
 
 # What may be otherwise next time, since bytes were damaged or memory was short: it is tried again,
 # after a while.
@@ -58,7 +58,7 @@ RESTARTS_MAX = 3  # transfers of one version whose digest did not match, before 
 NOTHING_FITS = "nothing comes that fits what was announced"
 
 
-class Slot:
+class Follower:
     """One model of one worker.
 
     Args:
@@ -80,11 +80,11 @@ class Slot:
         self.model = model
         self.timing = timing
         self.shared = False  # versions are read from shared memory: nothing needs to be pushed
-        self.holds = Holdings()
+        self.versions = VersionStore()
         self._expected = expected
         self._acceptance = Acceptance(model, accepts, bytes_max, expected)
-        self.asking = Asking(model, self.holds, timing)
-        self.patches = Patches(model, self.holds, timing, expected)
+        self.planner = FetchPlanner(model, self.versions, timing)
+        self.patches = Patches(model, self.versions, timing, expected)
         self.torn = 0  # applies in a row that failed half-way: while there is one, nothing runs
         self.epoch = 0  # the greatest of which bytes were written into the model
         self.stale: Key = (0, 0)  # was not to be had from shared memory: it is to be fetched
@@ -101,8 +101,8 @@ class Slot:
     @property
     def running(self) -> Running | None:
         """What runs."""
-        held = self.holds.at["running"]
-        return held.running if held is not None else None
+        entry = self.versions.at["running"]
+        return entry.running if entry is not None else None
 
     # What the publisher says.
 
@@ -117,36 +117,38 @@ class Slot:
         data, layout = (None, payload) if announce.whole is None else (payload, None)
         fault = self._acceptance.learn(announce, layout) if layout is not None else None
         if fault is not None and fault[0] in TRANSIENT:
-            self.holds.move(self.holds.find(key, "announced"), "failed")  # it waited for this
+            self.versions.move(self.versions.find(key, "announced"), "failed")  # it waited for this
             return self.fail(key, *fault, now)
         if fault is not None:
-            if not self.holds.hear(key):
+            if not self.versions.hear(key):
                 return []
-            waiting = self.holds.find(key, "announced")
-            return self._decline(waiting or self.holds.expect(announce, pushed=False), *fault, now)
-        staged, arriving = self.holds.at["staged"], self.holds.at["arriving"]
+            waiting = self.versions.find(key, "announced")
+            return self._decline(
+                waiting or self.versions.expect(announce, pushed=False), *fault, now
+            )
+        staged, arriving = self.versions.at["staged"], self.versions.at["arriving"]
         if staged is not None and key == staged.key and announce.commit == "auto":  # W5
-            return self.asking.overtaken(key) + self._commit(staged)
-        news = self.holds.hear(key)
-        if not (news if self.asking.only is None else self.asking.is_wanted(key)):
+            return self.planner.overtaken(key) + self._commit(staged)
+        news = self.versions.hear(key)
+        if not (news if self.planner.only is None else self.planner.is_wanted(key)):
             return []
         if arriving is not None:
-            if key == arriving.key and arriving.retold(announce):  # W5
+            if key == arriving.key and arriving.update_announcement(announce):  # W5
                 return self._take_whole(arriving, data, now)
-            if key < arriving.key or (self.holds.mode == "catching-up" and key != arriving.key):
+            if key < arriving.key or (self.versions.mode == "catching-up" and key != arriving.key):
                 return []  # W26
         if data is not None and (straight := self._straight(announce, data)) is not None:
             return [Ready(straight)]
         follows = announce.whole is not None or (pushed and not self.shared)  # W31, S8
-        return self._begin(self.holds.expect(announce, pushed=follows), now, data)
+        return self._begin(self.versions.expect(announce, pushed=follows), now, data)
 
     def _straight(self, announce: Announce, data: Buffer) -> StagedVersion | None:
         """Take a version that came whole, and is in nobody's way, at once; None: that is not so.
 
         So come nearly all small ones. What becomes of it is the same as without this, step by step.
         """
-        at, layout = self.holds.at, self._acceptance.usual.get(about(announce))
-        if layout is None or self.holds.mode != "following" or self.failed is not None:
+        at, layout = self.versions.at, self._acceptance.usual.get(about(announce))
+        if layout is None or self.versions.mode != "following" or self.failed is not None:
             return None
         if at["announced"] is not None or at["arriving"] is not None or at["staged"] is not None:
             return None
@@ -155,7 +157,7 @@ class Slot:
         whole = announce.whole
         if announce.shared is not None or whole is None or not is_whole(announce, whole, data):
             return None
-        return self.holds.bring(announce, whole, data, layout)
+        return self.versions.accept_whole(announce, whole, data, layout)
 
     def renamed(self, rename: Rename, now: float) -> list[Effect]:
         """What runs here is a newer version, byte for byte: nothing is to be fetched or applied.
@@ -163,194 +165,202 @@ class Slot:
         That has no effect if another version is at the user's, who may be writing it into the
         model.
         """  # W25
-        holds, key = self.holds, (rename.epoch, rename.version)
-        held = holds.at["running"]
-        if held is None or held.running != rename.was or holds.all("ready", "applying"):
+        versions, key = self.versions, (rename.epoch, rename.version)
+        entry = versions.at["running"]
+        if entry is None or entry.running != rename.was or versions.all("ready", "applying"):
             return []
-        if self.asking.only not in (None, key):  # W8
+        if self.planner.only not in (None, key):  # W8
             return []
-        begun = max((h.key for h in holds.all("arriving")), default=(0, 0))
-        if key <= holds.newest or key < begun:
+        begun = max((h.key for h in versions.all("arriving")), default=(0, 0))
+        if key <= versions.newest or key < begun:
             return []
-        for older in holds.all("announced", "arriving", "staged"):
-            holds.move(older, "newer")
+        for older in versions.all("announced", "arriving", "staged"):
+            versions.move(older, "newer")
         running = Running(*key, rename.was.digest)
-        holds.rename(held, running)
-        said = self.runs(held, running)
+        versions.rename(entry, running)
+        said = self.runs(entry, running)
         self._forget_failure()
-        return [Renamed(self.model, *key, rename.metadata), said, *self._turn("completed", now)]
+        return [
+            Renamed(self.model, *key, rename.metadata),
+            said,
+            *self._change_mode("completed", now),
+        ]
 
-    def _begin(self, held: Held, now: float, data: Buffer | None = None) -> list[Effect]:
+    def _begin(self, entry: VersionEntry, now: float, data: Buffer | None = None) -> list[Effect]:
         """Start to receive a version, if its layout is known. (W6, W7)"""
-        announce = held.announce
+        announce = entry.announce
         layout = self._acceptance.usual.get(about(announce))
         if layout is None:
             fault = self._acceptance.fault(announce)
             if fault is not None:
-                return self._decline(held, *fault, now)
+                return self._decline(entry, *fault, now)
             layout = self._acceptance.layout(announce)
         if layout is None:
-            return self.asking.layout(held.key, now)
-        if announce.shared is not None and held.key != self.stale:
-            held.gain("located", layout, data)
-            return [Open(self.model, held.key, announce.shared, announce.nbytes)]
-        held.gain("known", layout, data)
-        return self._reserve(held, now)
+            return self.planner.layout(entry.key, now)
+        if announce.shared is not None and entry.key != self.stale:
+            entry.resolve("located", layout, data)
+            return [Open(self.model, entry.key, announce.shared, announce.nbytes)]
+        entry.resolve("known", layout, data)
+        return self._reserve(entry, now)
 
     def _opened(self, opened: Opened, now: float) -> list[Effect]:
         """The memory in which a version lies is open, or is of another host. (S6)"""
-        held, memory = self.holds.at["announced"], opened.memory
-        if held is None or held.lacks != "segment" or held.key != opened.key:
+        entry, memory = self.versions.at["announced"], opened.memory
+        if entry is None or entry.lacks != "segment" or entry.key != opened.key:
             return []
-        at_once = held.announce.acknowledge == "applied" and held.announce.commit == "auto"
+        at_once = entry.announce.acknowledge == "applied" and entry.announce.commit == "auto"
         if memory is not None and at_once:
-            return self._map(held, memory, now)
-        held.gain("opened", memory=memory)
-        return self._reserve(held, now)
+            return self._map(entry, memory, now)
+        entry.resolve("opened", memory=memory)
+        return self._reserve(entry, now)
 
-    def _reserve(self, held: Held, now: float) -> list[Effect]:
+    def _reserve(self, entry: VersionEntry, now: float) -> list[Effect]:
         """Find memory for a version; if there is no more, `_resume` goes on when some is free."""
         effects: list[Effect] = []
-        older = self.holds.at["arriving"]
+        older = self.versions.at["arriving"]
         if older is not None:  # the newer version takes its place
-            self.holds.move(older, "newer")  # W8
-            effects = self._turn("replaced")
-        if self.holds.reuse(held):
-            return effects + self._receive(held, now)
-        if held.lacks == "buffer":
+            self.versions.move(older, "newer")  # W8
+            effects = self._change_mode("replaced")
+        if self.versions.reuse(entry):
+            return effects + self._receive(entry, now)
+        if entry.lacks == "buffer":
             return effects
-        return [*effects, Reserve(self.model, held.key, held.announce.nbytes)]
+        return [*effects, Reserve(self.model, entry.key, entry.announce.nbytes)]
 
     def _granted(self, granted: Granted, now: float) -> list[Effect]:
         """There is memory for a version, or for one that will come; or there is none."""
-        held, buffer = self.holds.at["announced"], granted.buffer
-        if held is None or held.lacks != "memory" or held.key != granted.key:
+        entry, buffer = self.versions.at["announced"], granted.buffer
+        if entry is None or entry.lacks != "memory" or entry.key != granted.key:
             if buffer is not None:
-                self.holds.keep(buffer)
+                self.versions.keep(buffer)
             return []
-        if buffer is None and self.holds.base is not None and self.holds.base.chunks:
-            held.gain("full")  # the next version matters more; `_decoded` goes on with what waits
-            return self._reserve(held, now) if self.holds.rebase(None, None, None) else []
+        if buffer is None and self.versions.base is not None and self.versions.base.chunks:
+            entry.resolve(
+                "full"
+            )  # the next version matters more; `_decoded` goes on with what waits
+            return (
+                self._reserve(entry, now) if self.versions.set_patch_base(None, None, None) else []
+            )
         if buffer is None:
-            nbytes = held.announce.nbytes
+            nbytes = entry.announce.nbytes
             text = f"there is no memory for {nbytes} bytes: lower bytes_max, or make room"
-            return self._decline(held, "no-memory", text, now)
-        self.holds.give(held, buffer)
-        return self._receive(held, now)
+            return self._decline(entry, "no-memory", text, now)
+        self.versions.give(entry, buffer)
+        return self._receive(entry, now)
 
-    def _receive(self, held: Held, now: float) -> list[Effect]:
+    def _receive(self, entry: VersionEntry, now: float) -> list[Effect]:
         """There is a buffer: take what came along, or copy what lies in shared memory; else wait.
 
         What is not pushed is fetched at once. (W31)
         """
-        announce, chunks = held.announce, held.chunks
+        announce, chunks = entry.announce, entry.chunks
         assert chunks is not None  # noqa: S101 - it was given a moment ago
         self._window = max(self._window, chunks.plan.of(WINDOW_CHUNKS))
-        data = held.payload
+        data = entry.payload
         whole = data is not None and take_whole(announce, data, chunks)
         transfer: Transfer | None = None
         if not whole and announce.patches:
-            transfer = self.patches.transfer(held, now)
+            transfer = self.patches.transfer(entry, now)
         elif not whole:
             transfer = Transfer(announce, chunks, now, self.timing, self._expected.keyring)
-        self.holds.move(held, "begun", transfer)
+        self.versions.move(entry, "begun", transfer)
         if self.failed is not None:
             self._forget_failure()
         if transfer is None:
-            return self._arrived(held, now)
+            return self._arrived(entry, now)
         if data is not None:
-            return self._take_whole(held, data, now)
+            return self._take_whole(entry, data, now)
         effects: list[Effect] = []
-        if held.memory is not None and announce.nbytes:
-            effects.append(Copy(transfer.copy(held.memory)))
+        if entry.memory is not None and announce.nbytes:
+            effects.append(Copy(transfer.copy(entry.memory)))
         patched, listening = transfer.patch is not None, list[Effect]()
         if patched != self.patches.listens:
             listening = self.patches.listen(on=patched, shared=self.shared)
-        if not held.pushed or listening:
+        if not entry.pushed or listening:
             transfer.pull()
         wanted = transfer.wants(now)
         return effects + listening + (reports.fetches(transfer, wanted) if wanted else [])
 
-    def _take_whole(self, held: Held, data: Buffer | None, now: float) -> list[Effect]:
+    def _take_whole(self, entry: VersionEntry, data: Buffer | None, now: float) -> list[Effect]:
         """Take what came with an announcement: the only chunk, and the digest."""
-        whole = held.announce.whole
+        whole = entry.announce.whole
         if whole is None or data is None:
             return []
-        held.transfer.add(0, whole.crc, data, now, pushed=True)
-        held.transfer.end(whole.digest)
-        return self._advance(held, now)
+        entry.transfer.add(0, whole.crc, data, now, pushed=True)
+        entry.transfer.end(whole.digest)
+        return self._advance(entry, now)
 
     def _copied(self, copied: Copied, now: float) -> list[Effect]:
         """A copy has ended: with all chunks; or without, then they are fetched. (S5, S6)"""
         if not copied.copying.live:  # something newer took its place, or it was aborted
-            self.holds.give_back(copied.copying.buffer)
+            self.versions.give_back(copied.copying.buffer)
             return self._resume(now)
-        held = self.holds.at["arriving"]
-        assert held is not None  # noqa: S101 - nothing else lends its buffer
-        held.transfer.copied(copied.crcs, now)
-        return self._advance(held, now)
+        entry = self.versions.at["arriving"]
+        assert entry is not None  # noqa: S101 - nothing else lends its buffer
+        entry.transfer.copied(copied.crcs, now)
+        return self._advance(entry, now)
 
     def _decoded(self, decoded: Decoded, now: float) -> list[Effect]:
         """A patch was decoded, and its version is whole; or all of it is to be fetched."""
-        done, held = decoded.patching, self.holds.at["arriving"]
+        done, entry = decoded.patching, self.versions.at["arriving"]
         if not done.live:  # something newer took its place, or it was aborted
-            self.holds.give_back(done.buffer)
-            self.holds.release(done.base)
+            self.versions.give_back(done.buffer)
+            self.versions.release(done.base)
             return self._resume(now)
-        assert held is not None  # noqa: S101 - nothing else lends its buffer
+        assert entry is not None  # noqa: S101 - nothing else lends its buffer
         if decoded.fault:
-            return self.patches.give_up(held, decoded.fault, now)
-        held.transfer.decoded()
-        self.holds.release(done.base)
-        if held.chunks is not None:
-            held.chunks.fill(done.digest)
-        return self._arrived(held, now, held.transfer.patch, decoded.seconds)
+            return self.patches.give_up(entry, decoded.fault, now)
+        entry.transfer.decoded()
+        self.versions.release(done.base)
+        if entry.chunks is not None:
+            entry.chunks.fill(done.digest)
+        return self._arrived(entry, now, entry.transfer.patch, decoded.seconds)
 
-    def _map(self, held: Held, memory: SharedMemory, now: float) -> list[Effect]:
+    def _map(self, entry: VersionEntry, memory: SharedMemory, now: float) -> list[Effect]:
         """The version is whole in shared memory: it can be applied from there."""
-        announce = held.announce
-        for older in (self.holds.at["arriving"], self.holds.at["staged"]):
+        announce = entry.announce
+        for older in (self.versions.at["arriving"], self.versions.at["staged"]):
             if older is not None:
-                self.holds.move(older, "newer")
+                self.versions.move(older, "newer")
         chunks = announce.chunk_bytes if announce.hash else 0  # S7
-        named = self.model, held.key, held.layout, memory.data, ""
+        named = self.model, entry.key, entry.layout, memory.data, ""
         staged = StagedVersion(
             *named, shared=memory, hash_chunks=chunks, metadata=announce.metadata
         )
-        self.holds.move(held, "mapped", staged)
+        self.versions.move(entry, "mapped", staged)
         self._forget_failure()
-        return [*self._turn("completed", now), Ready(staged)]
+        return [*self._change_mode("completed", now), Ready(staged)]
 
-    def _turn(self, turn: Turn, now: float = -math.inf) -> list[Effect]:
+    def _change_mode(self, event: ModeEvent, now: float = -math.inf) -> list[Effect]:
         """Take pushed chunks again, and look for what came meanwhile; or no longer."""
-        if turn not in MODES[self.holds.mode] or not self.holds.turn(turn):
+        if event not in MODES[self.versions.mode] or not self.versions.change_mode(event):
             return []
-        on = self.holds.mode == "following"
+        on = self.versions.mode == "following"
         subscribe = Subscribe(self.patches.topic, on=on and not self.shared)
-        newest = self.holds.newest[0]
-        return [subscribe, *(self.asking.latest(newest, now) if on else [])]
+        newest = self.versions.newest[0]
+        return [subscribe, *(self.planner.latest(newest, now) if on else [])]
 
-    def _decline(self, held: Held, code: str, text: str, now: float) -> list[Effect]:
-        self.holds.move(held, "failed" if code in TRANSIENT else "declined")
-        return self._refuse(held, code, text, now)
+    def _decline(self, entry: VersionEntry, code: str, text: str, now: float) -> list[Effect]:
+        self.versions.move(entry, "failed" if code in TRANSIENT else "declined")
+        return self._refuse(entry, code, text, now)
 
-    def _refuse(self, held: Held, code: str, text: str, now: float) -> list[Effect]:
+    def _refuse(self, entry: VersionEntry, code: str, text: str, now: float) -> list[Effect]:
         if code == "layout-mismatch":
-            self._acceptance.doubt(held.announce.layout)
-            self._misfit, self._look_at = held.announce, now + self.timing.ping
-        return self.fail(held.key, code, text, now)
+            self._acceptance.doubt(entry.announce.layout)
+            self._misfit, self._look_at = entry.announce, now + self.timing.ping
+        return self.fail(entry.key, code, text, now)
 
     def _look_again(self, now: float) -> list[Effect]:
         """Ask again for a version that did not fit and does now: the user has changed the model."""
         misfit, self._look_at = self._misfit, now + self.timing.ping
-        if misfit is None or misfit.epoch != self.holds.heard[0]:
+        if misfit is None or misfit.epoch != self.versions.heard[0]:
             self._misfit, self._look_at = None, math.inf
             return []
         if self._acceptance.fault(misfit) is not None:
             return []
         self._misfit, self._look_at = None, math.inf
-        self.holds.forgive((misfit.epoch, misfit.version))
-        return self.asking.latest(misfit.epoch, now, at_once=True)
+        self.versions.forgive((misfit.epoch, misfit.version))
+        return self.planner.latest(misfit.epoch, now, at_once=True)
 
     # What arrives of it.
 
@@ -360,122 +370,124 @@ class Slot:
 
     def place(self, chunk: AnyChunk, size: int) -> Lease | None:
         """Say where a chunk's payload belongs that is about to be received; None: nowhere."""
-        held = self.holds.at["arriving"]
-        if held is None or held.key != (chunk.epoch, chunk.version):
+        entry = self.versions.at["arriving"]
+        if entry is None or entry.key != (chunk.epoch, chunk.version):
             return None
-        return held.transfer.lend(chunk, size)
+        return entry.transfer.lend(chunk, size)
 
     def chunk(
         self, chunk: AnyChunk, payload: Buffer | Lease, now: float, *, pushed: bool
     ) -> list[Effect]:
         """A piece of a version."""
-        held = self.holds.at["arriving"]
-        if held is None or held.key != (chunk.epoch, chunk.version):
+        entry = self.versions.at["arriving"]
+        if entry is None or entry.key != (chunk.epoch, chunk.version):
             return self._stray(chunk.epoch, chunk.version, now)
-        transfer = held.transfer
+        transfer = entry.transfer
         due = transfer.take(chunk, payload, now, pushed=pushed)
-        said = [reports.progress(held)] if due else []
+        said = [reports.progress(entry)] if due else []
         if transfer.chunks.here == transfer.chunks.plan.count:
-            return said + self._advance(held, now)
+            return said + self._advance(entry, now)
         wanted = transfer.wants(now)
         return said + reports.fetches(transfer, wanted) if wanted else said
 
     def end(self, end: End, now: float) -> list[Effect]:
         """All chunks of a version are out."""
-        held = self.holds.at["arriving"]
-        if held is None or held.key != (end.epoch, end.version):
+        entry = self.versions.at["arriving"]
+        if entry is None or entry.key != (end.epoch, end.version):
             return self._stray(end.epoch, end.version, now)
-        if end.patch != held.transfer.patch:
+        if end.patch != entry.transfer.patch:
             return []
-        held.transfer.end(end.digest)
-        return self._advance(held, now)
+        entry.transfer.end(end.digest)
+        return self._advance(entry, now)
 
     def _stray(self, epoch: int, version: int, now: float) -> list[Effect]:
-        waiting = self.holds.at["announced"]
-        return self.asking.hear_of(epoch, version, now) if waiting is None else []
+        waiting = self.versions.at["announced"]
+        return self.planner.hear_of(epoch, version, now) if waiting is None else []
 
-    def _advance(self, held: Held, now: float) -> list[Effect]:
+    def _advance(self, entry: VersionEntry, now: float) -> list[Effect]:
         """Fetch what is due; if the version is whole: verify it, then stage it."""
-        transfer = held.transfer
+        transfer = entry.transfer
         if transfer.chunks.here < transfer.chunks.plan.count or transfer.digest is None:
             wanted = transfer.wants(now)
             return reports.fetches(transfer, wanted) if wanted else []
         if transfer.patch is not None:
-            return self.patches.decode(held)
+            return self.patches.decode(entry)
         if transfer.chunks.proves(transfer.digest):  # W13
-            return self._arrived(held, now)
+            return self._arrived(entry, now)
         transfer.start_over()
         if transfer.restarts < RESTARTS_MAX:
             return []  # the next tick fetches it anew
         text = f"the whole did not match its digest, {transfer.restarts} times"
-        return self._decline(held, "digest-mismatch", text, now)
+        return self._decline(entry, "digest-mismatch", text, now)
 
     def _arrived(
-        self, held: Held, now: float, patch: PatchId | None = None, took: float = 0.0
+        self, entry: VersionEntry, now: float, patch: PatchId | None = None, took: float = 0.0
     ) -> list[Effect]:
         """A version is whole and sound: stage it, and commit it unless that waits for others."""
-        announce, chunks = held.announce, held.chunks
+        announce, chunks = entry.announce, entry.chunks
         assert chunks is not None  # noqa: S101 - or it were not begun
         say = announce.acknowledge == "staged" or announce.commit == "together"
-        older = self.holds.at["staged"]
+        older = self.versions.at["staged"]
         if older is not None:
-            self.holds.move(older, "newer")
-        named = self.model, held.key, held.layout, chunks.memory, chunks.digest
+            self.versions.move(older, "newer")
+        named = self.model, entry.key, entry.layout, chunks.memory, chunks.digest
         us = round(took * 1e6)
         staged = StagedVersion(
             *named, say_staged=say, patch=patch, decode_us=us, metadata=announce.metadata
         )
-        self.holds.move(held, "whole", staged)
-        effects = reports.staged([held]) if say else []
+        self.versions.move(entry, "whole", staged)
+        effects = reports.staged([entry]) if say else []
         if announce.commit != "together":
-            effects += self._commit(held)
-        elif self.asking.only == held.key:
+            effects += self._commit(entry)
+        elif self.planner.only == entry.key:
             effects.append(Whole(staged))
-        return effects + self._turn("completed", now)
+        return effects + self._change_mode("completed", now)
 
-    def _commit(self, held: Held) -> list[Effect]:
-        self.holds.move(held, "committed")
-        return [Ready(held.staged)]
+    def _commit(self, entry: VersionEntry) -> list[Effect]:
+        self.versions.move(entry, "committed")
+        return [Ready(entry.staged)]
 
     def committed(self, commit: Commit) -> list[Effect]:
         """The version that is staged here may be applied."""
-        held, key = self.holds.at["staged"], (commit.epoch, commit.version)
-        if held is None or held.key != key:
+        entry, key = self.versions.at["staged"], (commit.epoch, commit.version)
+        if entry is None or entry.key != key:
             return []
-        same = held.staged.digest == commit.digest
-        return self.asking.overtaken(key) + self._commit(held) if same else []  # W14
+        same = entry.staged.digest == commit.digest
+        return self.planner.overtaken(key) + self._commit(entry) if same else []  # W14
 
     def aborted(self, abort: Abort, now: float) -> list[Effect]:
         """The version must not be applied; drop what there is of it."""
         key = (abort.epoch, abort.version)
-        for held in self.holds.all("announced", "arriving", "staged"):
-            if held.key == key:
-                self.holds.move(held, "aborted")  # W14
-        self.asking.put_off_no_longer(key)
-        if key == self.asking.only and not self.holds.has(key):
-            return self.asking.forgo("it was aborted")
+        for entry in self.versions.all("announced", "arriving", "staged"):
+            if entry.key == key:
+                self.versions.move(entry, "aborted")  # W14
+        self.planner.put_off_no_longer(key)
+        if key == self.planner.only and not self.versions.has(key):
+            return self.planner.forgo("it was aborted")
         return self._go_on(abort.epoch, now)
 
     def gone(self, epoch: int, version: int, now: float) -> list[Effect]:
         """The publisher no longer has a version; 0: it has none."""
-        only = self.asking.only
-        self.asking.put_off_no_longer((epoch, version))
-        for held in self.holds.all("announced", "arriving"):
-            named = version == held.key[1] or (version == 0 and held.phase == "announced")  # W27
-            late = epoch not in (0, held.key[0])  # a word of an older publisher
-            arrived = held.phase == "arriving"
-            gone = named and not late and self.holds.move(held, "gone")
+        only = self.planner.only
+        self.planner.put_off_no_longer((epoch, version))
+        for entry in self.versions.all("announced", "arriving"):
+            named = version == entry.key[1] or (version == 0 and entry.phase == "announced")  # W27
+            late = epoch not in (0, entry.key[0])  # a word of an older publisher
+            arrived = entry.phase == "arriving"
+            gone = named and not late and self.versions.move(entry, "gone")
             if gone and arrived and only is None:
-                return self._resume(now) or self.asking.latest(held.key[0], now)
-        return self.asking.gone(epoch, version)
+                return self._resume(now) or self.planner.latest(entry.key[0], now)
+        return self.planner.gone(epoch, version)
 
     def _go_on(self, epoch: int, now: float) -> list[Effect]:
         """There may be room now for what waited; who is catching up must find something to do."""
         effects = self._resume(now)
         idle = (
-            not effects and self.holds.mode == "catching-up" and self.holds.at["arriving"] is None
+            not effects
+            and self.versions.mode == "catching-up"
+            and self.versions.at["arriving"] is None
         )
-        return self.asking.latest(epoch, now) if idle else effects
+        return self.planner.latest(epoch, now) if idle else effects
 
     # The session.
 
@@ -485,18 +497,18 @@ class Slot:
         If versions will come over the network, have a buffer of their probable size.
         """
         self.shared = shared
-        self.holds.reconnected(epoch, now)
-        arriving = self.holds.at["arriving"]
+        self.versions.reconnected(epoch, now)
+        arriving = self.versions.at["arriving"]
         plan = arriving.chunks.plan if arriving is not None and arriving.chunks else None
         self._window = plan.of(WINDOW_CHUNKS) if plan is not None else 0
-        self.asking.reconnected()
+        self.planner.reconnected()
         self.torn = min(self.torn, 1)  # what failed before counts as one
         effects: list[Effect] = []
         nbytes = self._expected.nbytes
-        if not self.shared and self.holds.bare and 0 < nbytes <= self._acceptance.bytes_max:
+        if not self.shared and self.versions.bare and 0 < nbytes <= self._acceptance.bytes_max:
             effects.append(Reserve(self.model, None, nbytes))
-        effects += reports.staged(self.holds.all("ready", "applying", "staged"))
-        return effects + self.asking.hear_of(epoch, version, now)
+        effects += reports.staged(self.versions.all("ready", "applying", "staged"))
+        return effects + self.planner.hear_of(epoch, version, now)
 
     # What is told that is no message.
 
@@ -514,90 +526,92 @@ class Slot:
             case Decoded():
                 return self._decoded(event, now)
             case Wanted():
-                said = self.asking.want(event.key, now)
-                return said if event.key else said + self._go_on(self.holds.heard[0], now)
+                said = self.planner.want(event.key, now)
+                return said if event.key else said + self._go_on(self.versions.heard[0], now)
             case Waits():
-                return self._waits(self.holds.find(event.key, "ready", "applying"), event.text)
+                return self._waits(self.versions.find(event.key, "ready", "applying"), event.text)
 
-    def _waits(self, held: Held | None, text: str) -> list[Effect]:
+    def _waits(self, entry: VersionEntry | None, text: str) -> list[Effect]:
         """Somebody is in the way of a version: say so at once, and then with every ping."""
-        return [reports.progress(held)] if held is not None and held.blocked(text) else []
+        return [reports.progress(entry)] if entry is not None and entry.blocked(text) else []
 
     def _became(self, report: Report, now: float) -> list[Effect]:
         """The user has begun, has put it back, is done with it, or has dropped it."""
-        holds, what = self.holds, report.what
-        held = holds.find(report.key, "ready", "applying")
-        if held is None:
+        versions, what = self.versions, report.what
+        entry = versions.find(report.key, "ready", "applying")
+        if entry is None:
             return []
-        if what not in ARROWS[held.phase]:
-            if held.phase != "ready" or what not in AT_ONCE:
+        if what not in ARROWS[entry.phase]:
+            if entry.phase != "ready" or what not in AT_ONCE:
                 return []
-            holds.move(held, "taken")
+            versions.move(entry, "taken")
         if report.kept:
-            holds.let_go(held)
+            versions.let_go(entry)
         said: list[Effect] = []
-        if held.time == "overdue":
-            holds.move(held, held.fate)
+        if entry.time == "overdue":
+            versions.move(entry, entry.deferred_outcome)
         elif what == "applied":
-            said.append(self._applied(held, report))
+            said.append(self._applied(entry, report))
         elif what == "torn":
-            said = self._torn(held, report, now)
+            said = self._torn(entry, report, now)
         elif what == "declined":
-            said = self._failed(held, report, "declined", now)
+            said = self._failed(entry, report, "declined", now)
         else:
-            holds.move(held, what)
+            versions.move(entry, what)
             if what == "failed":
-                said = self.fail(held.key, "no-memory", report.text, now)[:1]
+                said = self.fail(entry.key, "no-memory", report.text, now)[:1]
             elif what == "stale":
-                self.stale = held.key
+                self.stale = entry.key
         if what in ("taken", "put-back"):
             return said
         if what == "stale":
-            return said + self.asking.latest(held.key[0], now, at_once=True)
-        if holds.at["announced"] is not None:  # its buffer may be free
+            return said + self.planner.latest(entry.key[0], now, at_once=True)
+        if versions.at["announced"] is not None:  # its buffer may be free
             return said + self._resume(now)
         return said
 
-    def _applied(self, held: Held, report: Report) -> Effect:
-        holds, staged = self.holds, held.staged
-        older = holds.at["running"]
-        running = Running(*held.key, report.digest or staged.digest)
-        sent = held.memory is None and staged.shared is None
-        kept = report.bytes if held.announce.keep and self._expected.patches and sent else None
-        if kept is not None or holds.base is not None:
-            holds.rebase(held, running, kept)  # D3
+    def _applied(self, entry: VersionEntry, report: Report) -> Effect:
+        versions, staged = self.versions, entry.staged
+        older = versions.at["running"]
+        running = Running(*entry.key, report.digest or staged.digest)
+        sent = entry.memory is None and staged.shared is None
+        kept = report.bytes if entry.announce.keep and self._expected.patches and sent else None
+        if kept is not None or versions.base is not None:
+            versions.set_patch_base(entry, running, kept)  # D3
         if report.text:
-            held.remark(report.text)
-        holds.move(held, "applied", running)
+            entry.remark(report.text)
+        versions.move(entry, "applied", running)
         if older is not None:
-            holds.move(older, "newer")
-        return self.runs(held, running)
+            versions.move(older, "newer")
+        return self.runs(entry, running)
 
-    def _torn(self, held: Held, report: Report, now: float) -> list[Effect]:
+    def _torn(self, entry: VersionEntry, report: Report, now: float) -> list[Effect]:
         """The model holds parts of two: what is tried next comes verified."""
-        self.holds.move(self.holds.at["running"], "torn")
-        self.holds.rebase(None, None, None)
-        self.stale, self.torn = held.key, self.torn + 1
-        self.epoch = max(self.epoch, held.key[0])
-        return self._failed(held, report, "torn" if self.torn < APPLIES_MAX else "declined", now)
+        self.versions.move(self.versions.at["running"], "torn")
+        self.versions.set_patch_base(None, None, None)
+        self.stale, self.torn = entry.key, self.torn + 1
+        self.epoch = max(self.epoch, entry.key[0])
+        return self._failed(entry, report, "torn" if self.torn < APPLIES_MAX else "declined", now)
 
-    def _failed(self, held: Held, report: Report, fate: Event, now: float) -> list[Effect]:
+    def _failed(
+        self, entry: VersionEntry, report: Report, deferred_outcome: Event, now: float
+    ) -> list[Effect]:
         """The user's part has failed; a version that it still holds stays where it is."""
         if report.still:
-            held.late(fate)
+            entry.late(deferred_outcome)
         else:
-            self.holds.move(held, fate)
+            self.versions.move(entry, deferred_outcome)
         if report.misfit:
-            return self._refuse(held, "layout-mismatch", report.text, now)[:1]
-        return self.fail(held.key, "apply", report.text, now)[:1]
+            return self._refuse(entry, "layout-mismatch", report.text, now)[:1]
+        return self.fail(entry.key, "apply", report.text, now)[:1]
 
-    def runs(self, held: Held, running: Running) -> Effect:
+    def runs(self, entry: VersionEntry, running: Running) -> Effect:
         """A version runs by this name; say so."""
         self.torn, self.epoch = 0, max(self.epoch, running.epoch)
         known = self.failed
-        if known is not None and (known.epoch, known.version) <= held.key:
+        if known is not None and (known.epoch, known.version) <= entry.key:
             self.failed = None
-        return applied(self.model, running, held.staged, held.text, at_once=True)
+        return applied(self.model, running, entry.staged, entry.text, at_once=True)
 
     def _forget_failure(self) -> None:
         """A version is on its way: forget why another was not. (That nothing runs is said on.)"""
@@ -609,7 +623,7 @@ class Slot:
         """Tell the publisher and the user that a version is not taken; not now, or not ever."""
         epoch, version = key
         if code in TRANSIENT:
-            self.asking.put_off(key, now)
+            self.planner.put_off(key, now)
         self.failed = Failed(model=self.model, epoch=epoch, version=version, code=code, text=text)
         return [self._failure(self.failed), Rejected(self.model, epoch, version, code, text)]
 
@@ -619,11 +633,11 @@ class Slot:
 
     def _resume(self, now: float) -> list[Effect]:
         """A buffer is free: begin what waited for it."""
-        waiting = self.holds.at["announced"]
-        if waiting is None or self.holds.at["arriving"] is not None:
+        waiting = self.versions.at["announced"]
+        if waiting is None or self.versions.at["arriving"] is not None:
             return []
-        if self.asking.outdated(waiting.key):
-            self.holds.move(waiting, "newer")
+        if self.planner.outdated(waiting.key):
+            self.versions.move(waiting, "newer")
             return []
         return self._reserve(waiting, now) if waiting.lacks == "buffer" else []
 
@@ -633,25 +647,27 @@ class Slot:
         If that was a report of a version that the user is done with, nobody knows what runs: it is
         to come anew.
         """
-        holds, effects = self.holds, list[Effect]()
-        for held in holds.all("announced", "arriving"):
-            if holds.move(held, "failed"):
-                effects += self.fail(held.key, "no-memory", why, now)
+        versions, effects = self.versions, list[Effect]()
+        for entry in versions.all("announced", "arriving"):
+            if versions.move(entry, "failed"):
+                effects += self.fail(entry.key, "no-memory", why, now)
         done = report is not None and not report.still and report.what not in ("taken", "put-back")
-        users = holds.find(report.key, "ready", "applying") if report is not None and done else None
+        users = (
+            versions.find(report.key, "ready", "applying") if report is not None and done else None
+        )
         if users is not None and report is not None:
             if report.kept:
-                holds.let_go(users)
-            holds.move(users, "taken")
-            holds.move(users, "torn")
-            holds.move(holds.at["running"], "torn")
-            holds.rebase(None, None, None)
+                versions.let_go(users)
+            versions.move(users, "taken")
+            versions.move(users, "torn")
+            versions.move(versions.at["running"], "torn")
+            versions.set_patch_base(None, None, None)
         if (running := self.running) is not None:  # or a hello would contradict itself (P3)
             self.epoch = max(self.epoch, running.epoch)
-        for held in holds.all("staged"):
-            if held.announce.commit == "auto":
-                holds.move(held, "committed")
-        return [*effects, *(Ready(held.staged) for held in holds.all("ready"))]
+        for entry in versions.all("staged"):
+            if entry.announce.commit == "auto":
+                versions.move(entry, "committed")
+        return [*effects, *(Ready(entry.staged) for entry in versions.all("ready"))]
 
     # Time.
 
@@ -659,32 +675,32 @@ class Slot:
         """Fetch what is due."""
         if now >= self._look_at and (asked := self._look_again(now)):
             return asked
-        held = self.holds.at["arriving"]
-        if held is not None and held.transfer.hopeless:  # W12
-            if held.transfer.patch is not None:
-                return self.patches.give_up(held, "nothing more of it comes", now)
-            return self._decline(held, "digest-mismatch", NOTHING_FITS, now)
-        if held is not None:
-            return self._advance(held, now)
-        waiting = self.holds.at["announced"]
+        entry = self.versions.at["arriving"]
+        if entry is not None and entry.transfer.hopeless:  # W12
+            if entry.transfer.patch is not None:
+                return self.patches.give_up(entry, "nothing more of it comes", now)
+            return self._decline(entry, "digest-mismatch", NOTHING_FITS, now)
+        if entry is not None:
+            return self._advance(entry, now)
+        waiting = self.versions.at["announced"]
         if waiting is not None and waiting.lacks == "layout":
-            return self._begin(waiting, now) if self.asking.due(now) else []
+            return self._begin(waiting, now) if self.planner.due(now) else []
         return self._resume(now)
 
     def repeat(self) -> list[Effect]:
         """Say again how things stand, in case it got lost; the last failure if it still counts."""
-        holds, effects = self.holds, list[Effect]()
-        arriving, applying, running = (holds.at[p] for p in ("arriving", "applying", "running"))
+        versions, effects = self.versions, list[Effect]()
+        arriving, applying, running = (versions.at[p] for p in ("arriving", "applying", "running"))
         if arriving is not None and applying is None:
             effects.append(reports.progress(arriving))
-        effects += reports.staged(holds.all("ready", "applying", "staged"))
+        effects += reports.staged(versions.all("ready", "applying", "staged"))
         if running is not None:
             effects.append(applied(self.model, running.running, running.staged, running.text))
         if self.failed is not None:
             effects.append(self._failure(self.failed))
-        ready = [applying] if applying is not None else holds.all("ready")
+        ready = [applying] if applying is not None else versions.all("ready")
         if ready and (applying is not None or arriving is None):
-            effects.append(reports.progress(max(ready, key=lambda held: held.key)))
+            effects.append(reports.progress(max(ready, key=lambda entry: entry.key)))
         return effects
 
 

@@ -25,12 +25,12 @@ from .phases import (
     STRAIGHT,
     TIMES,
     Event,
-    Gain,
     Lack,
+    LackEvent,
     Mode,
+    ModeEvent,
     Phase,
     Time,
-    Turn,
 )
 from .transfer import Transfer
 
@@ -42,7 +42,7 @@ REJECTED_KEPT = 8  # versions remembered that could not be taken here
 IN_MEMORY: set[Phase] = {"arriving", "staged", "ready", "applying"}  # a buffer is needed for these
 
 
-class Held(Struct, eq=False):
+class VersionEntry(Struct, eq=False):
     """A version that is here. What there is of it besides, its state says."""
 
     key: Key
@@ -57,16 +57,18 @@ class Held(Struct, eq=False):
     transfer: Transfer = NOT_YET  # while it arrives
     staged: StagedVersion = NOT_YET  # once it is whole
     running: Running = NOT_YET  # while it runs
-    waits: str = ""  # who keeps the user from applying it, since when
+    blocked_by: str = ""  # who keeps the user from applying it, since when
     text: str = ""  # what is to be said of it while it runs
     time: Time = "in-time"  # while it is applied
-    fate: Event = NOT_YET  # once it is overdue: what happens when the user lets go of it
+    deferred_outcome: Event = (
+        NOT_YET  # once it is overdue: what happens when the user lets go of it
+    )
 
     def remark(self, text: str) -> None:
         """It is applied, and this is to be said of it."""
         self.text = text
 
-    def retold(self, announce: Announce) -> bool:
+    def update_announcement(self, announce: Announce) -> bool:
         """It is announced again; take that, if the same arrives, and return whether it does."""
         ours, theirs = self.announce, announce
         same = (ours.layout, ours.nbytes) == (theirs.layout, theirs.nbytes)
@@ -74,9 +76,9 @@ class Held(Struct, eq=False):
         self.announce = theirs if same else ours
         return same
 
-    def gain(
+    def resolve(
         self,
-        event: Gain,
+        event: LackEvent,
         layout: Layout | None = None,
         payload: Buffer | None = None,
         memory: SharedMemory | None = None,
@@ -90,27 +92,27 @@ class Held(Struct, eq=False):
         if self.lacks == "buffer":
             self.payload = None  # by then it is another message's
 
-    def comes_to(self, buffer: Memory) -> None:
+    def set_buffer(self, buffer: Memory) -> None:
         """It has a buffer, in which there is nothing of it so far."""
         about = self.announce
         plan = plan_of(about.nbytes, about.chunk_bytes)
         self.chunks = Chunks(plan, buffer, [None] * plan.count, about.layout)
 
-    def comes_by(self, transfer: Transfer) -> None:
+    def set_transfer(self, transfer: Transfer) -> None:
         """It arrives anew, by other means."""
         self.transfer = transfer
 
     def blocked(self, by: str) -> bool:
         """Somebody keeps the user from applying it; return whether nobody did before."""
-        before, self.waits = self.waits, by
+        before, self.blocked_by = self.blocked_by, by
         return not before
 
-    def late(self, fate: Event) -> None:
+    def late(self, deferred_outcome: Event) -> None:
         """The user has no time left to apply it, and has not let go of it."""
-        self.time, self.fate = TIMES[self.time].get("late", self.time), fate
+        self.time, self.deferred_outcome = TIMES[self.time].get("late", self.time), deferred_outcome
 
 
-class Holdings:
+class VersionStore:
     """The versions of one model.
 
     Attributes:
@@ -128,14 +130,16 @@ class Holdings:
         # Could not be taken; not tried again. An older one still may be: what was rejected may
         # have been aborted, or meant for few, and the latest for all be one that was missed.
         self.rejected: deque[Key] = deque(maxlen=REJECTED_KEPT)
-        self._live: dict[Phase, dict[Key, Held]] = {p: {} for p, arrows in ARROWS.items() if arrows}
-        self.at: dict[Phase, Held | None] = dict.fromkeys(self._live)
+        self._live: dict[Phase, dict[Key, VersionEntry]] = {
+            p: {} for p, arrows in ARROWS.items() if arrows
+        }
+        self.at: dict[Phase, VersionEntry | None] = dict.fromkeys(self._live)
 
-    def all(self, *phases: Phase) -> list[Held]:
+    def all(self, *phases: Phase) -> list[VersionEntry]:
         """Return the versions in some phases."""
-        return [held for phase in phases for held in self._live[phase].values()]
+        return [entry for phase in phases for entry in self._live[phase].values()]
 
-    def find(self, key: Key | None, *phases: Phase) -> Held | None:
+    def find(self, key: Key | None, *phases: Phase) -> VersionEntry | None:
         """Return a version that is in one of some phases."""
         for phase in phases:
             if key in self._live[phase]:
@@ -161,24 +165,24 @@ class Holdings:
 
     def has(self, key: Key) -> bool:
         """Return whether a version is here."""
-        return any(key in held for held in self._live.values())
+        return any(key in entry for entry in self._live.values())
 
-    def expect(self, announce: Announce, *, pushed: bool) -> Held:
+    def expect(self, announce: Announce, *, pushed: bool) -> VersionEntry:
         """Take note of a version that was announced, in place of any that was only announced."""
         older = self.at["announced"]
         if older is not None:
             self.move(older, "newer")
-        held = Held((announce.epoch, announce.version), announce, pushed)
-        self._live["announced"][held.key] = self.at["announced"] = held
-        return held
+        entry = VersionEntry((announce.epoch, announce.version), announce, pushed)
+        self._live["announced"][entry.key] = self.at["announced"] = entry
+        return entry
 
     def reconnected(self, epoch: int, now: float) -> None:
         """A session begins, of this epoch: what was asked for before will not come. (W28)"""
-        for held in self.all("announced", "arriving", "staged"):
-            if held.phase == "announced" or held.key[0] != epoch:
-                self.move(held, "fenced")
-            elif held.phase == "arriving":
-                held.transfer.reconnected(now)
+        for entry in self.all("announced", "arriving", "staged"):
+            if entry.phase == "announced" or entry.key[0] != epoch:
+                self.move(entry, "fenced")
+            elif entry.phase == "arriving":
+                entry.transfer.reconnected(now)
         self.rejected.clear()
         if self.heard[0] != epoch:  # which may be lower than the last one's
             self.heard = (0, 0)
@@ -200,28 +204,28 @@ class Holdings:
         self._lent = lease, buffer
         return lease
 
-    def reuse(self, held: Held) -> bool:
+    def reuse(self, entry: VersionEntry) -> bool:
         """Give a version a buffer that was used before; return whether one is of its size.
 
         If it was received in one, that is its own. Else it lacks memory; or, where all buffers are
         in use, one of these.
         """
-        buffer = self._received_in(held.payload)
+        buffer = self._received_in(entry.payload)
         if buffer is not None:
-            held.comes_to(buffer)
+            entry.set_buffer(buffer)
             return True
         if self._taken >= BUFFERS_MAX:
-            held.gain("full")
+            entry.resolve("full")
             return False
-        if held.lacks == "buffer":
-            held.gain("freed")
-        if self._nbytes != held.announce.nbytes:
+        if entry.lacks == "buffer":
+            entry.resolve("freed")
+        if self._nbytes != entry.announce.nbytes:
             self._free.clear()  # the model has changed its size: the old memory will not fit again
-            self._nbytes = held.announce.nbytes
+            self._nbytes = entry.announce.nbytes
         if not self._free:
             return False
         self._taken += 1
-        held.comes_to(self._free.pop())
+        entry.set_buffer(self._free.pop())
         return True
 
     def _received_in(self, payload: Buffer | None) -> Memory | None:
@@ -232,7 +236,7 @@ class Holdings:
         self._lent = None
         return buffer
 
-    def bring(
+    def accept_whole(
         self, announce: Announce, whole: Whole, payload: Buffer, layout: Layout
     ) -> StagedVersion | None:
         """Have a version here that came whole, as far as that leads it; None: there is no buffer.
@@ -253,17 +257,17 @@ class Holdings:
         phase: Phase = "announced"
         for event in STRAIGHT:
             phase = ARROWS[phase].get(event, phase)
-        held = Held(
+        entry = VersionEntry(
             key, announce, True, phase, "memory", layout=layout, chunks=chunks, staged=staged
         )
-        self._live[phase][key] = held
-        self.at[phase] = self.at[phase] or held
+        self._live[phase][key] = entry
+        self.at[phase] = self.at[phase] or entry
         return staged
 
-    def give(self, held: Held, buffer: Memory) -> None:
+    def give(self, entry: VersionEntry, buffer: Memory) -> None:
         """Give a version a buffer."""
         self._taken += 1
-        held.comes_to(buffer)
+        entry.set_buffer(buffer)
 
     def keep(self, buffer: Memory) -> None:
         """Have a buffer for a version that will come, unless there is one by now."""
@@ -274,15 +278,15 @@ class Holdings:
     def give_back(self, buffer: Memory) -> None:
         """Nobody uses a buffer any more."""
         self._taken -= 1
-        self._spare(buffer)
+        self._recycle(buffer)
 
-    def let_go(self, held: Held) -> None:
+    def let_go(self, entry: VersionEntry) -> None:
         """The user goes on using the buffer of a version: it is ours no more."""
-        if held.chunks is not None:
+        if entry.chunks is not None:
             self._taken -= 1
-            held.chunks = None
+            entry.chunks = None
 
-    def _spare(self, buffer: Memory, chunks: Chunks[Memory] | None = None) -> None:
+    def _recycle(self, buffer: Memory, chunks: Chunks[Memory] | None = None) -> None:
         """Have a buffer for other versions, unless a publisher gives out the one that is there."""
         lent = chunks is not None and chunks.view is not None and chunks.in_use
         if buffer.nbytes == self._nbytes and not lent:
@@ -290,23 +294,25 @@ class Holdings:
 
     # What patches build on.
 
-    def rebase(self, held: Held | None, running: Running | None, data: Memory | None) -> bool:
+    def set_patch_base(
+        self, entry: VersionEntry | None, running: Running | None, data: Memory | None
+    ) -> bool:
         """What runs is another version: keep its bytes in place of those of the one before.
 
         But if these are still needed, they stay until the next version runs; then return False.
         """
         if self.base is not None and self.base.users:
             return False
-        chunks = held.chunks if held is not None else None
+        chunks = entry.chunks if entry is not None else None
         own = chunks if chunks is not None and data is chunks.memory else None
-        if self.base is not None and self.base.chunks is not None and (held is None or own):
-            self._spare(self.base.data, self.base.chunks)  # else it was needed for this alone
+        if self.base is not None and self.base.chunks is not None and (entry is None or own):
+            self._recycle(self.base.data, self.base.chunks)  # else it was needed for this alone
         self.base = None
-        if held is None or running is None or data is None:
+        if entry is None or running is None or data is None:
             return True
         if own is not None:
-            self.let_go(held)
-        self.base = Base(running, held.layout, data, own)
+            self.let_go(entry)
+        self.base = Base(running, entry.layout, data, own)
         return True
 
     def build_on(self, base: Base) -> Base:
@@ -320,54 +326,54 @@ class Holdings:
         runs = self.at["running"]
         if base is self.base and (runs is None or runs.running != base.running):
             surplus = runs is not None and not runs.announce.keep
-            self.rebase(runs if surplus else None, None, None)
+            self.set_patch_base(runs if surplus else None, None, None)
 
     # Phases.
 
-    def rename(self, held: Held, running: Running) -> None:
+    def rename(self, entry: VersionEntry, running: Running) -> None:
         """Have a version of another name in the place of one that runs."""
-        if self.base is not None and self.base.running == held.running:
+        if self.base is not None and self.base.running == entry.running:
             self.base.running = running
-        if self.move(held, "renamed", running):
-            del self._live["running"][held.key]
-            held.key = (running.epoch, running.version)
-            self._live["running"][held.key] = held
+        if self.move(entry, "renamed", running):
+            del self._live["running"][entry.key]
+            entry.key = (running.epoch, running.version)
+            self._live["running"][entry.key] = entry
 
-    def turn(self, turn: Turn) -> bool:
+    def change_mode(self, event: ModeEvent) -> bool:
         """Let something happen to the model; return whether its mode is another one now. (W26)"""
-        mode = MODES[self.mode].get(turn)
+        mode = MODES[self.mode].get(event)
         self.mode = mode or self.mode
         return mode is not None
 
-    def move(self, held: Held | None, event: Event, by: Part | None = None) -> bool:
+    def move(self, entry: VersionEntry | None, event: Event, by: Part | None = None) -> bool:
         """Let something happen to a version, by which there is more of it; or is there no arrow?"""
-        after = ARROWS[held.phase].get(event) if held is not None else None
-        if held is None or after is None:
+        after = ARROWS[entry.phase].get(event) if entry is not None else None
+        if entry is None or after is None:
             return False
-        phase, held.phase = held.phase, after
-        del self._live[phase][held.key]
+        phase, entry.phase = entry.phase, after
+        del self._live[phase][entry.key]
         self.at[phase] = next(iter(self._live[phase].values()), None)
         if isinstance(by, Transfer):
-            held.transfer = by
+            entry.transfer = by
         elif isinstance(by, StagedVersion):
-            held.staged = by
+            entry.staged = by
         elif by is not None:
-            held.running = by
+            entry.running = by
         if after in self._live:
-            self._live[after][held.key] = held
-            self.at[after] = self.at[after] or held
+            self._live[after][entry.key] = entry
+            self.at[after] = self.at[after] or entry
         elif after == "rejected":
-            self.rejected.append(held.key)
-        if after not in IN_MEMORY and held.chunks is not None:
-            transfer = held.transfer if phase == "arriving" else None
+            self.rejected.append(entry.key)
+        if after not in IN_MEMORY and entry.chunks is not None:
+            transfer = entry.transfer if phase == "arriving" else None
             if transfer is None or transfer.revoke():
                 if transfer is not None and transfer.base is not None:
                     self.release(transfer.base)
                 self._taken -= 1
-                self._spare(held.chunks.memory, held.chunks)
-            held.chunks = None
+                self._recycle(entry.chunks.memory, entry.chunks)
+            entry.chunks = None
         if phase == "announced":
-            held.payload = None
+            entry.payload = None
         elif after == "running":
-            held.transfer = NOT_YET  # and so the memory that a patch came into goes
+            entry.transfer = NOT_YET  # and so the memory that a patch came into goes
         return True

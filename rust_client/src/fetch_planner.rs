@@ -3,15 +3,15 @@
 //! A version that has failed, and is to be tried again, is left alone for ever longer pauses.
 
 use crate::effects::Effect;
-use crate::holdings::Holdings;
 use crate::limits::Timing;
 use crate::messages::{Fetch, FromWorker};
 use crate::phases::{Lack, Mode, Phase};
 use crate::transfer::{Key, Time};
+use crate::version_store::VersionStore;
 use std::time::Duration;
 
 /// What was asked for, and when.
-pub struct Asking {
+pub struct FetchPlanner {
     model: String,
     timing: Timing,
     latest_at: Option<Time>, // when the latest announcement was asked for
@@ -21,9 +21,9 @@ pub struct Asking {
     pause: Duration,         // for which it was put off
 }
 
-impl Asking {
-    pub fn new(model: &str, timing: Timing) -> Asking {
-        Asking {
+impl FetchPlanner {
+    pub fn new(model: &str, timing: Timing) -> FetchPlanner {
+        FetchPlanner {
             model: model.to_owned(),
             timing,
             latest_at: None,
@@ -40,27 +40,27 @@ impl Asking {
     }
 
     /// A beacon, a welcome or a stray chunk speaks of a version: ask if it is news.
-    pub fn hear_of(&mut self, holds: &Holdings, epoch: u64, version: u64, now: Time) -> Vec<Effect> {
+    pub fn hear_of(&mut self, versions: &VersionStore, epoch: u64, version: u64, now: Time) -> Vec<Effect> {
         let key = (epoch, version); // W4
-        if version == 0 || key <= holds.newest() || holds.is_rejected(key) {
+        if version == 0 || key <= versions.newest() || versions.is_rejected(key) {
             return Vec::new();
         }
-        match holds.at(Phase::Arriving) {
-            Some(held) if key <= held.key() || holds.mode() == Mode::CatchingUp => Vec::new(), // W26
-            _ if awaited_layout(holds).map_or(false, |awaited| key <= awaited) => Vec::new(),  // W7
-            _ if key <= self.later && now < self.until => Vec::new(),                          // W36
-            _ => self.latest(holds, epoch, now, false),
+        match versions.at(Phase::Arriving) {
+            Some(entry) if key <= entry.key() || versions.mode() == Mode::CatchingUp => Vec::new(), // W26
+            _ if awaited_layout(versions).map_or(false, |awaited| key <= awaited) => Vec::new(),    // W7
+            _ if key <= self.later && now < self.until => Vec::new(),                               // W36
+            _ => self.latest(versions, epoch, now, false),
         }
     }
 
     /// Asks for the latest version, but not all the time.
-    pub fn latest(&mut self, holds: &Holdings, epoch: u64, now: Time, at_once: bool) -> Vec<Effect> {
+    pub fn latest(&mut self, versions: &VersionStore, epoch: u64, now: Time, at_once: bool) -> Vec<Effect> {
         let asked = self.latest_at.map_or(false, |at| now.saturating_sub(at) < self.timing.quiet);
         if asked && !at_once {
             return Vec::new();
         }
         self.latest_at = Some(now);
-        vec![self.fetch((epoch, 0), awaited_layout(holds).is_some())] // W7
+        vec![self.fetch((epoch, 0), awaited_layout(versions).is_some())] // W7
     }
 
     /// Asks for the layout of a version that was announced (W7).
@@ -76,9 +76,9 @@ impl Asking {
     }
 
     /// A ping that was sent then was answered, and so was whatever was asked before it (W12).
-    pub fn answered(&mut self, holds: &mut Holdings, sent_at: Time) {
+    pub fn answered(&mut self, versions: &mut VersionStore, sent_at: Time) {
         self.answered = Some(sent_at);
-        if let Some(transfer) = holds.transfer() {
+        if let Some(transfer) = versions.transfer() {
             transfer.answered(sent_at);
         }
     }
@@ -107,7 +107,7 @@ impl Asking {
 }
 
 /// The version that waits for its layout, which was asked for.
-fn awaited_layout(holds: &Holdings) -> Option<Key> {
-    let waiting = holds.at(Phase::Announced)?;
+fn awaited_layout(versions: &VersionStore) -> Option<Key> {
+    let waiting = versions.at(Phase::Announced)?;
     Some(waiting.key()).filter(|_| waiting.lacks() == Lack::Layout)
 }

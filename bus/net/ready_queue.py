@@ -18,7 +18,7 @@ from ..limits import MODELS_MAX
 from ..staged import StagedVersion
 
 
-class Turn:
+class Waiter:
     """Somebody waits for a version, which another thread may apply; and what came of that.
 
     It is woken by a lock of its own. By a condition it was woken twice, as whoever wakes it still
@@ -32,10 +32,10 @@ class Turn:
         error: What is to be raised.
     """
 
-    __slots__ = ("_asleep", "error", "lent", "models", "over", "update")
+    __slots__ = ("_asleep", "claimed", "error", "models", "over", "update")
 
     def __init__(self, models: frozenset[str] | None) -> None:
-        self.models, self.lent, self.over = models, False, False
+        self.models, self.claimed, self.over = models, False, False
         self._asleep = threading.Lock()  # until it is to look again
         self._asleep.acquire()
         self.update: Any = None
@@ -58,7 +58,7 @@ class Turn:
         return self._asleep.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX))
 
 
-class Handoff:
+class ReadyQueue:
     """A meeting point of two threads.
 
     Attributes:
@@ -70,9 +70,9 @@ class Handoff:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self._ready: dict[str, StagedVersion] = {}
-        self._turns: list[Turn] = []  # that nobody has
-        self._borrowed: list[Turn] = []  # whose owners are to be woken yet
-        self._kept: deque[Turn] = deque(maxlen=MODELS_MAX)  # of those that went away
+        self._waiters: list[Waiter] = []  # that nobody has
+        self._claimed: list[Waiter] = []  # whose owners are to be woken yet
+        self._kept: deque[Waiter] = deque(maxlen=MODELS_MAX)  # of those that went away
         self._errors: deque[ApplyError] = deque(maxlen=MODELS_MAX)
         self._refusal: RefusedError | AddressError | None = None
         self._closed: BaseException | None = None
@@ -92,21 +92,21 @@ class Handoff:
             self._tell()
             return older
 
-    def borrow(self, model: str) -> Turn | None:
+    def claim(self, model: str) -> Waiter | None:
         """Return the turn of whoever waits for this model, which is to be ended; see `wake`."""
         with self.lock:
-            for turn in self._turns if self._closed is None else ():
-                if turn.models is None or model in turn.models:
-                    self._turns.remove(turn)
-                    self._borrowed.append(turn)
-                    turn.lent = True
-                    return turn
+            for waiter in self._waiters if self._closed is None else ():
+                if waiter.models is None or model in waiter.models:
+                    self._waiters.remove(waiter)
+                    self._claimed.append(waiter)
+                    waiter.claimed = True
+                    return waiter
             return None
 
     def wake(self) -> None:
         """Have whoever lent a turn that was borrowed see what came of it."""
-        while self._borrowed:
-            self._borrowed.pop().wake()
+        while self._claimed:
+            self._claimed.pop().wake()
 
     def put_back(self, staged: StagedVersion) -> bool:
         """Leave a version again that was taken; return False if a newer one has come meanwhile."""
@@ -181,7 +181,7 @@ class Handoff:
             self._closed = self._closed or reason
             self._tell()
 
-    def abandon(self, reason: ClosedError) -> None:
+    def close_in_child(self, reason: ClosedError) -> None:
         """Nothing comes in a forked child, where the thread that held the lock may be missing."""
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
@@ -199,7 +199,7 @@ class Handoff:
         timeout: float | None,
         models: frozenset[str] | None = None,
         stop: Callable[[], bool] = lambda: False,
-    ) -> StagedVersion | Turn | None:
+    ) -> StagedVersion | Waiter | None:
         """Return a version that is ready, oldest model first; None when the time is over.
 
         Or what came of this turn, where another thread has had it; or of one before, whose thread
@@ -217,38 +217,38 @@ class Handoff:
             ClosedError: Nothing will come any more.
         """
         until = math.inf if timeout is None else time.monotonic() + timeout
-        turn = Turn(models)
+        waiter = Waiter(models)
         try:
             with self.lock:
                 self.asked = True
                 if models is None and self._kept:
                     return self._kept.popleft()
-                self._turns.append(turn)
+                self._waiters.append(waiter)
                 stopped = stop()
                 waits = not stopped and not self._news(models)
-            while waits and turn.wait(until - time.monotonic()) and not turn.over:
+            while waits and waiter.wait(until - time.monotonic()) and not waiter.over:
                 with self.lock:
                     stopped = stop()
-                    waits = not (turn.lent or stopped or self._news(models))
+                    waits = not (waiter.claimed or stopped or self._news(models))
         except BaseException:  # Ctrl-C, for instance
             with self.lock:
-                if turn in self._turns:
-                    self._turns.remove(turn)
-            if turn.lent:
-                self._await_end(turn)
-                self._kept.append(turn)
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
+            if waiter.claimed:
+                self._await_end(waiter)
+                self._kept.append(waiter)
             raise
-        if not turn.lent:
+        if not waiter.claimed:
             with self.lock:
-                if not turn.lent:
-                    return self._taken(turn, stopped=stopped)
-        self._await_end(turn)
-        return turn
+                if not waiter.claimed:
+                    return self._taken(waiter, stopped=stopped)
+        self._await_end(waiter)
+        return waiter
 
-    def _taken(self, turn: Turn, *, stopped: bool) -> StagedVersion | None:
+    def _taken(self, waiter: Waiter, *, stopped: bool) -> StagedVersion | None:
         """Return what is here for whoever had this turn, and has it no more."""
-        models = turn.models
-        self._turns.remove(turn)
+        models = waiter.models
+        self._waiters.remove(waiter)
         if stopped:
             return None
         if self._closed is not None:
@@ -265,17 +265,17 @@ class Handoff:
         self.check_open()
         return None
 
-    def _await_end(self, turn: Turn) -> None:
+    def _await_end(self, waiter: Waiter) -> None:
         """Wait for whoever has a turn, which copies: the model is not to change afterwards."""
-        while not turn.over:
-            turn.wait()
+        while not waiter.over:
+            waiter.wait()
 
     def keep(self, received: "Future[Any]") -> None:
         """Leave what came of a call for whoever takes next: its own thread did not wait for it."""
-        error, turn = received.exception(), Turn(None)
-        turn.end(received.result() if error is None else None, error)
+        error, waiter = received.exception(), Waiter(None)
+        waiter.end(received.result() if error is None else None, error)
         with self.lock:
-            self._kept.append(turn)
+            self._kept.append(waiter)
 
     @contextmanager
     def awaiting(self, model: str, key: tuple[int, int]) -> Generator[None]:
@@ -406,8 +406,8 @@ class Handoff:
 
     def _tell(self) -> None:
         self.changed.notify_all()
-        for turn in self._turns + self._borrowed:
-            turn.wake()
+        for waiter in self._waiters + self._claimed:
+            waiter.wake()
 
     def _news(self, models: frozenset[str] | None) -> bool:
         if self._refusal is not None or self._closed is not None:

@@ -8,7 +8,7 @@ const rejectedKept = 8 // versions remembered that could not be taken here
 var inMemory = map[State]bool{arriving: true, staged: true, ready: true, applying: true}
 
 // A held is a version that is here, and what there is of it in its phase.
-type held struct {
+type versionEntry struct {
 	Key
 	announce *Announce
 	phase    State
@@ -23,7 +23,7 @@ type held struct {
 }
 
 // retold takes another announcement of it, if the same arrives, and tells whether it does.
-func (v *held) retold(a *Announce) bool {
+func (v *versionEntry) updateAnnouncement(a *Announce) bool {
 	same := a.Layout == v.announce.Layout && a.Bytes == v.announce.Bytes && a.ChunkBytes == v.announce.ChunkBytes
 	if same {
 		v.announce = a
@@ -32,17 +32,17 @@ func (v *held) retold(a *Announce) bool {
 }
 
 // knows takes note of its layout.
-func (v *held) knows(layout *Layout) { v.layout = layout }
+func (v *versionEntry) knows(layout *Layout) { v.layout = layout }
 
 // gain takes note that something that an announced version lacked is here, or is not to be had for now.
-func (v *held) gain(event Event) {
+func (v *versionEntry) resolve(event Event) {
 	if after := lacks[v.lacks][event]; after != "" {
 		v.lacks = after
 	}
 }
 
 // copy takes all of it out of shared memory, if that holds it. (S6)
-func (v *held) copy(segment Segment) {
+func (v *versionEntry) copy(segment Segment) {
 	v.shared = segment.Copy(v.announce.Model, v.Key, v.transfer.read) == nil
 	if !v.shared {
 		v.transfer.unread()
@@ -50,7 +50,7 @@ func (v *held) copy(segment Segment) {
 }
 
 // comesBy has it arrive anew, by other means.
-func (v *held) comesBy(t *Transfer) { v.transfer = t }
+func (v *versionEntry) comesBy(t *Transfer) { v.transfer = t }
 
 // A base is the bytes of what runs here, which patches build on, in the buffer that they were staged in. (D3)
 type base struct {
@@ -61,18 +61,18 @@ type base struct {
 }
 
 // holdings are the versions of one model, and the memory that they take.
-type holdings struct {
+type versionStore struct {
 	mode    State
 	buffers buffers
 	base    *base // nil: no patch can be taken
 	// Could not be taken; not tried again. An older one still may be: what was rejected may have been
 	// aborted, or meant for few, and the latest for all be one that was missed.
 	rejected []Key
-	live     []*held // but for those that were dropped or rejected; each behind those before it
+	live     []*versionEntry // but for those that were dropped or rejected; each behind those before it
 }
 
 // at returns the version in a phase, the oldest if there are several; nil if there is none.
-func (h *holdings) at(phase State) *held {
+func (h *versionStore) at(phase State) *versionEntry {
 	for _, v := range h.live {
 		if v.phase == phase {
 			return v
@@ -82,8 +82,8 @@ func (h *holdings) at(phase State) *held {
 }
 
 // all returns the versions in some phases.
-func (h *holdings) all(phases ...State) []*held {
-	var found []*held
+func (h *versionStore) all(phases ...State) []*versionEntry {
+	var found []*versionEntry
 	for _, phase := range phases {
 		for _, v := range h.live {
 			if v.phase == phase {
@@ -95,7 +95,7 @@ func (h *holdings) all(phases ...State) []*held {
 }
 
 // find returns the version of a key, if it is in one of these phases.
-func (h *holdings) find(key Key, phases ...State) *held {
+func (h *versionStore) find(key Key, phases ...State) *versionEntry {
 	for _, v := range h.all(phases...) {
 		if v.Key == key {
 			return v
@@ -105,7 +105,7 @@ func (h *holdings) find(key Key, phases ...State) *held {
 }
 
 // newest is the newest version that needs no announcement any more.
-func (h *holdings) newest() Key {
+func (h *versionStore) newest() Key {
 	var newest Key
 	for _, v := range h.all(staged, ready, applying, running) {
 		if v.Newer(newest) {
@@ -115,7 +115,7 @@ func (h *holdings) newest() Key {
 	return newest
 }
 
-func (h *holdings) isRejected(key Key) bool {
+func (h *versionStore) isRejected(key Key) bool {
 	for _, known := range h.rejected {
 		if known == key {
 			return true
@@ -125,26 +125,26 @@ func (h *holdings) isRejected(key Key) bool {
 }
 
 // expect takes note of a version that was announced, in place of any that was only announced.
-func (h *holdings) expect(a *Announce) *held {
+func (h *versionStore) expect(a *Announce) *versionEntry {
 	h.move(h.at(announced), newer)
-	v := &held{Key: Key{a.Epoch, a.Version}, announce: a, phase: announced, lacks: aLayout}
+	v := &versionEntry{Key: Key{a.Epoch, a.Version}, announce: a, phase: announced, lacks: aLayout}
 	h.live = append(h.live, v)
 	return v
 }
 
 // takeMemory gives a version a staging buffer; false if all are in use: then it lacks one of these.
-func (h *holdings) takeMemory(v *held) (bool, error) {
+func (h *versionStore) takeMemory(v *versionEntry) (bool, error) {
 	var err error
 	if v.buffer, err = h.buffers.take(v.announce.Bytes); v.buffer == nil {
-		v.gain(full)
+		v.resolve(full)
 		return false, err
 	}
-	v.gain(freed)
+	v.resolve(freed)
 	return true, nil
 }
 
 // reconnected takes note that a session begins, of this epoch: what was asked for before will not come. (W28)
-func (h *holdings) reconnected(epoch int64, now time.Duration) {
+func (h *versionStore) reconnected(epoch int64, now time.Duration) {
 	for _, v := range h.all(announced, arriving, staged) {
 		if v.phase == announced || v.Epoch != epoch {
 			h.move(v, fenced)
@@ -156,7 +156,7 @@ func (h *holdings) reconnected(epoch int64, now time.Duration) {
 }
 
 // turn lets something happen to the model, and tells whether its mode is another one now. (W26)
-func (h *holdings) turn(event Event) bool {
+func (h *versionStore) changeMode(event Event) bool {
 	mode := modes[h.mode][event]
 	if mode != "" {
 		h.mode = mode
@@ -165,7 +165,7 @@ func (h *holdings) turn(event Event) bool {
 }
 
 // rename has a version of another name in the place of one that runs.
-func (h *holdings) rename(v *held, key Key) {
+func (h *versionStore) rename(v *versionEntry, key Key) {
 	was := *v.running
 	now := Running{key.Epoch, key.Version, was.Digest}
 	if !h.move(v, renamed, &now) {
@@ -179,7 +179,7 @@ func (h *holdings) rename(v *held, key Key) {
 
 // move lets something happen to a version, by which there is more of it: what it arrives by, what is whole, or as what
 // it runs. It tells whether there is an arrow for that.
-func (h *holdings) move(v *held, event Event, by ...interface{}) bool {
+func (h *versionStore) move(v *versionEntry, event Event, by ...interface{}) bool {
 	if v == nil || arrows[v.phase][event] == "" {
 		return false
 	}
@@ -214,7 +214,7 @@ func (h *holdings) move(v *held, event Event, by ...interface{}) bool {
 	return true
 }
 
-func (h *holdings) giveBack(v *held) {
+func (h *versionStore) giveBack(v *versionEntry) {
 	if v.segment != nil {
 		v.segment.Release()
 		v.segment = nil
@@ -233,7 +233,7 @@ func (h *holdings) giveBack(v *held) {
 
 // rebase keeps the bytes of what begins to run, in place of those of the version before; of nil, none. But what a
 // patch still needs stays until the next version runs: then it returns false.
-func (h *holdings) rebase(v *held, runs *Running) bool {
+func (h *versionStore) setPatchBase(v *versionEntry, runs *Running) bool {
 	old := h.base
 	if old != nil && old.users > 0 {
 		return false
@@ -252,29 +252,29 @@ func (h *holdings) rebase(v *held, runs *Running) bool {
 }
 
 // buildOn returns what a patch builds on, which needs it until release.
-func (h *holdings) buildOn() *base {
+func (h *versionStore) buildOn() *base {
 	h.base.users++
 	return h.base
 }
 
 // release takes the word that nothing of a transfer is needed any more; if what its patch builds on runs no more, nobody
 // needs that.
-func (h *holdings) release(t *Transfer) {
+func (h *versionStore) release(t *Transfer) {
 	b := t.letGo()
 	if b == nil {
 		return
 	}
 	b.users--
 	if runs := h.at(running); b == h.base && (runs == nil || *runs.running != b.running) {
-		h.rebase(nil, nil)
+		h.setPatchBase(nil, nil)
 	}
 }
 
 // free gives all memory back to the system. Nobody may use a version afterwards.
-func (h *holdings) free() {
+func (h *versionStore) free() {
 	for _, v := range h.all(arriving, staged, ready, applying) {
 		h.move(v, newer)
 	}
-	h.rebase(nil, nil)
+	h.setPatchBase(nil, nil)
 	h.buffers.close()
 }

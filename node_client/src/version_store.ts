@@ -5,13 +5,13 @@ import type { Announce, Running } from "./messages.js";
 import {
   ARROWS,
   type Event,
-  type Gain,
   LACKS,
   type Lack,
+  type LackEvent,
   MODES,
   type Mode,
+  type ModeEvent,
   type Phase,
-  type Turn,
 } from "./phases.js";
 import { type Base, Buffers, type Key, newer, type StagedVersion, sameKey } from "./staging.js";
 import type { Transfer } from "./transfer.js";
@@ -21,7 +21,7 @@ const IN_MEMORY: readonly Phase[] = ["arriving", "staged", "ready", "applying"];
 const NONE: Key = { epoch: 0, version: 0 };
 
 /** A version that is here, and what there is of it in its phase. */
-class Holding implements Key {
+class VersionRecord implements Key {
   epoch: number;
   version: number;
   phase: Phase = "announced";
@@ -43,7 +43,7 @@ class Holding implements Key {
   }
 
   /** It is announced again; take that, if the same arrives, and return whether it does. */
-  retold(announce: Announce): boolean {
+  update_announcement(announce: Announce): boolean {
     const [ours, theirs] = [this.announce, announce];
     const same = ours.layout === theirs.layout && ours.nbytes === theirs.nbytes;
     if (!same || ours.chunk_bytes !== theirs.chunk_bytes) return false;
@@ -52,7 +52,7 @@ class Holding implements Key {
   }
 
   /** Something that an announced version lacked is here, or is not to be had for now. */
-  gain(event: Gain, layout: Layout = this.layout): void {
+  resolve(event: LackEvent, layout: Layout = this.layout): void {
     this.lacks = LACKS[this.lacks][event] ?? this.lacks;
     this.layout = layout;
   }
@@ -64,20 +64,20 @@ class Holding implements Key {
 }
 
 /** To others it can only be read. */
-export type Held = Readonly<Holding>;
+export type VersionEntry = Readonly<VersionRecord>;
 
 /** By what a version arrives, what is whole, as what it runs. */
-type Part = Partial<Pick<Held, "transfer" | "staged" | "running" | "note">>;
+type Part = Partial<Pick<VersionEntry, "transfer" | "staged" | "running" | "note">>;
 
 /** The versions of one model. */
-export class Holdings {
+export class VersionStore {
   readonly buffers = new Buffers();
   #mode: Mode = "following";
   #base: Base | null = null;
   // Could not be taken; not tried again. An older one still may be: what was rejected may have
   // been aborted, or meant for few, and the latest for all be one that was missed.
   #rejected: readonly Key[] = [];
-  #live: Holding[] = []; // but for those that were dropped or rejected; each behind those before it
+  #live: VersionRecord[] = []; // but for those that were dropped or rejected; each behind those before it
 
   get mode(): Mode {
     return this.#mode;
@@ -89,24 +89,24 @@ export class Holdings {
   }
 
   /** The version in a phase, the oldest if there are several. */
-  at(phase: Phase): Held | null {
-    return this.#live.find((held) => held.phase === phase) ?? null;
+  at(phase: Phase): VersionEntry | null {
+    return this.#live.find((entry) => entry.phase === phase) ?? null;
   }
 
   /** The versions in some phases. */
-  all(...phases: Phase[]): Held[] {
-    return phases.flatMap((phase) => this.#live.filter((held) => held.phase === phase));
+  all(...phases: Phase[]): VersionEntry[] {
+    return phases.flatMap((phase) => this.#live.filter((entry) => entry.phase === phase));
   }
 
   /** The version of this key, if it is in one of some phases. */
-  find(key: Key, ...phases: Phase[]): Held | null {
-    return this.all(...phases).find((held) => sameKey(held, key)) ?? null;
+  find(key: Key, ...phases: Phase[]): VersionEntry | null {
+    return this.all(...phases).find((entry) => sameKey(entry, key)) ?? null;
   }
 
   /** The newest version that needs no announcement any more. */
   get newest(): Key {
     const known = this.all("staged", "ready", "applying", "running");
-    return known.reduce<Key>((best, held) => (newer(held, best) ? held : best), NONE);
+    return known.reduce<Key>((best, entry) => (newer(entry, best) ? entry : best), NONE);
   }
 
   isRejected(key: Key): boolean {
@@ -114,19 +114,19 @@ export class Holdings {
   }
 
   /** Take note of a version that was announced, in place of any that was only announced. */
-  expect(announce: Announce): Held {
+  expect(announce: Announce): VersionEntry {
     this.move(this.at("announced"), "newer");
-    const held = new Holding(announce);
-    this.#live.push(held);
-    return held;
+    const entry = new VersionRecord(announce);
+    this.#live.push(entry);
+    return entry;
   }
 
   /** A session begins, of this epoch: what was asked for before will not come. */
   reconnected(epoch: number, now: number): void {
-    for (const held of this.all("announced", "arriving", "staged")) {
-      if (held.phase === "announced" || held.epoch !== epoch)
-        this.move(held, "fenced"); // W28
-      else if (held.phase === "arriving") held.transfer.reconnected(now);
+    for (const entry of this.all("announced", "arriving", "staged")) {
+      if (entry.phase === "announced" || entry.epoch !== epoch)
+        this.move(entry, "fenced"); // W28
+      else if (entry.phase === "arriving") entry.transfer.reconnected(now);
     }
     this.#rejected = [];
   }
@@ -138,23 +138,23 @@ export class Holdings {
    *
    * @throws RangeError - if there is no memory, not even that of what patches build on.
    */
-  takeMemory(held: Holding): boolean {
-    const { nbytes } = held.announce;
+  takeMemory(entry: VersionRecord): boolean {
+    const { nbytes } = entry.announce;
     try {
-      held.buffer = this.buffers.take(nbytes);
+      entry.buffer = this.buffers.take(nbytes);
     } catch (error) {
       const short = error instanceof RangeError && this.#base !== null;
-      if (!short || !this.rebase(null, null, null)) throw error;
-      held.buffer = this.buffers.take(nbytes);
+      if (!short || !this.setPatchBase(null, null, null)) throw error;
+      entry.buffer = this.buffers.take(nbytes);
     }
-    held.gain(held.buffer === null ? "full" : "freed");
-    return held.buffer !== null;
+    entry.resolve(entry.buffer === null ? "full" : "freed");
+    return entry.buffer !== null;
   }
 
   /** The user goes on using the buffer of a version: it is ours no more. */
-  letGo(held: Holding): void {
-    if (held.buffer !== null) this.buffers.forget();
-    held.buffer = null;
+  letGo(entry: VersionRecord): void {
+    if (entry.buffer !== null) this.buffers.forget();
+    entry.buffer = null;
   }
 
   // What patches build on.
@@ -163,15 +163,19 @@ export class Holdings {
    * What runs is another version: keep its bytes in place of those of the one before. But if these
    * are still needed, they stay until the next version runs; then return false.
    */
-  rebase(held: Holding | null, running: Running | null, data: Uint8Array | null): boolean {
+  setPatchBase(
+    entry: VersionRecord | null,
+    running: Running | null,
+    data: Uint8Array | null,
+  ): boolean {
     const old = this.#base;
     if (old !== null && this.at("arriving")?.transfer.base === old) return false;
-    const own = held !== null && data !== null && data === held.buffer;
-    if (old?.own && (held === null || own)) this.buffers.add(old.data); // else it was for this alone
+    const own = entry !== null && data !== null && data === entry.buffer;
+    if (old?.own && (entry === null || own)) this.buffers.add(old.data); // else it was for this alone
     this.#base = null;
-    if (held === null || running === null || data === null) return true;
-    if (own) this.letGo(held);
-    this.#base = { running, layout: held.layout, data, own };
+    if (entry === null || running === null || data === null) return true;
+    if (own) this.letGo(entry);
+    this.#base = { running, layout: entry.layout, data, own };
     return true;
   }
 
@@ -179,47 +183,47 @@ export class Holdings {
   release(transfer: Transfer): void {
     const [base, runs] = [transfer.release(), this.at("running")];
     if (base === null || base !== this.#base || base.running === runs?.running) return;
-    this.rebase(runs?.announce.keep === false ? runs : null, null, null);
+    this.setPatchBase(runs?.announce.keep === false ? runs : null, null, null);
   }
 
   // Phases.
 
   /** Have a version of another name in the place of one that runs. */
-  rename(held: Holding, { epoch, version }: Key, metadata: Held["metadata"]): void {
-    const was = held.running;
+  rename(entry: VersionRecord, { epoch, version }: Key, metadata: VersionEntry["metadata"]): void {
+    const was = entry.running;
     const running = { epoch, version, digest: was.digest };
-    if (!this.move(held, "renamed", { running })) return;
+    if (!this.move(entry, "renamed", { running })) return;
     if (this.#base?.running === was) this.#base = { ...this.#base, running };
-    held.epoch = epoch;
-    held.version = version;
-    held.metadata = metadata;
+    entry.epoch = epoch;
+    entry.version = version;
+    entry.metadata = metadata;
   }
 
   /** Let something happen to the model; return whether its mode is another one now. */
-  turn(turn: Turn): boolean {
-    const mode = MODES[this.#mode][turn]; // W26
+  changeMode(event: ModeEvent): boolean {
+    const mode = MODES[this.#mode][event]; // W26
     this.#mode = mode ?? this.#mode;
     return mode !== undefined;
   }
 
   /** Let something happen to a version, by which there is more of it; or is there no arrow? */
-  move(held: Holding | null, event: Event, by: Part = {}): boolean {
-    const after = held === null ? undefined : ARROWS[held.phase][event];
-    if (held === null || after === undefined) return false;
-    Object.assign(held, by, { phase: after });
-    this.#live = this.#live.filter((other) => other !== held);
-    if (after === "rejected") this.#rejected = [...this.#rejected, held].slice(-REJECTED_KEPT);
-    else if (after !== "dropped") this.#live.push(held);
-    if (!IN_MEMORY.includes(after)) this.#giveBack(held);
+  move(entry: VersionRecord | null, event: Event, by: Part = {}): boolean {
+    const after = entry === null ? undefined : ARROWS[entry.phase][event];
+    if (entry === null || after === undefined) return false;
+    Object.assign(entry, by, { phase: after });
+    this.#live = this.#live.filter((other) => other !== entry);
+    if (after === "rejected") this.#rejected = [...this.#rejected, entry].slice(-REJECTED_KEPT);
+    else if (after !== "dropped") this.#live.push(entry);
+    if (!IN_MEMORY.includes(after)) this.#giveBack(entry);
     return true;
   }
 
   /** What the kernel may yet write into serves no other version. */
-  #giveBack(held: Holding): void {
-    if (held.buffer === null) return;
-    if (held.transfer.revoke()) this.buffers.forget();
-    else this.buffers.giveBack(held.buffer);
-    held.buffer = null;
-    this.release(held.transfer);
+  #giveBack(entry: VersionRecord): void {
+    if (entry.buffer === null) return;
+    if (entry.transfer.revoke()) this.buffers.forget();
+    else this.buffers.giveBack(entry.buffer);
+    entry.buffer = null;
+    this.release(entry.transfer);
   }
 }

@@ -7,9 +7,9 @@
 
 use super::endpoints::Place;
 use super::listening::{unbindable, Listener};
-use super::outlet::{Heard, Outlet, Queued};
 use super::pipe::{let_go, COPIES_BYTES_MAX, HOLD};
 use super::rate_limits::{Rate, TokenBucket};
+use super::subscriber::{Queued, SubscriberConnection, SubscriberInput};
 use super::trust::Owner;
 use super::watched::Watched;
 use crate::error::Error;
@@ -33,11 +33,11 @@ const STRANGER: Duration = Duration::from_millis(1500); // for which a connectio
 const NEAR_SEND_BUFFER: libc::c_int = 1 << 20;
 
 /// A bound socket and its subscribers.
-pub struct Distribution {
+pub struct PubSocket {
     listener: Listener,
     ticketed: bool,
     ready: Arc<Ready>,
-    outlets: BTreeMap<u64, Watched<Outlet>>,
+    connections: BTreeMap<u64, Watched<SubscriberConnection>>,
     next: u64,
     accepts: TokenBucket,
     accept_at: Time,
@@ -45,24 +45,24 @@ pub struct Distribution {
     hold_at: Time,
 }
 
-impl Distribution {
+impl PubSocket {
     /// Listens at a place; returns it with the port that was taken.
-    pub fn bind(place: &Place) -> Result<(Distribution, Place), Error> {
+    pub fn bind(place: &Place) -> Result<(PubSocket, Place), Error> {
         let (listener, place) =
             Listener::bind(place).map_err(|error| unbindable(&place.endpoint(), error))?;
         let ready = Ready::new().map_err(|error| unbindable(&place.endpoint(), error))?;
-        let distribution = Distribution {
+        let pub_socket = PubSocket {
             listener,
             ticketed: false,
             ready: Arc::new(ready),
-            outlets: BTreeMap::new(),
+            connections: BTreeMap::new(),
             next: 0,
             accepts: TokenBucket::new(Time::ZERO),
             accept_at: Time::ZERO,
             ping_at: Time::ZERO,
             hold_at: Time::ZERO,
         };
-        Ok((distribution, place))
+        Ok((pub_socket, place))
     }
 
     /// Serves from now on only who shows a ticket.
@@ -90,9 +90,9 @@ impl Distribution {
             Ok(connection) if spent(connection.as_raw_fd()) => self.accept_at = now + ACCEPT_PAUSE, // it is closed
             Ok(connection) => {
                 let _ = tune(&connection); // it may be gone already, which the first look will tell
-                let outlet = Outlet::new(connection, self.ticketed, now);
-                let subscriber = Watched::new(self.next, outlet, self.ready.clone());
-                self.outlets.extend(subscriber.ok().map(|subscriber| (self.next, subscriber)));
+                let subscriber = SubscriberConnection::new(connection, self.ticketed, now);
+                let subscriber = Watched::new(self.next, subscriber, self.ready.clone());
+                self.connections.extend(subscriber.ok().map(|subscriber| (self.next, subscriber)));
                 self.next += 1;
             }
             Err(error)
@@ -105,20 +105,20 @@ impl Distribution {
     }
 
     /// Reads and sends what can be; returns what it has said.
-    pub fn attend(&mut self, id: u64, readable: bool, now: Time) -> Heard {
-        let outlet = match self.outlets.get_mut(&id) {
-            Some(outlet) => outlet,
-            None => return Heard::default(),
+    pub fn process_events(&mut self, id: u64, readable: bool, now: Time) -> SubscriberInput {
+        let subscriber = match self.connections.get_mut(&id) {
+            Some(subscriber) => subscriber,
+            None => return SubscriberInput::default(),
         };
-        let heard = outlet.send(|outlet| {
-            let heard = if readable { outlet.read(now)? } else { Heard::default() };
-            outlet.write(now).map(|()| heard)
+        let heard = subscriber.send(|subscriber| {
+            let heard = if readable { subscriber.read(now)? } else { SubscriberInput::default() };
+            subscriber.write(now).map(|()| heard)
         });
         match heard {
             Ok(heard) => heard,
             Err(_) => {
-                self.outlets.remove(&id);
-                Heard::default()
+                self.connections.remove(&id);
+                SubscriberInput::default()
             }
         }
     }
@@ -129,79 +129,84 @@ impl Distribution {
         let owner = match owner {
             Some(owner) => Some(owner),
             None => {
-                self.outlets.remove(&id);
+                self.connections.remove(&id);
                 return false;
             }
         };
-        self.outlets.retain(|&other, outlet| other == id || outlet.owner != owner);
-        self.outlets.get_mut(&id).map(|outlet| outlet.admit(owner)).is_some()
+        self.connections.retain(|&other, subscriber| other == id || subscriber.owner != owner);
+        self.connections.get_mut(&id).map(|subscriber| subscriber.admit(owner)).is_some()
     }
 
     /// Hangs up on workers that may not have connections any more (K8).
     pub fn screen(&mut self, may_read: impl Fn(&Owner) -> bool) {
-        self.outlets.retain(|_, outlet| outlet.owner.as_ref().map_or(true, &may_read));
+        self.connections.retain(|_, subscriber| subscriber.owner.as_ref().map_or(true, &may_read));
     }
 
     /// One of the words that it said was nobody's.
-    pub fn forged(&mut self, id: u64, now: Time) {
-        if self.outlets.get_mut(&id).map_or(false, |outlet| outlet.spend(now).is_err()) {
-            self.outlets.remove(&id);
+    pub fn invalid_frames(&mut self, id: u64, now: Time) {
+        if self.connections.get_mut(&id).map_or(false, |subscriber| subscriber.spend(now).is_err()) {
+            self.connections.remove(&id);
         }
     }
 
     /// Sends to everybody who subscribed to the topic; whoever lags behind loses it.
     pub fn send(&mut self, message: Queued, now: Time) {
         let message = Arc::new(message);
-        self.outlets.retain(|_, outlet| {
-            !outlet.wants(&message.topic) || outlet.send(|outlet| outlet.put(&message, now)).is_ok()
+        self.connections.retain(|_, subscriber| {
+            !subscriber.wants(&message.topic)
+                || subscriber.send(|subscriber| subscriber.put(&message, now)).is_ok()
         });
     }
 
     /// Sends to one who has subscribed, if it is still there.
     pub fn answer(&mut self, id: u64, message: Queued, now: Time) {
         let message = Arc::new(message);
-        let answered =
-            self.outlets.get_mut(&id).map(|outlet| outlet.send(|outlet| outlet.put(&message, now)));
+        let answered = self
+            .connections
+            .get_mut(&id)
+            .map(|subscriber| subscriber.send(|subscriber| subscriber.put(&message, now)));
         if let Some(Err(_)) = answered {
-            self.outlets.remove(&id);
+            self.connections.remove(&id);
         }
     }
 
     /// Whether some subscriber of a topic keeps up, or there is none.
     pub fn keeps_up(&self, topic: &str) -> bool {
-        let mut wanting = self.outlets.values().filter(|outlet| outlet.wants(topic)).peekable();
-        wanting.peek().is_none() || wanting.any(|outlet| outlet.keeps_up())
+        let mut wanting = self.connections.values().filter(|subscriber| subscriber.wants(topic)).peekable();
+        wanting.peek().is_none() || wanting.any(|subscriber| subscriber.keeps_up())
     }
 
     /// Forgets what is not on its way yet of some topics: something newer takes its place.
     pub fn withdraw(&mut self, topics: &[String], now: Time) {
-        self.outlets.values_mut().for_each(|outlet| outlet.withdraw(topics, now));
+        self.connections.values_mut().for_each(|subscriber| subscriber.withdraw(topics, now));
     }
 
     /// Does what is due, a few times a second.
     pub fn tick(&mut self, now: Time) {
         if now >= self.hold_at {
             self.hold_at = now + HOLD;
-            self.outlets.retain(|_, outlet| !outlet.is_stranger(now, STRANGER));
-            let copied: usize = self.outlets.values().map(|outlet| outlet.copied()).sum();
+            self.connections.retain(|_, subscriber| !subscriber.is_stranger(now, STRANGER));
+            let copied: usize = self.connections.values().map(|subscriber| subscriber.copied()).sum();
             let room = COPIES_BYTES_MAX.saturating_sub(copied);
-            for over in let_go(self.outlets.iter_mut().map(|(&id, outlet)| (id, outlet)), room, now) {
-                self.outlets.remove(&over);
+            for over in
+                let_go(self.connections.iter_mut().map(|(&id, subscriber)| (id, subscriber)), room, now)
+            {
+                self.connections.remove(&over);
             }
         }
         if now >= self.ping_at {
             self.ping_at = now + PING;
-            self.outlets.retain(|_, outlet| now.saturating_sub(outlet.alive_at) < SILENCE);
-            self.outlets.retain(|_, outlet| {
-                outlet.ping();
-                outlet.send(|outlet| outlet.write(now)).is_ok()
+            self.connections.retain(|_, subscriber| now.saturating_sub(subscriber.alive_at) < SILENCE);
+            self.connections.retain(|_, subscriber| {
+                subscriber.ping();
+                subscriber.send(|subscriber| subscriber.write(now)).is_ok()
             });
         }
     }
 
     /// Whether anything waits to be sent.
     pub fn unsent(&self) -> bool {
-        self.outlets.values().any(|outlet| outlet.unsent())
+        self.connections.values().any(|subscriber| subscriber.unsent())
     }
 }
 

@@ -6,14 +6,14 @@ use crate::layout::Layout;
 use crate::limits::REJECTED_KEPT;
 use crate::messages::{Acknowledge, Announce, CommitMode, Metadata, PatchId, Running, DELTA};
 use crate::patching::{Base, Bytes};
-use crate::phases::{next, Event, Gain, Lack, Mode, Phase, Turn, ARROWS, LACKS, MODES};
+use crate::phases::{next, Event, Lack, LackEvent, Mode, ModeEvent, Phase, ARROWS, LACKS, MODES};
 use crate::staging::{Buffer, Source, StagedVersion};
 use crate::transfer::{Key, Time, Transfer};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// A version that is here.
-pub struct Held {
+pub struct VersionEntry {
     key: Key,
     announce: Announce,
     phase: Phase,
@@ -30,7 +30,7 @@ pub struct Held {
     metadata: Metadata,            // what is said of it: by the name that it has
 }
 
-impl Held {
+impl VersionEntry {
     pub fn key(&self) -> Key {
         self.key
     }
@@ -89,7 +89,7 @@ impl Held {
     }
 
     /// It is announced again: takes that, if the same arrives, and tells whether it does.
-    pub fn retold(&mut self, announce: &Announce) -> bool {
+    pub fn update_announcement(&mut self, announce: &Announce) -> bool {
         let same = same_bytes(&self.announce, announce);
         if same {
             (self.announce, self.metadata) = (announce.clone(), announce.metadata.clone());
@@ -130,24 +130,24 @@ impl Held {
 
 /// The versions of one model.
 #[derive(Default)]
-pub struct Holdings {
+pub struct VersionStore {
     mode: Mode,
-    live: Vec<Held>, // the oldest first
+    live: Vec<VersionEntry>, // the oldest first
     // Could not be taken; not tried again. An older one still may be: what was rejected may have
     // been aborted, or meant for few, and the latest for all be one that was missed.
     rejected: VecDeque<Key>,
 }
 
-impl Holdings {
+impl VersionStore {
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
     /// What runs.
     pub fn running(&self) -> Option<Running> {
-        let held = self.at(Phase::Running)?;
-        let (epoch, version) = held.key;
-        Some(Running { epoch, version, digest: held.digest.clone() })
+        let entry = self.at(Phase::Running)?;
+        let (epoch, version) = entry.key;
+        Some(Running { epoch, version, digest: entry.digest.clone() })
     }
 
     pub fn is_rejected(&self, key: Key) -> bool {
@@ -155,17 +155,17 @@ impl Holdings {
     }
 
     /// The version in a phase, the oldest if there are several.
-    pub fn at(&self, phase: Phase) -> Option<&Held> {
-        self.live.iter().find(|held| held.phase == phase)
+    pub fn at(&self, phase: Phase) -> Option<&VersionEntry> {
+        self.live.iter().find(|entry| entry.phase == phase)
     }
 
-    pub fn at_mut(&mut self, phase: Phase) -> Option<&mut Held> {
-        self.live.iter_mut().find(|held| held.phase == phase)
+    pub fn at_mut(&mut self, phase: Phase) -> Option<&mut VersionEntry> {
+        self.live.iter_mut().find(|entry| entry.phase == phase)
     }
 
     /// The version that arrives, if it is this one, and how far it is.
     pub fn arriving(&mut self, key: Key) -> Option<&mut Transfer> {
-        self.at_mut(Phase::Arriving).filter(|held| held.key == key)?.transfer.as_mut()
+        self.at_mut(Phase::Arriving).filter(|entry| entry.key == key)?.transfer.as_mut()
     }
 
     /// What arrives, whichever version that is.
@@ -174,21 +174,21 @@ impl Holdings {
     }
 
     /// The versions in some phases, in that order.
-    pub fn all<'a>(&'a self, phases: &'a [Phase]) -> impl Iterator<Item = &'a Held> {
-        phases.iter().flat_map(move |phase| self.live.iter().filter(move |held| held.phase == *phase))
+    pub fn all<'a>(&'a self, phases: &'a [Phase]) -> impl Iterator<Item = &'a VersionEntry> {
+        phases.iter().flat_map(move |phase| self.live.iter().filter(move |entry| entry.phase == *phase))
     }
 
     /// The newest version that needs no announcement any more.
     pub fn newest(&self) -> Key {
         let here = [Phase::Staged, Phase::Ready, Phase::Applying, Phase::Running];
-        self.all(&here).map(|held| held.key).max().unwrap_or((0, 0))
+        self.all(&here).map(|entry| entry.key).max().unwrap_or((0, 0))
     }
 
     /// Takes note of a version that was announced, in place of any that was only announced.
     pub fn expect(&mut self, announce: Announce) {
         self.tell(Phase::Announced, Event::Newer);
         let key = (announce.epoch, announce.version);
-        self.live.push(Held {
+        self.live.push(VersionEntry {
             key,
             metadata: announce.metadata.clone(),
             announce,
@@ -208,7 +208,7 @@ impl Holdings {
 
     /// A session begins, of this epoch: what was asked for before will not come (W28).
     pub fn reconnected(&mut self, epoch: u64, now: Time) {
-        self.tell_those(Event::Fenced, |held| held.phase == Phase::Announced || held.key.0 != epoch);
+        self.tell_those(Event::Fenced, |entry| entry.phase == Phase::Announced || entry.key.0 != epoch);
         if let Some(transfer) = self.transfer() {
             transfer.reconnected(now);
         }
@@ -217,63 +217,63 @@ impl Holdings {
 
     /// The layout of the announced version is here.
     pub fn knows(&mut self, layout: Arc<Layout>) {
-        if let Some(held) = self.at_mut(Phase::Announced) {
-            held.layout = Some(layout);
+        if let Some(entry) = self.at_mut(Phase::Announced) {
+            entry.layout = Some(layout);
         }
     }
 
     /// Something that the announced version lacked is here, or is not to be had for now.
-    pub fn gain(&mut self, event: Gain) {
-        if let Some(held) = self.at_mut(Phase::Announced) {
-            held.lacks = next(LACKS, held.lacks, event).unwrap_or(held.lacks);
+    pub fn resolve(&mut self, event: LackEvent) {
+        if let Some(entry) = self.at_mut(Phase::Announced) {
+            entry.lacks = next(LACKS, entry.lacks, event).unwrap_or(entry.lacks);
         }
     }
 
     /// The announced version arrives by this. `local`: it was copied out of the publisher's memory, or tried to be.
     pub fn begun(&mut self, transfer: Transfer, local: bool) {
         self.tell(Phase::Announced, Event::Begun);
-        if let Some(held) = self.at_mut(Phase::Arriving) {
-            (held.transfer, held.local) = (Some(transfer), local);
+        if let Some(entry) = self.at_mut(Phase::Arriving) {
+            (entry.transfer, entry.local) = (Some(transfer), local);
         }
     }
 
     /// What arrives is whole and sound. `patches`: they are taken, and may build on it.
     pub fn whole(&mut self, patches: bool) {
         self.tell(Phase::Staged, Event::Newer);
-        if let Some(held) = self.at_mut(Phase::Arriving) {
-            held.stage(patches);
+        if let Some(entry) = self.at_mut(Phase::Arriving) {
+            entry.stage(patches);
         }
         self.tell(Phase::Arriving, Event::Whole);
     }
 
     /// What is staged may be applied: gives it away.
     pub fn commit(&mut self) -> Option<StagedVersion> {
-        let staged = self.at_mut(Phase::Staged).and_then(|held| held.staged.take());
+        let staged = self.at_mut(Phase::Staged).and_then(|entry| entry.staged.take());
         self.tell(Phase::Staged, Event::Committed);
         staged
     }
 
     /// What runs is another version: keeps its bytes, if patches may build on them. But of those that are kept for
     /// that, what arrives may still need others: there is one at a time (D3).
-    pub fn rebase(&mut self, digest: &str, base: Option<Base>, note: &str) {
+    pub fn set_patch_base(&mut self, digest: &str, base: Option<Base>, note: &str) {
         let arriving = self.transfer();
         let another = arriving.map_or(false, |transfer| {
             transfer.decoding() || matches!(transfer.builds_on(), Some(Bytes::Kept(_)))
         });
-        if let Some(held) = self.at_mut(Phase::Running) {
+        if let Some(entry) = self.at_mut(Phase::Running) {
             if !digest.is_empty() {
-                held.digest = digest.to_owned(); // it was hashed only when it was applied
+                entry.digest = digest.to_owned(); // it was hashed only when it was applied
             }
-            held.note = note.to_owned();
-            held.base = base.filter(|base| !another || matches!(base.bytes, Bytes::Model(_)));
+            entry.note = note.to_owned();
+            entry.base = base.filter(|base| !another || matches!(base.bytes, Bytes::Model(_)));
         }
     }
 
     /// Gives back the bytes that patches may build on; tells whether any were kept for that.
     pub fn forget_base(&mut self) -> bool {
         match self.at_mut(Phase::Running) {
-            Some(held) if matches!(held.base, Some(Base { bytes: Bytes::Kept(_), .. })) => {
-                held.base = None;
+            Some(entry) if matches!(entry.base, Some(Base { bytes: Bytes::Kept(_), .. })) => {
+                entry.base = None;
                 true
             }
             _ => false, // a model stays where it is
@@ -283,37 +283,37 @@ impl Holdings {
     /// Has a version of another name in the place of one that runs.
     pub fn rename(&mut self, key: Key, metadata: Metadata) {
         if self.tell(Phase::Running, Event::Renamed) {
-            if let Some(held) = self.at_mut(Phase::Running) {
-                (held.key, held.metadata) = (key, metadata);
+            if let Some(entry) = self.at_mut(Phase::Running) {
+                (entry.key, entry.metadata) = (key, metadata);
             }
         }
     }
 
     /// Lets something happen to the model; tells whether its mode is another one now (W26).
-    pub fn turn(&mut self, turn: Turn) -> bool {
-        let mode = next(MODES, self.mode, turn);
+    pub fn change_mode(&mut self, event: ModeEvent) -> bool {
+        let mode = next(MODES, self.mode, event);
         self.mode = mode.unwrap_or(self.mode);
         mode.is_some()
     }
 
     /// Lets something happen to what is in a phase; tells whether there is an arrow for that.
     pub fn tell(&mut self, phase: Phase, event: Event) -> bool {
-        self.tell_those(event, |held| held.phase == phase)
+        self.tell_those(event, |entry| entry.phase == phase)
     }
 
     /// Lets something happen to these versions; tells whether any has an arrow for that.
-    pub fn tell_those(&mut self, event: Event, whom: impl Fn(&Held) -> bool) -> bool {
+    pub fn tell_those(&mut self, event: Event, whom: impl Fn(&VersionEntry) -> bool) -> bool {
         let (mut moved, rejected) = (false, &mut self.rejected);
-        self.live.retain_mut(|held| {
-            if let Some(phase) = next(ARROWS, held.phase, event).filter(|_| whom(held)) {
-                held.phase = phase;
+        self.live.retain_mut(|entry| {
+            if let Some(phase) = next(ARROWS, entry.phase, event).filter(|_| whom(entry)) {
+                entry.phase = phase;
                 moved = true;
                 if phase == Phase::Rejected {
                     rejected.truncate(REJECTED_KEPT - 1);
-                    rejected.push_front(held.key);
+                    rejected.push_front(entry.key);
                 }
             }
-            !matches!(held.phase, Phase::Dropped | Phase::Rejected)
+            !matches!(entry.phase, Phase::Dropped | Phase::Rejected)
         });
         moved
     }

@@ -2,10 +2,10 @@
 //!
 //! At most one version of a model waits here: a newer one takes its place.
 
-use crate::bell::Bell;
 use crate::error::Error;
 use crate::limits::MODELS_MAX;
 use crate::staging::StagedVersion;
+use crate::waker::Waker;
 use std::collections::VecDeque;
 use std::io;
 use std::os::unix::io::{AsRawFd, RawFd};
@@ -36,36 +36,36 @@ impl Left {
 }
 
 /// A meeting point of threads.
-pub struct Handoff {
+pub struct ReadyQueue {
     left: Mutex<Left>,
     changed: Condvar,
-    bell: Bell, // rings while there is anything to take, if anybody listens
+    waker: Waker, // rings while there is anything to take, if anybody listens
     heard: AtomicBool,
 }
 
-impl Handoff {
-    pub fn new() -> io::Result<Handoff> {
+impl ReadyQueue {
+    pub fn new() -> io::Result<ReadyQueue> {
         let (left, changed) = Default::default();
-        Ok(Handoff { left, changed, bell: Bell::new()?, heard: AtomicBool::new(false) })
+        Ok(ReadyQueue { left, changed, waker: Waker::new()?, heard: AtomicBool::new(false) })
     }
 
     /// A descriptor that is readable while `take` would not wait.
     pub fn descriptor(&self) -> RawFd {
         self.heard.store(true, Ordering::Relaxed);
-        self.ring(&self.open());
-        self.bell.as_raw_fd()
+        self.wake(&self.open());
+        self.waker.as_raw_fd()
     }
 
     /// The same without saying so.
-    pub fn bell(&self) -> RawFd {
-        self.bell.as_raw_fd()
+    pub fn waker(&self) -> RawFd {
+        self.waker.as_raw_fd()
     }
 
-    fn ring(&self, left: &Left) {
+    fn wake(&self, left: &Left) {
         if self.heard.load(Ordering::Relaxed) {
-            self.bell.silence(); // one stroke at a time: nobody need hear more
+            self.waker.drain(); // one stroke at a time: nobody need hear more
             if left.any() {
-                self.bell.ring();
+                self.waker.wake();
             }
         }
     }
@@ -77,7 +77,7 @@ impl Handoff {
     fn change(&self, change: impl FnOnce(&mut Left)) {
         let mut left = self.open();
         change(&mut left);
-        self.ring(&left);
+        self.wake(&left);
         drop(left);
         self.changed.notify_all();
     }
@@ -153,11 +153,11 @@ impl Handoff {
         let mut left = self.open();
         loop {
             if let Some(staged) = left.ready.pop_front() {
-                self.ring(&left);
+                self.wake(&left);
                 return Ok(Found::Version(staged));
             }
             if let Some(error) = left.rejected.pop_front().or_else(|| left.refused.take()) {
-                self.ring(&left);
+                self.wake(&left);
                 return Err(error);
             }
             if let Some(reason) = &left.closed {
@@ -178,7 +178,7 @@ impl Handoff {
                 return Ok(left.joined_epoch);
             }
             if let Some(error) = left.refused.take() {
-                self.ring(&left);
+                self.wake(&left);
                 return Err(error);
             }
             if let Some(reason) = &left.closed {
@@ -207,16 +207,16 @@ mod tests {
 
     #[test]
     fn a_model_that_is_in_use_keeps_no_other_waiting() {
-        let handoff = Handoff::new().unwrap();
+        let ready_queue = ReadyQueue::new().unwrap();
         let staged = |model| staged(model, 1, layout("{}"), Buffer::default());
-        assert!(handoff.put(staged("busy")).is_none() && handoff.put(staged("free")).is_none());
-        let take = || match handoff.take("w", Instant::now()).unwrap() {
+        assert!(ready_queue.put(staged("busy")).is_none() && ready_queue.put(staged("free")).is_none());
+        let take = || match ready_queue.take("w", Instant::now()).unwrap() {
             Found::Version(staged) => staged,
             Found::Nothing => panic!("nothing there"),
         };
         let busy = take();
         assert_eq!(busy.model, "busy");
-        assert!(handoff.put_back(busy).is_none());
+        assert!(ready_queue.put_back(busy).is_none());
         assert_eq!((take().model, take().model), ("free".to_owned(), "busy".to_owned()));
     }
 }

@@ -5,9 +5,8 @@
  * to drop one finishes the next, by fetching, before it looks at anything newer.
  */
 
-import { Asking } from "./asking.js";
 import type { Effect } from "./effects.js";
-import { type Held, Holdings } from "./holdings.js";
+import { FetchPlanner } from "./fetch_planner.js";
 import type { Keyring } from "./keyring.js";
 import { Acceptance, type Accepts, type Fault, type Most } from "./layouts.js";
 import { APPLIES_MAX, type Timing } from "./limits.js";
@@ -24,20 +23,21 @@ import {
 } from "./messages.js";
 import { Patches } from "./patches.js";
 import type { Patching } from "./patching.js";
-import type { Turn } from "./phases.js";
+import type { ModeEvent } from "./phases.js";
 import * as reports from "./reports.js";
 import { AES_256_GCM } from "./sealing.js";
 import { type Key, newer, type StagedVersion, sameKey } from "./staging.js";
 import type { Lease } from "./transfer.js";
+import { type VersionEntry, VersionStore } from "./version_store.js";
 
 // What may be otherwise next time, since bytes were damaged or memory was short: it is tried again,
 // after a while.
 const TRANSIENT = new Set(["digest-mismatch", "layout-invalid", "no-memory", "unsupported"]);
 const RESTARTS_MAX = 3; // transfers of one version whose digest did not match, before it is given up
 
-export class Slot {
-  readonly holds = new Holdings();
-  readonly asking: Asking;
+export class Follower {
+  readonly versions = new VersionStore();
+  readonly planner: FetchPlanner;
   readonly patches: Patches;
   readonly #acceptance: Acceptance;
   #epoch = 0; // the greatest of which bytes were written into the model
@@ -54,13 +54,13 @@ export class Slot {
     patches: boolean,
   ) {
     this.#acceptance = new Acceptance(model, accepts, most, keyring && AES_256_GCM);
-    this.asking = new Asking(model, this.holds, timing);
-    this.patches = new Patches(model, this.holds, timing, keyring, patches);
+    this.planner = new FetchPlanner(model, this.versions, timing);
+    this.patches = new Patches(model, this.versions, timing, keyring, patches);
   }
 
   /** Whether pushed chunks are listened to, and on which topic. */
   get subscription(): Effect {
-    const on = this.holds.mode === "following";
+    const on = this.versions.mode === "following";
     return { do: "subscribe", topic: this.patches.topic, on };
   }
 
@@ -74,12 +74,12 @@ export class Slot {
   }
 
   get running(): Running | null {
-    return this.holds.at("running")?.running ?? null;
+    return this.versions.at("running")?.running ?? null;
   }
 
   /** What is said of the version that runs. */
-  get metadata(): Held["metadata"] | undefined {
-    return this.holds.at("running")?.metadata;
+  get metadata(): VersionEntry["metadata"] | undefined {
+    return this.versions.at("running")?.metadata;
   }
 
   // What the publisher says.
@@ -94,76 +94,77 @@ export class Slot {
     const large = this.#acceptance.excess(announce) !== null; // it is declined, not understood
     const fault = layout === undefined || large ? null : this.#acceptance.learn(announce, layout);
     if (fault !== null) return this.#unreadable(announce, fault, now);
-    const staged = this.holds.at("staged");
+    const staged = this.versions.at("staged");
     if (staged !== null && sameKey(staged, announce) && announce.commit === "auto") {
       return this.#commit(staged, now); // W5
     }
     if (!this.#wants(announce)) return [];
-    const held = this.holds.expect(announce);
-    const effects = this.#begin(held, now); // W6 to W8
-    if (held.phase !== "arriving" || pushed) return effects;
-    held.transfer.pull(); // W31
-    return [...effects, ...reports.fetches(held.transfer, now)];
+    const entry = this.versions.expect(announce);
+    const effects = this.#begin(entry, now); // W6 to W8
+    if (entry.phase !== "arriving" || pushed) return effects;
+    entry.transfer.pull(); // W31
+    return [...effects, ...reports.fetches(entry.transfer, now)];
   }
 
   /** A layout cannot be understood. */
   #unreadable(announce: Announce, fault: Fault, now: number): Effect[] {
     if (!TRANSIENT.has(fault[0])) {
       const wanted = this.#wants(announce);
-      return wanted ? this.#decline(this.holds.expect(announce), ...fault, now) : [];
+      return wanted ? this.#decline(this.versions.expect(announce), ...fault, now) : [];
     }
-    this.holds.move(this.holds.find(announce, "announced"), "failed"); // it waited for this
+    this.versions.move(this.versions.find(announce, "announced"), "failed"); // it waited for this
     return this.#fail(announce, ...fault, now);
   }
 
   /** Whether an announcement is of a version to begin, or to begin anew. */
   #wants(announce: Announce): boolean {
-    const arriving = this.holds.at("arriving"); // W5, W8, W26
-    if (!newer(announce, this.holds.newest) || this.holds.isRejected(announce)) return false;
+    const arriving = this.versions.at("arriving"); // W5, W8, W26
+    if (!newer(announce, this.versions.newest) || this.versions.isRejected(announce)) return false;
     if (arriving === null) return true;
-    if (sameKey(arriving, announce)) return !arriving.retold(announce); // one of the two was damaged
-    return newer(announce, arriving) && this.holds.mode === "following";
+    if (sameKey(arriving, announce)) return !arriving.update_announcement(announce); // one of the two was damaged
+    return newer(announce, arriving) && this.versions.mode === "following";
   }
 
   /** What runs here is a newer version, byte for byte: nothing is to be fetched or applied. */
   renamed({ epoch, version, was, metadata }: Rename, now: number): Effect[] {
-    const { holds } = this; // W25
-    const [held, key] = [holds.at("running"), { epoch, version }];
-    if (held === null || !sameKey(held, was) || held.running.digest !== was.digest) return [];
-    if (holds.all("ready", "applying").length > 0 || !newer(key, holds.newest)) return [];
-    if (holds.all("arriving").some((begun) => newer(begun, key))) return [];
-    for (const older of holds.all("announced", "arriving", "staged")) holds.move(older, "newer");
-    holds.rename(held, key, metadata);
-    const said = this.#runs(held);
+    const { versions } = this; // W25
+    const [entry, key] = [versions.at("running"), { epoch, version }];
+    if (entry === null || !sameKey(entry, was) || entry.running.digest !== was.digest) return [];
+    if (versions.all("ready", "applying").length > 0 || !newer(key, versions.newest)) return [];
+    if (versions.all("arriving").some((begun) => newer(begun, key))) return [];
+    for (const older of versions.all("announced", "arriving", "staged"))
+      versions.move(older, "newer");
+    versions.rename(entry, key, metadata);
+    const said = this.#runs(entry);
     this.#forgetFailure();
-    return [said, ...this.#turn("completed", now)];
+    return [said, ...this.#changeMode("completed", now)];
   }
 
   /** Start to receive a version, if its layout is known. */
-  #begin(held: Held, now: number): Effect[] {
-    const { announce } = held;
+  #begin(entry: VersionEntry, now: number): Effect[] {
+    const { announce } = entry;
     const fault = this.#acceptance.fault(announce);
-    if (fault !== null) return this.#decline(held, ...fault, now);
+    if (fault !== null) return this.#decline(entry, ...fault, now);
     const layout = this.#acceptance.layout(announce);
-    if (layout === undefined) return this.asking.layout(held, now); // W7
-    held.gain("known", layout);
-    return this.#reserve(held, now);
+    if (layout === undefined) return this.planner.layout(entry, now); // W7
+    entry.resolve("known", layout);
+    return this.#reserve(entry, now);
   }
 
   /** Find memory for a version; if there is no more, `#resume` goes on when some is free. */
-  #reserve(held: Held, now: number): Effect[] {
-    const { announce } = held;
-    const replaced = this.holds.move(this.holds.at("arriving"), "newer"); // W8
-    const effects = replaced ? this.#turn("replaced", now) : [];
+  #reserve(entry: VersionEntry, now: number): Effect[] {
+    const { announce } = entry;
+    const replaced = this.versions.move(this.versions.at("arriving"), "newer"); // W8
+    const effects = replaced ? this.#changeMode("replaced", now) : [];
     try {
-      if (!this.holds.takeMemory(held)) return effects;
+      if (!this.versions.takeMemory(entry)) return effects;
     } catch (error) {
       if (!(error instanceof RangeError)) throw error;
       const text = `there is no memory for ${announce.nbytes} bytes: lower bytesMax, or make room`;
-      return [...effects, ...this.#decline(held, "no-memory", text, now)];
+      return [...effects, ...this.#decline(entry, "no-memory", text, now)];
     }
-    const transfer = this.patches.transfer(held, now);
-    this.holds.move(held, "begun", { transfer });
+    const transfer = this.patches.transfer(entry, now);
+    this.versions.move(entry, "begun", { transfer });
     this.#forgetFailure();
     if (announce.whole !== null) return effects; // it came along, however others come
     const listening = this.patches.listen(transfer);
@@ -172,16 +173,16 @@ export class Slot {
   }
 
   /** Take pushed chunks again, and look for what came meanwhile; or no longer. */
-  #turn(turn: Turn, now: number): Effect[] {
-    if (!this.holds.turn(turn)) return [];
-    const following = this.holds.mode === "following";
-    const asks = following ? this.asking.latest(this.holds.newest.epoch, now) : [];
+  #changeMode(event: ModeEvent, now: number): Effect[] {
+    if (!this.versions.changeMode(event)) return [];
+    const following = this.versions.mode === "following";
+    const asks = following ? this.planner.latest(this.versions.newest.epoch, now) : [];
     return [this.subscription, ...asks];
   }
 
-  #decline(held: Held, code: string, text: string, now: number): Effect[] {
-    this.holds.move(held, TRANSIENT.has(code) ? "failed" : "declined"); // W15
-    return this.#fail(held, code, text, now);
+  #decline(entry: VersionEntry, code: string, text: string, now: number): Effect[] {
+    this.versions.move(entry, TRANSIENT.has(code) ? "failed" : "declined"); // W15
+    return this.#fail(entry, code, text, now);
   }
 
   // What arrives of it.
@@ -189,14 +190,14 @@ export class Slot {
   /** Say where a chunk's payload belongs that is about to be received; null: nowhere. */
   place(chunk: Chunk | SealedChunk, size: number): Lease | null {
     const sealed = chunk.type === "chunk" ? null : chunk;
-    const transfer = this.holds.find(chunk, "arriving")?.transfer;
+    const transfer = this.versions.find(chunk, "arriving")?.transfer;
     if (!transfer?.isNamed(chunk.patch)) return null;
     return transfer.lend(chunk.index, size, sealed);
   }
 
   /** Whether a chunk of this size is one of what arrives. */
   wantsChunk(chunk: Chunk | SealedChunk, size: number): boolean {
-    const transfer = this.holds.find(chunk, "arriving")?.transfer;
+    const transfer = this.versions.find(chunk, "arriving")?.transfer;
     return transfer?.isNamed(chunk.patch) === true && transfer.fits(chunk.index, size);
   }
 
@@ -209,108 +210,110 @@ export class Slot {
 
   /** A piece of a version. */
   chunk(chunk: Chunk | SealedChunk, payload: Uint8Array, now: number, pushed: boolean): Effect[] {
-    const held = this.holds.find(chunk, "arriving");
-    if (held === null) return this.#stray(chunk, now);
-    const { transfer } = held;
+    const entry = this.versions.find(chunk, "arriving");
+    if (entry === null) return this.#stray(chunk, now);
+    const { transfer } = entry;
     if (!transfer.isNamed(chunk.patch)) return []; // D9
     const due = transfer.take(chunk, payload, now, pushed);
     const effects = reports.fetches(transfer, now);
-    if (due) effects.push(reports.progress(this.model, held));
-    return [...effects, ...this.#completed(held, now)];
+    if (due) effects.push(reports.progress(this.model, entry));
+    return [...effects, ...this.#completed(entry, now)];
   }
 
   /** All chunks of a version are out. */
   end(end: End, now: number): Effect[] {
-    const held = this.holds.find(end, "arriving");
-    if (held === null) return this.#stray(end, now);
-    if (!held.transfer.isNamed(end.patch)) return []; // D9
-    held.transfer.end(end.digest);
-    return this.#advance(held, now);
+    const entry = this.versions.find(end, "arriving");
+    if (entry === null) return this.#stray(end, now);
+    if (!entry.transfer.isNamed(end.patch)) return []; // D9
+    entry.transfer.end(end.digest);
+    return this.#advance(entry, now);
   }
 
   #stray(key: Key, now: number): Effect[] {
-    return this.holds.at("announced") === null ? this.asking.hearOf(key, now) : []; // W4
+    return this.versions.at("announced") === null ? this.planner.hearOf(key, now) : []; // W4
   }
 
   /** Fetch what is due; if the version is whole: verify it, then stage it. */
-  #advance(held: Held, now: number): Effect[] {
-    return [...reports.fetches(held.transfer, now), ...this.#completed(held, now)];
+  #advance(entry: VersionEntry, now: number): Effect[] {
+    return [...reports.fetches(entry.transfer, now), ...this.#completed(entry, now)];
   }
 
   /** If the version is whole: verify it, then stage it. */
-  #completed(held: Held, now: number): Effect[] {
-    const { transfer } = held; // W13
+  #completed(entry: VersionEntry, now: number): Effect[] {
+    const { transfer } = entry; // W13
     if (!transfer.complete) return [];
-    if (transfer.patch !== null) return this.patches.decode(held);
-    if (transfer.verify()) return this.#arrived(held, transfer.digest ?? "", now);
+    if (transfer.patch !== null) return this.patches.decode(entry);
+    if (transfer.verify()) return this.#arrived(entry, transfer.digest ?? "", now);
     if (transfer.restarts < RESTARTS_MAX) return []; // the next tick fetches it anew
     const text = `the whole did not match its digest, ${transfer.restarts} times`;
-    return this.#decline(held, "digest-mismatch", text, now);
+    return this.#decline(entry, "digest-mismatch", text, now);
   }
 
   /** A patch was decoded, and its version is whole; or, if there is a fault, all of it is fetched. */
   decoded(job: Patching, fault: string, took: number, now: number): Effect[] {
-    const held = this.holds.at("arriving");
-    if (!job.live || held === null) return []; // something newer took its place, or it was aborted
-    if (fault) return this.patches.giveUp(held, fault, now);
-    held.transfer.decoded(took);
-    this.holds.release(held.transfer);
-    return this.#arrived(held, job.digest, now);
+    const entry = this.versions.at("arriving");
+    if (!job.live || entry === null) return []; // something newer took its place, or it was aborted
+    if (fault) return this.patches.giveUp(entry, fault, now);
+    entry.transfer.decoded(took);
+    this.versions.release(entry.transfer);
+    return this.#arrived(entry, job.digest, now);
   }
 
   /** A version is whole and sound: stage it, and commit it unless that waits for others. */
-  #arrived(held: Held, digest: string, now: number): Effect[] {
-    const { announce, epoch, version, layout, transfer } = held;
+  #arrived(entry: VersionEntry, digest: string, now: number): Effect[] {
+    const { announce, epoch, version, layout, transfer } = entry;
     const together = announce.commit === "together"; // W14
     const sayStaged = together || announce.acknowledge === "staged";
     const staged = {
       ...{ model: this.model, epoch, version, layout, digest, sayStaged },
-      ...{ data: held.buffer as Uint8Array, metadata: announce.metadata },
+      ...{ data: entry.buffer as Uint8Array, metadata: announce.metadata },
       ...{ patch: transfer.patch, decodeUs: transfer.decodeUs },
     };
-    this.holds.move(this.holds.at("staged"), "newer");
-    this.holds.move(held, "whole", { staged });
-    const effects = reports.staged(this.model, [held]);
-    if (!together) effects.push(...this.#commit(held, now));
-    return [...effects, ...this.#turn("completed", now)];
+    this.versions.move(this.versions.at("staged"), "newer");
+    this.versions.move(entry, "whole", { staged });
+    const effects = reports.staged(this.model, [entry]);
+    if (!together) effects.push(...this.#commit(entry, now));
+    return [...effects, ...this.#changeMode("completed", now)];
   }
 
   /** A version is ready, in place of an older one that nobody has applied. */
-  #commit(held: Held, now: number): Effect[] {
-    this.holds.move(this.holds.at("ready"), "newer");
-    this.holds.move(held, "committed");
+  #commit(entry: VersionEntry, now: number): Effect[] {
+    this.versions.move(this.versions.at("ready"), "newer");
+    this.versions.move(entry, "committed");
     return [{ do: "ready", model: this.model }, ...this.#resume(now)];
   }
 
   /** The version that is staged here may be applied. */
   committed(commit: Commit, now: number): Effect[] {
-    const held = this.holds.at("staged"); // W14
-    if (held === null || !sameKey(held, commit)) return [];
-    return held.staged.digest === commit.digest ? this.#commit(held, now) : [];
+    const entry = this.versions.at("staged"); // W14
+    if (entry === null || !sameKey(entry, commit)) return [];
+    return entry.staged.digest === commit.digest ? this.#commit(entry, now) : [];
   }
 
   /** The version must not be applied; drop what there is of it. */
   aborted(key: Key, now: number): Effect[] {
-    for (const held of this.holds.all("announced", "arriving", "staged")) {
-      if (sameKey(held, key)) this.holds.move(held, "aborted"); // W14
+    for (const entry of this.versions.all("announced", "arriving", "staged")) {
+      if (sameKey(entry, key)) this.versions.move(entry, "aborted"); // W14
     }
-    this.asking.putOffNoLonger(key);
+    this.planner.putOffNoLonger(key);
     // There may be room now for what waited; who is catching up must find something to do.
     const effects = this.#resume(now);
-    const busy = effects.length > 0 || this.holds.at("arriving") !== null;
-    return busy || this.holds.mode === "following" ? effects : this.asking.latest(key.epoch, now); // W26
+    const busy = effects.length > 0 || this.versions.at("arriving") !== null;
+    return busy || this.versions.mode === "following"
+      ? effects
+      : this.planner.latest(key.epoch, now); // W26
   }
 
   /** The publisher no longer has a version; 0: it has none. */
   gone({ epoch, version }: Key, now: number): Effect[] {
-    this.asking.putOffNoLonger({ epoch, version });
-    for (const held of this.holds.all("announced", "arriving")) {
-      const was = held.phase; // W27
-      const named = version === held.version || (version === 0 && was === "announced");
-      if (!named || (epoch !== 0 && epoch !== held.epoch)) continue;
-      if (!this.holds.move(held, "gone") || was === "announced") continue;
+    this.planner.putOffNoLonger({ epoch, version });
+    for (const entry of this.versions.all("announced", "arriving")) {
+      const was = entry.phase; // W27
+      const named = version === entry.version || (version === 0 && was === "announced");
+      if (!named || (epoch !== 0 && epoch !== entry.epoch)) continue;
+      if (!this.versions.move(entry, "gone") || was === "announced") continue;
       const resumed = this.#resume(now);
-      return resumed.length > 0 ? resumed : this.asking.latest(held.epoch, now);
+      return resumed.length > 0 ? resumed : this.planner.latest(entry.epoch, now);
     }
     return [];
   }
@@ -319,39 +322,39 @@ export class Slot {
 
   /** Versions will come, probably of this size: have a buffer for them. */
   expect(nbytes: number): Effect[] {
-    const { buffers } = this.holds;
+    const { buffers } = this.versions;
     const memory = nbytes <= this.#acceptance.most.bytesMax ? buffers.reserve(nbytes) : null;
     return memory === null ? [] : [{ do: "touch", memory, unused: () => buffers.unused(memory) }];
   }
 
   /** The publisher has let this worker in (again), and has this version for it. */
   reconnected(latest: Key, now: number): Effect[] {
-    this.holds.reconnected(latest.epoch, now);
+    this.versions.reconnected(latest.epoch, now);
     this.#torn = Math.min(this.#torn, 1); // what failed before counts as one
-    this.asking.reconnected();
-    const heldBack = this.holds.all("ready", "applying", "staged");
-    return [...reports.staged(this.model, heldBack), ...this.asking.hearOf(latest, now)];
+    this.planner.reconnected();
+    const heldBack = this.versions.all("ready", "applying", "staged");
+    return [...reports.staged(this.model, heldBack), ...this.planner.hearOf(latest, now)];
   }
 
   // What the user does with the version that is ready.
 
   /** Somebody begins to apply it. */
   taken(): StagedVersion | null {
-    const held = this.holds.at("ready");
-    return held !== null && this.holds.move(held, "taken") ? held.staged : null;
+    const entry = this.versions.at("ready");
+    return entry !== null && this.versions.move(entry, "taken") ? entry.staged : null;
   }
 
   /** It was applied, and runs here. `kept`: its memory stays with the user. `note`: of its values. */
   applied(now: number, kept: boolean, note: string): Effect[] {
-    const [held, older] = [this.holds.at("applying"), this.holds.at("running")]; // W16
-    if (held === null) return [];
-    const running = { epoch: held.epoch, version: held.version, digest: held.staged.digest };
-    if (kept) this.holds.letGo(held);
-    const data = held.announce.keep && this.patches.taken ? held.staged.data : null;
-    this.holds.rebase(held, running, data); // D3
-    this.holds.move(older, "newer");
-    this.holds.move(held, "applied", { running, note });
-    return [this.#runs(held), ...this.#resume(now)];
+    const [entry, older] = [this.versions.at("applying"), this.versions.at("running")]; // W16
+    if (entry === null) return [];
+    const running = { epoch: entry.epoch, version: entry.version, digest: entry.staged.digest };
+    if (kept) this.versions.letGo(entry);
+    const data = entry.announce.keep && this.patches.taken ? entry.staged.data : null;
+    this.versions.setPatchBase(entry, running, data); // D3
+    this.versions.move(older, "newer");
+    this.versions.move(entry, "applied", { running, note });
+    return [this.#runs(entry), ...this.#resume(now)];
   }
 
   /**
@@ -359,26 +362,26 @@ export class Slot {
    * memory stays with the user.
    */
   failed(text: string, now: number, intact: boolean, kept: boolean): Effect[] {
-    const held = this.holds.at("applying"); // W24
-    if (held === null) return [];
-    if (kept) this.holds.letGo(held);
+    const entry = this.versions.at("applying"); // W24
+    if (entry === null) return [];
+    if (kept) this.versions.letGo(entry);
     if (!intact) {
-      this.holds.move(this.holds.at("running"), "torn");
-      this.holds.rebase(null, null, null);
+      this.versions.move(this.versions.at("running"), "torn");
+      this.versions.setPatchBase(null, null, null);
       this.#torn += 1;
-      this.#epoch = Math.max(this.#epoch, held.epoch);
+      this.#epoch = Math.max(this.#epoch, entry.epoch);
     }
     const again = !intact && this.#torn < APPLIES_MAX;
-    this.holds.move(held, again ? "torn" : "declined");
-    return [...this.#fail(held, "apply", text, now), ...this.#resume(now)];
+    this.versions.move(entry, again ? "torn" : "declined");
+    return [...this.#fail(entry, "apply", text, now), ...this.#resume(now)];
   }
 
   /** A version runs by this name; say so. */
-  #runs(held: Held): Effect {
+  #runs(entry: VersionEntry): Effect {
     this.#torn = 0;
-    this.#epoch = Math.max(this.#epoch, held.epoch);
-    if (this.#failed !== null && !newer(this.#failed, held)) this.#failed = null; // W17
-    return reports.applied(this.model, held);
+    this.#epoch = Math.max(this.#epoch, entry.epoch);
+    if (this.#failed !== null && !newer(this.#failed, entry)) this.#failed = null; // W17
+    return reports.applied(this.model, entry);
   }
 
   /** A version is on its way: forget why another was not. (That nothing runs is said on.) */
@@ -389,7 +392,7 @@ export class Slot {
   /** Tell the publisher and the user that a version is not taken; not now, or not ever. */
   #fail({ epoch, version }: Key, code: string, text: string, now: number): Effect[] {
     const { model } = this;
-    if (TRANSIENT.has(code)) this.asking.putOff({ epoch, version }, now);
+    if (TRANSIENT.has(code)) this.planner.putOff({ epoch, version }, now);
     this.#failed = { type: "failed", model, epoch, version, code, text: asText(text) };
     const intact = !this.torn;
     return [...this.#failure(), { do: "rejected", model, epoch, version, code, text, intact }];
@@ -402,9 +405,9 @@ export class Slot {
 
   /** A buffer is free: begin what waited for it. */
   #resume(now: number): Effect[] {
-    const waiting = this.holds.at("announced");
-    if (waiting === null || this.holds.at("arriving") !== null) return [];
-    if (!newer(waiting, this.holds.newest)) this.holds.move(waiting, "newer");
+    const waiting = this.versions.at("announced");
+    if (waiting === null || this.versions.at("arriving") !== null) return [];
+    if (!newer(waiting, this.versions.newest)) this.versions.move(waiting, "newer");
     else if (waiting.lacks === "buffer") return this.#reserve(waiting, now);
     return [];
   }
@@ -413,7 +416,7 @@ export class Slot {
 
   /** Fetch what is due. */
   tick(now: number): Effect[] {
-    const arriving = this.holds.at("arriving");
+    const arriving = this.versions.at("arriving");
     if (arriving?.transfer.hopeless) {
       if (arriving.transfer.patch !== null) {
         return this.patches.giveUp(arriving, "nothing more of it comes", now);
@@ -422,13 +425,13 @@ export class Slot {
       return this.#decline(arriving, "digest-mismatch", text, now);
     }
     if (arriving !== null) return this.#advance(arriving, now);
-    const waiting = this.holds.at("announced");
+    const waiting = this.versions.at("announced");
     if (waiting?.lacks !== "layout") return this.#resume(now);
-    return this.asking.due(now) ? this.#begin(waiting, now) : []; // W7
+    return this.planner.due(now) ? this.#begin(waiting, now) : []; // W7
   }
 
   /** Say again how things stand, in case it got lost. */
   repeat(): Effect[] {
-    return reports.standing(this.model, this.holds, this.#failure()); // W17
+    return reports.standing(this.model, this.versions, this.#failure()); // W17
   }
 }

@@ -5,12 +5,12 @@
  */
 
 import { type Effect, send } from "./effects.js";
-import type { Holdings } from "./holdings.js";
 import type { Timing } from "./limits.js";
 import { type Key, newer, sameKey } from "./staging.js";
+import type { VersionStore } from "./version_store.js";
 
 /** What was asked for, and when. */
-export class Asking {
+export class FetchPlanner {
   #latestAt = Number.NEGATIVE_INFINITY; // when the latest announcement was asked for
   #answered = Number.NEGATIVE_INFINITY; // when the last ping was sent that was answered
   #later: Key = { epoch: 0, version: 0 }; // what is put off
@@ -19,7 +19,7 @@ export class Asking {
 
   constructor(
     readonly model: string,
-    readonly holds: Holdings,
+    readonly versions: VersionStore,
     readonly timing: Timing,
   ) {}
 
@@ -30,12 +30,12 @@ export class Asking {
 
   /** A beacon, a welcome or a stray chunk speaks of a version: ask if it is news. */
   hearOf(key: Key, now: number): Effect[] {
-    const { holds } = this; // W4, W15
-    const arriving = holds.at("arriving");
-    if (key.version === 0 || holds.isRejected(key)) return [];
-    if (!newer(key, holds.newest)) return [];
-    if (arriving !== null && (!newer(key, arriving) || holds.mode === "catching-up")) return []; // W26
-    const waiting = holds.at("announced");
+    const { versions } = this; // W4, W15
+    const arriving = versions.at("arriving");
+    if (key.version === 0 || versions.isRejected(key)) return [];
+    if (!newer(key, versions.newest)) return [];
+    if (arriving !== null && (!newer(key, arriving) || versions.mode === "catching-up")) return []; // W26
+    const waiting = versions.at("announced");
     if (waiting?.lacks === "layout" && !newer(key, waiting)) return []; // W7
     if (!newer(key, this.#later) && now < this.#until) return []; // W36
     return this.latest(key.epoch, now);
@@ -45,7 +45,7 @@ export class Asking {
   latest(epoch: number, now: number): Effect[] {
     if (now - this.#latestAt < this.timing.quiet) return []; // W4
     this.#latestAt = now;
-    const layout = this.holds.at("announced")?.lacks === "layout";
+    const layout = this.versions.at("announced")?.lacks === "layout";
     return [send({ type: "fetch", model: this.model, epoch, version: 0, layout })];
   }
 
@@ -58,7 +58,7 @@ export class Asking {
   /** A ping that was sent then was answered, and so was whatever was asked before it. */
   answered(sentAt: number): void {
     this.#answered = sentAt;
-    this.holds.at("arriving")?.transfer.answered(sentAt); // W12
+    this.versions.at("arriving")?.transfer.answered(sentAt); // W12
   }
 
   /** Whether to ask again for a layout, which may be on its way. */

@@ -3,21 +3,21 @@
 //! The latest version wins: an older one that is on its way makes room for it. But a worker that
 //! had to drop one finishes the next, by fetching, before it looks at anything newer.
 
-use crate::asking::Asking;
 use crate::effects::{Effect, Host};
-use crate::holdings::{must_be_staged, Held, Holdings};
+use crate::fetch_planner::FetchPlanner;
 use crate::layout::Layout;
 use crate::layouts::{Acceptance, Fault};
 use crate::limits::*;
 use crate::messages::*;
 use crate::patches::Patches;
 use crate::patching::{Base, Bytes, Patching};
-use crate::phases::{Event, Gain, Lack, Mode, Phase, Turn};
+use crate::phases::{Event, Lack, LackEvent, Mode, ModeEvent, Phase};
 use crate::reports::{self, NOT_APPLIED};
 use crate::sealing::{Opening, Subject};
 use crate::segment::{Segment, Stamp};
 use crate::staging::{Buffer, Buffers, Source, StagedVersion};
 use crate::transfer::{Key, Payload, Piece, Proof, Time, Transfer};
+use crate::version_store::{must_be_staged, VersionEntry, VersionStore};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,15 +47,15 @@ pub struct ModelState {
 }
 
 /// One model of one worker.
-pub struct Slot {
+pub struct Follower {
     model: String,
     shared: bool, // versions are read from shared memory: nothing needs to be pushed
     host: Arc<dyn Host>,
     timing: Timing,
-    holds: Holdings,
+    versions: VersionStore,
     buffers: Buffers,
     acceptance: Acceptance,
-    asking: Asking,
+    planner: FetchPlanner,
     patches: Patches,
     epoch: u64,             // the greatest of which bytes were written into the model
     torn: u32,              // applies in a row that failed half-way: while there is one, nothing runs
@@ -64,17 +64,17 @@ pub struct Slot {
     leases: u64,            // ids given out so far
 }
 
-impl Slot {
-    pub fn new(model: &str, host: Arc<dyn Host>, bytes_max: u64, timing: Timing) -> Slot {
-        Slot {
+impl Follower {
+    pub fn new(model: &str, host: Arc<dyn Host>, bytes_max: u64, timing: Timing) -> Follower {
+        Follower {
             model: model.to_owned(),
             shared: false,
             host,
             timing,
-            holds: Holdings::default(),
+            versions: VersionStore::default(),
             buffers: Buffers::default(),
             acceptance: Acceptance::new(bytes_max),
-            asking: Asking::new(model, timing),
+            planner: FetchPlanner::new(model, timing),
             patches: Patches::new(model, timing),
             epoch: 0,
             torn: 0,
@@ -120,14 +120,14 @@ impl Slot {
 
     /// What runs here.
     pub fn running(&self) -> Option<Running> {
-        self.holds.running()
+        self.versions.running()
     }
 
     /// How the model stands, for a person.
     pub fn state(&self) -> ModelState {
-        let key = |phase| self.holds.at(phase).map(Held::key);
-        let transfer = self.holds.at(Phase::Arriving).and_then(Held::transfer);
-        let metadata = self.holds.at(Phase::Running).map(|held| held.metadata().clone());
+        let key = |phase| self.versions.at(phase).map(VersionEntry::key);
+        let transfer = self.versions.at(Phase::Arriving).and_then(VersionEntry::transfer);
+        let metadata = self.versions.at(Phase::Running).map(|entry| entry.metadata().clone());
         ModelState {
             running: key(Phase::Running),
             metadata: metadata.unwrap_or_default(),
@@ -142,7 +142,7 @@ impl Slot {
 
     /// A beacon, a welcome or a stray chunk speaks of a version: ask if it is news.
     pub fn hear_of(&mut self, epoch: u64, version: u64, now: Time) -> Vec<Effect> {
-        self.asking.hear_of(&self.holds, epoch, version, now)
+        self.planner.hear_of(&self.versions, epoch, version, now)
     }
 
     /// A version exists; its chunks may follow if the announcement itself was pushed.
@@ -158,20 +158,20 @@ impl Slot {
         // What is too large is found so again when it is begun with, and not asked for any more (W15).
         if let Some(Err(fault)) = learnt.filter(|learnt| !matches!(learnt, Err(("too-large", _)))) {
             // It may have waited for this.
-            self.holds
-                .tell_those(Event::Failed, |held| held.key() == key && held.phase() == Phase::Announced);
+            self.versions
+                .tell_those(Event::Failed, |entry| entry.key() == key && entry.phase() == Phase::Announced);
             return self.fail(key, fault, now);
         }
-        let staged = self.holds.at(Phase::Staged).map(Held::key); // W5, W14
+        let staged = self.versions.at(Phase::Staged).map(VersionEntry::key); // W5, W14
         if staged == Some(key) && announce.commit == CommitMode::Auto {
             return self.commit();
         }
-        if key <= self.holds.newest() || self.holds.is_rejected(key) {
+        if key <= self.versions.newest() || self.versions.is_rejected(key) {
             return Vec::new();
         }
-        let catching_up = self.holds.mode() == Mode::CatchingUp;
-        if let Some(arriving) = self.holds.at_mut(Phase::Arriving) {
-            if key == arriving.key() && arriving.retold(&announce) {
+        let catching_up = self.versions.mode() == Mode::CatchingUp;
+        if let Some(arriving) = self.versions.at_mut(Phase::Arriving) {
+            if key == arriving.key() && arriving.update_announcement(&announce) {
                 return Vec::new();
             }
             if key < arriving.key() || (catching_up && key != arriving.key()) {
@@ -179,9 +179,9 @@ impl Slot {
             }
         }
         let follows = announce.whole.is_some() || (pushed && !self.shared); // W31, S8
-        self.holds.expect(announce);
+        self.versions.expect(announce);
         let mut effects = self.begin(now);
-        if let Some(transfer) = self.holds.arriving(key).filter(|_| !follows) {
+        if let Some(transfer) = self.versions.arriving(key).filter(|_| !follows) {
             transfer.pull();
             effects.extend(self.pull(key, now));
         }
@@ -211,27 +211,27 @@ impl Slot {
     /// Not if another version is at the user's, who may be writing it into the model.
     pub fn renamed(&mut self, rename: Rename, now: Time) -> Vec<Effect> {
         let key = (rename.epoch, rename.version); // W25
-        let busy = self.holds.all(&AT_THE_USERS).next().is_some();
-        let begun = self.holds.at(Phase::Arriving).map_or((0, 0), Held::key);
+        let busy = self.versions.all(&AT_THE_USERS).next().is_some();
+        let begun = self.versions.at(Phase::Arriving).map_or((0, 0), VersionEntry::key);
         let same = self.running().as_ref() == Some(&rename.was);
-        if !same || busy || key <= self.holds.newest() || key < begun {
+        if !same || busy || key <= self.versions.newest() || key < begun {
             return Vec::new();
         }
-        self.holds.tell_those(Event::Newer, |held| held.phase() != Phase::Running);
+        self.versions.tell_those(Event::Newer, |entry| entry.phase() != Phase::Running);
         let was = (rename.was.epoch, rename.was.version);
-        self.holds.rename(key, rename.metadata.clone());
+        self.versions.rename(key, rename.metadata.clone());
         let mut effects =
             vec![Effect::Renamed { model: self.model.clone(), was, key, metadata: rename.metadata }];
         effects.extend(self.runs(key));
         self.forget_failure();
-        effects.extend(self.turn(Turn::Completed, Some(now)));
+        effects.extend(self.change_mode(ModeEvent::Completed, Some(now)));
         effects
     }
 
     /// Starts to receive what is announced, if its layout is known.
     fn begin(&mut self, now: Time) -> Vec<Effect> {
-        let announce = match self.holds.at(Phase::Announced) {
-            Some(held) => held.announce().clone(),
+        let announce = match self.versions.at(Phase::Announced) {
+            Some(entry) => entry.announce().clone(),
             None => return Vec::new(),
         };
         if let Some(fault) = self.acceptance.fault(&announce, &*self.host) {
@@ -240,15 +240,15 @@ impl Slot {
         let key = (announce.epoch, announce.version);
         let layout = match self.acceptance.layout(&announce) {
             Some(layout) => layout,
-            None => return self.asking.layout(key, now),
+            None => return self.planner.layout(key, now),
         };
-        self.holds.knows(layout.clone());
+        self.versions.knows(layout.clone());
         let segment = self.segment(&announce);
-        self.holds.gain(if segment.is_some() { Gain::Located } else { Gain::Known });
+        self.versions.resolve(if segment.is_some() { LackEvent::Located } else { LackEvent::Known });
         match segment {
             Some(segment) if !must_be_staged(&announce) => self.map(announce, layout, segment, now), // S6
             segment => {
-                self.holds.gain(Gain::Opened);
+                self.versions.resolve(LackEvent::Opened);
                 self.make_room(announce, layout, segment, now)
             }
         }
@@ -269,14 +269,14 @@ impl Slot {
         segment: Arc<Segment>,
         now: Time,
     ) -> Vec<Effect> {
-        self.holds.tell(Phase::Arriving, Event::Newer);
-        self.holds.tell(Phase::Staged, Event::Newer);
-        self.holds.tell(Phase::Announced, Event::Mapped);
+        self.versions.tell(Phase::Arriving, Event::Newer);
+        self.versions.tell(Phase::Staged, Event::Newer);
+        self.versions.tell(Phase::Announced, Event::Mapped);
         self.forget_failure();
         let hash_chunks = if announce.hash { announce.chunk_bytes } else { 0 }; // S7
         let (model, key) = (self.model.clone(), (announce.epoch, announce.version));
         let source = Source::Segment { segment, hash_chunks };
-        let mut effects = self.turn(Turn::Completed, Some(now));
+        let mut effects = self.change_mode(ModeEvent::Completed, Some(now));
         let (digest, metadata) = (String::new(), announce.metadata);
         let staged =
             StagedVersion { model, key, layout, source, digest, encoding: "", metadata, keep: false };
@@ -293,20 +293,20 @@ impl Slot {
         now: Time,
     ) -> Vec<Effect> {
         let mut effects = Vec::new();
-        if self.holds.tell(Phase::Arriving, Event::Newer) {
-            effects.extend(self.turn(Turn::Replaced, None)); // W26
+        if self.versions.tell(Phase::Arriving, Event::Newer) {
+            effects.extend(self.change_mode(ModeEvent::Replaced, None)); // W26
         }
         let mut buffer = self.buffers.take(announce.nbytes);
-        if buffer.is_err() && self.holds.forget_base() {
+        if buffer.is_err() && self.versions.forget_base() {
             buffer = self.buffers.take(announce.nbytes); // the next version matters more (D3)
         }
         match buffer {
             Ok(Some(buffer)) => {
-                self.holds.gain(Gain::Freed);
+                self.versions.resolve(LackEvent::Freed);
                 effects.extend(self.receive(announce, layout, buffer, segment, now));
             }
-            Ok(None) => self.holds.gain(Gain::Full), // `resume` goes on when one is given back
-            Err(_) if self.patches.decoding() => self.holds.gain(Gain::Full), // by the decoder: `decoded` goes on
+            Ok(None) => self.versions.resolve(LackEvent::Full), // `resume` goes on when one is given back
+            Err(_) if self.patches.decoding() => self.versions.resolve(LackEvent::Full), // by the decoder: `decoded` goes on
             Err(error) => {
                 let text = format!("no memory for {} bytes ({})", announce.nbytes, error);
                 let fault = ("no-memory", text + ": lower bytes_max, or make room");
@@ -328,7 +328,7 @@ impl Slot {
         let stamp = Stamp::new(&self.model, announce.epoch, announce.version);
         let (local, whole) = (segment.is_some(), announce.whole.is_some());
         let mut transfer = match segment {
-            None if !whole => self.patches.transfer(&self.holds, announce, layout, buffer, now),
+            None if !whole => self.patches.transfer(&self.versions, announce, layout, buffer, now),
             _ => Transfer::new(announce, layout, buffer, "", now, self.timing),
         };
         if let Some(segment) = segment {
@@ -338,33 +338,33 @@ impl Slot {
         }
         let listening = match whole {
             true => Vec::new(),
-            false => self.patches.listen(&transfer, self.shared, self.holds.mode()),
+            false => self.patches.listen(&transfer, self.shared, self.versions.mode()),
         };
         if !listening.is_empty() {
             transfer.pull();
         }
         let key = transfer.key();
-        self.holds.begun(transfer, local);
+        self.versions.begun(transfer, local);
         self.forget_failure();
-        let asking = self.pull(key, now);
-        listening.into_iter().chain(asking).collect()
+        let planner = self.pull(key, now);
+        listening.into_iter().chain(planner).collect()
     }
 
     /// The publisher has no patch (any more) that was asked for.
     pub fn no_patch(&mut self, key: Key, now: Time) -> Vec<Effect> {
-        self.patches.refused(&mut self.holds, key, now)
+        self.patches.refused(&mut self.versions, key, now)
     }
 
     /// A patch was decoded, and its version is whole; or all of it is to be fetched.
     pub fn decoded(&mut self, job: Patching, done: Result<Duration, String>, now: Time) -> Vec<Effect> {
         self.patches.decoded();
-        let transfer = self.holds.arriving(job.key).filter(|transfer| transfer.waits_for(&job));
+        let transfer = self.versions.arriving(job.key).filter(|transfer| transfer.waits_for(&job));
         match (transfer, done) {
             (Some(transfer), Ok(took)) => {
                 transfer.decoded(job, took);
                 self.stage(now)
             }
-            (Some(_), Err(why)) => self.patches.give_up(&mut self.holds, Some(job.version), &why, now),
+            (Some(_), Err(why)) => self.patches.give_up(&mut self.versions, Some(job.version), &why, now),
             (None, _) => {
                 drop(job); // something newer took its place, or it was aborted: there is a buffer free
                 self.resume(now)
@@ -373,30 +373,30 @@ impl Slot {
     }
 
     /// Takes pushed chunks again, and looks for what came meanwhile; or takes them no longer.
-    fn turn(&mut self, turn: Turn, now: Option<Time>) -> Vec<Effect> {
-        if !self.holds.turn(turn) {
+    fn change_mode(&mut self, event: ModeEvent, now: Option<Time>) -> Vec<Effect> {
+        if !self.versions.change_mode(event) {
             return Vec::new();
         }
-        let following = self.holds.mode() == Mode::Following;
+        let following = self.versions.mode() == Mode::Following;
         let mut effects = vec![self.subscription()];
         if let Some(now) = now.filter(|_| following) {
-            let (epoch, _) = self.holds.newest();
-            effects.extend(self.asking.latest(&self.holds, epoch, now, false));
+            let (epoch, _) = self.versions.newest();
+            effects.extend(self.planner.latest(&self.versions, epoch, now, false));
         }
         effects
     }
 
     /// Whether pushed chunks are listened to, and on which topic (W26, S8).
     fn subscription(&self) -> Effect {
-        let on = self.holds.mode() == Mode::Following && !self.shared;
+        let on = self.versions.mode() == Mode::Following && !self.shared;
         Effect::Subscribe { topic: self.patches.topic(), on }
     }
 
     /// The version in this phase is not taken.
     fn decline(&mut self, phase: Phase, fault: Fault, now: Time) -> Vec<Effect> {
-        let key = self.holds.at(phase).map_or((0, 0), Held::key);
+        let key = self.versions.at(phase).map_or((0, 0), VersionEntry::key);
         let event = if TRANSIENT.contains(&fault.0) { Event::Failed } else { Event::Declined };
-        self.holds.tell(phase, event); // W15
+        self.versions.tell(phase, event); // W15
         self.fail(key, fault, now)
     }
 
@@ -404,26 +404,26 @@ impl Slot {
 
     /// Lends the place of a chunk whose payload is about to be received; nothing if it has none.
     pub fn place(&mut self, piece: Piece, size: usize, opening: Option<Opening>) -> Option<u64> {
-        let transfer = self.holds.arriving(piece.key).filter(|transfer| transfer.is_of(piece.patch))?;
+        let transfer = self.versions.arriving(piece.key).filter(|transfer| transfer.is_of(piece.patch))?;
         self.leases += 1;
         transfer.lend(piece.index, size, self.leases, opening).then_some(self.leases)
     }
 
     /// Whether a version is arriving.
     pub fn arrives(&self, key: Key) -> bool {
-        self.holds.at(Phase::Arriving).map_or(false, |held| held.key() == key)
+        self.versions.at(Phase::Arriving).map_or(false, |entry| entry.key() == key)
     }
 
     /// What the chunks of this version, or of this patch to it, are sealed as, if that is what arrives.
     pub fn subject(&self, key: Key, patch: Option<&PatchId>) -> Option<Subject> {
-        let held = self.holds.at(Phase::Arriving).filter(|held| held.key() == key)?;
-        let transfer = held.transfer().filter(|transfer| transfer.is_of(patch))?;
+        let entry = self.versions.at(Phase::Arriving).filter(|entry| entry.key() == key)?;
+        let transfer = entry.transfer().filter(|transfer| transfer.is_of(patch))?;
         Some(transfer.subject())
     }
 
     /// The transfer to whose place a lease belongs, if it still does.
     pub fn leased(&mut self) -> Option<&mut Transfer> {
-        self.holds.transfer()
+        self.versions.transfer()
     }
 
     /// A piece of a version.
@@ -436,7 +436,7 @@ impl Slot {
         pushed: bool,
     ) -> Vec<Effect> {
         let key = piece.key;
-        let transfer = match self.holds.arriving(key) {
+        let transfer = match self.versions.arriving(key) {
             Some(transfer) if transfer.is_of(piece.patch) => transfer,
             Some(_) => return Vec::new(), // D9
             None => return self.stray(key, now),
@@ -445,7 +445,7 @@ impl Slot {
         let due = fresh && pushed && transfer.reports(now);
         let mut effects = self.pull(key, now);
         if due {
-            effects.extend(reports::receiving(&self.holds));
+            effects.extend(reports::receiving(&self.versions));
         }
         effects.extend(self.completed(key, now));
         effects
@@ -454,7 +454,7 @@ impl Slot {
     /// All chunks of a version are out.
     pub fn end(&mut self, end: OfVersion, now: Time) -> Vec<Effect> {
         let key = (end.epoch, end.version);
-        match self.holds.arriving(key) {
+        match self.versions.arriving(key) {
             Some(transfer) if transfer.is_of(end.patch.as_ref()) => transfer.end(end.digest),
             Some(_) => return Vec::new(), // D9
             None => return self.stray(key, now),
@@ -466,23 +466,23 @@ impl Slot {
 
     /// A ping that was sent then was answered, and so was whatever was asked before it (W12).
     pub fn answered(&mut self, sent_at: Time) {
-        self.asking.answered(&mut self.holds, sent_at);
+        self.planner.answered(&mut self.versions, sent_at);
     }
 
     fn stray(&mut self, (epoch, version): Key, now: Time) -> Vec<Effect> {
-        match self.holds.at(Phase::Announced) {
+        match self.versions.at(Phase::Announced) {
             Some(_) => Vec::new(), // its layout was asked for
             None => self.hear_of(epoch, version, now),
         }
     }
 
     fn pull(&mut self, key: Key, now: Time) -> Vec<Effect> {
-        self.holds.arriving(key).map_or_else(Vec::new, |transfer| reports::fetches(transfer, now))
+        self.versions.arriving(key).map_or_else(Vec::new, |transfer| reports::fetches(transfer, now))
     }
 
     /// If the version is whole: verifies it, then stages it.
     fn completed(&mut self, key: Key, now: Time) -> Vec<Effect> {
-        let transfer = match self.holds.arriving(key).filter(|transfer| transfer.complete()) {
+        let transfer = match self.versions.arriving(key).filter(|transfer| transfer.complete()) {
             Some(transfer) => transfer,
             None => return Vec::new(),
         };
@@ -502,26 +502,26 @@ impl Slot {
 
     /// What arrives is whole and sound: stage it, and commit it unless that waits for others.
     fn stage(&mut self, now: Time) -> Vec<Effect> {
-        self.holds.whole(self.patches.taken());
-        let mut effects = reports::staged(&self.holds, &[Phase::Staged]);
-        let staged = self.holds.at(Phase::Staged);
-        if staged.map_or(false, |held| held.announce().commit != CommitMode::Together) {
+        self.versions.whole(self.patches.taken());
+        let mut effects = reports::staged(&self.versions, &[Phase::Staged]);
+        let staged = self.versions.at(Phase::Staged);
+        if staged.map_or(false, |entry| entry.announce().commit != CommitMode::Together) {
             effects.extend(self.commit());
         }
-        effects.extend(self.turn(Turn::Completed, Some(now)));
+        effects.extend(self.change_mode(ModeEvent::Completed, Some(now)));
         effects
     }
 
     /// What is staged may be applied.
     fn commit(&mut self) -> Vec<Effect> {
-        self.holds.commit().map(Effect::Ready).into_iter().collect()
+        self.versions.commit().map(Effect::Ready).into_iter().collect()
     }
 
     /// The version that is staged here may be applied.
     pub fn committed(&mut self, commit: &OfVersion) -> Vec<Effect> {
         let key = (commit.epoch, commit.version);
-        match self.holds.at(Phase::Staged) {
-            Some(held) if held.key() == key && held.digest() == commit.digest => self.commit(), // W14
+        match self.versions.at(Phase::Staged) {
+            Some(entry) if entry.key() == key && entry.digest() == commit.digest => self.commit(), // W14
             _ => Vec::new(),
         }
     }
@@ -529,29 +529,30 @@ impl Slot {
     /// The version must not be applied: drop what there is of it.
     pub fn aborted(&mut self, abort: &Abort, now: Time) -> Vec<Effect> {
         let key = (abort.epoch, abort.version);
-        self.holds.tell_those(Event::Aborted, |held| held.key() == key); // W14
-        self.asking.put_off_no_longer(key);
+        self.versions.tell_those(Event::Aborted, |entry| entry.key() == key); // W14
+        self.planner.put_off_no_longer(key);
         let effects = self.resume(now);
-        let idle = effects.is_empty() && self.holds.at(Phase::Arriving).is_none();
-        if idle && self.holds.mode() == Mode::CatchingUp {
-            return self.asking.latest(&self.holds, abort.epoch, now, false); // W26
+        let idle = effects.is_empty() && self.versions.at(Phase::Arriving).is_none();
+        if idle && self.versions.mode() == Mode::CatchingUp {
+            return self.planner.latest(&self.versions, abort.epoch, now, false);
+            // W26
         }
         effects
     }
 
     /// The publisher no longer has a version; 0: it has none.
     pub fn gone(&mut self, epoch: u64, version: u64, now: Time) -> Vec<Effect> {
-        let arriving = self.holds.at(Phase::Arriving).map(Held::key);
-        self.asking.put_off_no_longer((epoch, version));
-        self.holds.tell_those(Event::Gone, |held| {
-            let named = version == held.key().1 || (version == 0 && held.phase() == Phase::Announced);
-            named && (epoch == 0 || epoch == held.key().0) // not a late word of an older publisher
+        let arriving = self.versions.at(Phase::Arriving).map(VersionEntry::key);
+        self.planner.put_off_no_longer((epoch, version));
+        self.versions.tell_those(Event::Gone, |entry| {
+            let named = version == entry.key().1 || (version == 0 && entry.phase() == Phase::Announced);
+            named && (epoch == 0 || epoch == entry.key().0) // not a late word of an older publisher
         });
         match arriving {
-            Some((epoch, _)) if self.holds.at(Phase::Arriving).is_none() => {
+            Some((epoch, _)) if self.versions.at(Phase::Arriving).is_none() => {
                 let effects = self.resume(now); // W27
                 if effects.is_empty() {
-                    self.asking.latest(&self.holds, epoch, now, false)
+                    self.planner.latest(&self.versions, epoch, now, false)
                 } else {
                     effects
                 }
@@ -576,10 +577,10 @@ impl Slot {
         if !shared && nbytes <= self.acceptance.bytes_max() {
             self.buffers.reserve(nbytes);
         }
-        self.holds.reconnected(epoch, now);
+        self.versions.reconnected(epoch, now);
         self.torn = self.torn.min(1); // what failed before counts as one
-        self.asking.reconnected();
-        effects.extend(reports::staged(&self.holds, &NOT_APPLIED));
+        self.planner.reconnected();
+        effects.extend(reports::staged(&self.versions, &NOT_APPLIED));
         effects.extend(self.hear_of(epoch, version, now));
         effects
     }
@@ -588,12 +589,12 @@ impl Slot {
 
     /// Somebody has begun to apply a version.
     pub fn taken(&mut self, key: Key) {
-        self.holds.tell_those(Event::Taken, |held| held.key() == key);
+        self.versions.tell_those(Event::Taken, |entry| entry.key() == key);
     }
 
     /// Somebody could not apply a version just now.
     pub fn put_back(&mut self, key: Key) {
-        self.holds.tell_those(Event::PutBack, |held| held.key() == key);
+        self.versions.tell_those(Event::PutBack, |entry| entry.key() == key);
     }
 
     /// A version was applied: it runs here. Its digest, if it was hashed only then; and where its bytes are, if
@@ -606,15 +607,15 @@ impl Slot {
         note: &str,
         now: Time,
     ) -> Vec<Effect> {
-        if !self.holds.tell_those(Event::Applied, |held| held.key() == key) {
+        if !self.versions.tell_those(Event::Applied, |entry| entry.key() == key) {
             return Vec::new();
         }
-        self.holds.tell_those(Event::Newer, |held| held.phase() == Phase::Running && held.key() != key);
-        self.holds.rebase(digest, base, note); // D3
+        self.versions.tell_those(Event::Newer, |entry| entry.phase() == Phase::Running && entry.key() != key);
+        self.versions.set_patch_base(digest, base, note); // D3
         let mut effects: Vec<Effect> = self.runs(key).into_iter().collect();
         if matches!(self.leased().and_then(|transfer| transfer.builds_on()), Some(Bytes::Model(_))) {
             let why = "another version runs by now, in the place of its base";
-            effects.extend(self.patches.give_up(&mut self.holds, None, why, now));
+            effects.extend(self.patches.give_up(&mut self.versions, None, why, now));
         }
         effects.extend(self.resume(now));
         effects
@@ -624,11 +625,11 @@ impl Slot {
     pub fn failed(&mut self, key: Key, text: &str, intact: bool, now: Time) -> Vec<Effect> {
         let again = !intact && self.torn + 1 < APPLIES_MAX;
         let event = if again { Event::Torn } else { Event::Declined };
-        if !self.holds.tell_those(event, |held| held.key() == key && held.phase() == Phase::Applying) {
+        if !self.versions.tell_those(event, |entry| entry.key() == key && entry.phase() == Phase::Applying) {
             return Vec::new();
         }
         if !intact {
-            self.holds.tell(Phase::Running, Event::Torn); // W24
+            self.versions.tell(Phase::Running, Event::Torn); // W24
             self.stale = key; // what is tried next comes verified
             self.torn += 1;
             self.epoch = self.epoch.max(key.0);
@@ -644,7 +645,7 @@ impl Slot {
         self.torn = 0;
         self.epoch = self.epoch.max(key.0);
         self.failed = self.failed.take().filter(|failed| (failed.epoch, failed.version) > key);
-        reports::applied(&self.holds)
+        reports::applied(&self.versions)
     }
 
     /// A version is on its way: forget why another was not. (That nothing runs is said on.)
@@ -657,7 +658,7 @@ impl Slot {
     /// Tells the publisher and the user that a version is not taken; not now, or not ever.
     fn fail(&mut self, key: Key, (code, text): Fault, now: Time) -> Vec<Effect> {
         if TRANSIENT.contains(&code) {
-            self.asking.put_off(key, now);
+            self.planner.put_off(key, now);
         }
         self.note(key, code, &text);
         let rejected = Effect::Rejected { model: self.model.clone(), key, code, text };
@@ -677,17 +678,17 @@ impl Slot {
 
     /// A version was gone from shared memory before it could be copied: ask for the latest.
     pub fn gone_stale(&mut self, key: Key, now: Time) -> Vec<Effect> {
-        if !self.holds.tell_those(Event::Stale, |held| held.key() == key) {
+        if !self.versions.tell_those(Event::Stale, |entry| entry.key() == key) {
             return Vec::new();
         }
         self.stale = key; // S5
-        self.asking.latest(&self.holds, key.0, now, true)
+        self.planner.latest(&self.versions, key.0, now, true)
     }
 
     /// A version was replaced by a newer one before anybody applied it.
     pub fn dropped(&mut self, key: Key, now: Time) -> Vec<Effect> {
-        let replaced = |held: &Held| held.key() == key && AT_THE_USERS.contains(&held.phase());
-        if self.holds.tell_those(Event::Newer, replaced) {
+        let replaced = |entry: &VersionEntry| entry.key() == key && AT_THE_USERS.contains(&entry.phase());
+        if self.versions.tell_those(Event::Newer, replaced) {
             self.resume(now)
         } else {
             Vec::new()
@@ -696,13 +697,14 @@ impl Slot {
 
     /// A buffer is free: begin what waited for it.
     fn resume(&mut self, now: Time) -> Vec<Effect> {
-        if self.holds.at(Phase::Arriving).is_some() {
+        if self.versions.at(Phase::Arriving).is_some() {
             return Vec::new();
         }
-        let newest = self.holds.newest();
-        self.holds.tell_those(Event::Newer, |held| held.phase() == Phase::Announced && held.key() <= newest);
-        let waiting = self.holds.at(Phase::Announced).filter(|held| held.lacks() == Lack::Buffer);
-        match waiting.map(|held| (held.announce().clone(), held.layout().cloned())) {
+        let newest = self.versions.newest();
+        self.versions
+            .tell_those(Event::Newer, |entry| entry.phase() == Phase::Announced && entry.key() <= newest);
+        let waiting = self.versions.at(Phase::Announced).filter(|entry| entry.lacks() == Lack::Buffer);
+        match waiting.map(|entry| (entry.announce().clone(), entry.layout().cloned())) {
             Some((announce, Some(layout))) => {
                 let segment = self.segment(&announce);
                 self.make_room(announce, layout, segment, now)
@@ -719,20 +721,20 @@ impl Slot {
         if let Some(patched) = hopeless.map(|transfer| transfer.patch().is_some()) {
             let why = "nothing comes that fits what was announced".to_owned(); // W12
             return match patched {
-                true => self.patches.give_up(&mut self.holds, None, "nothing more of it comes", now),
+                true => self.patches.give_up(&mut self.versions, None, "nothing more of it comes", now),
                 false => self.decline(Phase::Arriving, ("digest-mismatch", why), now),
             };
         }
-        if let Some(key) = self.holds.at(Phase::Arriving).map(Held::key) {
+        if let Some(key) = self.versions.at(Phase::Arriving).map(VersionEntry::key) {
             let mut effects = self.pull(key, now);
             effects.extend(self.completed(key, now));
             return effects;
         }
-        let waiting = self.holds.at(Phase::Announced);
-        if !waiting.map_or(false, |held| held.lacks() == Lack::Layout) {
+        let waiting = self.versions.at(Phase::Announced);
+        if !waiting.map_or(false, |entry| entry.lacks() == Lack::Layout) {
             return self.resume(now);
         }
-        if self.asking.due(now) {
+        if self.planner.due(now) {
             return self.begin(now);
         }
         Vec::new()
@@ -740,7 +742,7 @@ impl Slot {
 
     /// Says again how things stand, in case it got lost.
     pub fn repeat(&self) -> Vec<Effect> {
-        reports::standing(&self.holds, self.failure()) // W17
+        reports::standing(&self.versions, self.failure()) // W17
     }
 }
 
@@ -751,15 +753,15 @@ mod tests {
 
     #[test]
     fn that_nothing_runs_is_said_of_a_failure_only_as_long_as_it_is_so() {
-        let mut slot = Slot::new("m", Arc::new(AnyLayout), 1, Timing::default());
-        let intact = |slot: &Slot| match slot.failure() {
+        let mut follower = Follower::new("m", Arc::new(AnyLayout), 1, Timing::default());
+        let intact = |follower: &Follower| match follower.failure() {
             Some(Effect::Send(FromWorker::Failed(failed))) => failed.intact,
             other => panic!("{:?}", other),
         };
-        slot.torn = 1;
-        slot.note((7, 5), "apply", "it failed half-way");
-        assert!(!intact(&slot));
-        slot.runs((7, 4)); // an older one, which was meant for all
-        assert!(intact(&slot));
+        follower.torn = 1;
+        follower.note((7, 5), "apply", "it failed half-way");
+        assert!(!intact(&follower));
+        follower.runs((7, 4)); // an older one, which was meant for all
+        assert!(intact(&follower));
     }
 }

@@ -22,13 +22,13 @@ from weightbus.bus.errors import AddressError
 from weightbus.bus.event_log import EVERY_SECONDS
 from weightbus.bus.limits import SUBSCRIPTIONS, TOPIC_BYTES_MAX, TOPICS_MAX
 from weightbus.bus.messages import Buffer
-from weightbus.bus.net import pub as distribution
+from weightbus.bus.net import pub as pub_socket
 from weightbus.bus.net.endpoints import host_and_port
 from weightbus.bus.net.outgoing import HOLD_SECONDS
 from weightbus.bus.net.pub import (
     PING_SECONDS,
     SILENCE_SECONDS,
-    Distribution,
+    PubSocket,
 )
 from weightbus.bus.net.zmtp import GREETING, Stream, message_parts, rest_of
 from weightbus.bus.token_bucket import Rate
@@ -51,33 +51,33 @@ class Bench:
     def __init__(self, endpoint: str = "tcp://127.0.0.1:0", queue: int = QUEUE) -> None:
         self.now = 0.0
         self.selector = selectors.DefaultSelector()
-        self.distribution = Distribution(queue, self.selector)
-        self.address = self.distribution.bind(endpoint, "data")
+        self.pub_socket = PubSocket(queue, self.selector)
+        self.address = self.pub_socket.bind(endpoint, "data")
         self.heard: list[bytes] = []  # what was subscribed to
         self._stack = contextlib.ExitStack()
 
     def close(self) -> None:
         self._stack.close()
-        self.distribution.close(0.0)
+        self.pub_socket.close(0.0)
         self.selector.close()
 
-    def attend(self) -> None:
-        self.distribution.attend(self.selector.select(0.0), self.now)
+    def process_events(self) -> None:
+        self.pub_socket.process_events(self.selector.select(0.0), self.now)
 
     def send(self, frames: Sequence[Buffer]) -> None:
-        self.distribution.send(frames, self.now)
+        self.pub_socket.send(frames, self.now)
 
     def wanted(self, topic: bytes) -> bool:
         """Whether anybody would get what is published of a topic."""
-        return bool(self.distribution.subscribers(topic))
+        return bool(self.pub_socket.subscribers(topic))
 
     def until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + SECONDS
         while not condition():
             assert time.monotonic() < deadline, "it never came true"
-            self.attend()
-            self.distribution.tick(self.now)
-            while (found := self.distribution.receive_heard()) is not None:
+            self.process_events()
+            self.pub_socket.tick(self.now)
+            while (found := self.pub_socket.receive_input()) is not None:
                 self.heard.extend(found[1])
 
     def knock(self, *topics: bytes, read_buffer: int = 0) -> socket.socket:
@@ -234,7 +234,7 @@ def test_a_slow_subscriber_loses_whole_messages_and_nobody_else_does(bench: Benc
 
 
 def test_a_topic_keeps_up_while_some_subscriber_of_it_does(bench: Bench) -> None:
-    keeps_up, message = bench.distribution.keep_up, [b"a/dat", b"", bytes(LARGE)]
+    keeps_up, message = bench.pub_socket.keep_up, [b"a/dat", b"", bytes(LARGE)]
     assert keeps_up(b"a/dat"), "there is nobody to wait for"
     slow = Reader(bench.knock(b"a/", read_buffer=4096))
     bench.knock(b"b/")
@@ -260,9 +260,9 @@ def test_what_is_out_of_date_is_withdrawn_and_its_memory_let_go(bench: Bench) ->
         bench.send([b"a/dat", b"%d" % index, holder.data[index * LARGE : (index + 1) * LARGE]])
     del holder
     bench.send([b"b/dat", b"0", b"of another"])
-    bench.attend()
+    bench.process_events()
     assert gone() is not None, "the test needs something half sent"
-    bench.distribution.withdraw((b"a/ctl", b"a/dat"))
+    bench.pub_socket.withdraw((b"a/ctl", b"a/dat"))
     gc.collect()
     assert gone() is None
     memory[:] = 0  # as the next version does
@@ -291,8 +291,8 @@ def test_what_waits_for_a_connection_that_takes_nothing_holds_no_memory(bench: B
     gc.collect()
     assert gone() is not None, "the test needs something half sent"
     bench.now += HOLD_SECONDS
-    bench.attend()
-    bench.distribution.tick(bench.now)
+    bench.process_events()
+    bench.pub_socket.tick(bench.now)
     gc.collect()
     assert gone() is None
     memory[:] = 0  # as the next version does
@@ -308,7 +308,7 @@ def test_what_waits_for_a_slow_connection_is_sent_while_its_version_lasts(bench:
         bench.send([b"a/dat", b"%d" % index, chunk])
     for _ in range(3):
         bench.now += HOLD_SECONDS
-        bench.distribution.tick(bench.now)
+        bench.pub_socket.tick(bench.now)
     bench.until(lambda: slow.has(3))
     assert slow.messages == [[b"a/dat", b"%d" % i, bytes([i]) * LARGE] for i in range(3)]
 
@@ -321,7 +321,7 @@ def test_who_gives_no_sign_of_life_is_let_go_and_who_does_is_kept(bench: Bench) 
         pings += 1
         bench.until(partial(alive.heard, b"PING", pings))
         alive.connection.send(b"\x04\x05\x04PONG")
-        bench.attend()
+        bench.process_events()
     bench.until(lambda: silent.hung_up())
     bench.send([b"a/ctl", b"still"])
     bench.until(lambda: alive.has(1))
@@ -404,37 +404,37 @@ def test_a_flood_of_subscriptions_costs_nothing_that_stays(bench: Bench) -> None
     with socket.create_connection(host_and_port(bench.address)) as connection:
         connection.sendall(GREETING + READY + flood + subscription(b"a/ctl") * 3)
         while not bench.wanted(b"a/ctl") or bench.selector.select(0.0):
-            bench.attend()
-        found = bench.distribution.receive_heard()
+            bench.process_events()
+        found = bench.pub_socket.receive_input()
         assert found is not None
-        outlet, topics, *_ = found
+        subscriber, topics, *_ = found
         assert list(topics) == [b"a/ctl"]
-        assert outlet.topics == {b"a/ctl"}
-        assert bench.distribution.receive_heard() is None
-        bench.distribution.answer(outlet, [b"a/ctl", b"welcome"], bench.now)
+        assert subscriber.topics == {b"a/ctl"}
+        assert bench.pub_socket.receive_input() is None
+        bench.pub_socket.answer(subscriber, [b"a/ctl", b"welcome"], bench.now)
         connection.setblocking(False)
         reader = Reader(connection)
         bench.until(lambda: reader.has(1))
     bench.until(lambda: not bench.wanted(b"a/ctl"))
-    bench.distribution.answer(outlet, [b"a/ctl", b"too late"], bench.now)
+    bench.pub_socket.answer(subscriber, [b"a/ctl", b"too late"], bench.now)
 
 
 def test_connections_beyond_what_anybody_needs_wait_for_their_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(distribution, "ACCEPTS", Rate(4, 1))
+    monkeypatch.setattr(pub_socket, "ACCEPTS", Rate(4, 1))
     bench = Bench()
     with contextlib.ExitStack() as stack:
         stack.callback(bench.close)
         for _ in range(4):
             stack.enter_context(socket.create_connection(host_and_port(bench.address)))
-            bench.attend()
+            bench.process_events()
         late = stack.enter_context(socket.create_connection(host_and_port(bench.address)))
         late.sendall(GREETING + READY + subscription(b"late"))
-        bench.attend()
-        bench.attend()
+        bench.process_events()
+        bench.process_events()
         assert not bench.wanted(b"late")
-        bench.now += distribution.ACCEPT_SECONDS
+        bench.now += pub_socket.ACCEPT_SECONDS
         bench.until(lambda: bench.wanted(b"late"))
 
 
@@ -477,12 +477,12 @@ def test_a_flood_of_bad_connections_does_not_fill_the_log(
 def test_a_path_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("mine")
     bench = Bench()
-    other = Distribution(QUEUE, bench.selector)
+    other = PubSocket(QUEUE, bench.selector)
     with pytest.raises(AddressError, match="taken by a file at which nobody is seen to listen"):
         other.bind(f"ipc://{tmp_path}/data", "data")
     assert (tmp_path / "data").read_text() == "mine"
     other.close(0.0)
-    bench.distribution.close(0.0)
+    bench.pub_socket.close(0.0)
 
 
 def test_a_path_that_somebody_else_has_bound_since_is_left_alone(tmp_path: Path) -> None:
@@ -490,13 +490,13 @@ def test_a_path_that_somebody_else_has_bound_since_is_left_alone(tmp_path: Path)
     (tmp_path / "data").unlink()
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(tmp_path / "data"))
-        bench.distribution.close(0.0)
+        bench.pub_socket.close(0.0)
         assert (tmp_path / "data").exists()
 
 
 def test_an_address_that_cannot_be_bound_is_refused_in_words() -> None:
     bench = Bench()
-    other = Distribution(QUEUE, bench.selector)
+    other = PubSocket(QUEUE, bench.selector)
     with pytest.raises(AddressError, match="in use by this process itself"):
         other.bind(bench.address, "data")
     with pytest.raises(AddressError, match="cannot bind data"):
@@ -504,7 +504,7 @@ def test_an_address_that_cannot_be_bound_is_refused_in_words() -> None:
     with pytest.raises(AddressError, match="cannot bind data"):
         other.bind("ipc:///no/such/folder/data", "data")
     other.close(0.0)
-    bench.distribution.close(0.0)
+    bench.pub_socket.close(0.0)
 
 
 def test_any_host_and_ipv6_can_be_bound() -> None:
@@ -515,7 +515,7 @@ def test_any_host_and_ipv6_can_be_bound() -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family) as connection:
             connection.connect(("::1" if ":" in host else "127.0.0.1", port))
-        bench.distribution.close(0.0)
+        bench.pub_socket.close(0.0)
 
 
 def test_what_is_on_its_way_when_it_closes_gets_a_moment() -> None:
@@ -523,7 +523,7 @@ def test_what_is_on_its_way_when_it_closes_gets_a_moment() -> None:
     reader = Reader(bench.knock(b"a/"))
     sent = [b"a/ctl", b"goodbye"]
     bench.send(sent)
-    bench.distribution.close(SECONDS)
+    bench.pub_socket.close(SECONDS)
     while not reader.hung_up():
         pass
     assert reader.messages == [sent]
@@ -543,7 +543,7 @@ def test_a_lack_of_descriptors_is_waited_out(bench: Bench) -> None:
             while True:
                 taken.append(os.dup(late.fileno()))
         late.connect(host_and_port(bench.address))
-        bench.attend()
+        bench.process_events()
         assert not bench.selector.select(0.0), "it would be asked again"
         bench.send([b"a/ctl", b"{}"])
         bench.until(lambda: first.has(1))
@@ -554,6 +554,6 @@ def test_a_lack_of_descriptors_is_waited_out(bench: Bench) -> None:
     late.sendall(GREETING + READY + b"\x00\x03\x01a/")
     late.setblocking(False)
     heard = len(bench.heard)
-    bench.now += distribution.ACCEPT_SECONDS
+    bench.now += pub_socket.ACCEPT_SECONDS
     bench.until(lambda: len(bench.heard) > heard)
     late.close()

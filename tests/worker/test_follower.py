@@ -31,11 +31,11 @@ from weightbus.bus.publisher import offers
 from weightbus.bus.publisher.version import Version
 from weightbus.bus.staged import Copying, OverwrittenError, SharedMemory, StagedVersion, StaleError
 from weightbus.bus.worker.events import Granted, Opened, Outcome, Report
-from weightbus.bus.worker.holdings import Held
+from weightbus.bus.worker.follower import RESTARTS_MAX, Follower
 from weightbus.bus.worker.layouts import LAYOUTS_KEPT
 from weightbus.bus.worker.phases import Event, Phase
-from weightbus.bus.worker.slot import RESTARTS_MAX, Slot
 from weightbus.bus.worker.transfer import Transfer
+from weightbus.bus.worker.version_store import VersionEntry
 from weightbus.codecs.layout import Layout
 from weightbus.tests.simulation.performing import Takes, copied, copies, done, empty
 from weightbus.tests.simulation.virtual_shell import version_of
@@ -52,7 +52,7 @@ class Bench:
         self.asked: list[str] = []  # layouts that the user was asked about
         self.memory: SharedMemory | None = None  # what any segment turns out to be
         self.takes: Takes = empty  # memory
-        self.slot = Slot("a", self.accepts, bytes_max, Timing())
+        self.follower = Follower("a", self.accepts, bytes_max, Timing())
         self.now = 0.0
         self.effects: list[Effect] = []
 
@@ -61,28 +61,30 @@ class Bench:
         return self.objection
 
     def done(self, effects: list[Effect]) -> list[Effect]:
-        return done(self.slot, effects, self.now, lambda _shared, _size: self.memory, self.takes)
+        return done(
+            self.follower, effects, self.now, lambda _shared, _size: self.memory, self.takes
+        )
 
     def announce(self, v: Version, *, header: bool = True, **fields: Any) -> list[Effect]:
         layout = v.layout.header if header else None
-        return self.done(self.slot.announced(announcement(v, **fields), layout, self.now))
+        return self.done(self.follower.announced(announcement(v, **fields), layout, self.now))
 
     def report(self, key: tuple[int, int], what: Outcome, text: str = "") -> list[Effect]:
-        return self.done(self.slot.happened(Report("a", key, what, text), self.now))
+        return self.done(self.follower.happened(Report("a", key, what, text), self.now))
 
     def abort(self, v: Version) -> list[Effect]:
-        return self.done(self.slot.aborted(abort(v), self.now))
+        return self.done(self.follower.aborted(abort(v), self.now))
 
     def feed(self, v: Version, *indices: int, pushed: bool = True) -> list[Effect]:
         effects: list[Effect] = []
         for index in indices or range(v.plan.count):
             chunk, payload = offers.chunk_of(v, index)
-            effects += self.slot.chunk(chunk, payload, self.now, pushed=pushed)
+            effects += self.follower.chunk(chunk, payload, self.now, pushed=pushed)
         return effects
 
     def end(self, v: Version, digest: str | None = None) -> list[Effect]:
         told = structs.replace(offers.end_of(v), digest=v.digest if digest is None else digest)
-        return self.slot.end(told, self.now)
+        return self.follower.end(told, self.now)
 
     def deliver(self, v: Version, **fields: Any) -> list[Effect]:
         return self.announce(v, **fields) + self.feed(v) + self.end(v)
@@ -120,8 +122,8 @@ def sent(effects: list[Effect], *kinds: type[Message]) -> list[Any]:
     return [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, kinds)]
 
 
-def arriving(bench: Bench) -> Held:
-    held = bench.slot.holds.at["arriving"]
+def arriving(bench: Bench) -> VersionEntry:
+    held = bench.follower.versions.at["arriving"]
     assert held is not None
     return held
 
@@ -149,7 +151,7 @@ def test_a_version_is_given_out_whole_and_once() -> None:
 
 def test_nothing_is_left_of_what_ran_before() -> None:
     bench = Bench()
-    holds = bench.slot.holds
+    holds = bench.follower.versions
     for number in (1, 2, 3):
         bench.deliver(version(number))
         bench.apply(version(number))
@@ -160,18 +162,18 @@ def test_an_announcement_without_layout_asks_for_it_and_repeats_that() -> None:
     bench, v = Bench(), version(1)
     [fetch] = sent(bench.announce(v, header=False), Fetch)
     assert (fetch.version, fetch.count, fetch.layout) == (1, 0, True)
-    assert bench.slot.holds.at["arriving"] is None, "nothing is allocated yet"
+    assert bench.follower.versions.at["arriving"] is None, "nothing is allocated yet"
     for bench.now in (1.0, 15.9):
-        assert not bench.slot.tick(bench.now), "it may be on its way"
-        assert not bench.slot.asking.hear_of(EPOCH, 1, bench.now), "which is no news"
+        assert not bench.follower.tick(bench.now), "it may be on its way"
+        assert not bench.follower.planner.hear_of(EPOCH, 1, bench.now), "which is no news"
     bench.now = 16.0
-    assert sent(bench.slot.tick(bench.now), Fetch)
+    assert sent(bench.follower.tick(bench.now), Fetch)
     bench.now = 16.9
-    bench.slot.asking.answered(16.5)
-    assert not bench.slot.tick(bench.now)
+    bench.follower.planner.answered(16.5)
+    assert not bench.follower.tick(bench.now)
     bench.now = 17.0
-    assert sent(bench.slot.tick(bench.now), Fetch)
-    assert sent(bench.slot.asking.hear_of(EPOCH, 2, 18.0), Fetch)[0].layout
+    assert sent(bench.follower.tick(bench.now), Fetch)
+    assert sent(bench.follower.planner.hear_of(EPOCH, 2, 18.0), Fetch)[0].layout
 
 
 def test_a_layout_is_remembered_and_judged_once() -> None:
@@ -180,7 +182,7 @@ def test_a_layout_is_remembered_and_judged_once() -> None:
     bench.deliver(one)
     bench.apply(one)
     bench.announce(two, header=False)
-    assert bench.slot.holds.at["arriving"] is not None
+    assert bench.follower.versions.at["arriving"] is not None
     assert bench.asked == [one.layout.id]
 
 
@@ -198,10 +200,10 @@ def test_layouts_are_forgotten_in_the_order_they_came() -> None:
 def test_a_layout_that_is_not_the_announced_one_is_not_learnt() -> None:
     bench, v = Bench(), version(1)
     wrong = version(1, nbytes=21)
-    effects = bench.slot.announced(announcement(v), wrong.layout.header, 0.0)
+    effects = bench.follower.announced(announcement(v), wrong.layout.header, 0.0)
     [failed] = sent(effects, Failed)
     assert failed.code == "layout-invalid"
-    assert bench.slot.holds.at["arriving"] is None
+    assert bench.follower.versions.at["arriving"] is None
     assert ready(bench.deliver(v)), "damage on the way is no verdict on the version"
 
 
@@ -236,20 +238,20 @@ def test_a_target_that_objects_is_quoted_in_so_many_words() -> None:
     assert failed.code == "layout-mismatch"
     assert len(failed.text) == TEXT_MAX
     assert not sent(bench.announce(v), Failed), "once; reports repeat it"
-    assert sent(bench.slot.repeat(), Failed)
+    assert sent(bench.follower.repeat(), Failed)
 
 
 def test_a_version_that_did_not_fit_is_asked_for_once_the_target_fits() -> None:
     bench, v = Bench(objection="w: shape [3] published, [4] here"), version(1)
-    ping = bench.slot.timing.ping
+    ping = bench.follower.timing.ping
     bench.announce(v)
-    assert not sent(bench.slot.tick(2 * ping), Fetch), "nothing has changed"
+    assert not sent(bench.follower.tick(2 * ping), Fetch), "nothing has changed"
     bench.objection = ""
-    assert not sent(bench.slot.tick(2 * ping), Fetch), "it has just looked"
-    [asked] = sent(bench.slot.tick(3 * ping), Fetch)
+    assert not sent(bench.follower.tick(2 * ping), Fetch), "it has just looked"
+    [asked] = sent(bench.follower.tick(3 * ping), Fetch)
     assert asked.version == 0
     assert ready(bench.deliver(v))
-    assert not sent(bench.slot.tick(9 * ping), Fetch)
+    assert not sent(bench.follower.tick(9 * ping), Fetch)
 
 
 def test_a_version_that_did_not_fit_is_forgotten_for_a_newer_one() -> None:
@@ -257,7 +259,7 @@ def test_a_version_that_did_not_fit_is_forgotten_for_a_newer_one() -> None:
     bench.announce(version(1))
     bench.objection = ""
     assert ready(bench.deliver(version(2)))
-    assert not sent(bench.slot.tick(9 * bench.slot.timing.ping), Fetch)
+    assert not sent(bench.follower.tick(9 * bench.follower.timing.ping), Fetch)
 
 
 def test_why_a_version_is_not_taken_is_said_whatever_letters_it_has() -> None:
@@ -281,7 +283,7 @@ def test_a_whole_that_does_not_match_is_fetched_anew_a_few_times() -> None:
     effects = bench.feed(v, pushed=False) + bench.end(v, "0" * 64)
     [failed] = sent(effects, Failed)
     assert failed.code == "digest-mismatch"
-    assert bench.slot.holds.at["arriving"] is None
+    assert bench.follower.versions.at["arriving"] is None
     assert ready(bench.deliver(v)), "and it may come again"
 
 
@@ -303,7 +305,7 @@ def test_whoever_was_replaced_once_finishes_the_next() -> None:
     bench.announce(second)
     bench.feed(second, 0)
     assert not bench.announce(third)
-    assert not bench.slot.asking.hear_of(EPOCH, 3, bench.now)
+    assert not bench.follower.planner.hear_of(EPOCH, 3, bench.now)
     effects = bench.feed(second, 1, 2) + bench.end(second)
     assert [s.version for s in ready(effects)] == [2]
     assert [(e.topic, e.on) for e in effects if isinstance(e, Subscribe)] == [(b"a/dat", True)]
@@ -314,17 +316,17 @@ def test_older_and_equal_versions_are_no_news() -> None:
     bench, v = Bench(), version(5)
     bench.deliver(v)
     for key in ((EPOCH, 5), (EPOCH, 4), (EPOCH - 1, 9), (EPOCH, 0)):
-        assert not bench.slot.asking.hear_of(*key, bench.now), key
+        assert not bench.follower.planner.hear_of(*key, bench.now), key
     assert not bench.announce(version(4))
     assert not bench.announce(version(9, epoch=EPOCH - 1))
-    assert sent(bench.slot.asking.hear_of(EPOCH, 6, bench.now), Fetch)
+    assert sent(bench.follower.planner.hear_of(EPOCH, 6, bench.now), Fetch)
 
 
 def test_news_are_asked_for_once_in_a_while() -> None:
     bench = Bench()
-    assert bench.slot.asking.hear_of(EPOCH, 1, 0.0)
-    assert not bench.slot.asking.hear_of(EPOCH, 1, 0.24)
-    assert bench.slot.asking.hear_of(EPOCH, 1, 0.25)
+    assert bench.follower.planner.hear_of(EPOCH, 1, 0.0)
+    assert not bench.follower.planner.hear_of(EPOCH, 1, 0.24)
+    assert bench.follower.planner.hear_of(EPOCH, 1, 0.25)
 
 
 def test_a_later_epoch_is_newer_whatever_its_version() -> None:
@@ -337,9 +339,9 @@ def test_a_later_epoch_is_newer_whatever_its_version() -> None:
 
 def test_what_was_rejected_does_not_hide_an_older_version_that_was_missed() -> None:
     bench, missed = Bench(), version(2)
-    bench.slot.announced(announcement(version(3), nbytes=2000), None, 0.0)
-    assert not bench.slot.asking.hear_of(EPOCH, 3, 1.0), "it was rejected"
-    assert sent(bench.slot.asking.hear_of(EPOCH, 2, 1.0), Fetch)
+    bench.follower.announced(announcement(version(3), nbytes=2000), None, 0.0)
+    assert not bench.follower.planner.hear_of(EPOCH, 3, 1.0), "it was rejected"
+    assert sent(bench.follower.planner.hear_of(EPOCH, 2, 1.0), Fetch)
     assert ready(bench.deliver(missed))
 
 
@@ -351,7 +353,7 @@ def test_a_third_version_waits_for_a_buffer() -> None:
     bench.deliver(version(1))
     bench.deliver(version(2))
     bench.announce(version(3))
-    assert bench.slot.holds.at["arriving"] is None
+    assert bench.follower.versions.at["arriving"] is None
     bench.apply(version(1))
     assert arriving(bench).key == (EPOCH, 3)
 
@@ -392,8 +394,8 @@ def test_nothing_is_given_out_before_the_commit() -> None:
     effects = bench.deliver(v, commit="together")
     assert not ready(effects)
     assert sent(effects, Staged)[0].digest == v.digest
-    assert [s.key for s in ready(bench.slot.committed(commit(v)))] == [v.key]
-    assert not ready(bench.slot.committed(commit(v))), "once"
+    assert [s.key for s in ready(bench.follower.committed(commit(v)))] == [v.key]
+    assert not ready(bench.follower.committed(commit(v))), "once"
 
 
 @pytest.mark.parametrize(
@@ -402,8 +404,8 @@ def test_nothing_is_given_out_before_the_commit() -> None:
 def test_a_commit_of_something_else_commits_nothing(fields: dict[str, Any]) -> None:
     bench, v = Bench(), version(1)
     bench.deliver(v, commit="together")
-    assert not bench.slot.committed(commit(v, **fields))
-    assert bench.slot.holds.at["staged"] is not None
+    assert not bench.follower.committed(commit(v, **fields))
+    assert bench.follower.versions.at["staged"] is not None
 
 
 def test_a_commit_that_comes_as_an_announcement_counts() -> None:
@@ -416,10 +418,10 @@ def test_an_abort_is_of_one_version_and_gives_its_buffer_back() -> None:
     bench, v = Bench(), version(1)
     bench.deliver(v, commit="together")
     bench.abort(v)
-    assert not ready(bench.slot.committed(commit(v)))
+    assert not ready(bench.follower.committed(commit(v)))
     bench.announce(version(2), commit="together")
     bench.abort(version(1))
-    assert bench.slot.holds.at["arriving"] is not None, "another version's abort"
+    assert bench.follower.versions.at["arriving"] is not None, "another version's abort"
     bench.abort(version(2))
     assert ready(bench.deliver(version(3)))
     assert ready(bench.deliver(version(4))), "both buffers are back"
@@ -431,16 +433,16 @@ def test_an_abort_makes_room_for_what_waits_for_a_buffer() -> None:
     bench.deliver(one)
     bench.deliver(two, commit="together")
     bench.announce(three)
-    assert bench.slot.holds.at["arriving"] is None
+    assert bench.follower.versions.at["arriving"] is None
     bench.abort(two)
-    assert bench.slot.holds.at["arriving"] is not None
+    assert bench.follower.versions.at["arriving"] is not None
     assert ready(bench.feed(three) + bench.end(three))
 
 
 def test_an_abort_does_not_reach_what_was_committed() -> None:
     bench, v = Bench(), version(1)
     bench.deliver(v, commit="together")
-    bench.slot.committed(commit(v))
+    bench.follower.committed(commit(v))
     bench.abort(v)
     assert sent(bench.apply(v), Applied)
 
@@ -459,15 +461,15 @@ def test_reports_are_repeated_until_they_are_out_of_date() -> None:
     bench, v = Bench(), version(1, nbytes=100)
     bench.announce(v)
     bench.feed(v, 0, 1)
-    [progress] = sent(bench.slot.repeat(), Progress)
+    [progress] = sent(bench.follower.repeat(), Progress)
     assert (progress.chunks, progress.phase) == (2, "receiving")
     bench.feed(v, *range(2, 13))
     bench.end(v)
-    assert sent(bench.slot.repeat(), Progress)[0].phase == "staged"
+    assert sent(bench.follower.repeat(), Progress)[0].phase == "staged"
     bench.report(v.key, "taken")
-    assert sent(bench.slot.repeat(), Progress)[0].phase == "applying"
+    assert sent(bench.follower.repeat(), Progress)[0].phase == "applying"
     assert sent(bench.apply(v), Applied)
-    [repeated] = bench.slot.repeat()
+    [repeated] = bench.follower.repeat()
     assert sent([repeated], Applied)[0].digest == v.digest
 
 
@@ -478,11 +480,11 @@ def test_a_failure_leaves_what_runs_and_is_repeated() -> None:
     bench.deliver(version(2))
     [failed] = sent(bench.fail(version(2), "no room"), Failed)
     assert (failed.code, failed.text) == ("apply", "no room")
-    assert bench.slot.running is not None
-    assert bench.slot.running.version == 1
-    assert sent(bench.slot.repeat(), Failed)
+    assert bench.follower.running is not None
+    assert bench.follower.running.version == 1
+    assert sent(bench.follower.repeat(), Failed)
     bench.announce(version(3))
-    assert not sent(bench.slot.repeat(), Failed), "another version is begun"
+    assert not sent(bench.follower.repeat(), Failed), "another version is begun"
 
 
 def _no_room(bench: Bench) -> list[Effect]:
@@ -507,7 +509,7 @@ def _no_match(bench: Bench) -> list[Effect]:
 def _no_fit(bench: Bench) -> list[Effect]:
     v = version(1)
     bench.announce(v, header=False)
-    return bench.done(bench.slot.announced(announcement(v), b"{}", bench.now))
+    return bench.done(bench.follower.announced(announcement(v), b"{}", bench.now))
 
 
 def _unknown(bench: Bench) -> list[Effect]:
@@ -526,22 +528,24 @@ FAILS: dict[str, Callable[[Bench], list[Effect]]] = {
 @pytest.mark.parametrize("fails", FAILS)
 def test_what_fails_is_tried_again_after_ever_longer_pauses(fails: str) -> None:
     bench, tried = Bench(), list[float]()
-    while bench.now < 10 * bench.slot.timing.patience_max:
-        bench.now += bench.slot.timing.quiet
-        assert not sent(bench.slot.tick(bench.now), Fetch)
-        if sent(bench.slot.asking.hear_of(EPOCH, 1, bench.now), Fetch):
+    while bench.now < 10 * bench.follower.timing.patience_max:
+        bench.now += bench.follower.timing.quiet
+        assert not sent(bench.follower.tick(bench.now), Fetch)
+        if sent(bench.follower.planner.hear_of(EPOCH, 1, bench.now), Fetch):
             tried.append(bench.now)
             [failed] = sent(FAILS[fails](bench), Failed)
             assert failed.code == ("no-memory" if fails == "no room" else fails)
     pauses = [after - before for before, after in itertools.pairwise(tried)]
-    patience, most = bench.slot.timing.patience, bench.slot.timing.patience_max
+    patience, most = bench.follower.timing.patience, bench.follower.timing.patience_max
     assert pauses[:4] == [patience, 2 * patience, 4 * patience, 8 * patience]
     assert set(pauses[4:]) == {most}
     bench.deliver(version(2))
     assert sent(bench.apply(version(2)), Applied), "another one is not put off"
     bench.announce(version(3), encoding="another")
     bench.now += patience
-    assert sent(bench.slot.asking.hear_of(EPOCH, 3, bench.now), Fetch), "it begins with patience"
+    assert sent(bench.follower.planner.hear_of(EPOCH, 3, bench.now), Fetch), (
+        "it begins with patience"
+    )
 
 
 @pytest.mark.parametrize("word", ["gone", "aborted"])
@@ -550,15 +554,17 @@ def test_what_is_before_a_version_that_is_put_off_waits_until_that_is_not_to_be_
 ) -> None:
     bench, v = Bench(), version(2)
     bench.announce(v, encoding="another")
-    assert not sent(bench.slot.asking.hear_of(EPOCH, 1, bench.now), Fetch), "it would come again"
-    assert not sent(bench.slot.asking.hear_of(EPOCH, 2, bench.now), Fetch)
-    assert not sent(bench.slot.gone(EPOCH, 1, bench.now), Fetch), "that is another"
-    assert not sent(bench.slot.asking.hear_of(EPOCH, 1, bench.now), Fetch)
+    assert not sent(bench.follower.planner.hear_of(EPOCH, 1, bench.now), Fetch), (
+        "it would come again"
+    )
+    assert not sent(bench.follower.planner.hear_of(EPOCH, 2, bench.now), Fetch)
+    assert not sent(bench.follower.gone(EPOCH, 1, bench.now), Fetch), "that is another"
+    assert not sent(bench.follower.planner.hear_of(EPOCH, 1, bench.now), Fetch)
     if word == "gone":
-        bench.slot.gone(EPOCH, 2, bench.now)
+        bench.follower.gone(EPOCH, 2, bench.now)
     else:
         bench.abort(v)
-    assert sent(bench.slot.asking.hear_of(EPOCH, 1, bench.now), Fetch)
+    assert sent(bench.follower.planner.hear_of(EPOCH, 1, bench.now), Fetch)
 
 
 def test_after_an_apply_that_failed_half_way_every_report_says_that_nothing_runs() -> None:
@@ -568,25 +574,25 @@ def test_after_an_apply_that_failed_half_way_every_report_says_that_nothing_runs
     bench.deliver(version(2))
     [failed] = sent(bench.fail(version(2), intact=False), Failed)
     assert not failed.intact
-    assert (bench.slot.running, bench.slot.epoch) == (None, EPOCH)
+    assert (bench.follower.running, bench.follower.epoch) == (None, EPOCH)
     bench.objection = "does not fit"
     [declined] = sent(bench.announce(version(3, nbytes=3)), Failed)
     assert not declined.intact
     bench.objection = ""
     bench.announce(version(4))
-    assert [f.intact for f in sent(bench.slot.repeat(), Failed)] == [False]
-    assert not sent(bench.slot.repeat(), Applied)
+    assert [f.intact for f in sent(bench.follower.repeat(), Failed)] == [False]
+    assert not sent(bench.follower.repeat(), Applied)
     bench.feed(version(4))
     bench.end(version(4))
     [applied] = sent(bench.apply(version(4)), Applied)
-    assert sent(bench.slot.repeat(), Applied) == [applied]
+    assert sent(bench.follower.repeat(), Applied) == [applied]
 
 
 def test_what_was_not_ready_cannot_have_been_applied() -> None:
     bench = Bench()
     for what in ("applied", "declined", "failed", "torn", "stale", "newer"):
         assert not bench.report((EPOCH, 1), what)
-    assert bench.slot.running is None
+    assert bench.follower.running is None
 
 
 # Coming back.
@@ -595,8 +601,8 @@ def test_what_was_not_ready_cannot_have_been_applied() -> None:
 def test_what_is_gone_is_given_up_and_the_latest_asked_for() -> None:
     bench = Bench()
     bench.announce(version(1))
-    effects = bench.slot.gone(EPOCH, 1, bench.now)
-    assert bench.slot.holds.at["arriving"] is None
+    effects = bench.follower.gone(EPOCH, 1, bench.now)
+    assert bench.follower.versions.at["arriving"] is None
     assert sent(effects, Fetch)[0].version == 0
 
 
@@ -605,21 +611,21 @@ def test_the_same_epoch_goes_on_where_it_was() -> None:
     bench.announce(v)
     bench.end(v)
     bench.feed(v, 0)
-    bench.slot.reconnected(EPOCH, 1, bench.now, shared=False)
+    bench.follower.reconnected(EPOCH, 1, bench.now, shared=False)
     assert transfer(bench).chunks.here == 1
-    [fetch] = sent(bench.slot.tick(bench.now), Fetch)
+    [fetch] = sent(bench.follower.tick(bench.now), Fetch)
     assert (fetch.first, fetch.count) == (1, 2)
 
 
 def test_what_is_staged_is_repeated_until_it_is_decided() -> None:
     bench, v = Bench(), version(1)
     bench.deliver(v, commit="together")
-    assert sent(bench.slot.repeat(), Staged)[0].digest == v.digest
-    assert sent(bench.slot.reconnected(EPOCH, 0, bench.now, shared=False), Staged), (
+    assert sent(bench.follower.repeat(), Staged)[0].digest == v.digest
+    assert sent(bench.follower.reconnected(EPOCH, 0, bench.now, shared=False), Staged), (
         "to the same epoch"
     )
     bench.abort(v)
-    assert not sent(bench.slot.repeat(), Staged)
+    assert not sent(bench.follower.repeat(), Staged)
 
 
 @pytest.mark.parametrize("end", ["newer", "abort"])
@@ -628,14 +634,14 @@ def test_memory_that_is_lent_is_taken_back_with_the_version_it_was_for(end: str)
     bench, v = Bench(), version(1)
     bench.announce(v)
     chunk, payload = offers.chunk_of(v, 0)
-    lease = bench.slot.place(chunk, len(payload))
+    lease = bench.follower.place(chunk, len(payload))
     assert lease is not None
     if end == "newer":
         bench.announce(version(2))
     else:
         bench.abort(v)
     assert not lease.live
-    assert bench.slot.place(chunk, len(payload)) is None
+    assert bench.follower.place(chunk, len(payload)) is None
 
 
 @pytest.mark.parametrize("granted", [True, False])
@@ -643,12 +649,12 @@ def test_memory_that_comes_late_is_waited_for_and_of_use_only_to_who_lacks_it(
     granted: bool,
 ) -> None:
     bench, v, newer = Bench(), version(1), version(2)
-    [reserve] = bench.slot.announced(announcement(v), v.layout.header, 0.0)
+    [reserve] = bench.follower.announced(announcement(v), v.layout.header, 0.0)
     assert reserve == Reserve("a", v.key, 20)
-    assert not bench.slot.tick(99.0), "it is not asked for twice"
+    assert not bench.follower.tick(99.0), "it is not asked for twice"
     bench.announce(newer)
     late = Granted("a", v.key, np.empty(20, np.uint8) if granted else None)
-    assert bench.slot.happened(late, 99.0) == []
+    assert bench.follower.happened(late, 99.0) == []
     assert arriving(bench).key == newer.key
     assert ready(bench.feed(newer) + bench.end(newer))
 
@@ -656,11 +662,11 @@ def test_memory_that_comes_late_is_waited_for_and_of_use_only_to_who_lacks_it(
 def test_a_segment_that_is_open_late_is_of_no_use_to_who_lacks_a_layout_by_now() -> None:
     bench, v = Bench(), version(1)
     bench.announce(v)
-    [opens] = bench.slot.announced(announcement(version(2), shared=SHARED), None, 0.0)
+    [opens] = bench.follower.announced(announcement(version(2), shared=SHARED), None, 0.0)
     assert isinstance(opens, Open)
     other = structs.replace(announcement(version(2)), layout="f" * 64)
-    assert sent(bench.slot.announced(other, None, 0.0), Fetch)[0].layout
-    assert bench.slot.happened(Opened("a", opens.key, None), 0.0) == []
+    assert sent(bench.follower.announced(other, None, 0.0), Fetch)[0].layout
+    assert bench.follower.happened(Opened("a", opens.key, None), 0.0) == []
     assert arriving(bench).key == v.key
 
 
@@ -688,7 +694,7 @@ class Memory:
 
 def begun(bench: Bench, v: Version, memory: Memory | None = None) -> Copying:
     """Announce a version that has to be staged, from shared memory."""
-    bench.slot.shared, bench.memory = True, memory or Memory()
+    bench.follower.shared, bench.memory = True, memory or Memory()
     effects = bench.announce(v, commit="together", shared=SHARED)
     assert [(f.version, f.count) for f in sent(effects, Fetch)] == [(1, 0)], "the `end` alone"
     [copy] = copies(effects)
@@ -696,7 +702,7 @@ def begun(bench: Bench, v: Version, memory: Memory | None = None) -> Copying:
 
 
 def end_copy(bench: Bench, copy: Copying) -> list[Effect]:
-    return bench.done(bench.slot.happened(copied(copy), bench.now))
+    return bench.done(bench.follower.happened(copied(copy), bench.now))
 
 
 @pytest.mark.parametrize("end_first", [False, True])
@@ -705,11 +711,11 @@ def test_what_is_copied_is_staged_with_the_digest_of_the_copy(end_first: bool) -
     copy = begun(bench, v)
     effects = bench.end(v) if end_first else []
     assert not effects
-    assert not sent(bench.slot.tick(bench.now + 5.0), Fetch) or not end_first
+    assert not sent(bench.follower.tick(bench.now + 5.0), Fetch) or not end_first
     effects = end_copy(bench, copy)
     effects += [] if end_first else bench.end(v)
     assert sent(effects, Staged)[0].digest == v.digest
-    [staged] = ready(bench.slot.committed(commit(v)))
+    [staged] = ready(bench.follower.committed(commit(v)))
     assert staged.data.tobytes() == b"\1" * 20
 
 
@@ -719,9 +725,9 @@ def test_what_is_stale_or_was_overwritten_is_fetched(how: type[StaleError]) -> N
     copy = begun(bench, v, Memory(how))
     bench.end(v)
     for bench.now in range(0, 600, 10):
-        assert not bench.slot.tick(bench.now), "it takes long"
+        assert not bench.follower.tick(bench.now), "it takes long"
     effects = end_copy(bench, copy)
-    assert not bench.slot.tick(bench.now), "nothing that was asked for has failed to come"
+    assert not bench.follower.tick(bench.now), "nothing that was asked for has failed to come"
     assert not sent(effects, Staged)
     assert [(f.version, f.first, f.count) for f in sent(effects, Fetch)] == [(1, 0, 3)]
     assert sent(bench.feed(v, pushed=False), Staged)
@@ -732,14 +738,14 @@ def test_nothing_is_asked_for_or_lent_while_it_is_copied_and_progress_tells_of_i
     copy = begun(bench, v)
     bench.end(v)
     chunk, payload = offers.chunk_of(v, 0)
-    assert bench.slot.place(chunk, len(payload)) is None
+    assert bench.follower.place(chunk, len(payload)) is None
     assert not bench.feed(v, 0)
     assert transfer(bench).chunks.here == 0, "nobody writes there twice"
     for _ in range(40):
         bench.now += 0.5
-        assert not bench.slot.tick(bench.now)
+        assert not bench.follower.tick(bench.now)
     copy.count = 2
-    [said] = sent(bench.slot.repeat(), Progress)
+    [said] = sent(bench.follower.repeat(), Progress)
     assert (said.chunks, said.phase) == (2, "receiving")
 
 
@@ -755,11 +761,11 @@ def test_a_copy_that_is_overtaken_keeps_its_buffer_until_it_has_ended(how: str) 
 
     bench.takes = take
     copy = begun(bench, v)
-    bench.slot.shared, bench.memory = False, None
+    bench.follower.shared, bench.memory = False, None
     if how == "aborted":
         bench.abort(v)
     elif how == "fenced":
-        bench.slot.reconnected(EPOCH + 1, 0, bench.now, shared=False)
+        bench.follower.reconnected(EPOCH + 1, 0, bench.now, shared=False)
     epoch = EPOCH + (how == "fenced")
     bench.announce(version(2, epoch=epoch))
     assert not copy.live
@@ -767,7 +773,7 @@ def test_a_copy_that_is_overtaken_keeps_its_buffer_until_it_has_ended(how: str) 
     bench.feed(version(2, epoch=epoch))
     bench.end(version(2, epoch=epoch))
     bench.announce(version(3, epoch=epoch))
-    assert bench.slot.holds.at["arriving"] is None, "both buffers are in use"
+    assert bench.follower.versions.at["arriving"] is None, "both buffers are in use"
     effects = end_copy(bench, copy)
     assert not sent(effects, Staged)
     assert arriving(bench).key == (epoch, 3)
@@ -780,9 +786,9 @@ def test_a_copy_that_was_done_when_it_was_overtaken_is_of_no_use() -> None:
     copy = begun(bench, v)
     late = copied(copy)
     bench.abort(v)
-    effects = bench.slot.happened(late, bench.now) + bench.end(v)
+    effects = bench.follower.happened(late, bench.now) + bench.end(v)
     assert not sent(effects, Staged)
-    assert not ready(bench.slot.committed(commit(v)))
+    assert not ready(bench.follower.committed(commit(v)))
 
 
 # Each arrow of the table, by what makes it happen.
@@ -807,7 +813,7 @@ def come_to(bench: Bench, v: Version, phase: Phase) -> None:
 
 def happen(bench: Bench, v: Version, event: Event) -> tuple[int, int]:
     """Make something happen to a version; return its name afterwards."""
-    slot, now, phase = bench.slot, bench.now, phase_of(bench, v.key)
+    follower, now, phase = bench.follower, bench.now, phase_of(bench, v.key)
     match event, phase:
         case "begun", _:
             bench.announce(v)
@@ -818,7 +824,7 @@ def happen(bench: Bench, v: Version, event: Event) -> tuple[int, int]:
             bench.feed(v)
             bench.end(v)
         case "committed", _:
-            slot.committed(commit(v))
+            follower.committed(commit(v))
         case "declined", "announced":
             bench.objection = "does not fit"
             bench.announce(v)
@@ -841,16 +847,16 @@ def happen(bench: Bench, v: Version, event: Event) -> tuple[int, int]:
             bench.deliver(version(2))
             bench.fail(version(2), intact=False)
         case "renamed", _:
-            was = slot.running
+            was = follower.running
             assert was is not None
-            slot.renamed(Rename(model="a", epoch=EPOCH, version=9, was=was), now)
+            follower.renamed(Rename(model="a", epoch=EPOCH, version=9, was=was), now)
             return EPOCH, 9
         case "gone", _:
-            slot.gone(EPOCH, 1, now)
+            follower.gone(EPOCH, 1, now)
         case "aborted", _:
             bench.abort(v)
         case "fenced", _:
-            slot.reconnected(EPOCH + 1, 0, now, shared=False)
+            follower.reconnected(EPOCH + 1, 0, now, shared=False)
         case _:
             bench.report(v.key, event)  # pyright: ignore[reportArgumentType]
     return v.key
@@ -859,11 +865,13 @@ def happen(bench: Bench, v: Version, event: Event) -> tuple[int, int]:
 def phase_of(bench: Bench, key: tuple[int, int]) -> Phase:
     """Return the phase of a version."""
     live: list[Phase] = ["announced", "arriving", "staged", "ready", "applying", "running"]
-    found: list[Phase] = [held.phase for held in bench.slot.holds.all(*live) if held.key == key]
+    found: list[Phase] = [
+        held.phase for held in bench.follower.versions.all(*live) if held.key == key
+    ]
     assert len(found) <= 1
     if found:
         return found[0]
-    return "rejected" if key in bench.slot.holds.rejected else "dropped"
+    return "rejected" if key in bench.follower.versions.rejected else "dropped"
 
 
 @pytest.mark.parametrize(
@@ -909,5 +917,5 @@ def test_what_happens_moves_a_version_along_its_arrow(
     key = happen(bench, v, event)
     assert phase_of(bench, key) == after
     if after in ("dropped", "rejected"):
-        later = bench.slot.tick(bench.now + bench.slot.timing.patience)
+        later = bench.follower.tick(bench.now + bench.follower.timing.patience)
         assert (EPOCH, 1) not in [(f.epoch, f.version) for f in sent(later, Fetch)]

@@ -53,7 +53,7 @@ impl Queued {
 
 /// What a subscriber has asked for, and said, since it was read last.
 #[derive(Default)]
-pub struct Heard {
+pub struct SubscriberInput {
     /// That it has shown before all of the following.
     pub ticket: Option<String>,
     pub topics: Vec<String>,
@@ -61,7 +61,7 @@ pub struct Heard {
 }
 
 /// One subscriber's connection.
-pub struct Outlet {
+pub struct SubscriberConnection {
     pipe: Pipe,
     /// Whose it is, once it has shown a ticket that was good.
     pub owner: Option<Owner>,
@@ -78,15 +78,15 @@ pub struct Outlet {
     allowance: TokenBucket,
 }
 
-impl Outlet {
+impl SubscriberConnection {
     /// It is the data connection of a worker.
     pub fn admit(&mut self, owner: Option<Owner>) {
         self.owner = owner;
     }
 
     /// A ticketed one is served only once it has shown a ticket (K6).
-    pub fn new(connection: Own<TcpStream>, ticketed: bool, now: Time) -> Outlet {
-        Outlet {
+    pub fn new(connection: Own<TcpStream>, ticketed: bool, now: Time) -> SubscriberConnection {
+        SubscriberConnection {
             pipe: Pipe::new(connection, now),
             owner: None,
             ticketed,
@@ -177,19 +177,19 @@ impl Outlet {
     }
 
     /// Reads once, and takes note of what it says.
-    pub fn read(&mut self, now: Time) -> io::Result<Heard> {
+    pub fn read(&mut self, now: Time) -> io::Result<SubscriberInput> {
         let mut bytes = [0; READ_BYTES];
         let count = match self.pipe.connection.read(&mut bytes) {
             Ok(0) => return fault("the subscriber has closed the connection"),
             Ok(count) => count,
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
-                return Ok(Heard::default());
+                return Ok(SubscriberInput::default());
             }
             Err(error) => return Err(error),
         };
         self.received.extend_from_slice(&bytes[..count]);
         self.pipe.alive_at = now;
-        let mut heard = Heard::default();
+        let mut heard = SubscriberInput::default();
         let mut at = 0;
         loop {
             match self.parse(at, &mut heard, now)? {
@@ -205,7 +205,7 @@ impl Outlet {
     }
 
     /// Takes what begins at `at` in what was received; returns its size, 0 if more must come first.
-    fn parse(&mut self, at: usize, heard: &mut Heard, now: Time) -> io::Result<usize> {
+    fn parse(&mut self, at: usize, heard: &mut SubscriberInput, now: Time) -> io::Result<usize> {
         let bytes = &self.received[at..];
         if !self.greeted {
             return self.greet(at);
@@ -257,7 +257,7 @@ impl Outlet {
         Ok(())
     }
 
-    fn take(&mut self, mut body: Vec<u8>, heard: &mut Heard) -> io::Result<()> {
+    fn take(&mut self, mut body: Vec<u8>, heard: &mut SubscriberInput) -> io::Result<()> {
         if self.ticketed && !std::mem::replace(&mut self.shown, true) {
             let ticket = body.strip_prefix(&[TICKET]).filter(|ticket| ticket.len() == TICKET_BYTES);
             heard.ticket = ticket.and_then(|ticket| String::from_utf8(ticket.to_vec()).ok());
@@ -291,13 +291,13 @@ impl Outlet {
     }
 }
 
-impl Held for Outlet {
+impl Held for SubscriberConnection {
     fn pipe(&mut self) -> &mut Pipe {
         &mut self.pipe
     }
 }
 
-impl Deref for Outlet {
+impl Deref for SubscriberConnection {
     type Target = Pipe;
 
     fn deref(&self) -> &Pipe {
@@ -305,7 +305,7 @@ impl Deref for Outlet {
     }
 }
 
-impl DerefMut for Outlet {
+impl DerefMut for SubscriberConnection {
     fn deref_mut(&mut self) -> &mut Pipe {
         &mut self.pipe
     }
@@ -322,10 +322,10 @@ mod tests {
     use std::os::unix::io::OwnedFd;
     use std::os::unix::net::UnixStream;
 
-    fn pair() -> (Outlet, UnixStream) {
+    fn pair() -> (SubscriberConnection, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
-        (Outlet::new(Own::new(OwnedFd::from(ours).into()), false, Time::ZERO), theirs)
+        (SubscriberConnection::new(Own::new(OwnedFd::from(ours).into()), false, Time::ZERO), theirs)
     }
 
     fn greeted() -> Vec<u8> {
@@ -334,23 +334,23 @@ mod tests {
         bytes
     }
 
-    fn hold(outlet: &mut Outlet, room: usize, now: Time) -> Vec<u64> {
-        let_go(std::iter::once((7, outlet)), room, now)
+    fn hold(subscriber: &mut SubscriberConnection, room: usize, now: Time) -> Vec<u64> {
+        let_go(std::iter::once((7, subscriber)), room, now)
     }
 
     /// Connected and subscribed.
-    fn subscribed(topic: &str) -> (Outlet, UnixStream) {
-        let (mut outlet, mut other) = pair();
+    fn subscribed(topic: &str) -> (SubscriberConnection, UnixStream) {
+        let (mut subscriber, mut other) = pair();
         let mut said = greeted();
         frame(&mut said, 0, &[&[1], topic.as_bytes()].concat());
         other.write_all(&said).unwrap();
-        let heard = outlet.read(Time::ZERO).unwrap();
+        let heard = subscriber.read(Time::ZERO).unwrap();
         assert_eq!(heard.topics, [topic]);
-        outlet.write(Time::ZERO).unwrap();
+        subscriber.write(Time::ZERO).unwrap();
         let mut answer = vec![0; GREETING_BYTES + 2 + READY.len()];
         other.read_exact(&mut answer).unwrap();
         assert_eq!(&answer[GREETING_BYTES + 2..], READY);
-        (outlet, other)
+        (subscriber, other)
     }
 
     fn content(nbytes: usize) -> Arc<Content> {
@@ -361,48 +361,48 @@ mod tests {
 
     #[test]
     fn a_message_comes_as_frames() {
-        let (mut outlet, mut other) = subscribed("m/ctl");
-        assert!(outlet.wants("m/ctl") && !outlet.wants("m/dat"));
+        let (mut subscriber, mut other) = subscribed("m/ctl");
+        assert!(subscriber.wants("m/ctl") && !subscriber.wants("m/dat"));
         let message = Queued::new("m/ctl".to_owned(), b"{}", &Payload::None);
-        outlet.put(&Arc::new(message), Time::ZERO).unwrap();
+        subscriber.put(&Arc::new(message), Time::ZERO).unwrap();
         let mut bytes = [0; 11];
         other.read_exact(&mut bytes).unwrap();
         assert_eq!(&bytes, b"\x01\x05m/ctl\x00\x02{}");
-        assert!(!outlet.unsent());
+        assert!(!subscriber.unsent());
     }
 
     #[test]
     fn what_nobody_reads_keeps_no_version() {
-        let (mut outlet, _other) = subscribed("m/dat");
+        let (mut subscriber, _other) = subscribed("m/dat");
         let large = content(1 << 24);
         let weak = Arc::downgrade(&large);
         for _ in 0..3 {
             let message = Queued::new("m/dat".to_owned(), b"{}", &Payload::Chunk(large.clone(), 0));
-            outlet.put(&Arc::new(message), Time::ZERO).unwrap();
+            subscriber.put(&Arc::new(message), Time::ZERO).unwrap();
         }
         drop(large);
         assert!(weak.upgrade().is_some(), "half of it is sent");
         assert!(
-            hold(&mut outlet, 1 << 20, HOLD).is_empty(),
+            hold(&mut subscriber, 1 << 20, HOLD).is_empty(),
             "it gets some time, if there is no room for a copy"
         );
         assert!(weak.upgrade().is_some());
-        assert_eq!(hold(&mut outlet, 0, HOLD_MAX), [7], "and no more");
-        assert!(hold(&mut outlet, 1 << 25, HOLD).is_empty());
+        assert_eq!(hold(&mut subscriber, 0, HOLD_MAX), [7], "and no more");
+        assert!(hold(&mut subscriber, 1 << 25, HOLD).is_empty());
         assert!(weak.upgrade().is_none());
-        assert!(outlet.unsent() && !outlet.keeps_up());
-        outlet.withdraw(&["m/dat".to_owned()], HOLD);
-        assert!(outlet.keeps_up());
+        assert!(subscriber.unsent() && !subscriber.keeps_up());
+        subscriber.withdraw(&["m/dat".to_owned()], HOLD);
+        assert!(subscriber.keeps_up());
     }
 
     #[test]
     fn a_rest_that_was_copied_is_the_same_bytes() {
-        let (mut outlet, mut other) = subscribed("m/dat");
+        let (mut subscriber, mut other) = subscribed("m/dat");
         let large = content(1 << 22);
         let message = Queued::new("m/dat".to_owned(), b"{}", &Payload::Chunk(large.clone(), 0));
-        outlet.put(&Arc::new(message), Time::ZERO).unwrap();
+        subscriber.put(&Arc::new(message), Time::ZERO).unwrap();
         drop(large);
-        hold(&mut outlet, 1 << 22, HOLD);
+        hold(&mut subscriber, 1 << 22, HOLD);
         other.set_nonblocking(true).unwrap();
         let mut bytes = Vec::new();
         let mut buffer = vec![0; 1 << 16];
@@ -410,13 +410,13 @@ mod tests {
             match other.read(&mut buffer) {
                 Ok(count) => bytes.extend_from_slice(&buffer[..count]),
                 Err(_) => {
-                    assert!(outlet.unsent(), "{} bytes came", bytes.len());
-                    outlet.write(Time::ZERO).unwrap();
+                    assert!(subscriber.unsent(), "{} bytes came", bytes.len());
+                    subscriber.write(Time::ZERO).unwrap();
                 }
             }
         }
         assert_eq!(&bytes[..11], b"\x01\x05m/dat\x01\x02{}");
-        assert!(bytes[20..].iter().all(|&byte| byte == 5) && !outlet.unsent());
+        assert!(bytes[20..].iter().all(|&byte| byte == 5) && !subscriber.unsent());
     }
 
     #[test]
@@ -430,23 +430,23 @@ mod tests {
         let mut other = greeted();
         frame(&mut other, 0, b"\x07");
         for said in [vec![b'x'; 64], long, early, more, other] {
-            let (mut outlet, mut theirs) = pair();
+            let (mut subscriber, mut theirs) = pair();
             theirs.write_all(&said).unwrap();
-            assert!(outlet.read(Time::ZERO).is_err());
+            assert!(subscriber.read(Time::ZERO).is_err());
         }
-        let (mut outlet, theirs) = pair();
+        let (mut subscriber, theirs) = pair();
         drop(theirs);
-        assert!(outlet.read(Time::ZERO).is_err());
+        assert!(subscriber.read(Time::ZERO).is_err());
     }
 
     #[test]
     fn a_flood_of_subscriptions_is_hung_up_on() {
-        let (mut outlet, mut other) = subscribed("m/ctl");
+        let (mut subscriber, mut other) = subscribed("m/ctl");
         let mut said = Vec::new();
         for _ in 0..300 {
             frame(&mut said, 0, b"\x01m");
         }
         other.write_all(&said).unwrap();
-        assert!((0..2).any(|_| outlet.read(Time::ZERO).is_err()));
+        assert!((0..2).any(|_| subscriber.read(Time::ZERO).is_err()));
     }
 }

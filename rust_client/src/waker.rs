@@ -1,0 +1,38 @@
+//! A bell that wakes a thread out of `poll`.
+
+use crate::raw::fork::Own;
+use std::io::{self, Read, Write};
+use std::os::unix::io::{AsRawFd, RawFd};
+use std::os::unix::net::UnixStream;
+
+/// One thread polls it, any thread rings it.
+pub struct Waker {
+    receiver: Own<UnixStream>,
+    sender: Own<UnixStream>,
+}
+
+impl Waker {
+    pub fn new() -> io::Result<Waker> {
+        let (receiver, sender) = Own::pair(UnixStream::pair)?;
+        receiver.set_nonblocking(true)?;
+        sender.set_nonblocking(true)?;
+        Ok(Waker { receiver, sender })
+    }
+
+    /// Makes a poll return, now or next time.
+    pub fn wake(&self) {
+        let _ = (&*self.sender).write(b"!"); // if it cannot take more, it rings already
+    }
+
+    /// Has it ring no longer.
+    pub fn drain(&self) {
+        let mut heard = [0; 256];
+        while matches!((&*self.receiver).read(&mut heard), Ok(count) if count == heard.len()) {}
+    }
+}
+
+impl AsRawFd for Waker {
+    fn as_raw_fd(&self) -> RawFd {
+        self.receiver.as_raw_fd()
+    }
+}
