@@ -1,8 +1,8 @@
-"""How bytes are cut into chunks, all of one size but the last; and which of them are here.
+"""Divides bytes into chunks of one size (the last may be smaller), and records which have arrived.
 
-A worker and a publisher have the same picture of a version's bytes, `Chunks`: a worker writes it as
-they arrive, a publisher reads it, and writes what it hashes. So what has arrived can be given out
-from where it lies, while the rest is on its way.
+Workers and publishers share the record `Chunks`: a worker updates it as chunks arrive; a publisher
+reads it, and adds checksums. So a relay can send chunks from a worker's staging buffer while others
+are still arriving.
 """
 
 import weakref
@@ -23,12 +23,12 @@ M_co = TypeVar("M_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlan:
-    """The chunks of `nbytes` bytes, numbered from 0; no bytes, no chunks.
+    """The chunks of `nbytes` bytes, numbered from 0; 0 bytes have no chunks.
 
     Attributes:
-        nbytes: Of the data section.
-        chunk_bytes: Of each chunk but the last, which may be smaller.
-        count: How many chunks there are.
+        nbytes: Bytes of the data section.
+        chunk_bytes: Bytes of each chunk; the last may be smaller.
+        count: The number of chunks.
     """
 
     nbytes: int
@@ -54,32 +54,31 @@ class ChunkPlan:
         return begin, min(begin + self.chunk_bytes, self.nbytes)
 
     def of(self, chunks: int) -> int:
-        """Return about how many bytes so many chunks have."""
+        """Return about how many bytes this number of chunks has."""
         return min(chunks * self.chunk_bytes, self.nbytes)
 
 
-# Versions of a model are cut alike: what a plan says is worked out once.
+# Versions of a model have equal plans, so these are cached.
 plan_of = lru_cache(maxsize=64)(ChunkPlan)
 
 
 class Chunks(msgspec.Struct, Generic[M_co], eq=False):
-    """Memory that is cut into chunks, and which of these are here.
+    """Memory that is divided into chunks, and which of these have arrived.
 
-    One thread owns it, so there is no lock. Python counts who refers to the memory: a publisher has
-    a view of it (`lend`), and its sockets have slices of that. Whoever made the memory may write
-    other bytes there once nobody has the view (`in_use`); else it lets go of the memory, which goes
-    with the last of them.
+    One thread owns it, so there is no lock. References protect the memory: a publisher has a view
+    of it (`lend`), and its sockets have slices of that. The memory's owner may overwrite it once
+    no view exists (`in_use`), or drop its reference; then the last view frees it.
 
     Attributes:
         plan: The chunks.
-        memory: What they lie in, whatever made it.
-        crcs: The CRC-32C of each that was verified, or hashed; None: of no other.
-        layout: The id of the layout, which the digest is about; empty: it has none, as of a patch.
-        here: How many have a CRC-32C.
-        whole: All bytes are here, and are what they should be, though it may be that nobody has
-            hashed them. Else a chunk is here if it has a CRC-32C.
-        digest: What the whole hashes to, once that is known. It is never what somebody says alone.
-        view: How a publisher has the memory, if one does.
+        memory: The memory, of the type that its owner uses.
+        crcs: The CRC-32C of each chunk that was verified or hashed; None: of the others.
+        layout: The id of the layout, which the digest includes; empty: it has none, like a patch.
+        here: The number of chunks with a CRC-32C.
+        whole: True if all bytes have arrived and are correct, even if some chunks are not hashed.
+            If False, a chunk has arrived if it has a CRC-32C.
+        digest: The digest, once it is computed or verified; never an unverified claim.
+        view: A weak reference to the publisher's view; None: there was none.
     """
 
     plan: ChunkPlan
@@ -92,43 +91,43 @@ class Chunks(msgspec.Struct, Generic[M_co], eq=False):
     view: weakref.ref[Memory] | None = None
 
     def has(self, index: int) -> bool:
-        """Return whether a chunk is here."""
+        """True if a chunk has arrived."""
         return self.whole or self.crcs[index] is not None
 
     def unhashed(self) -> Iterator[int]:
-        """Yield the chunks that nobody has hashed, or verified, yet."""
+        """Yield the chunks without a CRC-32C."""
         return (index for index, crc in enumerate(self.crcs) if crc is None)
 
     def put(self, index: int, crc: int) -> None:
-        """A chunk is here, and has this CRC-32C."""
+        """Record that a chunk has arrived, with this CRC-32C."""
         self.here += self.crcs[index] is None
         self.crcs[index] = crc
         if self.whole and self.here == len(self.crcs):
             self.put_all(cast("list[int]", self.crcs))
 
     def put_all(self, crcs: list[int]) -> None:
-        """All chunks are here, and have these."""
+        """Record that all chunks have arrived, with these CRC-32Cs."""
         self.crcs, self.here = [*crcs], len(crcs)
         if self.whole and self.layout and not self.digest:
             self.digest = digest(self.layout, self.plan.chunk_bytes, crcs)
 
     def proves(self, claim: str) -> bool:
-        """Return whether all chunks are here, and hash to what is claimed: then it is whole."""
+        """True if all chunks have arrived and their digest equals `claim`; then it is whole."""
         crcs = cast("list[int]", self.crcs)
         if self.here == len(crcs) and digest(self.layout, self.plan.chunk_bytes, crcs) == claim:
             self.whole, self.digest = True, claim
         return self.whole and self.digest == claim
 
     def fill(self, digest: str) -> None:
-        """All bytes are here, and were held against this digest, though not chunk by chunk."""
+        """Record that all bytes have arrived and have this digest, without checksums of chunks."""
         self.whole, self.digest = True, digest
 
     def clear(self) -> None:
-        """Nothing of it is here, since not all of it can be what it should be."""
+        """Discard all chunks, because some of them must be wrong."""
         self.crcs, self.here = [None] * self.plan.count, 0
 
     def lend(self: "Chunks[Memory]") -> Memory:
-        """Return a view of the memory, where nothing else is written as long as that is there."""
+        """Return a view of the memory; the owner does not overwrite it while the view exists."""
         view = self.view() if self.view is not None else None
         if view is None:
             view = self.memory.view()
@@ -137,5 +136,5 @@ class Chunks(msgspec.Struct, Generic[M_co], eq=False):
 
     @property
     def in_use(self) -> bool:
-        """Whether a publisher has the memory, or sockets that send from it do."""
+        """True while a publisher, or a socket that sends from the memory, refers to it."""
         return self.view is not None and self.view() is not None

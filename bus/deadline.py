@@ -1,4 +1,4 @@
-"""Deadlines: one that is looked at between the steps of something long, and one for an answer."""
+"""Deadlines: for work in steps, and for an answer of the publisher's thread."""
 
 import time
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -9,49 +9,53 @@ from .errors import ClosedError, DeadlineError
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-ANSWER_SECONDS = 5.0  # beyond its deadline, what a call allows the background thread to answer
+ANSWER_SECONDS = 5.0  # after a call's deadline, for the publisher's thread to answer
 
 
 class Deadline:
-    """A moment, and what to say when it has passed.
+    """A time limit, and the text of the error when it has passed.
 
     Args:
-        at: The moment, on the monotonic clock; infinity: never.
-        text: What was not done by then, and what to do about it.
-        about: What it is about, by the names that `text` has for that.
+        at: The time, on the monotonic clock; infinity: no limit.
+        text: A format string: what was not done in time, and what to do about it.
+        about: The values for the fields of `text`.
     """
 
     def __init__(self, at: float, text: str, **about: object) -> None:
         self._at, self._text, self._about = at, text, about
 
     def left(self) -> float:
-        """Return the seconds until then, 0 if it has passed."""
+        """Return the seconds left, 0 if it has passed."""
         return max(0.0, self._at - time.monotonic())
 
     def check(self) -> None:
-        """Raise if it has passed.
+        """Raise an error if the deadline has passed.
 
         Raises:
-            DeadlineError: It has.
+            DeadlineError: It has passed.
         """
         if time.monotonic() >= self._at:
             raise DeadlineError(self._text.format(**self._about) if self._about else self._text)
 
 
 class Answer(Protocol[T_co]):
-    """A future, or what is like one to whoever waits."""
+    """A future, or an object with these methods of one."""
 
     def result(self, timeout: float, /) -> T_co:
-        """Wait for it."""
+        """Wait at most `timeout` seconds for the result, and return it."""
         ...
 
     def done(self) -> bool:
-        """Return whether it is here."""
+        """Return whether the result is available."""
         ...
 
 
 def result_of(future: Answer[T], timeout: float) -> T:
-    """Wait for the publisher's thread, which answers in time unless something is badly wrong."""
+    """Return the answer of the publisher's thread, which is normally in time.
+
+    Raises:
+        ClosedError: There was no answer within `timeout` seconds.
+    """
     try:
         return future.result(timeout)
     except FutureTimeout:

@@ -1,6 +1,6 @@
-"""What a machine wants done. The shells do it; the simulation does it under a virtual clock.
+"""The effects that a state machine returns; shells, or the simulation, carry them out.
 
-What only a publisher wants is in `publisher/effects.py`.
+The effects of publishers alone are in `publisher/effects.py`.
 """
 
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ from .staged import Copying, Patching, StagedVersion
 
 
 class Send(msgspec.Struct, frozen=True):
-    """Send a message: to one worker from a publisher, to the publisher from a worker.
+    """Send a message: from a publisher to one worker, or from a worker to its publisher.
 
-    `upstream`: on the data connection if that may be; it is said again on the other anyway. (W34)
+    `upstream`: on the data connection if possible; it is repeated on the control channel. (W34)
     """
 
     message: Message
@@ -25,7 +25,7 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """Something that an operator may want to know; `warning`: that an operator should know."""
+    """Log an event for operators; `warning`: an operator should act on it."""
 
     kind: str
     text: str
@@ -34,9 +34,9 @@ class Notice(msgspec.Struct, frozen=True):
 
 
 class Connect(msgspec.Struct, frozen=True):
-    """Take published messages from this endpoint, in place of any before.
+    """Connect to this data endpoint, in place of the previous one.
 
-    With a ticket, each connection there needs one, which is spent with it.
+    If there is a ticket, it is good for one connection; each further one needs a new ticket.
     """
 
     endpoint: str
@@ -44,18 +44,18 @@ class Connect(msgspec.Struct, frozen=True):
 
 
 class Redial(msgspec.Struct, frozen=True):
-    """Make both connections anew: those that there are may lead nowhere."""
+    """Reconnect both sockets: the present connections may be dead."""
 
 
 class Subscribe(msgspec.Struct, frozen=True):
-    """Ask for a topic, or no longer."""
+    """Subscribe to a topic, or unsubscribe."""
 
     topic: bytes
     on: bool
 
 
 class Reserve(msgspec.Struct, frozen=True):
-    """Take memory for a version; without a key, for one that will come. `Granted` answers it."""
+    """Allocate memory for a version; without a key, ahead of one. `Granted` answers it."""
 
     model: str
     key: tuple[int, int] | None
@@ -63,7 +63,7 @@ class Reserve(msgspec.Struct, frozen=True):
 
 
 class Open(msgspec.Struct, frozen=True):
-    """Open shared memory for a version; of no model: the publisher's probe. `Opened` answers it."""
+    """Open the shared memory of a version; no model: the publisher's probe. `Opened` answers it."""
 
     model: str
     key: tuple[int, int]
@@ -72,38 +72,38 @@ class Open(msgspec.Struct, frozen=True):
 
 
 class Copy(msgspec.Struct, frozen=True):
-    """Copy a version from shared memory, which may take long. `Copied` answers it."""
+    """Copy a version from shared memory in the background. `Copied` answers it."""
 
     copying: Copying
 
 
 class Decode(msgspec.Struct, frozen=True):
-    """Decode a patch, which may take long. `Decoded` answers it."""
+    """Decode a patch in the background. `Decoded` answers it."""
 
     patching: Patching
 
 
 class Warm(msgspec.Struct, frozen=True):
-    """Map shared memory ahead of the first version in it. Nobody waits for it."""
+    """Map shared memory ahead of the first version in it. Nothing waits for it."""
 
     shared: Shared
     nbytes: int
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """A version is staged, verified, and may be applied."""
+    """A version is staged and may be applied."""
 
     staged: StagedVersion
 
 
 class Whole(msgspec.Struct, frozen=True):
-    """A version is staged and verified, and may be applied once its publisher commits it."""
+    """A version is staged, and may be applied once its publisher commits it."""
 
     staged: StagedVersion
 
 
 class Renamed(msgspec.Struct, frozen=True):
-    """The version that runs has another name from now on; its bytes are the same."""
+    """The running version has another epoch and number from now on; its bytes are the same."""
 
     model: str
     epoch: int
@@ -112,7 +112,7 @@ class Renamed(msgspec.Struct, frozen=True):
 
 
 class Rejected(msgspec.Struct, frozen=True):
-    """A version cannot be taken; the old one still runs."""
+    """A version was rejected; the old one still runs."""
 
     model: str
     epoch: int
@@ -122,26 +122,26 @@ class Rejected(msgspec.Struct, frozen=True):
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """The publisher refuses this worker; it keeps asking."""
+    """The publisher refuses this worker, which keeps trying."""
 
     code: str
     text: str
 
 
 class Joined(msgspec.Struct, frozen=True):
-    """The publisher has let this worker in."""
+    """The publisher has admitted this worker."""
 
     epoch: int
 
 
 class Flushed(msgspec.Struct, frozen=True):
-    """The publisher has heard what was said before this was asked for (`Flush`)."""
+    """The publisher has received all that was sent before `Flush`."""
 
     mark: int
 
 
 class Examine(msgspec.Struct, frozen=True):
-    """Look at what the weights are by now, which may take long. `Examined` answers it."""
+    """Compute the checksums of the model's weights in the background. `Examined` answers it."""
 
     check: Check
 

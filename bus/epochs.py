@@ -1,15 +1,15 @@
-"""Which of two publishers is the later one, where their clocks disagree.
+"""Decides which of two publishers started later, even if their clocks disagree.
 
-Epochs order publishers by when they started. They begin as wall-clock time, which may be wrong;
-what cannot be is a duration, measured at one place. A publisher tells workers its age, and a worker
-tells other publishers how old the one is by now whose weights it runs. One that is younger than
+Epochs order publishers by their start. An epoch starts as wall-clock time, which may be wrong, but
+a duration measured on one host is not. A publisher sends workers its age, and a worker sends other
+publishers the present age of the publisher whose weights it runs. A publisher that is younger than
 that started later, whatever the clocks say, and may take a later epoch. Both ages are measured
-before they travel, so a delay only makes the proof harder to give.
+before they are sent, so a delay can only weaken the proof.
 
-An outdated publisher cannot prove the same of a newer one: it is older than that ever was.
+An outdated publisher cannot prove this against a newer one, since it is older.
 
-A worker may say anything. So its word moves an epoch upwards only, no further than the clocks of
-hosts can explain, and ever less often.
+A worker may send any value. So a hello can only raise an epoch, only as far as wrong clocks can
+explain, and less and less often.
 """
 
 import math
@@ -17,40 +17,41 @@ import math
 from .limits import EPOCH_CLOCK_MAX, EPOCH_LEAP_MAX_MS, EPOCHS_KEPT, INTEGER_MAX
 from .messages import Hello
 
-DRIFT = 1.001  # a second of one host in those of another: clocks are off by a tenth of that
+DRIFT = 1.001  # most seconds of one host per second of another: ten times what clocks are off
 
 
 class Ages:
-    """How old the publishers are whose weights run at a worker, or may yet be applied there."""
+    """The ages of the publishers whose weights a worker runs, or may still apply."""
 
     def __init__(self) -> None:
         self._since: dict[
             int, float
-        ] = {}  # by epoch, when its publisher had started, at the latest
+        ] = {}  # by epoch, the latest time at which its publisher can have started
 
     def heard(self, epoch: int, age_ms: int, applied: int, now: float) -> None:
-        """The publisher of an epoch says its age; weights of the epoch `applied` run here."""
+        """Record the age of an epoch's publisher; the worker runs weights of epoch `applied`."""
         since = min(now - age_ms / 1000, self._since.get(epoch, now))
         kept = sorted(e for e in self._since if e >= applied)[: EPOCHS_KEPT - 1]
         self._since = {e: self._since[e] for e in kept} | {epoch: since}
 
     def of(self, epoch: int, now: float) -> int:
-        """Return for how many milliseconds, at least, the publisher of an epoch has run."""
+        """Return the least age, in milliseconds, of the publisher of an epoch."""
         return min(INTEGER_MAX, round((now - self._since.get(epoch, now)) * 1000))
 
 
 def epoch_above(hello: Hello, age: float | None, started_ms: float) -> int | None:
-    """Return the epoch that a publisher may take in place of a worker's; None: it may take none.
+    """Return the epoch that a publisher may take above that of a hello; None: it may take none.
 
-    It is higher by as much as is proven of the time between the starts of the two. So it lies where
-    the first one's clock would have put it, and two successors of one publisher are in order.
+    It is the hello's epoch plus the proven time between the starts of the two publishers: the epoch
+    that the other publisher's clock would have given. So two successors of one publisher are in
+    order.
 
-    A worker's word moves it no further ahead of this publisher's own clock than clocks are wrong.
-    At that bound successors are still in order, as the bound of each is as much later as its start;
-    and each can take an epoch above that of the one before, or this word would shut it out.
+    It is bounded to a time after this publisher's start by its own clock, as far as clocks are
+    wrong. At that bound successors are still in order, since the bound follows the start; and each
+    can still take an epoch above that of the one before, or hellos could shut it out.
 
     Args:
-        hello: What a worker says that runs weights of a later epoch than the publisher's.
+        hello: The hello of a worker that runs weights of a later epoch than the publisher's.
         age: Seconds since the publisher started; None: its epoch was chosen, and is final.
         started_ms: When the publisher started by its own clock, in milliseconds since 1970.
     """
@@ -63,7 +64,7 @@ def epoch_above(hello: Hello, age: float | None, started_ms: float) -> int | Non
 
 
 def contradiction(hello: Hello) -> str:
-    """Say how a hello contradicts itself; empty: it does not."""
+    """Return an error text if a hello contradicts itself; otherwise an empty string."""
     for model, running in hello.models.items():
         if running is not None and running.epoch > hello.epoch:
             return (

@@ -1,10 +1,10 @@
-"""What can go wrong on the bus, split by who can mend it.
+"""The exceptions of the bus.
 
 WeightBusError
     LayoutError, StateError     the weights themselves (codecs/errors.py)
-    ProtocolError               the peer sent what the protocol forbids
-    AddressError                an endpoint cannot be bound, or makes no sense
-    KeysError                   keys cannot be read or made, or are of no use here
+    ProtocolError               a peer broke the protocol
+    AddressError                an endpoint is invalid, or cannot be bound
+    KeysError                   keys cannot be read, made or used here
     UnknownWorkerError          a publish names a worker that has never joined
     WorkersMissingError         not enough workers joined in time
     DeadlineError               the weights were not copied in time; nothing was published
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from .receipt import Receipt
 
 
-# On a disk, in memory, or among descriptors, for now.
+# Disk, memory or descriptors are exhausted, maybe only for now.
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 
-FRAMES_TOLD = 5  # of a traceback: where it was raised, and who called that
+FRAMES_TOLD = 5  # innermost frames of a traceback in a report
 OURS = [Path(__file__).parent.parent / shelf for shelf in ("bus", "codecs", "python_client")]
 
 
 class ProtocolError(WeightBusError):
-    """A peer broke the protocol; its message is dropped and the session goes on.
+    """A peer broke the protocol; its message is dropped and the session continues.
 
     Args:
-        text: What was seen, and what is allowed.
+        text: What was received, and what is allowed.
 
     Attributes:
-        code: The stable machine code that a `refuse` carries.
+        code: The code of the `refuse` that is sent.
     """
 
     __module__ = "weightbus"
@@ -83,7 +83,7 @@ class DeadlineError(WeightBusError, TimeoutError):
 
 
 class PublishError(WeightBusError):
-    """A publish did not reach what it required before its deadline; `text` names those missing.
+    """A publish did not meet its requirement in time; `text` names the workers that fall short.
 
     Attributes:
         receipt: What every worker did, and when.
@@ -100,7 +100,7 @@ class RefusedError(WeightBusError):
     """The publisher refuses to serve this worker; `text` says why.
 
     Attributes:
-        code: The publisher's machine code, such as `name-taken`.
+        code: The publisher's code, such as `name-taken`.
     """
 
     __module__ = "weightbus"
@@ -114,11 +114,11 @@ class ApplyError(WeightBusError):
     """A version arrived but could not be staged or applied; the worker still runs the old one.
 
     Args:
-        text: Why, in words.
+        text: The reason.
 
     Attributes:
         model, epoch, version: The version that was not applied.
-        code: The machine code that the worker reported to the publisher.
+        code: The code that the worker reported to the publisher.
     """
 
     __module__ = "weightbus"
@@ -129,9 +129,9 @@ class ApplyError(WeightBusError):
 
 
 class TornError(ApplyError):
-    """An apply failed half-way, and the model holds parts of two versions: no version runs there.
+    """An apply failed half-way, and the model has parts of two versions: no version runs.
 
-    The next apply that succeeds repairs it; the worker tries this version a few times more.
+    The next successful apply repairs it; the worker retries this version a few times.
     """
 
     __module__ = "weightbus"
@@ -140,7 +140,7 @@ class TornError(ApplyError):
 def not_applied(
     model: str, epoch: int, version: int, cause: BaseException, *, intact: bool
 ) -> ApplyError:
-    """Return the error that says why a version could not be applied, and what runs now."""
+    """Return the error for a version that could not be applied, with its cause."""
     no_room = isinstance(cause, MemoryError) or getattr(cause, "errno", None) in NO_ROOM
     begun = "" if intact else ", and no version runs until one is applied, which mends it"
     error = (ApplyError if intact else TornError)(
@@ -148,14 +148,14 @@ def not_applied(
         model=model,
         epoch=epoch,
         version=version,
-        code="no-memory" if no_room and intact else "apply",  # that is tried again
+        code="no-memory" if no_room and intact else "apply",  # the worker retries `no-memory`
     )
     error.__cause__ = cause
     return error
 
 
 def rejected(model: str, epoch: int, version: int, code: str, text: str) -> ApplyError:
-    """Return the error that says why a version was turned down before anything was written."""
+    """Return the error for a version that was rejected before anything was written."""
     later = ""
     if code == "layout-mismatch":
         later = ". Once names, shapes and dtypes here fit, it is taken without another publish"
@@ -169,9 +169,9 @@ def rejected(model: str, epoch: int, version: int, code: str, text: str) -> Appl
 
 
 def told_of(error: BaseException) -> str:
-    """Return what an error says and, on one line, where in the user's code it came from.
+    """Return an error's text with its innermost frames in the user's code, on one line.
 
-    For whoever is elsewhere and has no traceback: its innermost frames, the last one last.
+    For readers in another process, who have no traceback. The innermost frame is last.
     """
     frames = [
         f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
@@ -183,18 +183,18 @@ def told_of(error: BaseException) -> str:
 
 
 def on_one_line(error: BaseException) -> str:
-    """Return what an error says for a record of the log: one line, however many tensors differ."""
+    """Return an error's text on one line, for the log."""
     return "; ".join(line.strip() for line in str(error).splitlines())
 
 
 class ClosedError(WeightBusError):
-    """The publisher or subscriber was closed, or one of its threads has ended: see the cause."""
+    """The publisher or subscriber was closed, or one of its threads failed: see the cause."""
 
     __module__ = "weightbus"
 
     @classmethod
     def of(cls, what: str, cause: BaseException | None) -> ClosedError:
-        """Return the error of `what` (publisher or subscriber) that has ended, and its `cause`."""
+        """Return the error for a `what` (publisher or subscriber) that ended, with its `cause`."""
         if cause is None or isinstance(cause, ClosedError):
             return cls(f"this {what} is closed" + (f": {cause}" if cause is not None else ""))
         error = cls(f"this {what} has ended, since its thread failed: {cause!r}; make a new one")

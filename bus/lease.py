@@ -1,7 +1,7 @@
-"""A place that is lent to one payload, which is received there piece by piece.
+"""A lease of memory to the receiver of one payload, which fills it piece by piece.
 
-Who lends it owns it, and may end that at any time; who receives fills it, and hands it back once it
-is full. It then stands for its message: nobody hands the payload in a second time.
+The owner of the memory may end the lease at any time. The receiver fills the memory and, once it is
+full, hands the lease to the machine in place of the payload.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from .messages import Buffer, PublisherMessage
 
 
 def _nothing() -> None:
-    """Nobody minds."""
+    """Do nothing."""
 
 
 class Lease:
@@ -20,10 +20,10 @@ class Lease:
 
     Args:
         view: The memory.
-        message: What the payload belongs to; None: it is no payload.
-        on_cancel: Called when the payload will never be complete, or is of no use.
-        hashed: Whether somebody will ask for `crc`.
-        opening: What opens the payload, which is sealed, in its place.
+        message: The message that the payload belongs to; None: it belongs to none.
+        on_cancel: Called when the payload will never be complete, or is not wanted.
+        hashed: Whether `crc` is needed.
+        opening: Decrypts a sealed payload in place; None: it is not sealed.
     """
 
     def __init__(
@@ -36,13 +36,13 @@ class Lease:
         opening: Opening | None = None,
     ) -> None:
         self.view, self.message = view, message
-        self.live = True  # until it ends: then the memory serves another purpose, so keep out
-        self.count = 0  # bytes that are here
+        self.live = True  # False once it ended: the memory may then be used otherwise
+        self.count = 0  # bytes received
         self.crc = 0  # of these, computed while they are in the cache
         self._on_cancel, self._hashed, self._opening = on_cancel, hashed, opening
 
     def received(self, count: int) -> None:
-        """Take note of so many bytes more that are in `view`."""
+        """Note that the next `count` bytes are in `view`; hash and decrypt them."""
         begin, self.count = self.count, self.count + count
         if self._opening is not None:
             self._opening.take(self.view[begin : self.count], self.view[begin : self.count])
@@ -50,7 +50,7 @@ class Lease:
             self.crc = crc32c(self.view[begin : self.count], self.crc)
 
     def end(self, crc: int | None = None) -> bool:
-        """End it; return whether all of it is here, with this CRC-32C, or as it was sealed."""
+        """End the lease; return True if the payload is complete and its CRC-32C or tag matches."""
         self.live = False
         if self.count != len(self.view):
             return False
@@ -58,11 +58,11 @@ class Lease:
 
     @property
     def payload(self) -> Buffer:
-        """What was received, if it is still there."""
+        """The payload; empty if the lease has ended."""
         return self.view if self.live else b""
 
     def cancel(self) -> None:
-        """The rest will never come, or nobody wants it."""
+        """End the lease, because the payload will not be complete or is not wanted."""
         if self.live:
             self.live = False
             self._on_cancel()

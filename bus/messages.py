@@ -67,29 +67,29 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
-    """What every header has: the protocol's number (0 where a header lacks it)."""
+    """A message; every header has the protocol's number (0 if a header lacks it)."""
 
     wbp: int = 0
 
 
 class Worded(msgspec.Struct, frozen=True):
-    """What holds words of whoever sends it, which end on terminals, in logs and on pages.
+    """A struct with texts from a peer, which are shown on terminals, in logs and on web pages.
 
-    Here is where they come in: made or decoded, every text of it is printable, and within its
-    bound. (Names have a pattern, and what a program reads, such as a path, stays as it is.)
+    Whether made or decoded, each text is printable and within its bound. (Names have a pattern, and
+    strings for programs, such as paths, stay as they are.)
     """
 
     def __post_init__(self) -> None:
         for name, most in _texts_of(type(self)):
             text: str = getattr(self, name)
             if not text.isprintable() or len(text) > most:
-                lines = text.replace(":\n", ": ").replace("\n", "; ")  # of a list of differences
+                lines = text.replace(":\n", ": ").replace("\n", "; ")  # a list of differences
                 msgspec.structs.force_setattr(self, name, printable(lines, most))
 
 
 @cache
 def _texts_of(kind: type[Worded]) -> tuple[tuple[str, int], ...]:
-    """Return the fields of a kind of message that hold words, and how many characters may be."""
+    """Return the text fields of a struct, each with its maximal length in characters."""
     described = cast("msgspec.inspect.StructType", msgspec.inspect.type_info(kind))
     return tuple(
         (field.name, text.max_length)
@@ -99,7 +99,7 @@ def _texts_of(kind: type[Worded]) -> tuple[tuple[str, int], ...]:
 
 
 class Versioned(Message, frozen=True, kw_only=True):
-    """What is said of one version."""
+    """A message about one version."""
 
     model: Name
     epoch: Count
@@ -107,27 +107,27 @@ class Versioned(Message, frozen=True, kw_only=True):
 
 
 class Shared(msgspec.Struct, frozen=True):
-    """Where a version lies in the memory of the publisher's host."""
+    """A segment of the publisher's host: its path, and the token that it must contain."""
 
     path: Text
     token: Hex32
 
 
 class Whole(msgspec.Struct, frozen=True):
-    """A version of one chunk that travels with its announcement."""
+    """Checksum and digest of a version of one chunk that is sent in its announcement."""
 
     crc: Crc
     digest: Hex64
 
 
 class Number(msgspec.Struct, frozen=True):
-    """All that is read of a header of another protocol number."""
+    """The only field that is read of a header with another protocol number."""
 
     wbp: int = 0
 
 
 class Running(msgspec.Struct, frozen=True):
-    """A version that a worker runs, and what its bytes hash to (empty: it did not hash them)."""
+    """A version that a worker runs, and its digest (empty: the worker did not hash it)."""
 
     epoch: Count
     version: Positive
@@ -135,7 +135,7 @@ class Running(msgspec.Struct, frozen=True):
 
 
 class PatchId(msgspec.Struct, frozen=True):
-    """Which patch of a version: its encoding, and the version that it builds on."""
+    """The id of a patch to a version: its encoding, and the base that it builds on."""
 
     encoding: Name
     epoch: Count
@@ -143,7 +143,7 @@ class PatchId(msgspec.Struct, frozen=True):
 
 
 class Patch(PatchId, frozen=True):
-    """A patch that there is: the digest of what it builds on, and its own bytes."""
+    """An available patch: its id, the digest of its base, and its size in bytes."""
 
     digest: Hex64
     nbytes: Positive
@@ -155,7 +155,7 @@ Patches = Annotated[list[Patch], msgspec.Meta(max_length=PATCHES_MAX)]
 
 
 class Hello(Message, Worded, tag="hello", frozen=True, kw_only=True):
-    """I am here; this is what I run."""
+    """Ask to join, with the versions that the worker runs."""
 
     name: Name
     instance: Hex32
@@ -169,7 +169,7 @@ class Hello(Message, Worded, tag="hello", frozen=True, kw_only=True):
 
 
 class Fetch(Message, Worded, tag="fetch", frozen=True, kw_only=True):
-    """Send me these chunks of a version; with no count, its announcement."""
+    """Request these chunks of a version; with count 0, its announcement."""
 
     model: Name
     epoch: Count
@@ -182,7 +182,7 @@ class Fetch(Message, Worded, tag="fetch", frozen=True, kw_only=True):
 
 
 class Progress(Versioned, Worded, tag="progress", frozen=True, kw_only=True):
-    """So many chunks of a version have arrived here."""
+    """Report how many chunks of a version have arrived."""
 
     chunks: Count
     phase: Literal["receiving", "staged", "applying"] = "receiving"
@@ -191,14 +191,14 @@ class Progress(Versioned, Worded, tag="progress", frozen=True, kw_only=True):
 
 
 class Staged(Versioned, tag="staged", frozen=True, kw_only=True):
-    """The version is here whole and verified; it is not applied yet."""
+    """Report that the version is complete and verified; it is not applied yet."""
 
     digest: Hex64
     patch: PatchId | None = None
 
 
 class Applied(Versioned, tag="applied", frozen=True, kw_only=True):
-    """This worker now runs the version; an empty digest says that it was not hashed."""
+    """Report that the worker runs the version; an empty digest: it was not hashed."""
 
     digest: Digest
     patch: PatchId | None = None
@@ -207,7 +207,7 @@ class Applied(Versioned, tag="applied", frozen=True, kw_only=True):
 
 
 class Failed(Versioned, Worded, tag="failed", frozen=True, kw_only=True):
-    """This worker will not run the version, and why; if `intact`, it still runs the old one."""
+    """Report that the worker will not run the version; if `intact`, the old one still runs."""
 
     code: Name
     text: Text
@@ -215,14 +215,14 @@ class Failed(Versioned, Worded, tag="failed", frozen=True, kw_only=True):
 
 
 class Bye(Message, tag="bye", frozen=True, kw_only=True):
-    """I leave."""
+    """Leave the session."""
 
 
 # Both ways.
 
 
 class Ping(Message, tag="ping", frozen=True, kw_only=True):
-    """Are you there? A worker adds whether published messages and shared memory reach it."""
+    """Request a pong. A worker adds whether published messages and shared memory reach it."""
 
     token: Count = 0
     subscribed: bool = False
@@ -230,7 +230,7 @@ class Ping(Message, tag="ping", frozen=True, kw_only=True):
 
 
 class Pong(Message, tag="pong", frozen=True, kw_only=True):
-    """I am here. A publisher adds the latest versions that it has for this worker."""
+    """Answer a ping. A publisher adds the latest versions that it has for this worker."""
 
     token: Count = 0
     epoch: Count = 0
@@ -241,7 +241,7 @@ class Pong(Message, tag="pong", frozen=True, kw_only=True):
 
 
 class Welcome(Message, tag="welcome", frozen=True, kw_only=True):
-    """You are in: where the data comes from, and the latest version of each of your models."""
+    """Admit a worker: the data endpoint, and the latest version of each of its models."""
 
     epoch: Count
     data: Text
@@ -255,14 +255,14 @@ class Welcome(Message, tag="welcome", frozen=True, kw_only=True):
 
 
 class Rekey(Message, tag="rekey", frozen=True, kw_only=True):
-    """What comes is sealed with these group keys, the last of them first of all."""
+    """Send the group keys; the last one seals from now on."""
 
     epoch: Count
     keys: Keys
 
 
 class Prepare(Message, tag="prepare", frozen=True, kw_only=True):
-    """The first version of a model will lie in this memory of the publisher's host."""
+    """Announce the segment on the publisher's host for the first version of a model."""
 
     model: Name
     epoch: Count
@@ -271,14 +271,14 @@ class Prepare(Message, tag="prepare", frozen=True, kw_only=True):
 
 
 class Rename(Versioned, tag="rename", frozen=True, kw_only=True):
-    """What you run is this version here, byte for byte: nothing needs fetching or applying."""
+    """Give the running version another epoch and number: its bytes are those of that version."""
 
     was: Running
     metadata: Metadata = {}
 
 
 class Announce(Versioned, tag="announce", frozen=True, kw_only=True):
-    """A version exists. The layout may follow as payload, or else, with `whole`, all its data."""
+    """Announce a version. The payload may be the layout or, with `whole`, all of its data."""
 
     layout: Hex64
     layout_bytes: Annotated[int, msgspec.Meta(ge=10, le=LAYOUT_BYTES_MAX + PREFIX_BYTES)]
@@ -299,7 +299,7 @@ class Announce(Versioned, tag="announce", frozen=True, kw_only=True):
 
 
 class Chunk(Versioned, tag="chunk", frozen=True, kw_only=True):
-    """One piece of a version's data section, as payload."""
+    """One chunk of a version's data section, as payload."""
 
     index: Index
     crc: Crc
@@ -307,7 +307,7 @@ class Chunk(Versioned, tag="chunk", frozen=True, kw_only=True):
 
 
 class SealedChunk(Versioned, tag="sealed_chunk", frozen=True, kw_only=True):
-    """One piece of a version's data section, as payload, sealed."""
+    """One chunk of a version's data section, as payload, sealed."""
 
     index: Index
     key: Hex16
@@ -316,7 +316,7 @@ class SealedChunk(Versioned, tag="sealed_chunk", frozen=True, kw_only=True):
 
 
 class SealedMessage(Message, tag="sealed_message", frozen=True, kw_only=True):
-    """An announcement, end or beacon for all, sealed; the payload of an announcement follows."""
+    """A sealed announcement, end or beacon for all subscribers; an announcement has its payload."""
 
     key: Hex16
     count: Positive
@@ -324,20 +324,20 @@ class SealedMessage(Message, tag="sealed_message", frozen=True, kw_only=True):
 
 
 class End(Versioned, tag="end", frozen=True, kw_only=True):
-    """No more chunks will be pushed; this is the digest of the whole."""
+    """End the push of a version, and send its digest."""
 
     digest: Hex64
     patch: PatchId | None = None
 
 
 class Commit(Versioned, tag="commit", frozen=True, kw_only=True):
-    """Apply the version that you have staged."""
+    """Have workers apply the version that they have staged."""
 
     digest: Hex64
 
 
 class Abort(Versioned, Worded, tag="abort", frozen=True, kw_only=True):
-    """Drop the version that you have staged."""
+    """Have workers drop the version that they have staged."""
 
     text: Text = ""
 
@@ -351,7 +351,7 @@ class Beacon(Message, tag="beacon", frozen=True, kw_only=True):
 
 
 class Refuse(Message, Worded, tag="refuse", frozen=True, kw_only=True):
-    """What you sent gets no answer, and why."""
+    """Refuse a message, with the reason."""
 
     code: Name
     text: Text
@@ -368,12 +368,12 @@ PublisherMessage = Welcome | Prepare | Rename | Rekey | OfVersion | Refuse | Pin
 PAYLOAD: Final = 2  # the index of a published message's payload, after topic and header
 MAPPING: Final = "mapping"  # the feature of a worker that takes `prepare`
 RENAMING: Final = "renaming"  # the feature of a worker that takes `rename`
-DELTA: Final = "delta-1"  # of one that takes patches of this encoding
-UPSTREAM: Final = "upstream"  # of one that may say `applied` on its data connection
+DELTA: Final = "delta-1"  # of a worker that takes patches of this encoding
+UPSTREAM: Final = "upstream"  # of a worker that can send `applied` on its data connection
 TICKET: Final = "ticket"  # of a publisher with keys, for one data connection
-TOKEN_BYTES: Final = 32  # hexadecimal digits of a ticket, and of what such a word begins with
+TOKEN_BYTES: Final = 32  # hexadecimal digits of a ticket, and of an upstream token
 
-# How many payload frames may follow a header; none where a type is not listed.
+# The least and most payload frames after a header; types that are not listed have none.
 PAYLOADS: Final[dict[type[Message], tuple[int, int]]] = {
     Announce: (0, 1),
     SealedMessage: (0, 1),
@@ -399,7 +399,7 @@ def encode(message: Message) -> bytes:
 def decode(
     decoder: msgspec.json.Decoder[_M], frames: Sequence[Buffer]
 ) -> tuple[_M, Sequence[Buffer]]:
-    """Decode what one side sends: header and payload frames, without a topic.
+    """Decode header and payload frames, without a topic; return the message and the payloads.
 
     Raises:
         ProtocolError: The frames break the protocol.
@@ -413,7 +413,7 @@ def decode(
     try:
         message = decoder.decode(frames[0])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        _check_number(frames[0])  # a header of another number may well look strange
+        _check_number(frames[0])  # a header of another protocol number may not decode
         raise ProtocolError(f"not a header of WBP/1: {error}"[:TEXT_MAX]) from None
     if message.wbp != WBP:
         _check_number(frames[0])
@@ -433,7 +433,7 @@ from_publisher = partial(decode, _FROM_PUBLISHER)
 
 
 def _check_number(header: Buffer) -> None:
-    """Raise a ProtocolError of its own kind if the header is one of another protocol number."""
+    """Raise a ProtocolError with `protocol-version` if the header has another protocol number."""
     try:
         number = _NUMBER.decode(header).wbp
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -457,14 +457,14 @@ def data_topic(model: str) -> bytes:
 
 
 def token_of(welcome: Welcome, feature: str) -> str:
-    """Return what a worker is given with `upstream` or `ticket`: 32 digits, or nothing."""
+    """Return the 32 digits of a welcome's `upstream` or `ticket` feature; empty: it has none."""
     named = (each.removeprefix(f"{feature}.") for each in welcome.features if "." in each)
     return next((token for token in named if _TOKEN.match(token)), "")
 
 
 @lru_cache(maxsize=2 * MODELS_MAX)
 def patch_topic(model: str) -> bytes:
-    """Return the topic of the chunks of a model's patches, and of what ends them."""
+    """Return the topic of the chunks and ends of a model's patches."""
     return f"{model}/dlt".encode()
 
 

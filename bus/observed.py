@@ -1,8 +1,8 @@
-"""What observers are told: who is there and who runs what, in pages that fit a header.
+"""The messages of observers: the roster and its changes, in pages that fit a header.
 
-An observer is no worker. It asks with `observe`, again and again, and each answer
-holds what has changed since the one before: rows of models, rows of workers, and what happened.
-Times are ages in milliseconds at the moment of the answer, so that no two clocks need agree.
+An observer is no worker. It sends `observe` repeatedly, and each answer has the changes since the
+previous one: rows of models, rows of workers, and events. Times are ages in milliseconds when the
+answer is sent, so that clocks need not agree.
 
     observer              publisher              worker
     verify(worker) ──────> check ───────────────> sums what its weights are now
@@ -49,11 +49,11 @@ Error = Annotated[str, msgspec.Meta(max_length=ERROR_MAX)]
 Phase = Literal["", "receiving", "staged", "applying"]
 Road = Literal["pulled", "pushed", "shared"]
 
-PAGE_BYTES: Final = HEADER_BYTES_MAX - 1024  # of rows: the rest is for what stands around them
+PAGE_BYTES: Final = HEADER_BYTES_MAX - 1024  # of rows: the rest is for the other fields
 
 
 class Observe(Message, tag="observe", frozen=True, kw_only=True):
-    """An observer asks what has changed since a revision of an epoch."""
+    """Request all changes since a revision of an epoch."""
 
     epoch: Count = 0
     since: Count = 0
@@ -71,7 +71,7 @@ Ages = Annotated[list[Published], msgspec.Meta(max_length=VERSIONS_TOLD)]
 
 
 class Doing(Worded, frozen=True, omit_defaults=True):
-    """How a worker stands with a model: what runs, what is on its way, what went wrong."""
+    """The state of a model at a worker: what it runs, what it is receiving, what failed."""
 
     epoch: Count = 0
     version: Count = 0
@@ -87,7 +87,7 @@ class Doing(Worded, frozen=True, omit_defaults=True):
 
 
 class ModelRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A model, its latest version for all, and when it and some before it were published."""
+    """A model, its latest version for all, and when this and some earlier ones were published."""
 
     name: Name
     version: Count
@@ -98,7 +98,7 @@ class ModelRow(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class WorkerRow(Worded, frozen=True, omit_defaults=True):
-    """A worker, and how it stands with each of its models."""
+    """A worker, and the state of each of its models."""
 
     name: Name
     state: Literal["live", "stuck", "lost"]
@@ -111,7 +111,7 @@ class WorkerRow(Worded, frozen=True, omit_defaults=True):
 
 
 class Happened(Worded, frozen=True, omit_defaults=True):
-    """Something became of a worker; `left` says that it is no longer there."""
+    """An event of a worker; after `left` the worker is no longer on the roster."""
 
     kind: Name
     worker: Name
@@ -126,7 +126,7 @@ Row = ModelRow | WorkerRow | Happened
 
 
 class RosterPage(Message, tag="roster", frozen=True, kw_only=True):
-    """What has changed since the revision that the observer named."""
+    """The changes since the revision in the observer's request."""
 
     epoch: Count
     since: Count
@@ -142,7 +142,7 @@ class RosterPage(Message, tag="roster", frozen=True, kw_only=True):
 
 
 class Check(Message, tag="check", frozen=True, kw_only=True):
-    """Say what the weights are by now of the version that you run, from a name on."""
+    """Request checksums of a worker's present weights, from the tensor with index `first` on."""
 
     model: Name
     epoch: Count
@@ -154,7 +154,7 @@ Sums = Annotated[list[Crc | None], msgspec.Meta(max_length=CHECK_NAMES_MAX)]
 
 
 class Checked(Message, Worded, tag="checked", frozen=True, kw_only=True):
-    """The CRC-32C of each of some tensors, or why there are none; null: it cannot be compared."""
+    """The CRC-32C of each of some tensors (null: not comparable), or why there are none."""
 
     model: Name
     epoch: Count
@@ -166,7 +166,7 @@ class Checked(Message, Worded, tag="checked", frozen=True, kw_only=True):
 
 
 class Verify(Message, tag="verify", frozen=True, kw_only=True):
-    """An observer asks whether a worker's weights are those that were published."""
+    """Request a comparison of a worker's weights with those that were published."""
 
     worker: Name
     model: Name
@@ -174,7 +174,7 @@ class Verify(Message, tag="verify", frozen=True, kw_only=True):
 
 
 class Difference(Worded, frozen=True):
-    """A tensor that is another at a worker than it was published."""
+    """A tensor that differs between a worker and its publisher."""
 
     name: Error
     published: Crc
@@ -185,7 +185,7 @@ Differences = Annotated[list[Difference], msgspec.Meta(max_length=DIFFERENCES_TO
 
 
 class Verified(Message, Worded, tag="verified", frozen=True, kw_only=True):
-    """What of a worker's weights differs from what was published, as far as was looked."""
+    """The differences of a worker's weights from the published ones, of the tensors compared."""
 
     worker: Name
     model: Name
@@ -211,7 +211,7 @@ _TO_OBSERVER: msgspec.json.Decoder[RosterPage | Verified | Refuse] = msgspec.jso
 
 
 def to_publisher(frames: Sequence[Buffer]) -> ToPublisher:
-    """Decode what a worker or an observer sent.
+    """Decode a message from a worker or an observer.
 
     Raises:
         ProtocolError: The frames break the protocol.
@@ -219,12 +219,12 @@ def to_publisher(frames: Sequence[Buffer]) -> ToPublisher:
     return decode(_TO_PUBLISHER, frames)[0]
 
 
-# Decodes what a publisher sent to a worker that can be verified, like `messages.from_publisher`.
+# Decodes messages to a worker that can be verified, like `messages.from_publisher`.
 to_worker = partial(decode, _TO_WORKER)
 
 
 def to_observer(frames: Sequence[Buffer]) -> RosterPage | Verified | Refuse:
-    """Decode what a publisher sent to an observer.
+    """Decode a message from a publisher to an observer.
 
     Raises:
         ProtocolError: The frames break the protocol.
@@ -233,7 +233,7 @@ def to_observer(frames: Sequence[Buffer]) -> RosterPage | Verified | Refuse:
 
 
 def unchecked(check: Check, code: str, text: str) -> Checked:
-    """Return a worker's word of why it has no sums of its weights."""
+    """Return a worker's answer that it has no checksums, with the reason."""
     return Checked(
         model=check.model,
         epoch=check.epoch,

@@ -1,4 +1,4 @@
-"""The receipt of a publish: what every worker did with a version, and when."""
+"""The receipt of a publish: what each worker did with the version, and when."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,14 +15,14 @@ class WorkerReceipt:
 
     Attributes:
         name: The worker.
-        state: `applied` (it runs the version), `staged` (it holds the version, verified), `failed`
-            (it will not run it; `detail` says why), `lost` (it died, or became silent), `left` (it
-            said goodbye, and is no longer one of "all"), `behind` (it is not done; `detail` names
-            its phase), `skipped` (it runs a newer version).
+        state: `applied` (it runs the version), `staged` (it has the version, verified), `failed`
+            (it will not run it; `detail` has the reason), `lost` (it died, or became silent),
+            `left` (it left in order, and no longer counts as one of "all"), `behind` (it is not
+            done; `detail` has its phase), `skipped` (it runs a newer version).
         seconds: From the call of publish to that state; None while `behind`.
-        detail: Text for people; empty if the state says everything. Of `applied`, which values are
-            beyond the worker's dtype.
-        encoding: How the version came to it: `raw` (whole) or `delta-1` (a patch on its previous
+        detail: Text for people; empty if there is nothing to add to the state. If `applied`, which
+            values are beyond the worker's dtype.
+        encoding: How it received the version: `raw` (whole) or `delta-1` (a patch on its previous
             version); empty if unknown, or if it was read from shared memory.
         nbytes: Bytes of the version or patch, without headers and without resent bytes.
     """
@@ -38,7 +38,7 @@ class WorkerReceipt:
 
     @property
     def patched(self) -> bool:
-        """Whether the version came as a patch."""
+        """True if the version was received as a patch."""
         return self.encoding not in ("", "raw")
 
     def __str__(self) -> str:
@@ -53,15 +53,15 @@ class Receipt:
     """The result of one publish.
 
     Attributes:
-        model, epoch, version: What was published.
+        model, epoch, version: The version that was published.
         nbytes: Bytes of the version's tensors (each tied tensor once).
         seconds: From the call of publish to this receipt.
         digest: A hash of the weights (layout and checksums of all chunks, not the metadata) that
             the workers' bytes must have; empty if none was needed, as on this host.
         workers: By name, every worker that the publish was for.
         metadata: The version's metadata, as text by name.
-        detail: What the publisher says of the version, for people: which values are beyond the
-            dtype that they were published in. Empty if there is nothing to say.
+        detail: Text of the publisher for people: which values are beyond the dtype that they were
+            published in; empty if none are.
     """
 
     __module__ = "weightbus.types"

@@ -1,7 +1,7 @@
-"""What a publisher seals, and with what: each chunk and layout once, whoever gets it. (E2 to E5)
+"""Seals a publisher's data: each chunk and layout once, for all workers. (E2 to E5)
 
-The arena stays plain, since workers of this host copy from it. Sealed bytes lie in memory of their
-own, as much as the version has, from the first chunk that goes out until the version is let go.
+The arena stays unencrypted, since workers of this host copy from it. Sealed bytes have separate
+memory, as large as the version, from the first chunk that is sent until the version is released.
 """
 
 import weakref
@@ -44,7 +44,7 @@ class ByteSource(Protocol):
 
 
 class Named(Protocol):
-    """A version by its name."""
+    """The key of a version."""
 
     model: str
     epoch: int
@@ -52,7 +52,7 @@ class Named(Protocol):
 
 
 class Sealable(Protocol):
-    """A version, or a patch that leads to it (`publisher/version.py`)."""
+    """A version, or a patch to it (`publisher/version.py`)."""
 
     plan: ChunkPlan
     chunks: Chunks[object]
@@ -70,13 +70,13 @@ class Sealable(Protocol):
 
 
 class SealedVersion:
-    """What was sealed of a version, under one group key.
+    """The sealed chunks of a version, under one group key.
 
     Args:
         group: The group key.
         subject: The version.
-        room: As much memory as its data section has.
-        again: It was sealed before, perhaps under the same key: look whether it is still the same.
+        room: Memory of the size of its data section.
+        again: It was sealed before, perhaps under the same key: check that it has not changed.
     """
 
     def __init__(
@@ -85,16 +85,15 @@ class SealedVersion:
         self.group, self.subject, self._again = group, subject, again
         self._key = group.of_version(subject)
         self._room = room
-        self._chunks: dict[int, tuple[str, memoryview]] = {}  # whoever sends refers to them weakly
+        self._chunks: dict[int, tuple[str, memoryview]] = {}  # send queues hold weak references
 
     def chunk(self, version: Sealable, index: int) -> tuple[str, memoryview]:
-        """Return a chunk's tag and its sealed bytes; the first time, seal and hash it in one walk.
+        """Return a chunk's tag and its sealed bytes; the first time, seal and hash it in one pass.
 
-        A nonce must never stand for two texts that anybody sees, so a chunk that has changed is
-        given to nobody.
+        A nonce must never be used for two plaintexts, so a chunk that has changed is not sent.
 
         Raises:
-            AssertionError: It has; no publisher may go on with this version.
+            AssertionError: The chunk has changed; the publisher must not send this version.
         """
         found = self._chunks.get(index)
         if found is not None:
@@ -115,25 +114,25 @@ class SealedVersion:
         return self._chunks[index]
 
     def is_of(self, group: GroupKey, version: Sealable) -> bool:
-        """Return whether it was sealed under this key and the version's present name."""
+        """True if it was sealed under this group key and the version's present epoch."""
         return self.group is group and self.subject.epoch == version.target.epoch
 
 
 class InUseError(MemoryError):
-    """As many sealed versions of a model are in use as there may be."""
+    """All memory for sealed versions of a model is in use."""
 
 
 class Sealer:
-    """Seals what one publisher says.
+    """Seals the data and messages of one publisher.
 
     Args:
-        draw: Draws 32 bytes that nobody can guess, for a group key.
-        take: Takes memory for so many sealed bytes of a model.
-        life: Seconds after which another group key takes the place of one; None: no bound.
+        draw: Draws 32 unguessable bytes for a group key.
+        take: Returns memory for sealed bytes; called with the model and their number.
+        life: Seconds after which a group key is replaced; None: never.
         now: The time.
 
     Raises:
-        SealError: Nothing can be sealed here.
+        SealError: The ciphers are not available.
     """
 
     def __init__(
@@ -143,51 +142,51 @@ class Sealer:
         life: float | None = None,
         now: float = 0.0,
     ) -> None:
-        ciphers()  # which may not be there
+        ciphers()  # raises if there are none
         self._draw, self._take, self._life = draw, take, life
-        self._of = weakref.WeakSet[Sealable]()  # of which something was sealed under this key
+        self._of = weakref.WeakSet[Sealable]()  # of which chunks are sealed under this key
         self.rekey(now)
 
     def rekey(self, now: float) -> None:
-        """Have another group key: whoever is not told has none for what comes.
+        """Rotate the group key. Workers that do not receive it cannot decrypt later versions.
 
-        What was sealed before is let go. So chunks that wait to be sent do not go out: whoever has
-        the old key alone may be on the way.
+        Drops all sealed chunks, so that queued ones are not sent: they are readable with the old
+        key.
         """  # E6
         for version in self._of:
             version.sealed = None
         self._of.clear()
         self._group, self._since = GroupKey(self._draw()), now
         self._count = 0  # of messages sealed under it
-        self._layouts: dict[str, tuple[Subject, bytes, str]] = {}  # the last, by model
+        self._layouts: dict[str, tuple[Subject, bytes, str]] = {}  # by model, the last sealed one
 
     def due(self, now: float) -> bool:
-        """Return whether the group key is as old as one may be."""
+        """True if the group key has reached its `life`."""
         return self._life is not None and now - self._since >= self._life
 
     @property
     def keys(self) -> list[str]:
-        """The group key as workers are told it, on connections that are encrypted."""
+        """The group key as sent to workers, only on encrypted connections."""
         return [self._group.key.hex()]
 
     def reserve(self, model: str, nbytes: int) -> None:
-        """Have memory for so many sealed bytes of a model, which is free until they need it.
+        """Allocate memory for this many sealed bytes of a model ahead of their use.
 
         Raises:
-            MemoryError: There is none.
+            MemoryError: There is not enough memory.
         """
         try:
             self._room_of(model, nbytes, None)
-        except InUseError:  # for a moment: workers that need a chunk meanwhile ask again
+        except InUseError:  # temporary: workers that need a chunk meanwhile fetch it again
             return
 
     def _room_of(self, model: str, nbytes: int, of: Sealable | None) -> NDArray[np.uint8]:
         """Take memory for a version; if all of it is in use, that of the oldest other version.
 
-        What was sealed there is sealed again if a worker asks for it.
+        The other version's chunks are sealed again if a worker fetches them.
 
         Raises:
-            MemoryError: There is none.
+            MemoryError: There is not enough memory.
             InUseError: Sockets still send from all of it.
         """
         while True:
@@ -206,10 +205,10 @@ class Sealer:
                 oldest.sealed = None
 
     def chunk(self, version: Sealable, index: int) -> tuple[SealedChunk, memoryview]:
-        """Return a sealed chunk; it is sealed once.
+        """Return a sealed chunk; each chunk is sealed once under a group key.
 
         Raises:
-            MemoryError: There is none for what is sealed.
+            MemoryError: There is not enough memory for sealed bytes.
         """
         sealed, named = version.sealed, version.target
         if sealed is None or not sealed.is_of(self._group, version):
@@ -234,20 +233,20 @@ class Sealer:
         return chunk, payload
 
     def _room(self, version: Sealable) -> NDArray[np.uint8]:
-        """Take memory for what is sealed: for each version as much; for a patch what it needs."""
+        """Take memory for sealed bytes: from the model's buffers; for a patch, a new array."""
         nbytes = version.plan.nbytes
         if version.patch is not None:
             return np.empty(nbytes, np.uint8)
         return self._room_of(version.target.model, nbytes, version)
 
     def whole(self, announce: Announce, chunk: SealedChunk) -> Announce:
-        """Return an announcement that goes with its only chunk, which is sealed."""
+        """Return the announcement of a version whose only chunk, sealed, is its payload."""
         return msgspec.structs.replace(
             announce, encryption=AES_256_GCM, key=chunk.key, tag=chunk.tag
         )
 
     def addressed(self, message: Message, payload: Buffer | None) -> tuple[Message, Buffer | None]:
-        """Return a message as it goes to one worker, on a connection that is encrypted."""
+        """Return a message as sent to one worker, on an encrypted connection."""
         if not isinstance(message, Announce) or message.tag is not None:
             return message, payload
         tag = None
@@ -268,22 +267,22 @@ class Sealer:
         return bytes(sealed), tag.hex()
 
     def published(self, message: Message, payload: Buffer | None) -> tuple[Message, Buffer | None]:
-        """Return a message as it goes to all, on connections that everybody can read."""
+        """Return a message as published to all, on unencrypted connections."""
         message, payload = self.addressed(message, payload)
         if not isinstance(message, Announce | End | Beacon):
-            return message, payload  # a chunk, sealed by now
+            return message, payload  # a sealed chunk
         self._count += 1
         sealed = self._group.seal_message(self._count, encode(message))
         return SealedMessage(key=self._group.id, count=self._count, sealed=sealed), payload
 
 
 def _encoding_of(patch: PatchId | None) -> tuple[str, tuple[int, int]]:
-    """Return an encoding, and the base that it builds on. (D12)"""
+    """Return the encoding of a patch, and its base; None: a whole version. (D12)"""
     return ("raw", (0, 0)) if patch is None else (patch.encoding, (patch.epoch, patch.version))
 
 
 def subject_of(announce: Announce, patch: Patch | None = None) -> Subject:
-    """Return what the key of an announced version is derived from, or of a patch to it."""
+    """Return the subject that the key of an announced version, or of its patch, derives from."""
     encoding, base = _encoding_of(patch)
     return Subject(
         announce.model,

@@ -1,4 +1,4 @@
-"""A descriptor that is kept for work that must go on where a process has none left."""
+"""A spare file descriptor, for work that must continue when the process has none left."""
 
 import errno
 import os
@@ -9,10 +9,10 @@ SCARCE = (errno.EMFILE, errno.ENFILE)  # the process, or the host, has no descri
 
 
 class Spare:
-    """A descriptor that is given back to the system while somebody needs one. For one thread.
+    """A file descriptor that is closed for a moment so that another can be opened. Not thread-safe.
 
-    Another thread may be quicker to take it. So its user tries again later, and does without a
-    descriptor what can be done without.
+    Another thread may take it first. So callers try again later, and meanwhile do what needs no
+    descriptor.
     """
 
     def __init__(self) -> None:
@@ -20,12 +20,12 @@ class Spare:
         self._take()
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        if self._descriptor >= 0:  # at the interpreter's end `os` itself may be gone
+        if self._descriptor >= 0:  # at the interpreter's exit `os` itself may be gone
             close(self._descriptor)
 
     @contextmanager
     def lent(self) -> Generator[None]:
-        """Have one descriptor to open a file with, and to close it again."""
+        """While the block runs, release the descriptor, so that it can open and close a file."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -35,5 +35,5 @@ class Spare:
             self._take()
 
     def _take(self) -> None:
-        with suppress(OSError):  # there is none; next time there may be
+        with suppress(OSError):  # none is free; tried again at the next use
             self._descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""Versions that are here: in shared memory, on their way from there, or whole and to be applied."""
+"""Versions at a worker: in shared memory, being copied or decoded, or staged to be applied."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -15,15 +15,15 @@ from .messages import PatchId, Running
 
 
 class StaleError(Exception):
-    """Shared memory holds another version by now, or is being filled."""
+    """The segment holds another version, or is being filled."""
 
 
 class OverwrittenError(StaleError):
-    """It became stale while it was copied: somebody has broken a rule, and the copy is torn."""
+    """The segment changed during the copy, which breaks the protocol: the copy is torn."""
 
 
 class SharedMemory(Protocol):
-    """A segment of the publisher's, on this host (`segment.MappedSegment`)."""
+    """A segment of the publisher on this host (`segment.MappedSegment`)."""
 
     @property
     def data(self) -> NDArray[np.uint8]:
@@ -32,35 +32,35 @@ class SharedMemory(Protocol):
 
     @property
     def note(self) -> bytes:
-        """Where a second copy of it lies, in the memory of a device; zeros: nowhere."""
+        """The location of a second copy in a device's memory; zeros: there is none."""
         ...
 
     def reading(
         self, model: str, epoch: int, version: int, *, second: bool = False
     ) -> AbstractContextManager[None]:
-        """Hold it while copying from it, or from the second copy.
+        """Lock the segment while the block copies from it, or from the second copy.
 
         Raises:
             StaleError: It holds another version.
-            OverwrittenError: It does so only now, after the copy.
+            OverwrittenError: It was overwritten during the block.
         """
         ...
 
 
 class StagedVersion(msgspec.Struct, frozen=True, eq=False):
-    """A version, whole and verified, in a buffer of ours or in shared memory.
+    """A version, complete and verified, in a staging buffer or in shared memory.
 
     Attributes:
-        model, key: Its name, and its epoch and number, which is the order of versions.
-        layout: Where each tensor lies.
+        model, key: The model's name, and (epoch, version), by which versions are ordered.
+        layout: Name, dtype, shape and position of each tensor.
         data: The data section, `layout.nbytes` bytes; valid until it is applied or dropped.
-        digest: What the bytes hash to; empty on the shared road, where nothing hashes them.
-        say_staged: The publisher wants to know that it is staged, before it is applied.
-        shared: The segment, if `data` lies in one.
-        hash_chunks: On the shared road: hash the bytes, in chunks of this size; 0: do not.
-        patch: By which patch it came; None: as it is.
-        decode_us: Microseconds that this patch took to be decoded.
-        metadata: What its publisher says of it, as text by name.
+        digest: The digest; empty on the shared-memory transport, where the bytes are not hashed.
+        say_staged: Whether the publisher requires a report that it is staged.
+        shared: The segment, if `data` is in one.
+        hash_chunks: On the shared-memory transport: hash in chunks of this many bytes; 0: do not.
+        patch: The patch that it was received as; None: it was received whole.
+        decode_us: Microseconds that decoding this patch took.
+        metadata: The publisher's metadata, as text by name.
     """
 
     model: str
@@ -82,20 +82,20 @@ class StagedVersion(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def version(self) -> int:
-        """Its number in that."""
+        """Its number in the epoch."""
         return self.key[1]
 
     @property
     def note(self) -> bytes:
-        """Where there is a second copy of the bytes, on a device; zeros or nothing: nowhere."""
+        """The location of a second copy on a device; zeros or empty: there is none."""
         return b"" if self.shared is None else self.shared.note
 
     def reading(self, *, second: bool = False) -> AbstractContextManager[None]:
-        """Hold the bytes while copying from them, or from their second copy.
+        """Lock the bytes while the block copies from them, or from their second copy.
 
         Raises:
-            StaleError: They are another version's by now.
-            OverwrittenError: They became another version's while they were copied.
+            StaleError: They belong to another version.
+            OverwrittenError: They were overwritten during the block.
         """
         if self.shared is None:
             return nullcontext()
@@ -103,20 +103,20 @@ class StagedVersion(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def own(self) -> NDArray[np.uint8] | None:
-        """The bytes, if they lie in memory of ours."""
+        """The bytes, if they are in a staging buffer; None: they are in shared memory."""
         return self.data if self.shared is None else None
 
 
 @dataclass(slots=True, eq=False)
 class Base:
-    """The bytes of what runs here, which patches build on.
+    """The bytes of the running version, on which patches build.
 
     Attributes:
-        running: What runs.
-        layout: Where each tensor lies.
-        data: They; who they are of may change them, so they are held against the digest first.
-        chunks: The staging buffer that they lie in, which is kept for this; None: in none.
-        users: How many patches are arriving for them, or being decoded.
+        running: The running version.
+        layout: Name, dtype, shape and position of each tensor.
+        data: The bytes. Their owner may change them, so they are verified against the digest first.
+        chunks: The staging buffer with the bytes, which is kept for patches; None: there is none.
+        users: Number of patches for them that are arriving or being decoded.
     """
 
     running: Running
@@ -128,15 +128,15 @@ class Base:
 
 @dataclass(slots=True, eq=False)
 class Patching:
-    """A version on its way from a patch that is here into a buffer of ours.
+    """The decoding of a patch into a staging buffer.
 
     Attributes:
-        model, key: Its name, and its epoch and number.
-        base: What the patch builds on. Nobody writes there before this has ended.
-        patch: The patch.
-        buffer: Where to. It serves nothing else until this has ended, one way or another.
-        digest: What the version hashes to.
-        live: Until nobody wants it any more: then end it soon.
+        model, key: The model's name, and the version's (epoch, version).
+        base: The base of the patch. Its bytes are not changed until this has ended.
+        patch: The bytes of the patch.
+        buffer: The destination. It is not used otherwise until this has ended.
+        digest: The version's digest.
+        live: False once the version is no longer wanted: end soon.
     """
 
     model: str
@@ -150,15 +150,15 @@ class Patching:
 
 @dataclass(slots=True, eq=False)
 class Copying:
-    """A version on its way from shared memory into a buffer of ours.
+    """The copy of a version from shared memory into a staging buffer.
 
     Attributes:
-        model, key: Its name, and its epoch and number.
-        memory: Where it lies.
-        buffer: Where to. It serves nothing else until the copy has ended, one way or another.
-        plan: Its chunks.
-        live: Until nobody wants it any more: then end it soon.
-        count: Chunks that are here.
+        model, key: The model's name, and the version's (epoch, version).
+        memory: The segment.
+        buffer: The destination. It is not used otherwise until the copy has ended.
+        plan: The version's chunks.
+        live: False once the version is no longer wanted: end soon.
+        count: Chunks that are copied.
     """
 
     model: str

@@ -1,10 +1,10 @@
-"""Whom a publisher does not reach, and why: who is not there, and what somebody has overlooked.
+"""Explains which workers a publisher does not reach: absent workers, and likely user mistakes.
 
-Those that left in order and those that were refused are kept so that a publish to nobody can say
-whom it does not reach; a publisher knows nothing else of them, and the oldest go first.
+Workers that left in order or were refused are remembered, up to a bound, only so that a publish to
+no worker can name them and the reason.
 
-Names that are misspelt, and workers that never apply, fail nothing: everybody waits, and nobody
-says for what. So it is said here, once, and with it what is probably meant.
+A misspelt model name, or a worker that never applies, raises no error: both sides just wait. So it
+is logged here, once, with a suggestion.
 """
 
 import difflib
@@ -18,21 +18,21 @@ from .effects import Effect
 from .roster import Peer
 from .state import Absence, PublisherState
 
-LOOKS = 6  # until something is said
-LIKE = 0.8  # from where two names are alike, to `difflib`: `polcy` is at 0.91, `policy_old` at 0.75
-NAMES_MAX = 16  # compared at one look: workers can bring any number of them
-NAMED = 3  # of many workers, in one line
-# What counts names, as in `actor_1` and `actor_2`, or `actor-a` and `actor-b`: these are meant.
+LOOKS = 6  # checks until a condition is reported
+LIKE = 0.8  # least `difflib` ratio of a typo: to `policy`, `polcy` has 0.91, `policy_old` 0.75
+NAMES_MAX = 16  # compared in one check: workers can bring any number of names
+NAMED = 3  # workers or models listed in one log line
+# Counters: `actor_1` and `actor_2`, or `actor-a` and `actor-b`, are not typos of each other.
 _COUNTS = re.compile(r"[._-]?\d+|[._-][A-Za-z]\b")
 
 
 def note(
     state: PublisherState, name: str, models: Collection[str], code: str, text: str, now: float
 ) -> bool:
-    """Remember why a worker is not there; return whether that is news.
+    """Remember why a worker is absent; return True if that should be logged.
 
-    A worker that is refused asks again and again, and anybody can ask under any number of names: a
-    name is news once in a while, and so are only so many names.
+    A refused worker repeats its hello, and any peer can use any number of names: so each name is
+    logged at most once in `ABSENT_SECONDS`, and at most `ABSENT_MAX` names in that time.
     """
     absent = state.absent
     before = absent.get(name)
@@ -49,7 +49,7 @@ def note(
 
 
 def unknown(state: PublisherState, names: Collection[str]) -> str:
-    """Say which of some names no worker has had; empty if each has joined, or has left since."""
+    """Return an error text with the names that no worker ever had; empty if there are none."""
     known = {peer.name for peer in state.roster}
     strange = [n for n in names if n not in known and not has_left(state, n)]
     if not strange:
@@ -61,13 +61,13 @@ def unknown(state: PublisherState, names: Collection[str]) -> str:
 
 
 def has_left(state: PublisherState, name: str) -> bool:
-    """Tell whether a worker of that name has left in order, as far as that is remembered."""
+    """True if a worker with that name has left in order, as far as that is remembered."""
     absence = state.absent.get(name)
     return absence is not None and absence.code == "left"
 
 
 def crowd(state: PublisherState, text: str, now: float) -> list[Effect]:
-    """Remember who was turned away unheard, if anybody was; say so once in a while."""
+    """Record why connections were rejected before their hello, if any were; log it now and then."""
     news = bool(text) and now - state.crowded_at >= CROWDED_SECONDS
     state.stale |= text != state.crowded
     state.crowded, state.crowded_at = text, now if news else state.crowded_at
@@ -75,21 +75,21 @@ def crowd(state: PublisherState, text: str, now: float) -> list[Effect]:
 
 
 def reasons(state: PublisherState, model: str) -> list[str]:
-    """Say of every worker that wanted a model why it is not there; and who might have."""
+    """Return why each worker that wanted a model is absent, and why connections were rejected."""
     known = [absence.text for absence in state.absent.values() if model in absence.models]
     return [*known, state.crowded] if state.crowded else known
 
 
 def meant_by(name: str, names: Iterable[str]) -> str:
-    """Return which of some names is probably meant by one that is none of them; empty: none is."""
+    """Return the name of `names` that `name` is probably a typo of; empty if there is none."""
     plain = _COUNTS.sub("", name)
-    first = name[0].lower()  # few are wrong there: `encoder` is no `decoder`
+    first = name[0].lower()  # typos there are rare: `encoder` is no `decoder`
     others = [n for n in names if _COUNTS.sub("", n) != plain and n[0].lower() == first]
     return next(iter(difflib.get_close_matches(name, others, 1, LIKE)), "")
 
 
 def others_want(model: str, wanted: Sequence[str]) -> str:
-    """Say what those want who are there and do not want this model."""
+    """Return a text with the models that live workers want instead of this one."""
     shown = ", ".join(map(repr, wanted[:NAMED])) + (", ..." if len(wanted) > NAMED else "")
     meant = meant_by(model, wanted)
     question = f" (is {meant!r} meant?)" if meant else ""
@@ -97,7 +97,7 @@ def others_want(model: str, wanted: Sequence[str]) -> str:
 
 
 def overlooked(state: PublisherState, now: float) -> list[Effect]:
-    """Look for what lasts too long, if it is time."""
+    """Check for likely mistakes that have lasted for `hint_after`, if a check is due."""
     if now < state.hints_at:
         return []
     state.hints_at = now + state.timing.hint_after / LOOKS
@@ -105,7 +105,7 @@ def overlooked(state: PublisherState, now: float) -> list[Effect]:
 
 
 def _who_misspells(state: PublisherState, now: float) -> Iterator[Effect]:
-    """Find models that workers want and nobody publishes, and others that are called alike."""
+    """Warn of models that workers want, that are not published, and that look like a typo."""
     published = [model for model, versions in state.store.items() if versions.any]
     if not published:
         return
@@ -115,7 +115,7 @@ def _who_misspells(state: PublisherState, now: float) -> Iterator[Effect]:
     for model, peers in state.misspelt.lasting(alike, now - state.timing.hint_after, now):
         others = [p for p in peers if meant[model] not in p.hello.models]
         if not others:
-            continue  # who wants both knows them apart
+            continue  # a worker that wants both has made no typo
         text = (
             f"{_names(others, 'wants', 'want')} {model!r}, of which nothing is published: is "
             f"{meant[model]!r} meant?"
@@ -127,7 +127,7 @@ def _who_misspells(state: PublisherState, now: float) -> Iterator[Effect]:
 
 
 def _who_takes_nothing(state: PublisherState, now: float) -> Iterator[Effect]:
-    """Find workers that have a version and have never applied any."""
+    """Warn of workers that have staged a version and have never applied any."""
     found = _live(state, lambda p: [m for m in p.incoming if _waits(state, p, m)])
     for model, peers in state.untaken.lasting(found, now - state.timing.hint_after, now):
         version = peers[0].incoming[model].version
@@ -139,7 +139,7 @@ def _who_takes_nothing(state: PublisherState, now: float) -> Iterator[Effect]:
 
 
 def _waits(state: PublisherState, peer: Peer, model: str) -> bool:
-    """Return whether a worker has a version that its user has to apply, for the first time."""
+    """True if a worker's first version is staged and waits for its user's code to apply it."""
     incoming, versions = peer.incoming[model], state.store.get(model)
     pending = versions.pending if versions is not None else None
     waits = pending is not None and pending.version == incoming.version  # for its commit
@@ -147,7 +147,7 @@ def _waits(state: PublisherState, peer: Peer, model: str) -> bool:
 
 
 def _live(state: PublisherState, models: Callable[[Peer], list[str]]) -> dict[str, list[Peer]]:
-    """Return, by model, the workers that are there and of which it is so."""
+    """Return the live workers by model, for the models that `models` returns of each."""
     found: dict[str, list[Peer]] = {}
     for peer in state.roster:
         for model in () if peer.lost else models(peer):

@@ -1,7 +1,7 @@
-"""The calls of publish that are open: what workers do moves them along, until they are resolved.
+"""The open calls of publish: reports of workers advance them until they are resolved.
 
-A call is open until its future can be resolved. One that commits together stays, even when nobody
-waits for it any more, until it is decided.
+A call is open until its result is known. A call that commits together also stays open until it is
+decided, even if its caller no longer waits.
 """
 
 from ..effects import Notice, Send
@@ -18,11 +18,11 @@ from .state import PublisherState
 from .status import phase_of, reason_of
 from .version import Chunked, Version, VersionPatch
 
-NOTHING_RUNS = "; it runs no version now, until one is applied"  # how a failure that tore one ends
+NOTHING_RUNS = "; it runs no version now, until one is applied"  # ends the text of a torn apply
 
 
 def undecided(state: PublisherState, version: Version) -> Publication | None:
-    """Return the call that published a version, unless it is committed."""
+    """Return the open call that published a version; None if there is none, or it is committed."""
     for call in state.calls.values():
         if call.version is version and call.decision != "commit":
             return call
@@ -30,7 +30,7 @@ def undecided(state: PublisherState, version: Version) -> Publication | None:
 
 
 def must_hash(state: PublisherState, model: str, version: int) -> bool:
-    """Return whether an open call wants workers to hash a version."""
+    """True if an open call requires workers to hash this version."""
     for call in state.calls.values():
         named = call.version
         if call.terms.hash and (named.model, named.version) == (model, version):
@@ -41,14 +41,14 @@ def must_hash(state: PublisherState, model: str, version: int) -> bool:
 def carried(
     state: PublisherState, peer: Peer, said: Staged | Applied, version: Version | None, now: float
 ) -> None:
-    """A worker says how a version came to it. (D11)"""
+    """Record how a worker received a version, and how fast. (D11)"""
     by: Chunked | None = version
     if version is not None and said.patch is not None:
         by = version.find(said.patch)
     road = version is not None and version.shared is not None and peer.shared
     if by is None or road or not said.digest:
         return
-    # One of a chunk is there as soon as anything can be, however fast the link.
+    # The time of a version of one chunk says little about the link's rate.
     whole = isinstance(by, Version) and by.plan.count > 1 and isinstance(said, Applied)
     if isinstance(by, VersionPatch) and isinstance(said, Applied):
         peer.decoded(said.decode_us / 1e6, by.work, classes=by.classes)
@@ -59,11 +59,11 @@ def carried(
                 peer.link.brought(by.plan.nbytes, now - call.started)
 
 
-# What happens.
+# Events.
 
 
 def give_up(state: PublisherState, pending: Version | None, why: str, now: float) -> list[Effect]:
-    """The version that waits for its commit is not to have it."""
+    """End the calls that published a version, which aborts it if it is pending."""
     effects: list[Effect] = []
     for call in [*state.calls.values()]:
         if call.version is pending:
@@ -73,7 +73,7 @@ def give_up(state: PublisherState, pending: Version | None, why: str, now: float
 
 
 def end(state: PublisherState, call: Publication, why: str, now: float) -> list[Effect]:
-    """End a call as it stands; one that is not decided is given up."""
+    """End a call with the results so far; abort it if it is undecided."""
     if call.resolved:
         return []
     call.ended = why
@@ -81,7 +81,7 @@ def end(state: PublisherState, call: Publication, why: str, now: float) -> list[
 
 
 def bound(state: PublisherState, model: str, now: float) -> list[Effect]:
-    """End the oldest call of a model that has too many: workers that apply none keep them open."""
+    """End the oldest call of a model with too many: workers that never apply keep them open."""
     same = [call for call in state.calls.values() if call.version.model == model]
     if len(same) <= CALLS_MAX:
         return []
@@ -90,14 +90,14 @@ def bound(state: PublisherState, model: str, now: float) -> list[Effect]:
 
 
 def renewed(state: PublisherState, epoch: int) -> None:
-    """What is still given out has the number of a later epoch."""
+    """Reset the calls whose versions have the key of a new epoch."""
     for call in state.calls.values():
         if call.version.epoch == epoch:
             call.renew()
 
 
 def returned(state: PublisherState, peer: Peer, now: float) -> list[Version]:
-    """A worker is there (again); return what it has to stage, and may not have heard of."""
+    """Handle a worker's (re)join; return the undecided versions that it has to stage."""
     state.unheard.difference_update(peer.hello.models)
     waiting: list[Version] = []
     for call in state.calls.values():
@@ -113,7 +113,7 @@ def returned(state: PublisherState, peer: Peer, now: float) -> list[Version]:
 
 
 def lost(state: PublisherState, peer: Peer, now: float, *, gone: bool) -> list[Effect]:
-    """A worker is lost; `gone`: it is known that it is not there."""
+    """Note in all calls that a worker is lost; `gone`: its connection or process has ended."""
     effects: list[Effect] = []
     for call in [*state.calls.values()]:
         call.lose(peer.name, now, peer.why, gone=gone)
@@ -124,7 +124,7 @@ def lost(state: PublisherState, peer: Peer, now: float, *, gone: bool) -> list[E
 def move(
     state: PublisherState, peer: Peer, event: TargetEvent, now: float, of: Version | None = None
 ) -> list[Effect]:
-    """A worker has staged a version; or has left, whatever the version is."""
+    """Note an event of a worker in the calls of a version, or in all calls if `of` is None."""
     effects: list[Effect] = []
     for call in [*state.calls.values()]:
         if of is None or call.version is of:
@@ -134,7 +134,7 @@ def move(
 
 
 def failed(state: PublisherState, peer: Peer, message: Failed, now: float) -> list[Effect]:
-    """A worker will not run a version."""
+    """Note in its calls that a worker failed a version."""
     effects: list[Effect] = []
     for call in [*state.calls.values()]:
         v = call.version
@@ -162,7 +162,7 @@ def arrived(
     now: float,
     note: str = "",
 ) -> list[Effect]:
-    """A worker runs a version: move every publish of that version and of older ones."""
+    """Note that a worker runs a version, in the calls of that version and of older ones."""
     effects: list[Effect] = []
     for call in [*state.calls.values()]:
         of = call.version
@@ -180,12 +180,12 @@ def arrived(
 
 
 def settle_all(state: PublisherState, now: float) -> list[Effect]:
-    """Do what is due."""
+    """Settle every open call."""
     return [effect for call in [*state.calls.values()] for effect in settle(state, call, now)]
 
 
 def close(state: PublisherState, now: float) -> list[Effect]:
-    """Resolve every call as it stands."""
+    """Resolve every call with the results so far."""
     for call in state.calls.values():
         call.deadline = now  # P20
     return settle_all(state, now)
@@ -202,7 +202,7 @@ def settle(state: PublisherState, call: Publication, now: float) -> list[Effect]
         call.resolved, missing, why = True, 0, ""
         if not achieved:
             missing, why = call.missing, _why(state, call)
-        if not (achieved and call.for_all):  # some are not there
+        if not (achieved and call.for_all):  # else every target is done
             _explain(state, call, now)
         receipt, require = call.receipt(now, call.version.chunks.digest), call.terms.require
         about = receipt, achieved, call.done, missing, require, why, call.terms.named
@@ -231,7 +231,7 @@ def _decided(state: PublisherState, call: Publication) -> list[Effect]:
 
 
 def _away(state: PublisherState, call: Publication) -> list[str]:
-    """Say of everybody who wants the model, and is none of those that are there, why."""
+    """Return a reason for each worker that wants the model and is not connected."""
     model = call.version.model
     lost = [p for p in state.roster if p.lost and model in p.hello.models]
     others = [p for p in lost if call.terms.alive or p.name not in call.targets]
@@ -239,13 +239,13 @@ def _away(state: PublisherState, call: Publication) -> list[str]:
 
 
 def _wanted(state: PublisherState, model: str) -> str:
-    """Say what others want that are there, where none of them wants this model."""
+    """Return a text with the models that live workers want; empty if any wants this one."""
     wanted = {m for peer in state.roster if not peer.lost for m in peer.hello.models}
     return "" if model in wanted or not wanted else others_want(model, sorted(wanted))
 
 
 def _why(state: PublisherState, call: Publication) -> str:
-    """Say why a call is given up, and of workers that were expected where they are."""
+    """Return why a call was ended early, and why expected workers are missing."""
     said = [call.ended] if call.ended else []
     if call.terms.named is not None:
         return "; ".join(said)
@@ -259,7 +259,7 @@ def _why(state: PublisherState, call: Publication) -> str:
 
 
 def _to_nobody(state: PublisherState, call: Publication) -> list[Effect]:
-    """Say that nobody is there; once, until somebody is."""
+    """Warn that a version was published to no worker; once, until a worker joins."""
     version = call.version
     if version.model in state.unheard:
         return []
@@ -276,7 +276,7 @@ def _to_nobody(state: PublisherState, call: Publication) -> list[Effect]:
 
 
 def _explain(state: PublisherState, call: Publication, now: float) -> None:
-    """Say of every target that is not there yet what it is doing."""
+    """Set the detail of every target that is not done: what it is doing."""
     model = call.version.model
     for target in call.targets.values():
         if target.state in call.done or target.detail:

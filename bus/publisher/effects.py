@@ -1,8 +1,8 @@
-"""What a publisher's machine wants done, beside what both machines want (`bus/effects.py`).
+"""The effects that only a publisher's machine returns (`bus/effects.py` has the common ones).
 
-Some say which bytes are to go where: `offers.py` makes messages of these, and hashes what it must.
-Others speak of a version's memory, or of work that is too long for one step (`Hash`), which the
-shell answers with `PublisherMachine.hashed`.
+Some name the bytes to send: `offers.py` encodes these as messages, and hashes chunks first where
+that is needed. Others concern a version's memory, or start work that is too long for one step; the
+shell reports its end (`Hash` ends with a call of `PublisherMachine.hashed`).
 """
 
 from typing import TYPE_CHECKING, Protocol
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Broadcast(msgspec.Struct, frozen=True):
-    """Publish a message to whoever has subscribed to a topic."""
+    """Publish a message to all subscribers of a topic."""
 
     topic: bytes
     message: Message
@@ -36,7 +36,7 @@ class SendChunk(msgspec.Struct, frozen=True):
 
 
 class BroadcastChunk(msgspec.Struct, frozen=True):
-    """Publish a chunk of a version, or of a patch, to whoever has subscribed to that."""
+    """Publish a chunk of a version, or of a patch, to all subscribers of a topic."""
 
     version: Chunked
     index: int
@@ -44,48 +44,48 @@ class BroadcastChunk(msgspec.Struct, frozen=True):
 
 
 class BroadcastWhole(msgspec.Struct, frozen=True):
-    """Announce a version of one chunk to all, and send that along."""
+    """Announce a version of one chunk to all, with the chunk in the same message."""
 
     version: Version
     announce: Announce
 
 
 class Withdraw(msgspec.Struct, frozen=True):
-    """Forget what was published of a model and is not on its way yet: it is out of date."""
+    """Drop queued messages of a model that are not being sent yet: they are outdated."""
 
     model: str
 
 
 class HangUp(msgspec.Struct, frozen=True):
-    """Close the connection of the message that was received last: it floods this publisher."""
+    """Close the connection of the last received message: it exceeds the rate limit."""
 
 
 class Follow(msgspec.Struct, frozen=True):
-    """Whoever sent the message that was received last is let in: say `unreachable` once it is gone.
+    """Watch the connection of the last received message, whose worker was admitted.
 
-    That is once its connection is closed. If its process, which it says is `pid`, is of this host,
-    say as well once that has ended.
+    Call `unreachable` when it is closed. If the worker's process, which reports `pid`, runs on this
+    host, also call it when that process has ended.
     """
 
     pid: int
 
 
 class DropRevoked(msgspec.Struct, frozen=True):
-    """Hang up on data connections whose keys may not have any, any more; seal otherwise."""
+    """Close the data connections of revoked keys, and change the group key."""
 
 
 class Resolve(msgspec.Struct, frozen=True):
-    """A call of publish is over.
+    """Resolve a call of publish.
 
     Attributes:
-        publication: Which.
-        receipt: What became of it.
-        achieved: Whether that is what it required.
-        done: The states of workers that it counts.
-        missing: How many workers more were expected.
-        required: How many had to get there; None: all.
-        named: Which workers had to get there, if they were named.
-        why: What else there is to say if that was not achieved.
+        publication: The number of the call.
+        receipt: Its receipt.
+        achieved: Whether it met its requirement.
+        done: The states in which a worker counts as done.
+        missing: How many expected workers never joined.
+        required: How many workers had to be done; None: all.
+        named: Which workers had to be done, if they were named.
+        why: Further text for the error if the requirement was not met.
     """
 
     publication: int
@@ -99,7 +99,7 @@ class Resolve(msgspec.Struct, frozen=True):
 
     @property
     def shortfall(self) -> str:
-        """What was achieved, and the state of each worker that falls short."""
+        """The text of what was achieved, and the state of each worker that is not done."""
         receipt, there = self.receipt, self.receipt.in_state(*self.done)
         known = receipt.workers
         if self.named is None:
@@ -122,37 +122,37 @@ class Resolve(msgspec.Struct, frozen=True):
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """A version is the latest for all workers now: what there is to keep of a model."""
+    """Hand a version that became the latest for all workers to the keeper, if there is one."""
 
     version: Version
 
 
 class Stamp(msgspec.Struct, frozen=True):
-    """Let workers of this host read a version by its number; if they cannot, say `unshared`."""
+    """Let workers of this host read a version by its number; if that fails, call `unshared`."""
 
     version: Version
 
 
 class Hash(msgspec.Struct, frozen=True):
-    """Hash all of a version, a little at a time, and say `hashed`."""
+    """Hash all of a version in small steps, then call `hashed`."""
 
     version: Version
 
 
 class Compare(msgspec.Struct, frozen=True):
-    """Compare a version with what a worker has, a little at a time, and say `compared`."""
+    """Compare a version with a worker's checksums in small steps, then call `compared`."""
 
     comparison: "Comparison"
 
 
 class Lend(msgspec.Struct, frozen=True):
-    """Let whoever publishes next write over a version."""
+    """Make a version's memory reclaimable: the next publish may overwrite it."""
 
     version: Version
 
 
 class Release(msgspec.Struct, frozen=True):
-    """Nobody needs the memory of a version any more."""
+    """Free the memory of a version."""
 
     version: Version
 
@@ -172,18 +172,18 @@ LoopEffect = (
     | Compare
     | Lend
     | Release
-)  # what a loop does
-# And what it makes messages of first.
+)  # carried out by the publisher's loop as they are
+# The others are encoded as messages first (`offers.worded`).
 Effect = LoopEffect | SendChunk | BroadcastChunk | BroadcastWhole
 
 
 class Keeper(Protocol):
-    """What outlives a publisher, and so takes what is `Settled` (`python_client/keeper.py`)."""
+    """Keeps `Settled` versions beyond the publisher's end (`python_client/keeper.py`)."""
 
     def offer(self, version: Version) -> None:
-        """Keep a version, the latest for all of its model; must not wait."""
+        """Keep a version, which is the latest for all workers; must not block."""
         ...
 
     def stop(self) -> None:
-        """Nothing more will come; must not wait."""
+        """End: no further version follows; must not block."""
         ...

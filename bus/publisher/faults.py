@@ -1,8 +1,8 @@
-"""Faults of this publisher's own: what is given up where a step failed half-way.
+"""Recovery from exceptions in this publisher: drops what a failed step may have half changed.
 
-An exception is a defect, and after one the record of whatever it was about may be half changed. So
-that alone is given up, by name, in a way that workers and callers know already: a worker joins
-again, a call of publish fails, a push ends early. Everybody else goes on.
+An exception is a defect, and the record that the step worked on may be inconsistent. So only that
+record is dropped, in a way that workers and callers already handle: a worker joins again, a call
+of publish fails, a push ends early. All others continue.
 """
 
 from collections.abc import Collection
@@ -17,7 +17,7 @@ from .version import Offer, Version
 
 
 def drop(state: PublisherState, identity: bytes, why: str, now: float) -> list[Effect]:
-    """End the session of a worker: what is known of it may be wrong. It says hello, and is back."""
+    """End a worker's session, as its record may be wrong; the worker says hello and rejoins."""
     peer = state.roster.by_identity(identity)
     if peer is None:
         return []
@@ -27,15 +27,15 @@ def drop(state: PublisherState, identity: bytes, why: str, now: float) -> list[E
 
 
 def give_up(state: PublisherState, version: Version, why: str, now: float) -> list[Effect]:
-    """Fail the calls that published a version: its bytes cannot be read, or not be sent."""
+    """Fail the calls that published a version whose bytes cannot be read or sent."""
     version.ends.clear()
     version.claims.clear()
-    state.store[version.model].hashed(version)  # or it would be kept for as long as that takes
+    state.store[version.model].hashed(version)  # or it would be kept until it is hashed
     return calls.give_up(state, version, why, now)
 
 
 def forget(state: PublisherState, number: int) -> None:
-    """Forget a call of which it cannot be said what becomes of it; the caller is told."""
+    """Drop a call whose result cannot be determined; the shell fails it."""
     call = state.calls.pop(number, None)
     versions = None if call is None else state.store.get(call.version.model)
     if call is not None and versions is not None and call.version is versions.pending:
@@ -43,9 +43,9 @@ def forget(state: PublisherState, number: int) -> None:
 
 
 def unpublish(state: PublisherState, number: int, offered: Offer) -> bool:
-    """Forget a call that failed; return whether what it offered has become a version all the same.
+    """Drop a call that failed; return True if its offer became a version nevertheless.
 
-    The memory of a version is the machine's, and is let go of as usual.
+    Then the machine owns the memory, and frees it as usual.
     """
     state.calls.pop(number, None)
     versions = state.store.get(offered.model)
@@ -58,6 +58,6 @@ def unpublish(state: PublisherState, number: int, offered: Offer) -> bool:
 
 
 def stop_pushing(state: PublisherState, topics: Collection[bytes]) -> None:
-    """Push no more on these topics: workers fetch what they miss."""
+    """Stop pushing on these topics; workers fetch what they miss."""
     for topic in topics:
         state.pushes.pop(topic, None)

@@ -1,4 +1,4 @@
-"""Joining: who is let in, what a worker is told then, and which publisher comes first."""
+"""Joining: admits workers, sends welcomes, and takes a later epoch if a hello shows that it may."""
 
 import math
 
@@ -33,7 +33,7 @@ from .state import PublisherState
 def hello(
     state: PublisherState, identity: bytes, hello: Hello, now: float, key: str = ""
 ) -> list[Effect]:
-    """Somebody wants to join; `key` is its public key, where there are keys."""  # P3
+    """Answer a hello; `key` is the sender's public key, if the publisher has keys."""  # P3
     effects: list[Effect] = []
     grant = state.grants.of(key) if state.grants is not None else None
     if grant is not None and not grant.fits(hello.name):  # K3
@@ -56,12 +56,12 @@ def hello(
             return _turn_away(state, identity, hello, "stale-epoch", _stale(state, hello), now)
         since = now - state.renewed_at
         if since < state.timing.lost_after:
-            return []  # it says hello again; whatever is said, workers start anew only so often
+            return []  # hello is repeated; workers must not restart more often than that
         if since < state.renewal_pause:
             text = _pausing(state, hello, since)
             return _turn_away(state, identity, hello, "stale-epoch", text, now)
         if state.recorded is not None and not state.recorded(epoch):  # P1
-            return []  # it is by the time that it says hello again
+            return []  # hello is repeated; the epoch is recorded by then
         effects = _renew(state, epoch, hello, now)
     other = state.roster.by_identity(identity)
     if other is not None and other.name != hello.name:
@@ -92,9 +92,9 @@ def _admit(
 def _turn_away(
     state: PublisherState, identity: bytes, hello: Hello, code: str, text: str, now: float
 ) -> list[Effect]:
-    """Refuse a worker; say so once, though it asks again and again.
+    """Refuse a worker, and log that once although it asks repeatedly.
 
-    Of a full roster all names are news, and there may be any number: the log counts them.
+    If the roster is full there may be any number of new names, so the log only counts them.
     """
     effects: list[Effect] = [Send(Refuse(code=code, text=text), to=identity)]
     told = f"worker {hello.name} is refused ({code}): {text}"
@@ -140,15 +140,15 @@ def _welcome(state: PublisherState, peer: Peer, admission: str, now: float) -> l
     prepared = state.prepared.values()
     told = [e for each in prepared for e in _tell_prepared(peer, each)]
     follow = Follow(peer.hello.pid)
-    # First what its process is: from its welcome on it may end before there is time to look.
+    # `Follow` comes first: after the welcome the process may end before it can be looked up.
     return [follow, Send(welcome, to=peer.identity), *_rename(state, peer), *told, *effects]
 
 
 def _features(state: PublisherState, peer: Peer, now: float) -> list[str]:
-    """Give a worker a ticket for its data connection, where there are keys.
+    """Return the features of a welcome, with a ticket for the data connection if there are keys.
 
-    Else let one that can say `applied` there, by a token of its own; not both, since whoever
-    sees that connection could say it, too. (K9, P22)
+    Without keys, a worker with `upstream` gets a token, to send `applied` on that connection. Never
+    both: a token on the unencrypted data connection could be read and reused. (K9, P22)
     """
     if state.grants is not None and state.secret is not None:
         state.roster.ticket(peer, state.secret(), now)
@@ -162,7 +162,7 @@ def _features(state: PublisherState, peer: Peer, now: float) -> list[str]:
 
 
 def _rename(state: PublisherState, peer: Peer) -> list[Effect]:
-    """Tell a worker which of the versions that it runs are the latest under another name."""
+    """Return a rename for each running version that is the latest under another name."""
     effects: list[Effect] = []
     for model, running in peer.running.items() if RENAMING in peer.hello.features else ():
         versions = state.store.get(model)
@@ -183,11 +183,11 @@ def _rename(state: PublisherState, peer: Peer) -> list[Effect]:
     return effects
 
 
-# Memory that waits for a first version.
+# Memory of a first version.
 
 
 def prepare(state: PublisherState, model: str, shared: Shared, nbytes: int) -> list[Effect]:
-    """Tell workers of this host where the first version of a model will lie."""
+    """Tell workers of this host where the first version of a model will be in memory."""
     prepared = Prepare(model=model, epoch=state.epoch, nbytes=nbytes, shared=shared)
     state.prepared[model] = prepared
     here = [peer for peer in state.roster if peer.shared]
@@ -195,16 +195,16 @@ def prepare(state: PublisherState, model: str, shared: Shared, nbytes: int) -> l
 
 
 def _tell_prepared(peer: Peer, prepared: Prepare) -> list[Effect]:
-    """Tell a worker that understands it where the first version of its model will lie."""
+    """Return a prepare for a live worker that wants the model and understands it."""
     wanted = prepared.model in peer.hello.models and MAPPING in peer.hello.features
     return [Send(prepared, to=peer.identity)] if wanted and not peer.lost else []
 
 
-# Which publisher comes first.
+# The order of publishers.
 
 
 def _never_published(state: PublisherState, hello: Hello) -> str:
-    """Say which version of this publisher's own epoch a worker runs that there never was."""
+    """Return the error if a hello names a version of this epoch that was never published."""
     for model, running in hello.models.items():
         if running is None or running.epoch != state.epoch:
             continue
@@ -247,7 +247,7 @@ def _pausing(state: PublisherState, hello: Hello, since: float) -> str:
 
 
 def _renew(state: PublisherState, epoch: int, hello: Hello, now: float) -> list[Effect]:
-    """Take a later epoch. For workers it is as if the publisher had restarted."""
+    """Take a later epoch. To workers this looks like a restart of the publisher."""
     text = (
         f"epoch {state.epoch} becomes {epoch}: {hello.name} runs weights of epoch "
         f"{hello.epoch}, whose publisher started before this one; one of two clocks is wrong"
@@ -269,7 +269,7 @@ def _renew(state: PublisherState, epoch: int, hello: Hello, now: float) -> list[
     }
     for peer in state.roster:
         peer.forget()
-    return effects + [  # of another epoch than theirs: they say hello
+    return effects + [  # the new epoch makes them send hello
         Send(Pong(epoch=epoch), to=peer.identity) for peer in state.roster if not peer.lost
     ]
 

@@ -1,19 +1,20 @@
-"""The publisher's behaviour, without sockets, threads or clocks.
+"""The publisher's state machine, without sockets, threads or clocks.
 
-Feed it what arrives (`receive`), what the user wants (`publish`) and the passing of time (`tick`);
-it answers with effects. `push` gives the next chunks while there are topics that are `ready`. What
-it knows is one record (`state.py`); what is done is in the modules on the right.
+The shell passes in messages (`receive`), calls of the user (`publish`) and the time (`tick`); each
+method returns effects. `push` returns the next chunks while `ready` names topics. The state is one
+record (`state.py`); the modules on the right handle the events.
 
-    hello ──> welcome                          the worker is on the roster       joining.py
-    publish ──> announce, chunk..., end        pushed; or announce and end,      publishing.py
-                                               to some workers alone
+    hello ──> welcome                          adds the worker to the roster     joining.py
+    publish ──> announce, chunk..., end        pushed to all; or announce and    publishing.py
+                                               end, to some workers only
     fetch ──> chunk...  | announce, end | refuse(gone)                           serving.py
-    applied | staged | failed                  move the publish along            reports.py
-    staged ──> commit | abort                  once decided                      calls.py
+    applied | staged | failed                  advance the publish               reports.py
+    staged ──> commit | abort                  after the decision                calls.py
     silence ──> lost                                                             sessions.py
 
-It owns the memory of its versions: nobody writes there before it said `Release` or `Lend`. Nothing
-here assumes that the publisher is a trainer or that a worker is a leaf.
+The machine owns the memory of its versions: no other code writes there before the machine returns
+`Release` or `Lend`. Nothing here assumes that the publisher is a trainer or that a worker is a
+leaf.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -57,10 +58,10 @@ from .version import Offer, Snapshot, Version
 
 
 class PublisherMachine:
-    """One publisher.
+    """The state machine of one publisher.
 
     Args:
-        state: What it knows.
+        state: The publisher's state, which only this machine changes.
     """
 
     def __init__(self, state: PublisherState) -> None:
@@ -68,7 +69,7 @@ class PublisherMachine:
         self._limits = RateLimits(state.timing)
 
     def _freeing(self, effects: list[Effect]) -> list[Effect]:
-        """Let memory go before calls are answered: whoever is may publish again at once."""
+        """Return the effects, with memory freed before calls resolve: callers may publish again."""
         free = list[Effect]()
         for versions in self.state.store.values():
             if versions.changed:
@@ -80,22 +81,22 @@ class PublisherMachine:
             (answers if isinstance(effect, Resolve) else others).append(effect)
         return others + free + answers
 
-    # What arrives.
+    # Messages and connections.
 
     def receive(
         self, identity: bytes, frames: Sequence[Buffer], now: float, key: str = ""
     ) -> list[Effect]:
-        """Take one message of a worker. Never raises: whatever is malformed is refused.
+        """Handle one message from a worker or an observer. Never raises; refuses malformed ones.
 
         Args:
-            identity: Its connection.
+            identity: The routing id of its connection.
             frames: Header and payload.
             now: The time.
-            key: The public key of that connection, where there are keys.
+            key: The public key of that connection, if the publisher has keys.
         """
         nbytes = len(frames[0]) if frames else 0
         peer = self.state.roster.by_identity(identity)
-        if peer is not None and peer.key != key:  # K10: whoever dials may choose its identity
+        if peer is not None and peer.key != key:  # K10: a peer can choose its routing id
             return [HangUp()]
         if peer is None and not self._limits.allow_unknown(now):
             return [] if self._limits.allow(identity, COST_HIGH, nbytes, now) else [HangUp()]
@@ -118,13 +119,13 @@ class PublisherMachine:
         if isinstance(message, Observe | Verify):  # P23, P24, K4
             return self.observers.asked(identity, message, grant, now)
         if peer is not None and not isinstance(message, Hello | Bye):
-            if peer.phase == "away":  # it has called itself the same on another connection
+            if peer.phase == "away":  # it reconnected with the same routing id
                 peer.move("spoke")
             effects = sessions.heard(self.state, peer, now) + sessions.tell_keys(self.state, peer)
             effects += self._heed(peer, message, now)
             unlike, peer.unlike = peer.unlike, 0
             if unlike and not self._limits.allow(identity, COST_LOW * unlike, nbytes, now):
-                effects.append(HangUp())  # it may bring those of any number of versions
+                effects.append(HangUp())  # else it could report any number of wrong digests
             if now < self.observers.until:
                 self.observers.heard(peer, message)
             return self._freeing(effects)
@@ -137,9 +138,9 @@ class PublisherMachine:
         return [Send(Refuse(code="unknown-worker", text=text), to=identity)]  # P4
 
     def receive_report(self, word: bytes, now: float) -> list[Effect] | None:
-        """Take what somebody said on a data connection; None if it is no worker's word. (P22)
+        """Handle a report that arrived on a data connection; None if no worker sent it. (P22)
 
-        It may be late, or doubled: all of it is said again on the control channel.
+        A report may be late or repeated: the worker sends all of them on the control channel too.
         """
         token, header = word[:TOKEN_BYTES], word[TOKEN_BYTES:]
         peer = self.state.roster.by_token(token.decode("latin1"))
@@ -154,9 +155,9 @@ class PublisherMachine:
         if peer.phase == "lost" or message.model in peer.torn:
             return []
         effects = sessions.heard(self.state, peer, now)
-        peer.unlike = 0  # of reports whose versions were hashed later; this word may be right
+        peer.unlike = 0  # wrong digests of earlier reports; this report may be right
         effects += reports.runs(self.state, peer, message, now)
-        if peer.unlike:  # it costs as much as a word of nobody
+        if peer.unlike:  # costs as much as a report that no worker sent
             peer.unlike = 0
             return None
         if now < self.observers.until:
@@ -185,86 +186,86 @@ class PublisherMachine:
                 raise AssertionError(f"{type(message).__name__} is no message of a worker")
 
     def unreachable(self, identity: bytes, now: float, ended: str = "") -> list[Effect]:
-        """A connection is closed; `ended` says so, in words, if its worker's process has ended.
+        """Note that a connection is closed; `ended` says how its worker's process ended, if it did.
 
-        Say it once all messages of that connection were taken: the last one may be a goodbye.
+        Call it after all messages of that connection are handled: the last may be a `bye`.
         """
         return self._freeing(sessions.unreachable(self.state, identity, now, ended))
 
     def subscribed(self, topic: bytes) -> Beacon | None:
-        """Somebody has subscribed: what to tell it at once, so that it knows it is heard."""
+        """Return the beacon for a new subscriber, which confirms its subscription; else None."""
         model = model_of(topic)
         return self._beacon(model) if model is not None else None
 
     # Keys.
 
     def redeem(self, ticket: str, now: float) -> tuple[str, str] | None:
-        """Return the worker, by name and key, whose ticket somebody has shown; None: nobody's."""
+        """Return name and key of the worker that owns a ticket; None if the ticket is not valid."""
         return sessions.redeem(self.state, ticket, now)
 
     def grant(self, by_key: Mapping[str, Grant], now: float) -> list[Effect]:
-        """Let these keys in from now on, and no others."""
+        """Replace the set of allowed keys, and end the sessions of workers whose key is revoked."""
         grants = self.state.grants
         if grants is None or not grants.replace(by_key):
             return []
         return self._freeing(sessions.revoke(self.state, now))
 
-    # What the user wants.
+    # Calls of the user.
 
     def offer(self, offered: Offer) -> tuple[Version, list[Effect]]:
-        """Have a version of an earlier publisher as the latest, before anybody is there."""
+        """Make a version of an earlier publisher the latest, before any worker has joined."""
         version, effects = publishing.offer(self.state, offered)
         return version, self._freeing(effects)
 
     def publish(
         self, number: int, offered: Offer, terms: Terms, started: float, now: float
     ) -> tuple[Publication, list[Effect]]:
-        """Publish a version: to every worker that has the model, or to some by name.
+        """Publish a version to every worker that has the model, or to named workers.
 
         Args:
-            number: Names the call between the machine and whoever waits.
-            offered: What is published.
+            number: Identifies the call in `Resolve` effects.
+            offered: The version.
             terms: What the call requires.
-            started: When it was made.
+            started: When the call was made.
             now: The time.
 
         Raises:
-            UnknownWorkerError: No worker of a name has ever joined; nothing was published.
+            UnknownWorkerError: A named worker has never joined; nothing was published.
         """
         call, effects = publishing.publish(self.state, number, offered, terms, started, now)
         return call, self._freeing(effects)
 
     def end(self, call: Publication, why: str, now: float) -> list[Effect]:
-        """End a call as it stands, before its time; one that is not decided is given up."""
+        """End a call before its deadline, with the results so far; abort it if it is undecided."""
         return self._freeing(calls.end(self.state, call, why, now))
 
     def prepare(self, model: str, shared: Shared, nbytes: int) -> list[Effect]:
-        """Tell workers of this host where the first version of a model will lie."""
+        """Tell workers of this host where the first version of a model will be in memory."""
         return joining.prepare(self.state, model, shared, nbytes)
 
     def make_room(
         self, model: str, among: Collection[Snapshot], *, replaces_latest: bool
     ) -> list[Effect]:
-        """Give up one of these versions of a model, if one may be, for another.
+        """Evict one version of a model, if possible, so that its memory serves the next one.
 
         Args:
             model: Its name.
-            among: What lies in memory that would do.
-            replaces_latest: The other one is for every worker and needs no commit.
+            among: The snapshots whose memory fits the next version.
+            replaces_latest: The next version is for every worker and needs no commit.
         """
         versions = self.state.store.get(model)
         if versions is not None:
             versions.give_up(among, replaces_latest=replaces_latest)
         return self._freeing([])
 
-    # What the shell has done.
+    # Results from the shell.
 
     def hashed(self, version: Version, now: float) -> list[Effect]:
-        """All chunks of a version are hashed, unless it is gone."""
+        """Note that all chunks of a version are hashed."""
         return [] if version.gone else self._freeing(reports.hashed(self.state, version, now))
 
     def arrived(self, version: Version, now: float) -> list[Effect]:
-        """More of a version is here that was published while it was on its way."""
+        """Note that more chunks arrived of a version that is published while it is received."""
         if version.gone:
             return []
         effects = serving.arrived(self.state, version, now)
@@ -273,41 +274,41 @@ class PublisherMachine:
         return self._freeing(effects)
 
     def compared(self, comparison: Comparison, _now: float) -> list[Effect]:
-        """What a worker has was compared with its version."""
+        """Handle the result of a comparison of a worker's weights with its version."""
         return self._freeing(self.observers.checks.compared(comparison))
 
     def rekeyed(self) -> list[Effect]:
-        """Tell workers the group keys that are in force now, once they say something."""
+        """Send workers the current group keys, each after its next message."""
         return sessions.rekeyed(self.state)
 
     def unshared(self, version: Version) -> None:
-        """Workers cannot read a version by its new number; they fetch it instead."""
+        """Note that workers cannot read a version in shared memory by its new number."""
         version.shared = None
 
-    # Where the shell, or this, has failed at something.
+    # Failures of the shell or of this machine.
 
     def drop(self, identity: bytes, why: str, now: float) -> list[Effect]:
-        """End the session of a worker, after an exception that it caused; it joins again."""
+        """End a worker's session after an exception that the worker caused; it joins again."""
         return self._freeing(faults.drop(self.state, identity, why, now))
 
     def give_up(self, version: Version, why: str, now: float) -> list[Effect]:
-        """Fail the calls that published a version, of which something cannot be read or sent."""
+        """Fail the calls that published a version whose bytes cannot be read or sent."""
         return self._freeing([] if version.gone else faults.give_up(self.state, version, why, now))
 
     def forget(self, number: int) -> None:
-        """Forget a call of which it cannot be said what becomes of it."""
+        """Drop a call whose result cannot be determined."""
         faults.forget(self.state, number)
 
     def unpublish(self, number: int, offered: Offer) -> bool:
-        """Forget a call that failed; return whether the memory of its offer is ours by now."""
+        """Drop a call that failed; return True if the machine already owns its offer's memory."""
         return faults.unpublish(self.state, number, offered)
 
     def stop_pushing(self, topics: Collection[bytes]) -> None:
-        """Push no more on these topics."""
+        """Stop pushing on these topics."""
         faults.stop_pushing(self.state, topics)
 
     def awaits(self, number: int) -> bool:
-        """Return whether a call is open: a `Resolve` of it is to come."""
+        """Return whether a call is open, so that a `Resolve` will follow."""
         call = self.state.calls.get(number)
         return call is not None and not call.resolved
 
@@ -315,23 +316,23 @@ class PublisherMachine:
 
     @property
     def ready(self) -> list[bytes]:
-        """The topics for which `push` has something to send now."""
+        """The topics on which `push` can send now."""
         return [push.topic for push in self.state.pushes.values() if push.ready]
 
     def push(self, now: float, topics: Collection[bytes] | None = None) -> list[Effect]:
-        """Return the next chunks to publish, of some topics alone if they are given."""
+        """Return the next chunks to publish, only of `topics` if given."""
         return self._freeing(publishing.push(self.state, now, topics))
 
     # Time.
 
     def tick(self, now: float) -> list[Effect]:
-        """Do what is due: beacons, lost workers, deadlines."""
+        """Handle everything that is due: beacons, lost workers, deadlines."""
         return self._freeing([effect for _, step in self.steps(now) for effect in step()])
 
     def steps(self, now: float) -> Iterator[tuple[int | None, Callable[[], list[Effect]]]]:
-        """Yield what `tick` does, each with the call that it is about, if it is about one.
+        """Yield the steps of `tick`, each with the number of its call; None: it concerns no call.
 
-        A shell for which one of them fails goes on with the others, then with `freed`.
+        If one step raises, the shell continues with the others and then calls `freed`.
         """
         state = self.state
         yield None, partial(self._rest, now)
@@ -356,15 +357,15 @@ class PublisherMachine:
         return [Broadcast(control_topic(b.model), b) for b in beacons if b.version]  # P16
 
     def freed(self) -> list[Effect]:
-        """Say which memory is needed no more."""
+        """Return the effects for memory that is no longer needed."""
         return self._freeing([])
 
     def close(self, now: float) -> list[Effect]:
-        """Resolve every call that is still open, as it stands."""
+        """Resolve every open call with its results so far."""
         return calls.close(self.state, now)
 
     def known(self) -> PublisherView:
-        """Return what any thread may know, which is so until the state is `stale` again."""
+        """Return the view for other threads, which is valid until the state is `stale` again."""
         state = self.state
         state.stale = False
         reached = [
@@ -375,20 +376,20 @@ class PublisherMachine:
         return PublisherView(state.epoch, tuple(reached), state.crowded, state.malformed)
 
     def crowded(self, text: str, now: float) -> list[Effect]:
-        """Say who was turned away before it could say who it is; empty: nobody lately."""
+        """Report connections that were rejected before their hello; empty `text`: none lately."""
         return absent.crowd(self.state, text, now)
 
     def present(self, model: str | None) -> int:
-        """Return how many workers are there, that want a model, if one is given."""
+        """Return the number of live workers; with a model, of those that want it."""
         live = (peer for peer in self.state.roster if not peer.lost)
         return sum(model is None or model in peer.hello.models for peer in live)
 
     def status(self, now: float) -> tuple[WorkerStatus, ...]:
-        """Return who is there, and who runs which version."""
+        """Return the status of each worker on the roster."""
         return tuple(status_of(self.state, peer, now) for peer in self.state.roster)
 
     def status_of(self, name: str, now: float) -> WorkerStatus | None:
-        """Return how things stand with one worker; None if there is none of that name."""
+        """Return the status of one worker; None if no worker has that name."""
         peer = self.state.roster.by_name(name)
         return None if peer is None else status_of(self.state, peer, now)
 

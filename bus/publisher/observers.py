@@ -1,8 +1,8 @@
-"""Those who look on: what each of them is told, when it asks.
+"""Observers: answers their requests for changes of the roster.
 
-Observers ask over the control channel for what has changed since they asked last: every change has
-the number of a revision, so that nothing is kept for any of them, and nothing is said to one that
-does not ask.
+An observer asks over the control channel for all changes since the revision of its last answer.
+Every change has a revision number, so the publisher keeps no state for each observer, and sends
+nothing without a request.
 """
 
 from collections import Counter, deque
@@ -59,7 +59,7 @@ SHORT = 64  # characters of each error of a worker whose errors would fill a pag
 
 @dataclass(slots=True)
 class _Model:
-    """A model as observers are told of it."""
+    """A model, as last noted for observers."""
 
     latest: tuple[int, int] = (0, 0)
     nbytes: int = 0
@@ -69,7 +69,7 @@ class _Model:
 
 
 class _Page:
-    """A page of a roster that is being filled."""
+    """A page of the roster that is being filled."""
 
     def __init__(self, since: int) -> None:
         self.since = self.revision = since
@@ -77,7 +77,7 @@ class _Page:
         self._room, self._count = PAGE_BYTES, 0
 
     def takes(self, row: Row, revision: int) -> bool:
-        """Take a row of this revision, unless there is no room for it."""
+        """Add a row of this revision; return False if there is no room for it."""
         nbytes = len(msgspec.json.encode(row)) + 1
         if nbytes > PAGE_BYTES and isinstance(row, WorkerRow):
             short = {m: replace(d, error=d.error[:SHORT]) for m, d in row.models.items()}
@@ -98,24 +98,24 @@ class _Page:
 
 
 class Observers:
-    """Those who look on: what each of them is told, when it asks. (P23)
+    """Notes changes for observers, and answers their requests. (P23)
 
     Attributes:
-        until: When nobody looks on any more; what workers say is no news to anybody then.
+        until: When the last observer counts as gone; from then on changes are not noted.
     """
 
     def __init__(self, state: PublisherState) -> None:
         self.checks, self._state = Checks(state), state
         self.until = 0.0
-        self._asked: dict[bytes, float] = {}  # by connection, when it asked last
+        self._asked: dict[bytes, float] = {}  # by connection, the time of its last request
         self._rows = TokenBucket(ROWS, 0.0)
         self._models: dict[str, _Model] = {}
         self._events: deque[tuple[int, float, Notice]] = deque()
 
-    # What happens.
+    # Changes.
 
     def heard(self, peer: Peer, message: Message) -> None:
-        """A worker has said something: take note of it if that is news to observers."""
+        """Note what a worker's message changes for observers."""
         match message:
             case Ping():
                 self._note(peer, "")
@@ -130,7 +130,7 @@ class Observers:
                 pass
 
     def _note(self, peer: Peer, model: str) -> None:
-        """Take note of what a worker does with a model; of none: by which road it is reached."""
+        """Note what a worker does with a model; with an empty model, its transport."""
         seen: object = road_of(peer)
         if model:
             incoming = peer.incoming.get(model)
@@ -141,7 +141,7 @@ class Observers:
             self._state.roster.touch(peer)
 
     def happened(self, notice: Notice, now: float) -> None:
-        """Something became of a worker."""
+        """Note an event of a worker."""
         if notice.worker:
             self._state.roster.revision += 1
             if len(self._events) >= EVENTS_TOLD:
@@ -152,9 +152,9 @@ class Observers:
                 self._state.roster.touch(peer)
 
     def _forget_event(self) -> None:
-        """Forget one event: of the kind with most, of the worker with most of these, the oldest.
+        """Forget the oldest event of the most frequent kind and of its most frequent worker.
 
-        So one worker that does the same again and again does not displace the others' events.
+        So a worker that repeats the same event does not displace the events of others.
         """
         events = [notice for _, _, notice in self._events]
         [(kind, _)] = Counter(notice.kind for notice in events).most_common(1)
@@ -163,12 +163,12 @@ class Observers:
         found = (n for n, each in enumerate(events) if (each.kind, each.worker) == (kind, worker))
         del self._events[next(found)]
 
-    # What is told.
+    # Answers.
 
     def asked(
         self, identity: bytes, message: Observe | Verify, grant: Grant | None, now: float
     ) -> list[Effect]:
-        """Take a question of somebody whose key, if there are keys, lets it do this."""
+        """Answer an observer's request; with keys, only if its key has the role `observer`."""
         if grant is not None and grant.role != "observer":  # K4
             return [Send(Refuse(code="not-allowed", text=NO_OBSERVER), to=identity)]
         if isinstance(message, Verify):
@@ -178,7 +178,7 @@ class Observers:
     def answer(
         self, identity: bytes, asked: Observe, now: float
     ) -> list[RosterPage] | list[Refuse]:
-        """Answer an observer, unless there are too many."""
+        """Return pages for an observer, or a refusal if there are too many observers."""
         self._asked = {who: at for who, at in self._asked.items() if now - at < OBSERVER_SECONDS}
         if identity not in self._asked and len(self._asked) >= OBSERVERS_MAX:
             text = f"{OBSERVERS_MAX} observers look on already: end one of them, or wait a moment"
@@ -187,8 +187,8 @@ class Observers:
         return self.pages(asked, now)
 
     def pages(self, asked: Observe, now: float) -> list[RosterPage]:
-        """Return what has changed since a revision, the longest ago first, as far as it fits."""
-        if now >= self.until:  # of nobody it was noted what is news
+        """Return what has changed since a revision, oldest change first, as far as it fits."""
+        if now >= self.until:  # changes were not noted meanwhile
             for peer in self._state.roster:
                 for model in ("", *peer.hello.models):
                     self._note(peer, model)
@@ -231,7 +231,7 @@ class Observers:
         ]
 
     def _look(self, versions: Versions) -> None:
-        """Take note of a model's latest version, and of which workers another one is the newest."""
+        """Note a model's latest version, and the workers with a newer targeted one."""
         model, latest = self._models.setdefault(versions.model, _Model()), versions.latest
         if latest is not None and latest.key != model.latest:
             self._state.roster.revision += 1
@@ -245,7 +245,7 @@ class Observers:
         model.targeted = targeted
 
     def _changed(self, since: int) -> "Iterator[tuple[int, Callable[[float], Row]]]":
-        """Yield what has changed, and of each the revision it had then; they are all different."""
+        """Yield each change after a revision, in order: its revision, and a factory of its row."""
         models: list[tuple[int, Callable[[float], Row]]] = sorted(
             (
                 (m.revision, partial(self._model_row, name, m))
@@ -259,7 +259,7 @@ class Observers:
         return merge(models, workers, events, key=REVISION)
 
     def _model_row(self, name: str, model: _Model, now: float) -> ModelRow:
-        """Return a model's row: of the versions before, ever fewer the longer ago they are."""
+        """Return a model's row, with publish times of past versions, sparser further back."""
         version, published, step = model.latest[1], list[Published](), 0
         times = self._state.store[name].times
         for back in range(VERSIONS_TOLD):

@@ -1,4 +1,4 @@
-"""What a publisher says of a version: the messages that announce, carry, close and commit it."""
+"""Encodes a version as messages: announcement, chunks, end, commit and abort."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -34,20 +34,20 @@ from .effects import (
 from .publication import Publication
 from .version import Chunked, Offer, Version
 
-Follows = Callable[[float], list[Effect]]  # what is to be done at a time
+Follows = Callable[[float], list[Effect]]  # called with the time; returns the next effects
 
-SLICE_BYTES = 2**22  # of a version that is hashed between other work: a fraction of a millisecond
+SLICE_BYTES = 2**22  # hashed of a version between other work: a fraction of a millisecond
 
 
 def announcement(
     version: Version, publication: Publication | None, whole: Whole | None = None
 ) -> Announce:
-    """Return the announcement of a version; a committed one is for everybody to apply at once.
+    """Return the announcement of a version; without a call it has commit `auto`.
 
     Args:
-        version: It.
-        publication: The call that it is of, if that is open.
-        whole: What its bytes hash to, if they go along.
+        version: The version.
+        publication: The open call that published it, unless that is committed.
+        whole: Checksum and digest of its bytes, if they are in the same message.
     """
     together = publication is not None and publication.terms.commit == "together"
     staged = publication is not None and (together or publication.terms.wait == "staged")
@@ -72,7 +72,7 @@ def announcement(
 
 
 def commit_of(version: Version) -> Commit:
-    """Return the message that lets workers apply a version."""
+    """Return the message by which workers apply a staged version."""
     return Commit(
         model=version.model,
         epoch=version.epoch,
@@ -82,12 +82,12 @@ def commit_of(version: Version) -> Commit:
 
 
 def abort_of(model: str, epoch: int, version: int, text: str) -> Abort:
-    """Return the message that makes workers drop a version."""
+    """Return the message by which workers drop a version."""
     return Abort(model=model, epoch=epoch, version=version, text=text)
 
 
 def end_of(chunked: Chunked) -> End:
-    """Return the message that closes a version, or a patch that leads to it."""
+    """Return the message that ends a version, or a patch to it."""
     version = chunked.target
     return End(
         model=version.model,
@@ -99,7 +99,7 @@ def end_of(chunked: Chunked) -> End:
 
 
 def refusal_of(fetch: Fetch, version: Version | None) -> tuple[str, str]:
-    """Return the code and the words by which a fetch of chunks is refused; no code if it is not."""
+    """Return code and text with which a fetch is refused; an empty code if it is not."""
     if version is None:
         return "gone", f"version {fetch.version} of epoch {fetch.epoch} is not to be had here"
     last = fetch.first + fetch.count
@@ -111,7 +111,7 @@ def refusal_of(fetch: Fetch, version: Version | None) -> tuple[str, str]:
     return "", ""
 
 
-# What shells do with a version's bytes.
+# The bytes of versions, for shells.
 
 
 def hash_chunk(of: Chunked | Offer, index: int) -> int:
@@ -142,42 +142,42 @@ def chunk_of(chunked: Chunked, index: int) -> tuple[Chunk, Buffer]:
 
 
 def chunks_topic(chunked: Chunked) -> bytes:
-    """Return the topic on which a version is pushed, or a patch."""
+    """Return the topic on which a version, or a patch, is pushed."""
     topic = data_topic if chunked.patch is None else patch_topic
     return topic(chunked.target.model)
 
 
 def hash_all(version: Version) -> Iterator[int]:
-    """Hash what nobody has hashed yet of a version; yield the bytes of each step."""
+    """Hash the chunks of a version that are not hashed yet; yield the bytes of each step."""
     for index in version.chunks.unhashed():
         hash_chunk(version, index)
         yield version.plan.chunk_bytes
 
 
 class Unhurried:
-    """What shells do with the bytes of versions a little at a time, since others wait meanwhile.
+    """A queue of long work on versions, such as hashing, done in small steps between other work.
 
     Attributes:
-        waiting: Of each what version it is, its steps, and what says what follows from them, and
-            from a step that fails.
+        waiting: For each piece of work its version, its steps, and the callbacks for its end and
+            for a step that raises.
     """
 
     def __init__(self) -> None:
         self.waiting = deque[tuple[Version, Iterator[int], Follows, Follows]]()
 
     def add(self, version: Version, steps: Iterator[int], done: Follows, failed: Follows) -> None:
-        """Take these steps, each of which yields its bytes.
+        """Queue work, whose steps yield the bytes that each took.
 
-        `done` says what follows from them, `failed` what does if one of them raises.
+        `done` is called after the last step, `failed` if a step raises.
         """
         self.waiting.append((version, steps, done, failed))
 
     def give_up(self) -> Follows:
-        """Take no more of those steps that `go_on` was at; return what follows from that."""
+        """Drop the work that `go_on` was doing, and return its `failed`."""
         return self.waiting.popleft()[-1]
 
     def go_on(self, now: float) -> list[Effect]:
-        """Take some of the steps. Those of a version that is gone are left out."""
+        """Take some steps of the first work; the steps of a version that is gone are skipped."""
         version, steps, done, _ = self.waiting[0]
         nbytes = 0
         while not version.gone and (step := next(steps, None)) is not None:
@@ -190,14 +190,14 @@ class Unhurried:
 
 
 def for_one(effect: SendChunk, sealer: Sealer | None = None) -> Send:
-    """Return the message to one worker that an effect asks for."""
+    """Return the message of an effect for one worker."""
     chunk_for = chunk_of if sealer is None else sealer.chunk
     chunk, payload = chunk_for(effect.version, effect.index)
     return Send(chunk, payload, effect.to)
 
 
 def for_all(effect: BroadcastChunk | BroadcastWhole, sealer: Sealer | None = None) -> Broadcast:
-    """Return the message to all that an effect asks for."""
+    """Return the message of an effect for all subscribers."""
     if isinstance(effect, BroadcastChunk):
         chunk_for = chunk_of if sealer is None else sealer.chunk
         return Broadcast(effect.topic, *chunk_for(effect.version, effect.index))
@@ -214,15 +214,15 @@ def for_all(effect: BroadcastChunk | BroadcastWhole, sealer: Sealer | None = Non
 
 
 def _unsealed(effect: SendChunk | BroadcastChunk | BroadcastWhole) -> LoopEffect:
-    """Return what is to be done where there is no memory to seal the bytes of a message.
+    """Return what to do instead if there is no memory to seal a chunk.
 
-    They do not go out, as if they were lost on the way: whoever needs them asks, and asks again.
+    The chunk is not sent, as if it were lost on the way: workers that need it fetch it, repeatedly.
     """
     version = effect.version.target
     if isinstance(effect, BroadcastWhole):
         return Broadcast(control_topic(version.model), effect.announce)
     if isinstance(effect, BroadcastChunk):
-        hash_chunk(effect.version, effect.index)  # the end says what all of them hash to
+        hash_chunk(effect.version, effect.index)  # the `end` needs the digest of all chunks
     text = (
         f"there is no memory to seal version {version.version} of {version.model} for the network "
         f"({version.layout.nbytes} bytes): workers wait for it until there is"
@@ -231,7 +231,7 @@ def _unsealed(effect: SendChunk | BroadcastChunk | BroadcastWhole) -> LoopEffect
 
 
 def worded(effect: Effect, sealer: Sealer | None) -> LoopEffect:
-    """Return an effect, or the message that it asks for; sealed where that is done."""
+    """Return an effect as the loop carries it out: encoded as a message, and sealed with keys."""
     if isinstance(effect, SendChunk | BroadcastChunk | BroadcastWhole):
         asked = effect
         try:
@@ -249,7 +249,7 @@ def worded(effect: Effect, sealer: Sealer | None) -> LoopEffect:
             case Broadcast():
                 return Broadcast(effect.topic, *sealer.published(effect.message, effect.payload))
             case Lend() | Release():
-                effect.version.sealed = None  # its memory serves the next version
+                effect.version.sealed = None  # the next version uses that memory
             case _:
                 pass
     return effect

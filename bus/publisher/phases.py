@@ -1,11 +1,10 @@
-"""What a publisher's versions, workers and calls go through: phase x event -> phase.
+"""The transition tables of a publisher's versions, workers and calls: phase x event -> phase.
 
-Nothing else moves one. An event that has no arrow from a phase changes nothing. `docs/PROTOCOL.md`
-has the same tables (section 9), and `tests/vectors/publisher_phases.json` has every arrow, and
-every pair without one.
+A phase changes only by these tables. An event without an arrow from a phase has no effect.
+`docs/PROTOCOL.md` has the same tables (section 9), and `tests/vectors/publisher_phases.json` has
+every arrow, and every pair without one.
 
-A version. What its memory is for follows from its phase: it is the machine's until it is *lent* or
-*gone*.
+A version. The machine owns its memory until the version is *lent* (reclaimable) or *gone*.
 
     pending ──> latest <──> lent
        │  │       │  │       │
@@ -14,24 +13,24 @@ A version. What its memory is for follows from its phase: it is the machine's un
        │          └──┴─> old │
        └────────────────┴────┴──> gone
 
-A worker on the roster. What it says on its data connection is no sign that it has the other: only
-what it says there brings it back. Of whoever is *lost* nothing is kept but its name; who leaves in
-order, or whose name another has taken, is not on the roster any more.
+A worker on the roster. Only a message on the control channel brings a worker back: a report on its
+data connection does not show that it has a control connection. For a *lost* worker no version is
+kept. A worker that leaves in order, or whose name another instance takes, is removed.
 
     here <──> away ──> lost ──> here
        └───────────────> lost
 
-A target, which is one worker in one call of publish. Reports come late, twice, or out of order.
+A target, which is one worker in one call of publish. Reports may be late, repeated or reordered.
 
-    behind ──> staged ──> applied                 (skipped: it went past this to a newer one)
+    behind ──> staged ──> applied                 (skipped: it runs a newer version)
        │          │
-       └──────────┴─────> failed | lost | left    (who was lost, or left, and returns is behind)
+       └──────────┴─────> failed | lost | left    (lost or left, then returned: behind)
 
 The decision of a call that commits together: *open*, until it is *commit* or *abort*.
 
-How they are coupled: who becomes *lost* reads no version any more (`unread`), and calls that wait
-for it go on without it, at once or after their grace. Who is *away* is waited for as one that is
-here. A version that a call may still commit is `pending`, and so in nobody's way.
+How they are coupled: a worker that becomes *lost* no longer receives any version (which may become
+`unread`), and calls stop waiting for it, at once or after their grace period. Calls wait for an
+*away* worker as for one that is *here*. A version that a call may still commit is `pending`.
 """
 
 from typing import Literal
@@ -39,23 +38,23 @@ from typing import Literal
 from ..receipt import State
 
 VersionPhase = Literal[
-    "pending",  # it is numbered, and may wait until enough workers have staged it
-    "latest",  # of its model, for all workers that have nothing newer of their own
-    "lent",  # the same, while nobody is at it: whoever publishes next may write over it
-    "targeted",  # the newest that was published to some worker alone
-    "old",  # some worker is still at it
-    "gone",  # its memory is not the machine's any more
+    "pending",  # it has a number, and may wait until enough workers have staged it
+    "latest",  # of its model, for all workers without a newer targeted version
+    "lent",  # the latest, reclaimable: no worker receives it, so the next publish may overwrite it
+    "targeted",  # the newest that was published to some named workers
+    "old",  # replaced, but some worker still receives it
+    "gone",  # the machine no longer owns its memory
 ]
 
 VersionEvent = Literal[
     "for-all",  # it is committed, for all workers
-    "for-some",  # it is committed, for workers that were named
-    "unread",  # nobody is at it: no worker, no comparison, nothing that hashes it
-    "asked",  # somebody wants it, and its memory is still there
-    "overwritten",  # somebody wants it, and its memory serves another version by now
-    "newer",  # other versions are the newest for all that it was for
+    "for-some",  # it is committed, for named workers
+    "unread",  # no worker receives it, and nothing hashes or compares it
+    "asked",  # it is requested, and its memory still has it
+    "overwritten",  # it is requested, but its memory already holds another version
+    "newer",  # newer versions replaced it for all of its workers
     "aborted",
-    "given-up",  # its memory is wanted for the next version
+    "given-up",  # it is evicted: the next version needs its memory
 ]
 
 VERSIONS: dict[VersionPhase, dict[VersionEvent, VersionPhase]] = {
@@ -88,17 +87,17 @@ VERSIONS: dict[VersionPhase, dict[VersionEvent, VersionPhase]] = {
 
 WorkerPhase = Literal[
     "here",
-    "away",  # its connection is closed, and it has come on no other
+    "away",  # its connection is closed, and it has not reconnected
     "lost",
 ]
 
 WorkerEvent = Literal[
-    "spoke",  # it has said something on the control channel
-    "closed",  # its connection is
+    "spoke",  # it sent a message on the control channel
+    "closed",  # its connection was closed
     "overdue",  # it has been away for too long
     "contested",  # it is away, and another instance asks for its name
-    "silent",  # it has said nothing for too long
-    "ended",  # its process has
+    "silent",  # it has sent nothing for too long
+    "ended",  # its process has ended
 ]
 
 WORKERS: dict[WorkerPhase, dict[WorkerEvent, WorkerPhase]] = {
@@ -151,7 +150,7 @@ TARGETS: dict[State, dict[TargetEvent, State]] = {
         "skipped": "skipped",
         "left": "left",
     },
-    "lost": {  # whatever it says, it has returned first
+    "lost": {  # any message of it is preceded by `returned`
         "left": "left",
         "returned": "behind",
     },
@@ -165,8 +164,8 @@ TARGETS: dict[State, dict[TargetEvent, State]] = {
 Decision = Literal["open", "commit", "abort"]
 
 DecisionEvent = Literal[
-    "enough",  # so many have staged it as are required
-    "too-few",  # so many cannot any more, or it is given up, or its time is over
+    "enough",  # as many workers as required have staged it
+    "too-few",  # that is impossible, the call is ended early, or its deadline has passed
 ]
 
 DECISIONS: dict[Decision, dict[DecisionEvent, Decision]] = {

@@ -1,18 +1,18 @@
-"""One call of publish: which workers it is for, what each has done, and when the call is over.
+"""One call of publish: its target workers, their states, and when the call is over.
 
-Theory of operation: every target is in one state, and only moves along an arrow (`phases.py`).
+Every target is in one state, which changes only along the arrows in `phases.py`.
 
-`verdict` asks one question of the counts: is the requirement met, can it still be met, is there
-time left? A call that must commit together also asks whether enough workers have staged. It is
-asked whenever a worker has reported, so the counts are kept up to date and not made anew.
+`verdict` decides from the counts of states: is the requirement met, can it still be met, is there
+time left? A call that commits together also checks whether enough workers have staged. Both run
+after every report, so the counts are updated incrementally.
 
-Who falls silent may return, and is waited for a while (`grace`); whose connection is closed was
-waited for before it became lost, and whose process has ended will not return (`grace_of_gone`, for
-who starts it again). Who leaves in order is no longer one of all. Where a number of workers is
-expected, those that join become targets until so many are there.
+A worker that becomes silent may return, so the call waits for it a while (`grace`). The publisher
+has already waited for a worker whose connection is closed, and one whose process has ended returns
+only if it is restarted (`grace_of_gone`). A worker that leaves in order no longer counts. If a
+number of workers is expected, workers that join become targets until that number is reached.
 
-A call may name the workers that it requires. It is for all that want the model, but only those are
-counted: what others do neither achieves it nor delays it.
+A call may name the workers that it requires. The version still goes to all workers that want the
+model, but only the named ones count: the others neither achieve the call nor delay it.
 """
 
 from collections.abc import Collection
@@ -34,13 +34,13 @@ _NOBODY: dict[State, int] = dict.fromkeys(TARGETS, 0)
 
 
 class Recipient(msgspec.Struct, eq=False):
-    """One worker as a publish sees it."""
+    """One target of a publish."""
 
     name: str
     state: State = "behind"
     at: float | None = None
     detail: str = ""
-    encoding: str = ""  # how it came
+    encoding: str = ""  # in which it received the version
     nbytes: int = 0
 
 
@@ -48,18 +48,18 @@ class Terms(msgspec.Struct, frozen=True, eq=False):
     """What a call of publish requires.
 
     Attributes:
-        workers: Names given by the caller; None means every worker that has the model.
-        require: How many must get there; None means all.
-        named: The workers that must get there, by name, where they are named: `require` is how many
-            these are. None: each worker counts.
-        wait: What "there" is.
+        workers: Names given by the caller; None: every worker that has the model.
+        require: Number of workers that must be done; None: all.
+        named: The names of the workers that must be done, `require` of them; None: every worker
+            counts.
+        wait: The state in which a worker is done.
         commit: Whether workers apply on their own or together.
-        timeout: Seconds for all of it.
+        timeout: Seconds for the whole call.
         hash: Workers that read shared memory hash what they read.
-        grace: Seconds for which a worker that becomes lost is waited for, as it fell silent.
-        grace_of_gone: The same, where its connection is closed or its process has ended.
-        expect: Where all are required: how many those must be, at least.
-        alive: Where all are required: all but those that are lost.
+        grace: Seconds to wait for a worker that is lost because it became silent.
+        grace_of_gone: The same, if its connection is closed or its process has ended.
+        expect: If all are required: their least number.
+        alive: If all are required: lost workers do not count.
     """
 
     workers: tuple[str, ...] | None = None
@@ -79,19 +79,19 @@ class Publication:
     """One call of publish.
 
     Args:
-        number: Names the call between the machine and whoever waits.
-        version: What is published.
+        number: Identifies the call in `Resolve` effects.
+        version: The version.
         terms: What it requires.
         started: When it was called, on the machine's clock, in seconds.
 
     Attributes:
         deadline: When it is over at the latest.
-        decision: What has become of one that commits together.
-        resolved: Whether whoever waits was told what became of it.
-        ended: Why it is given up before its time; empty: it is not.
-        targets: The workers that it is for, by name.
-        done: The states that count as there.
-        for_all: It is over when all are there, and not before.
+        decision: The decision of a call that commits together.
+        resolved: Whether the caller has the result.
+        ended: Why it is ended before its deadline; empty: it is not.
+        targets: The workers that the version is for, by name.
+        done: The states that count as done.
+        for_all: It is over when all targets are done, and not before.
     """
 
     def __init__(self, number: int, version: Version, terms: Terms, started: float) -> None:
@@ -102,11 +102,11 @@ class Publication:
         self.done = _THERE if terms.wait == "staged" else _FINISHED
         self.for_all = terms.require is None and terms.commit == "auto" and terms.wait != "none"
         self.targets: dict[str, Recipient] = {}
-        self._counts: dict[State, int] = {**_NOBODY}  # targets in each state, of those that count
-        self._away: dict[str, float] = {}  # until when the lost are waited for
+        self._counts: dict[State, int] = {**_NOBODY}  # by state, the targets that count
+        self._away: dict[str, float] = {}  # by lost worker, until when the call waits for it
 
     def aim(self, names: Collection[str]) -> None:
-        """Say which workers it is for."""
+        """Set the targets, all of them `behind`."""
         self.targets = dict(zip(names, map(Recipient, names), strict=True))
         named = self.terms.named
         counted = len(self.targets) if named is None else len(named & self.targets.keys())
@@ -114,14 +114,14 @@ class Publication:
         self._away = {}
 
     def welcome(self, name: str) -> None:
-        """A worker has joined: it is one of those that are expected, if too few are there."""
+        """Add a worker that joined to the targets, if more workers are expected."""
         named = self.terms.named
         if name not in self.targets and self.missing and (named is None or name in named):
             self.targets[name] = Recipient(name)
             self._counts["behind"] += 1
 
     def renew(self) -> None:
-        """The version has another number: nobody who is there has it by that yet."""
+        """Reset all targets but lost and left ones: the version has the key of a later epoch."""
         gone = [t for t in self.targets.values() if t.state in ("lost", "left")]
         away = self._away
         self.aim(self.targets)
@@ -131,7 +131,7 @@ class Publication:
         self._away = away
 
     def lose(self, name: str, now: float, detail: str, *, gone: bool = False) -> None:
-        """A worker is lost, and may return; `gone`: it is known that it is not there."""
+        """Note that a worker is lost; `gone`: its connection is closed or its process has ended."""
         self.move(name, "lost", now, detail)
         target = self.targets.get(name)
         named = self.terms.named
@@ -139,7 +139,7 @@ class Publication:
             self._away[name] = now + (self.terms.grace_of_gone if gone else self.terms.grace)
 
     def move(self, name: str, event: TargetEvent, now: float, detail: str = "") -> None:
-        """Note what became of a worker; one that is no target changes nothing."""
+        """Change a target's state as the table says; ignore workers that are no targets."""
         target = self.targets.get(name)
         after = TARGETS[target.state].get(event) if target is not None else None
         if target is not None and after is not None:
@@ -152,7 +152,7 @@ class Publication:
             target.at = None if after == "behind" else now
 
     def carried(self, name: str, by: Chunked) -> None:
-        """Note how the version came to a worker: by itself, or by a patch."""
+        """Record how a worker received the version: whole, or as a patch."""
         target = self.targets.get(name)
         if target is not None:
             target.encoding = "raw" if by.patch is None else by.patch.encoding
@@ -163,7 +163,7 @@ class Publication:
 
     @property
     def missing(self) -> int:
-        """How many workers are expected besides those that are there."""
+        """How many expected workers have not joined."""
         if self.terms.named is not None:
             return len(self.terms.named - self.targets.keys())
         if not self.terms.expect or self.terms.require is not None:
@@ -172,14 +172,14 @@ class Publication:
 
     @property
     def nobody(self) -> bool:
-        """Whether it is for all, and all are none."""
+        """True if it requires all targets, and there are none."""
         if self.terms.require is not None or self._counts["applied"]:
             return False
         return len(self.targets) == self._gone
 
     @property
     def _gone(self) -> int:
-        """How many are not of all any more."""
+        """How many targets no longer count as one of all."""
         return self._counts["left"] + (self._counts["lost"] if self.terms.alive else 0)
 
     def _needed(self, now: float) -> int:
@@ -189,15 +189,15 @@ class Publication:
         return len(self.targets) - self._gone + away + self.missing
 
     def _may_return(self, now: float) -> int:
-        """Count those that are lost and are waited for."""
+        """Return how many lost workers the call waits for."""
         return sum(until > now for until in self._away.values()) if self._away else 0
 
     def _may_come(self, now: float) -> int:
-        """Count those that are not there and are waited for."""
+        """Return how many lost or expected workers the call waits for."""
         return self.missing + self._may_return(now)
 
     def decide(self, now: float) -> Decision:
-        """Decide a `together` publish: commit, abort, or still open."""
+        """Decide a `together` publish, if that is possible now, and return the decision."""
         if self.decision == "open" and self.terms.commit == "together":  # P10
             staged = self._count(_FINISHED) + self._counts["staged"]
             possible = staged + self._counts["behind"] + self._may_come(now)
@@ -213,17 +213,17 @@ class Publication:
     def verdict(self, now: float) -> bool | None:
         """Return whether the publish achieved what it required; None while that is open."""
         if self._counts["behind"] and self.for_all and not self.ended and now < self.deadline:
-            return None  # as after every acknowledgement but the last
+            return None  # fast path: after every acknowledgement but the last
         done = self._count(self.done)
         if self.for_all and done == len(self.targets) >= self.terms.expect:
-            return True  # as after the last
+            return True  # fast path: after the last
         open_ = self._count(_UNFINISHED - self.done) + self._may_come(now)
         over = open_ == 0 or now >= self.deadline or bool(self.ended)
         if self.terms.commit == "together" and self.decision == "abort":
             return False
         if self.terms.wait == "none":
             return True
-        if self.terms.require is None:  # all: do not give up on the others when one has failed
+        if self.terms.require is None:  # all: wait for the others even if one has failed
             return True if done == self._needed(now) else (False if over else None)
         if self.terms.require == 0:
             return True if over else None
@@ -232,7 +232,7 @@ class Publication:
         return False if over or done + open_ < self.terms.require else None
 
     def receipt(self, now: float, digest: str) -> Receipt:
-        """Return what has become of the publish so far."""
+        """Return the receipt of the publish so far."""
         return Receipt(
             model=self.version.model,
             epoch=self.version.epoch,

@@ -1,7 +1,7 @@
-"""The state of a publisher that any thread may read: an immutable record, replaced at each change.
+"""The view of a publisher's state for all threads: an immutable record, replaced at each change.
 
-The machine belongs to one thread. A thread that publishes reads here, without asking that thread,
-whether to hash the version in the same pass in which it copies it.
+The machine belongs to one thread. A thread that publishes reads this view, without waiting for that
+thread, to decide whether to hash the version in the same pass in which it copies it.
 """
 
 from collections.abc import Collection
@@ -19,13 +19,13 @@ class ReachableWorker:
 
 @dataclass(frozen=True, slots=True)
 class PublisherView:
-    """The state of a publisher.
+    """An immutable view of a publisher's state.
 
     Attributes:
         epoch: The publisher's incarnation.
         reached: The workers that receive pushed versions.
-        turned_away: Connections that were rejected, in words; empty: none.
-        malformed: The number of malformed messages of the last moment.
+        turned_away: Why connections were rejected, as text; empty: none were.
+        malformed: The number of malformed messages when the view was made.
     """
 
     epoch: int
@@ -36,8 +36,8 @@ class PublisherView:
     def sends(self, model: str, workers: Collection[str] | None, *, shared: bool) -> bool:
         """Return whether a version for these workers would be sent over the network. (P7, S9)
 
-        If so, the version is hashed in the same pass in which it is copied; a version for which
-        this was False is hashed when it is first sent. `shared`: it lies in shared memory.
+        If so, the version is hashed in the same pass in which it is copied; otherwise it is hashed
+        when it is first sent. `shared`: the version is in shared memory.
         """
         for each in self.reached:
             meant = model in each.models and (workers is None or each.name in workers)

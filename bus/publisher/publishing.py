@@ -1,4 +1,4 @@
-"""Publishing: numbering a version, saying that it is there, and pushing it."""
+"""Publishing: numbers a version, announces it, and pushes it."""
 
 from collections.abc import Collection
 from operator import attrgetter
@@ -21,7 +21,7 @@ NAME = attrgetter("name")
 
 
 def offer(state: PublisherState, offered: Offer) -> tuple[Version, list[Effect]]:
-    """Have a version of an earlier publisher as the latest, before anybody is there."""
+    """Make a version of an earlier publisher the latest, before any worker has joined."""
     versions = state.versions(offered.model)
     version = versions.number(offered, state.epoch)
     versions.settle(version, None)
@@ -31,10 +31,10 @@ def offer(state: PublisherState, offered: Offer) -> tuple[Version, list[Effect]]
 def publish(
     state: PublisherState, number: int, offered: Offer, terms: Terms, started: float, now: float
 ) -> tuple[Publication, list[Effect]]:
-    """Publish a version: to every worker that has the model, or to some by name.
+    """Publish a version to every worker that has the model, or to named workers.
 
     Raises:
-        UnknownWorkerError: No worker of a name has ever joined; nothing was published.
+        UnknownWorkerError: A named worker has never joined; nothing was published.
     """
     workers = terms.workers
     if workers and (text := absent.unknown(state, workers)):
@@ -66,10 +66,10 @@ def publish(
             versions.supersede(version, peers)
             effects.append(Settled(version))
     effects += _announce(state, versions, call, peers, now)
-    if terms.hash and not version.chunks.digest:  # P12: it must be known before it is gone
+    if terms.hash and not version.chunks.digest:  # P12: needs the digest before the version is gone
         effects += versions.hash(version)
     state.calls[number] = call
-    if len(state.calls) > CALLS_MAX:  # of all models: then it is worth a look
+    if len(state.calls) > CALLS_MAX:  # counts all models; `bound` checks this one
         effects += calls.bound(state, version.model, now)
     return call, effects + calls.settle(state, call, now)
 
@@ -77,7 +77,7 @@ def publish(
 def _announce(
     state: PublisherState, versions: Versions, call: Publication, peers: list[Peer], now: float
 ) -> list[Effect]:
-    """Say that a version is there: to all, or to each that would not hear that."""  # P6
+    """Announce a version on its topic, and on control connections where needed."""  # P6
     version, effects, alone = call.version, list[Effect](), peers
     if call.terms.workers is None:
         alone, push, patch = list[Peer](), False, False
@@ -103,13 +103,13 @@ def _announce(
 
 
 def _to_all(versions: Versions, call: Publication, *, push: bool) -> Broadcast | BroadcastWhole:
-    """Announce a version to all; one that is pushed, and is small enough, goes along."""
+    """Return the announcement to all; with the bytes if they are to be pushed and few."""
     version = call.version
     known = version.layout.id == versions.announced_layout
     versions.announced_layout = version.layout.id
     small = version.plan.count == 1 and version.layout.nbytes <= WHOLE_BYTES_MAX
     if push and known and small and version.chunks.whole and version.receivers:  # P7
-        crc = version.chunks.crcs[0]  # most were hashed as they were copied
+        crc = version.chunks.crcs[0]  # most versions were hashed as they were copied
         whole = None if crc is None else Whole(crc=crc, digest=version.chunks.digest)
         return BroadcastWhole(version, announcement(version, call, whole))
     topic, header = control_topic(version.model), None if known else version.layout.header
@@ -117,7 +117,7 @@ def _to_all(versions: Versions, call: Publication, *, push: bool) -> Broadcast |
 
 
 def _patch_for(peer: Peer, version: Version) -> VersionPatch | None:
-    """Return the patch by which a version can come to a worker, if there is one."""
+    """Return the patch that a worker can take to a version; None if there is none."""
     takes = DELTA in peer.hello.features
     return version.patch_on(peer.running.get(version.model)) if takes else None
 
@@ -126,19 +126,19 @@ def _patch_for(peer: Peer, version: Version) -> VersionPatch | None:
 
 
 def begin(state: PublisherState, version: Chunked, now: float) -> None:
-    """Push a version, or a patch."""
+    """Start to push a version, or a patch."""
     push = Push(version, now, state.timing.quiet, state.queue)
     state.pushes[push.topic] = push
 
 
 def stop(state: PublisherState, model: str) -> None:
-    """Push no more of what was published of a model."""
+    """Stop the pushes of a model."""
     for topic in (data_topic(model), patch_topic(model)):
         state.pushes.pop(topic, None)
 
 
 def followed(state: PublisherState, report: Progress, now: float) -> None:
-    """Some worker has so many chunks of a version, or of a patch."""
+    """Advance a push by a worker's report of progress."""
     topic = (data_topic if report.patch is None else patch_topic)(report.model)
     push = state.pushes.get(topic)
     if push is None or push.version.patch != report.patch:
@@ -150,14 +150,14 @@ def followed(state: PublisherState, report: Progress, now: float) -> None:
 def push(
     state: PublisherState, now: float, topics: Collection[bytes] | None = None
 ) -> list[Effect]:
-    """Push what comes next, of some topics alone if they are given."""
+    """Push the next chunks, only of `topics` if given."""
     effects: list[Effect] = []
     for push in list(state.pushes.values()):
         if topics is not None and push.topic not in topics:
             continue
         version = push.version.target
         versions, held = state.store[version.model], version.phase not in ("lent", "gone")
-        if held or versions.hold(version):  # else it was aborted, or is being overwritten
+        if held or versions.hold(version):  # else it was aborted or overwritten
             effects += push.step(now)
             if push.stalled and push.needs_digest:
                 effects += versions.hash(version)

@@ -1,4 +1,4 @@
-"""What workers say that they do with versions, and how far a publisher believes it."""
+"""Handles workers' reports on versions: progress, staged, applied, failed; checks digests."""
 
 from ...codecs.words import printable
 from ..effects import Notice, Send
@@ -15,17 +15,17 @@ from .version import Version
 
 
 def progress(state: PublisherState, peer: Peer, message: Progress, now: float) -> list[Effect]:
-    """A worker says how far it is with a version."""  # P14
+    """Handle a report of how many chunks of a version a worker has."""  # P14
     versions = _of(state, message)
     if versions is None or not versions.had(message.version):
         return []
     publishing.followed(state, message, now)
     if peer.runs(message.model) >= (message.epoch, message.version):
-        return []  # P19: what it said on the data connection was faster
+        return []  # P19: its `applied` on the data connection overtook this
     receiving = message.phase == "receiving"
     version = versions.get(message.version) if receiving else None
     if receiving and version is None:
-        return []  # what it applies may be gone by now, if that takes so long
+        return []  # only a version that it already has, and applies, may be gone
     coming = version.find(message.patch) if version is not None else None
     if coming is not None:
         peer.learn(message, coming.plan, now)
@@ -38,7 +38,7 @@ def progress(state: PublisherState, peer: Peer, message: Progress, now: float) -
 
 
 def staged(state: PublisherState, peer: Peer, message: Staged, now: float) -> list[Effect]:
-    """A worker says that it has staged a version."""  # P11
+    """Handle a report that a worker has staged a version."""  # P11
     versions = _of(state, message)
     if versions is None:
         return []
@@ -62,13 +62,13 @@ def staged(state: PublisherState, peer: Peer, message: Staged, now: float) -> li
 
 
 def applied(state: PublisherState, peer: Peer, message: Applied, now: float) -> list[Effect]:
-    """A worker says on its own connection that it runs a version: what it runs is whole again."""
+    """Handle `applied` on the control channel, which also ends a torn state of the model."""
     peer.torn.discard(message.model)
     return runs(state, peer, message, now)
 
 
 def runs(state: PublisherState, peer: Peer, message: Applied, now: float) -> list[Effect]:
-    """A worker says, or has said, that it runs a version."""  # P12
+    """Handle a report, maybe a delayed one, that a worker runs a version."""  # P12
     model, key = message.model, (message.epoch, message.version)
     if model not in peer.hello.models:
         return []
@@ -98,7 +98,7 @@ def runs(state: PublisherState, peer: Peer, message: Applied, now: float) -> lis
 
 
 def failed(state: PublisherState, peer: Peer, message: Failed, now: float) -> list[Effect]:
-    """A worker says that it will not run a version."""  # P13
+    """Handle a report that a worker failed a version."""  # P13
     if message.model not in peer.hello.models:
         return []
     versions = _of(state, message)
@@ -113,7 +113,7 @@ def failed(state: PublisherState, peer: Peer, message: Failed, now: float) -> li
 
 
 def hashed(state: PublisherState, version: Version, now: float) -> list[Effect]:
-    """The digest of a version is known: say it to those who wait, and check what was said."""
+    """Send the end to workers that wait for a version's digest, and check the reports on it."""
     effects: list[Effect] = []
     state.store[version.model].hashed(version)
     ends, version.ends = version.ends, set()
@@ -134,11 +134,11 @@ def hashed(state: PublisherState, version: Version, now: float) -> list[Effect]:
 
 
 def plausible(state: PublisherState, model: str, running: Running) -> bool:
-    """Return whether a worker may run what it says it runs.
+    """Return whether a worker's report of a running version is believed.
 
-    It may if that is of an older epoch, or too long ago to say, or there is such a version and
-    it reports its digest. None need be reported of a version that lay in shared memory, unless
-    the caller asked for it.
+    It is if the version is of an older epoch, or too old to remember, or exists and has the
+    reported digest. The digest may be empty for a version that was in shared memory, unless an open
+    call requires it.
     """
     versions = state.store.get(model)
     if running.epoch != state.epoch or versions is None:
@@ -149,7 +149,7 @@ def plausible(state: PublisherState, model: str, running: Running) -> bool:
             return False
         unhashed = version is None or version.shared is not None or bool(version.names)
         return versions.had(running.version) and unhashed
-    if version is not None:  # as long as nobody has hashed it, it is not: it says it again
+    if version is not None:  # not believed until it is hashed; the worker repeats the report
         return version.chunks.digest == running.digest
     known = versions.known_digest(running.version)
     if known == "":
@@ -158,7 +158,7 @@ def plausible(state: PublisherState, model: str, running: Running) -> bool:
 
 
 def _of(state: PublisherState, message: Progress | Staged | Failed) -> Versions | None:
-    """Return the versions of a message's model, if it speaks of this epoch."""
+    """Return the versions of a message's model, if it is of this epoch."""
     return state.store.get(message.model) if message.epoch == state.epoch else None
 
 
@@ -167,15 +167,15 @@ def _check_later(
 ) -> list[Effect]:
     versions = state.store[version.model]
     if not versions.hold(version):
-        return _wrong_digest(state, peer, message)  # too late: nobody was told what it hashes to
+        return _wrong_digest(state, peer, message)  # it was overwritten before it was hashed
     version.claims[peer.name, type(message)] = message
     return versions.hash(version)
 
 
 def _wrong_digest(state: PublisherState, peer: Peer, message: Staged | Applied) -> list[Effect]:
-    """A worker's bytes are not the published ones; it must never count as done.
+    """Reject a report with a wrong digest: the worker must not count as done.
 
-    The worker says it again with each ping, and may say so of any version: each is told once.
+    The worker repeats it with each ping, and may send it for any version: each is logged once.
     """  # P15
     peer.unlike += 1
     fact = message.model, message.epoch, message.version

@@ -1,9 +1,9 @@
-"""Who is there: every worker that a publisher knows, by name and by ZeroMQ identity.
+"""The roster: every worker that a publisher knows, by name and by ZeroMQ routing id.
 
-A name belongs to one living instance. A second instance that asks for it is put off while the
-first is asked for a sign of life: if one comes, the second is refused; if none comes, or its
-connection is gone, the name passes on. So a worker that crashed and came back is let in quickly,
-and two workers started with one name learn of it at once.
+A name belongs to one live instance. If a second instance asks for it, the publisher pings the first
+one. If the first answers, the second is refused; if it does not, or its connection is closed, the
+second gets the name. So a worker that restarts after a crash joins quickly, and two workers with
+the same name are reported at once.
 """
 
 import math
@@ -19,8 +19,8 @@ from .phases import WORKERS, WorkerEvent, WorkerPhase
 
 Admission = Literal["new", "known", "again", "contested", "taken", "full"]
 
-LINK_BYTES = 2**26  # half of what is believed of a link is of the last so many that it carried
-AT_MOST = 3.0  # times as fast as versions were there is what a link is taken for
+LINK_BYTES = 2**26  # half-life of a link's estimate, in bytes carried
+AT_MOST = 3.0  # assumed ratio of a link's rate to the rate from publish to applied
 
 
 @dataclass(slots=True)
@@ -31,20 +31,20 @@ class Delivery:
     phase: str
     chunks: int
     since: float  # when it last made progress
-    patch: PatchId | None = None  # which it comes by; None: all of it
-    waits: str = ""  # who is in its way there, since when, in the worker's words
+    patch: PatchId | None = None  # the patch that it arrives as; None: the whole version
+    waits: str = ""  # the worker's text of which reader delays the apply, and since when
 
 
 @dataclass(slots=True)
 class Seen:
-    """What is kept of a worker for people alone, by model."""
+    """What is kept of a worker only for observers and logs, by model."""
 
-    told: dict[str, object] = field(default_factory=dict[str, object])  # what they know of it
-    # Seconds from when what it runs was published until it said so; none: that is not known.
+    told: dict[str, object] = field(default_factory=dict[str, object])  # last noted for observers
+    # Seconds from the publish of the version that it runs to its report; missing: unknown.
     took: dict[str, float] = field(default_factory=dict[str, float])
-    # The version that it has failed last, and why, until it runs that or a newer one.
+    # The last version that it failed, and why, until it runs that or a newer one.
     failed: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
-    # Model, epoch and version of which it has reported a wrong digest, the longest ago first.
+    # Model, epoch and version for which it reported a wrong digest, oldest first.
     unlike: dict[tuple[str, int, int], None] = field(
         default_factory=dict[tuple[str, int, int], None]
     )
@@ -52,13 +52,13 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Taker:
-    """A worker that takes patches, and what is known of how soon one is there.
+    """A worker that takes patches, and how fast it receives and decodes them.
 
     Attributes:
-        running: What it runs.
-        rate: Bytes a second to it; infinite if that is not known.
-        decode: Seconds that it takes to decode a patch, for each byte of a version of which nothing
-            changes: with classes (True) and without, as far as it has said so.
+        running: The version that it runs.
+        rate: Bytes per second to it; infinite if unknown.
+        decode: Seconds that it takes to decode a patch, per byte of a version in which nothing
+            changes: with classes (True) and without, as far as it has reported that.
     """
 
     running: Running | None
@@ -68,35 +68,35 @@ class Taker:
 
 @dataclass(slots=True)
 class Link:
-    """How much a link carries, from words of what has arrived: the later ones weigh more.
+    """An estimate of a link's rate from reports of progress; later ones weigh more.
 
-    Each word stands for as long as it was waited for. The mean of their rates would be ruled by
-    words that come in pairs, as an interval's and an answer do: the second is a moment later.
+    Each report is weighted by the time since the one before. A mean of rates would be dominated by
+    reports that come in pairs, a moment apart, such as a periodic one and an answer.
     """
 
     carried: float = 0.0  # bytes
     waited: float = 0.0  # seconds
-    least: float = 0.0  # bytes a second, at which some version was there and applied
+    least: float = 0.0  # bytes per second from publish to applied, of some version
 
     @property
     def rate(self) -> float:
-        """Bytes a second; infinite if that is not known.
+        """Bytes per second; infinite if unknown.
 
-        Versions may be too small for two words on their way. Then it is some times that at which
-        they were there: most of the time may have been taken by anything else.
+        Versions may be too small for two reports of progress. Then it is `AT_MOST` times the rate
+        from publish to applied, since most of that time may not be transfer.
         """
         return self.carried / self.waited if self.waited else AT_MOST * self.least or math.inf
 
     def learn(self, nbytes: int, seconds: float) -> None:
-        """Take note that it took so long to carry so much."""
+        """Record that the link carried `nbytes` bytes in `seconds`."""
         kept = 0.5 ** (nbytes / LINK_BYTES)
         self.carried = kept * self.carried + nbytes
         self.waited = kept * self.waited + seconds
 
     def brought(self, nbytes: int, seconds: float) -> None:
-        """Take note that a version was there that long after it was published, and applied.
+        """Record that a version of `nbytes` bytes was applied `seconds` after its publish.
 
-        Who was busy says so late: one slow version in between says nothing.
+        A busy worker reports late, so one slow version only halves the estimate.
         """
         if seconds > 0:
             self.least = max(nbytes / seconds, self.least / 2)
@@ -104,7 +104,7 @@ class Link:
 
 @dataclass(slots=True)
 class Peer:
-    """One worker, as the publisher knows it."""
+    """One worker on the roster."""
 
     name: str
     instance: str
@@ -113,36 +113,35 @@ class Peer:
     heard_at: float
     running: dict[str, Running]
     incoming: dict[str, Delivery] = field(default_factory=dict[str, Delivery])
-    subscribed: bool = False  # published messages are known to reach it
+    subscribed: bool = False  # it has confirmed that published messages reach it
     shared: bool = False  # it reads shared memory of this host
     phase: WorkerPhase = "here"
-    why: str = ""  # it was lost, with what it was doing
-    closed_at: float = 0.0  # when its connection was, if it is away
-    # From when on it is mute: it was told of a version and has said nothing since, so it may have
-    # been stopped.
+    why: str = ""  # why it was lost, and what it was doing then
+    closed_at: float = 0.0  # when its connection was closed, if it is away
+    # When it counts as unresponsive: it sent nothing since a version was announced to it.
     mute_at: float = math.inf
-    stuck: bool = False  # it was said to be stuck
+    stuck: bool = False  # it was reported as stuck
     contested_at: float | None = None  # when another instance asked for its name
-    unlike: int = 0  # wrong digests that it reported and that have cost it nothing yet
-    torn: set[str] = field(default_factory=set[str])  # models of which it has said that none runs
-    revision: int = 0  # of the roster, when this last changed in a way that observers are told
+    unlike: int = 0  # reports of wrong digests that the rate limit has not charged yet
+    torn: set[str] = field(default_factory=set[str])  # models that it reported as torn (no version)
+    revision: int = 0  # of the roster, at the last change of this that observers receive
     seen: Seen = field(default_factory=Seen)
-    key: str = ""  # its public key, where the publisher has keys
+    key: str = ""  # its public key, if the publisher has keys
     link: Link = field(default_factory=Link)
     decode: dict[bool, float] = field(default_factory=dict[bool, float])  # see `Taker`
-    warm: bool = False  # it has decoded a patch since it was let in, and has the memory for that
-    rekeyed: bool = False  # there is another group key than it was told
-    ticket: str = ""  # for a data connection, until it is shown; and when it was given
+    warm: bool = False  # it has decoded a patch since it joined, so the memory for that is mapped
+    rekeyed: bool = False  # it has not received the current group key
+    ticket: str = ""  # for its next data connection, until redeemed; and when it was sent
     ticket_at: float = 0.0
-    token: str = ""  # what its words on the data connection begin with; empty: it has none
+    token: str = ""  # the prefix of its reports on the data connection; empty: it has none
 
     @property
     def lost(self) -> bool:
-        """Whether it is."""
+        """True if the worker is lost."""
         return self.phase == "lost"
 
     def move(self, event: WorkerEvent) -> None:
-        """Take an event."""
+        """Change the phase as the table says for this event."""
         self.phase = WORKERS[self.phase].get(event, self.phase)
 
     def runs(self, model: str) -> tuple[int, int]:
@@ -151,7 +150,7 @@ class Peer:
         return (running.epoch, running.version) if running else (0, 0)
 
     def learn(self, progress: Progress, plan: ChunkPlan, now: float) -> None:
-        """Learn how fast its link is, from two words of how far one version is."""
+        """Update the link's rate from two consecutive reports of progress of one version."""
         old = self.incoming.get(progress.model)
         if old is None or (old.version, old.patch) != (progress.version, progress.patch):
             return
@@ -160,9 +159,9 @@ class Peer:
             self.link.learn(more, now - old.since)
 
     def decoded(self, seconds: float, work: float, *, classes: bool) -> None:
-        """Learn how long it takes to decode a patch of so much work, if it says that. (D11)
+        """Update the time to decode a patch, from a report of `seconds` for `work` bytes. (D11)
 
-        The first one takes longer by far, as its memory is new: nothing is learned from that.
+        The first patch is ignored: it takes much longer, since its memory is mapped then.
         """
         warm, self.warm = self.warm, True
         if warm and seconds > 0 and work > 0:
@@ -172,7 +171,7 @@ class Peer:
     def note(
         self, model: str, version: int, phase: str, chunks: int | None, now: float
     ) -> Delivery:
-        """Remember what it is doing, and since when it has not moved."""
+        """Record what the worker does with a version, and when it last made progress."""
         doing = self.incoming.get(model)
         if doing is None or (doing.version, doing.phase) != (version, phase):
             doing = self.incoming[model] = Delivery(version, phase, chunks or 0, now)
@@ -181,12 +180,12 @@ class Peer:
         return doing
 
     def applied(self, model: str, running: Running, took: float, *, current: bool) -> None:
-        """It runs a version; one of the current epoch is on its way no more, nor any before it.
+        """Record that it runs a version, and end the delivery of that or an older version.
 
         Args:
-            model, running: Which.
-            took: Seconds since that was published; 0: that is not known.
-            current: It is of the current epoch.
+            model, running: The version.
+            took: Seconds since it was published; 0: unknown.
+            current: The version is of the current epoch.
         """
         self.running[model], self.seen.took[model] = running, took
         if self.seen.failed.get(model, (running.version + 1, ""))[0] <= running.version:
@@ -196,7 +195,7 @@ class Peer:
             del self.incoming[model]
 
     def failed(self, failed: Failed, *, current: bool) -> None:
-        """It does not run a version, of the current epoch or not; and none if it is not intact."""
+        """Record that it failed a version; if the model is not intact, that it runs none."""
         if not failed.intact:
             self.running.pop(failed.model, None)
             self.torn.add(failed.model)
@@ -205,7 +204,7 @@ class Peer:
             del self.incoming[failed.model]
 
     def forget(self) -> None:
-        """What it was doing is over, and nothing that is published is known to reach it."""
+        """Drop its deliveries, and treat it as not subscribed until it confirms that again."""
         self.subscribed = False
         self.incoming.clear()
 
@@ -219,9 +218,9 @@ class Roster:
         self._by_identity: dict[bytes, Peer] = {}
         self._by_token: dict[str, Peer] = {}
         self._by_ticket: dict[str, Peer] = {}
-        self._models = 0  # of all of them
+        self._models = 0  # sum over all workers
         self.revision = 0
-        self._touched: dict[str, Peer] = {}  # by name, the longest ago first
+        self._touched: dict[str, Peer] = {}  # by name, oldest change first
 
     def __iter__(self) -> Iterator[Peer]:
         return iter(self._by_name.values())
@@ -230,47 +229,47 @@ class Roster:
         return len(self._by_name)
 
     def touch(self, peer: Peer) -> None:
-        """Observers are to be told of a worker."""
+        """Mark a worker as changed for observers."""
         self.revision += 1
         peer.revision = self.revision
         self._touched.pop(peer.name, None)
         self._touched[peer.name] = peer
 
     def changed(self, since: int) -> list[Peer]:
-        """Return the workers of which observers were to be told after a revision, in order."""
+        """Return the workers that changed after revision `since`, oldest change first."""
         found = [*takewhile(lambda p: p.revision > since, reversed(self._touched.values()))]
         found.reverse()
         return found
 
     def by_name(self, name: str) -> Peer | None:
-        """Return the worker of a name, lost ones included."""
+        """Return the worker with a name, even if it is lost."""
         return self._by_name.get(name)
 
     def by_identity(self, identity: bytes) -> Peer | None:
-        """Return the worker behind a connection."""
+        """Return the worker of a connection."""
         return self._by_identity.get(identity)
 
     def by_token(self, token: str) -> Peer | None:
-        """Return the worker whose words begin with a token."""
+        """Return the worker whose reports on data connections begin with this token."""
         return self._by_token.get(token)
 
     def give(self, peer: Peer, token: str) -> None:
-        """Have a worker's words begin with a token."""
+        """Assign a token for a worker's reports on its data connection."""
         peer.token, self._by_token[token] = token, peer
 
     def ticket(self, peer: Peer, ticket: str, now: float) -> None:
-        """Have a worker a ticket, in place of one that it has not shown yet."""
+        """Assign a worker a ticket; it replaces one that was not redeemed."""
         self._by_ticket.pop(peer.ticket, None)
         peer.ticket, peer.ticket_at, self._by_ticket[ticket] = ticket, now, peer
 
     def redeem(self, ticket: str) -> Peer | None:
-        """Return whose ticket this is, for the only time."""
+        """Return the worker that owns a ticket, and invalidate the ticket; None: no worker."""
         return self._by_ticket.pop(ticket, None)
 
     def takers(self, model: str, workers: Collection[str] | None, *, shared: bool) -> list[Taker]:
-        """Return those that take patches, and to whom a version would be sent. (D2)
+        """Return the workers that take patches and would be sent a version. (D2)
 
-        `shared`: it lies in shared memory.
+        `shared`: the version is in shared memory.
         """
         return [
             Taker(p.running.get(model), p.link.rate, p.decode.copy())
@@ -280,7 +279,7 @@ class Roster:
         ]
 
     def targets(self, model: str, workers: Sequence[str] | None) -> list[Peer]:
-        """Return those to whom a version is to go: who wants the model, or some by name."""
+        """Return the workers that a version is for: those that want the model, or named ones."""
         if workers is None:
             everybody = self._by_name.values()
             return [p for p in everybody if p.phase != "lost" and model in p.hello.models]
@@ -289,10 +288,10 @@ class Roster:
     def admit(
         self, identity: bytes, hello: Hello, now: float, key: str = ""
     ) -> tuple[Admission, Peer | None]:
-        """Take a hello: who has the name now, and on what footing.
+        """Handle a hello; return the admission, and the worker that has the name.
 
-        `new`, `known` (heard before) and `again` (another instance after the first was lost) are
-        in. `contested`: ask the peer returned for a sign of life. `taken`, `full`: refuse.
+        `new`, `known` (the same instance as before) and `again` (another instance, after the first
+        was lost) are admitted. `contested`: ping the worker returned. `taken`, `full`: refuse.
         """
         peer = self._by_name.get(hello.name)
         if peer is not None and (peer.instance, peer.key) == (hello.instance, key):  # K3
@@ -326,7 +325,7 @@ class Roster:
         return admitted, peer
 
     def _has_room(self, hello: Hello, instead_of: Peer | None) -> bool:
-        """Return whether a worker can be let in, if need be in place of those that are lost."""
+        """True if there is room for a worker, if need be after the lost ones are forgotten."""
         count, models = (1, 0) if instead_of is None else (0, len(instead_of.hello.models))
 
         def room() -> bool:
@@ -336,13 +335,13 @@ class Roster:
         return room() or (self._forget_lost(instead_of) and room())
 
     def disconnect(self, peer: Peer) -> None:
-        """Know a worker by its connection no more, so that it has to say hello."""
+        """Forget a worker's connection, so that it must send hello again."""
         self._by_identity.pop(peer.identity, None)
         self._by_token.pop(peer.token, None)
         peer.token = ""
 
     def remove(self, peer: Peer) -> None:
-        """Forget a worker."""
+        """Remove a worker from the roster."""
         if self._by_name.pop(peer.name, None) is not None:
             self._models -= len(peer.hello.models)
             del self._touched[peer.name]
@@ -351,11 +350,11 @@ class Roster:
         self._by_ticket.pop(peer.ticket, None)
 
     def silent(self, now: float) -> list[Peer]:
-        """Return the live workers that have been silent for too long."""
+        """Return the workers that are not lost yet and were silent for `lost_after`."""
         return [p for p in self if not p.lost and now - p.heard_at >= self._lost_after]
 
     def gone(self, now: float, patience: float) -> list[Peer]:
-        """Return the workers that have been away for so long."""
+        """Return the workers that have been away for at least `patience` seconds."""
         return [p for p in self if p.phase == "away" and now - p.closed_at >= patience]
 
     def _forget_lost(self, but: Peer | None) -> bool:

@@ -1,4 +1,4 @@
-"""Serving workers: what one that asks for a version is told of it, and sent."""
+"""Serving fetches: announces a version to a worker that asks for it, and sends its chunks."""
 
 from collections.abc import Iterable
 
@@ -14,7 +14,7 @@ from .version import Chunked, Version
 
 
 def fetch(state: PublisherState, peer: Peer, fetch: Fetch, now: float) -> list[Effect]:
-    """Answer a worker that asks for a version, or for chunks of one."""  # P8
+    """Answer a fetch of a version, or of chunks of one."""  # P8
     versions = state.store.get(fetch.model) if fetch.epoch == state.epoch else None
     version = versions.get(fetch.version) if versions else None
     if version is None and versions and fetch.version == 0:
@@ -29,16 +29,16 @@ def fetch(state: PublisherState, peer: Peer, fetch: Fetch, now: float) -> list[E
     told = _told(peer, version, fetch.unpatched)
     if fetch.count:
         return told + _give(state, peer, version, fetch, now)
-    if versions is not None:  # it asks what there is, so it goes on to that
+    if versions is not None:  # it asks for the newest, so it drops older ones
         versions.left(peer.name, older_than=version.version)
-    end = fetch.version > 0 and not fetch.layout  # asked for by one who has all chunks
+    end = fetch.version > 0 and not fetch.layout  # such a fetch is for the `end`
     return told + describe(state, peer, version, layout=fetch.layout, end=end)
 
 
 def _give_patch(
     state: PublisherState, peer: Peer, version: Version, fetch: Fetch, now: float
 ) -> list[Effect]:
-    """Give chunks of a patch, or what closes it; if there is none, the version is to be had."""
+    """Send chunks of a patch, or its end; refuse with `no-patch` if it does not exist."""
     patch = version.find(fetch.patch) if fetch.version else None
     if patch is None or fetch.first + fetch.count > patch.plan.count:  # D8
         text = f"version {version.version} of {version.model} has no such patch, or not so much"
@@ -56,7 +56,7 @@ def _give_patch(
 
 
 def _told(peer: Peer, version: Version, why: str) -> list[Effect]:
-    """A worker says why a patch is of no use to it: it is told once, if there is one."""  # D10
+    """Return a notice of why a worker does not use a version's patch, once."""  # D10
     if not why or not version.patches or peer.name in version.unpatched:
         return []
     version.unpatched.add(peer.name)
@@ -70,7 +70,7 @@ def _told(peer: Peer, version: Version, why: str) -> list[Effect]:
 def _turn_down(
     state: PublisherState, peer: Peer, fetch: Fetch, code: str, text: str
 ) -> list[Effect]:
-    """Refuse a fetch; if what it asked for is gone, say what there is instead."""
+    """Refuse a fetch; if the version is gone, announce the newest one instead."""
     refuse = Refuse(
         code=code, text=text, model=fetch.model, epoch=fetch.epoch, version=fetch.version
     )
@@ -98,19 +98,19 @@ def _give(
 
 
 def _here(version: Version, peer: Peer, indexes: Iterable[int], until: float) -> list[int]:
-    """Return which chunks are here; a worker waits for the others until it asks again anyway."""
+    """Return the chunks that have arrived; record the others as waited for, until `until`."""
     by_here = {True: list[int](), False: list[int]()}
     for index in indexes:
         by_here[version.chunks.has(index)].append(index)
     waits = version.waits.setdefault(peer.name, {})
     waits.update(dict.fromkeys(by_here[False], until))
-    while len(waits) > FETCH_CHUNKS_MAX:  # more than a window: it has no use for the oldest
+    while len(waits) > FETCH_CHUNKS_MAX:  # more than a window: the oldest fetches are outdated
         del waits[next(iter(waits))]
     return by_here[True]
 
 
 def arrived(state: PublisherState, version: Version, now: float) -> list[Effect]:
-    """More of a version is here: give it to whoever has asked for it not too long ago."""
+    """Send chunks of a version that arrived to the workers that wait for them."""
     effects: list[Effect] = []
     for name, waits in version.waits.items():
         peer = state.roster.by_name(name)
@@ -126,7 +126,7 @@ def describe(
 ) -> list[Effect]:
     """Announce a version to one worker; add the end unless it reads shared memory.
 
-    The end says what the whole hashes to, and comes when that is known.
+    The end has the digest, so it is sent later if the digest is not known yet.
     """
     header = version.layout.header if layout else None
     announce = announcement(version, undecided(state, version))
@@ -139,14 +139,14 @@ def describe(
         return [*effects, Send(end_of(version), to=peer.identity)]
     versions = state.store[version.model]
     if not versions.hold(version):
-        return effects  # the next one is on its way already
+        return effects  # a newer publish has taken its memory
     version.ends.add(peer.name)
     return effects + versions.hash(version)
 
 
 def _may_need(peer: Peer, version: Version) -> bool:
-    """Whether a worker that asks for a version is to be taken for one that is at it.
+    """True if a worker that fetches a version counts as receiving it.
 
-    It may run it by now: what it says on its data connection overtakes what it has asked. (P19)
+    It may already run it: its report on the data connection can overtake its fetch. (P19)
     """
     return peer.runs(version.model) < version.key

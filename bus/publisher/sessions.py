@@ -1,4 +1,4 @@
-"""Sessions: workers that stay, are lost, come back, and leave."""
+"""Sessions: workers that ping, are lost, return, and leave."""
 
 import math
 from itertools import islice
@@ -15,12 +15,12 @@ from .serving import describe
 from .state import PublisherState
 from .status import is_stuck, phase_of
 
-FAILURES_TOLD = 3  # of a worker that leaves: as many models as fit a line
+FAILURES_TOLD = 3  # failed models in the log line of a worker that leaves: as many as fit a line
 REVOKED = "this publisher does not allow the key any more: ask whoever keeps its folder of keys"
 
 
 def ping(state: PublisherState, peer: Peer, ping: Ping) -> list[Effect]:
-    """A worker asks for a sign of life."""  # P17
+    """Answer a ping with a pong that has the worker's latest versions."""  # P17
     state.stale |= (peer.subscribed, peer.shared) != (ping.subscribed, ping.shared)
     peer.subscribed, peer.shared = ping.subscribed, ping.shared
     pong = Pong(token=ping.token, epoch=state.epoch, models=latest(state, peer))
@@ -28,7 +28,7 @@ def ping(state: PublisherState, peer: Peer, ping: Ping) -> list[Effect]:
 
 
 def heard(state: PublisherState, peer: Peer, now: float) -> list[Effect]:
-    """A worker has said something."""
+    """Note that a worker has sent a message; if it was lost, it is live again."""
     lost, mute = peer.phase == "lost", now >= peer.mute_at
     peer.heard_at, peer.mute_at = now, math.inf
     if lost or mute:
@@ -37,7 +37,7 @@ def heard(state: PublisherState, peer: Peer, now: float) -> list[Effect]:
 
 
 def latest(state: PublisherState, peer: Peer) -> dict[str, int]:
-    """Return the newest version that there is for a worker, of each of its models."""
+    """Return, by model, the number of the newest version for a worker."""
     latest: dict[str, int] = {}
     for model in peer.hello.models:
         versions = state.store.get(model)
@@ -48,9 +48,9 @@ def latest(state: PublisherState, peer: Peer) -> dict[str, int]:
 
 
 def keep_newest(state: PublisherState, peer: Peer) -> dict[str, int]:
-    """Return the same, for one that was not there: what it will ask for is kept until then.
+    """Return the same for a worker that (re)joins, and keep the versions that it will fetch.
 
-    Else whoever publishes next may have begun to write over it when the question comes.
+    Otherwise the next publish may overwrite such a version before the fetch arrives.
     """  # P9
     for model in peer.hello.models:
         versions = state.store.get(model)
@@ -66,7 +66,7 @@ def keep_newest(state: PublisherState, peer: Peer) -> dict[str, int]:
 
 
 def back(state: PublisherState, peer: Peer, now: float) -> list[Effect]:
-    """A worker is there, and may have missed what others were told."""
+    """Handle the return of a worker: describe the versions that it may have missed."""
     effects: list[Effect] = []
     if peer.lost:
         peer.move("spoke")
@@ -79,14 +79,14 @@ def back(state: PublisherState, peer: Peer, now: float) -> list[Effect]:
 def unreachable(
     state: PublisherState, identity: bytes, now: float, ended: str = ""
 ) -> list[Effect]:
-    """A connection is closed, and if `ended` says so its worker's process has ended, too.
+    """Handle a closed connection; `ended` says how its worker's process ended, if it did.
 
-    Else it may dial again, which takes a moment, unless another wants its name.
+    A worker whose process runs is away: it may reconnect, unless another instance wants its name.
     """  # P18
     peer = state.roster.by_identity(identity)
     if peer is None:
         return []
-    if peer.lost:  # it was silent: calls that wait for it need not
+    if peer.lost:  # it was silent: calls stop waiting for it if its process has ended
         return calls.lost(state, peer, now, gone=True) if ended else []
     if ended:
         return lose(state, peer, now, "ended", ended)
@@ -99,7 +99,7 @@ def unreachable(
 
 
 def tick(state: PublisherState, now: float) -> list[Effect]:
-    """Look for workers that are silent, or stuck."""  # P18
+    """Find workers that are silent, away for too long, or stuck."""  # P18
     effects: list[Effect] = []
     for peer in state.roster.silent(now):
         effects += lose(state, peer, now, "silent", f"silent for {span(now - peer.heard_at)}")
@@ -109,7 +109,7 @@ def tick(state: PublisherState, now: float) -> list[Effect]:
     there = [peer for peer in state.roster if not peer.lost]
     effects += [_turned(state, p, now) for p in there if p.stuck != is_stuck(state, p, now)]
     for peer in there:
-        if now >= peer.mute_at:  # nothing is kept for it but what it was heard to be at (P9)
+        if now >= peer.mute_at:  # keep for it only the version of which it reported progress (P9)
             for versions in state.store.values():
                 incoming = peer.incoming.get(versions.model)
                 versions.left_all(peer.name, but=incoming.version if incoming else 0)
@@ -119,7 +119,7 @@ def tick(state: PublisherState, now: float) -> list[Effect]:
 def lose(
     state: PublisherState, peer: Peer, now: float, event: WorkerEvent, why: str
 ) -> list[Effect]:
-    """An event by which a worker is lost; of one that is only silent, it may be there."""
+    """Mark a worker as lost by this event; one that is only `silent` may still run."""
     phases = _doing(state, peer, now)
     peer.why = why + (f" while {phases}" if phases else "")
     peer.move(event)
@@ -130,7 +130,7 @@ def lose(
 
 
 def _turned(state: PublisherState, peer: Peer, now: float) -> Notice:
-    """A worker is stuck and was not, or the other way round."""
+    """Toggle whether a worker is stuck, and return the notice."""
     peer.stuck = not peer.stuck
     if not peer.stuck:
         return Notice("back", f"worker {peer.name} moves again", peer.name)
@@ -142,7 +142,7 @@ def _doing(state: PublisherState, peer: Peer, now: float) -> str:
 
 
 def _forget(state: PublisherState, peer: Peer) -> None:
-    """A worker is no longer there: nothing is kept for its sake."""
+    """Drop a worker's deliveries, and the versions that are kept for it."""
     state.stale = True
     peer.forget()
     for versions in state.store.values():
@@ -150,7 +150,7 @@ def _forget(state: PublisherState, peer: Peer) -> None:
 
 
 def leave(state: PublisherState, peer: Peer, why: str, now: float) -> list[Effect]:
-    """A worker leaves in order: nobody waits for it."""
+    """Remove a worker that leaves in order; no call waits for it."""
     _forget(state, peer)
     state.roster.remove(peer)
     text = f"worker {peer.name} has left: {why}"
@@ -165,13 +165,13 @@ def leave(state: PublisherState, peer: Peer, why: str, now: float) -> list[Effec
 
 
 def redeem(state: PublisherState, ticket: str, now: float) -> tuple[str, str] | None:
-    """Return whose ticket this is, by name and key, for the only time; None: nobody's."""  # K6
+    """Return name and key of a ticket's worker, and invalidate it; None: not valid."""  # K6
     peer = state.roster.redeem(ticket)
     return (peer.name, peer.key) if peer and now - peer.ticket_at < TICKET_SECONDS else None
 
 
 def revoke(state: PublisherState, now: float) -> list[Effect]:
-    """What keys may do has changed: send those away that may not be here any more."""  # K8
+    """End the sessions of workers whose keys are no longer allowed."""  # K8
     effects: list[Effect] = []
     for peer in list(state.roster):
         grant = state.grants.of(peer.key) if state.grants is not None else None
@@ -182,9 +182,9 @@ def revoke(state: PublisherState, now: float) -> list[Effect]:
 
 
 def rekeyed(state: PublisherState) -> list[Effect]:
-    """Have everybody who is there say something, which other group keys are the answer to.
+    """Ping every live worker; its next message is answered with the new group keys.
 
-    Nobody is told a secret unasked: a connection may be another's by the time that it goes out.
+    Keys are only sent in answer to a message: a routing id may have passed to another connection.
     """  # E6
     for peer in state.roster:
         peer.rekeyed = True
@@ -192,7 +192,7 @@ def rekeyed(state: PublisherState) -> list[Effect]:
 
 
 def tell_keys(state: PublisherState, peer: Peer) -> list[Effect]:
-    """A worker has said something on its own connection: tell it group keys that are news."""
+    """Return a rekey message for a worker that sent a message, if it lacks the current keys."""
     keys = state.keys(peer) if peer.rekeyed and state.keys is not None else []
     peer.rekeyed = False
     return [Send(Rekey(epoch=state.epoch, keys=keys), to=peer.identity)] if keys else []

@@ -1,7 +1,7 @@
-"""What a publisher knows: one record, which nobody but its machine reads.
+"""The state of a publisher: one record, which only its machine reads.
 
-What is done with a message, a call or the passing of time is a function that takes this record
-first, and returns effects. It stands in a module named after it.
+The functions that handle messages, calls and time take this record as their first argument and
+return effects. Each is in the module of its subject (`machine.py` has the list).
 """
 
 import math
@@ -19,7 +19,7 @@ from .store import Versions
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """One worker that is not there."""
+    """A worker that left or was refused, and why."""
 
     models: frozenset[str]
     code: str
@@ -28,14 +28,14 @@ class Absence:
 
 
 class Lasting:
-    """What is so for some models at some workers, and since when; told once for each model."""
+    """A condition that holds for models at workers, and since when; reported once per model."""
 
     def __init__(self) -> None:
         self._since: dict[str, tuple[float, set[str]]] = {}
         self._told: set[str] = set()
 
     def news(self, found: Iterable[str], most: int) -> list[str]:
-        """Return so many models that were not told yet; none once too many were."""
+        """Return at most `most` models that were not reported yet; none after `ABSENT_MAX`."""
         if len(self._told) >= ABSENT_MAX:
             return []
         return [model for model in found if model not in self._told][:most]
@@ -43,7 +43,7 @@ class Lasting:
     def lasting(
         self, found: dict[str, list[Peer]], since: float, now: float
     ) -> list[tuple[str, list[Peer]]]:
-        """Take what is so now; return for whom it was at each look since then."""
+        """Record where the condition holds now, in `found`; return where it held since `since`."""
         kept, told = self._since, list[tuple[str, list[Peer]]]()
         self._since = {}
         for model in self.news(found, ABSENT_MAX):
@@ -51,7 +51,7 @@ class Lasting:
             began, before = kept.get(model, (now, names))
             names &= before
             if not names:
-                continue  # others than before: it passes by itself
+                continue  # no worker is the same as before: the condition ends by itself
             self._since[model] = began, names
             if began <= since:
                 self._told.add(model)
@@ -61,24 +61,24 @@ class Lasting:
 
 @dataclass(slots=True, eq=False)
 class PublisherState:
-    """What one publisher knows.
+    """The state of one publisher.
 
     Attributes:
-        epoch: Its incarnation; workers refuse a lower one than they have applied from.
-        data_endpoint: Where PUB is, as workers are told.
-        timing: How long it waits.
-        shared: A segment by which workers find out that they are on the same host.
-        age: Says for how many seconds it has been running, by a clock that never stops; with it the
-            epoch may be raised where that is sound. None: the epoch is final.
-        secret: Draws 32 hexadecimal digits that nobody can guess; with it workers that can may say
-            `applied` on their data connection. Where there are keys, it draws tickets for that.
-        keys: Says which group keys a worker is told, where its connection is encrypted; None: what
-            is published goes in the clear.
-        grants: What each key may do; None: there are no keys, and everybody may do everything.
-        clock: Tells the seconds since 1970, to observers as well; None: they are not told.
-        recorded: Says whether an epoch may be taken by now, since whoever comes after this one
-            will know of it; it must not wait. None: at any time.
-        queue: How many chunks wait for one subscriber before it loses more.
+        epoch: Its incarnation; workers refuse one lower than they have applied from.
+        data_endpoint: The endpoint of the data socket, as sent to workers.
+        timing: Its intervals and timeouts.
+        shared: A segment by which workers detect that they are on the same host.
+        age: Returns the seconds since the publisher started, by a clock that never stops; with it
+            the publisher may take a later epoch. None: the epoch is final.
+        secret: Draws 32 unguessable hexadecimal digits, for upstream tokens; with keys, for
+            tickets.
+        keys: Returns the group keys for a worker on an encrypted connection; None: published
+            messages are not encrypted.
+        grants: The permissions of each key; None: there are no keys, and peers may do everything.
+        clock: Returns the seconds since 1970, also sent to observers; None: unknown.
+        recorded: Returns whether an epoch is recorded for later publishers, and so may be taken;
+            must not block. None: any epoch may be taken.
+        queue: Number of chunks queued for one subscriber before further ones are dropped.
     """
 
     epoch: int
@@ -93,25 +93,26 @@ class PublisherState:
     recorded: Callable[[int], bool] | None = None
     queue: int = PUSH_CHUNKS
 
-    roster: Roster = field(init=False)  # who is there
+    roster: Roster = field(init=False)
     store: dict[str, Versions] = field(init=False, default_factory=dict[str, Versions])  # by model
     calls: dict[int, Publication] = field(init=False, default_factory=dict[int, Publication])
     pushes: dict[bytes, Push] = field(init=False, default_factory=dict[bytes, Push])  # by topic
-    # By model, where its first version will lie, until that is published.
+    # By model, where its first version will be in memory, until that is published.
     prepared: dict[str, Prepare] = field(init=False, default_factory=dict[str, Prepare])
     malformed: int = field(init=False, default=0)  # messages that broke the protocol
-    stale: bool = field(init=False, default=True)  # `PublisherView` says something else than this
-    renewed_at: float = field(init=False, default=-math.inf)  # when it last took another epoch
-    renewal_pause: float = field(init=False)  # seconds from then until it may take yet another
-    _first_epoch: int = field(init=False)  # which it began with
-    beacon_at: float = field(init=False, default=0.0)  # when the next ones are due
-    # Who has left, or is refused, by name, the oldest first; and whom it has turned away unheard.
+    stale: bool = field(init=False, default=True)  # the last `PublisherView` is outdated
+    renewed_at: float = field(init=False, default=-math.inf)  # when it last took a later epoch
+    renewal_pause: float = field(init=False)  # seconds from then until it may take another
+    _first_epoch: int = field(init=False)  # the epoch that it started with
+    beacon_at: float = field(init=False, default=0.0)  # when the next beacons are due
+    # Workers that left or were refused, by name, oldest first.
     absent: dict[str, Absence] = field(init=False, default_factory=dict[str, Absence])
-    crowded: str = field(init=False, default="")
-    crowded_at: float = field(init=False, default=-math.inf)  # when that was said last
-    unheard: set[str] = field(init=False, default_factory=set[str])  # models that reach nobody
-    told: set[str] = field(init=False, default_factory=set[str])  # and what others want
-    hints_at: float = field(init=False, default=0.0)  # when to look next for what is overlooked
+    crowded: str = field(init=False, default="")  # why connections were rejected, if any were
+    crowded_at: float = field(init=False, default=-math.inf)  # when that was last logged
+    # Models that were published to no worker; and those logged with the models workers want.
+    unheard: set[str] = field(init=False, default_factory=set[str])
+    told: set[str] = field(init=False, default_factory=set[str])
+    hints_at: float = field(init=False, default=0.0)  # when to check next for likely mistakes
     misspelt: Lasting = field(init=False, default_factory=Lasting)
     untaken: Lasting = field(init=False, default_factory=Lasting)
 
@@ -120,16 +121,17 @@ class PublisherState:
         self.renewal_pause, self._first_epoch = self.timing.lost_after, self.epoch
 
     def started_ms(self) -> float:
-        """Return when this publisher started, in milliseconds since 1970, by its clock of now.
+        """Return when this publisher started, in milliseconds since 1970.
 
-        That clock may have been set since. Without one it is the epoch that it began with.
+        It uses the clock's present time, as the clock may have been set since. Without a clock it
+        is the first epoch.
         """
         if self.clock is None or self.age is None:
             return self._first_epoch
         return 1000 * (self.clock() - self.age())
 
     def versions(self, model: str) -> Versions:
-        """Return the versions of a model that has been published, or is about to be."""
+        """Return the versions of a model; create an empty store for a new model."""
         versions = self.store.get(model)
         if versions is None:
             versions = self.store[model] = Versions(model)

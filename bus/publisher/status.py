@@ -1,4 +1,4 @@
-"""Who runs what, and what everybody is doing: the roster as the user of a publisher sees it."""
+"""The status of workers, as the user of a publisher sees it."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,18 +13,18 @@ from .state import PublisherState
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """One worker, as an operator sees it.
+    """The status of one worker.
 
     Attributes:
         name: Its name.
         state: `live`, `stuck` (it answers, but makes no progress) or `lost`.
-        road: How versions come to it: `pushed` to all at once, `pulled` chunk by chunk (until
-            pushes reach it), or `shared`, in memory.
+        road: Its transport: `pushed` (to all at once), `pulled` (fetched in chunks, until pushes
+            reach it) or `shared` (shared memory).
         models: The models that it wants.
         running: By model, the (epoch, version) that it runs.
-        phase: By model, what it does with a newer version, such as "receiving 3 of 8 chunks of
-            version 5"; empty when idle.
-        progress: By model that is arriving: how many chunks have arrived, and how many there are.
+        phase: By model, what it does with a newer version, such as "receiving version 5, 3 of 8
+            chunks here"; empty when idle.
+        progress: By model that it is receiving: chunks that have arrived, and chunks in all.
         silent_s: Seconds since its last message.
         client, host, pid: Its client, host and process id, as it reports them.
     """
@@ -45,17 +45,17 @@ class WorkerStatus:
 
 
 def road_of(peer: Peer) -> Road:
-    """Return how versions come to a worker."""
+    """Return the transport by which a worker receives versions."""
     return "shared" if peer.shared else "pushed" if peer.subscribed else "pulled"
 
 
 def is_stuck(state: PublisherState, peer: Peer, now: float) -> bool:
-    """Return whether a worker has something on its way that has not moved for long."""
+    """True if a delivery to the worker has made no progress for `stuck_after`."""
     return any(now - i.since >= state.timing.stuck_after for i in peer.incoming.values())
 
 
 def status_of(state: PublisherState, peer: Peer, now: float) -> WorkerStatus:
-    """Return how things stand with a worker."""
+    """Return the status of a worker."""
     return WorkerStatus(
         name=peer.name,
         state="lost" if peer.lost else "stuck" if is_stuck(state, peer, now) else "live",
@@ -76,7 +76,7 @@ def status_of(state: PublisherState, peer: Peer, now: float) -> WorkerStatus:
 
 
 def phase_of(state: PublisherState, model: str, incoming: Delivery, now: float) -> str:
-    """Say what a worker is doing with a version, and since when it has not moved."""
+    """Return a text of what a worker does with a version, and for how long without progress."""
     text = f"{incoming.phase} version {incoming.version}"
     if incoming.phase == "receiving":
         text += f", {incoming.chunks} of {chunks_of(state, model, incoming)} chunks here"
@@ -87,12 +87,12 @@ def phase_of(state: PublisherState, model: str, incoming: Delivery, now: float) 
 
 
 def reason_of(failed: Failed) -> str:
-    """Say why a worker does not run a version, in so many characters as people are told."""
+    """Return why a worker failed a version, in at most `ERROR_MAX` characters."""
     return f"{failed.code}: {failed.text}"[:ERROR_MAX]
 
 
 def chunks_of(state: PublisherState, model: str, incoming: Delivery) -> int:
-    """Return how many chunks the version has; what is here, if it is gone by now."""
+    """Return the number of chunks of a delivery; of those that arrived, if the version is gone."""
     versions = state.store.get(model)
     version = versions.find(incoming.version) if versions is not None else None
     coming = version.find(incoming.patch) if version is not None else None

@@ -1,9 +1,9 @@
-"""What a publisher has to give: for each model, the latest version and those still of use.
+"""The versions that a publisher keeps: for each model, the latest one and those still in use.
 
-A version is kept while it is the latest for somebody, is waiting for its commit, or is still being
-received. Everything else is released, so that its memory can be used again. The latest version is
-lent while nobody is receiving it: the next one is written over it, so that one copy of a model is
-enough. Where the copies that there may be are all in use, the least needed one is given up.
+A version is kept while it is the latest for some worker, waits for its commit, or is being
+received. All others are released, so that their memory can be reused. The latest version is
+reclaimable (`lent`) while no worker receives it: the next one overwrites it, so that one copy of a
+model is enough. If all copies are in use, the least needed version is evicted.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -16,9 +16,9 @@ from .version import Offer, Snapshot, Version
 
 DIGESTS_KEPT = 1000  # versions that are gone but whose late acknowledgements can still be checked
 
-# What is given up for the next version, the least needed first. A version that is neither is not.
+# The phases in which a version may be evicted for the next one, the least needed first.
 GIVEN_UP: tuple[VersionPhase, ...] = ("old", "targeted")
-# The next one takes the place of the latest.
+# The same, if the next version replaces the latest.
 GIVEN_UP_FOR_ALL: tuple[VersionPhase, ...] = (*GIVEN_UP, "lent", "latest")
 
 
@@ -27,22 +27,22 @@ class Versions:
 
     def __init__(self, model: str) -> None:
         self.model = model
-        self.latest: Version | None = None  # for every worker that has nothing newer of its own
-        self.pending: Version | None = None  # staged together, not committed yet
-        self.announced_layout = ""  # the layout that was last published on PUB
-        self._targeted: dict[str, Version] = {}  # by worker, what was published to it alone
+        self.latest: Version | None = None  # for every worker without a newer targeted version
+        self.pending: Version | None = None  # commits together, undecided
+        self.announced_layout = ""  # the id of the layout last published on the data socket
+        self._targeted: dict[str, Version] = {}  # by worker, the version published to it by name
         self._versions: dict[int, Version] = {}
         self._digests: dict[int, str] = {}  # of versions that are gone
-        self._first, self._count = 1, 0  # the numbers of this epoch
+        self._first, self._count = 1, 0  # first and last number of this epoch
         self.times: dict[int, float] = {}  # by number, when the last ones were published
-        self.changed = False  # since `freed` was asked
-        self._freed: list[Effect] = []  # what it is to say
+        self.changed = False  # since the last call of `freed`
+        self._freed: list[Effect] = []  # what `freed` returns next
 
     def __iter__(self) -> Iterator[Version]:
         return iter(self._versions.values())
 
     def number(self, offer: Offer, epoch: int, now: float | None = None) -> Version:
-        """Take in what is offered as a new version; `now`: it is published at this time."""
+        """Add an offer as a new version with the next number; `now`: the time of its publish."""
         self._count += 1
         if now is not None:
             self.times[self._count] = now
@@ -52,12 +52,12 @@ class Versions:
         return version
 
     def renew(self, epoch: int) -> list[Effect]:
-        """Give what is still needed a number of a later epoch; nobody has anything of that yet."""
+        """Move the versions that are still needed to a later epoch, of which no worker has any."""
         for version in list(self):
             version.left_by(*version.receivers)
             version.ends.clear()
             version.claims.clear()
-            version.patches = ()  # of names that are no more
+            version.patches = ()  # their bases are of the old epoch
             self.hold(version)
         self._prune()
         self._digests.clear()
@@ -70,45 +70,45 @@ class Versions:
     # Looking.
 
     def find(self, number: int) -> Version | None:
-        """Return a version that is there: to speak of it, not to give it out."""
+        """Return a version that exists, for its attributes; use `get` to send it."""
         version = self._versions.get(number)
         if version is None or version.phase != "lent" or version.snapshot.there:
             return version
         return None
 
     def get(self, number: int) -> Version | None:
-        """Return a version that can be given out."""
+        """Return a version that can be sent; it is no longer reclaimable. None: unavailable."""
         version = self._versions.get(number)
         return version if version is not None and self.hold(version) else None
 
     def targeted(self) -> dict[str, int]:
-        """Return, by worker, the version that was published to it alone, if that is the newest."""
+        """Return, by worker, the version published to it by name, if that is its newest."""
         return {worker: version.version for worker, version in self._targeted.items()}
 
     def latest_for(self, worker: str) -> Version | None:
-        """Return the newest committed version that is meant for a worker, to speak of it."""
+        """Return the newest committed version for a worker, for its attributes."""
         known = [v for v in (self.latest, self._targeted.get(worker)) if v is not None]
         return max(filter(_there, known), key=lambda v: v.key, default=None)
 
     def get_latest_for(self, worker: str) -> Version | None:
-        """Return the newest committed version that is meant for a worker, to give it out."""
+        """Return the newest committed version for a worker, so that it can be sent."""
         version = self.latest_for(worker)
         if version is None or self.hold(version):
             return version
-        return self.latest_for(worker)  # the lent one has just been taken; others are not lent
+        return self.latest_for(worker)  # the latest was just overwritten; others are never lent
 
     def hold(self, version: Version) -> bool:
-        """Have a version to give out, though it was lent; return whether it can be had."""
+        """Take a version back if it is reclaimable; return True if it can be sent."""
         if version.phase == "lent":
             self.changed = True
             self._move(version, "asked" if version.snapshot.take_back() else "overwritten")
         return version.phase != "gone"
 
     def serves(self, peer: Peer) -> bool:
-        """Return whether a version is kept for a worker that it is receiving.
+        """True if a version is kept for a worker because the worker is receiving it.
 
-        No other is kept for it then, so that one that takes nothing of what it has asked for has no
-        more than one. When it goes on to a later version it says so, or asks what is the newest.
+        No other version is kept for it then, so that a worker that reads nothing of what it fetched
+        holds at most one. A worker that moves on to a later version reports or fetches that.
         """
         doing = peer.incoming.get(self.model)
         version = self.find(doing.version) if doing and doing.phase == "receiving" else None
@@ -116,19 +116,19 @@ class Versions:
 
     @property
     def any(self) -> bool:
-        """Whether there ever was a version."""
+        """True if a version was ever published."""
         return self._count > 0
 
     def had(self, number: int) -> bool:
-        """Return whether there ever was a version of this number in this epoch."""
+        """True if there ever was a version with this number in this epoch."""
         return self._first <= number <= self._count
 
     def known_digest(self, number: int) -> str | None:
         """Return a version's digest, as far as it is known.
 
-        None: nobody can have this version; there is none, or its memory was used for another before
-        anybody was told the digest, and nobody could read it. Empty: it is too long ago to say, or
-        nobody here has hashed it.
+        None: no worker can have this version; it does not exist, or its memory was reused before
+        its digest was sent, and it was never in shared memory. Empty: it is too old to remember, or
+        this publisher has not hashed it.
         """
         if not self.had(number):
             return None
@@ -141,7 +141,7 @@ class Versions:
     # Changing.
 
     def settle(self, version: Version, targets: frozenset[str] | None) -> None:
-        """Make a version the latest: for everybody, or for some workers."""
+        """Make a version the newest: for all workers, or for the `targets`."""
         if self.pending is version:
             self.pending = None
         self._move(version, "for-all" if targets is None else "for-some")
@@ -159,15 +159,18 @@ class Versions:
         self.changed = True
 
     def await_commit(self, version: Version) -> None:
-        """Keep a version until it is committed or dropped."""
+        """Keep a version as pending until it is committed or dropped."""
         self.pending, self.changed = version, True
 
     def drop(self, version: Version) -> None:
-        """Forget a version that was aborted."""
+        """Drop a version that was aborted."""
         self._move(version, "aborted")
 
     def give_up(self, among: Collection[Snapshot], *, replaces_latest: bool) -> None:
-        """Give one of some versions up; `replaces_latest`: another is for all."""
+        """Evict one version of those with these snapshots, if one may be, for the next version.
+
+        `replaces_latest`: the next one is for all workers, so the latest may be evicted.
+        """
         self._prune()
         phases = GIVEN_UP_FOR_ALL if replaces_latest else GIVEN_UP
         found = [v for v in self if v.phase in phases and v.snapshot in among]
@@ -176,7 +179,7 @@ class Versions:
             self._move(least, "given-up")
 
     def forget_worker(self, worker: str) -> None:
-        """A worker is lost: keep no version for its sake, and owe it nothing."""
+        """Drop all that is kept for a lost worker, and what it waits for."""
         self.left(worker, older_than=self._count + 1)
         for version in self:
             version.ends.discard(worker)
@@ -184,50 +187,51 @@ class Versions:
             version.claims = {key: c for key, c in version.claims.items() if key[0] != worker}
 
     def supersede(self, latest: Version, peers: Iterable[Peer]) -> None:
-        """Workers that read shared memory go on to the latest version, and need none before it.
+        """Stop keeping older versions for workers that read shared memory: they need the latest.
 
-        So its memory is free without being asked for. Who copies from it holds the kernel's lock.
+        So their memory is free without a message. A worker that copies from one holds the kernel's
+        lock on it.
         """
         for version in self._versions.values():
             if version is not latest and version.shared is not None and not version.hashing:
                 self.changed |= version.left_by(*[p.name for p in peers if p.shared])
 
     def left_all(self, worker: str, *, but: int) -> None:
-        """A worker is at no version, but perhaps at one."""
+        """Note that a worker is receiving no version, except perhaps `but`."""
         for number, version in self._versions.items():
             if number != but and worker in version.receivers:
                 self.changed |= version.left_by(worker)
 
     def left(self, worker: str, older_than: int) -> None:
-        """A worker is no longer at any version below this number."""
+        """Note that a worker is no longer receiving any version below this number."""
         for number, version in self._versions.items():
             if number < older_than and worker in version.receivers:
-                self.changed |= version.left_by(worker)  # it is kept for any as for many
+                self.changed |= version.left_by(worker)  # only the last receiver matters
 
     # Reading all of a version.
 
     def hash(self, version: Version) -> list[Effect]:
-        """Have all of a version hashed, which is held: somebody needs the digest."""
+        """Start hashing all of a version, whose digest is needed; call `hold` before."""
         if version.hashing:
             return []
         version.hashing = True
-        return [Hash(version)] if version.chunks.whole else []  # else all of it has to arrive first
+        return [Hash(version)] if version.chunks.whole else []  # else it has to arrive first
 
     def hashed(self, version: Version) -> None:
-        """All of a version is hashed."""
+        """Note that all of a version is hashed."""
         version.hashing, self.changed = False, True
 
     def compared(self, version: Version) -> None:
-        """A comparison with a version, which is held, is over: it may be lent again."""
+        """Note that a comparison with a version is over, so that it may be reclaimable again."""
         version.readers -= 1
         self.changed = True
 
     # Letting memory go.
 
     def freed(self) -> list[Effect]:
-        """Say which memory is no longer needed since this was asked last, or may be taken."""
+        """Return the effects for memory that became free or reclaimable since the last call."""
         latest = self.latest
-        if latest is None or len(self._versions) > 1:  # there is some other
+        if latest is None or len(self._versions) > 1:  # else there is nothing to prune
             self._prune()
         self.changed = False
         freed, self._freed = self._freed, []
@@ -238,7 +242,7 @@ class Versions:
         return freed
 
     def _prune(self) -> None:
-        """Let go of what is the newest for nobody, unless some worker is still at it."""
+        """Drop each version that is the newest for no worker, unless one is receiving it."""
         kept = (self.latest, self.pending, *self._targeted.values())
         for version in [*self._versions.values()]:
             if version not in kept:
@@ -247,7 +251,7 @@ class Versions:
                     self._move(version, "unread")
 
     def _move(self, version: Version, event: VersionEvent) -> None:
-        """Take an event; with what is gone its memory is let go of."""
+        """Change a version's phase as the table says; if it is gone, free its memory."""
         before = version.phase
         version.phase = after = VERSIONS[before].get(event, before)
         if after == "gone" and before != "gone":
@@ -263,7 +267,7 @@ class Versions:
             self._targeted = {w: v for w, v in self._targeted.items() if v is not version}
         del self._versions[version.version]
         digest = version.chunks.digest
-        if digest or version.shared is None:  # who reads shared memory hashes it alone
+        if digest or version.shared is None:  # else a worker may have it, with an unknown digest
             self._digests[version.version] = digest
         while len(self._digests) > DIGESTS_KEPT:
             del self._digests[next(iter(self._digests))]

@@ -1,8 +1,8 @@
-"""Observers that ask whether a worker's weights are those that were published. (P24)
+"""Verifies for observers that a worker's weights equal those that were published. (P24)
 
-The worker sums what it has by now, name by name; the publisher sums its own bytes a little at a
-time, once for each version, compares, and names what differs. One question of one observer is open
-at a worker at a time: whatever is not answered in time is answered for it.
+The worker computes a CRC-32C of each of its tensors; the publisher does the same with its bytes, in
+small steps and once for each version, and returns the tensors that differ. At most one check is
+open at each worker; if the worker does not answer in time, the publisher answers for it.
 """
 
 from collections.abc import Iterator
@@ -33,13 +33,13 @@ from .version import Version
 
 @dataclass(slots=True)
 class Comparison:
-    """A worker's sums, and the version that they are held against.
+    """A comparison of a worker's checksums with a version.
 
     Attributes:
-        version: It.
-        asked: What the observer wants to know, and its connection.
-        sums: The worker's.
-        answer: What the observer is told, once all steps are taken.
+        version: The version.
+        asked, observer: The observer's request, and its connection.
+        sums: The worker's checksums; None: the worker cannot compare this tensor.
+        answer: The answer to the observer, after the last step.
     """
 
     version: Version
@@ -50,7 +50,7 @@ class Comparison:
     _found: list[Difference] = field(default_factory=list[Difference])
 
     def steps(self) -> Iterator[int]:
-        """Compare, a little at a time; yield the bytes of each step."""
+        """Compare in small steps; yield the bytes of each."""
         layout, first = self.version.layout, self.asked.first
         names = layout.sorted_names
         unlike = differing = 0
@@ -78,7 +78,7 @@ class Comparison:
         )
 
     def _summed(self, spec: TensorSpec) -> Iterator[int]:
-        """Sum the bytes of a tensor that was published, unless that was done before."""
+        """Compute the checksum of a published tensor in small steps, unless it is known."""
         if not spec.nbytes or spec.begin in self.version.sums:
             return
         total, take = 0, self.version.snapshot.bytes
@@ -96,7 +96,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """A question to a worker that it has not answered yet."""
+    """A check that its worker has not answered yet."""
 
     asked: Verify
     observer: bytes
@@ -105,14 +105,14 @@ class _Open:
 
 
 class Checks:
-    """What observers want to know of workers' weights."""
+    """The open checks of workers' weights, at most one for each worker."""
 
     def __init__(self, state: PublisherState) -> None:
         self._state = state
         self._open: dict[str, _Open] = {}  # by worker
 
     def verify(self, observer: bytes, asked: Verify, now: float) -> list[Effect]:
-        """An observer asks: ask the worker, or say why not."""
+        """Return a check to the worker that an observer asks about, or an answer why not."""
         peer = self._state.roster.by_name(asked.worker)
         code, text = self._obstacle(peer, observer, asked)
         if code or peer is None:
@@ -123,7 +123,7 @@ class Checks:
         return [Send(check, to=peer.identity)]
 
     def _obstacle(self, peer: Peer | None, observer: bytes, asked: Verify) -> tuple[str, str]:
-        """Return why a worker is not asked: code and words; no code: it is."""
+        """Return code and text of why a worker cannot be checked; an empty code if it can."""
         if peer is None or asked.model not in peer.hello.models:
             return "absent", f"no worker {asked.worker} with {asked.model} is there"
         if peer.lost:
@@ -148,7 +148,7 @@ class Checks:
         return versions.find(number) if versions and epoch == self._state.epoch else None
 
     def checked(self, peer: Peer, answer: Checked) -> list[Effect]:
-        """A worker has answered: compare, if it is what was asked."""
+        """Handle a worker's answer: start a comparison, or pass on why it has no checksums."""
         found, key = self._open.get(peer.name), (answer.epoch, answer.version)
         asked = found.asked if found is not None else None
         if found is None or asked is None or found.key != key:
@@ -166,7 +166,7 @@ class Checks:
         return [Compare(Comparison(version, asked, found.observer, answer.sums))]
 
     def compared(self, comparison: Comparison) -> list[Effect]:
-        """The shell has taken all steps, unless the version has gone meanwhile."""
+        """Return the answer after the last step, or that the version was replaced meanwhile."""
         version = comparison.version
         self._state.store[version.model].compared(version)
         if comparison.answer is not None:
@@ -175,7 +175,7 @@ class Checks:
         return [_unverified(comparison.observer, comparison.asked, "gone", text)]
 
     def tick(self, now: float) -> list[Effect]:
-        """Answer for workers that do not."""
+        """Answer for workers that have not answered within `lost_after`."""
         late = [o for o in self._open.values() if now - o.since >= self._state.timing.lost_after]
         for each in late:
             del self._open[each.asked.worker]

@@ -1,18 +1,17 @@
-"""One published version as the machine sees it: its name, its layout, and its chunks.
+"""Published versions in the machine: name, layout, chunks and phase.
 
-Whoever publishes makes an `Offer`: plain values, to which it writes no more once they are handed
-over. Of that the machine makes a `Version`, which no other thread has. The bytes are a snapshot's,
-which the machine never reads: effects say which chunk goes where, and the shell takes it from
-there. So a version here is held by its machine or by nobody. The latest may also be *lent*: whoever
-publishes next may write over it without asking. What is lent must be taken back before anything of
-it is given out, which fails if somebody was faster; then it is gone. What it goes through is a
-table (`phases.py`), and its `Versions` move it.
+The publishing thread makes an `Offer` of plain values, which it does not change after it hands them
+over. The machine makes a `Version` of it, which belongs to the machine's thread. The bytes are in a
+snapshot, which the machine never reads: effects name the chunks to send, and the shell reads them.
+The latest version can be *reclaimable* (phase `lent`): the next publish may overwrite it without
+asking. Before the machine sends anything of such a version it must take the memory back; if a
+publish was faster, the version is gone. `Versions` moves a version along the table in `phases.py`.
 
-A version may be given out as patches, too, each on another that workers run: they are cut into
-chunks, hashed, sealed and fetched as it is.
+A version can also be sent as patches, each on another base that workers run. They are cut into
+chunks, hashed, sealed and fetched like a version.
 
-What a worker receives can be given out, too, from where it lies: `Offer.received`. Then a chunk can
-be given out once it is here, and the digest once it was proved.
+A relay offers a version from a worker's staging buffer while it arrives: `Offer.received`. Each
+chunk can be sent once it has arrived, and the digest once it is verified.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,77 +31,77 @@ from .phases import VersionPhase
 
 
 class ChunkSource(ByteSource, Protocol):
-    """Bytes that are given out, and may be looked at here and now."""
+    """Bytes that can be read, and sent from their place."""
 
     def chunk(self, begin: int, end: int) -> Buffer:
-        """Return some of them, to be sent."""
+        """Return the bytes [begin, end), to be sent."""
         ...
 
 
 class Snapshot(ChunkSource, Protocol):
     """The bytes of a version (`memory/snapshots.py`).
 
-    The machine asks `there` and `take_back` alone, which are answered at once; its shell does the
-    rest, as effects tell it.
+    The machine calls only `there` and `take_back`, which do not block; the shell calls the others
+    to carry out effects.
     """
 
     @property
     def there(self) -> bool:
-        """Whether nobody has taken the memory since it was lent."""
+        """True unless a later publish took the memory after `lend`."""
         ...
 
     def take_back(self) -> bool:
-        """Have what was lent again; False if somebody has taken it."""
+        """Undo `lend`; return False if a later publish took the memory."""
         ...
 
     def lend(self) -> None:
-        """Let whoever publishes next take the memory."""
+        """Make the memory reclaimable: the next publish may take it."""
         ...
 
     def release(self) -> None:
-        """Nobody needs the bytes any more."""
+        """Free the memory; the bytes are no longer needed."""
         ...
 
     def stamp(self, model: str, epoch: int, version: int) -> bool:
-        """Let workers of this host read it by this name; False if one holds on to another."""
+        """Let workers of this host read it by this name; False if one still reads by another."""
         ...
 
     def keep(self) -> NDArray[np.uint8] | None:
-        """Return the bytes, for whoever reads them until `let_go`; None if it is too late."""
+        """Return the bytes, which stay valid until `let_go`; None if the memory was taken."""
         ...
 
     def let_go(self) -> None:
-        """Whoever kept them has read them."""
+        """End the use that `keep` began."""
         ...
 
 
 class BytesInPlace:
-    """Bytes that are given out from where they lie.
+    """Bytes that are sent from their place, without a copy.
 
     Args:
-        data: They.
+        data: The bytes.
     """
 
     def __init__(self, data: memoryview) -> None:
-        self._data: memoryview | None = data  # until they are released
-        self._given: dict[int, memoryview] = {}  # by where it begins: whoever sends refers weakly
+        self._data: memoryview | None = data  # None after `release`
+        self._given: dict[int, memoryview] = {}  # by begin: send queues hold weak references
 
     def bytes(self, begin: int, end: int) -> memoryview:
-        """Return some of the bytes."""
+        """Return the bytes [begin, end)."""
         if self._data is None:
             raise AssertionError("bytes that were released are not ours")
         return self._data[begin:end]
 
     def chunk(self, begin: int, end: int) -> memoryview:
-        """Return some of the bytes, to be sent."""
+        """Return the bytes [begin, end), to be sent."""
         return self._given.setdefault(begin, self.bytes(begin, end))
 
 
 class Received(BytesInPlace):
-    """The bytes of a version that a worker receives, or has; nobody publishes into that memory.
+    """The bytes of a version in a worker's staging buffer, which no publish takes.
 
     Args:
-        chunks: They.
+        chunks: The chunks, of which some may not have arrived yet.
     """
 
     def __init__(self, chunks: Chunks[Memory]) -> None:
@@ -112,18 +111,18 @@ class Received(BytesInPlace):
 
     @property
     def there(self) -> bool:
-        """Whether they are not released."""
+        """True unless the bytes are released."""
         return self._view is not None
 
     def take_back(self) -> bool:
-        """Return whether they are there, as nobody takes what is lent."""
+        """True unless released: received memory is never handed to another version."""
         return self.there
 
     def lend(self) -> None:
-        """Whoever publishes next has other memory."""
+        """Do nothing: the next publish uses other memory."""
 
     def release(self) -> None:
-        """Nobody needs the bytes any more, once those that were given out are sent."""
+        """Drop the bytes; the memory is free once queued chunks are sent."""
         self._view = self._data = None
         self._given.clear()
 
@@ -132,22 +131,22 @@ class Received(BytesInPlace):
         return False
 
     def keep(self) -> Memory | None:
-        """Return the bytes, for as long as anybody has them; None if not all of them are here."""
+        """Return the bytes, valid while referenced; None if some are missing or released."""
         return self._view if self._chunks.whole else None
 
     def let_go(self) -> None:
-        """Whoever kept them has read them."""
+        """Do nothing: references keep the bytes."""
 
 
 class OfferedPatch(NamedTuple):
-    """A patch that leads to what is offered.
+    """A patch to an offered version.
 
     Attributes:
         encoding: How the patch is encoded.
-        base: What it builds on, as workers say that they run it.
+        base: The version that it builds on, as workers report it.
         data: Its bytes.
         classes: Whether its steps may be coded by class, which takes longer to decode.
-        work: What it takes to decode it, in bytes of a version that stays as it is; 0: who knows.
+        work: The work to decode it, in bytes of an unchanged version that take as long; or 0.
     """
 
     encoding: str
@@ -158,20 +157,20 @@ class OfferedPatch(NamedTuple):
 
 
 class Offer(msgspec.Struct, eq=False):
-    """What is to be published.
+    """A version to publish.
 
     Attributes:
-        model: Its name.
-        layout: Where each tensor lies.
+        model: The model's name.
+        layout: Name, dtype, shape and position of each tensor.
         chunks: The bytes, cut into chunks.
-        snapshot: What gives them out.
-        shared: Where workers on this host find them, if they can.
+        snapshot: The memory from which the bytes are sent.
+        shared: The segment where workers on this host find them, if any.
         names: The (epoch, version) under which the same bytes were published before.
-        metadata: What its publisher says of it, as text by name.
-        keep: Whether patches on it may come: workers that take those keep its bytes.
-        patches: That lead to it. The first is pushed, the others are fetched.
-        lost: Counts the values that its dtype cannot hold, once it is all there.
-        detail: What is to be said of it in its receipt.
+        metadata: The publisher's metadata, as text by name.
+        keep: Whether patches on it may follow: workers that take patches then keep its bytes.
+        patches: Patches to it. The first is pushed, the others are fetched.
+        lost: Counts the values that its dtype cannot hold, once all bytes are there.
+        detail: Text for its receipt.
     """
 
     model: str
@@ -197,12 +196,12 @@ class Offer(msgspec.Struct, eq=False):
         crcs: Sequence[int] = (),
         lost: Callable[[], Found] | None = None,
     ) -> "Offer":
-        """Return an offer of bytes that stay as they are.
+        """Return an offer of complete bytes, which do not change.
 
         Args:
             model, layout, snapshot, shared, lost: See above.
             chunk_bytes: Bytes of a chunk (the last may be shorter).
-            crcs: The CRC-32C of each chunk; empty: nobody has hashed them yet.
+            crcs: The CRC-32C of each chunk; empty: not hashed yet.
         """
         plan = plan_of(layout.nbytes, chunk_bytes)
         known: list[int | None] = [*crcs] if crcs else [None] * plan.count
@@ -215,18 +214,18 @@ class Offer(msgspec.Struct, eq=False):
 
     @classmethod
     def received(cls, model: str, layout: Layout, chunks: Chunks[Memory]) -> "Offer":
-        """Return an offer of what a worker receives, or has, from where it lies."""
+        """Return an offer of a version in a worker's staging buffer, complete or arriving."""
         return cls(model, layout, chunks, Received(chunks))
 
 
 class Chunked:
-    """What is given out in chunks: a version, or a patch that leads to it.
+    """Data that is sent in chunks: a version, or a patch to it.
 
     Attributes:
-        plan, chunks: They, which may be on their way from another publisher.
+        plan, chunks: Its chunks, which may still be arriving from another publisher.
         snapshot: Its bytes.
-        patch: Which patch it is; None: all of a version.
-        sealed, was_sealed: What was sealed of it, and whether anything ever was.
+        patch: The id of the patch; None: a whole version.
+        sealed, was_sealed: Its sealed chunks, and whether any was ever sealed.
     """
 
     plan: ChunkPlan
@@ -238,7 +237,7 @@ class Chunked:
 
     @property
     def target(self) -> "Version":
-        """The version that it is, or leads to."""
+        """The version itself, or the version that the patch leads to."""
         raise NotImplementedError
 
 
@@ -246,25 +245,25 @@ class Version(Chunked):
     """A version of a model.
 
     Args:
-        offer: What it is, whose attributes it has.
-        epoch, version: Its number; a later epoch may come (`Versions.renew`).
+        offer: The offer; its attributes become the version's.
+        epoch, version: Its key; the epoch may become a later one (`Versions.renew`).
 
     Attributes:
-        receivers: Names of the workers that are still at it.
-        phase: What it has come to.
-        hashing: Whether all its chunks are being hashed, since somebody needs the digest.
-        ends: Names of the workers that are owed an `end` when they are.
-        readers: Comparisons with it that are under way; it is not lent meanwhile.
-        sums: CRC-32C of each tensor of which that was asked, by where it begins.
-        waits: By worker, when each chunk is of no use to it any more that is not here yet.
-        claims: What workers report of it that is to be checked then, the last of each kind.
-        unpatched: Names of the workers of which it was told why they take no patch.
+        receivers: Names of the workers that are receiving it.
+        phase: Its phase (`phases.py`).
+        hashing: Whether all its chunks are being hashed, because the digest is needed.
+        ends: Names of the workers to which `end` is sent once the digest is known.
+        readers: Number of running comparisons with it; it is not reclaimable meanwhile.
+        sums: CRC-32C of each tensor that was compared, by its first byte's position.
+        waits: By worker and index, until when the worker waits for a chunk that has not arrived.
+        claims: Reports to be checked once the digest is known, the last of each worker and type.
+        unpatched: Names of the workers whose reason to take no patch was logged.
     """
 
     def __init__(self, offer: Offer, epoch: int, version: int) -> None:
         self.model, self.epoch, self.version = offer.model, epoch, version
         self.layout, self.chunks, self.plan = offer.layout, offer.chunks, offer.chunks.plan
-        # Narrower than what any `Chunked` has: nobody puts another there.
+        # Narrower than in `Chunked`, which is safe as it is never reassigned.
         self.snapshot: Snapshot = offer.snapshot  # pyright: ignore[reportIncompatibleVariableOverride]
         self.shared = offer.shared
         self.names, self.metadata, self.keep = offer.names, offer.metadata, offer.keep
@@ -287,60 +286,60 @@ class Version(Chunked):
 
     @property
     def lent(self) -> bool:
-        """Whether the next publish may take its memory."""
+        """True if it is reclaimable: the next publish may take its memory."""
         return self.phase == "lent"
 
     @property
     def gone(self) -> bool:
-        """Whether its memory is no longer the machine's."""
+        """True if the machine no longer owns its memory."""
         return self.phase == "gone"
 
     @property
     def key(self) -> tuple[int, int]:
-        """The order of versions: epoch, then version."""
+        """(epoch, version), by which versions are ordered."""
         return self.epoch, self.version
 
     @property
     def target(self) -> "Version":
-        """Itself."""
+        """This version."""
         return self
 
     @property
     def digest(self) -> str:
-        """What the whole hashes to; empty: not all of it was hashed, or proved."""
+        """The digest; empty until all of it is hashed, or verified."""
         return self.chunks.digest
 
     def read_by(self, worker: str) -> None:
-        """A worker is at it."""
+        """Note that a worker is receiving it."""
         self.receivers.add(worker)
 
     def left_by(self, *workers: str) -> bool:
-        """Workers are not at it any more; return whether nobody is."""
+        """Note that workers are no longer receiving it; return True if none is."""
         self.receivers.difference_update(workers)
         return not self.receivers
 
     def find(self, patch: PatchId | None) -> Chunked | None:
-        """Return one of its patches, if there is that; with None, itself."""
+        """Return its patch with this id, or None if it has none; with None, the version."""
         if patch is None:
             return self
         return next((each for each in self.patches if each.patch == patch), None)
 
     def patch_on(self, running: Running | None) -> "VersionPatch | None":
-        """Return the patch for whoever runs a version, if there is one."""
+        """Return the patch for a worker that runs `running`; None if there is none."""
         return next((each for each in self.patches if each.base == running), None)
 
     def is_known_as(self, running: Running) -> bool:
-        """Return whether a worker runs these very bytes, which were published before."""
+        """True if a worker runs the same bytes, published before under another name."""
         if running.digest and self.names:
             return running.digest == self.digest
         return (running.epoch, running.version) in self.names
 
 
 class VersionPatch(Chunked):
-    """A patch that leads to a version.
+    """A patch to a version.
 
     Args:
-        version: Which one; its digest is known.
+        version: The version, whose digest is known.
         offered: The patch.
     """
 
@@ -353,7 +352,7 @@ class VersionPatch(Chunked):
 
     @property
     def offered(self) -> Patch:
-        """What announcements say of it."""
+        """The patch as announcements list it."""
         name, digest = self.id, self.base.digest
         return Patch(name.encoding, name.epoch, name.version, digest, self.plan.nbytes)
 

@@ -1,8 +1,8 @@
-"""CURVE on a worker's control connection: keys, and what a refusal looks like.
+"""CURVE on a worker's control connection: key pairs, and the reasons of failed handshakes.
 
-A refusal has no words, but a status. What a worker's socket reports of a connection that has failed
-is enough for a good guess, which is what its user reads. The publisher's side is in
-`curve_server.py`.
+A refused handshake has a status but no text. The events that a worker's socket reports of a failed
+connection are enough to guess the reason, which is reported to the user. The publisher's side is
+in `curve_server.py`.
 """
 
 import contextlib
@@ -13,12 +13,12 @@ from zmq.utils import z85
 
 from ..errors import KeysError
 
-# Handshakes in a row without a word. A publisher that stops may cause one, and one to which many
-# workers dial at once several: so they must have gone on for `lost_after` as well.
+# Consecutive handshakes that end without a status, until that is reported. A publisher that stops
+# may cause one, and one to which many workers connect several: so it must last `lost_after` too.
 BROKEN = 3
-CROWDED = 300  # the status that a publisher reports for want of room (RFC 27: try again later)
+CROWDED = 300  # the status with which a publisher rejects for lack of room (RFC 27: try again)
 
-CHANGES = (  # of a connection. After an error of ZMTP the last one comes, and then none any more
+CHANGES = (  # events of a connection; after a ZMTP error only the last one follows
     zmq.EVENT_CONNECT_DELAYED
     | zmq.EVENT_CONNECT_RETRIED
     | zmq.EVENT_CONNECTED
@@ -51,7 +51,7 @@ _NO_KEYS_HERE = (
 
 
 def check_curve() -> None:
-    """Check that this build of ZeroMQ speaks CURVE.
+    """Check that this build of ZeroMQ supports CURVE.
 
     Raises:
         KeysError: It does not.
@@ -64,14 +64,14 @@ def check_curve() -> None:
 
 
 def keypair() -> tuple[str, str]:
-    """Draw a new pair: public and secret key, as 40 characters of Z85 each."""
+    """Return a new key pair: public and secret key, 40 characters of Z85 each."""
     check_curve()
     public, secret = zmq.curve_keypair()
     return public.decode(), secret.decode()
 
 
 def is_key(text: str) -> bool:
-    """Return whether 40 characters of Z85 are a key: five of them may stand for too much."""
+    """True if 40 characters of Z85 decode to a key: five of them may exceed 32 bits."""
     try:
         z85.decode(text)
     except struct.error:
@@ -85,7 +85,7 @@ def public_of(secret: str) -> str:
 
 
 def pin(s: "zmq.Socket[bytes]", public: str, secret: str, publisher: str) -> None:
-    """Have a socket that will connect speak to the owner of this publisher's key alone."""  # K1
+    """Set the keys of a socket, so that it connects only to the owner of `publisher`."""  # K1
     check_curve()
     s.setsockopt(zmq.CURVE_PUBLICKEY, public.encode())
     s.setsockopt(zmq.CURVE_SECRETKEY, secret.encode())
@@ -93,29 +93,29 @@ def pin(s: "zmq.Socket[bytes]", public: str, secret: str, publisher: str) -> Non
 
 
 class Changes:
-    """What becomes of the connection of a socket that connects.
+    """The events of a connecting socket.
 
     Args:
-        told: Its monitor, of the events `CHANGES`.
+        told: Its monitor socket, for the events `CHANGES`.
         keyed: Whether it has keys.
 
     Attributes:
-        descriptor: Of its last connection, as far as that was read; -1: it has ended.
-        connections: How many it has had: the number of a descriptor may be that of the one before.
+        descriptor: The file descriptor of its last connection; -1: that has ended.
+        connections: The number of connections so far, since descriptors are reused.
     """
 
     def __init__(self, told: "zmq.Socket[bytes]", *, keyed: bool) -> None:
         self._told, self._keyed = told, keyed
         self.descriptor, self.connections = -1, 0
-        self._broken = 0  # handshakes in a row that have ended without a word
+        self._broken = 0  # consecutive handshakes that ended without a status
         self._broken_since, self._crowded = 0.0, False
 
     def read(self, now: float, patience: float) -> tuple[bool, str]:
-        """Return whether anything became of it since this was asked last; and why it failed.
+        """Return whether there were events since the last call, and why a handshake failed.
 
-        That handshakes end without a word is a reason once it has gone on for `patience` seconds.
+        Handshakes that end without a status are a reason once that has lasted `patience` seconds.
 
-        Ask often: ZeroMQ stands still while a thousand changes wait here.
+        Call this often: ZeroMQ blocks while a thousand events are queued here.
         """
         changed, refused = False, ""
         with contextlib.suppress(zmq.Again):
@@ -125,7 +125,7 @@ class Changes:
         return changed, refused
 
     def _why(self, event: int, value: int, now: float, patience: float) -> str:
-        """Say why a handshake has failed, if that is a matter of keys."""  # K5
+        """Return why a handshake failed, if keys are the reason; otherwise an empty text."""  # K5
         if event in (zmq.EVENT_CONNECTED, zmq.EVENT_DISCONNECTED):
             self.descriptor = value if event == zmq.EVENT_CONNECTED else -1
             self.connections += event == zmq.EVENT_CONNECTED

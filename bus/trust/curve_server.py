@@ -1,16 +1,17 @@
-"""The server's side of CURVE on one control connection (ZeroMQ RFC 26), without sockets.
+"""The server side of CURVE on one control connection (ZeroMQ RFC 26), without sockets.
 
 C and S are the permanent key pairs of worker and publisher, C' and S' those of this connection. A
-box is encrypted from one pair to another, and shows that it comes from there:
+box is encrypted and authenticated from one pair to another:
 
     HELLO      C', a box of zeros (C'->S): the worker knows S
     WELCOME    box of S' and a cookie (S->C')
     INITIATE   the cookie; box of C, a vouch for C' (box of C' and S, C->S') and metadata (C'->S')
-    READY      box of metadata (S'->C'), or ERROR if C may not come in
+    READY      box of metadata (S'->C'), or ERROR if C is not allowed
     MESSAGE    box of flags and a frame (C'->S' or S'->C')
 
-Each side numbers its boxes, and takes none whose number is not above the last. The cookie keeps a
-server without state until INITIATE; here the connection has the state, and the cookie is chance.
+Each side numbers its boxes, and rejects a box whose number is not above the last. In the RFC the
+cookie keeps the server stateless until INITIATE; here the connection keeps state, and the cookie is
+random.
 
 libsodium does the cryptography, through PyNaCl.
 """
@@ -25,16 +26,16 @@ from zmq.utils import z85
 from ..errors import KeysError
 from ..messages import Buffer
 
-NOT_ALLOWED = b"\x05ERROR\x03400"  # the status by which ZAP (RFC 27) denies a key
-CROWDED = b"\x05ERROR\x03300"  # ZAP's status of a failure that passes
-COMMAND_BYTES = 33  # what CURVE adds to a frame: its command's name, a short nonce, a check of 16
-_HELLO, _INITIATE, _MESSAGE = 200, 257, 33  # the least bytes of each command, with its name
+NOT_ALLOWED = b"\x05ERROR\x03400"  # the status with which ZAP (RFC 27) denies a key
+CROWDED = b"\x05ERROR\x03300"  # ZAP's status of a temporary failure
+COMMAND_BYTES = 33  # overhead of CURVE per frame: command name, flags, short nonce, 16 for the tag
+_HELLO, _INITIATE, _MESSAGE = 200, 257, 33  # least bytes of each command, with its name
 _COOKIE = 96
 _INNER_MORE, _INNER_COMMAND = 1, 2  # flags inside of a MESSAGE
 
 
 class CurveError(Exception):
-    """The other side does not speak CURVE, has no allowed key, or a box is damaged or repeated.
+    """The peer does not use CURVE, has no allowed key, or sent a damaged or repeated box.
 
     Attributes:
         reply: A command to send before the connection is closed.
@@ -61,7 +62,7 @@ class CurveServer:
 
     Args:
         secret: The publisher's secret key, as 40 characters of Z85.
-        may_come: Says whether the owner of a public key, written so, may connect.
+        may_come: Returns whether the owner of a public key, also in Z85, may connect.
 
     Raises:
         KeysError: PyNaCl is not installed.
@@ -74,13 +75,13 @@ class CurveServer:
 
 
 class CurveConnection:
-    """One connection.
+    """The CURVE state of one connection.
 
     Args:
-        server: Whose it is.
+        server: The keys of the publisher.
 
     Attributes:
-        key: The worker's public key, as 40 characters of Z85; empty until it is proved.
+        key: The worker's public key, as 40 characters of Z85; empty until it is verified.
     """
 
     def __init__(self, server: CurveServer) -> None:
@@ -92,7 +93,7 @@ class CurveConnection:
         self._heard = self._sent = 0
 
     def answer(self, command: bytes, metadata: bytes) -> tuple[bytes, bytes | None]:
-        """Take a command of the handshake; return the reply, and the worker's metadata at its end.
+        """Handle a handshake command; return the reply and, after the last, the worker's metadata.
 
         Raises:
             CurveError: The handshake has failed.
@@ -132,12 +133,12 @@ class CurveConnection:
         return b"\x05READY" + self._numbered(b"CurveZMQREADY---", metadata), plain[128:]
 
     def frame(self, body: Buffer, *, more: bool = False, command: bool = False) -> bytes:
-        """Return the body of the frame that carries a frame of ours."""
+        """Return the body of the encrypted frame for a frame to the worker."""
         flags = bytes([more * _INNER_MORE | command * _INNER_COMMAND])
         return b"\x07MESSAGE" + self._numbered(b"CurveZMQMESSAGES", b"".join((flags, body)))
 
     def carried(self, frame: bytes) -> tuple[bool, bool, bytes]:
-        """Return what a frame carries: whether more follow, whether it is a command, its body.
+        """Decrypt a frame; return whether more follow, whether it is a command, and its body.
 
         Raises:
             CurveError: It is no frame of this connection, or it is repeated.
@@ -165,7 +166,7 @@ class CurveConnection:
     def _agree(self, public: bytes, secret: bytes) -> bytes:
         try:
             found: bytes = self._sodium.crypto_box_beforenm(public, secret)
-        except Exception as error:  # PyNaCl names it RuntimeError: a point of low order, say
+        except Exception as error:  # PyNaCl's RuntimeError, for a point of low order for example
             raise CurveError("a public key that is none") from error
         return found
 

@@ -1,7 +1,7 @@
-"""Which key may do what, where a publisher has keys: the words of it, without files or sockets.
+"""The permissions of keys, without files or sockets.
 
-A key is bound to a name, or to all names of one form, and has a role. What is granted may change at
-any time: `Grants` is one object that a publisher's sockets and its machine share, in one thread.
+A key is bound to a name, or to a pattern of names, and has a role. Grants may change at any time:
+`Grants` is one object that a publisher's sockets and its machine share, in one thread.
 """
 
 from collections.abc import Mapping
@@ -13,12 +13,12 @@ Role = Literal["worker", "observer"]
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What one key may do.
+    """The permissions of one key.
 
     Attributes:
-        name: Under which name its owner may say hello. At most one `*` in it stands for any
+        name: The name with which its owner may join. At most one `*` in it stands for any
             characters, or none.
-        role: An `observer` reads how things stand, and is no worker: it gets no weights, no group
+        role: `worker` or `observer`. An observer reads the roster, and gets no weights, no group
             key and no data connection.
     """
 
@@ -26,7 +26,7 @@ class Grant:
     role: Role = "worker"
 
     def fits(self, name: str) -> bool:
-        """Return whether its owner may be called so."""  # K3
+        """True if the owner may use this name."""  # K3
         begin, star, end = self.name.partition("*")
         if not star:
             return name == begin
@@ -35,26 +35,26 @@ class Grant:
 
 
 class Grants:
-    """What each key may do, by public key (40 characters of Z85); none but these may do anything.
+    """The grants by public key (40 characters of Z85); other keys have no permissions.
 
     Args:
-        by_key: What is granted at first.
+        by_key: The initial grants.
     """
 
     def __init__(self, by_key: Mapping[str, Grant]) -> None:
         self._by_key = by_key
 
     def of(self, key: str) -> Grant | None:
-        """Return what a key may do; None: nothing, or nothing any more."""
+        """Return the grant of a key; None: it has none, or was revoked."""
         return self._by_key.get(key)
 
     def may_read(self, name: str, key: str) -> bool:
-        """Return whether the worker of this name and key may have what is published."""
+        """True if the worker with this name and key may receive published data."""
         grant = self.of(key)
         return grant is not None and grant.role == "worker" and grant.fits(name)
 
     def replace(self, by_key: Mapping[str, Grant]) -> bool:
-        """Grant this from now on, and nothing else; return whether it takes anything away."""
+        """Replace all grants; return True if any earlier grant is removed or changed."""
         taken = any(by_key.get(key) != grant for key, grant in self._by_key.items())
         self._by_key = by_key
         return taken

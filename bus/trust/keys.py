@@ -1,12 +1,12 @@
 """Keys on disk: a publisher's folder, and the one file that a worker needs.
 
-    DIR/publisher.json        the publisher's pair
-    DIR/allowed/NAME.json     public keys of who may come, under which name, in which role
-    DIR/workers/NAME.json     a worker's pair, its name, and the publisher's public key
+    DIR/publisher.json        the publisher's key pair
+    DIR/allowed/NAME.json     an allowed public key, with its name and role
+    DIR/workers/NAME.json     a worker's key pair, its name, and the publisher's public key
 
-Whoever has the middle folder knows no secret; the last files travel to the workers' hosts, and need
-not stay. The publisher looks into `allowed` again and again: adding a file lets somebody in,
-removing it shuts it out. Each file is one small JSON object, so that every language reads it.
+`allowed` has no secrets. The files in `workers` are copied to the workers' hosts, and can then be
+removed. The publisher rereads `allowed` regularly: adding a file allows a key, removing it revokes
+the key. Each file is one small JSON object, so that every language can read it.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from . import curve
 from .grants import Grant, Role
 
 PUBLISHER, ALLOWED, WORKERS, SUFFIX = "publisher.json", "allowed", "workers", ".json"
-STAR: Final = "+"  # stands for `*` in the name of a file; no name has one
+STAR: Final = "+"  # stands for `*` in file names; no worker's name has a `+`
 
 Key = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}\Z")]
 Form = Annotated[str, msgspec.Meta(pattern=r"^(?=.{1,128}\Z)[A-Za-z0-9._-]*\*?[A-Za-z0-9._-]*\Z")]
@@ -35,11 +35,11 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 
 
 class UnreadableError(KeysError):
-    """A file is there, but cannot be read now: what it says is not known."""
+    """A file exists but cannot be read now, so its contents are unknown."""
 
 
 class ScarceError(KeysError):
-    """Nothing can be read, since no descriptor is left to open a file with."""
+    """No file can be read, since the process has no descriptor left."""
 
 
 class _PublisherFile(msgspec.Struct):
@@ -158,19 +158,19 @@ class WorkerKeys:
 
 
 class Allowed:
-    """Who may come, as a publisher's folder of keys says; read as often as one likes.
+    """The allowed keys in a publisher's folder, which can be read any number of times.
 
-    Nothing that is wrong with one file keeps another one's removal from counting.
+    An error in one file does not delay the removal of another.
 
     Args:
-        folder: The folder.
-        complain: Told of files that make no sense, which then allow nothing; of those that cannot
-            be read now, which go on allowing what they did; and of more files than there may be,
-            of which those count that did before.
-        known: What stood in the files when they were read last.
+        folder: The publisher's folder.
+        complain: Called with an error for each invalid file, which then allows no key; for each
+            file that cannot be read now, which keeps its last contents; and if there are more than
+            `KEYS_MAX` files, of which only those count that were read before.
+        known: The contents of the files when they were last read.
 
     Attributes:
-        known: What stood in them this time, and so what those allow that cannot be read next time.
+        known: The contents at the last read, used for files that cannot be read the next time.
         whole: Whether all files could be read the last time. If not, read again.
     """
 
@@ -184,12 +184,11 @@ class Allowed:
         self.known, self.whole = known, True
 
     def read(self) -> Mapping[str, Grant]:
-        """Read who may come, by public key.
+        """Read the folder; return the grants by public key.
 
         Raises:
-            ScarceError: No descriptor is left to read it with.
-            KeysError: The folder cannot be read; or something in it makes no sense, and nobody is
-                told of that.
+            ScarceError: The process has no descriptor left.
+            KeysError: The folder cannot be read; or a file is invalid and there is no `complain`.
         """
         found, known, self.whole = dict[str, Grant](), dict[Path, _AllowedFile](), True
         files = _files(self._folder)
@@ -208,7 +207,7 @@ class Allowed:
         return MappingProxyType(found)
 
     def remaining(self) -> Mapping[str, Grant]:
-        """Return by public key what is left of what was read last: that needs no descriptor.
+        """Return the grants of the last read whose files still exist, without any descriptor.
 
         Raises:
             KeysError: The folder itself cannot be found.
@@ -243,7 +242,7 @@ class Allowed:
             return self.known[file]
 
     def stamp(self) -> tuple[object, ...]:
-        """Return what changes whenever somebody is added to those who may come, or removed."""
+        """Return a value that changes whenever a file is added, changed or removed."""
         files = _files(self._folder)
         looked = files if len(files) <= KEYS_MAX else [f for f in files if f in self.known]
         rows = ((file.name, _stat(file)) for file in looked)
@@ -261,13 +260,13 @@ def _allow(file: Path, allowed: _AllowedFile, found: dict[str, Grant]) -> None:
 
 
 def generate(folder: Path, names: Mapping[str, Role]) -> list[Path]:
-    """Make a publisher's pair where there is none yet, and one for each of these workers.
+    """Make a key pair for each of these workers, and for the publisher if it has none.
 
     Returns:
-        The files that were written. No file is ever written over.
+        The files that were written. No file is ever overwritten.
 
     Raises:
-        KeysError: There is one already, or a name may not be one.
+        KeysError: A worker's file exists already, or a name is not valid.
     """
     taken = [
         file
@@ -294,10 +293,10 @@ def generate(folder: Path, names: Mapping[str, Role]) -> list[Path]:
 
 
 def file_name(name: str) -> str:
-    """Return what the files of a worker are called.
+    """Return the file name for a worker.
 
     Raises:
-        KeysError: It may not be called so.
+        KeysError: The worker's name is not valid.
     """
     try:
         msgspec.convert(name, Form)
@@ -343,13 +342,13 @@ def _too_many(folder: Path, files: list[Path]) -> KeysError:
 
 
 def _stat(file: Path) -> os.stat_result | None:
-    with contextlib.suppress(OSError):  # it was removed meanwhile, which the next look will see
+    with contextlib.suppress(OSError):  # removed meanwhile, which the next call will see
         return file.stat()
     return None
 
 
 def _may_be_there(file: Path) -> bool:
-    """Return whether a file is not known to be gone."""
+    """Return False if a file certainly does not exist; True otherwise."""
     try:
         os.stat(file)
     except FileNotFoundError:
@@ -360,15 +359,13 @@ def _may_be_there(file: Path) -> bool:
 
 
 def _path(given: str | Path) -> Path:
-    if (
-        str(given).lstrip().startswith("{")
-    ):  # which an error must not quote: there is a secret in it
+    if str(given).lstrip().startswith("{"):  # the error must not quote it: it has a secret
         raise KeysError("keys= is no path, but JSON (not shown): give the path of a file with that")
     return Path(given)
 
 
 def _at_once(file: str, flags: int) -> int:
-    """Open a file that is read again and again: a pipe among those keeps nobody waiting."""
+    """Open a file in non-blocking mode: opening a named pipe would block otherwise."""
     return os.open(file, flags | os.O_NONBLOCK)
 
 
@@ -391,7 +388,7 @@ def _read(file: Path, kind: type[_T], *, secret: bool = False) -> _T:
 
 
 def _check_keys(*keys: str) -> None:
-    """Check what a pattern cannot: five characters may stand for more than four bytes hold."""
+    """Check what a pattern cannot: that no five characters exceed 32 bits."""
     if not all(map(curve.is_key, keys)):
         raise ValueError("a key is 40 characters of Z85, each five of which stand for 32 bits")
 
@@ -402,7 +399,7 @@ def _check_pair(public: str, secret: str, file: Path) -> None:
 
 
 def _write(file: Path, what: msgspec.Struct) -> Path:
-    """Write a file that only its owner may read, whole or not at all, and over no other."""
+    """Write a file atomically, readable only by its owner; never overwrite one."""
     part = file.with_name(f".{file.name}.{os.getpid()}")
     with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
         opened.write(msgspec.json.format(msgspec.json.encode(what)) + b"\n")

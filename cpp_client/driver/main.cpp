@@ -1,6 +1,6 @@
-// The driver of the conformance suite: a worker that says what happens to it, a line of JSON each.
+// The driver of the conformance suite: a worker that reports its events, a line of JSON each.
 //
-// Golden vectors are about what is inside libweightbus: the Rust client's driver answers them.
+// Golden vectors test what is inside libweightbus: the Rust client's driver answers them.
 #include <array>
 #include <atomic>
 #include <cmath>
@@ -108,7 +108,7 @@ std::uint32_t crc32c(const void* data, std::size_t count) {
   return ~crc;
 }
 
-// What is registered, by model.
+// The registered tensors, by model.
 using Registered = std::map<std::string, std::vector<weightbus::Tensor>>;
 
 // The memory to register: {"model": {"tensor": {"dtype": "F32", "shape": [4, 3]}}}, without
@@ -172,7 +172,7 @@ class Specification {
   std::size_t at_ = 0;
 };
 
-// What the user's part of applying does, by version.
+// What the user's functions do, by version.
 struct Part {
   std::set<std::uint64_t> turn_down, broken, slow;
   std::chrono::duration<double> seconds{0};
@@ -290,7 +290,7 @@ std::string checksums(const weightbus::Update& update, const weightbus::Worker& 
   return said.empty() ? "{}" : said + "}";
 }
 
-// Whether the bytes of a model are not all the same.
+// True if the bytes of a model are not all the same.
 bool is_torn(const std::vector<weightbus::Tensor>& tensors) {
   const std::byte* first = nullptr;
   for (const auto& one : tensors) {
@@ -303,7 +303,7 @@ bool is_torn(const std::vector<weightbus::Tensor>& tensors) {
   return false;
 }
 
-// Reads all the time, as a model would; says when it saw two versions at once.
+// Reads all the time, as a model would; reports when it saw two versions at once.
 void watch(const weightbus::Worker& worker, const Registered& registered) {
   std::set<std::string> told;
   while (!stop) {
@@ -324,9 +324,9 @@ std::string quoted(const std::map<std::string, std::string>& metadata) {
   return said.empty() ? "{}" : said + "}";
 }
 
-using Told = std::map<std::string, weightbus::Version>;  // what was said to run, by model
+using Told = std::map<std::string, weightbus::Version>;  // the last reported version, by model
 
-// Says what runs by another name than was said last.
+// Reports a version that runs under another name than was reported last.
 void look(const weightbus::Worker& worker, Told& told) {
   for (const auto& [model, its] : worker.state().models) {
     if (!its.running || *its.running == told[model]) continue;
@@ -372,7 +372,7 @@ int main(int count, char** values) {
       expect(weightbus::Worker::connect(arguments.address, arguments.options));
   std::thread watcher;
   const bool reads = arguments.tensors && !arguments.registered.empty();
-  if (reads && !arguments.options.cast) {  // after a cast bytes differ
+  if (reads && !arguments.options.cast) {  // a cast changes the bytes
     watcher = std::thread(watch, std::cref(worker), std::cref(arguments.registered));
   }
   serve(worker, arguments);

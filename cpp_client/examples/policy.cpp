@@ -2,15 +2,15 @@
 //
 //     build/policy tcp://localhost:5555
 //
-// Two linear layers, as torch.nn.Linear has them ([outputs, inputs], row-major), in matrices of
-// Eigen's; a version is copied straight into them.
+// Two linear layers, as in torch.nn.Linear ([outputs, inputs], row-major), in Eigen matrices;
+// versions are copied straight into them.
 #include <Eigen/Dense>
 #include <iostream>
 #include <weightbus/weightbus.hpp>
 
 namespace {
 
-// Eigen's own order is the other one.
+// Eigen's default order is column-major.
 using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
 struct Linear {
@@ -44,7 +44,7 @@ int main(int count, char** values) {
   worker->start();  // versions are applied in the background from here on
   if (!worker->wait_for_version("policy", 1, std::chrono::seconds(30))) return 1;
 
-  const auto reading = worker->reading("policy");  // one version, whole, for as long as it lives
+  const auto reading = worker->reading("policy");  // the same version, whole, while it is held
   if (!reading) return std::cerr << reading.error().text << "\n", 1;
   const Eigen::VectorXf observation = Eigen::VectorXf::LinSpaced(3, 1, 3);
   const Eigen::VectorXf acts = action(hidden(observation).array().tanh().matrix());

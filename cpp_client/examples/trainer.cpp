@@ -1,9 +1,9 @@
-// Fits a line by gradient descent, and publishes it after every step to whoever runs it.
+// Fits a line by gradient descent, and publishes it to all workers after every step.
 //
 //     build/trainer tcp://127.0.0.1:5555 --workers 1 --steps 20
 //
-// The twin of examples/numpy_trainer.py; build/worker, and workers in other languages, take from
-// it.
+// The counterpart of examples/numpy_trainer.py; build/worker, and workers in other languages,
+// receive from it.
 #include <cstdlib>
 #include <iostream>
 #include <string>

@@ -1,8 +1,8 @@
-// Predicts with the newest weights, and says which version it runs.
+// Predicts with the newest weights, and prints which version it runs.
 //
 //     build/worker tcp://localhost:5555 --name w0 --patience 30
 //
-// The twin of examples/numpy_worker.py; examples/numpy_trainer.py publishes to both.
+// The counterpart of examples/numpy_worker.py; examples/numpy_trainer.py publishes to both.
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -58,7 +58,7 @@ int main(int count, char** values) {
   }
   auto heard = Clock::now();
   while (!stop && Clock::now() - heard < std::chrono::duration<double>(patience)) {
-    const auto update = worker->receive(std::chrono::milliseconds(100));  // to look at `stop`
+    const auto update = worker->receive(std::chrono::milliseconds(100));  // to check `stop`
     if (!update) {
       std::cerr << update.error().code << ": " << update.error().text << "\n";
     } else if (*update) {
@@ -66,5 +66,5 @@ int main(int count, char** values) {
       print(worker->name(), **update, slope[0] + 2 * slope[1] + 3 * slope[2] + offset);
     }
   }
-  return 0;  // the worker says goodbye
+  return 0;  // the destructor sends a `bye`
 }

@@ -29,13 +29,13 @@ import java.util.stream.Stream;
 import java.util.zip.CRC32C;
 
 /**
- * The driver of the conformance suite: a worker that says what happens to it, a line of JSON each.
+ * The driver of the conformance suite: a worker that reports its events, a line of JSON each.
  *
- * <p>Golden vectors are about what is inside libweightbus: the Rust client's driver answers them.
+ * <p>Golden vectors test what is inside libweightbus: the Rust client's driver answers them.
  */
 final class Driver {
   private static final PrintStream OUT = new PrintStream(System.out, false, StandardCharsets.UTF_8);
-  private static final Duration LOOK = Duration.ofMillis(50); // how often to look whether to end
+  private static final Duration LOOK = Duration.ofMillis(50); // between two checks whether to end
   private static final int PIECE = 1 << 18; // bytes
   private static final String USAGE =
       "usage: driver vectors DIR | driver worker ADDRESS --name NAME --models M1,M2 "
@@ -46,7 +46,7 @@ final class Driver {
   private static volatile boolean over;
   private static volatile int status = 1;
 
-  // What is asked for.
+  // Arguments.
   private final Worker.Builder builder;
   private final Set<String> ids = new LinkedHashSet<>();
   private final Map<String, Model> models = new LinkedHashMap<>();
@@ -57,7 +57,7 @@ final class Driver {
   private Set<Long> broken = Set.of();
   private Set<Long> slow = Set.of();
   private double applySeconds;
-  private final Map<String, State.Version> told = new HashMap<>(); // what was said to run
+  private final Map<String, State.Version> told = new HashMap<>(); // the last reported versions
 
   private Driver(String address) {
     builder = Worker.builder(address).onEvent(Driver::hear);
@@ -77,7 +77,7 @@ final class Driver {
     status = 0;
   }
 
-  /** On SIGTERM the JVM's status would be 143, and nobody would wait for the goodbye. */
+  /** On SIGTERM the JVM's status would be 143, and it would not wait for the bye. */
   private static void endOnSignal(Thread main) {
     Runtime.getRuntime().addShutdownHook(new Thread(() -> {
       over = true;
@@ -113,7 +113,7 @@ final class Driver {
     }
   }
 
-  /** Takes an option without a value. */
+  /** Handles an option without a value. */
   private boolean takes(String option) {
     tensors &= !option.equals("--no-tensors");
     cast |= option.equals("--cast");
@@ -165,7 +165,7 @@ final class Driver {
     return Duration.ofMillis(Math.round(1000 * seconds));
   }
 
-  // The user's functions.
+  // User functions.
 
   private Decide beforeApply() {
     return offer -> {
@@ -193,7 +193,7 @@ final class Driver {
     };
   }
 
-  // What is said.
+  // Output.
 
   private static void hear(Event event) {
     switch (event.kind()) {
@@ -218,7 +218,7 @@ final class Driver {
     OUT.flush();
   }
 
-  /** An object of JSON. */
+  /** A JSON object. */
   private static final class Line {
     private final List<String> fields = new ArrayList<>();
 
@@ -265,13 +265,13 @@ final class Driver {
     }
   }
 
-  // Following.
+  // Following the publisher.
 
   private void follow() throws InterruptedException {
     long end = System.nanoTime() + (long) (seconds * 1e9);
     List<Thread> watching = new ArrayList<>();
     try (Worker worker = builder.connect()) {
-      if (tensors && !cast) { // after a cast bytes differ
+      if (tensors && !cast) { // a cast changes the bytes
         models.forEach((id, model) -> watching.add(new Thread(() -> watch(id, model))));
       }
       watching.forEach(Thread::start);
@@ -289,7 +289,7 @@ final class Driver {
     try {
       worker.receive(LOOK).ifPresentOrElse(this::applied, () -> look(worker));
     } catch (WeightbusException thrown) {
-      System.err.println(thrown.code() + ": " + thrown.getMessage()); // onEvent has said so
+      System.err.println(thrown.code() + ": " + thrown.getMessage()); // onEvent has reported it
     }
   }
 
@@ -310,7 +310,7 @@ final class Driver {
     say(line);
   }
 
-  /** Says what runs by another name than was said last. */
+  /** Reports a version that runs under another name than was reported last. */
   private void look(Worker worker) {
     for (String id : ids) {
       State state = worker.state(id);
@@ -329,7 +329,7 @@ final class Driver {
     return line;
   }
 
-  /** In pieces, since bytes() would keep a snapshot for as long as the garbage collector does. */
+  /** In pieces, because bytes() would keep a snapshot until the garbage collector runs. */
   private static long checksum(Tensor tensor) {
     CRC32C crc = new CRC32C();
     ByteBuffer piece = ByteBuffer.allocate(PIECE);
@@ -354,7 +354,7 @@ final class Driver {
       } catch (WeightbusException torn) {
         continue; // there is nothing to read
       } finally {
-        LockSupport.parkNanos(100_000); // others want to write
+        LockSupport.parkNanos(100_000); // let versions be applied
       }
     }
   }

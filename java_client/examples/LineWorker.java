@@ -9,8 +9,8 @@ import java.util.Locale;
 import java.util.Optional;
 
 /**
- * Predicts with the newest weights, and says which version it runs: {@code build/worker
- * tcp://localhost:5555 --name w0 --patience 30}. The twin of examples/numpy_worker.py;
+ * Predicts with the newest weights, and prints which version it runs: {@code build/worker
+ * tcp://localhost:5555 --name w0 --patience 30}. The counterpart of examples/numpy_worker.py;
  * examples/numpy_trainer.py publishes to both.
  */
 final class LineWorker {
@@ -30,7 +30,7 @@ final class LineWorker {
       }
     }
     Worker worker = builder.connect();
-    // On SIGTERM, too: whoever waits in receive() learns of it.
+    // Also on SIGTERM: close() ends the wait in receive().
     Runtime.getRuntime().addShutdownHook(new Thread(worker::close));
     follow(worker, line, Duration.ofMillis((long) (1000 * patience)));
   }
@@ -54,7 +54,7 @@ final class LineWorker {
 
   /** At (1, 2, 3): about 4.5 when the fit is good. */
   private static double predict(Model line) {
-    try (Reading reading = line.read()) { // one version, whole, until it ends
+    try (Reading reading = line.read()) { // the same version, whole, until it is closed
       float[] slope = line.tensor("slope").floats();
       return slope[0] + 2 * slope[1] + 3 * slope[2] + line.tensor("offset").floats()[0];
     }

@@ -1,7 +1,7 @@
 // A publisher of the weight bus for C++17: it copies a model, sends it to every worker that
-// connects, and says what became of it.
+// connects, and reports what each worker did with it.
 //
-// Like weightbus.hpp, from which it takes tensors and results, it is a layer over libweightbus.
+// Like weightbus.hpp, which defines tensors and results, it is a layer over libweightbus.
 #pragma once
 
 #include <weightbus/weightbus.hpp>
@@ -10,77 +10,80 @@ namespace weightbus {
 
 // What one worker did with a version.
 struct Outcome {
-  // "applied", "staged", "failed", "lost", "left", "behind" or "skipped" (it runs a newer one).
+  // "applied", "staged", "failed", "lost", "left", "behind" or "skipped" (it runs a newer version).
   std::string outcome;
-  std::chrono::nanoseconds after{0};  // from the call to that; 0 while it is behind
-  std::string detail;                 // for a person; empty where the outcome says it all
-  // How the version came to it: "raw" (all of it) or "delta-1" (a patch on what ran there), and
-  // bytes of that; empty where nobody can tell.
+  std::chrono::nanoseconds after{0};  // from the call to the outcome; 0 while it is behind
+  std::string detail;                 // for a person; empty if the outcome needs none
+  // How the version arrived: "raw" (whole) or "delta-1" (a patch on what ran there), and the bytes
+  // of that; empty if unknown.
   std::string encoding;
   std::uint64_t nbytes = 0;
 };
 
-// What became of one publish.
+// The result of one publish.
 struct Receipt {
   std::uint64_t epoch = 0, version = 0, nbytes = 0;
   std::chrono::nanoseconds took{0};
   std::string digest;
-  std::map<std::string, Outcome> workers;  // by name, every worker that it was for
-  bool achieved = false;                   // as many got there as were required
-  std::string text;                        // all of it, for a person
+  std::map<std::string, Outcome> workers;  // by name, every worker that it was published to
+  bool achieved = false;                   // as many workers succeeded as were required
+  std::string text;                        // the whole receipt, for a person
 };
 
-// What is asked of one publish.
+// The options of one publish.
 struct PublishOptions {
-  std::vector<std::string> workers;  // whom it is for; empty: all that want the model
-  std::size_t at_least = 0;          // how many must get there; 0: all that it is for
-  enum class Wait { applied, staged, nobody } wait = Wait::applied;  // what "there" is
-  bool together = false;  // none applies before so many as are required have staged
+  std::vector<std::string> workers;  // names of the workers; empty: all that want the model
+  std::size_t at_least = 0;          // how many of them must succeed; 0: all
+  // The state that a worker must reach.
+  enum class Wait { applied, staged, nobody } wait = Wait::applied;
+  bool together = false;  // none applies the version before as many as required have staged it
   std::chrono::milliseconds timeout = std::chrono::seconds(60);
-  std::size_t expect = 0;  // how many "all" are at least; 0: as the publisher was told
-  // How it goes to workers that take patches: as it is, or by what has changed since the version
-  // that they run; `delta_flat` takes more bytes, and less time to make and to decode; `automatic`
-  // is that of these which is likely to be there soonest.
+  std::size_t expect = 0;  // the least number that counts as all; 0: that of the publisher
+  // How the version is sent to workers that accept patches: whole, or as what has changed since the
+  // version that they run; `delta_flat` has more bytes, which are faster to encode and decode;
+  // `automatic` chooses what is likely to arrive first.
   enum class Encoding { raw, delta, delta_flat, automatic } encoding = Encoding::raw;
-  // What to say of the version: a step, a reward. At most 32 entries, and 4 KiB in all.
+  // Text by name that is sent with the version: a step, a reward. At most 32 entries, and 4 KiB in
+  // all.
   std::map<std::string, std::string> metadata;
 };
 
 struct PublisherOptions {
-  std::string data, advertise;    // where its data socket is, and what workers are told of that
+  std::string data, advertise;    // where the data socket binds, and its address as sent to workers
   std::uint64_t epoch = 0;        // 0: milliseconds since 1970
   std::uint64_t chunk_bytes = 0;  // 0: 2^20
-  std::chrono::milliseconds ping = std::chrono::seconds(1);        // between two signs of life
-  std::chrono::milliseconds lost_after = std::chrono::seconds(5);  // at least twice that
-  // A folder that outlives it, and keeps its epoch and the latest version of each model, which a
-  // publisher that is started with it later offers again, in this language or in Python.
+  std::chrono::milliseconds ping = std::chrono::seconds(1);        // between two pings
+  std::chrono::milliseconds lost_after = std::chrono::seconds(5);  // silence; at least twice `ping`
+  // A folder that keeps the epoch and the latest version of each model after the publisher ends.
+  // The next publisher with that folder, in this language or in Python, offers these versions
+  // again.
   std::string state;
   std::size_t history = 0;  // how many older versions of each model are kept there
-  std::size_t expect = 0;   // how many workers "all" are at least
-  bool insecure = false;    // without keys, listen where other hosts can connect
-  // How many versions of each model are kept in memory for patches to build on, at most 8, and how
-  // many bytes those may take together; 0: 2, and of any size.
+  std::size_t expect = 0;   // the least number of workers that counts as all
+  bool insecure = false;    // without keys, allow an address that other hosts can reach
+  // How many versions of each model are kept in memory as bases of patches, at most 8, and their
+  // total size in bytes; 0: 2 versions of any size.
   std::size_t bases = 0;
   std::uint64_t bases_bytes_max = 0;
 
-  // A folder that `weightbus keygen` has made: only workers with a key that it allows connect, and
-  // all that is published is sealed. It is looked at again and again. Not given: what the
-  // environment's WEIGHTBUS_KEYS says, else none; "": none.
+  // A folder made by `weightbus keygen`: only workers with a key that it allows can connect, and
+  // everything that is published is encrypted. The folder is checked repeatedly. Not given: the
+  // folder in the environment variable WEIGHTBUS_KEYS, if it is set; "": no keys.
   std::optional<std::string> keys;
-  std::chrono::milliseconds rekey{0};  // how old a group key may become; 0: a day
+  std::chrono::milliseconds rekey{0};  // the lifetime of a group key; 0: a day
 
-  // Told what becomes of workers ("joined", "lost", "stuck", "back", "left", "refused", "failed",
-  // "wrong-digest", "notice"; `model` is the worker), in the publisher's own thread: it must not
-  // wait, nor destroy the publisher.
+  // Called on each event of a worker ("joined", "lost", "stuck", "back", "left", "refused",
+  // "failed", "wrong-digest", "notice"; `model` is the worker), in the publisher's own thread: it
+  // must not block, and must not destroy the publisher.
   std::function<void(const Event&)> on_event;
 };
 
-// Publishes versions of models. Any thread may call any method; it closes when it goes.
+// Publishes versions of models. Any thread may call any method. The destructor closes it.
 class Publisher {
  public:
   Publisher(Publisher&&) = default;
   Publisher& operator=(Publisher&& other) noexcept {
-    raw_ = std::move(other.raw_);  // first: this ends the thread that calls on_event_
+    raw_ = std::move(other.raw_);  // first, because this ends the thread that calls on_event_
     on_event_ = std::move(other.on_event_);
     return *this;
   }
@@ -117,11 +120,12 @@ class Publisher {
     return Publisher(std::move(on_event), made);
   }
 
-  // The one address that workers need.
+  // The address that workers connect to, with the port that was bound.
   std::string address() const { return wb_address(raw_.get()); }
 
-  // Publishes a new version of a model, and waits until the workers have it; `tensors` are copied
-  // before this waits for anybody, and not written to. What was not achieved is a receipt as well.
+  // Publishes a new version of a model, and waits until the workers have it. `tensors` are copied
+  // before the wait begins, and not written to. If less was achieved than required, the result is a
+  // receipt, too.
   Result<Receipt> publish(const std::string& model, const std::vector<Tensor>& tensors,
                           const PublishOptions& options = {}) {
     std::vector<wb_tensor> raw;
@@ -135,7 +139,7 @@ class Publisher {
     });
   }
 
-  // The same of the bytes of a safetensors file.
+  // Like publish(), with the bytes of a safetensors file.
   Result<Receipt> publish_safetensors(const std::string& model, Span<const std::byte> file,
                                       const PublishOptions& options = {}) {
     return asked(options, [&](const wb_publish_options& how, wb_receipt** receipt) {
@@ -144,7 +148,7 @@ class Publisher {
     });
   }
 
-  // Waits until so many workers are there that want the model; whether they came in time.
+  // Waits until at least `count` workers want the model; returns whether that happened in time.
   Result<bool> wait_for_workers(const std::string& model, std::size_t count,
                                 std::chrono::milliseconds timeout) {
     const wb_code code =
@@ -153,7 +157,7 @@ class Publisher {
     return detail::error_of(code);
   }
 
-  // Ends it: who waits in publish() is answered as things stand.
+  // Closes the publisher: calls of publish() return what was achieved so far.
   void close() { wb_publisher_close(raw_.get()); }
 
  private:

@@ -1,9 +1,10 @@
-// A worker of the weight bus for C++17: it takes a model's weights from its trainer, version by
+// A worker of the weight bus for C++17: it receives a model's weights from its trainer, version by
 // version, each one whole, verified, and written in place.
 //
-// This is a layer over libweightbus, whose `weightbus.h` has the fine print: handles that free
-// themselves, values for what is borrowed there, and a thread for those who want versions applied
-// in the background. Nothing throws for an ordinary outcome, and nothing that a function of yours
+// This is a layer over libweightbus, whose `weightbus.h` has the details: handles that free
+// themselves, values in place of borrowed memory, and a thread for applying versions in the
+// background. Nothing throws for an ordinary outcome, and no exception of a user function enters
+// the library.
 // throws gets into the library.
 #pragma once
 
@@ -35,9 +36,9 @@
 
 namespace weightbus {
 
-// What came of a call that failed. The code is the protocol's (section 13: "layout-mismatch",
-// "name-taken", "apply", ...) or, for what goes wrong on this side alone, "invalid", "torn",
-// "closed", "timeout", "not-found", "system" or "panic".
+// Why a call failed. The code is the protocol's (section 13: "layout-mismatch", "name-taken",
+// "apply", ...) or, for errors on this side alone, "invalid", "torn", "closed", "timeout",
+// "not-found", "system" or "panic".
 struct Error {
   std::string code;
   std::string text;
@@ -68,7 +69,7 @@ class [[nodiscard]] Result {
   std::variant<T, Error> held_;
 };
 
-// Elements that lie one behind the other; in C++20 it turns into a std::span.
+// Contiguous elements; in C++20 it converts to a std::span.
 template <class T>
 class Span {
  public:
@@ -87,7 +88,7 @@ class Span {
   std::size_t size_ = 0;
 };
 
-// The small floats that weights travel in, which C++17 lacks: bits, and what they are as a float.
+// The small floats of weights, which C++17 lacks: their bits, and conversions to float.
 
 struct BFloat16 {
   std::uint16_t bits = 0;
@@ -105,7 +106,7 @@ struct Float8E5M2 {
   std::uint8_t bits = 0;
 };
 
-// True if it is not 0. (A `bool` would not do: the bytes of others may be any.)
+// True if it is not 0. (Not a `bool`, because the bytes of a version may have any value.)
 struct Bool {
   std::uint8_t byte = 0;
 
@@ -120,8 +121,8 @@ inline float float_of_bits(std::uint32_t bits) {
   return value;
 }
 
-// Of IEEE's kind: the greatest exponent means infinity (no fraction) or NaN, unless `finite`, where
-// only the one pattern with all bits set is NaN.
+// Widens an IEEE-like float: the greatest exponent means infinity (no fraction) or NaN; with
+// `finite`, only the pattern with all bits set is NaN.
 inline float widen(std::uint32_t bits, int exponent_bits, int fraction_bits, bool finite) {
   const std::uint32_t exponents = (1U << exponent_bits) - 1, fractions = (1U << fraction_bits) - 1;
   const std::uint32_t exponent = bits >> fraction_bits & exponents, fraction = bits & fractions;
@@ -147,7 +148,7 @@ inline float to_float(Float16 from) { return detail::widen(from.bits, 5, 10, fal
 inline float to_float(Float8E4M3 from) { return detail::widen(from.bits, 4, 3, true); }
 inline float to_float(Float8E5M2 from) { return detail::widen(from.bits, 5, 2, false); }
 
-// Converts many at once; `to` has room for as many.
+// Converts many values; `to` has room for as many.
 template <class Small>
 void to_floats(Span<const Small> from, float* to) {
   for (const Small one : from) *to++ = to_float(one);
@@ -186,10 +187,10 @@ struct DtypeOf<T, std::enable_if_t<std::is_same_v<decltype(std::declval<T>().ima
 template <class T>
 inline constexpr const char* dtype_of = DtypeOf<T>::value;
 
-using Shape = std::vector<std::uint64_t>;  // row-major; {} is a scalar's
+using Shape = std::vector<std::uint64_t>;  // row-major; {} is a scalar
 
-// Memory of yours, dense and row-major, into which versions are copied. It stays where it is for as
-// long as the worker lives.
+// Caller-owned memory, dense and row-major, into which versions are copied. It must stay in place
+// for as long as the worker lives.
 struct Tensor {
   std::string name, dtype;
   Shape shape;
@@ -206,8 +207,8 @@ Tensor tensor(std::string name, T* data, Shape shape) {
   return made;
 }
 
-// One over whatever has data() and size(), a vector or an Eigen matrix (a row-major one). That they
-// fit the shape is looked at when the worker connects.
+// A tensor over anything with data() and size(), such as a vector or a row-major Eigen matrix. The
+// size is checked against the shape when the worker connects.
 template <class Elements>
 auto tensor(std::string name, Elements& elements, Shape shape)
     -> decltype(elements.size(), elements.data(), Tensor()) {
@@ -238,7 +239,7 @@ struct Free {
 template <class T, auto free>
 using Handle = std::unique_ptr<T, Free<free>>;
 
-// What the last call of this thread that failed says.
+// Returns the error of the last call that failed in this thread.
 inline Error error_of(wb_code code, std::string of_protocol = {}) {
   static constexpr const char* kNames[] = {"ok",     "timeout", "rejected",  "refused",
                                            "closed", "torn",    "invalid",   "not-found",
@@ -248,7 +249,7 @@ inline Error error_of(wb_code code, std::string of_protocol = {}) {
   return {std::move(of_protocol), wb_error()};
 }
 
-// Has a model made of tensors, which are told where they lie.
+// Makes a model of tensors, and stores in them where their memory is.
 template <class Make>
 Result<std::shared_ptr<const wb_model>> model_of(std::vector<Tensor>& tensors, Make make) {
   std::vector<wb_tensor> raw;
@@ -270,12 +271,12 @@ Result<std::shared_ptr<const wb_model>> model_of(std::vector<Tensor>& tensors, M
 
 }  // namespace detail
 
-// Tensors in memory of the library's own, zeros at first: it is there as long as this, or a worker
-// that has it. A version of 2 MiB or more that comes over the network gets there by an exchange of
-// pages, which copies nothing. Do not fork while one is applied, and do not register this memory
-// with a device or a network card (cudaHostRegister, ibv_reg_mr, io_uring), which would go on using
-// the pages that were exchanged; mlock, madvise and mbind travel with pages, too. For that
-// `in_place` takes memory of yours.
+// Tensors in the library's own memory, zeros at first. The memory lives as long as this, or a
+// worker that uses it. A version of 2 MiB or more that arrives over the network is placed there by
+// an exchange of pages, without a copy. Do not fork while a version is applied, and do not register
+// this memory with a device or a network card (cudaHostRegister, ibv_reg_mr, io_uring), which would
+// go on using the old pages; mlock, madvise and mbind move with pages, too. For such uses, call
+// `in_place` with your own memory.
 class Resident {
  public:
   // Of tensors only names, dtypes and shapes count: `tensor<float>("w", nullptr, {4, 3})`.
@@ -285,7 +286,7 @@ class Resident {
     return Resident(std::move(*model), std::move(tensors));
   }
 
-  // They, and where they lie.
+  // The tensors, with their memory.
   const std::vector<Tensor>& tensors() const { return tensors_; }
 
   const std::shared_ptr<const wb_model>& model() const { return model_; }
@@ -298,7 +299,7 @@ class Resident {
   std::vector<Tensor> tensors_;
 };
 
-// One tensor of a snapshot; valid for as long as that is held.
+// One tensor of a snapshot; valid while the snapshot is held.
 class TensorView {
  public:
   explicit TensorView(const wb_tensor& raw) : raw_(raw) {}
@@ -310,8 +311,8 @@ class TensorView {
     return {static_cast<const std::byte*>(raw_.data), raw_.nbytes};
   }
 
-  // Its elements; an error if it has another dtype, or if the publisher did not align it (then copy
-  // its bytes).
+  // Returns the elements. Fails if the tensor has another dtype, or is not aligned in the
+  // publisher's layout (then copy its bytes).
   template <class T>
   Result<Span<const T>> as() const {
     if (dtype() != dtype_of<T>) return fault("is " + std::string(dtype()) + ", not " + dtype_of<T>);
@@ -328,8 +329,8 @@ class TensorView {
   wb_tensor raw_;
 };
 
-// One version of a model without memory of yours. It never changes; its memory is used again when
-// nobody holds it.
+// One version of a model that is received as snapshots. It never changes; its memory is reused once
+// it is released.
 class Snapshot {
  public:
   explicit Snapshot(const wb_update& told)
@@ -338,27 +339,27 @@ class Snapshot {
         version(told.version),
         raw_(told.snapshot, wb_snapshot_free) {}
 
-  // Of an offer, which keeps it for the call.
+  // Of an offer, which owns it during the call.
   explicit Snapshot(const wb_offer& offer)
       : model(offer.model),
         epoch(offer.epoch),
         version(offer.version),
         raw_(offer.snapshot, [](const wb_snapshot*) {}) {}
 
-  Snapshot(const Snapshot&) = delete;  // an offer's ends with the call
+  Snapshot(const Snapshot&) = delete;  // an offer's is valid during the call only
   Snapshot& operator=(const Snapshot&) = delete;
 
   const std::string model;
   const std::uint64_t epoch, version;
 
-  // In the order of their bytes.
+  // The tensors, in the order of their bytes.
   std::vector<TensorView> tensors() const {
     std::size_t count = 0;
     const wb_tensor* first = wb_snapshot_tensors(raw_.get(), &count);
     return {first, first + count};
   }
 
-  // The tensor of a name, or of another name that its publisher gave it.
+  // Returns a tensor by its name, or by an alias that its publisher gave it.
   Result<TensorView> find(const std::string& name) const {
     wb_tensor found;
     const wb_code code = wb_snapshot_find(raw_.get(), name.c_str(), &found);
@@ -382,26 +383,26 @@ class Snapshot {
 struct Update {
   std::string model;
   std::uint64_t epoch = 0, version = 0, nbytes = 0;
-  std::string digest;  // as the publisher was told; empty if it was read from shared memory
+  std::string digest;  // as reported to the publisher; empty if it was read from shared memory
   double seconds = 0;  // how long the copy took
-  std::shared_ptr<const Snapshot> snapshot;  // of a model without memory of yours
-  bool patched = false;  // it came as a patch on the version that ran before, not as a whole
-  std::map<std::string, std::string> metadata;  // what the publisher says of it: a step, a reward
+  std::shared_ptr<const Snapshot> snapshot;  // of a model received as snapshots
+  bool patched = false;                      // it arrived as a patch on the version that ran before
+  std::map<std::string, std::string> metadata;  // given by the publisher: a step, a reward
 };
 
-// A version, whole and verified, on which a function of yours decides.
+// A version, whole and verified, that a user function accepts or rejects.
 struct Offer {
   std::string model;
   std::uint64_t epoch = 0, version = 0, nbytes = 0;
   const Snapshot* snapshot =
-      nullptr;  // for the call; of a model without memory of yours, in `apply`
+      nullptr;  // in `apply`, of a model received as snapshots; valid during the call
 };
 
-// Nothing, and the version runs; or why it is turned down, which the publisher is told. To throw is
-// to turn it down.
+// Returns nullopt to accept the version, or a reason to reject it, which is reported to the
+// publisher. Throwing rejects it.
 using Decide = std::function<std::optional<std::string>(const Offer&)>;
 
-// Something that happened: "joined", "lost", "refused", "rejected" or "notice"; others may come.
+// An event: "joined", "lost", "refused", "rejected" or "notice"; more kinds may be added.
 struct Event {
   std::string kind, model;
   std::uint64_t epoch = 0, version = 0;
@@ -412,9 +413,9 @@ using Version = std::pair<std::uint64_t, std::uint64_t>;  // epoch, number
 
 struct ModelState {
   std::optional<Version> running, arriving, staged, ready;
-  std::uint64_t chunks_here = 0, chunks = 0;  // of the one that is arriving
-  bool torn = false;                          // it holds parts of two versions, and none runs
-  // What the publisher says of what runs, by the name that it has now.
+  std::uint64_t chunks_here = 0, chunks = 0;  // of the version that is arriving
+  bool torn = false;                          // it holds parts of two versions, and no version runs
+  // The publisher's metadata of the version that runs, under its current name.
   std::map<std::string, std::string> metadata;
 };
 
@@ -427,42 +428,39 @@ struct State {
 
 struct Options {
   std::string name;  // unique among the publisher's workers; empty: host, process, a random suffix
-  bool shared_memory =
-      true;  // copy versions out of the publisher's memory where it is on this host
+  bool shared_memory = true;    // copy versions out of a local publisher's memory
   std::uint64_t bytes_max = 0;  // the largest version to take; 0: 64 GiB
 
-  bool partial =
-      false;          // versions may have tensors that the models here lack: they are passed over
-  bool cast = false;  // values are converted where dtypes differ, among F64, F32, F16 and BF16
-  // Versions may come as patches on what runs, where the publisher offers some. With `partial` or
-  // `cast` that costs a copy of what runs.
+  bool partial = false;  // ignore tensors that the models here lack
+  bool cast = false;     // convert values where dtypes differ, among F64, F32, F16 and BF16
+  // Accept patches on the version that runs, if the publisher offers them. With `partial` or `cast`
+  // that costs a copy of what runs.
   bool patches = true;
 
-  // Published data may come from another host than that of the address, or from any path, wherever
-  // the publisher says. Else they must be on that host, or beside that path, or all is fetched,
-  // which is slower.
+  // Connect to any data address that the publisher sends. Otherwise it must be on the same host as
+  // the publisher's address, or a path beside it; if it is not, all data is fetched, which is
+  // slower.
   bool any_data_host = false;
 
-  // This worker's keys, for a publisher that has some: the path of its file of `weightbus keygen`,
-  // or of the folder, or what stands in the file, which begins with {. Nothing: what the
-  // environment's WEIGHTBUS_KEYS says, else there are none, as with "".
+  // This worker's keys, for a publisher with keys: the path of its file from `weightbus keygen`,
+  // the path of the folder, or the contents of the file, which begin with {. Not given: the
+  // environment variable WEIGHTBUS_KEYS, if it is set; "": no keys.
   std::optional<std::string> keys;
 
-  // Called in the worker's own thread, which answers the publisher: it must not wait, nor close the
-  // worker.
+  // Called in the worker's own thread, which answers the publisher: it must not block, and must not
+  // close the worker.
   std::function<void(const Event&)> on_event;
 
-  // Decides whether a version runs, in the thread that applies it, once for each, before anybody
-  // reads it and before it is reported. A snapshot that is turned down leaves the one before;
-  // memory of yours holds the version by now (read it without reading()), and is torn if it is
-  // turned down.
+  // Accepts or rejects a version, once, in the thread that applies it, before any reader sees it
+  // and before it is reported. After a rejection, the previous snapshot stays; a model in place
+  // already holds the new version (read it without reading()), and is torn.
   Decide apply;
 
-  // The same before a byte of a model changes: what ran before runs on.
+  // The same, before a byte of a model changes: after a rejection the previous version runs on.
   Decide before_apply;
 
-  // What each call of the two may take, at most a day. Then the version counts as turned down, and
-  // its model takes no other until the function has returned.
+  // The time limit of each call of these two functions, at most a day. After it the version counts
+  // as rejected, and its model accepts no other version until the function has returned.
   std::chrono::milliseconds apply_timeout = std::chrono::seconds(60);
 
   // Versions of this model are copied into these tensors.
@@ -476,7 +474,7 @@ struct Options {
     return *this;
   }
 
-  // Versions of this model are handed out as snapshots.
+  // Versions of this model are returned as snapshots.
   Options& snapshots(std::string model) {
     models.emplace_back(std::move(model), std::monostate());
     return *this;
@@ -486,36 +484,36 @@ struct Options {
   std::vector<std::pair<std::string, Target>> models;
 };
 
-// A model stays as it is for as long as this is held. It ends in the thread that asked for it, and
-// before its worker; that thread neither calls receive() meanwhile nor asks for another.
+// Keeps a model unchanged while it is held. Destroy it in the thread that created it, and before
+// its worker. That thread must not call receive() or create another one meanwhile.
 class Reading {
  public:
   Reading(wb_reading* raw, Version of) : version(of), raw_(raw) {}
 
-  const Version version;  // what it holds; {0, 0} before the first
+  const Version version;  // the version that the model holds; {0, 0} before the first
 
  private:
   detail::Handle<wb_reading, wb_read_end> raw_;
 };
 
-// Versions are received in the background at all times. They are applied either where receive() is
-// called, or, after start(), in the background. Any thread may call any method.
+// Receives versions in the background at all times. They are applied in receive() or, after
+// start(), in the background. Any thread may call any method.
 class Worker {
  public:
   using Duration = std::chrono::steady_clock::duration;
 
-  // The publisher need not be there yet.
+  // Starts a worker. The publisher may start later.
   static Result<Worker> connect(const std::string& address, Options options);
 
   const std::string& name() const { return core_->name; }
 
-  // Applies the newest version that has arrived, waiting for one if need be, and returns what was
-  // applied; nothing if none came in time. It is applied in this thread, in place: call it where
-  // nobody uses the weights, or let everybody read under `reading()`.
+  // Applies the newest version that has arrived, waiting for one if necessary, and returns the
+  // update; nullopt if none arrived in time. It is applied in place, in this thread: call it where
+  // the weights are not in use, or let readers hold a `reading()`.
   //
-  // An error says that a version was not taken (the weights are as they were, unless it says that
-  // none runs), that the publisher refuses this worker ("name-taken", ...; it goes on asking), or
-  // that it is closed. Each is returned once.
+  // An error means that a version was rejected (the weights are unchanged, unless the error says
+  // that none runs), that the publisher refuses this worker ("name-taken", ...; the worker keeps
+  // trying), or that the worker is closed. Each is returned once.
   Result<std::optional<Update>> receive(Duration timeout) {
     if (core_->in_background()) {
       return Error{"invalid", "worker " + name() +
@@ -525,12 +523,12 @@ class Worker {
     return core_->receive(timeout);
   }
 
-  // Applies versions in the background from now on, whenever nobody reads. What goes wrong is told
+  // Applies versions in the background from now on, while no reading is held. Errors are reported
   // to `on_event`.
   void start() { core_->start(); }
 
-  // Keeps a model as it is for as long as it is held; an error ("torn") where it holds parts of two
-  // versions.
+  // Keeps a model unchanged while the result is held. Fails ("torn") if the model holds parts of
+  // two versions.
   Result<Reading> reading(const std::string& model) const {
     const wb_model* const its = core_->find(model);
     if (its == nullptr) return Error{"invalid", "model '" + model + "' has no memory here"};
@@ -541,20 +539,20 @@ class Worker {
     return Reading(raw, version);
   }
 
-  // The newest snapshot of a model that has no memory of yours; null before its first version. Keep
-  // it: asking again makes the list of its tensors again.
+  // Returns the newest snapshot of a model received as snapshots; null before its first version.
+  // Keep the result: each call builds the list of tensors again.
   std::shared_ptr<const Snapshot> snapshot(const std::string& model) const {
     wb_update told;
     const wb_code code = wb_latest(core_->raw.get(), model.c_str(), &told);
     return code == WB_OK ? std::make_shared<const Snapshot>(told) : nullptr;
   }
 
-  // What a model runs; nothing before its first version, and after a torn copy.
+  // The version that a model runs; nullopt before the first one, and after a torn copy.
   std::optional<Version> running(const std::string& model) const {
     return core_->look(model.c_str()).second.running;
   }
 
-  // Waits until a model runs this version or a newer one; whether it does.
+  // Waits until a model runs this version or a newer one; returns whether it does.
   bool wait_for_version(const std::string& model, std::uint64_t version, Duration timeout) const {
     std::unique_lock guard(core_->mutex);
     return core_->applied.wait_until(guard, Core::after(timeout), [&] {
@@ -563,7 +561,7 @@ class Worker {
     });
   }
 
-  // Waits until the publisher has let this worker in, and returns its epoch.
+  // Waits until the publisher has admitted this worker, and returns the publisher's epoch.
   Result<std::uint64_t> wait_joined(Duration timeout) const {
     std::uint64_t epoch = 0;
     const wb_code code = wb_joined(core_->raw.get(), Core::milliseconds(timeout), &epoch);
@@ -573,24 +571,24 @@ class Worker {
     return epoch;
   }
 
-  // How things stand, for operators.
+  // Returns the worker's state, for monitoring.
   State state() const {
     State state = core_->look(nullptr).first;
     for (const std::string& id : core_->ids) {
       ModelState& its = state.models[id];
-      do {  // it may get another name meanwhile
+      do {  // it may get another name in between
         its = core_->look(id.c_str()).second;
       } while (its.running && !core_->said_of(id.c_str(), *its.running, its.metadata));
     }
     return state;
   }
 
-  // A descriptor that is readable while receive(0s) would find something, for poll() and its like.
-  // It is the worker's.
+  // A descriptor that is readable while receive(0s) would return something, for poll(). The worker
+  // owns it.
   int fd() const { return wb_fd(core_->raw.get()); }
 
-  // Says goodbye, as the destructor does. Whoever waits in receive() is told "closed". A function
-  // of yours that decides may call it, and its version still counts.
+  // Leaves with a `bye`, as the destructor does. Waiting calls of receive() return "closed". A
+  // function that decides on a version may call it, and its decision still counts.
   void close() { core_->close(); }
 
  private:
@@ -626,7 +624,7 @@ class Worker {
                                   told.patched, std::move(metadata)});
     }
 
-    // Tells what is said of a version; false if it is none that is known any more.
+    // Returns the metadata of a version; false if the version is no longer known.
     bool said_of(const char* model, Version version,
                  std::map<std::string, std::string>& all) const {
       wb_metadata* made = nullptr;

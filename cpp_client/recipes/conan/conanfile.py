@@ -25,7 +25,7 @@ class Weightbus(ConanFile):
     description = "The weight bus for C++ and C: workers take a model's weights from their trainer"
     settings = "os", "arch", "compiler", "build_type"
     requires = "openssl/[>=1.1 <4]", "libsodium/[>=1.0.18 <2]", "zeromq/[>=4.3 <5]"
-    # libweightbus.so is built with them, and cargo asks for no archives.
+    # libweightbus.so links to these as shared libraries: cargo looks for no archives.
     default_options = {  # noqa: RUF012
         "openssl/*:shared": True,
         "libsodium/*:shared": True,

@@ -1,5 +1,6 @@
-# Not tried: neither vcpkg nor crates.io could be reached where this was written. SHA512 is that of the tag's archive, once
-# there is one. As an overlay: vcpkg install weightbus --overlay-ports=cpp_client/recipes/vcpkg
+# Untested: vcpkg and crates.io could not be reached where this was written. SHA512 is that of the
+# tag's archive, once it exists. As an overlay:
+# vcpkg install weightbus --overlay-ports=cpp_client/recipes/vcpkg
 vcpkg_from_github(
   OUT_SOURCE_PATH SOURCE_PATH
   REPO weightbus/weightbus
@@ -7,9 +8,9 @@ vcpkg_from_github(
   SHA512 0
 )
 
-find_program(CARGO cargo REQUIRED)  # vcpkg has no Rust: rustup's, or the distribution's
-set(ENV{PKG_CONFIG_PATH} "${CURRENT_INSTALLED_DIR}/lib/pkgconfig")  # by which cargo finds libzmq
-set(ENV{LIBRARY_PATH} "${CURRENT_INSTALLED_DIR}/lib")  # and its linker libcrypto and libsodium
+find_program(CARGO cargo REQUIRED)  # vcpkg has no Rust: use rustup or the distribution
+set(ENV{PKG_CONFIG_PATH} "${CURRENT_INSTALLED_DIR}/lib/pkgconfig")  # cargo finds libzmq there
+set(ENV{LIBRARY_PATH} "${CURRENT_INSTALLED_DIR}/lib")  # for libcrypto and libsodium
 if(VCPKG_LIBRARY_LINKAGE STREQUAL "static")
   set(ENV{PKG_CONFIG_ALL_STATIC} 1)
 endif()

@@ -1,7 +1,7 @@
-//! Who is not there, and what somebody has overlooked: names that are misspelt, and workers that never apply.
+//! Absent workers, and likely mistakes: misspelt model names, and workers that never apply.
 //!
-//! The latter fail nothing: everybody waits, and nobody says for what. So it is said here, once, and with it what is
-//! probably meant, in the words and in the time of Python's publisher.
+//! These mistakes cause no error, only waiting. So each is reported once, with what is probably
+//! meant, in the words and after the time of the Python publisher.
 
 use super::effects::WorkerEventKind;
 use super::machine::PublisherMachine;
@@ -13,14 +13,14 @@ use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-const ABSENT_MAX: usize = 64; // workers that left or are refused, and are remembered: as many as a person reads
-const ABSENT_AGAIN: Duration = Duration::from_secs(60); // until one that is refused again and again is told again
-const HINT: Duration = Duration::from_secs(3); // at most: what is found is told within 5 s
-const LOOKS: u32 = 6; // until something is said
-const LIKE: f64 = 0.8; // from where two names are alike: `polcy` is at 0.91, `policy_old` at 0.75
-const NAMES_MAX: usize = 16; // compared at one look: workers can bring any number of them
-const NAMED: usize = 3; // of many workers, in one line
-const TOLD_MAX: usize = 64; // models: as many as a person reads
+const ABSENT_MAX: usize = 64; // workers remembered as left or refused: as many as a person reads
+const ABSENT_AGAIN: Duration = Duration::from_secs(60); // then a refusal is reported again
+const HINT: Duration = Duration::from_secs(3); // longest wait; a mistake is reported within 5 s
+const LOOKS: u32 = 6; // checks in that time
+const LIKE: f64 = 0.8; // similar from here on: `polcy` is at 0.91, `policy_old` at 0.75
+const NAMES_MAX: usize = 16; // compared in one check: workers can bring any number of them
+const NAMED: usize = 3; // workers in one line
+const TOLD_MAX: usize = 64; // models reported: as many as a person reads
 
 struct Absence {
     models: BTreeSet<String>,
@@ -29,13 +29,13 @@ struct Absence {
     at: Time,
 }
 
-/// The workers that have left, or that are refused, and why. So a publish to nobody can say whom it does not reach.
+/// The workers that left or were refused, and why, so that a publish to no worker can name them.
 #[derive(Default)]
 pub struct Absent(BTreeMap<String, Absence>);
 
 impl Absent {
-    /// Remembers why a worker is not there; returns whether that is news. A name is once in a while, and so are only
-    /// so many names: anybody can ask under any number of them.
+    /// Records why a worker is absent; returns whether to report it. A name is reported once in a
+    /// while, and the number of names is bounded, because a peer can use any number of them.
     pub(super) fn note(&mut self, hello: &Hello, code: &str, text: &str, now: Time) -> bool {
         let recent = |absence: &Absence| now.saturating_sub(absence.at) < ABSENT_AGAIN;
         match self.0.get(&hello.name) {
@@ -55,24 +55,24 @@ impl Absent {
         true
     }
 
-    /// A worker is there.
+    /// Forgets the absence of a worker that has joined.
     pub(super) fn joined(&mut self, name: &str) {
         self.0.remove(name);
     }
 
-    /// Whether a worker of that name has left in order, as far as that is remembered.
+    /// True if a worker of that name left with a `bye`, as far as that is remembered.
     pub fn has_left(&self, name: &str) -> bool {
         self.0.get(name).map_or(false, |absence| absence.code == "left")
     }
 
-    /// Says of every worker that wanted a model why it is not there.
+    /// Returns, for each absent worker that wanted a model, the reason.
     pub fn of(&self, model: &str) -> impl Iterator<Item = String> + '_ {
         let model = model.to_owned();
         self.0.values().filter(move |absence| absence.models.contains(&model)).map(|a| a.text.clone())
     }
 }
 
-/// What one publisher finds overlooked.
+/// The likely mistakes found by one publisher.
 #[derive(Default)]
 pub struct Oversights {
     due: Time,
@@ -80,11 +80,11 @@ pub struct Oversights {
     untaken: Lasting,
 }
 
-/// By model, the names of the workers of which something is so.
+/// By model, the names of workers for which a condition holds.
 type Found = BTreeMap<String, Vec<String>>;
 
 impl PublisherMachine {
-    /// Looks for what lasts too long, if it is time.
+    /// Checks for conditions that last too long, if a check is due.
     pub(super) fn overlooked(&mut self, now: Time) {
         if now < self.oversights.due {
             return;
@@ -95,7 +95,8 @@ impl PublisherMachine {
         self.who_takes_nothing(patience, now);
     }
 
-    /// Finds models that workers want and nobody publishes, and others that are called alike.
+    /// Reports models that workers want and nothing publishes, if a published one has a similar
+    /// name.
     fn who_misspells(&mut self, patience: Duration, now: Time) {
         let had = self.store.models.iter().filter(|(_, versions)| versions.any());
         let published: Vec<&str> = had.map(|(model, _)| model.as_str()).collect();
@@ -116,12 +117,13 @@ impl PublisherMachine {
             let apart = |name: &String| self.roster.get(name).map_or(false, |peer| peer.wants(&meant));
             let others: Vec<String> = names.into_iter().filter(|name| !apart(name)).collect();
             if others.is_empty() {
-                continue; // who wants both knows them apart
+                continue; // a worker that wants both knows them apart
             }
             let who = named(&others, "wants", "want");
             let text = format!("{} '{}', of which nothing is published: is '{}' meant?", who, model, meant);
             if !self.calls.is_unheard(&meant) {
-                self.tell(WorkerEventKind::Notice, &others[0], text.clone()); // else that said what workers want
+                // Otherwise the notice of a publish to no worker has named what workers want.
+                self.tell(WorkerEventKind::Notice, &others[0], text.clone());
             }
             let refuse = Refuse {
                 code: "no-model".to_owned(), // P25
@@ -136,7 +138,7 @@ impl PublisherMachine {
         }
     }
 
-    /// Finds workers that have a version and have never applied any.
+    /// Reports workers that have a version and have never applied any.
     fn who_takes_nothing(&mut self, patience: Duration, now: Time) {
         let waiting = |peer: &Peer| {
             let models = peer.incoming.keys().filter(|model| self.waits_for_its_user(peer, model));
@@ -156,7 +158,7 @@ impl PublisherMachine {
         }
     }
 
-    /// Whether a worker has a version that its user has to apply, for the first time.
+    /// True if a worker has its first version, and its user has to apply it.
     fn waits_for_its_user(&self, peer: &Peer, model: &str) -> bool {
         let pending = self.store.models.get(model).and_then(|versions| versions.pending());
         peer.incoming.get(model).map_or(false, |incoming| {
@@ -166,7 +168,7 @@ impl PublisherMachine {
     }
 }
 
-/// By model, the workers that are there and of which it is so.
+/// Returns, by model, the live workers for which the condition holds.
 fn found(roster: &Roster, models: impl Fn(&Peer) -> Vec<String>) -> Found {
     let mut found = Found::new();
     for peer in roster.iter().filter(|peer| !peer.lost()) {
@@ -177,7 +179,7 @@ fn found(roster: &Roster, models: impl Fn(&Peer) -> Vec<String>) -> Found {
     found
 }
 
-/// Says why a model goes to nobody: no worker is there, or they want others.
+/// Returns why a model reaches no worker: none has joined, or all want other models.
 pub fn why_nobody(model: &str, roster: &Roster) -> String {
     let live = roster.iter().filter(|peer| !peer.lost());
     let wanted: BTreeSet<&str> = live.flat_map(|peer| peer.hello.models.keys()).map(String::as_str).collect();
@@ -192,7 +194,7 @@ pub fn why_nobody(model: &str, roster: &Roster) -> String {
     format!("no worker wants '{}', and those that are there want {}", model, shown)
 }
 
-/// What is so for some models at some workers, and since when; told once for each model.
+/// Conditions that hold for models at workers, and since when; each model is reported once.
 #[derive(Default)]
 struct Lasting {
     since: BTreeMap<String, (Time, BTreeSet<String>)>,
@@ -200,7 +202,7 @@ struct Lasting {
 }
 
 impl Lasting {
-    /// So many models that were not told yet; none once too many were.
+    /// Returns at most `most` models that were not reported yet; none once too many were.
     fn news<'a>(&self, found: impl Iterator<Item = &'a String>, most: usize) -> Vec<String> {
         if self.told.len() >= TOLD_MAX {
             return Vec::new();
@@ -208,7 +210,7 @@ impl Lasting {
         found.filter(|model| !self.told.contains(*model)).take(most).cloned().collect()
     }
 
-    /// Takes what is so now; returns for whom it was at each look for so long.
+    /// Takes the conditions that hold now; returns those that held at every check for `patience`.
     fn lasting(&mut self, mut found: Found, patience: Duration, now: Time) -> Vec<(String, Vec<String>)> {
         let mut kept = std::mem::take(&mut self.since);
         let mut told = Vec::new();
@@ -220,7 +222,7 @@ impl Lasting {
                 names.retain(|name| before.contains(name));
             }
             if names.is_empty() {
-                continue; // others than before: it passes by itself
+                continue; // other workers than before: it passes by itself
             }
             self.since.insert(model.clone(), (began, names.iter().cloned().collect()));
             if now.saturating_sub(began) >= patience {
@@ -241,20 +243,21 @@ fn named(names: &[String], one: &str, many: &str) -> String {
     format!("{} workers ({}{}) {}", names.len(), shown, more, many)
 }
 
-/// Which of some names is probably meant by one that is none of them.
+/// Returns which of some other names is probably meant by a name.
 fn meant_by<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let plain = without_counts(name);
     let first = |name: &str| name.bytes().next().map(|byte| byte.to_ascii_lowercase());
     names
         .filter(|other| without_counts(other) != plain)
-        .filter(|other| first(other) == first(name)) // few are wrong there: `encoder` is no `decoder`
+        .filter(|other| first(other) == first(name)) // a rare typo: `encoder` is no `decoder`
         .map(|other| (likeness(other.as_bytes(), name.as_bytes()), other))
         .filter(|&(likeness, _)| likeness >= LIKE)
         .max_by(|a, b| a.0.partial_cmp(&b.0).unwrap_or(Ordering::Equal).then(a.1.cmp(b.1)))
         .map(|(_, other)| other)
 }
 
-/// A name without what counts it, as in `actor_1` and `actor_2`, or `actor-a` and `actor-b`: these are meant.
+/// Returns a name without counters, as in `actor_1` and `actor_2`, or `actor-a` and `actor-b`:
+/// those differ on purpose.
 fn without_counts(name: &str) -> String {
     let bytes = name.as_bytes();
     let is = |at: usize, kind: fn(&u8) -> bool| bytes.get(at).map_or(false, kind);
@@ -279,13 +282,13 @@ fn without_counts(name: &str) -> String {
     plain
 }
 
-/// How alike two names are, of 1: twice what they have in common, in order, over both their lengths (Ratcliff and
-/// Obershelp, as Python's `difflib` has it).
+/// Returns how similar two names are, from 0 to 1: twice the length of what they have in common, in
+/// order, over both their lengths (Ratcliff and Obershelp, as in Python's `difflib`).
 fn likeness(a: &[u8], b: &[u8]) -> f64 {
     2.0 * in_common(a, b) as f64 / (a.len() + b.len()).max(1) as f64
 }
 
-/// The length of the longest piece that both have, and of what both have in common before and behind it.
+/// Returns the length of the longest common piece, and of what is common before and behind it.
 fn in_common(a: &[u8], b: &[u8]) -> usize {
     let (mut at, mut its, mut longest) = (0, 0, 0);
     for (i, rest) in (0..a.len()).map(|i| (i, &a[i..])) {
@@ -308,7 +311,7 @@ mod tests {
 
     #[test]
     fn what_is_meant_by_a_name() {
-        // The rows of Python's test of the same.
+        // The same cases as in Python's test.
         for (name, names, meant) in [
             ("polcy", &["policy", "critic"][..], Some("policy")),
             ("Policy", &["policy"], Some("policy")),

@@ -1,12 +1,13 @@
-//! One control connection at the publisher: the publisher's side of ZMTP 3, as ROUTER and DEALER speak it, without keys
-//! or with CURVE.
+//! One control connection at the publisher: the server's side of ZMTP 3 between ROUTER and DEALER,
+//! without keys or with CURVE.
 //!
 //! ```text
-//! greeting ──> handshake ──> open           each within a time; what does not fit is hung up on
-//!     └────────────┴──> turned away         is told why, and has until then to read it
+//! greeting ──> handshake ──> open           each within a time limit; invalid input closes it
+//!     └────────────┴──> turned away         is sent the reason, and has until then to read it
 //! ```
 //!
-//! Whoever does not greet as ZMTP 3 does is hung up on at its first wrong byte: a browser, a probe, an older ZeroMQ.
+//! A peer that does not greet as ZMTP 3 is disconnected at its first wrong byte: a browser, a
+//! probe, an older ZeroMQ.
 
 use super::curve::{Answer, Curve};
 use super::effects::Payload;
@@ -28,38 +29,38 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 const METADATA: &[u8] = b"\x0bSocket-Type\0\0\0\x06ROUTER\x08Identity\0\0\0\0";
-const COMMAND_BYTES_MAX: usize = 1024; // in a handshake, in which INITIATE is the longest: 300 bytes
-const MESSAGE_BYTES_MAX: usize = 2 * HEADER_BYTES_MAX; // of all of its frames: nobody sends more than a header
-const FRAMES_MAX: usize = 8; // of a message, which has one: a later protocol may have payloads
-const READ_BYTES: usize = 8192; // taken from one connection before the next has its turn
-const QUEUE: usize = 80; // messages for one worker, who has 16 chunks outstanding and may ask for 64
-const HEADERS_BYTES_MAX: usize = 1 << 20; // of the headers that wait for one worker: as many as a few of the longest
-const KEPT_BYTES_MAX: usize = 1 << 23; // of layouts that wait for one worker, unless it is one
+const COMMAND_BYTES_MAX: usize = 1024; // in a handshake; the longest, INITIATE, has 300 bytes
+const MESSAGE_BYTES_MAX: usize = 2 * HEADER_BYTES_MAX; // all frames; peers send only a header
+const FRAMES_MAX: usize = 8; // per message, which has one; later protocols may have payloads
+const READ_BYTES: usize = 8192; // read from one connection before the next is served
+const QUEUE: usize = 80; // messages for a worker, which may request 64 chunks at once
+const HEADERS_BYTES_MAX: usize = 1 << 20; // of headers queued for one worker: a few of the longest
+const KEPT_BYTES_MAX: usize = 1 << 23; // of layouts queued for one worker, except a single one
 const UNREAD_BYTES_MAX: usize = 1 << 16; // of answers to ZMTP's pings
-const COMMANDS: Rate = Rate(64.0, 32.0); // ZMTP's own; a worker sends none, and a library of its may ask each second
+const COMMANDS: Rate = Rate(64.0, 32.0); // ZMTP's own; workers send none, libraries one a second
 
-/// Whether the owner of a key may come in.
+/// Returns whether the owner of a key may connect.
 pub type MayCome<'a> = &'a dyn Fn(&str) -> bool;
 
-/// A message of a worker: its header, and how many frames follow.
+/// A message of a worker: its header, and the number of frames that follow.
 #[derive(Debug, PartialEq)]
 pub struct Said {
     pub header: Vec<u8>,
     pub payloads: usize,
 }
 
-/// How far a connection has come. The later ones keep their place where there are too many.
+/// How far a connection has come. Those further on stay when there are too many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Progress {
-    /// It is told why it cannot stay.
+    /// Refused: it is sent the reason, then closed.
     TurnedAway,
     Silent,
     Greeted,
-    /// It has shown that it knows the publisher's key.
+    /// It proved that it knows the publisher's key.
     Knows,
     /// The handshake is over.
     Open,
-    /// It has said something.
+    /// It sent a message.
     Speaks,
 }
 
@@ -71,21 +72,21 @@ struct Waiting {
 /// One connection.
 pub struct Accepted {
     pipe: Pipe,
-    /// The public key of its owner; empty: there are no keys.
+    /// The public key of its owner; empty without keys.
     pub key: String,
     pub progress: Progress,
     pub since: Time,
     curve: Option<(Curve, Arc<Pair>)>,
     received: Vec<u8>,
-    message: Option<Said>, // that is not whole yet
+    message: Option<Said>, // not complete yet
     message_bytes: usize,
     unsent: Vec<u8>,          // of greeting and handshake
     pongs: VecDeque<Vec<u8>>, // never between the frames of a message
     pong_bytes: usize,
     queue: VecDeque<Waiting>,
-    header_bytes: usize, // of what waits
+    header_bytes: usize, // of what is queued
     kept_bytes: usize,
-    /// It waits for room for a copy.
+    /// True if it waits for room for a copy.
     pub starved: bool,
     commands: TokenBucket,
 }
@@ -97,7 +98,7 @@ impl Held for Accepted {
 }
 
 impl Accepted {
-    /// With keys the publisher's own.
+    /// `keys` are the publisher's own.
     pub fn new(connection: Own<TcpStream>, keys: Option<Arc<Pair>>, now: Time) -> Accepted {
         Accepted {
             pipe: Pipe::new(connection, now),
@@ -119,7 +120,7 @@ impl Accepted {
         }
     }
 
-    /// Whether something waits to be sent, and not for room to copy it.
+    /// True if something waits to be sent, for other reasons than room for a copy.
     pub fn unsent(&self) -> bool {
         !self.pipe.is_idle()
             || !self.unsent.is_empty()
@@ -127,20 +128,20 @@ impl Accepted {
             || (!self.queue.is_empty() && !self.starved)
     }
 
-    /// Bytes of a message that is not whole.
+    /// Bytes of an incomplete message.
     pub fn partial(&self) -> usize {
         self.received.len() + self.message.as_ref().map_or(0, |message| message.header.len())
     }
 
-    /// Bytes of what waits that this connection alone needs.
+    /// Bytes queued that only this connection needs.
     pub fn waiting(&self) -> usize {
         self.pong_bytes + self.header_bytes + self.kept_bytes
     }
 
     // Sending.
 
-    /// Sends a message if nothing else waits; else keeps it, unless too much waits: then it is lost, and whoever wants
-    /// it asks again. `room` is for copies.
+    /// Sends a message if nothing else waits, or queues it. If too much is queued, the message is
+    /// dropped, and the worker requests it again. `room` is for copies.
     pub fn put(&mut self, header: &[u8], payload: &Payload, room: usize, now: Time) -> io::Result<()> {
         if self.progress < Progress::Open {
             return Ok(());
@@ -164,7 +165,7 @@ impl Accepted {
         }
     }
 
-    /// Sends until the kernel takes no more, or others should have a turn.
+    /// Sends until the kernel accepts no more, or other connections should be served.
     pub fn write(&mut self, room: usize, now: Time) -> io::Result<()> {
         self.starved = false;
         let Accepted { pipe, curve, unsent, pongs, queue, starved, .. } = self;
@@ -188,7 +189,7 @@ impl Accepted {
                 let piece = match tail.piece() {
                     Some(piece) => piece,
                     None => {
-                        gone(kept_bytes, header_bytes); // nobody needs that version any more
+                        gone(kept_bytes, header_bytes); // the version was released
                         continue;
                     }
                 };
@@ -218,14 +219,14 @@ impl Accepted {
             Sending::Nothing
         })?;
         if self.progress == Progress::TurnedAway && !self.unsent() {
-            let _ = self.pipe.connection.shutdown(Shutdown::Write); // it is gone already, else
+            let _ = self.pipe.connection.shutdown(Shutdown::Write); // fails if the peer is gone
         }
         Ok(())
     }
 
     // Receiving.
 
-    /// Reads once, and takes note of what was said.
+    /// Reads once; returns the complete messages.
     pub fn read(&mut self, may_come: MayCome, now: Time) -> io::Result<Vec<Said>> {
         let mut bytes = [0; READ_BYTES];
         let count = match self.pipe.connection.read(&mut bytes) {
@@ -239,7 +240,8 @@ impl Accepted {
         self.pipe.alive_at = now;
         let mut said = Vec::new();
         if self.progress == Progress::TurnedAway {
-            return Ok(said); // to close with bytes unread would take back what it was told
+            // Do not close: unread bytes would reset the connection, and the reason would be lost.
+            return Ok(said);
         }
         self.received.extend_from_slice(&bytes[..count]);
         let mut at = 0;
@@ -257,7 +259,7 @@ impl Accepted {
         Ok(said)
     }
 
-    /// Takes what begins at `at` in what was received; returns its size, 0 if more must come first.
+    /// Parses what begins at `at` in the received bytes; returns its size, 0 if it is incomplete.
     fn parse(&mut self, at: usize, may_come: MayCome, said: &mut Vec<Said>, now: Time) -> io::Result<usize> {
         match self.progress {
             Progress::TurnedAway => return Ok(0),
@@ -301,14 +303,14 @@ impl Accepted {
         Ok(end)
     }
 
-    /// Takes a greeting; what cannot become one of ZMTP 3 is not waited for.
+    /// Parses a greeting; fails as soon as it cannot become one of ZMTP 3.
     fn greet(&mut self, at: usize) -> io::Result<usize> {
         let its = match greeted(&self.received[at..])? {
             Some(its) => its,
             None => return Ok(0),
         };
         if its != mechanism(self.curve.is_some()) {
-            self.progress = Progress::TurnedAway; // our greeting tells it why
+            self.progress = Progress::TurnedAway; // our greeting shows the reason
             return Ok(GREETING_BYTES);
         }
         self.progress = Progress::Greeted;
@@ -339,7 +341,7 @@ impl Accepted {
         }
     }
 
-    /// The owner of a key has come.
+    /// Admits or refuses the owner of a key.
     fn came(&mut self, key: &Key, metadata: &[u8], may_come: MayCome) -> io::Result<()> {
         let key = zmq::z85_encode(key).ok().filter(|key| may_come(key));
         match (key, &mut self.curve) {
@@ -357,8 +359,8 @@ impl Accepted {
         }
     }
 
-    /// The handshake is over. The identity that the other side may have given itself is not heeded: connections are
-    /// numbered here, so none can be taken for another.
+    /// Completes the handshake. An identity that the peer has chosen is ignored: connections are
+    /// numbered here, so none can be mistaken for another.
     fn open(&mut self, metadata: &[u8]) -> io::Result<()> {
         match socket_type(metadata) {
             Some(b"DEALER" | b"REQ" | b"ROUTER") => {
@@ -386,7 +388,7 @@ impl Accepted {
         Ok(())
     }
 
-    /// Takes a frame of a message.
+    /// Handles a frame of a message.
     fn take(&mut self, flags: u8, body: Vec<u8>, said: &mut Vec<Said>) -> io::Result<()> {
         self.message_bytes += body.len();
         if self.message_bytes > MESSAGE_BYTES_MAX {
@@ -420,7 +422,7 @@ impl DerefMut for Accepted {
     }
 }
 
-/// Appends a frame as it goes over the connection.
+/// Appends a frame as it is sent over the connection.
 fn say(curve: &mut Option<(Curve, Arc<Pair>)>, flags: u8, body: &[&[u8]], to: &mut Vec<u8>) {
     let size = body.iter().map(|part| part.len()).sum::<usize>();
     match curve {
@@ -468,7 +470,7 @@ mod tests {
         bytes
     }
 
-    /// Reads all that is there.
+    /// Reads everything that has arrived.
     fn heard(accepted: &mut Accepted) -> io::Result<Vec<Said>> {
         let mut all = Vec::new();
         for _ in 0..64 {
@@ -534,7 +536,7 @@ mod tests {
             assert_eq!(heard(&mut accepted).unwrap(), []);
             accepted.write(0, NOW).unwrap();
             let mut all = Vec::new();
-            theirs.read_to_end(&mut all).unwrap(); // and this is the end
+            theirs.read_to_end(&mut all).unwrap(); // then the connection ends
             assert_eq!((all.len(), accepted.progress), (GREETING_BYTES, Progress::TurnedAway));
         }
     }
@@ -635,7 +637,7 @@ mod tests {
             client.session().carried(body).map(|(flags, body)| (flags, body.to_vec())).unwrap()
         }
 
-        /// The next frame's body.
+        /// Returns the body of the next frame.
         fn next(theirs: &mut UnixStream) -> Vec<u8> {
             let mut head = [0; 2];
             theirs.read_exact(&mut head).unwrap();
@@ -647,7 +649,7 @@ mod tests {
 
         const LONG_FLAG: u8 = 2;
 
-        /// As far as INITIATE; says whether the owner of the key was let in.
+        /// A client after its INITIATE, admitted or not.
         fn came(allowed: bool) -> (Accepted, UnixStream, Client) {
             let keys = Arc::new(sodium::pair());
             let (mut accepted, mut theirs) = pair(Some(keys.clone()));

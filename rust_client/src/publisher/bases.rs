@@ -1,7 +1,7 @@
 //! The versions that patches may build on, and the patches on them.
 //!
-//! They are made by whoever publishes, before anybody hears of the version: there is one patch on a base, for all
-//! that run it, and its bytes never change.
+//! The publishing thread makes patches before any worker learns of the version. There is one patch
+//! on a base, for all workers that run it, and its bytes never change.
 
 use super::content::{Content, Copier, TensorView};
 use super::offer::{Offer, VersionPatch};
@@ -13,41 +13,42 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const PACE: f64 = 1e-8; // seconds a byte, until something was encoded here, or decoded
-const PACE_SHARE: f64 = 0.5; // of what was measured last in what is believed
-const PACE_EVERY: u32 = 32; // decisions, of which the first measures on a sample: what is believed may be wrong
-const SAMPLE_CHUNK: u64 = 1 << 20; // in bytes
-const OFFER_SHARE: u32 = 2; // patches may take that part of the time: the version itself takes some, too
+const PACE: f64 = 1e-8; // seconds per byte, until an encode and a decode were measured
+const PACE_SHARE: f64 = 0.5; // weight of the last measurement in the average
+const PACE_EVERY: u32 = 32; // decisions per measurement of a sample, which corrects wrong estimates
+const SAMPLE_CHUNK: u64 = 1 << 20; // bytes
+const OFFER_SHARE: u32 = 2; // patches may take half of the time: the version needs some, too
 
-/// How a version goes to workers that take patches.
+/// How a version is sent to workers that accept patches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Encoding {
-    /// As it is.
+    /// Whole.
     #[default]
     Raw,
-    /// By what has changed since the version that they run, where the publisher still has that: in the fewest bytes.
+    /// As a patch on the version that the worker runs, if the publisher still has that: the fewest
+    /// bytes.
     Delta,
-    /// The same without classes of elements: more bytes, which take less time to make and to decode.
+    /// The same without classes of elements: more bytes, which are faster to encode and to decode.
     DeltaFlat,
-    /// By one of these or as it is, whichever is likely to be there soonest: by what is known of links, and of how long
-    /// patches take here and at workers.
+    /// As one of these patches or whole, whichever is likely to arrive first, by the measured speed
+    /// of links, encoding and decoding.
     Auto,
 }
 
-/// A worker that takes patches, and what is known of how soon one is there.
+/// A worker that accepts patches, and how soon it would have one.
 #[derive(Clone, Debug)]
 pub struct Taker {
     pub running: Option<Running>,
-    /// Bytes a second to it; infinite if that is not known.
+    /// Bytes per second of its link; infinite if unknown.
     pub rate: f64,
-    /// Seconds that it takes to decode a patch, for each byte of a version of which nothing changes: without classes and
-    /// with them, as far as it has said so.
+    /// Seconds to decode a patch, per byte of an unchanged version: without classes and with them.
+    /// `None` if the worker has reported none.
     pub decode: [Option<f64>; 2],
 }
 
 impl Default for Taker {
-    /// One of which nothing is known.
+    /// An unknown worker.
     fn default() -> Taker {
         Taker { running: None, rate: f64::INFINITY, decode: [None; 2] }
     }
@@ -56,10 +57,10 @@ impl Default for Taker {
 /// The versions of one model that patches may build on.
 #[derive(Clone)]
 pub struct Bases {
-    kept: VecDeque<Arc<Content>>, // the newest last
+    kept: VecDeque<Arc<Content>>, // newest last
     count: usize,
-    bytes_max: u64, // of all of them
-    // Seconds that a byte takes, as of late, of patches without classes and with them.
+    bytes_max: u64, // of all kept versions
+    // Recent seconds per byte, of patches without classes and with them.
     encode: Pair,
     decode: Pair,
     decisions: u32, // on whether a patch pays
@@ -71,10 +72,11 @@ impl Bases {
         Bases { kept: VecDeque::new(), count, bytes_max, encode, decode, decisions: 0 }
     }
 
-    /// Offers a version, by patches too if that is wanted, and keeps it for patches to come (D1, D2).
+    /// Returns the version, with patches to it if they are wanted, and keeps it as a base of later
+    /// patches (D1, D2).
     ///
-    /// `takers` are those who take patches; what is not `to_all` leaves what is kept for the others
-    /// as it is. Patches that take too much of the time `until` then are left out.
+    /// `takers` are the workers that accept patches. A version that is not `to_all` keeps the bases
+    /// of the other workers. Patches that take too much of the time until `until` are left out.
     pub fn offer(
         &mut self,
         content: Arc<Content>,
@@ -130,7 +132,7 @@ impl Bases {
         offer
     }
 
-    /// To make a patch in some way took so long.
+    /// Records how long it took to make a patch.
     fn took(&mut self, way: Way, nbytes: u64, took: Duration) {
         let work = way.work * nbytes as f64;
         if work > 0.0 {
@@ -139,12 +141,13 @@ impl Bases {
         }
     }
 
-    /// What patch is to be made on a base; nothing: the version is there sooner without.
+    /// Returns how to make the patch on a base; `None` if the version arrives sooner without one.
     ///
-    /// There is one patch on a base, for all that run it. So it is the one that is best for the slowest of them that
-    /// gains by any: it is the last that the publish waits for. Of whom no rate is known, it is fast enough; who has not
-    /// decoded any yet does so as this does. So do all where it was measured anew: what a worker took once for a kind of
-    /// patch that it was not sent again would be believed for ever.
+    /// There is one patch on a base, for all workers that run it. So it is the best one for the
+    /// slowest worker that gains by any: the publish waits for that worker last. A worker of
+    /// unknown rate counts as fast enough. A worker that has not decoded a patch yet counts as fast
+    /// as this process. After a new measurement all do: otherwise one slow decode would count
+    /// forever, if no such patch is sent to that worker again.
     fn chosen<'a>(
         &mut self,
         base: &Content,
@@ -159,7 +162,7 @@ impl Bases {
         }
         let anew = self.decisions % PACE_EVERY == 0;
         if anew {
-            let _ = self.measure(base, content, deadline); // else what was known is believed
+            let _ = self.measure(base, content, deadline); // on failure the old values stay
         }
         self.decisions += 1;
         let decode = |taker: &Taker| match anew {
@@ -177,7 +180,7 @@ impl Bases {
         links.into_iter().find_map(|(rate, decode)| chosen(nbytes, &would, rate, self.encode, decode))
     }
 
-    /// Takes the time that a sample takes; else nobody would know if none pays.
+    /// Measures with a sample: if no patch is ever made, nothing else is measured.
     fn measure(&mut self, base: &Content, content: &Content, deadline: Instant) -> Result<(), String> {
         let (dtype, place) = sample(&content.header.layout).ok_or("there is nothing to measure")?;
         let shape = [place.len() as u64 * 8 / dtype.bits()];
@@ -206,7 +209,7 @@ impl Bases {
         self.kept.iter().map(|base| base.plan.nbytes).sum()
     }
 
-    /// On what patches are to be made: first on what most of those run who take them.
+    /// Returns the bases of the patches to make, the one that most workers run first.
     fn bases_of(&self, content: &Content, takers: &[Taker]) -> Vec<(Running, Arc<Content>)> {
         let mut runs: Vec<(&Running, usize)> = Vec::new();
         for running in takers.iter().filter_map(|taker| taker.running.as_ref()) {
@@ -221,7 +224,7 @@ impl Bases {
         };
         let mut found: Vec<(Running, Arc<Content>)> = Vec::new();
         for (running, _) in runs {
-            // A patch is named, and sealed, by number: one on each. (E3)
+            // A patch is named, and encrypted, by its base's number: make one for each. (E3)
             let named =
                 |(known, _): &(Running, _)| (known.epoch, known.version) == (running.epoch, running.version);
             if let (false, Some(base)) = (found.iter().any(named), base(running)) {
@@ -233,12 +236,12 @@ impl Bases {
     }
 }
 
-/// Whether there may be a patch from one to the other: its digests need one size of chunks.
+/// True if a patch between the two is possible: it needs one layout and one chunk size.
 fn alike(one: &Content, other: &Content) -> bool {
     one.header.layout.id == other.header.layout.id && one.plan.chunk_bytes == other.plan.chunk_bytes
 }
 
-/// The patch from one version to another, decoded and compared.
+/// Returns the patch from one version to another, after decoding and comparing it.
 fn made(
     base: &Content,
     digest: &str,
@@ -260,9 +263,9 @@ mod tests {
     use super::*;
     use crate::dtype::Dtype;
 
-    const ELEMENTS: u64 = 1 << 18; // more than goes along with an announcement
+    const ELEMENTS: u64 = 1 << 18; // too large for an announcement
 
-    /// A version of which one element is of that value, and the others are what they are.
+    /// A version whose first element has that value; the other elements are fixed.
     fn version(value: u16) -> Arc<Content> {
         let mut bytes: Vec<u8> = (0..2 * ELEMENTS).map(|at| at as u8).collect();
         bytes[..2].copy_from_slice(&value.to_le_bytes());
@@ -325,7 +328,7 @@ mod tests {
                 assert_eq!(bases.kept.len(), most.min(at + 1));
             }
         }
-        let mut bases = Bases::new(3, 2 * ELEMENTS - 1); // less than one
+        let mut bases = Bases::new(3, 2 * ELEMENTS - 1); // less than one version
         assert!(!bases.offer(versions[0].clone(), Encoding::Delta, &[new()], true, soon()).keep);
     }
 
@@ -335,7 +338,7 @@ mod tests {
         let takers = [runs(1, &first)];
         let mut bases = Bases::new(2, u64::MAX);
         bases.offer(first.clone(), Encoding::Delta, &takers, true, soon());
-        let offer = bases.offer(second.clone(), Encoding::Raw, &takers, false, soon()); // for some
+        let offer = bases.offer(second.clone(), Encoding::Raw, &takers, false, soon()); // to some
         assert!(!offer.keep && bases.kept.len() == 1);
         bases.offer(second.clone(), Encoding::Delta, &[], true, soon());
         assert!(bases.kept.is_empty());
@@ -359,7 +362,7 @@ mod tests {
         let (first, second) = (version(1), version(2));
         for (rate, count) in [(f64::INFINITY, 0), (1e12, 0), (1e4, 1)] {
             let mut bases = Bases::new(2, u64::MAX);
-            bases.encode = [1.0; 2]; // it measures, though nothing seems to pay
+            bases.encode = [1.0; 2]; // measures, though no patch seems to pay
             bases.offer(first.clone(), Encoding::Auto, &[new()], true, soon());
             let takers = [Taker { rate, ..runs(1, &first) }, runs(1, &first)];
             let offer = bases.offer(second.clone(), Encoding::Auto, &takers, true, soon());

@@ -1,4 +1,4 @@
-//! How a publisher is set up: its addresses, times, keys and folders, checked before anything is bound.
+//! Sets up a publisher: checks its addresses, times, keys and folders before it binds a socket.
 
 use super::bases::Bases;
 use super::content::{Content, Copier};
@@ -28,10 +28,11 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-const BASES: usize = 2; // versions that patches may build on: what most workers run, and what those who missed it
-const CHUNK_BYTES: u64 = 1 << 20; // larger ones gained nothing when measured
+// Versions that patches may build on: what most workers run, and its predecessor.
+const BASES: usize = 2;
+const CHUNK_BYTES: u64 = 1 << 20; // larger chunks were no faster when measured
 
-/// How a publisher is set up, see `Publisher::builder`.
+/// The settings of a publisher; see `Publisher::builder`.
 pub struct PublisherBuilder {
     address: String,
     data: Option<String>,
@@ -43,7 +44,7 @@ pub struct PublisherBuilder {
     state: Option<PathBuf>,
     history: usize,
     expect: usize,
-    keys: Option<PathBuf>, // nothing: what the environment says; empty: none
+    keys: Option<PathBuf>, // None: from the environment; empty: no keys
     rekey: Duration,
     insecure: bool,
     bases: (usize, u64),
@@ -71,98 +72,105 @@ impl PublisherBuilder {
         }
     }
 
-    /// Where the data socket is bound; otherwise one port above the address, or at a path beside it.
+    /// Sets where the data socket is bound. Default: one port above the control address, or a path
+    /// beside it.
     pub fn data(mut self, address: &str) -> PublisherBuilder {
         self.data = Some(address.to_owned());
         self
     }
 
-    /// What workers are told to connect to for data; otherwise it follows from `data`.
+    /// Sets the data address that is sent to workers. Default: follows from where the data socket
+    /// is bound.
     pub fn advertise(mut self, address: &str) -> PublisherBuilder {
         self.advertise = Some(address.to_owned());
         self
     }
 
-    /// This publisher's incarnation: workers refuse one that is lower than what they have applied from. Otherwise it
-    /// is milliseconds since 1970; should the clock be behind that of a publisher before, a worker's word that this
-    /// one started later raises it. One that is given is never changed.
+    /// Sets the epoch, which then never changes. Workers refuse an epoch that is lower than one
+    /// they applied from. Default: milliseconds since 1970. If that is too low because a clock is
+    /// wrong, a worker's report that this publisher started after the previous one raises it.
     pub fn epoch(mut self, epoch: u64) -> PublisherBuilder {
         self.epoch = Some(epoch);
         self
     }
 
-    /// Bytes of a chunk, 1 to 2^26.
+    /// Sets the bytes of a chunk: 1 to 2^26. Default: 1 MiB.
     pub fn chunk_bytes(mut self, bytes: u64) -> PublisherBuilder {
         self.chunk_bytes = bytes;
         self
     }
 
-    /// Between two signs of life, and the silence after which a worker is lost: at least twice as long.
+    /// Sets the time between two pings, 1 s by default, and the silence after which a worker is
+    /// lost, 5 s by default and at least twice as long.
     pub fn timing(mut self, ping: Duration, lost_after: Duration) -> PublisherBuilder {
         (self.ping, self.lost_after) = (ping, lost_after);
         self
     }
 
-    /// A folder that outlives this publisher, and keeps its epoch, and the latest version of each model: one that is
-    /// started with it later comes after this one, whatever clocks say, and offers these again. It is that of publishers
-    /// in Python, too: either takes up where the other has ended. Versions are written in a thread of their own, a moment
-    /// after they were published; closing waits up to 10 s for the last.
+    /// Sets a folder that keeps the epoch and the latest version of each model after the publisher
+    /// ends. The next publisher with that folder takes a higher epoch, whatever the clocks say, and
+    /// offers these versions again. Publishers in Python use the same format, so either kind
+    /// continues where the other ended. A thread writes each version shortly after its publish;
+    /// closing waits up to 10 s for the last ones.
     pub fn state(mut self, folder: impl Into<PathBuf>) -> PublisherBuilder {
         self.state = Some(folder.into());
         self
     }
 
-    /// How many older versions of each model are kept in that folder, to which a publisher in Python can go back: none,
-    /// and at most 10,000.
+    /// Sets how many older versions of each model that folder keeps, at most 10,000; a publisher in
+    /// Python can go back to them. Default: 0.
     pub fn history(mut self, versions: usize) -> PublisherBuilder {
         self.history = versions;
         self
     }
 
-    /// How many workers "all" are at least in a publish that does not say.
+    /// Sets the least number of workers that counts as all in a publish without `expect`.
     pub fn expect(mut self, workers: usize) -> PublisherBuilder {
         self.expect = workers;
         self
     }
 
-    /// How many versions of each model are kept in memory for patches to build on, 1 to 8, and how many bytes those may
-    /// take together: workers that run one of them are sent what has changed since. 2 versions are, of any size. Only
-    /// what is published as `Encoding::Delta` or `DeltaFlat`, while somebody takes patches, is kept.
+    /// Sets how many versions of each model are kept in memory as bases of patches, 1 to 8, and
+    /// their total size in bytes: a worker that runs one of them is sent only what has changed
+    /// since. Default: 2 versions of any size. A version is kept only if some worker accepts
+    /// patches, and never if it is published as `Encoding::Raw`.
     pub fn bases(mut self, versions: usize, bytes_max: u64) -> PublisherBuilder {
         self.bases = (versions, bytes_max);
         self
     }
 
-    /// A folder that `weightbus keygen` has made: only workers with a key that it allows connect, under the name of
-    /// that key, and all that is published is sealed. It is looked at again and again: adding a file lets somebody in,
-    /// removing it shuts it out. By default what the environment's `WEIGHTBUS_KEYS` says, else there are none, as there
-    /// are with an empty path.
+    /// Sets a folder made by `weightbus keygen`: only workers with a key that it allows can
+    /// connect, under the name of that key, and everything that is published is encrypted. The
+    /// folder is checked repeatedly: adding a file admits a worker, removing the file disconnects
+    /// it. Default: the folder in the environment variable `WEIGHTBUS_KEYS`; if that is missing, or
+    /// with an empty path, there are no keys.
     pub fn keys(mut self, folder: impl Into<PathBuf>) -> PublisherBuilder {
         self.keys = Some(folder.into());
         self
     }
 
-    /// With keys, after how long another group key takes the place of one; otherwise a day.
+    /// Sets the lifetime of a group key. Default: a day.
     pub fn rekey(mut self, life: Duration) -> PublisherBuilder {
         self.rekey = life;
         self
     }
 
-    /// Without keys, listens where other hosts can connect, though whoever does gets the weights.
+    /// Allows an address that other hosts can reach without keys: any peer that connects gets the
+    /// weights.
     pub fn insecure(mut self) -> PublisherBuilder {
         self.insecure = true;
         self
     }
 
-    /// Has a function told what becomes of workers, in the publisher's own thread: it must not wait.
-    /// `publish_later` and `close` do not; `publish`, `workers` and `wait_until` would wait for this very thread, until
-    /// they give up.
+    /// Sets a function that is called on each event of a worker, in the publisher's own thread, so
+    /// it must not block. It may call `publish_later` and `close`; `publish`, `workers` and
+    /// `wait_until` would wait for this same thread until they time out.
     pub fn on_worker(mut self, listener: impl FnMut(&WorkerEvent) + Send + 'static) -> PublisherBuilder {
         self.listener = Some(Box::new(listener));
         self
     }
 
-    /// Binds the sockets, and begins.
+    /// Binds the sockets and starts the publisher's thread.
     pub fn bind(self) -> Result<Publisher, Error> {
         let (place, data, keys) = self.checked()?;
         let timing = timing_of(self.ping, self.lost_after)?;
@@ -181,7 +189,9 @@ impl PublisherBuilder {
             None => bind_beside(&place, &bound)?,
         };
         if let Some(its) = &mut state {
-            its.folder.begin(epoch, &its.stored)?; // nobody has heard of it yet, and an address that is taken spends none
+            // Before any worker learns the epoch, but after the bind: an address in use costs no
+            // epoch.
+            its.folder.begin(epoch, &its.stored)?;
         }
         let told = self.advertise.unwrap_or_else(|| data_place.advertised(&bound));
         let started = running_clock();
@@ -232,16 +242,17 @@ impl PublisherBuilder {
     }
 }
 
-/// What a publisher before has left.
+/// What an earlier publisher left in the state folder.
 struct Restored {
     folder: StateFolder,
-    stored: Vec<Stored>, // what can be offered
+    stored: Vec<Stored>, // versions that could be read
     contents: Vec<Arc<Content>>,
     models: HashMap<String, Arc<Turns<Published>>>,
 }
 
 impl Restored {
-    /// Reads the latest version of each model.
+    /// Reads the latest version of each model. A version that cannot be read is reported as a fault
+    /// of the folder.
     fn of(folder: StateFolder, new: impl Fn() -> Published) -> Restored {
         let (stored, contents, models) = (Vec::new(), Vec::new(), HashMap::new());
         let mut found = Restored { folder, stored, contents, models };
@@ -276,7 +287,7 @@ impl PublisherBuilder {
         Published { copier: Copier::default(), bases: Bases::new(count, bytes_max) }
     }
 
-    /// Where to bind, and with which keys, once all that can be wrong with what the user says was looked at.
+    /// Checks all settings; returns where to bind, and the keys.
     fn checked(&self) -> Result<(Place, Option<Place>, Option<PublisherKeys>), Error> {
         let place = Place::parse(&self.address)?;
         let keys = self.own_keys()?;
@@ -318,7 +329,8 @@ impl PublisherBuilder {
     }
 }
 
-/// The port beside; if that is taken, and any port would have done for the address, then any does here.
+/// Binds the port above the control port. If it is taken, and the control port was any free one,
+/// binds any free port.
 fn bind_beside(asked: &Place, bound: &Place) -> Result<(PubSocket, Place), Error> {
     match (PubSocket::bind(&bound.beside()), asked) {
         (Err(_), Place::Tcp { host, port: 0 }) => {
@@ -345,7 +357,7 @@ fn timing_of(ping: Duration, lost_after: Duration) -> Result<Timing, Error> {
     Ok(Timing { ping, lost_after, quiet: ping.min(Duration::from_millis(250)), ..Timing::default() })
 }
 
-/// Above all of the folder's, whatever the clock says (P1).
+/// Returns an epoch above all of the folder's, whatever the clock says (P1).
 fn new_epoch(asked: Option<u64>, state: Option<&StateFolder>) -> Result<u64, Error> {
     let least = state.map_or(0, StateFolder::epoch) + 1;
     let now = unix_millis();
@@ -367,14 +379,16 @@ fn random(bytes: &mut [u8]) -> io::Result<()> {
     fs::File::open("/dev/urandom")?.read_exact(bytes)
 }
 
-/// What draws group keys. Its file is open: there is always another one.
+/// Returns a function that draws group keys. Its file stays open, so that a lack of descriptors
+/// cannot stop it.
 fn drawing_keys() -> io::Result<sealer::DrawKey> {
     let mut chance = fs::File::open("/dev/urandom")?;
     Ok(Box::new(move || {
         let mut key = [0; 32];
         match chance.read_exact(&mut key) {
             Ok(()) => key,
-            Err(error) => panic!("no random numbers for a group key: {}", error), // no other will do: this is the end
+            // There is no safe fallback.
+            Err(error) => panic!("no random numbers for a group key: {}", error),
         }
     }))
 }

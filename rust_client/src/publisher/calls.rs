@@ -1,7 +1,7 @@
-//! The calls of publish that are open: what workers do moves them along, until they are resolved.
+//! The open calls of publish. Workers' reports advance them until they are resolved.
 //!
-//! A call is open until its answer is known. One that commits together stays, even when nobody waits for it any
-//! more, until it is decided.
+//! A call is open until its result is known. One that commits together stays until it is decided,
+//! even if its caller no longer waits.
 
 use super::absent::why_nobody;
 use super::effects::{Effect, WorkerEventKind};
@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Default)]
 pub struct Calls {
     open: BTreeMap<u64, Publication>,
-    unheard: BTreeSet<String>, // models of which it was said that nobody gets them
+    unheard: BTreeSet<String>, // models reported as published to no worker
 }
 
 impl Calls {
@@ -27,7 +27,7 @@ impl Calls {
         self.open.insert(call.id, call);
     }
 
-    /// Whether it was said that nobody gets a model, and nobody has come since.
+    /// True if a model was reported as published to no worker, and none has joined since.
     pub(super) fn is_unheard(&self, model: &str) -> bool {
         self.unheard.contains(model)
     }
@@ -36,19 +36,19 @@ impl Calls {
         self.open.keys().copied().collect()
     }
 
-    /// The call that published a version, unless that is committed.
+    /// Returns the call that published a version, unless it is committed.
     pub(super) fn undecided(&self, model: &str, key: Key) -> Option<&Publication> {
         self.open.values().find(|c| c.key == key && c.model == model && !c.decision.is(Decision::Commit))
     }
 
-    /// A version came to a worker in this way.
+    /// Records how a version arrived at a worker.
     pub(super) fn carried(&mut self, name: &str, model: &str, key: Key, encoding: &'static str, nbytes: u64) {
         for call in self.open.values_mut().filter(|call| call.key == key && call.model == model) {
             call.carried(name, encoding, nbytes);
         }
     }
 
-    /// When the open calls of a version began.
+    /// The start times of the open calls of a version.
     pub(super) fn started<'a>(&'a self, model: &'a str, key: Key) -> impl Iterator<Item = Time> + 'a {
         self.open.values().filter(move |call| call.key == key && call.model == model).map(|call| call.started)
     }
@@ -61,9 +61,9 @@ impl Calls {
 }
 
 impl PublisherMachine {
-    // What happens.
+    // Events.
 
-    /// The version that waits for its commit is not to have it.
+    /// Gives up the version that waits for its commit.
     pub(super) fn give_up(&mut self, model: &str, pending: u64, why: &str, now: Time) {
         let key = self.store.key(pending);
         for id in self.calls.ids() {
@@ -74,7 +74,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Ends the oldest call of a model that has too many: workers that apply none keep them open.
+    /// Ends the oldest call of a model that has too many: workers that apply nothing keep them
+    /// open.
     pub(super) fn bound_calls(&mut self, model: &str, now: Time) {
         if self.calls.open.len() <= CALLS_MAX {
             return;
@@ -89,7 +90,7 @@ impl PublisherMachine {
         }
     }
 
-    /// What is still given out has the number of a later epoch.
+    /// Gives the versions that are still offered a later epoch.
     pub(super) fn calls_renewed(&mut self, before: u64, epoch: u64) {
         for call in self.calls.open.values_mut().filter(|call| call.key.0 == before) {
             let versions = self.store.models.get(&call.model);
@@ -99,7 +100,7 @@ impl PublisherMachine {
         }
     }
 
-    /// A worker is there (again); returns what it has to stage, and may not have heard of.
+    /// Handles a worker that joins or returns; returns what it has to stage and may not know of.
     pub(super) fn returned(&mut self, name: &str, now: Time) -> Vec<(String, u64)> {
         let hello = match self.roster.get(name) {
             Some(peer) => &peer.hello,
@@ -131,7 +132,7 @@ impl PublisherMachine {
         }
     }
 
-    /// A worker has staged a version; or has left, whatever the version is.
+    /// Applies an event to a worker in the calls of one version, or in all calls if `of` is `None`.
     pub(super) fn calls_take(&mut self, name: &str, event: TargetEvent, of: Option<(&str, Key)>, now: Time) {
         for id in self.calls.ids() {
             let its = |call: &&mut Publication| of.map_or(true, |of| of == (&call.model, call.key));
@@ -162,7 +163,8 @@ impl PublisherMachine {
         }
     }
 
-    /// A worker runs a version, of which it says a `note`: moves every publish of that version and of older ones.
+    /// Handles that a worker runs a version, with its `note`: affects the calls of that version and
+    /// of older ones.
     pub(super) fn arrived(&mut self, name: &str, model: &str, note: &str, now: Time) {
         let runs = self.roster.get(name).map_or((0, 0), |peer| peer.runs(model));
         for id in self.calls.ids() {
@@ -187,7 +189,7 @@ impl PublisherMachine {
         }
     }
 
-    /// Commits or aborts if that is due, and resolves the call if it is over.
+    /// Commits or aborts a call if that is due, and resolves it if it is over.
     pub(super) fn settle(&mut self, id: u64, now: Time) {
         let mut call = match self.calls.open.remove(&id) {
             Some(call) => call,
@@ -238,7 +240,7 @@ impl PublisherMachine {
         }
     }
 
-    /// Says of every target that is not there yet what it is doing.
+    /// Adds to every target that is not done what it is doing.
     fn explain(&self, call: &mut Publication, now: Time) {
         call.explain(|name| {
             let heard_at = self.roster.get(name)?.heard_at;
@@ -249,7 +251,7 @@ impl PublisherMachine {
         });
     }
 
-    /// Says of everybody who wants the model, and is no target, why it is not there.
+    /// Returns, for each worker that wants the model and is no target, why it is absent.
     fn away(&self, call: &Publication) -> Vec<String> {
         let lost = self.roster.iter().filter(|peer| peer.lost() && peer.wants(&call.model));
         let lost = lost.filter(|peer| call.outcome(&peer.hello.name).is_none());
@@ -257,7 +259,7 @@ impl PublisherMachine {
         lost.chain(self.absent.of(&call.model)).collect()
     }
 
-    /// Says how many workers were expected and never came, and who they may be.
+    /// Returns how many of the expected workers are missing, and why, as far as known.
     fn missing(&self, call: &Publication) -> String {
         let missing = call.missing();
         if missing == 0 {
@@ -271,7 +273,7 @@ impl PublisherMachine {
         format!("{} of {} workers {} ({})", missing, call.terms.expect, what, away)
     }
 
-    /// Says that nobody is there; once, until somebody is.
+    /// Reports that a publish reached no worker; once, until one joins.
     fn say_nobody(&mut self, call: &Publication) {
         if !self.calls.unheard.insert(call.model.clone()) {
             return;

@@ -1,7 +1,7 @@
-//! What a version consists of: its layout, and one copy of its bytes, hashed as they are copied.
+//! The content of a version: its layout, and one copy of its bytes, hashed while they are copied.
 //!
-//! The copy is what lets training go on (P2). Its memory is used again when nobody needs the version any more:
-//! fresh pages cost more than the copy.
+//! The copy lets training go on (P2). Its memory is reused once no worker needs the version: fresh
+//! pages cost more than the copy.
 
 use crate::checksum::{copy_crc32c, crc32c};
 use crate::digest::digest;
@@ -19,50 +19,51 @@ use std::io::{self, Read};
 use std::ops::Deref;
 use std::sync::Arc;
 
-const STREAM_BYTES: u64 = 1 << 25; // from here on, a copy is larger than what the caches keep for the sender
+// Larger copies bypass the CPU caches, which could not keep them for the sender.
+const STREAM_BYTES: u64 = 1 << 25;
 
-/// A tensor to publish: memory of the caller's, which is copied.
+/// A tensor to publish: a view of the caller's memory, which is copied.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorView<'a> {
     pub name: &'a str,
     pub dtype: Dtype,
     /// Row-major.
     pub shape: &'a [u64],
-    /// Exactly as many as dtype and shape say; numbers are little-endian.
+    /// Exactly as many as dtype and shape say, little-endian.
     pub bytes: &'a [u8],
 }
 
-/// The bytes of a layout, and what they say.
+/// A layout: its bytes, and the result of parsing them.
 pub struct Header {
     pub bytes: Vec<u8>,
     pub layout: Layout,
 }
 
-/// The bytes of a version, or of a patch that leads to it. They never change.
+/// The bytes of a version, or of a patch that leads to it; immutable.
 pub struct Content {
-    /// Of the version, as is the digest.
+    /// The layout of the version, even for a patch; the same holds for the digest.
     pub header: Arc<Header>,
     pub plan: ChunkPlan,
     pub crcs: Vec<u32>,
     pub digest: String,
-    /// What is said of the version beside.
+    /// The metadata of the version.
     pub metadata: Metadata,
     block: Box<dyn Deref<Target = [u8]> + Send + Sync>,
 }
 
 impl Content {
-    /// The bytes of a chunk.
+    /// Returns the bytes of a chunk.
     pub fn chunk(&self, index: u64) -> &[u8] {
         let span = self.plan.span(index);
         &self.block[span.start as usize..span.end as usize]
     }
 
-    /// All bytes.
+    /// Returns all bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.block
     }
 
-    /// The bytes of a patch that leads to a version, in chunks as large as those.
+    /// Returns the content of a patch that leads to a version, in chunks of the version's size.
     pub fn of_patch(version: &Content, bytes: Vec<u8>) -> Content {
         let plan = ChunkPlan { nbytes: bytes.len() as u64, ..version.plan };
         let crcs = bytes.chunks(plan.chunk_bytes as usize).map(crc32c).collect();
@@ -77,18 +78,18 @@ impl fmt::Debug for Content {
     }
 }
 
-/// What a tensor is called and how it looks.
+/// A tensor's name, dtype and shape.
 type Look = (String, Dtype, Vec<u64>);
 
-/// One model, as whoever publishes it sees it: what its last version looked like, and its memory.
+/// Copies the versions of one model; keeps the last layout, and memory for reuse.
 #[derive(Default)]
 pub struct Copier {
     buffers: Buffers,
-    last: Option<(Vec<Look>, Arc<Header>, Vec<usize>)>, // with the order in which the tensors lie
+    last: Option<(Vec<Look>, Arc<Header>, Vec<usize>)>, // with the order of the tensors
 }
 
 impl Copier {
-    /// Copies tensors into a version. What is wrong with them, if anything is, is said in words.
+    /// Copies tensors into a version. The error says what is wrong with them.
     pub fn copy(&mut self, tensors: &[TensorView], chunk_bytes: u64) -> Result<Content, String> {
         for tensor in tensors {
             check_size(tensor)?;
@@ -98,7 +99,7 @@ impl Copier {
         self.fill(header, &parts, chunk_bytes)
     }
 
-    /// Copies the bytes of a safetensors file into a version, as they stand.
+    /// Copies the bytes of a safetensors file into a version, unchanged.
     pub fn copy_file(&mut self, file: &[u8], chunk_bytes: u64) -> Result<Content, String> {
         let mut length = [0; 8];
         length.copy_from_slice(file.get(..8).ok_or("a safetensors file has 8 bytes at least")?);
@@ -169,7 +170,7 @@ impl Copier {
         self.buffers.take_for_copy(plan.nbytes).map_err(none)
     }
 
-    /// The layout of some tensors, and the order in which they lie; that of the version before if nothing changed.
+    /// Returns the layout of tensors, and their order in it; the previous ones if nothing changed.
     fn header_of(&mut self, tensors: &[TensorView]) -> Result<(Arc<Header>, Vec<usize>), String> {
         if let Some((looks, header, order)) = &self.last {
             let same = |(look, tensor): (&Look, &TensorView)| {
@@ -186,7 +187,7 @@ impl Copier {
         Ok((header, order))
     }
 
-    /// Copies the parts one after another, each hashed as it is copied.
+    /// Copies the parts one after another, and hashes them while they are copied.
     fn fill(&self, header: Arc<Header>, parts: &[&[u8]], chunk_bytes: u64) -> Result<Content, String> {
         let plan = self.plan(header.layout.nbytes, chunk_bytes)?;
         let mut block = self.block(plan)?;
@@ -227,8 +228,8 @@ fn check_size(tensor: &TensorView) -> Result<(), String> {
     ))
 }
 
-/// Writes the layout that safetensors would: by dtype, then by name, padded to whole words. The order in which
-/// the tensors are given, if it is another one, is a text.
+/// Returns the layout that safetensors would write: sorted by dtype, then by name, and padded to
+/// whole words. If the tensors were given in another order, its metadata has that order as text.
 fn lay_out(tensors: &[TensorView]) -> Result<(Header, Vec<usize>), String> {
     let rank = |dtype: Dtype| Dtype::ALL.iter().position(|&known| known == dtype);
     let mut order: Vec<usize> = (0..tensors.len()).collect();
@@ -259,12 +260,14 @@ fn lay_out(tensors: &[TensorView]) -> Result<(Header, Vec<usize>), String> {
     json.extend(std::iter::repeat(' ').take((8 - json.len() % 8) % 8));
     let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
     bytes.extend_from_slice(json.as_bytes());
-    let layout = Layout::parse(&bytes).map_err(|LayoutError(text)| text)?; // names, sizes, no key twice
+    // Checks names, sizes and duplicate keys.
+    let layout = Layout::parse(&bytes).map_err(|LayoutError(text)| text)?;
     Ok((Header { bytes, layout }, order))
 }
 
-/// Returns the text that says where in the file's order each tensor is; nothing if they are in that order, or if
-/// the text is a tensor's name, which would make an alias of its key.
+/// Returns the text that gives each tensor's position in the file. `None` if the tensors are in
+/// that order, or if a tensor is named like the text, which would make it an alias of the tensor's
+/// key.
 fn order_text(tensors: &[TensorView], order: &[usize]) -> Option<String> {
     let mut places = vec![0; order.len()];
     for (place, &at) in order.iter().enumerate() {
@@ -287,7 +290,8 @@ mod tests {
     fn a_version_is_what_the_specification_says() {
         let bytes: Vec<u8> = (0..10).collect();
         let content = Copier::default().copy(&[view("w", Dtype::U8, &[10], &bytes)], 4).unwrap();
-        assert_eq!(content.crcs, [3_644_005_027, 3_051_321_737, 348_614_566]); // the example of 5.6
+        // The example of section 5.6.
+        assert_eq!(content.crcs, [3_644_005_027, 3_051_321_737, 348_614_566]);
         assert_eq!(content.digest, "c139ea9c7a71aced2c425b90e6c7d80b38472652c9848038869814e37c38dfd6");
         assert_eq!(content.chunk(2), [8, 9]);
     }

@@ -1,6 +1,7 @@
 //! The server's side of CURVE (ZeroMQ RFC 26), without sockets.
 //!
-//! A box is sealed from one key pair to another; C and S are the sides' own keys, C' and S' those of one connection.
+//! A box is sealed from one key pair to another; C and S are the sides' own keys, C' and S' those
+//! of one connection.
 //!
 //! ```text
 //! HELLO      C', proof that the client knows S (C'->S)
@@ -10,9 +11,9 @@
 //! MESSAGE    flags, a frame (C'->S' or S'->C')
 //! ```
 //!
-//! Each side counts what it says, so that nothing counts twice or late. The key of a cookie is drawn for one connection,
-//! as libzmq does it, and not for some minutes, as the RFC permits: else whoever has recorded a connection could say all
-//! of it again on another one while that key lasts.
+//! Each side counts its messages, so that none is accepted twice or late. The cookie's key is drawn
+//! for one connection, as in libzmq, and not for some minutes, as the RFC permits: otherwise a
+//! recorded connection could be replayed on another one while that key lasts.
 
 use crate::curve::{
     array, long_box, open_long, Session, COOKIE_BYTES, COUNT_BYTES, DENIED, HELLO, HELLO_BYTES, INITIATE,
@@ -22,20 +23,20 @@ use crate::framing::fault;
 use crate::raw::sodium::{self, Key, Pair, PROOF_BYTES};
 use std::io;
 
-/// What the client has said last, and what that leaves.
+/// The last command of the client, and what is kept of it.
 enum Step {
     Nothing,
-    /// With C', and the key of the cookie, in which S' is.
+    /// C', and the key of the cookie, which holds S'.
     Hello(Key, Key),
     Over,
 }
 
-/// What a command of a handshake leads to.
+/// The result of a command of the handshake.
 #[derive(Debug)]
 pub enum Answer {
-    /// Say this, and wait.
+    /// Send this, and wait.
     Command(Vec<u8>),
-    /// The owner of this key has come, with this metadata: let it in, or do not.
+    /// The owner of this key connects, with this metadata: admit or refuse it.
     Came(Key, Vec<u8>),
 }
 
@@ -50,7 +51,7 @@ impl Curve {
         Curve { step: Step::Nothing, session: Session::new(*b"CurveZMQMESSAGES", *b"CurveZMQMESSAGEC") }
     }
 
-    /// Takes a command of the handshake; `own` are the publisher's keys.
+    /// Handles a command of the handshake; `own` are the publisher's keys.
     pub fn take(&mut self, own: &Pair, command: &[u8]) -> io::Result<Answer> {
         match std::mem::replace(&mut self.step, Step::Over) {
             Step::Nothing if command.starts_with(HELLO) => self.welcome(own, command).map(Answer::Command),
@@ -107,19 +108,19 @@ impl Curve {
         Ok(Answer::Came(key, metadata.to_vec()))
     }
 
-    /// Lets the client in, who is told this metadata.
+    /// Admits the client; returns READY with this metadata.
     pub fn ready(&mut self, metadata: &[u8]) -> Vec<u8> {
         let mut ready = b"\x05READY".to_vec();
         self.session.seal(b"CurveZMQREADY---", metadata, &mut ready);
         ready
     }
 
-    /// Tells the client that its key is not allowed.
+    /// Returns the ERROR for a key that is not allowed.
     pub fn denied() -> &'static [u8] {
         DENIED
     }
 
-    /// What follows the handshake.
+    /// The session that follows the handshake.
     pub fn session(&mut self) -> &mut Session {
         &mut self.session
     }
@@ -138,7 +139,7 @@ mod tests {
         Client::new(Arc::new(sodium::pair()), *server)
     }
 
-    /// A frame as it is sent, without how that begins.
+    /// A frame as it is sent, without its head.
     fn message(client: &mut Client, flags: u8, body: &[u8]) -> Vec<u8> {
         let mut message = Vec::new();
         client.session().carry(flags, &[body], &mut message);
@@ -152,7 +153,7 @@ mod tests {
         }
     }
 
-    /// A client that is let in.
+    /// A client that was admitted.
     fn met() -> (Curve, Client) {
         let own = sodium::pair();
         let (mut curve, mut client) = (Curve::new(), client(&own.public));
@@ -242,7 +243,7 @@ mod tests {
             assert_eq!(Curve::new().take(&own, &hello).is_ok(), padding, "byte {}", altered);
         }
         let mut zeros = client(&own.public).hello().unwrap();
-        zeros[80..112].fill(0); // a key with which everybody shares the same
+        zeros[80..112].fill(0); // a key whose shared secret is always the same
         assert!(Curve::new().take(&own, &zeros).is_err());
         assert!(Curve::new().take(&own, &client(&sodium::pair().public).hello().unwrap()).is_err());
         assert!(Curve::new().take(&own, &client(&own.public).hello().unwrap()[..199]).is_err());

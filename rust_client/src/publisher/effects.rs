@@ -1,4 +1,4 @@
-//! What a publisher's machine wants done.
+//! Effects: what a publisher's machine asks its thread to do.
 
 use super::content::Content;
 use super::receipt::Receipt;
@@ -8,10 +8,10 @@ use crate::transfer::Key;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// A connection to the ROUTER, as ZeroMQ calls it.
+/// A control connection, as the ROUTER identifies it.
 pub type Identity = Vec<u8>;
 
-/// The payload of a message: bytes of a version, which nobody copies before they are sent.
+/// The payload of a message: bytes of a version, which are not copied before they are sent.
 #[derive(Clone, Debug)]
 pub enum Payload {
     None,
@@ -22,7 +22,7 @@ pub enum Payload {
 }
 
 impl Payload {
-    /// The frame, if there is one.
+    /// Returns the frame, if there is one.
     pub fn bytes(&self) -> Option<&[u8]> {
         match self {
             Payload::None => None,
@@ -33,33 +33,33 @@ impl Payload {
     }
 }
 
-/// What became of a worker.
+/// The kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WorkerEventKind {
     Joined,
-    /// It fell silent.
+    /// It fell silent, or its connection was closed.
     Lost,
-    /// It answers, and makes no progress.
+    /// It answers, but makes no progress.
     Stuck,
-    /// It answers again, or moves again.
+    /// It answers again, or makes progress again.
     Back,
-    /// It said goodbye.
+    /// It left.
     Left,
-    /// It was not let in.
+    /// It was refused.
     Refused,
     /// It will not run a version.
     Failed,
-    /// It reports bytes that were not published, and never counts as done.
+    /// It reports a digest that was not published, and never counts as done.
     WrongDigest,
-    /// Nothing became of a worker: a version was published to nobody, a worker wants a model that is called nearly
-    /// as one that is published (`polcy`), or has a version and never applies it; a version came to one as a whole though there was a
-    /// patch, or the epoch has changed.
+    /// Any other event: a version was published to no worker, a worker wants a model whose name is
+    /// similar to a published one (`polcy`), a worker never applies the version that it has, a
+    /// version arrived whole although there was a patch, or the epoch has changed.
     Notice,
 }
 
 impl WorkerEventKind {
-    /// Returns its name, as it is in all languages.
+    /// Returns its name, the same in all languages.
     pub fn as_str(self) -> &'static str {
         match self {
             WorkerEventKind::Joined => "joined",
@@ -75,36 +75,36 @@ impl WorkerEventKind {
     }
 }
 
-/// Something that happened to a worker, in words for people.
+/// An event of a worker, with a text for people.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkerEvent {
     pub kind: WorkerEventKind,
-    /// Its name; empty for a notice that is of none.
+    /// The worker's name; empty for a notice that concerns no worker.
     pub worker: String,
     pub text: String,
 }
 
-/// Something for the thread to do.
+/// An action for the publisher's thread.
 #[derive(Debug)]
 pub enum Effect {
     /// Send to one worker.
     Send { to: Identity, message: FromPublisher, payload: Payload },
-    /// Send this header to whoever looks on, or is looked at.
+    /// Send this header to an observer, or to a worker that an observer asks about.
     Answer { to: Identity, header: Vec<u8> },
-    /// Publish to whoever has subscribed to the topic.
+    /// Send to every subscriber of the topic.
     Broadcast { topic: String, message: FromPublisher, payload: Payload },
-    /// Forget what was published of a model and is not on its way yet: it is out of date.
+    /// Drop the queued messages of a model: they are outdated.
     Withdraw { model: String },
-    /// A version is the latest for all workers now: what there is to keep of a model, and its names of before.
+    /// A version is now the latest for all workers: store it, with its earlier names.
     Settled { model: String, key: Key, content: Arc<Content>, names: BTreeSet<Key> },
-    /// A call of publish is over; with words on who never came, if anybody was expected.
+    /// A call of publish is over; `missing` describes expected workers that never joined.
     Resolve { id: u64, receipt: Receipt, achieved: bool, missing: String },
-    /// Hang up on those whose keys may not have data connections any more, and draw another group key.
+    /// Close the data connections of workers that may no longer have one, and rotate the group key.
     Screen,
-    /// Close the connection of the message that is being taken.
+    /// Close the connection whose message is being handled.
     HangUp,
-    /// Memory that a flood took goes back to the system.
+    /// Return memory to the system after a flood.
     GiveMemoryBack,
-    /// Tell whoever listens.
+    /// Report an event to the listener.
     Tell(WorkerEvent),
 }

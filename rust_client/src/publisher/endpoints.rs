@@ -1,4 +1,4 @@
-//! Where a publisher listens, and what workers are told of it.
+//! Addresses at which a publisher listens, and how they are sent to workers.
 
 use crate::error::Error;
 use std::net::IpAddr;
@@ -40,7 +40,7 @@ impl Place {
         }
     }
 
-    /// As ZeroMQ has it.
+    /// Returns the address in ZeroMQ's notation.
     pub fn endpoint(&self) -> String {
         match self {
             Place::Tcp { host, port: 0 } => format!("tcp://{}:*", host),
@@ -49,7 +49,7 @@ impl Place {
         }
     }
 
-    /// Where the data socket is if nobody says: one port above, or a path beside.
+    /// Returns the default of the data socket: one port above, or a path beside.
     pub fn beside(&self) -> Place {
         match self {
             Place::Tcp { host, port } => {
@@ -64,7 +64,7 @@ impl Place {
         }
     }
 
-    /// Whether only this host can reach it.
+    /// True if only this host can reach it.
     pub fn is_local(&self) -> bool {
         match self {
             Place::Ipc(_) => true,
@@ -75,7 +75,8 @@ impl Place {
         }
     }
 
-    /// The data address as workers are told it: `*` where it is on the control's host.
+    /// Returns the data address as it is sent to workers: with `*` if it is on the control socket's
+    /// host.
     pub fn advertised(&self, control: &Place) -> String {
         match (self, control) {
             (Place::Tcp { host, port }, Place::Tcp { host: its, .. }) if host == its => {
@@ -86,7 +87,7 @@ impl Place {
     }
 }
 
-/// Nobody on a network is let in by mistake.
+/// Fails if other hosts can reach an address, unless it is `shielded`.
 pub fn check_exposure(shielded: bool, address: &str, place: &Place) -> Result<(), Error> {
     if shielded || place.is_local() {
         return Ok(());

@@ -1,6 +1,7 @@
-//! Which key may do what, where a publisher has keys: the words of it, without files or sockets.
+//! The permissions of a publisher's keys, without files or sockets.
 //!
-//! A key is bound to a name, or to all names of one form, and has a role. What is granted may change at any time.
+//! A key is bound to a name, or to all names of one pattern, and has a role. Permissions may change
+//! at any time.
 
 use crate::keys::fits;
 use std::collections::BTreeMap;
@@ -8,29 +9,30 @@ use std::collections::BTreeMap;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     Worker,
-    /// Reads how things stand, and is no worker: it gets no weights, no group key and no data connection.
+    /// Reads the roster, and is no worker: it gets no weights, no group key and no data connection.
     Observer,
 }
 
-/// What one key may do.
+/// The permission of one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// Under which name its owner may say hello. At most one `*` in it stands for any characters, or none.
+    /// The name under which its owner may join. At most one `*` in it stands for any characters, or
+    /// none.
     pub name: String,
     pub role: Role,
 }
 
 impl Grant {
-    /// Whether its owner may be called so (K3).
+    /// True if its owner may have this name (K3).
     pub fn fits(&self, name: &str) -> bool {
         fits(&self.name, name)
     }
 }
 
-/// What is granted, by public key (40 characters of Z85).
+/// Permissions by public key (40 characters of Z85).
 pub type ByKey = BTreeMap<String, Grant>;
 
-/// What each key may do; none but these may do anything.
+/// The permissions of all keys; other keys may do nothing.
 #[derive(Debug, Default)]
 pub struct Grants(ByKey);
 
@@ -39,17 +41,17 @@ impl Grants {
         Grants(by_key)
     }
 
-    /// What a key may do; nothing: nothing, or nothing any more.
+    /// Returns the permission of a key; `None` if it has none, or none any more.
     pub fn of(&self, key: &str) -> Option<&Grant> {
         self.0.get(key)
     }
 
-    /// Whether the worker of this name and key may have what is published.
+    /// True if the worker of this name and key may have what is published.
     pub fn may_read(&self, name: &str, key: &str) -> bool {
         self.of(key).map_or(false, |grant| grant.role == Role::Worker && grant.fits(name))
     }
 
-    /// Grants this from now on, and nothing else; tells whether it takes anything away.
+    /// Replaces all permissions; returns whether that takes any away.
     pub fn replace(&mut self, by_key: ByKey) -> bool {
         let taken = self.0.iter().any(|(key, grant)| by_key.get(key) != Some(grant));
         self.0 = by_key;

@@ -1,4 +1,4 @@
-//! Workers that join: who is let in, what they are told, and which publisher comes first.
+//! Workers that join: which are admitted, what they are sent, and which publisher comes first.
 
 use super::effects::{Effect, Payload, WorkerEventKind};
 use super::machine::PublisherMachine;
@@ -11,15 +11,19 @@ use crate::words::escaped;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-const EPOCH_CLOCK_MAX: u64 = 1 << 43; // the year 2248 in milliseconds: no later epoch is taken over from anybody
-const EPOCH_LEAP_MAX_MS: u64 = 366 * 86_400_000; // beyond the clock at the start: a clock that is off by more is set first
-const RENEWAL_PAUSES: u32 = 64; // times `lost_after`: the longest pause between two epochs that are taken on a worker's word
-const DRIFT: f64 = 1.001; // a second of one host in those of another: clocks are off by a tenth of that
+// The year 2248 in milliseconds: no later epoch is taken over from a worker.
+const EPOCH_CLOCK_MAX: u64 = 1 << 43;
+// How far an epoch may be ahead of the clock: one that is off by more must be set first.
+const EPOCH_LEAP_MAX_MS: u64 = 366 * 86_400_000;
+// In multiples of `lost_after`: the longest pause between two epochs that workers' reports cause.
+const RENEWAL_PAUSES: u32 = 64;
+// Seconds on one host's clock per second on another's: clocks are off by a tenth of that.
+const DRIFT: f64 = 1.001;
 const RENAMING: &str = "renaming";
 const UPSTREAM: &str = "upstream";
 
 impl PublisherMachine {
-    /// Somebody wants to join (P3).
+    /// Handles a hello (P3).
     pub(super) fn hello(&mut self, from: &[u8], key: &str, hello: &Hello, now: Time) {
         if let Some((code, text)) = self.misfit(key, &hello.name) {
             return self.turn_away((from, key), hello, code, &text, now);
@@ -38,7 +42,8 @@ impl PublisherMachine {
                 Err(text) => return self.turn_away((from, key), hello, "stale-epoch", &text, now),
             };
             match self.renewed_at.map(|at| now.saturating_sub(at)) {
-                // It says hello again; whatever is said, workers start anew only so often.
+                // The worker repeats its hello. Each change of the epoch makes all workers start
+                // anew.
                 Some(ago) if ago < self.timing.lost_after => return,
                 Some(ago) if ago < self.renewal_pause => {
                     let text = format!(
@@ -81,7 +86,7 @@ impl PublisherMachine {
         }
     }
 
-    /// Refuses a worker; says so once, though it asks again and again.
+    /// Refuses a worker; reports that once, though the worker repeats its hello.
     fn turn_away(&mut self, (from, key): (&[u8], &str), hello: &Hello, code: &str, text: &str, now: Time) {
         self.refuse(from, code, text, None);
         let told = format!("worker {} is refused ({}): {}", hello.name, code, text);
@@ -125,7 +130,7 @@ impl PublisherMachine {
         }
         let features = match self.trust {
             Some(_) => self.ticket_for(name, now),
-            None => self.token_for(name), // K9: whoever sees a data connection could say it, too
+            None => self.token_for(name), // K9: any peer could read a token on a data connection
         };
         let millis = |time: Duration| (time.as_millis() as u64).max(1);
         let welcome = Welcome {
@@ -150,7 +155,7 @@ impl PublisherMachine {
         }
     }
 
-    /// Tells a worker which of the versions that it runs are the latest under another name (P21).
+    /// Sends a worker the new names of the versions that it runs and that are the latest (P21).
     fn rename(&mut self, name: &str) {
         let peer = match self.roster.get(name) {
             Some(peer) if peer.hello.features.iter().any(|feature| feature == RENAMING) => peer,
@@ -172,7 +177,7 @@ impl PublisherMachine {
         }
     }
 
-    /// Lets a worker say `applied` on its data connection, if it can (P22).
+    /// Returns the feature with which a worker can send `applied` on its data connection (P22).
     fn token_for(&mut self, name: &str) -> Vec<String> {
         let peer = match self.roster.get(name) {
             Some(peer) if peer.hello.features.iter().any(|feature| feature == UPSTREAM) => peer,
@@ -191,7 +196,7 @@ impl PublisherMachine {
 
     // Which publisher comes first.
 
-    /// Whether a worker runs a version of this publisher's epoch that it has never published.
+    /// True if a worker runs a version of this epoch that this publisher never published.
     fn runs_unpublished(&self, hello: &Hello) -> bool {
         let had = |model: &str, number| self.store.models.get(model).map_or(false, |its| its.had(number));
         hello.models.iter().any(|(model, running)| {
@@ -199,11 +204,13 @@ impl PublisherMachine {
         })
     }
 
-    /// The epoch that may be taken in place of a worker's, which is later than this one's; or why there is none.
+    /// Returns the epoch to take because a worker's is later than this one's; the error says why
+    /// there is none.
     ///
-    /// It is higher by as much as is proven of the time between the starts of the two, and no further beyond this host's
-    /// clock than clocks are off: a worker's word must not carry it to where no other publisher gets. The bound is
-    /// relative to the start, so that the epochs of publishers stay in the order in which they started there, too.
+    /// It exceeds the worker's by the proven time between the starts of the two publishers, and
+    /// this host's clock by no more than clocks are off: a worker's report must not raise it beyond
+    /// the reach of other publishers. The bound is relative to the start, so that it keeps epochs
+    /// in the order of the starts, too.
     fn epoch_above(&self, hello: &Hello) -> Result<u64, String> {
         let age = match &self.age {
             Some(age) => age(),
@@ -285,13 +292,14 @@ impl PublisherMachine {
             told.extend(Some(peer.identity.clone()).filter(|_| !peer.lost()));
         }
         for to in told {
-            let message = FromPublisher::Pong(Pong { epoch, ..Pong::default() }); // of another epoch than theirs
+            // A pong of another epoch ends the session.
+            let message = FromPublisher::Pong(Pong { epoch, ..Pong::default() });
             self.perform(Effect::Send { to, message, payload: Payload::None });
         }
     }
 }
 
-/// Says what a worker contradicts itself in, if it does: of the epochs that it has applied from it names the greatest.
+/// Returns how a hello contradicts itself: its `epoch` must be the greatest that it applied from.
 fn contradiction(hello: &Hello) -> Option<String> {
     let runs = |(model, running): (_, &Option<Running>)| Some((model, running.clone()?));
     let (model, its) = hello.models.iter().filter_map(runs).find(|(_, its)| its.epoch > hello.epoch)?;

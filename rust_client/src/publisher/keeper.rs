@@ -1,10 +1,11 @@
-//! The thread that keeps a publisher's latest versions on disk, out of everybody's way.
+//! The thread that stores a publisher's latest versions on disk, without delaying publishes.
 //!
-//! `offer` leaves a version and returns; a newer one of the model takes its place, so that a slow disk skips versions as
-//! a slow worker does. The thread waits a while for a moment without a publish, and holds on to the version's memory only
-//! while it writes: the publisher takes other memory meanwhile. After a version it rests for a multiple of what that
-//! took, since the system is still busy with what was written. What goes wrong is told, and tried again with the next
-//! version. Nobody waits for the disk but `record`, a second at most, and `close`.
+//! `offer` queues a version and returns; a newer one of the model replaces it, so a slow disk skips
+//! versions as a slow worker does. The thread waits a while for a moment without a publish, and
+//! holds the version's memory only while it writes: the publisher uses other memory meanwhile.
+//! After a version it rests for a multiple of the time that the write took, because the system is
+//! still busy with it. Errors are reported, and the next version is tried. Only `record`, for a
+//! second at most, and `close` wait for the disk.
 
 use super::content::Content;
 use super::run::{Shared, Work};
@@ -17,13 +18,15 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-const REST_TIMES: u32 = 9; // the disk is left alone for so many times what a version took: a tenth is ours,
-const REST: Duration = Duration::from_secs(5); // but for no longer: so much later a version is safe, beside its own time
-const CALM: Duration = Duration::from_secs(1); // how long one version waits, in all, for moments without a publish
-const RECORD: Duration = Duration::from_secs(1); // how long a new epoch waits for the disk: less than workers wait for a sign
-const WARN: Duration = Duration::from_secs(60); // between two words that the disk fails
+// After a write, the disk rests for this multiple of its duration: the thread uses a tenth of it.
+const REST_TIMES: u32 = 9;
+// The longest rest, which delays the next version.
+const REST: Duration = Duration::from_secs(5);
+const CALM: Duration = Duration::from_secs(1); // in all, to wait for moments without a publish
+const RECORD: Duration = Duration::from_secs(1); // for an epoch: less than workers wait for a ping
+const WARN: Duration = Duration::from_secs(60); // between two warnings that the disk fails
 
-/// What waits to be written.
+/// A version that waits to be written.
 struct Offered {
     key: Key,
     content: Weak<Content>,
@@ -33,11 +36,11 @@ struct Offered {
 #[derive(Default)]
 struct Desk {
     offered: BTreeMap<String, Offered>, // by model
-    lacking: BTreeMap<String, String>,  // by model, why its latest is not on disk
-    busy: bool,                         // a publish is under way
-    epoch: u64,                         // that is to be recorded
+    lacking: BTreeMap<String, String>,  // by model, why its latest version is not on disk
+    busy: bool,                         // a publish is in progress
+    epoch: u64,                         // to be recorded
     recorded: u64,
-    deadline: Option<Instant>, // to be done by then, since the publisher is closing
+    deadline: Option<Instant>, // set when closing: the thread ends by then
     over: bool,
 }
 
@@ -49,7 +52,7 @@ struct Meeting {
 
 impl Meeting {
     fn open(&self) -> MutexGuard<'_, Desk> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner) // never half changed
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner) // a panic leaves it whole
     }
 
     fn change(&self, change: impl FnOnce(&mut Desk)) {
@@ -57,7 +60,7 @@ impl Meeting {
         self.changed.notify_all();
     }
 
-    /// Waits until something is so, or until then.
+    /// Waits until `so` is true, or until `until`.
     fn wait(&self, until: Instant, so: impl Fn(&Desk) -> bool) -> MutexGuard<'_, Desk> {
         let left = until.saturating_duration_since(Instant::now());
         let waited = self.changed.wait_timeout_while(self.open(), left, |desk| !so(desk));
@@ -65,7 +68,7 @@ impl Meeting {
     }
 }
 
-/// Writes into a state folder, in a thread of its own, which lets go of the folder in the end.
+/// Writes to a state folder in its own thread, which closes the folder at the end.
 pub struct Keeper {
     meeting: Arc<Meeting>,
     thread: Option<JoinHandle<()>>,
@@ -82,20 +85,20 @@ impl Keeper {
         Ok(Keeper { meeting, thread: Some(thread), path })
     }
 
-    /// Has a version written, unless a newer one comes before its turn. Never waits.
+    /// Queues a version, unless a newer one replaces it. Never waits.
     pub fn offer(&self, model: String, key: Key, content: &Arc<Content>, names: BTreeSet<Key>) {
         let offered = Offered { key, content: Arc::downgrade(content), names };
         self.meeting.change(|desk| drop(desk.offered.insert(model, offered)));
     }
 
-    /// Says whether a publish is under way, which goes first.
+    /// Sets whether a publish is in progress, which goes first.
     pub fn busy(&self, busy: bool) {
         if self.meeting.open().busy != busy {
             self.meeting.change(|desk| desk.busy = busy);
         }
     }
 
-    /// Has an epoch written before workers hear of it; returns what to tell if that takes too long.
+    /// Has an epoch written before workers learn it; returns a warning if that takes too long.
     pub fn record(&self, epoch: u64) -> Option<String> {
         self.meeting.change(|desk| desk.epoch = epoch);
         if self.meeting.wait(Instant::now() + RECORD, |desk| desk.recorded >= epoch).recorded >= epoch {
@@ -109,7 +112,7 @@ impl Keeper {
         ))
     }
 
-    /// Writes what is left and ends; returns what is not on disk then, if anything.
+    /// Writes what is queued and ends the thread; returns a warning about what is not on disk.
     pub fn close(&mut self, timeout: Duration) -> Option<String> {
         let until = Instant::now() + timeout;
         self.meeting.change(|desk| desk.deadline = Some(until));
@@ -118,7 +121,8 @@ impl Keeper {
         let over = desk.over;
         lacking.extend(desk.offered.keys().map(|model| (model.clone(), "it was never begun".to_owned())));
         drop(desk);
-        let thread = self.thread.take().filter(|_| over); // else the disk has it, and nobody waits for that
+        // Otherwise the thread waits for the disk, and is not joined.
+        let thread = self.thread.take().filter(|_| over);
         let _ = thread.map(JoinHandle::join);
         let lacking: Vec<String> =
             lacking.iter().map(|(model, why)| format!("{} ({})", model, why)).collect();
@@ -137,7 +141,8 @@ impl Keeper {
 impl Drop for Keeper {
     fn drop(&mut self) {
         self.meeting.change(|desk| {
-            desk.deadline.get_or_insert_with(Instant::now); // whoever ended without `close` has failed
+            // Without `close` the publisher has failed.
+            desk.deadline.get_or_insert_with(Instant::now);
         });
     }
 }
@@ -150,7 +155,7 @@ struct Writer {
     told_at: Option<Instant>,
 }
 
-/// Tells that the thread has ended, however that came.
+/// Records that the thread has ended, also after a panic.
 struct Over(Arc<Meeting>);
 
 impl Drop for Over {
@@ -177,7 +182,7 @@ impl Writer {
         }
     }
 
-    /// Writes what there is; false if there is no time for that any more.
+    /// Writes what is queued; false if there is no time left for it.
     fn write_all(&mut self) -> bool {
         self.write_epoch();
         let models: Vec<String> = self.meeting.open().offered.keys().cloned().collect();
@@ -207,14 +212,14 @@ impl Writer {
     fn write(&mut self, model: &str, offered: &Offered) -> io::Result<()> {
         let content = match offered.content.upgrade() {
             Some(content) => content,
-            None => return Ok(()), // a newer one has taken its place, which is offered, too
+            None => return Ok(()), // released: a newer one is queued
         };
         let stored = Stored::of(model, offered.key, &content, &offered.names);
         let (mut lungs, calm_by) = (Lungs(self.meeting.clone()), self.calm_by);
         self.folder.write(stored, &content, &mut || lungs.breathe(calm_by))
     }
 
-    /// Leaves the disk alone, but for an epoch that somebody waits for.
+    /// Leaves the disk alone, except for an epoch that a caller waits for.
     fn rest(&mut self, begun: Instant) {
         let until = Instant::now() + (begun.elapsed() * REST_TIMES).min(REST);
         while Instant::now() < until {
@@ -240,7 +245,8 @@ impl Writer {
             if let Err(error) = self.folder.begin(epoch, &[]) {
                 self.tell(&format!("epoch {}", epoch), &error.to_string());
             }
-            self.meeting.change(|desk| desk.recorded = epoch); // if it is not there, it comes with the next version
+            // If the write has failed, the table of the next version has the epoch.
+            self.meeting.change(|desk| desk.recorded = epoch);
         }
     }
 
@@ -255,15 +261,15 @@ impl Writer {
             what,
             self.folder.path().display(),
             error
-        ))); // or the publisher is closing, which says it
+        ))); // or the publisher is closing, which reports it
     }
 }
 
-/// Lets publishes go first, between two slices.
+/// Pauses between two slices of a write, so that publishes go first.
 struct Lungs(Arc<Meeting>);
 
 impl Lungs {
-    /// Waits for a moment without a publish, though not for long; an error if there is no time at all.
+    /// Waits until `calm_by` for a moment without a publish; fails if the deadline has passed.
     fn breathe(&mut self, calm_by: Option<Instant>) -> io::Result<()> {
         let calm = |desk: &Desk| !desk.busy || desk.deadline.is_some();
         let desk = self.0.wait(calm_by.unwrap_or_else(Instant::now), calm);

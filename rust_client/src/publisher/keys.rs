@@ -1,8 +1,8 @@
-//! A publisher's keys on disk, as `weightbus keygen` makes them.
+//! A publisher's keys on disk, as `weightbus keygen` writes them.
 //!
 //! ```text
-//! DIR/publisher.json        the publisher's pair
-//! DIR/allowed/NAME.json     public keys of who may come, under which name, in which role
+//! DIR/publisher.json        the publisher's key pair
+//! DIR/allowed/NAME.json     a public key that may connect, with its name and role
 //! ```
 
 use super::grants::{ByKey, Grant, Role};
@@ -18,14 +18,14 @@ use std::path::{Path, PathBuf};
 
 const PUBLISHER: &str = "publisher.json";
 const ALLOWED: &str = "allowed";
-const KEYS_MAX: usize = super::roster::WORKERS_MAX; // that a publisher allows: one for each worker
+const KEYS_MAX: usize = super::roster::WORKERS_MAX; // allowed by a publisher: one for each worker
 const GOES_ON: &str = "until it can be, it allows what it did: remove it to end that";
 const ROLES: [(&str, Role); 2] = [("worker", Role::Worker), ("observer", Role::Observer)];
 
-/// How many files there are, and how each that counts looks from outside.
+/// The number of files, and the inode, size and times of each that counts.
 pub type Stamp = (usize, Vec<(PathBuf, [i64; 4])>);
 
-/// What a publisher needs to let nobody in but those that it knows.
+/// The keys of a publisher, and those that it allows.
 pub struct PublisherKeys {
     pub(super) secret: String, // 40 characters of Z85
     pub(super) by_key: ByKey,
@@ -39,7 +39,7 @@ impl fmt::Debug for PublisherKeys {
 }
 
 impl PublisherKeys {
-    /// Reads a folder that `weightbus keygen` has made.
+    /// Reads a folder that `weightbus keygen` has made. Fails if any file in it is invalid.
     pub fn read(folder: &Path) -> Result<PublisherKeys, Error> {
         check_curve()?;
         check_path(folder)?;
@@ -67,12 +67,12 @@ impl PublisherKeys {
     }
 }
 
-/// Who may come, as a publisher's folder of keys says; read as often as one likes. Nothing that is wrong with one file
-/// keeps another one's removal from counting.
+/// The allowed keys in a publisher's folder, which can be read repeatedly. An invalid file does not
+/// keep the removal of another one from taking effect.
 pub struct Allowed {
     folder: PathBuf,
-    known: BTreeMap<PathBuf, (String, Grant)>, // what stood in the files when they were read last
-    /// Whether all files could be read the last time. If not, read again.
+    known: BTreeMap<PathBuf, (String, Grant)>, // the contents of the files at the last read
+    /// True if all files could be read the last time; otherwise read again.
     pub whole: bool,
 }
 
@@ -81,9 +81,9 @@ impl Allowed {
         Allowed { folder: folder.join(ALLOWED), known: BTreeMap::new(), whole: true }
     }
 
-    /// Reads who may come, by public key. Files that make no sense are complained of, and allow nothing; so are those
-    /// that cannot be read now, which go on allowing what they did, and more files than there may be: of those they count
-    /// that did before.
+    /// Returns the permissions by public key. `complain` gets the errors: an invalid file allows
+    /// nothing; one that cannot be read now allows what it did before; of too many files, only
+    /// those count that did before.
     pub fn read(&mut self, complain: &mut dyn FnMut(Error)) -> Result<ByKey, Error> {
         let (mut found, mut known) = (ByKey::new(), BTreeMap::new());
         self.whole = true;
@@ -129,17 +129,17 @@ impl Allowed {
         Ok(found)
     }
 
-    /// What changes whenever somebody is added to those who may come, or removed.
+    /// Returns a value that changes whenever a file of an allowed key does.
     pub fn stamp(&self) -> Result<Stamp, Error> {
         let look = |file: PathBuf| {
-            let seen = fs::metadata(&file).ok()?; // it was removed meanwhile, which the next look will see
+            let seen = fs::metadata(&file).ok()?; // removed meanwhile, which the next check sees
             Some((file, [seen.ino() as i64, seen.size() as i64, seen.mtime(), seen.mtime_nsec()]))
         };
         let (count, files) = self.files()?;
         Ok((count, files.into_iter().filter_map(look).collect()))
     }
 
-    /// How many files there are, and those that count.
+    /// Returns the number of files, and the files that count.
     fn files(&self) -> Result<(usize, Vec<PathBuf>), Error> {
         let unreadable =
             |error: io::Error| Error::Keys(format!("{} cannot be read: {}", self.folder.display(), error));
@@ -204,7 +204,7 @@ mod tests {
             self.write(&format!("{}/{}", ALLOWED, file), &json, 0o644);
         }
 
-        /// Has a file that nobody can read.
+        /// Makes a file that cannot be read.
         fn break_it(&self, file: &str) {
             let file = self.0.join(ALLOWED).join(file);
             let _ = fs::remove_file(&file);
@@ -286,7 +286,7 @@ mod tests {
         folder.allow("a.json", "a", 0, "");
         folder.allow("b.json", "b", 1, "");
         let PublisherKeys { by_key, mut allowed, .. } = PublisherKeys::read(&folder.0).unwrap();
-        folder.break_it("a.json"); // before it was ever looked at again
+        folder.break_it("a.json"); // before the first read after the start
         folder.break_it("c.json");
         let mut complaints = Vec::new();
         let mut look = || allowed.read(&mut |error| complaints.push(error.to_string())).unwrap();

@@ -1,8 +1,9 @@
-//! Paths at which a socket is to be bound, though one may have been left behind there.
+//! Frees a path at which a socket is to be bound, if an earlier socket was left behind there.
 //!
-//! A path stays when its publisher is killed, and has to be removed before it can be bound again: but never while
-//! somebody listens there, and never what is no socket. Looking, removing and binding are one step, since whoever does
-//! them holds a lock on the folder, as publishers in Python do.
+//! The path of a killed publisher stays, and has to be removed before it can be bound again: but
+//! never while a process listens there, and never if it is no socket. Checking, removing and
+//! binding happen under a lock on the folder, which publishers in Python take, too, so they are one
+//! step.
 
 use crate::raw::fork::Own;
 use crate::raw::os;
@@ -14,20 +15,21 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-const LOCK: Duration = Duration::from_secs(1); // for the lock on a folder, which others hold for less than a millisecond
+// For the lock on a folder, which other publishers hold for less than a millisecond.
+const LOCK: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(5); // between two attempts to take it
 
-/// Keeps other publishers from binding in a folder, until it is dropped.
+/// Keeps other publishers from binding in a folder until it is dropped.
 pub struct Locked(Own<File>);
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        let _ = os::unlock(&self.0); // also for a child that was forked meanwhile
+        let _ = os::unlock(&self.0); // releases a forked child's copy, too
     }
 }
 
-/// Removes a socket at which nobody listens; an error if somebody does, or if it is something else. Hold what it
-/// returns until the path is bound.
+/// Removes a socket at which no process listens. Fails if a process listens there, or if it is no
+/// socket. Keep the returned lock until the path is bound.
 pub fn free_path(path: &Path) -> io::Result<Locked> {
     let folder = lock_folder(path)?;
     match fs::symlink_metadata(path) {
@@ -57,8 +59,8 @@ fn lock_folder(path: &Path) -> io::Result<Locked> {
     }
 }
 
-/// Whether a socket is somebody's. One of another kind than theirs asks, which is told so at once: it never waits
-/// in the queue of a listener, and nobody has to accept it.
+/// True if a process listens at a socket. The test connects a datagram socket, which a listener of
+/// another kind refuses at once: it never waits in a queue to be accepted.
 fn is_bound(path: &Path) -> io::Result<bool> {
     match UnixDatagram::unbound()?.connect(path) {
         Ok(()) => Ok(true),

@@ -1,28 +1,30 @@
-//! How much the link to a worker carries, and how long the worker takes to decode patches.
+//! Estimates the rate of a link to a worker, and the time the worker takes to decode patches.
 
 use crate::transfer::Time;
 
-const LINK_BYTES: f64 = (1 << 26) as f64; // half of what is believed of a link is of the last so many that it carried
-const AT_MOST: f64 = 3.0; // times as fast as versions were there is what a link is taken for
+// After this many bytes, what a link carried before counts half.
+const LINK_BYTES: f64 = (1 << 26) as f64;
+// A link is assumed to be at most this many times as fast as versions arrived.
+const AT_MOST: f64 = 3.0;
 
-/// What words of what has arrived say: the later ones weigh more.
+/// Estimates from progress reports; later ones weigh more.
 ///
-/// Each word stands for as long as it was waited for. The mean of their rates would be ruled by words that come in
-/// pairs, as an interval's and an answer do: the second is a moment later.
+/// Each report counts for the time since the one before. The mean of their rates would be dominated
+/// by reports that come in pairs, a periodic one and an answer: the second is a moment later.
 #[derive(Default)]
 pub struct Link {
     carried: f64, // bytes
     waited: f64,  // seconds
-    least: f64,   // bytes a second, at which some version was there and applied
+    least: f64,   // bytes per second at which a version arrived and was applied
     decode: [Option<f64>; 2],
-    warm: bool, // it has decoded a patch, and has the memory for that
+    warm: bool, // it decoded a patch before, and has the memory for that
 }
 
 impl Link {
-    /// Bytes a second; infinite if that is not known.
+    /// Bytes per second; infinite if unknown.
     ///
-    /// Versions may be too small for two words on their way. Then it is some times that at which they were there: most
-    /// of the time may have been taken by anything else.
+    /// Versions may be too small for two reports while they arrive. Then it is a multiple of the
+    /// rate at which they were applied: most of that time may have been spent on something else.
     pub fn rate(&self) -> f64 {
         if self.waited > 0.0 {
             self.carried / self.waited
@@ -33,13 +35,13 @@ impl Link {
         }
     }
 
-    /// Seconds that decoding takes, for each byte of a version of which nothing changes: without classes and with them,
-    /// as far as the worker has said.
+    /// Seconds to decode, per byte of an unchanged version: without classes and with them. `None`
+    /// if the worker has reported none.
     pub fn decode(&self) -> [Option<f64>; 2] {
         self.decode
     }
 
-    /// It took so long to carry so much.
+    /// Records that the link took `took` for `nbytes` bytes.
     pub fn learn(&mut self, nbytes: u64, took: Time) {
         let nbytes = nbytes as f64;
         let kept = 0.5f64.powf(nbytes / LINK_BYTES);
@@ -47,16 +49,16 @@ impl Link {
         self.waited = kept * self.waited + took.as_secs_f64();
     }
 
-    /// A version was there that long after it was published, and applied. Who was busy says so late: one slow version in
-    /// between says nothing.
+    /// Records how long after its publish a version was applied. A busy worker reports late: a
+    /// single slow version has little effect.
     pub fn brought(&mut self, nbytes: u64, took: Time) {
         if !took.is_zero() {
             self.least = (nbytes as f64 / took.as_secs_f64()).max(self.least / 2.0);
         }
     }
 
-    /// So long it took to decode a patch of so much work, if it says that (D11). The first one takes longer by far, as
-    /// its memory is new: nothing is learned from that.
+    /// Records how long it took to decode a patch that costs `work`, if that is reported (D11). The
+    /// first one is ignored: it takes far longer, because its memory is new.
     pub fn decoded(&mut self, micros: u64, work: f64, classes: bool) {
         let warm = std::mem::replace(&mut self.warm, true);
         if warm && micros > 0 && work > 0.0 {
@@ -77,7 +79,7 @@ mod tests {
         let mut link = Link::default();
         assert!(link.rate().is_infinite());
         link.brought(1000, Duration::from_secs(1));
-        link.brought(10, Duration::from_secs(1)); // it was busy
+        link.brought(10, Duration::from_secs(1)); // a busy worker
         assert_eq!(link.rate(), AT_MOST * 500.0);
         link.learn(1 << 20, Duration::from_secs(1));
         assert_eq!(link.rate(), (1 << 20) as f64);
@@ -90,7 +92,7 @@ mod tests {
         let mut link = Link::default();
         link.decoded(9_000_000, 1e6, true);
         assert_eq!(link.decode(), [None, None]);
-        link.decoded(0, 1e6, true); // it does not say
+        link.decoded(0, 1e6, true); // not reported
         link.decoded(1_000_000, 1e6, true);
         link.decoded(3_000_000, 1e6, true);
         assert_eq!(link.decode(), [None, Some(2e-6)]);

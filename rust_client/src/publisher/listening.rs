@@ -1,4 +1,4 @@
-//! Sockets that listen, and what connects to them.
+//! Listening sockets, and the connections that they accept.
 
 use super::endpoints::Place;
 use super::left_behind::free_path;
@@ -17,7 +17,7 @@ pub enum Listener {
 }
 
 impl Listener {
-    /// Listens at a place; returns it with the port that was taken.
+    /// Listens at a place; returns it with the port that was bound.
     pub fn bind(place: &Place) -> io::Result<(Listener, Place)> {
         listen(place)
     }
@@ -25,13 +25,14 @@ impl Listener {
     pub fn accept(&self) -> io::Result<Own<TcpStream>> {
         let connection = Own::open(|| match self {
             Listener::Tcp(listener) => Ok(listener.accept()?.0),
-            Listener::Ipc(listener, _) => Ok(OwnedFd::from(listener.accept()?.0).into()), // from here on they are alike
+            // From here on both kinds are used alike.
+            Listener::Ipc(listener, _) => Ok(OwnedFd::from(listener.accept()?.0).into()),
         })?;
         connection.set_nonblocking(true)?;
         Ok(connection)
     }
 
-    /// Where it listens, as workers of this host can be told; nothing for a path.
+    /// Returns the address for workers on this host; `None` for a path.
     pub fn told(&self) -> Option<Place> {
         match self {
             Listener::Tcp(listener) => {
@@ -46,7 +47,7 @@ impl Listener {
         }
     }
 
-    /// The path that is to be removed at the end.
+    /// The path to remove at the end.
     fn path(&self) -> Option<&PathBuf> {
         match self {
             Listener::Ipc(_, path) if !is_name(path) => Some(path),
@@ -65,7 +66,7 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Some(path) = self.path() {
-            let _ = std::fs::remove_file(path); // nobody takes a path at which somebody listens
+            let _ = std::fs::remove_file(path); // no publisher takes the path of a live socket
         }
     }
 }
@@ -95,7 +96,7 @@ fn listen(place: &Place) -> io::Result<(Listener, Place)> {
     }
 }
 
-/// Says who has an address, or what is wrong with it.
+/// Returns the error for an address that cannot be bound, with what to do.
 pub fn unbindable(address: &str, error: io::Error) -> Error {
     if error.kind() == io::ErrorKind::AddrInUse {
         let text = "another process listens there; stop it, or take another address (port 0: any free one)";
@@ -126,7 +127,7 @@ mod tests {
         let path = std::env::temp_dir().join(format!("weightbus-race-{}", std::process::id()));
         let place = Place::Ipc(path.clone());
         for _ in 0..200 {
-            drop(UnixListener::bind(&path).unwrap()); // whose socket stays
+            drop(UnixListener::bind(&path).unwrap()); // its path stays
             let (together, bound) = (Barrier::new(4), Mutex::new(Vec::new()));
             thread::scope(|scope| {
                 for _ in 0..4 {

@@ -1,7 +1,8 @@
-//! The publisher's behaviour, without sockets, threads or clocks.
+//! The publisher's decisions, without sockets, threads or clocks.
 //!
-//! Feed it what arrives (`receive`), what the user wants (`publish`) and the passing of time (`tick`); it answers
-//! with effects. `push` gives the next chunks while `pushing` says of what there are some.
+//! Call `receive` with each message, `publish` for the user, and `tick` as time passes: each
+//! returns the effects to carry out. While `pushing` yields a topic, `push` returns the next chunks
+//! of that topic.
 //!
 //! ```text
 //! hello ──> welcome                          the worker is on the roster       joining.rs
@@ -10,12 +11,13 @@
 //! staged ──> commit | abort                  once decided                      calls.rs
 //! applied | staged | failed                  move the publish along            reports.rs
 //! silence ──> lost                                                            sessions.rs
-//! observe ──> roster                         who is there, who runs what       observers.rs
-//! verify ──> check ... verified              what differs at a worker          verifying.rs
+//! observe ──> roster                         workers, and what each runs       observers.rs
+//! verify ──> check ... verified              tensors that differ at a worker   verifying.rs
 //! ```
 //!
-//! It is of levels 1 to 3, with keys (`trust.rs`) and without, offers patches (`patched.rs`), and says `applied` on the
-//! data connection to whoever can (P22). There is no shared road.
+//! It implements levels 1 to 3, with keys (`trust.rs`) and without, patches (`patched.rs`), and
+//! `applied` on the data connection for workers that can send it (P22). It has no shared-memory
+//! transport.
 
 use super::absent::{Absent, Oversights};
 use super::calls::Calls;
@@ -38,32 +40,34 @@ use std::time::Duration;
 
 const TOKEN_BYTES: usize = 32;
 
-/// Says for how long this publisher has been running, by a clock that never stops.
+/// Returns how long this publisher has been running, by a clock that also counts while the host is
+/// suspended.
 pub type Age = Box<dyn Fn() -> Duration + Send>;
-/// Draws 32 hexadecimal digits that nobody can guess; nothing if there are none to be had.
+/// Draws 32 unpredictable hexadecimal digits; `None` if there are no random bytes.
 pub type Draw = Box<dyn Fn() -> Option<String> + Send>;
 
-/// One publisher.
+/// The state of one publisher.
 pub struct PublisherMachine {
     pub timing: Timing,
     /// Messages dropped because they broke the protocol.
     pub malformed: u64,
     pub(super) data_endpoint: String,
-    /// Nothing: the epoch was chosen, and is final.
+    /// `None`: the user chose the epoch, which never changes.
     pub(super) age: Option<Age>,
     pub(super) draw: Option<Draw>,
     pub(super) roster: Roster,
     pub(super) store: Store,
     pub(super) calls: Calls,
-    pub(super) pushes: BTreeMap<String, Push>, // by topic: of each model what was published last, and a patch to that
+    // By topic: the latest version of each model, and a patch to it.
+    pub(super) pushes: BTreeMap<String, Push>,
     pub(super) absent: Absent,
     pub(super) renewed_at: Option<Time>,
-    pub(super) renewal_pause: Duration, // after that, until another epoch may be taken
-    pub(super) trust: Option<Trust>,    // nothing: there are no keys
+    pub(super) renewal_pause: Duration, // after that, until the epoch may change again
+    pub(super) trust: Option<Trust>,    // None without keys
     pub(super) observers: Observers,
     pub(super) checks: Checks,
     pub(super) oversights: Oversights,
-    /// Where workers connect to, to be said where none has; empty: it is not known.
+    /// Where workers connect, for the notice that none has; empty if unknown.
     pub address: String,
     limits: RateLimits,
     notices: Notices,
@@ -72,7 +76,7 @@ pub struct PublisherMachine {
 }
 
 impl PublisherMachine {
-    /// `data_endpoint` is where workers are told that the data socket is.
+    /// `data_endpoint` is the data address that is sent to workers.
     pub fn new(
         epoch: u64,
         data_endpoint: &str,
@@ -105,19 +109,19 @@ impl PublisherMachine {
         }
     }
 
-    /// Its incarnation.
+    /// The epoch.
     pub fn epoch(&self) -> u64 {
         self.store.epoch
     }
 
-    // What goes out.
+    // Sending.
 
     pub(super) fn tell(&mut self, kind: WorkerEventKind, worker: &str, text: String) {
         self.out.push(Effect::Tell(WorkerEvent { kind, worker: worker.to_owned(), text }));
     }
 
-    /// Tells of something that a worker can bring about as often as it likes. Each has an allowance of its own, or each
-    /// key where there are keys, so that none hides what others do.
+    /// Reports an event that a worker can cause as often as it likes. Each worker has its own rate
+    /// limit, or each key if there are keys, so that no source hides the events of others.
     pub(super) fn tell_of(
         &mut self,
         kind: WorkerEventKind,
@@ -139,7 +143,7 @@ impl PublisherMachine {
         self.out.push(effect);
     }
 
-    /// Sends to a worker, if it is there.
+    /// Sends a message to a worker, if it is on the roster.
     pub(super) fn send(&mut self, name: &str, message: FromPublisher, payload: Payload) {
         if let Some(peer) = self.roster.get(name) {
             let to = peer.identity.clone();
@@ -151,7 +155,7 @@ impl PublisherMachine {
         self.send(name, message, Payload::None);
     }
 
-    /// Whether a version can be had, by its epoch and number.
+    /// True if a version, given by its epoch and number, is available.
     pub fn offers(&self, model: &str, (epoch, number): (u64, u64)) -> bool {
         let versions = self.store.models.get(model).filter(|_| epoch == self.store.epoch);
         versions.map_or(false, |versions| versions.get(number).is_some())
@@ -169,7 +173,8 @@ impl PublisherMachine {
         self.out.push(Effect::Send { to: to.to_vec(), message, payload: Payload::None });
     }
 
-    /// Lets memory go before calls are answered: whoever is may publish again at once.
+    /// Drops unneeded versions and returns the effects. Versions go first: a caller whose call is
+    /// resolved may publish again at once.
     pub(super) fn finish(&mut self) -> Vec<Effect> {
         self.store.prune();
         let store = &self.store;
@@ -179,14 +184,14 @@ impl PublisherMachine {
         std::mem::take(&mut self.out)
     }
 
-    // What arrives.
+    // Receiving.
 
-    /// Takes one message of a connection. Whatever is malformed is refused.
+    /// Handles one message of a connection. A malformed message is refused.
     pub fn receive(&mut self, from: &[u8], header: &[u8], payloads: usize, now: Time) -> Vec<Effect> {
         self.receive_of(from, "", header, payloads, now)
     }
 
-    /// The same of a connection of this public key, where there are keys.
+    /// Like `receive`, for a connection with this public key; empty without keys.
     pub fn receive_of(
         &mut self,
         from: &[u8],
@@ -197,9 +202,9 @@ impl PublisherMachine {
     ) -> Vec<Effect> {
         let name = self.roster.by_identity(from).map(str::to_owned);
         if self.is_of_another(name.as_deref(), key) {
-            return vec![Effect::HangUp]; // K10: whoever dials may choose its identity
+            return vec![Effect::HangUp]; // K10: a peer can choose its identity
         }
-        let odd = cost_of(None, false); // of what is nothing that we want
+        let odd = cost_of(None, false); // of a message that is not parsed
         if name.is_none() && !self.limits.allow_unknown(now) {
             let allowed = self.limits.allow(from, odd, header.len(), now);
             return if allowed { Vec::new() } else { vec![Effect::HangUp] };
@@ -234,7 +239,7 @@ impl PublisherMachine {
         self.finish()
     }
 
-    /// A worker has said something on its connection.
+    /// Handles a message of a worker on its connection.
     fn said(&mut self, name: &str, message: ToPublisher, now: Time) {
         if message == ToPublisher::Worker(FromWorker::Bye) {
             return self.leave(name, "it said goodbye", now);
@@ -248,7 +253,7 @@ impl PublisherMachine {
                 self.tell_observers(name, news, now);
             }
             ToPublisher::Checked(said) => self.checked(name, said),
-            ToPublisher::Observe(_) | ToPublisher::Verify(_) => {} // which whoever is no worker says as well
+            ToPublisher::Observe(_) | ToPublisher::Verify(_) => {} // handled in `receive_of`
         }
     }
 
@@ -269,9 +274,10 @@ impl PublisherMachine {
         }
     }
 
-    /// Takes what somebody said on a data connection; nothing if it is no worker's word (P22).
+    /// Handles a report from a data connection; `None` if it is not a valid report of a worker
+    /// (P22).
     ///
-    /// It may be late, or doubled: all of it is said again on the control channel.
+    /// It may arrive late or twice: workers repeat every report on the control channel.
     pub fn receive_report(&mut self, word: &[u8], now: Time) -> Option<Vec<Effect>> {
         let token = std::str::from_utf8(word.get(..TOKEN_BYTES)?).ok()?;
         let name = self.roster.by_token(token)?.to_owned();
@@ -289,9 +295,10 @@ impl PublisherMachine {
         Some(self.finish())
     }
 
-    /// A connection is closed. Its worker may dial again, which takes a moment, unless another wants its name (P18).
+    /// Records that a connection is closed. Its worker gets some time to connect again, unless
+    /// another instance wants its name (P18).
     ///
-    /// Say it once all messages of that connection were taken: the last one may be a goodbye.
+    /// Call this after all messages of that connection were handled: the last one may be a `bye`.
     pub fn unreachable(&mut self, identity: &[u8], now: Time) -> Vec<Effect> {
         if let Some(name) = self.roster.by_identity(identity).map(str::to_owned) {
             if let Some(peer) = self.roster.get_mut(&name).filter(|peer| peer.phase.is(PeerPhase::Here)) {
@@ -304,7 +311,8 @@ impl PublisherMachine {
         self.finish()
     }
 
-    /// Somebody has subscribed: what to tell it at once, so that it knows that it is heard (P16).
+    /// Returns the beacon for a new subscriber, by which it knows that its subscription has arrived
+    /// (P16).
     pub fn subscribed(&self, topic: &str) -> Option<FromPublisher> {
         let model = topic.strip_suffix("/ctl").filter(|model| crate::fields::is_name(model))?;
         Some(self.beacon(model))
@@ -321,7 +329,7 @@ impl PublisherMachine {
 
     // Time.
 
-    /// Does what is due: beacons, lost workers, deadlines.
+    /// Does what is due: sends beacons, finds lost workers, ends calls at their deadlines.
     pub fn tick(&mut self, now: Time) -> Vec<Effect> {
         self.limits.tick(now);
         self.notices.tick(now);
@@ -348,14 +356,14 @@ impl PublisherMachine {
         self.finish()
     }
 
-    /// Resolves every call that is still open, as it stands (P20).
+    /// Resolves every open call as it stands (P20).
     pub fn close(&mut self, now: Time) -> Vec<Effect> {
         self.calls.end_at(now);
         self.settle_all(now);
         self.finish()
     }
 
-    /// Who is there, and who runs which version.
+    /// Returns the status of each worker by name.
     pub fn status(&self, now: Time) -> BTreeMap<String, WorkerStatus> {
         let of = |peer| WorkerStatus::of(peer, &self.store, &self.timing, now);
         self.roster.iter().map(|peer| (peer.hello.name.clone(), of(peer))).collect()

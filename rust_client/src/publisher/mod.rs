@@ -1,6 +1,7 @@
-//! A publisher: it copies a model, sends it to every worker that connects, and says what became of it.
+//! Publishers: copy a model, send it to the workers, and report what each worker did with it.
 //!
-//! `machine.rs` decides, `run.rs` carries, and this file is what users call.
+//! `machine.rs` makes the decisions and does no I/O, `run.rs` is the thread that carries them out,
+//! and this file is the API.
 
 pub mod bases;
 pub mod content;
@@ -76,10 +77,11 @@ use std::time::{Duration, Instant};
 use turns::Turns;
 use watch::Watch;
 
-const ANSWER: Duration = Duration::from_secs(10); // that the thread gets to answer beyond a deadline
-const DAY: Duration = Duration::from_secs(86_400); // that one group key is in force, too, unless the user says otherwise
+// How long a caller waits for the publisher's thread after its deadline.
+const ANSWER: Duration = Duration::from_secs(10);
+const DAY: Duration = Duration::from_secs(86_400); // the default lifetime of a group key
 
-/// What is asked of one publish.
+/// Options of one publish.
 ///
 /// ```
 /// # use weightbus::{PublishOptions, Require};
@@ -89,26 +91,29 @@ const DAY: Duration = Duration::from_secs(86_400); // that one group key is in f
 /// ```
 #[derive(Clone, Debug)]
 pub struct PublishOptions {
-    /// Names of the workers it is for; nothing: all that want the model. Workers that join later get the latest
-    /// version that was meant for all.
+    /// Names of the workers to publish to; `None`: all workers that want the model. A worker that
+    /// joins later gets the latest version that was published to all.
     pub workers: Option<Vec<String>>,
-    /// How many of them must get there.
+    /// How many of these workers must reach the state in `wait`.
     pub require: Require,
-    /// What "there" is.
+    /// The state that a worker must reach: applied, or only staged.
     pub wait: Wait,
-    /// None applies before so many as are required have staged; if too few do in time, none applies at all.
+    /// If true, no worker applies the version before as many as are required have staged it; if too
+    /// few stage it in time, none applies it.
     pub together: bool,
-    /// For all of this.
+    /// The time limit of the publish.
     pub timeout: Duration,
-    /// Of it, for how long a worker that is lost meanwhile is waited for; nothing: `lost_after` for one that falls
-    /// silent, and no longer for one whose connection is closed and that made no other.
+    /// How much of `timeout` to wait for a worker that is lost during the publish. `None`:
+    /// `lost_after` for a worker that falls silent, and no time for one whose connection is closed
+    /// and that opened no other.
     pub grace: Option<Duration>,
-    /// How many "all" are at least: those that are missing are waited for, until they join and get there. Nothing:
-    /// as many as the publisher was told to expect.
+    /// The least number of workers that counts as all: the publish waits until as many have joined
+    /// and reached `wait`. `None`: the number given to `PublisherBuilder::expect`.
     pub expect: Option<usize>,
-    /// How it goes to workers that take patches.
+    /// How the version is encoded for workers that accept patches.
     pub encoding: Encoding,
-    /// What to say of the version, as text by name: a step, a reward. At most 32 entries, and 4 KiB of names and texts.
+    /// Text by name that is sent with the version: a step, a reward. At most 32 entries, and 4 KiB
+    /// of names and texts.
     pub metadata: BTreeMap<String, String>,
 }
 
@@ -150,7 +155,7 @@ pub struct Publisher {
     lost_after: Duration,
     bases: (usize, u64),
     models: Mutex<HashMap<String, Arc<Turns<Published>>>>,
-    watch: Mutex<Option<Watch>>, // over the folder of keys
+    watch: Mutex<Option<Watch>>, // on the folder of keys
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -161,7 +166,7 @@ struct Published {
     bases: Bases,
 }
 
-/// A publish that is under way.
+/// A publish that is in progress.
 pub struct Publishing {
     answer: Receiver<Answer>,
     until: Instant,
@@ -169,7 +174,8 @@ pub struct Publishing {
 }
 
 impl Publishing {
-    /// Waits for what becomes of it.
+    /// Waits until the publish ends. `Error::Publish` means that less was achieved than required;
+    /// it has the receipt.
     pub fn wait(self) -> Result<Receipt, Error> {
         let left = self.until.saturating_duration_since(Instant::now());
         match self.answer.recv_timeout(left + ANSWER) {
@@ -189,37 +195,37 @@ impl fmt::Debug for Publisher {
 }
 
 impl Publisher {
-    /// Begins with everything else at its default.
+    /// Starts a publisher at `address` with default settings.
     pub fn bind(address: &str) -> Result<Publisher, Error> {
         Publisher::builder(address).bind()
     }
 
-    /// Sets a publisher up whose control socket is bound here, the one address that workers need: `tcp://HOST:PORT`
-    /// (port 0: any free one) or `ipc://PATH`.
+    /// Returns a builder for a publisher whose control socket binds `address`: `tcp://HOST:PORT`
+    /// (port 0: any free port) or `ipc://PATH`. Workers need only this address.
     pub fn builder(address: &str) -> PublisherBuilder {
         PublisherBuilder::new(address)
     }
 
-    /// The one address that workers need, with the port that was taken.
+    /// The address that workers connect to, with the port that was bound.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// Where the data socket is.
+    /// The address of the data socket.
     pub fn data_address(&self) -> &str {
         &self.data_address
     }
 
-    /// This publisher's incarnation, as it began: a receipt has that of its version.
+    /// The epoch in which this publisher started. A receipt has the epoch of its version.
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 
     /// Publishes a new version of a model and waits until the workers have it.
     ///
-    /// The tensors are copied before this waits for anybody. With no worker there, and none expected, the receipt
-    /// names none: the version waits for those that join. `Error::Publish` means that less was achieved than required;
-    /// it has the receipt.
+    /// The tensors are copied before the wait begins. If no worker is connected and none is
+    /// expected, the receipt has no workers, and workers that join later get the version.
+    /// `Error::Publish` means that less was achieved than required; it has the receipt.
     pub fn publish(
         &self,
         model: &str,
@@ -229,10 +235,10 @@ impl Publisher {
         self.publish_later(model, tensors, options)?.wait()
     }
 
-    /// The same, and returns as soon as the tensors are copied.
+    /// Like `publish`, but returns as soon as the tensors are copied.
     ///
-    /// A newer version overtakes an older one that is still on its way: a worker that goes straight to the newer one
-    /// counts as `Skipped`, which is success.
+    /// A newer version overtakes an older one that is still being delivered: a worker that goes
+    /// straight to the newer one counts as `Skipped`, which is success.
     pub fn publish_later(
         &self,
         model: &str,
@@ -242,7 +248,7 @@ impl Publisher {
         self.submit(model, options, |copier| copier.copy(tensors, self.chunk_bytes))
     }
 
-    /// Publishes the bytes of a safetensors file, as they stand: what `publish_later` does of tensors.
+    /// Publishes the bytes of a safetensors file unchanged; otherwise like `publish_later`.
     pub fn publish_safetensors(
         &self,
         model: &str,
@@ -259,7 +265,8 @@ impl Publisher {
         copy: impl FnOnce(&mut Copier) -> Result<Content, String>,
     ) -> Result<Publishing, Error> {
         if !self.shared.is_here() {
-            return Err(self.shared.closed()); // locks of ours may be held by threads that are not here
+            // A lock may be held by a thread of the parent process.
+            return Err(self.shared.closed());
         }
         let began = Instant::now();
         let asked = self.asked(model, options)?;
@@ -269,8 +276,8 @@ impl Publisher {
             Arc::new(Turns::new(Published { copier: Copier::default(), bases: Bases::new(count, bytes_max) }))
         };
         let its = lock(&self.models).entry(model.to_owned()).or_insert_with(fresh).clone();
-        // Versions are numbered in the order in which they were copied.
-        // The publisher's own thread must not stand still while another makes a patch.
+        // Versions are numbered in the order of their copies. The publisher's own thread must not
+        // wait while another thread makes a patch.
         let patience = if self.is_own_thread() { Duration::ZERO } else { asked.timeout };
         let mut its = its.take(began + patience).ok_or_else(|| late(model, patience))?;
         let takers = match options.encoding {
@@ -288,8 +295,10 @@ impl Publisher {
         Ok(Publishing { answer, until, shared: self.shared.clone() })
     }
 
-    /// What each worker runs, and how soon a patch is there, of those that take patches and that a version is for. In the publisher's own thread, and
-    /// where that does not say in time, it is one of which nobody knows: then there is no patch on anything.
+    /// Returns, for each worker that the version is for and that accepts patches, what it runs and
+    /// how soon a patch would arrive. In the publisher's own thread, or if that thread does not
+    /// answer by `until`, returns one unknown worker: no patch is made, but the version is kept as
+    /// a base.
     fn takers(&self, model: &str, asked: &Terms, until: Instant) -> Result<Vec<Taker>, Error> {
         if self.is_own_thread() {
             return Ok(vec![Taker::default()]);
@@ -358,14 +367,15 @@ impl Publisher {
         })
     }
 
-    /// Who is there, by name, lost workers included, and which version each of them runs.
+    /// Returns the status of each worker by name, lost workers included.
     pub fn workers(&self) -> Result<BTreeMap<String, WorkerStatus>, Error> {
         let (sender, answer) = channel();
         self.shared.leave(Work::Status(sender))?;
         answer.recv_timeout(ANSWER).map_err(|_| self.shared.closed())
     }
 
-    /// Waits until so many workers are there that want the model; returns whether they came in time.
+    /// Waits until at least `count` workers that are not lost want the model; returns whether that
+    /// happened in time.
     pub fn wait_for_workers(&self, count: usize, model: &str, timeout: Duration) -> Result<bool, Error> {
         let model = model.to_owned();
         self.wait_until(timeout, move |roster| {
@@ -376,8 +386,8 @@ impl Publisher {
         })
     }
 
-    /// Waits until something is so of those who are there, as `workers` has it; returns whether it was in time. It is
-    /// asked in the publisher's own thread, whenever something happens to a worker, and ten times a second.
+    /// Waits until `condition` is true of what `workers` returns; returns whether that happened in
+    /// time. The publisher's own thread calls it on each event of a worker, and ten times a second.
     pub fn wait_until(
         &self,
         timeout: Duration,
@@ -388,14 +398,14 @@ impl Publisher {
         self.shared.leave(Work::Watch(Box::new(condition), until, sender))?;
         match answer.recv_timeout(until.saturating_duration_since(Instant::now())) {
             Ok(()) => Ok(true),
-            Err(_) if Instant::now() >= until => Ok(false), // given up, here or there
+            Err(_) if Instant::now() >= until => Ok(false), // timed out, here or in the thread
             Err(_) => Err(self.shared.closed()),
         }
     }
 
-    /// Answers open publishes as they stand, and closes the sockets. Dropping the publisher does it, too. In the
-    /// publisher's own thread, where `on_worker` is called, it does not wait: that ends when the function has returned.
-    /// In a forked child there is nothing to close.
+    /// Resolves the open publishes as they stand, and closes the sockets. Dropping the publisher
+    /// does the same. In the publisher's own thread, where `on_worker` functions run, it does not
+    /// wait: the thread ends after the function returns. In a forked child it does nothing.
     pub fn close(&self) {
         if !self.shared.is_here() {
             return;
@@ -403,7 +413,8 @@ impl Publisher {
         self.shared.stop();
         drop(lock(&self.watch).take());
         if let Some(thread) = join_handle(&self.thread) {
-            let _ = thread.join(); // it never waits long; if it panicked, whoever calls next is told
+            // Takes a moment at most. If the thread panicked, the next call returns an error.
+            let _ = thread.join();
         }
     }
 }
@@ -413,14 +424,14 @@ impl Drop for Publisher {
         if self.shared.is_here() {
             self.close();
         } else {
-            // Threads that are not here.
+            // A fork does not copy these threads, so they cannot be joined.
             forget(replace(&mut self.thread, Mutex::new(None)));
             forget(replace(&mut self.watch, Mutex::new(None)));
         }
     }
 }
 
-/// Says why metadata cannot travel; nothing if it can.
+/// Returns why metadata cannot be sent; `None` if it can.
 fn unfit(metadata: &BTreeMap<String, String>) -> Option<String> {
     let named = |name: &&String| !(1..=METADATA_NAME_MAX).contains(&name.chars().count());
     if metadata.len() > METADATA_MAX {

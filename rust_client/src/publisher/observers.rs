@@ -1,11 +1,12 @@
-//! Those who look on: what each of them is told, when it asks (P23).
+//! Answers observers: sends them what changed since their last request (P23).
 //!
-//! Every change has the number of a revision, and an observer says which one it is at. So nothing is kept for any of
-//! them, and nothing is said to one that does not ask. A page has what has changed since, the longest ago first:
+//! Every change has a revision number, and a request names the revision that the observer has. So
+//! the publisher keeps nothing for an observer, and sends nothing unasked. A page has the changes
+//! since that revision, oldest first:
 //!
 //! ```text
-//! a model's latest version        looked up when somebody asks
-//! a worker: joined, told news     touched on the roster by what it says, and by what becomes of it
+//! a model's latest version        looked up on request
+//! a worker: joined, has news      recorded on the roster on its reports, and on its events
 //! an event                        the last few
 //! ```
 
@@ -21,49 +22,49 @@ use crate::words::printable;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
-pub const OBSERVERS_MAX: usize = 16; // at once: each question is a search of the roster
-const OBSERVER_LIFE: Duration = Duration::from_secs(10); // without a question after which one is one no more
-const PAGES_MAX: u64 = 2; // in answer to one question: some ten milliseconds at most
-const ROWS: Rate = Rate(16_384.0, 4096.0); // told to all observers together: all workers at once, and then a part
-const EVENTS_OF_WORKER: usize = 16; // of those, in the place of which no others go
-const EVENTS_TOLD: usize = 64; // the last ones: as many as a person reads
-const VERSIONS_TIMED: usize = 4096; // of a model of which the age is known
-pub const ERROR_MAX: usize = 512; // characters of an error, of which a roster may hold many
+pub const OBSERVERS_MAX: usize = 16; // at once: each request is a search of the roster
+const OBSERVER_LIFE: Duration = Duration::from_secs(10); // of silence, then it no longer counts
+const PAGES_MAX: u64 = 2; // per request: some ten milliseconds at most
+const ROWS: Rate = Rate(16_384.0, 4096.0); // to all observers together: all workers, then a part
+const EVENTS_OF_WORKER: usize = 16; // above this, a worker's new event replaces its oldest one
+const EVENTS_TOLD: usize = 64; // events kept: as many as a person reads
+const VERSIONS_TIMED: usize = 4096; // versions of a model whose age is known
+pub const ERROR_MAX: usize = 512; // characters of an error: a roster may hold many
 pub const NO_OBSERVER: &str =
     "only an observer's key looks on here: `weightbus keygen DIR --observer NAME` makes one";
 
-/// Says how many milliseconds it is since 1970.
+/// Returns the milliseconds since 1970.
 pub type Clock = Box<dyn Fn() -> u64 + Send>;
 
-/// A worker and a model, as observers were told of them: what runs, what arrives, what failed.
+/// What observers were sent of a worker and a model: what runs, what arrives, what failed.
 type Told = (Key, Option<(u64, Doing, u64)>, Option<(u64, String)>);
 
-/// What is kept of a worker for observers alone, by model.
+/// What is kept of a worker for observers only, by model.
 #[derive(Default)]
 pub struct Seen {
-    /// Which version took how many microseconds to run.
+    /// The version that it applied last, and the microseconds from publish to then.
     pub took: BTreeMap<String, (u64, u64)>,
-    /// Which version it will not run, and why.
+    /// The version that it will not run, and why.
     pub failed: BTreeMap<String, (u64, String)>,
     subscribed: Option<bool>,
     told: BTreeMap<String, Told>,
 }
 
-/// A model as observers are told of it.
+/// A model as observers are sent it.
 #[derive(Default)]
 pub struct ModelSeen {
     pub latest: Key,
     pub nbytes: u64,
     pub metadata: Metadata,
-    /// When each of its versions was published.
+    /// When each version was published.
     pub times: BTreeMap<u64, Time>,
     revision: u64,
     targeted: BTreeMap<String, u64>,
 }
 
-/// What is known for those who look on, and of them.
+/// What is kept for observers, and about them.
 pub struct Observers {
-    clock: Option<Clock>, // nothing: nobody is told
+    clock: Option<Clock>, // None: time_ms is 0
     asked: HashMap<Identity, Time>,
     rows: TokenBucket,
     models: BTreeMap<String, ModelSeen>,
@@ -83,7 +84,7 @@ impl Default for Observers {
 }
 
 impl Observers {
-    /// A version was published.
+    /// Records that a version was published.
     pub fn published(&mut self, model: &str, number: u64, now: Time) {
         let times = &mut self.models.entry(model.to_owned()).or_default().times;
         times.insert(number, now);
@@ -93,8 +94,8 @@ impl Observers {
         }
     }
 
-    /// Makes room for another event: the oldest of this worker goes if it has many, so that one that comes and goes hides
-    /// nothing of the others; else the oldest.
+    /// Drops an event: the oldest of this worker if it has many, so that it does not displace those
+    /// of other workers; otherwise the oldest.
     fn drop_event(&mut self, worker: &str) {
         let its = |(_, _, event): &&(u64, Time, WorkerEvent)| event.worker == worker;
         let many = self.events.iter().filter(its).count() > EVENTS_OF_WORKER;
@@ -102,7 +103,7 @@ impl Observers {
         self.events.remove(oldest.filter(|_| many).unwrap_or(0));
     }
 
-    /// Whether somebody may look on; takes note that it does.
+    /// Returns whether a peer may observe, and records that it does.
     fn admit(&mut self, from: &[u8], now: Time) -> bool {
         self.asked.retain(|_, at| now.saturating_sub(*at) < OBSERVER_LIFE);
         let room = self.asked.len() < OBSERVERS_MAX || self.asked.contains_key(from);
@@ -113,7 +114,7 @@ impl Observers {
     }
 }
 
-/// What a worker says that may be news to observers.
+/// What of a worker's message may be news to observers.
 pub(super) enum News {
     Nothing,
     Road,
@@ -138,20 +139,20 @@ impl News {
 }
 
 impl PublisherMachine {
-    /// Tells observers the time of day.
+    /// Sets the clock whose time observers are sent.
     pub fn clock(mut self, clock: Clock) -> PublisherMachine {
         self.observers.clock = Some(clock);
         self
     }
 
-    /// Milliseconds since 1970, if this publisher has such a clock.
+    /// Returns the milliseconds since 1970, if there is a clock.
     pub(super) fn time_ms(&self) -> Option<u64> {
         self.observers.clock.as_ref().map(|clock| clock())
     }
 
-    // What happens.
+    // Events.
 
-    /// A worker has said something, and that was dealt with: takes note of it if it is news to observers.
+    /// Records that a worker has changed, if its message, already handled, is news to observers.
     pub(super) fn tell_observers(&mut self, name: &str, news: News, now: Time) {
         let epoch = self.epoch();
         let peer = match self.roster.get_mut(name) {
@@ -176,7 +177,7 @@ impl PublisherMachine {
         }
     }
 
-    /// Something became of a worker, as whoever listens is told.
+    /// Records an event as it is reported to the listener.
     pub fn happened(&mut self, event: &WorkerEvent, now: Time) {
         if event.worker.is_empty() {
             return;
@@ -189,9 +190,9 @@ impl PublisherMachine {
         self.roster.touch(&event.worker);
     }
 
-    // What is told.
+    // Answers.
 
-    /// Answers somebody who looks on, if its key, where there are keys, lets it do that (K4).
+    /// Answers an observer, if its key, where there are keys, allows that (K4).
     pub(super) fn observed(&mut self, from: &[u8], key: &str, asked: &Observe, now: Time) {
         if !self.may_look_on(key) {
             return self.refuse(from, "not-allowed", NO_OBSERVER, None);
@@ -206,7 +207,7 @@ impl PublisherMachine {
         }
     }
 
-    /// What has changed since a revision, as far as it fits so many pages.
+    /// Returns the changes since a revision that fit into the requested pages.
     fn pages(&mut self, asked: &Observe, now: Time) -> Vec<Vec<u8>> {
         self.look_at_models();
         let (epoch, latest) = (self.epoch(), self.roster.revision());
@@ -235,7 +236,7 @@ impl PublisherMachine {
         headers
     }
 
-    /// Takes note of each model's latest version, and of which workers another one is the newest.
+    /// Records each model's latest version, and the workers that have another newest one.
     fn look_at_models(&mut self) {
         for (name, versions) in &self.store.models {
             let model = self.observers.models.entry(name.clone()).or_default();
@@ -257,7 +258,8 @@ impl PublisherMachine {
     }
 }
 
-/// What has changed since, the longest ago first, as far as pages may hold it. The revisions are all different.
+/// Returns the changes since a revision, oldest first, as many as pages may hold. All revisions
+/// differ.
 fn changed<'a>(
     models: &'a BTreeMap<String, ModelSeen>,
     events: &'a VecDeque<(u64, Time, WorkerEvent)>,
@@ -275,7 +277,7 @@ fn changed<'a>(
     found
 }
 
-/// Takes note of how long a worker took to what it runs, and of what that makes up for.
+/// Records how long a worker took to apply what it runs, and drops a failure that this resolves.
 fn settled(peer: &mut Peer, model: &str, epoch: u64, seen: Option<&ModelSeen>, now: Time) {
     let (of, version) = peer.runs(model);
     let new = of == epoch && peer.seen.took.get(model).map(|(number, _)| *number) != Some(version);
@@ -288,7 +290,8 @@ fn settled(peer: &mut Peer, model: &str, epoch: u64, seen: Option<&ModelSeen>, n
     }
 }
 
-/// Whether observers know other things of a worker and a model than are so; from now on they are to know these.
+/// Returns whether a worker's state of a model differs from what observers were sent, and records
+/// it.
 fn is_news(peer: &mut Peer, model: &str) -> bool {
     let at = peer.incoming.get(model).map(|its| (its.version, its.phase, its.chunks));
     let now = (peer.runs(model), at, peer.seen.failed.get(model).cloned());

@@ -1,4 +1,4 @@
-//! A version as it is offered: by itself, and by patches on what workers run.
+//! A version as it is offered: whole, and as patches on versions that workers run.
 
 use super::content::Content;
 use super::roster::Peer;
@@ -6,17 +6,17 @@ use crate::delta::worth::Way;
 use crate::messages::{Patch, PatchId, Running, DELTA};
 use std::sync::Arc;
 
-/// A patch that leads to a version: it is given out in chunks, as that is.
+/// A patch that leads to a version; its bytes are sent in chunks, too.
 #[derive(Clone, Debug)]
 pub struct VersionPatch {
     pub id: PatchId,
-    /// Its bytes; the layout and the digest are those of the version.
+    /// The bytes of the patch, with the layout and the digest of the version.
     pub content: Arc<Content>,
-    /// Its steps may be coded by class, which takes longer to decode.
+    /// True if its steps may be coded by class, which takes longer to decode.
     pub classes: bool,
-    /// What it takes to decode it, in bytes of a version that stays as it is; 0: who knows.
+    /// The cost of decoding it, in bytes of an unchanged version; 0 if unknown.
     pub work: f64,
-    base: Running, // as workers say that they run it
+    base: Running, // as workers report it
 }
 
 impl VersionPatch {
@@ -27,13 +27,13 @@ impl VersionPatch {
         VersionPatch { id, base, content, classes: way.classes, work }
     }
 
-    /// What announcements say of it.
+    /// Returns its entry in announcements.
     pub fn offered(&self) -> Patch {
         let PatchId { encoding, epoch, version } = self.id.clone();
         Patch { encoding, epoch, version, digest: self.base.digest.clone(), nbytes: self.content.plan.nbytes }
     }
 
-    /// Whether a worker can have a version of that model come by it.
+    /// True if a worker can get a version of that model by it.
     pub fn is_for(&self, peer: &Peer, model: &str) -> bool {
         takes_patches(peer) && peer.running.get(model) == Some(&self.base)
     }
@@ -43,25 +43,25 @@ pub fn takes_patches(peer: &Peer) -> bool {
     peer.hello.features.iter().any(|feature| feature == DELTA)
 }
 
-/// What is to be published.
+/// A version to publish.
 #[derive(Clone, Debug)]
 pub struct Offer {
     pub content: Arc<Content>,
-    /// Patches on it may come: workers that take those keep its bytes (D1).
+    /// True if later patches may build on it: workers that accept patches keep its bytes (D1).
     pub keep: bool,
     /// The first is pushed, the others are fetched.
     pub patches: Vec<VersionPatch>,
-    /// What went wrong with patches that there are not, in words.
+    /// Why patches could not be made, as texts.
     pub faults: Vec<String>,
 }
 
 impl Offer {
-    /// It may come by a patch, too.
+    /// Adds a patch.
     pub fn by(&mut self, patch: VersionPatch) {
         self.patches.push(patch);
     }
 
-    /// There is a patch less, and why.
+    /// Records why a patch could not be made.
     pub fn lacks(&mut self, fault: String) {
         self.faults.push(fault);
     }

@@ -1,4 +1,4 @@
-//! Pages of a roster: rows as observers are told them, as many as fit a header.
+//! Pages of the roster for observers: rows, as many as fit into a header.
 
 use super::effects::WorkerEvent;
 use super::observers::{ModelSeen, ERROR_MAX};
@@ -12,20 +12,20 @@ use crate::words::printable;
 use serde::Serialize;
 use std::time::Duration;
 
-pub const PAGE_BYTES: usize = HEADER_BYTES_MAX - 1024; // of rows: the rest is for what stands around them
-const SHORT: usize = 64; // characters of each error of a worker whose errors would fill a page
-const VERSIONS_TOLD: usize = 24; // of a model, with their ages
+pub const PAGE_BYTES: usize = HEADER_BYTES_MAX - 1024; // of rows: the rest is for the other fields
+const SHORT: usize = 64; // characters of each error of a worker whose errors fill a page
+const VERSIONS_TOLD: usize = 24; // versions of a model, with their ages
 
-/// What observers are to be told of.
+/// A change to send to observers.
 pub enum Changed<'a> {
     Model(&'a str, &'a ModelSeen),
     Worker(&'a Peer),
     Event(Time, &'a WorkerEvent),
 }
 
-/// A page that is being filled; rows are JSON by now.
+/// A page that is being filled; its rows are JSON already.
 pub struct Page {
-    /// The last one of which it tells.
+    /// The last revision in it.
     pub revision: u64,
     since: u64,
     models: String,
@@ -36,7 +36,7 @@ pub struct Page {
 }
 
 impl Page {
-    /// Rows in one page: a header has no room for so many.
+    /// Most rows in one page: a header has no room for more.
     pub const ROWS_MAX: usize = 1024;
 
     pub fn new(since: u64) -> Page {
@@ -44,7 +44,8 @@ impl Page {
         Page { revision: since, since, models, rows, events, room: PAGE_BYTES, count: 0 }
     }
 
-    /// Takes in what has changed with a revision, unless there is no room for it. One row there always is.
+    /// Adds a change with its revision; returns false if there is no room. An empty page takes any
+    /// row.
     pub fn takes(&mut self, at: u64, what: &Changed, store: &Store, timing: &Timing, now: Time) -> bool {
         let row = match what {
             Changed::Model(name, model) => json(&model_row(name, model, now)),
@@ -80,8 +81,8 @@ impl Page {
         true
     }
 
-    /// The header of its `roster`: epoch, latest revision, count of workers and the time of day. Another page of the
-    /// same answer may follow, and there may be more to ask for.
+    /// Returns the header of its `roster`: epoch, latest revision, count of workers and the time of
+    /// day. `follows`: another page of the same answer follows; `more`: more can be requested.
     pub fn header(
         self,
         (epoch, latest, workers, time_ms): (u64, u64, usize, u64),
@@ -114,7 +115,7 @@ fn json(row: &impl Serialize) -> String {
     }
 }
 
-/// Of a model, when its latest version was published, and ever fewer of those before.
+/// Returns the row of a model: when its latest version was published, and ever fewer earlier ones.
 fn model_row<'a>(name: &'a str, model: &'a ModelSeen, now: Time) -> ModelRow<'a> {
     let version = model.latest.1;
     let (mut published, mut step) = (Vec::new(), 0u64);
@@ -128,7 +129,7 @@ fn model_row<'a>(name: &'a str, model: &'a ModelSeen, now: Time) -> ModelRow<'a>
     ModelRow { name, version, nbytes: model.nbytes, encoding: "raw", published, metadata: &model.metadata }
 }
 
-/// A worker, with so many characters of each error at most.
+/// Returns the row of a worker, with at most `error_max` characters of each error.
 fn worker_row(peer: &Peer, error_max: usize, store: &Store, timing: &Timing, now: Time) -> String {
     let standing = |model| (model, standing_of(peer, model, error_max, store, now));
     json(&WorkerRow {
@@ -169,7 +170,7 @@ fn standing_of<'a>(peer: &'a Peer, model: &str, error_max: usize, store: &Store,
     standing
 }
 
-/// How long ago something was.
+/// Milliseconds from `at` to `now`.
 fn millis(now: Time, at: Time) -> u64 {
     let ago: Duration = now.saturating_sub(at);
     (ago.as_secs_f64() * 1000.0).round() as u64

@@ -1,4 +1,4 @@
-//! How versions go out as patches: who takes some, who listens to which, and by what a version has come.
+//! Patches: which workers accept them, which subscribers can use which, how a version has arrived.
 
 use super::bases::Taker;
 use super::machine::PublisherMachine;
@@ -7,19 +7,20 @@ use super::roster::Peer;
 use crate::messages::*;
 use crate::transfer::Time;
 
-/// What those who hear what is pushed of a version make of it (D6).
+/// What the subscribers of a model need of a version that is pushed (D6).
 #[derive(Default)]
 pub(super) struct Listeners {
-    /// Somebody listens.
+    /// There is a subscriber.
     pub any: bool,
-    /// Somebody needs all of the version.
+    /// A subscriber needs the whole version.
     pub whole: bool,
-    /// Somebody runs what its first patch builds on.
+    /// A subscriber runs the base of the first patch.
     pub first: bool,
 }
 
 impl PublisherMachine {
-    /// What each worker runs of a model, and what is known of its link, of those that take patches, and to whom a version would go (D2).
+    /// Returns what is known of each live worker that accepts patches and that a version would go
+    /// to (D2).
     pub fn takers(&self, model: &str, workers: Option<&[String]>) -> Vec<Taker> {
         let named = |name: &String| workers.map_or(true, |workers| workers.contains(name));
         let live = self.roster.iter().filter(|peer| !peer.lost() && peer.wants(model) && takes_patches(peer));
@@ -41,7 +42,8 @@ impl PublisherMachine {
         found
     }
 
-    /// A worker says how a version came to it (D11): in `applied`, or before that.
+    /// Records how a version arrived at a worker (D11). `applied`: it is reported in `applied`, not
+    /// before.
     pub(super) fn carried(&mut self, name: &str, said: &OfVersion, applied: bool, now: Time) {
         let versions = self.store.of(&said.model, said.epoch);
         let version = versions.and_then(|versions| versions.get(said.version));
@@ -64,7 +66,7 @@ impl PublisherMachine {
         if let Some((work, classes)) = decoded {
             peer.link.decoded(said.decode_us, work, classes);
         } else if plan.count() > 1 {
-            // One of a chunk is there as soon as anything can be, however fast the link.
+            // A version of one chunk arrives at once, however fast the link.
             for started in self.calls.started(&said.model, key) {
                 peer.link.brought(plan.nbytes, now.saturating_sub(started));
             }

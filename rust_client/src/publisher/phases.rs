@@ -1,16 +1,17 @@
-//! What a publisher's workers, targets, decisions and versions go through: phase x event -> phase. Nothing else moves one.
+//! State machines of a publisher's workers, targets, decisions and versions, as tables of phase,
+//! event, next phase. Nothing else changes a phase.
 //!
-//! An event that has no arrow from where something is changes nothing. `docs/PROTOCOL.md` has the same tables, and says
-//! what they mean and how they are coupled (section 9); `tests/vectors/publisher_phases.json` has every arrow, and every
-//! pair without one. Nothing here tells that a process has ended, or lends the memory of a version: those arrows are
-//! unused.
+//! An event without a transition from the current phase changes nothing. `docs/PROTOCOL.md` has the
+//! same tables, and describes their meaning and their coupling (section 9);
+//! `tests/vectors/publisher_phases.json` has every pair of phase and event. The transitions of
+//! ended processes and of reclaimable memory are unused here.
 
 use super::receipt::Outcome;
 use crate::phases::next;
 
 pub type Table<S, E> = &'static [(S, E, S)];
 
-/// Where something is in a table: first where that begins, and then wherever events lead.
+/// The current phase in a table. It begins with the phase of the first row.
 #[derive(Clone, Copy)]
 pub struct At<S: 'static, E: 'static>(S, Table<S, E>);
 
@@ -27,7 +28,7 @@ impl<S: Copy + PartialEq, E: Copy + PartialEq> At<S, E> {
         self.0 == state
     }
 
-    /// Takes an event; tells whether there is an arrow for that.
+    /// Applies an event; returns whether there is a transition.
     pub fn take(&mut self, event: E) -> bool {
         next(self.1, self.0, event).map(|state| self.0 = state).is_some()
     }
@@ -37,24 +38,24 @@ impl<S: Copy + PartialEq, E: Copy + PartialEq> At<S, E> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PeerPhase {
     Here,
-    /// Its connection is closed, and it has come on no other.
+    /// Its connection is closed, and it opened no other.
     Away,
     Lost,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PeerEvent {
-    /// It has said something on the control channel.
+    /// It sent a message on the control channel.
     Spoke,
-    /// Its connection is.
+    /// Its connection was closed.
     Closed,
-    /// It has been away for too long.
+    /// It was away for too long.
     Overdue,
-    /// It is away, and another instance asks for its name.
+    /// It is away, and another instance claims its name.
     Contested,
-    /// It has said nothing for too long.
+    /// It was silent for too long.
     Silent,
-    /// Its process has.
+    /// Its process ended.
     Ended,
 }
 
@@ -74,7 +75,7 @@ pub const WORKERS: Table<PeerPhase, PeerEvent> = {
     ]
 };
 
-/// What happens to a target, which is one worker in one call of publish.
+/// An event of a target, which is one worker in one call of publish.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum TargetEvent {
     Staged,
@@ -106,12 +107,12 @@ pub const TARGETS: Table<Outcome, TargetEvent> = {
         (Is::Failed, Skipped, Is::Skipped),
         (Is::Failed, Left, Is::Left),
         (Is::Lost, Left, Is::Left),
-        (Is::Lost, Returned, Is::Behind), // whatever it says, it has returned first
+        (Is::Lost, Returned, Is::Behind), // it returns before any other event
         (Is::Left, Returned, Is::Behind),
     ]
 };
 
-/// Of a call that commits together.
+/// The decision of a call that commits together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Decision {
     Open,
@@ -121,9 +122,9 @@ pub enum Decision {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum DecisionEvent {
-    /// So many have staged it as are required.
+    /// As many workers have staged it as are required.
     Enough,
-    /// So many cannot any more, or it is given up, or its time is over.
+    /// Too few workers can still stage it, it was given up, or its deadline passed.
     TooFew,
 }
 
@@ -136,34 +137,34 @@ pub const DECISIONS: Table<Decision, DecisionEvent> = &[
 pub enum VersionPhase {
     /// It is numbered, and may wait until enough workers have staged it.
     Pending,
-    /// Of its model, for all workers that have nothing newer of their own.
+    /// The newest of its model, for all workers that have nothing newer of their own.
     Latest,
-    /// The same, while nobody is at it: whoever publishes next may write over it.
+    /// The same, but reclaimable: no worker reads it, and the next publish may overwrite it.
     Lent,
-    /// The newest that was published to some worker alone.
+    /// The newest that was published to some named worker.
     Targeted,
-    /// Some worker is still at it.
+    /// Outdated, but some worker still reads it.
     Old,
-    /// It is not to be had.
+    /// It is unavailable.
     Gone,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum VersionEvent {
-    /// It is committed, for all workers.
+    /// It was committed for all workers.
     ForAll,
-    /// It is committed, for workers that were named.
+    /// It was committed for named workers.
     ForSome,
-    /// Nobody is at it.
+    /// No worker reads it.
     Unread,
-    /// Somebody wants it, and its memory still has it.
+    /// A worker requests it, and its memory still holds it.
     Asked,
-    /// Somebody wants it, and its memory serves another version by now.
+    /// A worker requests it, but its memory holds another version by now.
     Overwritten,
-    /// Other versions are the newest for all that it was for.
+    /// Newer versions have replaced it for all of its workers.
     Newer,
     Aborted,
-    /// Its memory is wanted for the next version.
+    /// Its memory is needed for the next version.
     GivenUp,
 }
 
@@ -195,9 +196,9 @@ mod tests {
     use std::collections::BTreeMap;
     use std::fmt::Debug;
 
-    type Arrows = BTreeMap<[String; 3], String>; // from what a table is of, a state and an event, to a state
+    type Arrows = BTreeMap<[String; 3], String>; // from table, state and event to the next state
 
-    /// As the protocol writes it.
+    /// Returns a name as the protocol spells it.
     fn word(name: &dyn Debug) -> String {
         let mut word = String::new();
         for letter in format!("{:?}", name).chars() {

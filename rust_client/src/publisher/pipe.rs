@@ -1,8 +1,9 @@
-//! What is on its way on one connection, as frames of ZMTP 3: on the data connection (`outlet.rs`) and on the control
-//! connection (`accepted.rs`) alike.
+//! The output of a data connection (`outlet.rs`) or control connection (`accepted.rs`), as frames
+//! of ZMTP 3.
 //!
-//! What waits refers to a version weakly: a peer that takes nothing (a stopped process, say) keeps no memory that the
-//! next version is to be written to. What is half sent is copied if it does not move.
+//! The queue refers to a version weakly: a peer that reads nothing (a stopped process, say) keeps
+//! no memory that the next version needs. The rest of a partly sent message is copied if it makes
+//! no progress.
 
 use super::content::{Content, Header};
 use super::effects::Payload;
@@ -16,14 +17,15 @@ use std::os::unix::io::AsRawFd;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-const TURN_BYTES: usize = 1 << 20; // sent to one peer before the next has its turn
-pub const HOLD: Duration = Duration::from_millis(100); // that half a message may hold on to a version while none of it is taken
-pub const HOLD_MAX: Duration = Duration::from_secs(1); // the same where there is no room for a copy, or the version is out of date
-const COPY_MAX: Duration = Duration::from_secs(30); // for a copy that others wait for: the largest chunk, at 2 MB/s
-/// Bytes of copies of all connections to one socket together: as many as the largest chunk has, so that one always fits.
+const TURN_BYTES: usize = 1 << 20; // sent to one peer before the next is served
+pub const HOLD: Duration = Duration::from_millis(100); // that a stalled message may hold a version
+pub const HOLD_MAX: Duration = Duration::from_secs(1); // if it cannot be copied, or is outdated
+const COPY_MAX: Duration = Duration::from_secs(30); // a copy while others wait: 64 MiB at 2 MB/s
+/// Bytes of the copies of all connections of one socket: the largest chunk, so that one always
+/// fits.
 pub const COPIES_BYTES_MAX: usize = 1 << 26;
 
-/// Bytes that whoever has them keeps as they are.
+/// Bytes that do not change while they are owned.
 pub trait Piece: Send + Sync {
     fn piece(&self, index: u64) -> &[u8];
 }
@@ -46,7 +48,7 @@ impl Piece for Sealed {
     }
 }
 
-/// The last frame of a message that waits.
+/// The last frame of a queued message.
 pub enum Tail {
     None,
     Kept(Arc<dyn Piece>),
@@ -68,7 +70,8 @@ impl Tail {
         }
     }
 
-    /// What has the bytes, and which of its pieces they are; nothing if nobody needs that version any more.
+    /// Returns the owner of the bytes, and the index of the piece; `None` if the version was
+    /// released.
     pub fn piece(&self) -> Option<Option<(Arc<dyn Piece>, u64)>> {
         match self {
             Tail::None => Some(None),
@@ -77,7 +80,7 @@ impl Tail {
         }
     }
 
-    /// Bytes that are kept for as long as it waits, whether a version needs them or not.
+    /// Bytes that it keeps while it is queued, whether a version needs them or not.
     pub fn kept(&self) -> usize {
         match self {
             Tail::Kept(piece) => piece.piece(0).len(),
@@ -86,12 +89,13 @@ impl Tail {
     }
 }
 
-/// What is being sent.
+/// The message that is being sent.
 pub enum Sending {
     Nothing,
-    /// Bytes of its own: commands, what was encrypted for this peer alone, or the copied rest of a message.
+    /// Owned bytes: commands, what was encrypted for this peer alone, or the copied rest of a
+    /// message.
     Own(Vec<u8>),
-    /// Frames and how the last one begins, and what has the bytes of that.
+    /// Frames with the head of the last one, and the owner of that one's bytes.
     Message(Arc<Vec<u8>>, Option<(Arc<dyn Piece>, u64)>),
 }
 
@@ -106,16 +110,16 @@ impl Sending {
     }
 }
 
-/// One connection, and what is half sent on it.
+/// One connection, and its partly sent message.
 pub struct Pipe {
-    pub connection: Own<TcpStream>, // or one of the host, which is alike
-    pub alive_at: Time,             // when the other side showed last that it lives
+    pub connection: Own<TcpStream>, // or a Unix socket, used like it
+    pub alive_at: Time,             // when the peer last showed that it is alive
     sending: Sending,
     sent: usize,
     blocked: bool,
     begun_at: Time,
-    moved_at: Time,            // when the kernel took something last
-    outdated_at: Option<Time>, // since when the version of what is half sent is not the newest any more
+    moved_at: Time,            // when the kernel last accepted bytes
+    outdated_at: Option<Time>, // since when the version being sent is outdated
 }
 
 impl Pipe {
@@ -132,7 +136,7 @@ impl Pipe {
         }
     }
 
-    /// Whether nothing is half sent.
+    /// True if no message is partly sent.
     pub fn is_idle(&self) -> bool {
         matches!(self.sending, Sending::Nothing)
     }
@@ -145,17 +149,17 @@ impl Pipe {
         }
     }
 
-    /// Whether it has something to take, and took none of it for so long.
+    /// True if the peer has accepted nothing of its message for `patience`.
     pub fn stands_still(&self, now: Time, patience: Duration) -> bool {
         !self.is_idle() && now.saturating_sub(self.moved_at) >= patience
     }
 
-    /// Whether its copy stands still, or takes so long that others should have the room.
+    /// True if its copy makes no progress, or takes so long that others should have the room.
     pub fn hogs(&self, now: Time) -> bool {
         self.stands_still(now, HOLD_MAX) || now.saturating_sub(self.begun_at) >= COPY_MAX
     }
 
-    /// Bytes that are left of a message whose version it keeps.
+    /// Bytes left of a message that holds its version.
     fn held(&self) -> usize {
         match &self.sending {
             Sending::Message(_, Some(_)) => {
@@ -166,14 +170,14 @@ impl Pipe {
         }
     }
 
-    /// There is a newer version than that of what is half sent.
+    /// Records that the version being sent is outdated.
     pub fn outdate(&mut self, now: Time) {
         if self.held() > 0 {
             self.outdated_at = self.outdated_at.or(Some(now));
         }
     }
 
-    /// Copies what is left of a message, to let its version go.
+    /// Copies the rest of a message, to release its version.
     fn let_go(&mut self) {
         if let Sending::Message(_, Some(_)) = self.sending {
             let (heads, tail) = self.sending.parts();
@@ -183,13 +187,14 @@ impl Pipe {
         }
     }
 
-    /// Sends until the kernel takes no more, there is nothing next, or others should have a turn.
+    /// Sends until the kernel accepts no more, nothing is next, or others should be served.
     pub fn write(&mut self, now: Time, mut next: impl FnMut() -> Sending) -> io::Result<()> {
         let mut turn = TURN_BYTES;
         while turn > 0 {
             if self.is_idle() {
                 self.sending = next();
-                (self.begun_at, self.moved_at) = (now, now); // it stands still from now on, not while there was nothing to take
+                // Count the time without progress from now: there was nothing to send before.
+                (self.begun_at, self.moved_at) = (now, now);
             }
             if self.is_idle() {
                 break;
@@ -210,7 +215,7 @@ impl Pipe {
             };
             self.moved_at = now;
             if std::mem::take(&mut self.blocked) {
-                self.alive_at = now; // it was full and has room again: the other side lives
+                self.alive_at = now; // it accepts data again: the peer is alive
             }
             turn = turn.saturating_sub(count);
             self.sent += count;
@@ -222,14 +227,14 @@ impl Pipe {
     }
 }
 
-/// Of some connections, those whose memory is looked after.
+/// A connection whose memory `let_go` bounds.
 pub trait Held {
     fn pipe(&mut self) -> &mut Pipe;
 }
 
-/// Lets versions go that connections hold on to which stand still, by copying what is left of a message. Returns those
-/// connections for which there was no room, and that have had their time: hang up on them, since each may keep another
-/// version.
+/// Releases versions that connections without progress hold, by copying the rest of their messages.
+/// Returns the connections for which there was no room in time: close them, because each may hold
+/// another version.
 pub fn let_go<'a, H: Held + 'a>(
     pipes: impl Iterator<Item = (u64, &'a mut H)>,
     room: usize,

@@ -1,9 +1,9 @@
 //! The publisher's data socket: a PUB of our own, which sends straight from a version's memory.
 //!
-//! To libzmq every message is an object of its own, which it hands to another thread. Here a message is sent by the
-//! thread that has it: a small one is on its way when `send` returns, and of a large one the kernel takes as much as
-//! it has room for whenever it has room. Each subscriber has a queue; what does not fit is dropped for that subscriber
-//! alone. It belongs to one thread, which never waits here.
+//! libzmq makes an object of every message, and hands it to another thread. Here the calling thread
+//! sends: a small message is sent when `send` returns, and of a large one the kernel accepts as
+//! much as it has room for, whenever it has room. Each subscriber has a queue; what does not fit is
+//! dropped for that subscriber alone. One thread owns the socket, and no call blocks.
 
 use super::endpoints::Place;
 use super::listening::{unbindable, Listener};
@@ -24,13 +24,12 @@ use std::os::unix::io::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-const PING: Duration = Duration::from_secs(5); // between two pings: whoever is gone frees its queue
-const SILENCE: Duration = Duration::from_secs(30); // without an answer, and without taking anything
-const ACCEPT_PAUSE: Duration = Duration::from_secs(1); // before another attempt when there is no descriptor left
-const ACCEPTS: Rate = Rate(512.0, 200.0); // whoever waits for a connection fetches meanwhile
-const STRANGER: Duration = Duration::from_millis(1500); // for which a connection may be there without a ticket
-                                                        // Within a host, more than this is out of the cache before the other side reads it.
-const NEAR_SEND_BUFFER: libc::c_int = 1 << 20;
+const PING: Duration = Duration::from_secs(5); // between two pings, to detect dead peers
+const SILENCE: Duration = Duration::from_secs(30); // without an answer, and without accepting data
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1); // when no descriptor is left
+const ACCEPTS: Rate = Rate(512.0, 200.0); // a worker fetches until it is connected
+const STRANGER: Duration = Duration::from_millis(1500); // for a connection to show its ticket
+const NEAR_SEND_BUFFER: libc::c_int = 1 << 20; // same host: more leaves the cache unread
 
 /// A bound socket and its subscribers.
 pub struct PubSocket {
@@ -46,7 +45,7 @@ pub struct PubSocket {
 }
 
 impl PubSocket {
-    /// Listens at a place; returns it with the port that was taken.
+    /// Listens at a place; returns it with the port that was bound.
     pub fn bind(place: &Place) -> Result<(PubSocket, Place), Error> {
         let (listener, place) =
             Listener::bind(place).map_err(|error| unbindable(&place.endpoint(), error))?;
@@ -65,31 +64,33 @@ impl PubSocket {
         Ok((pub_socket, place))
     }
 
-    /// Serves from now on only who shows a ticket.
+    /// Serves from now on only connections that show a ticket.
     pub fn ask_for_tickets(&mut self) {
         self.ticketed = true;
     }
 
-    /// The descriptor at which connections come, unless it is to be left alone for a while.
+    /// The descriptor of new connections, except while accepting is paused.
     pub fn listening(&self, now: Time) -> Option<RawFd> {
         Some(self.listener.descriptor()).filter(|_| now >= self.accept_at)
     }
 
-    /// Which of those who are connected have news.
+    /// The connections that have events.
     pub fn ready(&self) -> Arc<Ready> {
         self.ready.clone()
     }
 
-    /// Takes a connection that is there.
+    /// Accepts a waiting connection.
     pub fn accept(&mut self, now: Time) {
         if !self.accepts.take(1.0, ACCEPTS, now) {
             self.accept_at = now + ACCEPT_PAUSE;
             return;
         }
         match self.listener.accept() {
-            Ok(connection) if spent(connection.as_raw_fd()) => self.accept_at = now + ACCEPT_PAUSE, // it is closed
+            // It is closed: the last descriptors are reserved for the process itself.
+            Ok(connection) if spent(connection.as_raw_fd()) => self.accept_at = now + ACCEPT_PAUSE,
             Ok(connection) => {
-                let _ = tune(&connection); // it may be gone already, which the first look will tell
+                // Fails if the peer is gone, which the first read shows.
+                let _ = tune(&connection);
                 let subscriber = SubscriberConnection::new(connection, self.ticketed, now);
                 let subscriber = Watched::new(self.next, subscriber, self.ready.clone());
                 self.connections.extend(subscriber.ok().map(|subscriber| (self.next, subscriber)));
@@ -100,11 +101,11 @@ impl PubSocket {
             {
                 self.accept_at = now + ACCEPT_PAUSE;
             }
-            Err(_) => {} // it has gone again
+            Err(_) => {} // the peer is gone already
         }
     }
 
-    /// Reads and sends what can be; returns what it has said.
+    /// Reads and sends what is possible; returns what the subscriber sent.
     pub fn process_events(&mut self, id: u64, readable: bool, now: Time) -> SubscriberInput {
         let subscriber = match self.connections.get_mut(&id) {
             Some(subscriber) => subscriber,
@@ -123,8 +124,8 @@ impl PubSocket {
         }
     }
 
-    /// Serves a connection that has shown a ticket of this worker's, in place of any that it had before; without an
-    /// owner it hangs up. Tells whether it serves it (K6).
+    /// Serves a connection that has shown a ticket of this worker, in place of the worker's earlier
+    /// one; without an owner closes it. Returns whether it is served (K6).
     pub fn admit(&mut self, id: u64, owner: Option<Owner>) -> bool {
         let owner = match owner {
             Some(owner) => Some(owner),
@@ -137,19 +138,19 @@ impl PubSocket {
         self.connections.get_mut(&id).map(|subscriber| subscriber.admit(owner)).is_some()
     }
 
-    /// Hangs up on workers that may not have connections any more (K8).
+    /// Closes the connections of workers that may not have one any more (K8).
     pub fn screen(&mut self, may_read: impl Fn(&Owner) -> bool) {
         self.connections.retain(|_, subscriber| subscriber.owner.as_ref().map_or(true, &may_read));
     }
 
-    /// One of the words that it said was nobody's.
+    /// Charges a connection for an invalid report.
     pub fn invalid_frames(&mut self, id: u64, now: Time) {
         if self.connections.get_mut(&id).map_or(false, |subscriber| subscriber.spend(now).is_err()) {
             self.connections.remove(&id);
         }
     }
 
-    /// Sends to everybody who subscribed to the topic; whoever lags behind loses it.
+    /// Sends to every subscriber of the topic; one that lags behind loses the message.
     pub fn send(&mut self, message: Queued, now: Time) {
         let message = Arc::new(message);
         self.connections.retain(|_, subscriber| {
@@ -158,7 +159,7 @@ impl PubSocket {
         });
     }
 
-    /// Sends to one who has subscribed, if it is still there.
+    /// Sends to one subscriber, if it is still connected.
     pub fn answer(&mut self, id: u64, message: Queued, now: Time) {
         let message = Arc::new(message);
         let answered = self
@@ -170,13 +171,13 @@ impl PubSocket {
         }
     }
 
-    /// Whether some subscriber of a topic keeps up, or there is none.
+    /// True if some subscriber of a topic keeps up, or there is none.
     pub fn keeps_up(&self, topic: &str) -> bool {
         let mut wanting = self.connections.values().filter(|subscriber| subscriber.wants(topic)).peekable();
         wanting.peek().is_none() || wanting.any(|subscriber| subscriber.keeps_up())
     }
 
-    /// Forgets what is not on its way yet of some topics: something newer takes its place.
+    /// Drops the queued messages of some topics: newer ones replace them.
     pub fn withdraw(&mut self, topics: &[String], now: Time) {
         self.connections.values_mut().for_each(|subscriber| subscriber.withdraw(topics, now));
     }
@@ -204,7 +205,7 @@ impl PubSocket {
         }
     }
 
-    /// Whether anything waits to be sent.
+    /// True if anything waits to be sent.
     pub fn unsent(&self) -> bool {
         self.connections.values().any(|subscriber| subscriber.unsent())
     }
@@ -216,11 +217,12 @@ fn tune(connection: &TcpStream) -> io::Result<()> {
             connection.set_nodelay(true)?;
             ours.ip() == theirs.ip()
         }
-        _ => return socket::set_send_buffer(connection.as_raw_fd(), NEAR_SEND_BUFFER), // of this host
+        // A Unix socket.
+        _ => return socket::set_send_buffer(connection.as_raw_fd(), NEAR_SEND_BUFFER),
     };
     if near {
         socket::set_send_buffer(connection.as_raw_fd(), NEAR_SEND_BUFFER)?;
-        let _ = socket::do_not_pace(connection.as_raw_fd()); // some kernels have nothing else anyway
+        let _ = socket::do_not_pace(connection.as_raw_fd()); // some kernels never pace
     }
     Ok(())
 }

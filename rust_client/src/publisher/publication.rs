@@ -1,8 +1,9 @@
-//! One call of publish: which workers it is for, what each has done, and when the call is over.
+//! One call of publish: its target workers, what each has done, and when the call is over.
 //!
-//! Every target is in one state, and only moves along an arrow (`phases.rs`). Who becomes lost may return, and is waited
-//! for a while. Who leaves in order will not, and is no longer one of all. Where a number of workers is expected, those
-//! that join become targets until so many are there.
+//! Every target is in one state, which only changes by the transitions in `phases.rs`. A lost
+//! target may return, and is waited for during a grace period. A target that leaves with a `bye`
+//! will not return, and no longer counts. If a number of workers is expected, workers that join
+//! become targets until there are as many.
 
 use super::phases::{At, Decision, DecisionEvent, TargetEvent, DECISIONS, TARGETS};
 use super::receipt::{Outcome, Receipt, WorkerReceipt};
@@ -11,40 +12,40 @@ use crate::transfer::{Key, Time};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// How many workers must get there.
+/// How many workers must reach the state in `Wait`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Require {
-    /// All that it is for.
+    /// All targets.
     All,
-    /// So many; 0: no matter.
+    /// At least this many; 0: none.
     AtLeast(usize),
 }
 
-/// What "there" is.
+/// The state that a worker must reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// It runs the version.
     Applied,
-    /// It holds it, whole and verified, to be applied at its next safe point.
+    /// It holds the version, whole and verified, and applies it at its next safe point.
     Staged,
-    /// Nobody is waited for.
+    /// The publish waits for no worker.
     Nobody,
 }
 
-/// What a caller asks of a publish.
+/// The terms of one publish.
 #[derive(Clone, Debug)]
 pub struct Terms {
-    /// Nothing: all that want the model.
+    /// `None`: all workers that want the model.
     pub workers: Option<Vec<String>>,
     pub require: Require,
     pub wait: Wait,
     pub commit: CommitMode,
     pub timeout: Duration,
-    /// For how long a worker that becomes lost meanwhile is waited for.
+    /// How long to wait for a worker that becomes lost.
     pub grace: Duration,
-    /// The same, where it is known to be gone: its connection is closed, and it made no other.
+    /// The same if it is known to be gone: its connection is closed, and it opened no other.
     pub grace_of_gone: Duration,
-    /// How many "all" are at least.
+    /// The least number of workers that counts as all.
     pub expect: usize,
 }
 
@@ -67,8 +68,8 @@ struct Recipient {
     outcome: At<Outcome, TargetEvent>,
     at: Option<Time>,
     detail: String,
-    away_until: Option<Time>, // lost, and waited for
-    encoding: &'static str,   // how it came
+    away_until: Option<Time>, // lost, and waited for until then
+    encoding: &'static str,   // how the version arrived
     nbytes: u64,
 }
 
@@ -79,7 +80,7 @@ impl Recipient {
     }
 }
 
-/// A call that is open.
+/// An open call.
 pub(crate) struct Publication {
     pub id: u64,
     pub model: String,
@@ -87,7 +88,7 @@ pub(crate) struct Publication {
     pub terms: Terms,
     pub decision: At<Decision, DecisionEvent>,
     pub resolved: bool,
-    /// Why it is given up before its time; empty: it is not.
+    /// Why it was given up early; empty if it was not.
     pub ended: String,
     nbytes: u64,
     digest: String,
@@ -95,7 +96,7 @@ pub(crate) struct Publication {
     pub started: Time,
     deadline: Time,
     targets: BTreeMap<String, Recipient>,
-    counts: [usize; 7], // targets by outcome, kept up to date: it is asked after every report
+    counts: [usize; 7], // targets by outcome, kept up to date: every report reads them
 }
 
 impl Publication {
@@ -125,12 +126,12 @@ impl Publication {
         }
     }
 
-    /// It is given up before its time.
+    /// Gives the call up early.
     pub fn end(&mut self, why: &str) {
         self.ended = why.to_owned();
     }
 
-    /// Its answer is known.
+    /// Records that its result is known.
     pub fn resolve(&mut self) {
         self.resolved = true;
     }
@@ -147,7 +148,7 @@ impl Publication {
         self.targets.get(name).map(|target| target.outcome.now())
     }
 
-    /// One more worker that it is for.
+    /// Adds a worker to the targets.
     pub fn aim(&mut self, name: &str) {
         if !self.targets.contains_key(name) {
             self.targets.insert(name.to_owned(), Recipient::new());
@@ -155,14 +156,14 @@ impl Publication {
         }
     }
 
-    /// A worker has joined: it is one of all that are expected, if too few are there.
+    /// Adds a worker that joined, if there are fewer targets than expected workers.
     pub fn welcome(&mut self, name: &str) {
         if self.missing() > 0 {
             self.aim(name);
         }
     }
 
-    /// The version has another epoch: nobody who is there has it by that yet.
+    /// Gives the version a later epoch, under which no live worker has it yet.
     pub fn renew(&mut self, epoch: u64) {
         self.key.0 = epoch;
         for target in self.targets.values_mut() {
@@ -175,7 +176,8 @@ impl Publication {
         }
     }
 
-    /// Notes what became of a worker; tells whether that moved it. One that is no target changes nothing.
+    /// Applies an event to a target; returns whether there is a transition. Other workers are
+    /// ignored.
     pub fn take(&mut self, name: &str, event: TargetEvent, now: Time, detail: &str) -> bool {
         let target = match self.targets.get_mut(name) {
             Some(target) => target,
@@ -192,7 +194,7 @@ impl Publication {
         true
     }
 
-    /// A worker is lost, and may return; `gone`: it is known that it is not there.
+    /// Marks a target as lost; it may return. `gone`: it is known not to be connected.
     pub fn lose(&mut self, name: &str, now: Time, why: &str, gone: bool) {
         let grace = if gone { self.terms.grace_of_gone } else { self.terms.grace };
         let lost = self.take(name, TargetEvent::Lost, now, why);
@@ -201,14 +203,14 @@ impl Publication {
         }
     }
 
-    /// The version came to a worker in this way.
+    /// Records how the version arrived at a worker.
     pub fn carried(&mut self, name: &str, encoding: &'static str, nbytes: u64) {
         if let Some(target) = self.targets.get_mut(name) {
             (target.encoding, target.nbytes) = (encoding, nbytes);
         }
     }
 
-    /// Says of every target that is not there yet what it is doing.
+    /// Adds to each target that has not reached `wait` what it is doing.
     pub fn explain(&mut self, doing: impl Fn(&str) -> Option<String>) {
         let there = self.there();
         for (name, target) in &mut self.targets {
@@ -233,7 +235,7 @@ impl Publication {
         self.count(&[Outcome::Left])
     }
 
-    /// How many workers are expected besides those that are there.
+    /// The number of expected workers that are not targets yet.
     pub fn missing(&self) -> usize {
         match self.terms.require {
             Require::All => (self.terms.expect + self.left()).saturating_sub(self.targets.len()),
@@ -241,7 +243,7 @@ impl Publication {
         }
     }
 
-    /// Whether it is for all, and all are none.
+    /// True if the call is for all workers, and there are none.
     pub fn nobody(&self) -> bool {
         self.terms.require == Require::All && self.targets.len() == self.left()
     }
@@ -253,14 +255,15 @@ impl Publication {
         }
     }
 
-    /// Those that are not there and are waited for.
+    /// The number of workers that may still arrive: expected ones, and lost ones within their grace
+    /// period.
     fn may_come(&self, now: Time) -> usize {
         let waited = |target: &&Recipient| target.away_until.map_or(false, |until| until > now);
         let lost = self.counts[Outcome::Lost as usize] > 0;
         self.missing() + if lost { self.targets.values().filter(waited).count() } else { 0 }
     }
 
-    /// Decides a version that is applied together, once and for good; tells whether it just has (P10).
+    /// Decides once whether to commit a version that is applied together; true if it did now (P10).
     pub fn decide(&mut self, now: Time) -> bool {
         if !self.together() {
             return false;
@@ -276,7 +279,7 @@ impl Publication {
         }
     }
 
-    /// Whether the publish achieved what it required; nothing while that is open.
+    /// Returns whether the publish achieved what it required; `None` while that is open.
     pub fn verdict(&self, now: Time) -> Option<bool> {
         if self.together() && self.decision.is(Decision::Abort) {
             return Some(false);
@@ -290,7 +293,7 @@ impl Publication {
         let open = self.count(&[Outcome::Behind]) + staged + self.may_come(now);
         let over = open == 0 || now >= self.deadline || !self.ended.is_empty();
         match self.terms.require {
-            // Do not give up on the others when one has failed.
+            // When one worker has failed, still wait for the others.
             Require::All if done == self.needed() => Some(true),
             Require::All => Some(false).filter(|_| over),
             Require::AtLeast(0) => Some(true).filter(|_| over),
@@ -299,12 +302,12 @@ impl Publication {
         }
     }
 
-    /// Its time is over.
+    /// Moves the deadline to `now`.
     pub fn end_at(&mut self, now: Time) {
         self.deadline = now;
     }
 
-    /// What has become of it so far.
+    /// Returns the receipt of what was done so far.
     pub fn receipt(&self, now: Time) -> Receipt {
         let of = |target: &Recipient| WorkerReceipt {
             outcome: target.outcome.now(),

@@ -1,4 +1,5 @@
-//! What the user publishes, and how workers hear of it: announced, pushed to all, or told to each (P6, P7).
+//! Publishing: versions are announced and pushed to all workers, or announced to single ones (P6,
+//! P7).
 
 use super::content::Content;
 use super::effects::{Effect, Payload, WorkerEventKind};
@@ -14,13 +15,14 @@ use crate::transfer::{Key, Time};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Of a version that travels with its announcement, to all who hear that.
+/// The largest version, in bytes, that is sent in its own announcement.
 pub const WHOLE_BYTES_MAX: u64 = 1 << 18;
 
 impl PublisherMachine {
-    /// Publishes a version: to every worker that has the model, or to some by name. `started` is when it was called.
+    /// Publishes a version to every worker that wants the model, or to workers by name. `started`
+    /// is the time of the user's call.
     ///
-    /// A name that no worker has ever had is an error, in words; then nothing was published.
+    /// Fails, with nothing published, if no worker ever had one of the names.
     pub fn publish(
         &mut self,
         id: u64,
@@ -79,14 +81,15 @@ impl PublisherMachine {
         Ok(self.finish())
     }
 
-    /// Offers a version of an earlier publisher, which had these names, as the latest, before anybody is there (P21).
+    /// Offers a version of an earlier publisher, with its earlier names, as the latest. Called
+    /// before any worker joins (P21).
     pub fn offer(&mut self, model: &str, content: Arc<Content>, names: BTreeSet<Key>) {
         let versions = self.store.versions(model);
         let number = versions.number_again(content, names);
         versions.settle(number, None);
     }
 
-    /// A version is the latest for all.
+    /// Reports that a version is the latest for all workers.
     pub(super) fn settled(&mut self, model: &str, number: u64) {
         let key = self.store.key(number);
         let version = self.store.models.get(model).and_then(|versions| versions.get(number));
@@ -113,7 +116,7 @@ impl PublisherMachine {
         ))
     }
 
-    /// Says that a version is there: to all, or to each that would not hear that (P6).
+    /// Announces a version: by broadcast, and to each worker that a broadcast does not reach (P6).
     fn announce(&mut self, call: &Publication, number: u64, names: &[String], now: Time) {
         let model = &call.model;
         let announce = match self.store.models.get(model).and_then(|versions| versions.get(number)) {
@@ -134,8 +137,9 @@ impl PublisherMachine {
         }
     }
 
-    /// Announces a version to all; begins to push it, unless it is so small that it goes along, or nobody listens.
-    /// Those who listen for a patch are pushed the first (D6).
+    /// Broadcasts an announcement, and begins to push the version, unless it is so small that it is
+    /// sent in the announcement, or no subscriber needs it. The first patch is pushed if
+    /// subscribers can use it (D6).
     fn broadcast(&mut self, model: &str, number: u64, mut announce: Announce, now: Time) {
         self.end_pushes(model);
         let versions = self.store.versions(model);
@@ -160,7 +164,8 @@ impl PublisherMachine {
         let topic = control_topic(model);
         self.perform(Effect::Broadcast { topic, message: FromPublisher::Announce(announce), payload });
         if !listeners.any {
-            self.broadcast_end(model, number, &content); // nothing is pushed: who hears it all the same fetches
+            // Nothing is pushed: a subscriber that gets this fetches.
+            self.broadcast_end(model, number, &content);
         }
     }
 
@@ -169,7 +174,8 @@ impl PublisherMachine {
         self.perform(Effect::Broadcast { topic: control_topic(model), message, payload: Payload::None });
     }
 
-    /// The announcement of a version; a committed one is for everybody to apply at once.
+    /// Returns the announcement of a version. Without an open call it is committed, and workers
+    /// apply it at once.
     pub(super) fn announcement(
         &self,
         model: &str,
@@ -234,12 +240,12 @@ impl PublisherMachine {
         self.pushes.insert(push.topic(), push);
     }
 
-    /// Pushes no more of what was published of a model.
+    /// Stops the pushes of a model.
     pub(super) fn end_pushes(&mut self, model: &str) {
         self.pushes.retain(|_, push| push.model != model);
     }
 
-    /// Some worker has so many chunks of what is pushed.
+    /// Records how many chunks a worker has of what is being pushed.
     pub(super) fn report_push(&mut self, said: &Progress, now: Time) {
         let push = self.pushes.get_mut(&topic_of(&said.model, said.patch.as_ref()));
         if let Some(push) = push.filter(|push| push.number == said.version && push.patch == said.patch) {
@@ -252,7 +258,7 @@ impl PublisherMachine {
         self.pushes.iter().filter(|(_, push)| push.ready()).map(|(topic, _)| topic)
     }
 
-    /// The next chunks to publish on a topic.
+    /// Returns the next chunks of a topic.
     pub fn push(&mut self, topic: &str, now: Time) -> Vec<Effect> {
         self.step(topic, now);
         self.finish()

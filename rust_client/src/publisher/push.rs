@@ -1,9 +1,9 @@
-//! Pushing the chunks of a version, or of a patch that leads to it, at the pace of the fastest worker (P7).
+//! Pushes the chunks of a version, or of a patch to it, at the pace of the fastest worker (P7).
 //!
-//! What does not fit into a subscriber's queue is dropped. So a push runs at most a window ahead of what the
-//! fastest worker has reported: that worker loses nothing, workers as fast as it lose nothing either, and slower
-//! ones lose chunks (which they fetch) rather than hold up the others. When nobody reports anything for a while
-//! the push ends early: pulling always works.
+//! Chunks that do not fit into a subscriber's queue are dropped. So a push runs at most a window
+//! ahead of what the fastest worker has reported: that worker loses nothing, nor do equally fast
+//! ones, and slower ones lose chunks, which they fetch, rather than hold up the others. If no
+//! worker reports progress for a while the push ends early: workers can always fetch.
 
 use super::content::Content;
 use crate::messages::{data_topic, patch_topic, PatchId};
@@ -13,31 +13,31 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const PUSH_CHUNKS: u64 = 64; // chunks that a push runs ahead of what some worker has reported
-const BURST_BYTES: u64 = 1 << 20; // pushed before other work gets a turn
+const BURST_BYTES: u64 = 1 << 20; // pushed in one step, before other work
 
-/// What goes out next.
+/// What to send next.
 pub enum Step {
     Nothing,
     Chunks(Range<u64>),
     End,
 }
 
-/// Where chunks of a version go out, or those of a patch.
+/// Returns the topic of a version's chunks, or of a patch's.
 pub fn topic_of(model: &str, patch: Option<&PatchId>) -> String {
     patch.map_or_else(|| data_topic(model), |_| patch_topic(model))
 }
 
-/// One version, or a patch that leads to it, on its way out.
+/// The push of one version, or of a patch to it.
 pub struct Push {
     pub model: String,
     pub number: u64,
     pub content: Arc<Content>,
-    /// Which patch it is.
+    /// The patch that is pushed; `None`: the whole version.
     pub patch: Option<PatchId>,
     next: u64,
     reported: u64,
     moved_at: Time,
-    stalled: bool, // nobody follows
+    stalled: bool, // no worker reports progress
 }
 
 impl Push {
@@ -46,12 +46,12 @@ impl Push {
         Push { model, number, content, patch, next: 0, reported: 0, moved_at: now, stalled: false }
     }
 
-    /// Where it goes out (D6).
+    /// The topic on which it is sent (D6).
     pub fn topic(&self) -> String {
         topic_of(&self.model, self.patch.as_ref())
     }
 
-    /// Some worker has so many chunks.
+    /// Records that some worker has this many chunks.
     pub fn report(&mut self, chunks: u64, now: Time) {
         if chunks > self.reported {
             (self.reported, self.moved_at) = (chunks, now);
@@ -66,12 +66,13 @@ impl Push {
         self.content.plan.count().min(self.reported.saturating_add(PUSH_CHUNKS))
     }
 
-    /// Whether a chunk, or the end, may go out now.
+    /// True if a chunk, or the end, may be sent now.
     pub fn ready(&self) -> bool {
         self.ending() || self.next < self.limit()
     }
 
-    /// What goes out now: chunks, or the end after the last or when nobody follows.
+    /// Returns what to send now: chunks, or the end after the last one or if no worker reports
+    /// progress.
     pub fn step(&mut self, now: Time, patience: Duration) -> Step {
         if self.ending() {
             return Step::End;

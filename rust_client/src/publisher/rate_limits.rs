@@ -1,8 +1,9 @@
 //! Rate limits on the control connections of a publisher.
 //!
-//! A worker sends a few hellos and a ping now and then. Its reports and fetches move a version along, and may come as
-//! fast as the worker can send. Anything else costs its connection units of a token bucket; a connection that takes
-//! more than its bucket has is closed. Connections without a known worker share one further bucket.
+//! A worker sends a few hellos and a ping now and then. Its reports and fetches move a version
+//! along, and may come as fast as the worker can send. Anything else costs its connection units of
+//! a token bucket; a connection that takes more than its bucket has is closed. Connections without
+//! a known worker share one further bucket.
 
 use super::effects::Identity;
 use crate::messages::FromWorker;
@@ -15,14 +16,14 @@ use std::time::Duration;
 #[derive(Clone, Copy)]
 pub struct Rate(pub f64, pub f64);
 
-const CONTROL_RATE: Rate = Rate(64.0, 32.0); // units from one connection; a second is a ping interval if that is shorter
+const CONTROL_RATE: Rate = Rate(64.0, 32.0); // units of one connection; faster if pings are
 const UNKNOWN_PEER_RATE: Rate = Rate(1024.0, 256.0); // messages of connections that have not joined
 const NOTICES: Rate = Rate(16.0, 0.2); // events that one worker, or one key, can cause
-const SOURCES_MAX: usize = 1024; // of such events with a bucket of their own; further ones share one
+const SOURCES_MAX: usize = 1024; // of such events with their own bucket; further ones share one
 const COST_LOW: f64 = 1.0; // a message with at most one answer
 const COST_HIGH: f64 = 4.0; // one with more effects
-const BYTES_PER_COST: usize = 1 << 14; // each so many bytes of a message cost as much again
-const QUIET: Duration = Duration::from_secs(3); // without a flood, after which memory goes back to the system
+const BYTES_PER_COST: usize = 1 << 14; // each part of this size costs as much again
+const QUIET: Duration = Duration::from_secs(3); // without a flood, then memory is returned
 
 /// The units that one peer may use now; a new bucket is full.
 pub struct TokenBucket {
@@ -115,8 +116,8 @@ pub struct Notices {
 }
 
 impl Notices {
-    /// Takes a unit for an event of a source: returns how many events were suppressed since the last one, or None if
-    /// this one is to be suppressed.
+    /// Takes a unit for an event of a source: returns how many events were suppressed since the
+    /// last one, or None if this one is to be suppressed.
     pub fn take(&mut self, source: &str, now: Time) -> Option<u64> {
         let known = self.each.contains_key(source) || self.each.len() < SOURCES_MAX;
         let source = if known { source } else { "" };
@@ -140,8 +141,8 @@ pub fn cost_of(message: Option<&ToPublisher>, known: bool) -> f64 {
     match message {
         None | Some(ToPublisher::Observe(_) | ToPublisher::Verify(_)) => COST_HIGH,
         Some(ToPublisher::Worker(FromWorker::Hello(_))) => COST_HIGH,
-        // A connection without a known worker gets a refusal for each report. A worker that comes back after a restart
-        // sends a good many before the first refusal reaches it.
+        // A connection without a known worker gets a refusal for each report. A worker that comes
+        // back after a restart sends a good many before the first refusal reaches it.
         Some(_) if !known => COST_LOW,
         Some(ToPublisher::Worker(FromWorker::Ping(_) | FromWorker::Pong(_) | FromWorker::Bye)) => COST_LOW,
         Some(ToPublisher::Checked(_)) => COST_LOW,

@@ -1,31 +1,31 @@
-//! What a publish returns: what every worker did with a version, and when.
+//! Receipts: what a publish returns, with what every worker did with the version, and when.
 
 use crate::messages::DELTA;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-/// How far a worker is with a version that was published to it.
+/// What a worker did with a version that was published to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Outcome {
-    /// It is still at it; `detail` says in which phase.
+    /// It is not done yet; `detail` says in which phase it is.
     Behind,
     /// It holds the version, verified.
     Staged,
-    /// It runs it.
+    /// It runs the version.
     Applied,
-    /// It runs a newer one.
+    /// It runs a newer version.
     Skipped,
-    /// It will not run it; `detail` says why.
+    /// It will not run the version; `detail` says why.
     Failed,
-    /// It fell silent.
+    /// It fell silent, or its connection was closed.
     Lost,
-    /// It said goodbye, and is no longer one of all.
+    /// It left with a `bye`, and no longer counts.
     Left,
 }
 
 impl Outcome {
-    /// As other languages write it.
+    /// Returns the name as other languages write it.
     pub fn name(self) -> &'static str {
         match self {
             Outcome::Behind => "behind",
@@ -43,44 +43,44 @@ impl Outcome {
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkerReceipt {
     pub outcome: Outcome,
-    /// From the call of publish to that; nothing while it is behind.
+    /// The time from the call of publish to the outcome; `None` while it is behind.
     pub after: Option<Duration>,
-    /// For a person; empty where the outcome says it all.
+    /// Details for a person; empty if the outcome needs none.
     pub detail: String,
-    /// How the version came to it: `raw` (all of it) or `delta-1` (a patch on what ran there); empty where nobody can
-    /// tell.
+    /// How the version arrived: `raw` (whole) or `delta-1` (a patch on what ran there); empty if
+    /// unknown.
     pub encoding: &'static str,
-    /// Bytes of that, without headers; what was lost and sent again is not counted.
+    /// The bytes of that, without headers, and without bytes that were sent again.
     pub nbytes: u64,
 }
 
 impl WorkerReceipt {
-    /// Whether the version came as a patch.
+    /// True if the version arrived as a patch.
     pub fn patched(&self) -> bool {
         self.encoding == DELTA
     }
 }
 
-/// What became of one publish.
+/// The result of one publish.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Receipt {
     pub model: String,
     pub epoch: u64,
     pub version: u64,
-    /// Of its tensors.
+    /// The bytes of its tensors.
     pub nbytes: u64,
-    /// What workers' bytes were held against.
+    /// The digest that workers' bytes were checked against.
     pub digest: String,
-    /// From the call of publish to this receipt.
+    /// The time from the call of publish to this receipt.
     pub took: Duration,
-    /// What was said of the version.
+    /// The metadata of the version.
     pub metadata: BTreeMap<String, String>,
-    /// By name, every worker that it was for.
+    /// By name, every worker that the version was published to.
     pub workers: BTreeMap<String, WorkerReceipt>,
 }
 
 impl Receipt {
-    /// The names of the workers of one outcome.
+    /// Returns the names of the workers with an outcome.
     pub fn those(&self, outcome: Outcome) -> Vec<&str> {
         let those = self.workers.iter().filter(|(_, worker)| worker.outcome == outcome);
         those.map(|(name, _)| name.as_str()).collect()

@@ -1,4 +1,4 @@
-//! What workers say that they do with versions, and how far a publisher believes it.
+//! Reports of workers about versions, and which of them a publisher believes.
 
 use super::effects::WorkerEventKind;
 use super::machine::PublisherMachine;
@@ -7,7 +7,7 @@ use crate::messages::*;
 use crate::transfer::Time;
 
 impl PublisherMachine {
-    /// A worker says how far it is with a version (P14).
+    /// Handles a `progress` report (P14).
     pub(super) fn progress(&mut self, name: &str, said: &Progress, now: Time) {
         if !self.store.of(&said.model, said.epoch).map_or(false, |versions| versions.had(said.version)) {
             return;
@@ -24,7 +24,7 @@ impl PublisherMachine {
         };
         let here = versions.get(said.version).is_some();
         if receiving && !here {
-            return; // what it applies may be gone by now, if that takes so long
+            return; // only a version that is being applied may be gone
         }
         let coming = versions.get(said.version).filter(|_| receiving);
         if let Some(plan) = coming.and_then(|version| version.plan_of(said.patch.as_ref())) {
@@ -37,7 +37,7 @@ impl PublisherMachine {
         }
     }
 
-    /// A worker says that it has staged a version (P11).
+    /// Handles a `staged` report (P11).
     pub(super) fn staged(&mut self, name: &str, said: &OfVersion, now: Time) {
         let versions = match self.store.of(&said.model, said.epoch) {
             Some(versions) => versions,
@@ -70,7 +70,7 @@ impl PublisherMachine {
         }
     }
 
-    /// A worker says that it runs a version (P12).
+    /// Handles an `applied` report (P12).
     pub(super) fn applied(&mut self, name: &str, said: OfVersion, now: Time) {
         let running = Running { epoch: said.epoch, version: said.version, digest: said.digest.clone() };
         match self.roster.get(name) {
@@ -100,7 +100,7 @@ impl PublisherMachine {
         self.arrived(name, &said.model, &said.note, now);
     }
 
-    /// A worker says that it will not run a version (P13).
+    /// Handles a `failed` report (P13).
     pub(super) fn failed(&mut self, name: &str, said: &Failed, now: Time) {
         let peer = match self.roster.get_mut(name) {
             Some(peer) if peer.wants(&said.model) => peer,
@@ -118,8 +118,8 @@ impl PublisherMachine {
         self.calls_failed(name, said, now);
     }
 
-    /// Whether a worker may run what it says it runs: if that is of an older epoch, or too long ago to say, or there
-    /// is such a version and it reports its digest.
+    /// True if a worker may run what it reports: the version is of an older epoch, or too old to be
+    /// checked, or exists and has the reported digest.
     pub(super) fn plausible(&self, model: &str, running: &Running) -> bool {
         if running.epoch != self.epoch() {
             return running.epoch < self.epoch();
@@ -135,8 +135,8 @@ impl PublisherMachine {
         }
     }
 
-    /// A worker's bytes are not the published ones; it must never count as done. It is told once of a version, though it
-    /// is reported with every ping.
+    /// Reports that a worker's bytes are not the published ones; it must never count as done.
+    /// Reported once for a version, although the worker repeats it with every ping.
     fn wrong_digest(&mut self, name: &str, said: &OfVersion, now: Time) {
         let of = (said.epoch, said.version);
         let news = self.roster.get_mut(name).filter(|peer| peer.wants(&said.model));

@@ -1,7 +1,7 @@
-//! Who is there: every worker that a publisher knows, by name and by connection.
+//! The roster: every worker that a publisher knows, by name and by connection.
 //!
-//! A name belongs to one living instance. A second one that asks for it is put off while the first is asked for a
-//! sign of life: if one comes, the second is refused; if none comes, or its connection is gone, the name passes on.
+//! A name belongs to one live instance. When a second instance claims it, the first is pinged. If
+//! it answers, the second is refused; if not, or if its connection is closed, the name passes on.
 
 use super::effects::Identity;
 use super::link::Link;
@@ -12,18 +12,18 @@ use crate::transfer::{ChunkPlan, Key, Time};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
-pub const WORKERS_MAX: usize = 10_000; // of one publisher: its roster is memory that peers can claim
-const MODELS_MAX: usize = 4 * WORKERS_MAX; // of all of them: a name and a digest take up to 0.6 kB
+pub const WORKERS_MAX: usize = 10_000; // bounded because peers can make the roster grow
+const MODELS_MAX: usize = 4 * WORKERS_MAX; // of all workers: a name and a digest take up to 0.6 kB
 
-/// A version on its way to a worker.
+/// A version that is being delivered to a worker.
 pub struct Delivery {
     pub version: u64,
     pub phase: Doing,
     pub chunks: u64,
     pub since: Time, // when it last made progress
-    /// By which it comes, if by one.
+    /// The patch by which it arrives; `None` if it arrives whole.
     pub patch: Option<PatchId>,
-    /// Who is in its way there, since when, in the worker's words.
+    /// The users of the old weights that it waits for, and since when, in the worker's words.
     pub waits: String,
 }
 
@@ -34,33 +34,35 @@ pub struct Peer {
     pub heard_at: Time,
     pub running: BTreeMap<String, Running>,
     pub incoming: BTreeMap<String, Delivery>,
-    /// Published messages are known to reach it.
+    /// True if broadcasts are known to reach it.
     pub subscribed: bool,
     pub phase: At<PeerPhase, PeerEvent>,
-    /// Why it was lost, with what it was doing.
+    /// Why it was lost, and what it was doing.
     pub why: String,
-    /// When its connection was found closed, if it is away.
+    /// When its connection was found closed, if it is `Away`.
     pub closed_at: Time,
-    /// It was said to be stuck.
+    /// True if it was reported as stuck.
     pub stuck: bool,
-    /// Of a version, for the first time since it was heard.
+    /// When a version was first announced to it since its last message.
     pub told_at: Option<Time>,
-    /// When another instance asked for its name.
+    /// When another instance claimed its name.
     pub contested_at: Option<Time>,
-    /// Models of which it has said that none runs.
+    /// Models of which it reported that no version runs.
     pub torn: BTreeSet<String>,
-    /// What its words on the data connection begin with; empty: it has none.
+    /// The prefix of its reports on the data connection; empty if it has none.
     pub token: String,
-    /// The public key of its connections; empty: there are no keys.
+    /// The public key of its connections; empty without keys.
     pub key: String,
-    /// The group key has changed since it was told one.
+    /// True if it was not sent the current group key yet.
     pub rekeyed: bool,
     pub link: Link,
-    /// What observers know of it.
+    /// What observers were sent of it.
     pub seen: Seen,
-    different: BTreeMap<String, Key>, // the last version of a model whose digest it has reported wrong
-    revision: u64, // of the roster, when this last changed in a way that observers are told
-    ticket: (String, Time), // that it has not shown yet, and since when
+    // By model, the last version of which it reported a wrong digest.
+    different: BTreeMap<String, Key>,
+    // The roster's revision at the last change that observers are sent.
+    revision: u64,
+    ticket: (String, Time), // not redeemed yet, and when it was drawn
 }
 
 impl Peer {
@@ -98,78 +100,78 @@ impl Peer {
         self.hello.models.contains_key(model)
     }
 
-    /// What it runs of a model; (0, 0) if nothing.
+    /// The version of a model that it runs; (0, 0) if none.
     pub fn runs(&self, model: &str) -> Key {
         self.running.get(model).map_or((0, 0), |running| (running.epoch, running.version))
     }
 
-    /// It reports another digest of a version than was published; tells whether that is news.
+    /// Records a wrong digest of a version; returns true if it was not reported before.
     pub fn differs(&mut self, model: &str, key: Key) -> bool {
         self.different.insert(model.to_owned(), key) != Some(key)
     }
 
-    /// It is let in, and runs this: what it said before counts no more.
+    /// Begins a session in which it runs these versions: earlier reports no longer count.
     pub fn welcomed(&mut self, running: BTreeMap<String, Running>) {
         self.forget();
         self.running = running;
         (self.contested_at, self.told_at, self.rekeyed) = (None, None, false);
     }
 
-    /// Nothing that it was at, or that reached it, counts any more.
+    /// Forgets its deliveries, and that broadcasts reach it.
     pub fn forget(&mut self) {
         self.subscribed = false;
         self.incoming.clear();
     }
 
-    /// It has said something.
+    /// Records that it sent a message.
     pub fn heard(&mut self, now: Time) {
         (self.heard_at, self.told_at) = (now, None);
     }
 
-    /// Published messages are known to reach it, or not to.
+    /// Records whether broadcasts reach it.
     pub fn hears(&mut self, subscribed: bool) {
         self.subscribed = subscribed;
     }
 
-    /// It is told of a version.
+    /// Records that a version was announced to it.
     pub fn told(&mut self, now: Time) {
         self.told_at = self.told_at.or(Some(now));
     }
 
-    /// Lets something happen to it; returns whether there is an arrow for that.
+    /// Applies an event to its phase; returns whether there is a transition.
     pub fn take(&mut self, event: PeerEvent) -> bool {
         self.phase.take(event)
     }
 
-    /// Its connection is closed.
+    /// Records that its connection is closed.
     pub fn closed(&mut self, now: Time) {
         self.closed_at = now;
         self.take(PeerEvent::Closed);
     }
 
-    /// It is lost by this, while it was doing something.
+    /// Marks it as lost by this event; `why` includes what it was doing.
     pub fn lose(&mut self, event: PeerEvent, why: &str) {
         self.take(event);
         self.stuck = false;
         self.why = why.to_owned();
     }
 
-    /// Takes note whether it is stuck; returns whether that is news.
+    /// Records whether it is stuck; returns whether that changed.
     pub fn turns(&mut self, stuck: bool) -> bool {
         std::mem::replace(&mut self.stuck, stuck) != stuck
     }
 
-    /// There is another group key.
+    /// Records that there is a new group key.
     pub fn rekey(&mut self) {
         self.rekeyed = true;
     }
 
-    /// Returns whether it is to be told a group key; it is, by that.
+    /// Returns whether to send it the group key, and records that it is sent.
     pub fn takes_key(&mut self) -> bool {
         std::mem::take(&mut self.rekeyed)
     }
 
-    /// It runs a version of a model, in this epoch.
+    /// Records that it runs a version of a model. `epoch` is that of its delivery.
     pub fn applied(&mut self, model: &str, running: Running, epoch: u64) {
         let key = (running.epoch, running.version);
         if self.incoming.get(model).map_or(false, |incoming| (epoch, incoming.version) <= key) {
@@ -178,7 +180,7 @@ impl Peer {
         self.running.insert(model.to_owned(), running);
     }
 
-    /// It says of a model that none runs; or that one does.
+    /// Records whether it reported that no version of a model runs.
     pub fn tore(&mut self, model: &str, torn: bool) {
         if torn {
             self.running.remove(model);
@@ -188,14 +190,14 @@ impl Peer {
         }
     }
 
-    /// It is not at a version any more.
+    /// Ends the delivery of a version.
     pub fn drops(&mut self, model: &str, version: u64) {
         if self.incoming.get(model).map_or(false, |incoming| incoming.version == version) {
             self.incoming.remove(model);
         }
     }
 
-    /// Learns how fast its link is, from two words of how far one version is.
+    /// Updates the rate of its link from two progress reports of one version.
     pub fn learn(&mut self, said: &Progress, plan: ChunkPlan, now: Time) {
         let same = |old: &&Delivery| (old.version, old.patch.as_ref()) == (said.version, said.patch.as_ref());
         if let Some(old) = self.incoming.get(&said.model).filter(same) {
@@ -207,7 +209,7 @@ impl Peer {
         }
     }
 
-    /// Remembers what it is doing, and since when it has not moved.
+    /// Records what it is doing, and when that last made progress.
     pub fn note(&mut self, model: &str, version: u64, phase: Doing, chunks: Option<u64>, now: Time) {
         match self.incoming.get_mut(model) {
             Some(old) if (old.version, old.phase) == (version, phase) => {
@@ -232,30 +234,31 @@ impl Peer {
         }
     }
 
-    /// What arrives of a model comes by this patch, or as a whole.
+    /// Records whether a model's version arrives by this patch, or whole.
     pub fn comes_by(&mut self, model: &str, patch: Option<&PatchId>) {
         if let Some(incoming) = self.incoming.get_mut(model) {
             incoming.patch = patch.cloned();
         }
     }
 
-    /// Whether it says nothing, though it was told of a version: it may have been stopped.
+    /// True if it has been silent for `patience` since a version was announced to it: it may be
+    /// stopped.
     pub fn mute(&self, now: Time, patience: Duration) -> bool {
         self.told_at.map_or(false, |told| now.saturating_sub(told) >= patience)
     }
 }
 
-/// On what footing somebody is who says hello.
+/// The result of a hello.
 #[derive(Debug, PartialEq)]
 pub enum Admission {
     New,
-    /// SubscriberInput before.
+    /// The instance was on the roster before.
     Known,
-    /// Ask the one who has the name for a sign of life.
+    /// Another instance has the name: ping it.
     Contested,
-    /// Refuse: it has given one.
+    /// Refuse: the instance with that name is alive.
     Taken,
-    /// Refuse: there is no room.
+    /// Refuse: the roster is full.
     Full,
 }
 
@@ -266,9 +269,9 @@ pub struct Roster {
     by_identity: HashMap<Identity, String>,
     by_token: HashMap<String, String>,
     by_ticket: HashMap<String, String>,
-    models: usize, // of all of them
+    models: usize, // of all workers
     revision: u64,
-    touched: BTreeMap<u64, String>, // by revision, each of them once
+    touched: BTreeMap<u64, String>, // names by revision, each worker once
 }
 
 impl Roster {
@@ -292,18 +295,18 @@ impl Roster {
         self.peers.len()
     }
 
-    /// The number of the last change of which observers are told.
+    /// The revision of the last change that observers are sent.
     pub fn revision(&self) -> u64 {
         self.revision
     }
 
-    /// The number of one more.
+    /// Begins a revision; returns its number.
     pub fn revise(&mut self) -> u64 {
         self.revision += 1;
         self.revision
     }
 
-    /// Observers are to be told of a worker.
+    /// Records a change of a worker that observers are to be sent.
     pub fn touch(&mut self, name: &str) {
         if let Some(peer) = self.peers.get_mut(name) {
             self.revision += 1;
@@ -313,23 +316,23 @@ impl Roster {
         }
     }
 
-    /// The workers of which observers were to be told after a revision, in order.
+    /// Returns the workers with changes after a revision, in order.
     pub fn changed(&self, since: u64) -> impl Iterator<Item = (u64, &Peer)> {
         let later = self.touched.range(since + 1..);
         later.filter_map(move |(&at, name)| Some((at, self.peers.get(name)?)))
     }
 
-    /// Who is behind a connection.
+    /// Returns the name of the worker on a connection.
     pub fn by_identity(&self, identity: &[u8]) -> Option<&str> {
         self.by_identity.get(identity).map(String::as_str)
     }
 
-    /// Whose words begin with a token.
+    /// Returns the name of the worker whose reports begin with a token.
     pub fn by_token(&self, token: &str) -> Option<&str> {
         self.by_token.get(token).map(String::as_str)
     }
 
-    /// Has a worker's words begin with a token.
+    /// Sets the token that a worker's reports on the data connection begin with.
     pub fn give(&mut self, name: &str, token: String) {
         if let Some(peer) = self.peers.get_mut(name) {
             peer.token = token.clone();
@@ -337,7 +340,7 @@ impl Roster {
         }
     }
 
-    /// Has a worker a ticket, in place of one that it has not shown yet.
+    /// Gives a worker a ticket, in place of one that it has not redeemed.
     pub fn ticket(&mut self, name: &str, ticket: &str, now: Time) {
         if let Some(peer) = self.peers.get_mut(name) {
             let before = std::mem::replace(&mut peer.ticket, (ticket.to_owned(), now));
@@ -346,20 +349,20 @@ impl Roster {
         }
     }
 
-    /// Whose ticket this is, for the only time, and when it was drawn.
+    /// Redeems a ticket, once; returns its worker, and when it was drawn.
     pub fn redeem(&mut self, ticket: &str) -> Option<(String, Time)> {
         let name = self.by_ticket.remove(ticket)?;
         let drawn_at = self.get(&name)?.ticket.1;
         Some((name, drawn_at))
     }
 
-    /// The names of those to whom a version for all is to go.
+    /// Returns the names of the workers that get a version for all.
     pub fn wanting(&self, model: &str) -> Vec<String> {
         let live = self.iter().filter(|peer| !peer.lost() && peer.wants(model));
         live.map(|peer| peer.hello.name.clone()).collect()
     }
 
-    /// Takes a hello: who has the name now, and on what footing.
+    /// Handles a hello: admits the worker, or returns why not.
     pub fn admit(
         &mut self,
         identity: &[u8],
@@ -388,7 +391,8 @@ impl Roster {
         Admission::New
     }
 
-    /// Another instance lives under the name: whether that has given a sign of life since it was asked.
+    /// Handles a hello for the name of another live instance: `Taken` if that one sent a message
+    /// since it was pinged.
     fn contest(&mut self, hello: &Hello, now: Time, lost_after: Duration) -> Admission {
         let peer = match self.peers.get_mut(&hello.name) {
             Some(peer) => peer,
@@ -416,7 +420,7 @@ impl Roster {
         }
     }
 
-    /// Whether a worker can be let in, if need be in place of those that are lost.
+    /// True if there is room for a worker. Lost workers are removed if necessary.
     fn has_room(&mut self, hello: &Hello) -> bool {
         if self.fits(hello) {
             return true;
@@ -436,7 +440,7 @@ impl Roster {
         workers <= WORKERS_MAX && models <= MODELS_MAX
     }
 
-    /// Forgets a worker.
+    /// Removes a worker.
     pub fn remove(&mut self, name: &str) {
         if let Some(peer) = self.peers.remove(name) {
             self.models -= peer.hello.models.len();
@@ -447,13 +451,13 @@ impl Roster {
         }
     }
 
-    /// The live workers that have been silent for too long.
+    /// Returns the live workers that have been silent for `lost_after`.
     pub fn silent(&self, now: Time, lost_after: Duration) -> Vec<String> {
         let silent = self.iter().filter(|p| !p.lost() && now.saturating_sub(p.heard_at) >= lost_after);
         silent.map(|peer| peer.hello.name.clone()).collect()
     }
 
-    /// The workers that have been away for so long.
+    /// Returns the workers that have been away for `patience`.
     pub fn gone(&self, now: Time, patience: Duration) -> Vec<String> {
         let away = |p: &&Peer| p.phase.is(PeerPhase::Away) && now.saturating_sub(p.closed_at) >= patience;
         self.iter().filter(away).map(|peer| peer.hello.name.clone()).collect()

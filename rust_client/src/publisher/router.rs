@@ -1,10 +1,11 @@
 //! The publisher's control socket: a ROUTER of our own.
 //!
-//! libzmq's takes peers of ZMTP 1 and 2 for workers, a browser included; collects the frames of a message for as long as
-//! more come; answers ZMTP's pings without a bound; and aborts the process at one of those at the wrong moment. Here
-//! everything that a peer says is bounded before it is kept, whether it has a key or not.
+//! libzmq's accepts peers of ZMTP 1 and 2 as workers, even a browser; collects the frames of a
+//! message without a bound; answers ZMTP's pings without a bound; and aborts the process at a ping
+//! at the wrong moment. Here everything that a peer sends is bounded before it is kept, whether the
+//! peer has a key or not.
 //!
-//! It belongs to one thread, which never waits here.
+//! One thread owns the socket, and no call blocks.
 
 use super::accepted::{Accepted, MayCome, Progress, Said};
 use super::effects::{Identity, Payload};
@@ -30,25 +31,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const ACCEPTS: Rate = Rate(512.0, 1000.0); // connections; each costs some 20 us, with keys up to 200
-const ACCEPTS_AT_ONCE: usize = 16; // before those that are here have a turn
-const ACCEPT_PAUSE: Duration = Duration::from_secs(1); // before another attempt when there is no descriptor left
-const STRANGER: Duration = Duration::from_millis(1500); // for a handshake, and for whoever is turned away to read why
-const UNFINISHED_MAX: usize = 256; // connections that have said nothing yet; above it the least far makes room
+const ACCEPTS_AT_ONCE: usize = 16; // before open connections are served
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1); // when no descriptor is left
+const STRANGER: Duration = Duration::from_millis(1500); // for a handshake, or to read a refusal
+const UNFINISHED_MAX: usize = 256; // connections without a message; beyond, the least far is closed
 const UNFINISHED_OF_HOST_MAX: usize = 64; // the same, of one host
-const PARTIAL_BYTES_MAX: usize = 1 << 20; // of messages that are not whole, of all connections
-const PARTIAL_BYTES_SMALL: usize = 8192; // of one, which is not counted there
-const WAITING_BYTES_MAX: usize = 1 << 26; // of what waits for all connections, layouts and headers
-const LOOK: Duration = Duration::from_millis(100); // between two looks at what connections hold
-const SILENCE: Duration = Duration::from_secs(30); // after which who takes nothing of what it is sent is gone
-const KEEPALIVE_SECONDS: i32 = 10; // of silence, then after each question without answer
+const PARTIAL_BYTES_MAX: usize = 1 << 20; // of incomplete messages, of all connections
+const PARTIAL_BYTES_SMALL: usize = 8192; // of one connection, which is not counted there
+const WAITING_BYTES_MAX: usize = 1 << 26; // of layouts and headers queued for all connections
+const LOOK: Duration = Duration::from_millis(100); // between two checks of what connections hold
+const SILENCE: Duration = Duration::from_secs(30); // then a peer that accepts no data is gone
+const KEEPALIVE_SECONDS: i32 = 10; // of silence, and then between probes
 
-/// A message of a worker: its connection, the key of that, the header, and how many frames follow.
+/// The messages of a connection, and the public key of its owner.
 pub struct FromRouter {
     pub key: String,
     pub said: Vec<Said>,
 }
 
-/// The other side of a connection; over ipc, or if it is gone, that is one place.
+/// The host of a peer; all ipc peers count as one host, and so do peers that are gone.
 type Host = Option<IpAddr>;
 
 /// A bound ROUTER.
@@ -56,10 +57,10 @@ pub struct Router {
     listener: Listener,
     keys: Option<Arc<Pair>>,
     ready: Arc<Ready>,
-    each: BTreeMap<u64, Watched<Accepted>>, // by number, of which none is given twice
-    unfinished: BTreeMap<u64, Host>,        // those that have said nothing yet, the oldest first
+    each: BTreeMap<u64, Watched<Accepted>>, // by number, which is never reused
+    unfinished: BTreeMap<u64, Host>,        // connections without a message, oldest first
     next: u64,
-    closed: Vec<u64>, // that have said something, and of which nobody was told yet
+    closed: Vec<u64>, // had sent a message; not reported yet
     accepts: TokenBucket,
     accept_at: Time,
     look_at: Time,
@@ -74,8 +75,8 @@ fn number(identity: &[u8]) -> Option<u64> {
 }
 
 impl Router {
-    /// Listens at a place; returns it with the port that was taken. With a secret key only those connect whom the
-    /// publisher lets in.
+    /// Listens at a place; returns it with the port that was bound. With a secret key, only peers
+    /// with an allowed key connect.
     pub fn bind(place: &Place, secret: Option<&str>) -> Result<(Router, Place), Error> {
         let broken = |error| unbindable(&place.endpoint(), error);
         let keys = secret.map(pair_of).transpose()?;
@@ -96,17 +97,17 @@ impl Router {
         Ok((router, bound))
     }
 
-    /// The descriptor at which connections come, unless it is to be left alone for a while.
+    /// The descriptor of new connections, except while accepting is paused.
     pub fn listening(&self, now: Time) -> Option<RawFd> {
         Some(self.listener.descriptor()).filter(|_| now >= self.accept_at)
     }
 
-    /// Which of those who are connected have news.
+    /// The connections that have events.
     pub fn ready(&self) -> Arc<Ready> {
         self.ready.clone()
     }
 
-    /// Takes connections that are there.
+    /// Accepts waiting connections.
     pub fn accept(&mut self, now: Time) {
         for _ in 0..ACCEPTS_AT_ONCE {
             if !self.accepts.take(1.0, ACCEPTS, now) {
@@ -115,7 +116,8 @@ impl Router {
             }
             match self.listener.accept() {
                 Ok(connection) if spent(connection.as_raw_fd()) => {
-                    self.accept_at = now + LOOK; // it is closed: the last descriptors are the process's own
+                    // It is closed: the last descriptors are reserved for the process itself.
+                    self.accept_at = now + LOOK;
                     return;
                 }
                 Ok(connection) => self.take(connection, now),
@@ -126,19 +128,20 @@ impl Router {
                     return;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(_) => {} // it has gone again
+                Err(_) => {} // the peer is gone already
             }
         }
     }
 
     fn take(&mut self, connection: Own<TcpStream>, now: Time) {
         let host: Host = connection.peer_addr().ok().map(|peer| peer.ip());
-        let _ = tune(&connection); // it may be gone already, which the first look will tell
+        let _ = tune(&connection); // fails if the peer is gone, which the first read shows
         self.make_room(&host);
         let (id, accepted) = (self.next, Accepted::new(connection, self.keys.clone(), now));
         self.next += 1;
         if let Ok(mut watched) = Watched::new(id, accepted, self.ready.clone()) {
-            // The greeting goes first, so that whoever has other keys, or none, finds out by itself.
+            // The greeting goes first, so that a peer with other keys, or none, sees the mismatch
+            // itself.
             if watched.send(|accepted| accepted.write(0, now)).is_ok() {
                 self.each.insert(id, watched);
                 self.unfinished.insert(id, host);
@@ -146,9 +149,9 @@ impl Router {
         }
     }
 
-    /// Hangs up on a connection that has said nothing yet, if there are too many of those: on the one that is least far,
-    /// and of these the oldest, of this host, or of that which has most. So whoever knows the key of the publisher finds
-    /// a place, however many do not.
+    /// If too many connections have sent no message yet, closes one: the one least far in its
+    /// handshake, and of these the oldest, of this host, or of the host with most. So a peer that
+    /// knows the publisher's key finds a place, however many do not.
     fn make_room(&mut self, host: &Host) {
         let mut of: BTreeMap<&Host, usize> = BTreeMap::new();
         self.unfinished.values().for_each(|host| *of.entry(host).or_default() += 1);
@@ -167,7 +170,7 @@ impl Router {
         }
     }
 
-    /// Reads and sends what can be; returns what was said.
+    /// Reads and sends what is possible; returns the messages.
     pub fn process_events(&mut self, id: u64, readable: bool, may_come: MayCome, now: Time) -> FromRouter {
         let room = self.room();
         let nothing = FromRouter { key: String::new(), said: Vec::new() };
@@ -193,12 +196,12 @@ impl Router {
         }
     }
 
-    /// What the connection of this number is called.
+    /// Returns the identity of the connection with this number.
     pub fn identity(id: u64) -> Identity {
         identity(id)
     }
 
-    /// Whether a connection is still there.
+    /// True if a connection is still open.
     pub fn has(&self, id: u64) -> bool {
         self.each.contains_key(&id)
     }
@@ -211,13 +214,13 @@ impl Router {
         }
     }
 
-    /// The identities of connections that were closed, each once.
+    /// Takes the identities of closed connections, each once.
     pub fn take_closed(&mut self) -> Vec<Identity> {
         std::mem::take(&mut self.closed).into_iter().map(identity).collect()
     }
 
-    /// Sends to one worker; false if its connection is gone. One that does not read loses the message once too much
-    /// waits for it, as with any loss.
+    /// Sends to one worker; false if its connection is gone. If too much is queued for a worker
+    /// that does not read, the message is dropped, like any lost message.
     pub fn send(&mut self, to: &[u8], header: &[u8], payload: &Payload, now: Time) -> bool {
         let room = self.room();
         let id = match number(to) {
@@ -234,7 +237,8 @@ impl Router {
         sent.is_ok()
     }
 
-    /// What there is room for of copies. It is looked at only where they are made for each connection: with keys.
+    /// Returns the room for copies. It is computed only with keys, which need a copy per
+    /// connection.
     fn room(&self) -> usize {
         if self.keys.is_none() {
             return COPIES_BYTES_MAX;
@@ -264,7 +268,7 @@ impl Router {
         self.share_room(now);
     }
 
-    /// Those with most of something, without which all others have no more than `most` together.
+    /// Returns the largest connections, such that the others have at most `most` together.
     fn largest(&self, of: impl Fn(&Accepted) -> Option<usize>, most: usize) -> Vec<u64> {
         let mut each: Vec<(usize, u64)> =
             self.each.iter().filter_map(|(&id, accepted)| Some((of(accepted)?, id))).collect();
@@ -286,8 +290,8 @@ impl Router {
         over
     }
 
-    /// Lets versions go that nobody takes; and where some wait for room to copy theirs, hangs up on those that have it
-    /// and stand still.
+    /// Releases versions that peers do not read. If connections wait for room for a copy, closes
+    /// those that have it and make no progress.
     fn share_room(&mut self, now: Time) {
         let copied: usize = self.each.values().map(|accepted| accepted.copied()).sum();
         let room = COPIES_BYTES_MAX.saturating_sub(copied);
@@ -309,7 +313,7 @@ impl Router {
         }
     }
 
-    /// Whether anything waits to be sent.
+    /// True if anything waits to be sent.
     pub fn unsent(&self) -> bool {
         self.each.values().any(|accepted| accepted.unsent())
     }
@@ -322,8 +326,9 @@ fn pair_of(secret: &str) -> Result<Pair, Error> {
 }
 
 fn tune(connection: &TcpStream) -> io::Result<()> {
-    connection.set_nodelay(true)?; // fails where it is no TCP, which has none of this
-                                   // TCP finds out which peers are gone, so that their queues are freed.
+    // Fails if it is no TCP connection, which has no such options.
+    connection.set_nodelay(true)?;
+    // TCP detects peers that are gone, so that their queues are freed.
     socket::keep_alive(connection.as_raw_fd(), KEEPALIVE_SECONDS)
 }
 
@@ -336,7 +341,7 @@ mod tests {
 
     const NOW: Time = Duration::from_secs(1);
 
-    /// Dials, and has the router take what is there.
+    /// Connects, and lets the router handle what was sent.
     fn dial(router: &mut Router, port: u16, says: &[u8]) -> TcpStream {
         let mut dialled = TcpStream::connect(("127.0.0.1", port)).unwrap();
         dialled.write_all(says).unwrap();

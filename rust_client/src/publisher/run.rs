@@ -1,6 +1,7 @@
-//! The publisher's thread: it owns the sockets, moves frames, and lets the machine decide.
+//! The publisher's thread: owns the sockets, moves frames, and carries out the machine's decisions.
 //!
-//! Any thread hands it work, and waits for the answer. If the thread ends, for whatever reason, whoever waits is told.
+//! Other threads submit work and wait for the answer. If the thread ends, for any reason, they get
+//! an error.
 
 use super::bases::Taker;
 use super::effects::{Effect, Payload, WorkerEvent, WorkerEventKind};
@@ -28,18 +29,18 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-const TICK: Duration = Duration::from_millis(100); // between two looks at the clock, if nothing happens
-const DISK: Duration = Duration::from_secs(10); // that closing gives it for the last versions
-const LINGER: Duration = Duration::from_millis(200); // what is on its way at the end gets this
+const TICK: Duration = Duration::from_millis(100); // between two ticks, if nothing happens
+const DISK: Duration = Duration::from_secs(10); // to write the last versions at the end
+const LINGER: Duration = Duration::from_millis(200); // to send what is queued at the end
 
 const ELSEWHERE: &str = "it belongs to the process that this one was forked from";
 
 pub type Roster = BTreeMap<String, WorkerStatus>;
 pub type Listener = Box<dyn FnMut(&WorkerEvent) + Send>;
-/// Whether the roster is as somebody waits for it to be.
+/// Returns whether the workers are in the state that a caller waits for.
 pub type Condition = Box<dyn Fn(&Roster) -> bool + Send>;
 
-/// What somebody wants of the thread.
+/// Work that other threads submit.
 pub enum Work {
     Publish {
         model: String,
@@ -48,14 +49,14 @@ pub enum Work {
         began: Instant,
         answer: Sender<Answer>,
     },
-    /// What those run of a model who take patches, of all or of these workers.
+    /// Return what the workers that accept patches run of a model: all workers, or the named ones.
     Takers(String, Option<Vec<String>>, Sender<Vec<Taker>>),
     Status(Sender<Roster>),
-    /// Let these keys in, and no others.
+    /// Allow these keys, and no others.
     Grant(ByKey),
-    /// Tell whoever listens.
+    /// Report this to the listener.
     Notice(String),
-    /// Until then, at most.
+    /// Answer once the condition is true; give up at this time.
     Watch(Condition, Instant, Sender<()>),
 }
 
@@ -65,10 +66,10 @@ pub type Answer = Result<Receipt, Error>;
 struct Desk {
     work: VecDeque<Work>,
     stopping: bool,
-    ended: Option<String>, // why there is nobody any more
+    ended: Option<String>, // why the thread has ended
 }
 
-/// What the publisher's thread shares with others.
+/// The state that the publisher's thread shares with other threads.
 pub struct Shared {
     process: Process,
     desk: Mutex<Desk>,
@@ -80,7 +81,7 @@ impl Shared {
         Ok(Shared { process: Process::this(), desk: Mutex::default(), waker: Waker::new()? })
     }
 
-    /// Whether this process has the publisher's thread; a forked child has only what it looks like.
+    /// True in the process that has the publisher's thread; false in a forked child.
     pub fn is_here(&self) -> bool {
         self.process.is_this()
     }
@@ -89,7 +90,8 @@ impl Shared {
         self.desk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Leaves work for the thread; an error if there is nobody to do it.
+    /// Submits work. Fails with `Error::PublisherClosed` if the thread is ending, has ended, or is
+    /// in the parent process.
     pub fn leave(&self, work: Work) -> Result<(), Error> {
         if !self.is_here() {
             return Err(self.closed());
@@ -105,7 +107,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Why there is nobody any more.
+    /// Returns the error for a closed publisher, with the reason.
     pub fn closed(&self) -> Error {
         if !self.is_here() {
             return Error::PublisherClosed { reason: ELSEWHERE.to_owned() };
@@ -114,14 +116,14 @@ impl Shared {
         Error::PublisherClosed { reason: ended.unwrap_or_else(|| "close() was called".to_owned()) }
     }
 
-    /// Has the thread settle what is open and end.
+    /// Makes the thread resolve the open calls and end.
     pub fn stop(&self) {
         self.desk().stopping = true;
         self.waker.wake();
     }
 }
 
-/// A publisher, running.
+/// The publisher's thread while it runs.
 pub struct Loop {
     pub machine: PublisherMachine,
     pub router: Router,
@@ -129,24 +131,24 @@ pub struct Loop {
     pub shared: Arc<Shared>,
     pub keeper: Option<Keeper>,
     pub listener: Option<Listener>,
-    /// Seals what goes out, if anything does.
+    /// Encrypts what is sent; `None` without keys.
     pub sealer: Option<Sealer>,
     open: HashMap<u64, Sender<Answer>>,
     ids: u64,
-    speaking: u64, // the control connection whose message is being taken
+    speaking: u64, // the control connection whose message is being handled
     watchers: Vec<(Condition, Instant, Sender<()>)>,
-    recorded: u64, // the epoch that the state folder was told
+    recorded: u64, // the last epoch given to the state folder
     begun: Instant,
 }
 
-/// Tells whoever comes later that there is nobody, after a panic, too.
+/// Makes waiting and later callers fail with the reason, also after a panic.
 struct Ending(Arc<Shared>, Option<String>);
 
 impl Drop for Ending {
     fn drop(&mut self) {
         let mut desk = self.0.desk();
         desk.ended = self.1.take().or_else(|| Some("its thread has failed".to_owned()));
-        desk.work.clear(); // whoever waits finds that nobody answers
+        desk.work.clear(); // waiting callers find their channels closed
     }
 }
 
@@ -181,14 +183,14 @@ impl Loop {
         self.begun.elapsed()
     }
 
-    /// Runs until it is told to stop.
+    /// Runs until `Shared::stop` is called, or the sockets fail.
     pub fn run(mut self) {
         let mut ending = Ending(self.shared.clone(), None);
         let mut next_tick = Time::ZERO;
         while !self.shared.desk().stopping {
             if let Err(error) = self.turn(&mut next_tick) {
                 ending.1 = Some(format!("its sockets failed: {}", error));
-                drop(ending); // whoever waits does not wait for the disk
+                drop(ending); // callers need not wait for the disk
                 return self.close_keeper();
             }
         }
@@ -201,11 +203,12 @@ impl Loop {
         self.close_keeper();
     }
 
-    /// The disk gets some time for the last versions.
+    /// Gives the disk some time to store the last versions, and reports those that are missing.
     fn close_keeper(mut self) {
         let keeper = self.keeper.take();
-        let Loop { machine: _machine, router, data, mut listener, .. } = self; // of whose versions some are to be written
-        drop((router, data)); // their addresses are free
+        // The machine keeps the versions that are still to be written.
+        let Loop { machine: _machine, router, data, mut listener, .. } = self;
+        drop((router, data)); // frees their addresses
         if let Some(text) = keeper.and_then(|mut keeper| keeper.close(DISK)) {
             let (kind, worker) = (WorkerEventKind::Notice, String::new());
             if let Some(listener) = &mut listener {
@@ -214,7 +217,7 @@ impl Loop {
         }
     }
 
-    /// What is on its way gets a moment.
+    /// Sends what is queued, for a moment.
     fn linger(&mut self) {
         let end = self.now() + LINGER;
         let (data, control) = (self.data.ready(), self.router.ready());
@@ -230,14 +233,14 @@ impl Loop {
             }
             for (id, readable) in control.found(&items[first..]) {
                 self.router.process_events(id, readable, &|_| false, self.now());
-                // what is said now, nobody hears
+                // input is ignored
             }
         }
     }
 
-    /// Takes what there is, pushes what may be pushed, ticks when it is time.
+    /// Runs the loop once: does submitted work, receives, pushes chunks, and ticks when it is time.
     fn turn(&mut self, next_tick: &mut Time) -> io::Result<()> {
-        self.do_work(); // before anything else: somebody waits for it
+        self.do_work(); // first, because callers wait for it
         let busy = !self.with_room().is_empty() || self.machine.comparing();
         let wait = if busy { Duration::ZERO } else { next_tick.saturating_sub(self.now()) };
         self.take(wait)?;
@@ -269,13 +272,13 @@ impl Loop {
         Ok(())
     }
 
-    /// The topics of what is being pushed for which somebody's connection has room.
+    /// Returns the topics being pushed for which some subscriber has room.
     fn with_room(&self) -> Vec<String> {
         let room = |topic: &&String| self.data.keeps_up(topic);
         self.machine.pushing().filter(room).cloned().collect()
     }
 
-    /// Waits until something is there, and takes it.
+    /// Waits for events on the sockets and handles them.
     fn take(&mut self, wait: Duration) -> io::Result<()> {
         let (data, control) = (self.data.ready(), self.router.ready());
         let (comes, joins) = (self.data.listening(self.now()), self.router.listening(self.now()));
@@ -315,7 +318,7 @@ impl Loop {
         Ok(())
     }
 
-    /// Takes what came on a control connection.
+    /// Handles what arrived on a control connection.
     fn take_said(&mut self, id: u64, readable: bool) {
         let now = self.now();
         let machine = &self.machine;
@@ -327,12 +330,12 @@ impl Loop {
             self.speaking = id;
             self.perform(effects);
             if !self.router.has(id) {
-                return; // it was hung up on
+                return; // the connection was closed
             }
         }
     }
 
-    /// Has the machine know which connections are gone.
+    /// Reports closed connections to the machine.
     fn tell_closed(&mut self) {
         for identity in self.router.take_closed() {
             let effects = self.machine.unreachable(&identity, self.now());
@@ -340,7 +343,7 @@ impl Loop {
         }
     }
 
-    /// Takes what a subscriber says; tells it that it is heard, and nobody else.
+    /// Handles what a subscriber sent, and confirms its subscriptions to it alone.
     fn take_heard(&mut self, id: u64, readable: bool) {
         let heard = self.data.process_events(id, readable, self.now());
         if let Some(ticket) = heard.ticket {
@@ -397,7 +400,8 @@ impl Loop {
                 self.open.insert(self.ids, answer);
                 self.perform(effects);
             }
-            Err(text) => drop(answer.send(Err(Error::UnknownWorker(text)))), // whoever asked may have given up
+            // The caller may have given up.
+            Err(text) => drop(answer.send(Err(Error::UnknownWorker(text)))),
         }
     }
 
@@ -448,12 +452,13 @@ impl Loop {
         }
     }
 
-    /// An answer to whoever looks on, or is looked at: if it is lost, it asks again.
+    /// Sends an answer to an observer, or its question to a worker. If it is lost, the observer
+    /// asks again.
     fn answer(&mut self, to: &[u8], header: &[u8]) {
         let _ = self.router.send(to, header, &Payload::None, self.now());
     }
 
-    /// A message to one worker, sealed where that is done.
+    /// Sends a message to one worker, encrypted if there are keys.
     fn send(&mut self, to: &[u8], message: FromPublisher, payload: Payload) {
         let said = match &mut self.sealer {
             Some(sealer) => sealer.addressed(message, payload),
@@ -469,7 +474,7 @@ impl Loop {
         }
     }
 
-    /// A message to all, sealed where that is done.
+    /// Returns a message to all subscribers as it is sent, encrypted if there are keys.
     fn published(&mut self, topic: String, message: FromPublisher, payload: Payload) -> Option<Queued> {
         let (message, payload) = match &mut self.sealer {
             Some(sealer) => sealer.published(message, payload)?,
@@ -478,7 +483,7 @@ impl Loop {
         Some(Queued::new(topic, &encode(&message), &payload))
     }
 
-    /// Has what comes read by those alone who are told another group key from now on (E6).
+    /// Rotates the group key. Workers that do not receive it cannot decrypt what follows (E6).
     fn rekey(&mut self) {
         let now = self.now();
         if let Some(sealer) = &mut self.sealer {
@@ -489,7 +494,7 @@ impl Loop {
         }
     }
 
-    /// Writes a later epoch down before anybody hears of it.
+    /// Writes a later epoch to the state folder before any worker learns it.
     fn record(&mut self) {
         let epoch = self.machine.epoch();
         if epoch != self.recorded {
@@ -512,17 +517,17 @@ impl Loop {
             } else {
                 Err(Error::Publish { receipt: Box::new(receipt), missing })
             };
-            let _ = answer.send(result); // whoever waited may have given up
+            let _ = answer.send(result); // the caller may have given up
         }
     }
 
-    /// Tells whoever waits for a state of the roster.
+    /// Answers the callers whose condition on the roster is true.
     fn look(&mut self) {
         if !self.watchers.is_empty() {
             let roster = self.machine.status(self.now());
             self.watchers.retain(|(condition, until, answer)| {
                 let met = condition(&roster);
-                let _ = met && answer.send(()).is_ok(); // whoever waited may have given up
+                let _ = met && answer.send(()).is_ok(); // the caller may have given up
                 !met && Instant::now() < *until
             });
         }

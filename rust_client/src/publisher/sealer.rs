@@ -1,7 +1,7 @@
-//! What a publisher seals, and with what: each chunk and layout once, whoever gets it (E2 to E6).
+//! Encrypts what a publisher sends: each chunk and layout once, for all receivers (E2 to E6).
 //!
-//! The versions stay plain. Sealed bytes lie in memory of their own, as much as goes out of a version, until that is
-//! let go; then it serves the next one.
+//! The versions stay plain. Encrypted bytes have memory of their own, as much as is sent of a
+//! version, until the version is released; then the next one uses it.
 
 use super::effects::Payload;
 use crate::base64;
@@ -15,10 +15,10 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-/// Draws 32 bytes that nobody can guess.
+/// Draws 32 unpredictable bytes.
 pub type DrawKey = Box<dyn FnMut() -> Secret + Send>;
 
-/// Sealed bytes, which never change.
+/// Encrypted bytes; immutable.
 pub struct Sealed {
     pub bytes: Vec<u8>,
     pub tag: String,
@@ -39,7 +39,7 @@ impl Drop for Sealed {
     }
 }
 
-/// Memory that sealed bytes of one model were in, by size: at most as much as two versions take.
+/// Free memory of one model's encrypted bytes, by size: at most as much as two versions take.
 struct Memory {
     free: Mutex<Free>,
     most: u64,
@@ -52,7 +52,7 @@ struct Free {
 }
 
 impl Memory {
-    /// Memory of this size; nothing if there is none.
+    /// Returns memory of this size; `None` if there is none.
     fn take(&self, size: usize) -> Option<Vec<u8>> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(found) = free.by_size.get_mut(&size).and_then(Vec::pop) {
@@ -75,29 +75,29 @@ impl Memory {
     }
 }
 
-/// What was sealed of a version, or of a patch to it, under the present group key.
+/// The encrypted chunks of a version, or of a patch to it, under the current group key.
 struct SealedVersion {
     subject: Subject,
     key: Secret,
-    of: Weak<dyn Any + Send + Sync>, // once that is gone, so is this
+    of: Weak<dyn Any + Send + Sync>, // the plain content; this is dropped after it
     chunks: BTreeMap<u64, Arc<Sealed>>,
 }
 
-/// Seals what one publisher says.
+/// Encrypts what one publisher sends.
 pub struct Sealer {
     draw: DrawKey,
     life: Option<Duration>,
     key: Secret,
     group: GroupKey,
     since: Time,
-    count: u64, // of messages sealed under it
+    count: u64, // of messages encrypted under it
     versions: Vec<SealedVersion>,
     layouts: BTreeMap<String, (Subject, Arc<Sealed>)>, // the last, by model
     memory: BTreeMap<String, Arc<Memory>>,             // by model
 }
 
 impl Sealer {
-    /// `life` is how old a group key may become; nothing: there is no bound.
+    /// `life` is the longest use of a group key; `None`: no limit.
     pub fn new(mut draw: DrawKey, life: Option<Duration>, now: Time) -> Sealer {
         let key = draw();
         Sealer {
@@ -113,7 +113,7 @@ impl Sealer {
         }
     }
 
-    /// Has another group key: whoever is not told has none for what comes (E6).
+    /// Rotates the group key. Workers that do not receive it cannot decrypt what follows (E6).
     pub fn rekey(&mut self, now: Time) {
         self.key = (self.draw)();
         (self.group, self.since, self.count) = (GroupKey::of_hex(&hex(&self.key)), now, 0);
@@ -121,18 +121,18 @@ impl Sealer {
         self.layouts.clear();
     }
 
-    /// Whether the group key is as old as one may be.
+    /// True if the group key is due for rotation.
     pub fn due(&self, now: Time) -> bool {
         self.life.map_or(false, |life| now.saturating_sub(self.since) >= life)
     }
 
-    /// The group key as workers are told it, on connections that are encrypted.
+    /// The group key as it is sent to workers, on encrypted connections.
     pub fn key(&self) -> String {
         hex(&self.key)
     }
 
-    /// A message as it goes to one worker, on a connection that is encrypted. Nothing if there is no memory for it: it
-    /// is as if it were lost on its way.
+    /// Returns a message as it is sent to one worker, on an encrypted connection; `None`, as if it
+    /// were lost, if there is no memory for it.
     pub fn addressed(
         &mut self,
         message: FromPublisher,
@@ -145,7 +145,7 @@ impl Sealer {
         }
     }
 
-    /// A message as it goes to all, on connections that everybody can read.
+    /// Returns a message as it is sent to all, on connections that any peer can read.
     pub fn published(
         &mut self,
         message: FromPublisher,
@@ -188,14 +188,14 @@ impl Sealer {
                 let subject = subject_of(&model, (epoch, version), content.plan, patch.as_ref());
                 self.piece(subject, index, content.chunk(index), &(content.clone() as _))?
             }
-            _ => return None, // a chunk has one
+            _ => return None, // a chunk always has one
         };
         let (key, tag) = (self.group.id.clone(), sealed.tag.clone());
         let chunk = SealedChunk { model, epoch, version, index, key, tag, patch };
         Some((FromPublisher::SealedChunk(chunk), Payload::Sealed(sealed)))
     }
 
-    /// A chunk, sealed once for as long as what it is of is there.
+    /// Returns a chunk, encrypted once while its content is in memory.
     fn piece(
         &mut self,
         subject: Subject,
@@ -206,7 +206,7 @@ impl Sealer {
         let at = match self.versions.iter().position(|version| version.subject == subject) {
             Some(at) => at,
             None => {
-                self.versions.retain(|version| version.of.strong_count() > 0); // and its memory is free
+                self.versions.retain(|version| version.of.strong_count() > 0); // frees their memory
                 let (key, of) = (self.group.of_version(&subject), Arc::downgrade(of));
                 self.versions.push(SealedVersion { subject, key, of, chunks: BTreeMap::new() });
                 self.versions.len() - 1
@@ -232,8 +232,8 @@ impl Sealer {
         Some(sealed)
     }
 
-    /// Lets go of what was sealed of versions that nobody can have any more. Their bytes may be kept for patches to
-    /// build on, which are made of what is plain.
+    /// Drops what was encrypted of unavailable versions. Their plain bytes may be kept as bases of
+    /// patches.
     pub fn tick(&mut self, is_there: impl Fn(&Subject) -> bool) {
         self.versions.retain(|version| version.of.strong_count() > 0 && is_there(&version.subject));
     }
@@ -245,7 +245,8 @@ impl Memory {
     }
 }
 
-/// The memory for what is sealed of a version: as long as sizes stay it is that of the one before. A patch takes its own.
+/// Returns the memory for a version: that of the previous one if sizes are the same. A patch has
+/// its own.
 fn memory_of(known: &mut BTreeMap<String, Arc<Memory>>, subject: &Subject) -> Arc<Memory> {
     if subject.base != (0, 0) {
         return Memory::new(0);
@@ -273,7 +274,7 @@ fn subject_of(
     Subject { model: model.to_owned(), epoch, version, nbytes, chunk_bytes, encoding, base }
 }
 
-/// Seals a payload under the key of its version (E3).
+/// Encrypts a payload under the key of its version (E3).
 fn sealed(
     key: &Secret,
     subject: &Subject,
@@ -307,7 +308,7 @@ mod tests {
         Arc::new(copier.copy(&[tensor], 300).unwrap())
     }
 
-    /// A chunk as it goes to one worker.
+    /// Returns a chunk as it is sent to one worker.
     fn chunk(sealer: &mut Sealer, content: &Arc<Content>, version: u64) -> (SealedChunk, Arc<Sealed>) {
         let (model, crc) = ("m".to_owned(), content.crcs[0]);
         let message = FromPublisher::Chunk(Chunk { model, epoch: 1, version, index: 0, crc, patch: None });

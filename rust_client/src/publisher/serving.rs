@@ -1,4 +1,4 @@
-//! What workers ask for: versions, patches to them, and chunks of either (P8).
+//! Fetches: of versions, of patches to them, and of chunks of either (P8).
 
 use super::content::Content;
 use super::effects::{Payload, WorkerEventKind};
@@ -10,7 +10,7 @@ use crate::words::escaped;
 use std::sync::Arc;
 
 impl PublisherMachine {
-    /// Answers a worker that asks for a version, or for chunks of one (P8).
+    /// Handles a fetch of a version, or of its chunks (P8).
     pub(super) fn fetch(&mut self, name: &str, fetch: &Fetch, now: Time) {
         let versions = self.store.of(&fetch.model, fetch.epoch);
         let number = versions.and_then(|versions| match fetch.version {
@@ -43,7 +43,7 @@ impl PublisherMachine {
         self.give(name, fetch, number, &content, now);
     }
 
-    /// Gives out chunks of a version, or of the patch that was asked for.
+    /// Sends chunks of a version, or of the patch that was requested.
     fn give(&mut self, name: &str, fetch: &Fetch, number: u64, content: &Arc<Content>, now: Time) {
         if let Some(versions) = self.store.find(&fetch.model) {
             versions.left(name, number);
@@ -60,8 +60,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Keeps a version for a worker that asks for it, unless it runs it by now: what it says on its data connection
-    /// overtakes what it has asked (P19).
+    /// Keeps a version for a worker that requests it, unless the worker already runs it: a report
+    /// on its data connection may overtake the request (P19).
     fn asks(&mut self, name: &str, model: &str, number: u64) -> bool {
         let key = self.store.key(number);
         let needs = self.roster.get(name).map_or(false, |peer| peer.runs(model) < key);
@@ -82,7 +82,7 @@ impl PublisherMachine {
         }
     }
 
-    /// What was asked for is not to be had: says so, and what there is instead.
+    /// Refuses a fetch of an unavailable version, and announces the latest one instead.
     fn turn_down(&mut self, name: &str, fetch: &Fetch) {
         let text = format!("version {} of epoch {} is not to be had here", fetch.version, fetch.epoch);
         self.refuse_fetch(name, fetch, "gone", &text);
@@ -93,7 +93,7 @@ impl PublisherMachine {
         }
     }
 
-    /// Announces a version to one worker, and says what the whole hashes to.
+    /// Announces a version to one worker, and sends its digest.
     pub(super) fn describe(&mut self, name: &str, model: &str, number: u64, layout: bool) {
         let content = match self.content(model, number) {
             Some(content) => content,
@@ -115,7 +115,7 @@ impl PublisherMachine {
         self.store.models.get(model)?.get(number)?.patches.iter().find(|patch| patch.id == *id)
     }
 
-    /// Answers a worker that asks for a patch to a version (D8).
+    /// Handles a fetch of a patch (D8).
     fn give_patch(&mut self, name: &str, fetch: &Fetch, id: &PatchId, number: u64, now: Time) {
         let patch = self.patch(&fetch.model, number, id).filter(|_| fetch.version > 0);
         let content = patch.map(|patch| patch.content.clone());
@@ -133,7 +133,7 @@ impl PublisherMachine {
         }
     }
 
-    /// A worker says why no patch is of use to it: that is told once, if there is one (D10).
+    /// Reports, once, why a worker uses no patch, if there is one (D10).
     fn told(&mut self, name: &str, fetch: &Fetch, number: u64, now: Time) {
         let versions = self.store.find(&fetch.model);
         let version = match versions.and_then(|versions| versions.get_mut(number)) {

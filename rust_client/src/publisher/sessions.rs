@@ -1,4 +1,4 @@
-//! Workers that stay, come back, are lost, or leave.
+//! Workers that stay, return, are lost, or leave.
 
 use super::effects::WorkerEventKind;
 use super::machine::PublisherMachine;
@@ -8,7 +8,7 @@ use crate::messages::*;
 use crate::transfer::Time;
 
 impl PublisherMachine {
-    /// A worker asks for a sign of life (P17).
+    /// Answers a ping (P17).
     pub(super) fn ping(&mut self, name: &str, ping: &Ping) {
         let models = match self.roster.get_mut(name) {
             Some(peer) => {
@@ -20,7 +20,7 @@ impl PublisherMachine {
         self.say(name, FromPublisher::Pong(Pong { token: ping.token, epoch: self.epoch(), models }));
     }
 
-    /// A worker has said something on its connection.
+    /// Records that a worker has sent a message on its connection.
     pub(super) fn heard(&mut self, name: &str, now: Time) {
         if let Some(peer) = self.roster.get_mut(name) {
             peer.heard(now);
@@ -32,7 +32,7 @@ impl PublisherMachine {
         }
     }
 
-    /// A worker is there, and may have missed what others were told (P18).
+    /// Handles a worker that joins or answers again: announces what it may have missed (P18).
     pub(super) fn back(&mut self, name: &str, now: Time) {
         if self.roster.get_mut(name).map_or(false, |peer| peer.take(PeerEvent::Spoke)) {
             self.tell(WorkerEventKind::Back, name, format!("worker {} answers again", name));
@@ -42,14 +42,14 @@ impl PublisherMachine {
         }
     }
 
-    /// Looks for workers that are silent, or stuck.
+    /// Finds workers that are silent, gone or stuck.
     pub(super) fn look_after(&mut self, now: Time) {
         for name in self.roster.silent(now, self.timing.lost_after) {
             let heard = self.roster.get(&name).map_or(now, |peer| peer.heard_at);
             let silent = now.saturating_sub(heard).as_secs_f64();
             self.lose(&name, PeerEvent::Silent, &format!("silent for {:.1} s", silent), now);
         }
-        let patience = self.timing.ping * 2; // it dials again, and says so with a ping
+        let patience = self.timing.ping * 2; // to connect again, and to ping
         for name in self.roster.gone(now, patience) {
             let why =
                 format!("its connection is closed, and it made no other in {} s", patience.as_secs_f64());
@@ -74,7 +74,7 @@ impl PublisherMachine {
         self.forget_mute(now);
     }
 
-    /// Keeps nothing for those who say nothing but what they were heard to be at (P9).
+    /// Keeps no version for an unresponsive worker, except the one that it was receiving (P9).
     fn forget_mute(&mut self, now: Time) {
         let quiet = self.timing.quiet;
         for peer in self.roster.iter().filter(|peer| !peer.lost() && peer.mute(now, quiet)) {
@@ -85,7 +85,7 @@ impl PublisherMachine {
         }
     }
 
-    /// An event by which a worker is lost; of one that is only silent, it may be there.
+    /// Marks a worker as lost by an event. One that is only silent may still be running.
     pub(super) fn lose(&mut self, name: &str, event: PeerEvent, why: &str, now: Time) {
         let doing = self.doing(name, now);
         let detail = if doing.is_empty() { why.to_owned() } else { format!("{} while {}", why, doing) };
@@ -103,7 +103,7 @@ impl PublisherMachine {
         each.collect::<Vec<_>>().join("; ")
     }
 
-    /// A worker is no longer there: nothing is kept for its sake.
+    /// Drops what is kept for a worker that is gone.
     fn forget(&mut self, name: &str) {
         if let Some(peer) = self.roster.get_mut(name) {
             peer.forget();
@@ -113,7 +113,7 @@ impl PublisherMachine {
         }
     }
 
-    /// A worker leaves in order: nobody waits for it.
+    /// Removes a worker that leaves in order: no call waits for it.
     pub(super) fn leave(&mut self, name: &str, why: &str, now: Time) {
         self.forget(name);
         let text = format!("worker {} has left: {}", name, why);

@@ -1,18 +1,19 @@
-//! What of a publisher outlives it: a folder with its versions, its epoch, and a lock.
+//! The state folder, which outlives a publisher: its versions, its epoch, and a lock.
 //!
 //! ```text
 //! weightbus.json                         {"sha256": ..., "table": {"epoch": ..., "versions": [...]}}
-//! policy@1795253000123-42.safetensors    a version: model, epoch, number; its very bytes
-//! weightbus.lock                         locked by the publisher that has the folder
+//! policy@1795253000123-42.safetensors    a version, named by model, epoch and number
+//! weightbus.lock                         locked by the publisher that uses the folder
 //! ```
 //!
-//! It is the folder of the Python publisher (`state_folder.py`): either takes up where the other has ended. Only what
-//! the table names exists. A version is written beside its place, synced, renamed, and its folder synced; then the
-//! table is replaced in the same way; then the files that it no longer names are deleted. So a crash at any moment
-//! leaves the table before or the one after, and either names whole files only. Bytes may rot: the table carries its own
-//! hash, and a version is held against its digest whenever it is read.
+//! The Python publisher uses the same folder (`state_folder.py`), so either continues where the
+//! other ended. Only files that the table names count. A version is written to a partial file,
+//! synced and renamed, and the folder is synced; then the table is replaced in the same way; then
+//! files that it no longer names are deleted. So a crash at any moment leaves the old table or the
+//! new one, and every file that it names is complete. Disks may corrupt bytes: the table contains
+//! its own hash, and a version is checked against its digest whenever it is read.
 //!
-//! Nothing here is a thread; `keeper.rs` has the one that writes.
+//! This file has no thread; `keeper.rs` has the one that writes.
 
 use super::content::{Content, Copier};
 use crate::digest::hex;
@@ -35,12 +36,12 @@ const LOCK: &str = "weightbus.lock";
 const TABLE: &str = "weightbus.json";
 const DAMAGED: &str = "weightbus.json.damaged";
 const SUFFIX: &str = ".safetensors";
-const PARTIAL: &str = ".partial"; // the end of the name of a file that is being written
-const NAMES_MAX: usize = 64; // of the same bytes: a worker that missed so many restarts fetches them again
-const SLICE_BYTES: usize = 1 << 22; // written at once, between two looks at what else is going on
-pub const HISTORY_MAX: usize = 10_000; // further files of a model: the table is written anew with every version
+const PARTIAL: &str = ".partial"; // the suffix of a file that is being written
+const NAMES_MAX: usize = 64; // of the same bytes; a worker that missed more restarts fetches them
+const SLICE_BYTES: usize = 1 << 22; // written between two calls of `breathe`
+pub const HISTORY_MAX: usize = 10_000; // older versions of a model: each publish rewrites the table
 
-/// A version on disk.
+/// The table's entry of a version on disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Stored {
     pub model: String,
@@ -48,17 +49,18 @@ pub struct Stored {
     pub version: u64,
     pub nbytes: u64,
     pub chunk_bytes: u64,
-    /// In chunks of that size.
+    /// The digest, with chunks of that size.
     pub digest: String,
-    /// The (epoch, version) under which these bytes were offered, the newest first.
+    /// The (epoch, version) pairs under which these bytes were published, newest first.
     pub names: Vec<Key>,
-    /// What was said of it.
+    /// The metadata of its publish.
     #[serde(default)]
     pub metadata: Metadata,
 }
 
 impl Stored {
-    /// What is kept of a version that has these names, that under which it is offered now included.
+    /// Returns the entry of a version that has these names, besides the one under which it is
+    /// published now.
     pub fn of(model: &str, (epoch, version): Key, content: &Content, names: &BTreeSet<Key>) -> Stored {
         Stored {
             model: model.to_owned(),
@@ -98,9 +100,9 @@ impl Stored {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Table {
     #[serde(default)]
-    epoch: u64, // the greatest that this folder's publishers ever had
+    epoch: u64, // the greatest of any publisher that used the folder
     #[serde(default)]
-    versions: Vec<Stored>, // as they were written
+    versions: Vec<Stored>, // in the order in which they were written
 }
 
 #[derive(Serialize, Deserialize)]
@@ -110,36 +112,37 @@ struct Sealed<'a> {
     table: &'a RawValue,
 }
 
-/// A folder, locked until it is dropped. One thread at a time writes to it.
+/// A state folder, locked until it is dropped. One thread at a time writes to it.
 pub struct StateFolder {
     path: PathBuf,
     lock: Own<File>,
     owner: Process,
     history: usize,
     table: Table,
-    faults: Vec<String>, // what is wrong with it, in words
+    faults: Vec<String>, // problems that were not reported yet
 }
 
 impl Drop for StateFolder {
     fn drop(&mut self) {
         if self.owner.is_this() {
-            let _ = os::unlock(&self.lock); // also for a child that was forked without our knowledge
+            let _ = os::unlock(&self.lock); // releases a forked child's copy of the lock, too
         }
     }
 }
 
 impl StateFolder {
-    /// What is wrong with it, in words: each is said once.
+    /// Takes the problems that were not reported yet, as texts.
     pub fn faults(&mut self) -> Vec<String> {
         std::mem::take(&mut self.faults)
     }
 
-    /// Something is wrong with it.
+    /// Adds a problem to report.
     pub fn lacks(&mut self, fault: String) {
         self.faults.push(fault);
     }
 
-    /// Takes a folder, which is made if it is not there. Of each model so many older versions are kept.
+    /// Opens and locks a folder, and creates it if it is missing. `history` older versions of each
+    /// model are kept. Fails with `Error::Setup` if another publisher has the lock.
     pub fn open(path: &Path, history: usize) -> Result<StateFolder, Error> {
         let broken =
             |error| Error::Io { what: format!("{} cannot be a state folder", path.display()), error };
@@ -172,7 +175,7 @@ impl StateFolder {
         Ok(folder)
     }
 
-    /// Takes the table in; of one that is damaged nothing but what the names of files say, and it is put aside.
+    /// Reads the table. A damaged one is moved aside; then only the epochs in file names count.
     fn read_table(&mut self) -> Result<(), Error> {
         let file = self.path.join(TABLE);
         let broken = |error| Error::Io { what: format!("{} cannot be read", file.display()), error };
@@ -207,7 +210,7 @@ impl StateFolder {
         fs::read_dir(&self.path)?.map(name).collect()
     }
 
-    /// Deletes what a publisher left behind that was killed while it wrote.
+    /// Deletes the files of a publisher that was killed while it wrote.
     fn tidy(&self) -> io::Result<()> {
         let named: BTreeSet<String> = self.table.versions.iter().map(Stored::file).collect();
         for name in self.names()? {
@@ -220,17 +223,17 @@ impl StateFolder {
         Ok(())
     }
 
-    /// The greatest epoch that this folder's publishers ever had.
+    /// The greatest epoch of any publisher that used this folder.
     pub fn epoch(&self) -> u64 {
         self.table.epoch
     }
 
-    /// Where it is.
+    /// The path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The newest version of each model.
+    /// Returns the newest version of each model.
     pub fn latest(&self) -> Vec<Stored> {
         let mut latest: BTreeMap<&str, &Stored> = BTreeMap::new();
         for stored in &self.table.versions {
@@ -242,7 +245,7 @@ impl StateFolder {
         latest.into_values().cloned().collect()
     }
 
-    /// Reads a version, if it is what was published.
+    /// Reads a version and checks it against its digest; the error says why it cannot be offered.
     pub fn read(&self, stored: &Stored, copier: &mut Copier) -> Result<Content, String> {
         let name = stored.file();
         let broken = |what: &dyn std::fmt::Display| format!("{} cannot be offered: {}", name, what);
@@ -260,7 +263,7 @@ impl StateFolder {
 
     // Writing.
 
-    /// Writes an epoch down before anybody hears of it, and what is offered in it as version 1.
+    /// Writes an epoch before any worker learns it, with the `offered` versions as its version 1.
     pub fn begin(&mut self, epoch: u64, offered: &[Stored]) -> Result<(), Error> {
         let mut table = self.table.clone();
         table.epoch = table.epoch.max(epoch);
@@ -276,8 +279,8 @@ impl StateFolder {
         })
     }
 
-    /// Writes a version, and deletes what is older than the history goes back. `breathe` is called between two slices;
-    /// its error ends the writing. What was here before is there until all of it is written.
+    /// Writes a version, and deletes those older than the history. `breathe` is called before each
+    /// slice; its error aborts the write. The previous files stay until the new one is complete.
     pub fn write(
         &mut self,
         stored: Stored,
@@ -302,7 +305,7 @@ impl StateFolder {
             }
             return Err(error);
         }
-        self.sync()?; // before what it names no longer goes
+        self.sync()?; // before files that it no longer names are deleted
         dropped.iter().try_for_each(|old| remove(&self.path.join(old.file())))
     }
 
@@ -318,7 +321,7 @@ impl StateFolder {
     }
 }
 
-/// Puts a file in its place, whole, whatever happens meanwhile.
+/// Replaces a file: a crash leaves the old one or the new one, never a part.
 fn replace(
     folder: &Path,
     name: &str,
@@ -347,7 +350,7 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The epoch in the name of a version's file; nothing if it is not one of ours.
+/// Returns the epoch in the name of a version's file; `None` for any other file.
 fn epoch_of(name: &str) -> Option<u64> {
     let (model, numbers) = name.strip_suffix(SUFFIX)?.split_once('@')?;
     let (epoch, version) = numbers.split_once('-')?;
@@ -359,18 +362,18 @@ fn epoch_of(name: &str) -> Option<u64> {
     }
 }
 
-/// As many of the names of some bytes as are kept, the newest first.
+/// Returns the newest `NAMES_MAX` of the names, newest first.
 fn newest(names: impl Iterator<Item = Key>) -> Vec<Key> {
     let names: BTreeSet<Key> = names.collect();
     names.into_iter().rev().take(NAMES_MAX).collect()
 }
 
-/// A table with its hash, as it stands in the file.
+/// Returns the text of the file: a table and its hash.
 fn sealed(table: &str) -> String {
     format!("{{\"sha256\":\"{}\",\"table\":{}}}\n", hex(&Sha256::digest(table)), table)
 }
 
-/// Reads a table, if it is what was written; else says what is wrong.
+/// Parses a table and checks its hash and bounds; the error says what is wrong.
 fn unsealed(text: &[u8]) -> Result<Table, String> {
     let sealed: Sealed = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     if sealed.sha256 != hex(&Sha256::digest(sealed.table.get())) {
@@ -455,7 +458,7 @@ mod tests {
         let state = StateFolder::open(&path, 0).unwrap();
         let text = StateFolder::open(&path, 0).err().unwrap().to_string();
         assert!(text.contains(&format!("process {}", std::process::id())), "{}", text);
-        let inherited = state.lock.try_clone().unwrap(); // as a child has it that was forked
+        let inherited = state.lock.try_clone().unwrap(); // as a forked child has it
         drop(state);
         assert!(StateFolder::open(&path, 0).is_ok());
         drop(inherited);

@@ -1,4 +1,4 @@
-//! Who runs what, and what everybody is doing: the roster as the user of a publisher sees it.
+//! The status of workers as the user of a publisher sees it: what each runs, and what it is doing.
 
 use super::roster::{Delivery, Peer};
 use super::store::Store;
@@ -17,19 +17,19 @@ pub enum WorkerState {
     Lost,
 }
 
-/// One worker, as an operator sees it.
+/// The status of one worker.
 #[derive(Clone, Debug)]
 pub struct WorkerStatus {
     pub state: WorkerState,
-    /// What is pushed to all reaches it; otherwise it fetches everything.
+    /// True if broadcasts reach it; otherwise it fetches everything.
     pub pushed: bool,
-    /// The models that it wants, with the epoch and version that it runs.
+    /// The models that it wants, with the (epoch, version) that it runs.
     pub models: BTreeMap<String, Option<Key>>,
-    /// By model, what it is doing with a newer version, in words.
+    /// By model, what it is doing with a newer version, as text.
     pub doing: BTreeMap<String, String>,
-    /// Since it was last heard.
+    /// The time since its last message.
     pub silent: Duration,
-    /// What it says it is.
+    /// Its client library, as it reports it.
     pub client: String,
     pub host: String,
     pub pid: u64,
@@ -57,18 +57,18 @@ impl WorkerStatus {
     }
 }
 
-/// Whether a worker has something on its way that has not moved for long.
+/// True if a version on its way to a worker has made no progress for `lost_after`.
 pub(super) fn is_stuck(peer: &Peer, timing: &Timing, now: Time) -> bool {
     peer.incoming.values().any(|incoming| now.saturating_sub(incoming.since) >= timing.lost_after)
 }
 
-/// How many chunks there are of what arrives; what is here, if it is gone by now.
+/// Returns how many chunks an incoming version has; if it was dropped, how many have arrived.
 pub(super) fn count_of(model: &str, incoming: &Delivery, store: &Store) -> u64 {
     let kept = store.models.get(model).and_then(|versions| versions.get(incoming.version));
     kept.map_or(incoming.chunks, |kept| kept.chunks_of(incoming.patch.as_ref()))
 }
 
-/// Says what a worker is doing with a version, and since when it has not moved.
+/// Returns, as text, what a worker is doing with a version, and for how long without progress.
 pub(super) fn phase_of(
     model: &str,
     incoming: &Delivery,

@@ -1,8 +1,8 @@
-//! What a publisher has to give: for each model, the latest version and those still of use (P9).
+//! The versions that a publisher offers: of each model the latest, and those still in use (P9).
 //!
-//! A version is kept while it is the latest for somebody, is waiting for its commit, or is still being received.
-//! Everything else goes, and so do the least needed where too many would be kept: memory is bounded by the number
-//! of versions, whatever workers do.
+//! A version is kept while it is the latest for some worker, waits for its commit, or is still
+//! being received. If too many would be kept, the least needed are dropped: the number of versions
+//! bounds the memory, whatever workers do.
 
 use super::content::Content;
 use super::offer::{Offer, VersionPatch};
@@ -13,43 +13,44 @@ use crate::transfer::{ChunkPlan, Key};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Of one model, in memory: the latest, one that waits for its commit or is for some, and one that slow workers
-/// still receive.
+/// Versions of one model in memory: the latest, one that waits for its commit or is for named
+/// workers, and one that slow workers still receive.
 pub const VERSIONS_MAX: usize = 3;
-const GIVEN_UP: [VersionPhase; 2] = [VersionPhase::Old, VersionPhase::Targeted]; // of too many, the least needed first
-const DIGESTS_KEPT: usize = 1000; // versions that are gone but whose late acknowledgements can still be checked
+// Dropped in this order if there are too many.
+const GIVEN_UP: [VersionPhase; 2] = [VersionPhase::Old, VersionPhase::Targeted];
+const DIGESTS_KEPT: usize = 1000; // dropped versions whose late acknowledgements are checked
 
-/// A version that is there.
+/// A version in memory.
 pub struct Version {
     pub phase: At<VersionPhase, VersionEvent>,
     pub content: Arc<Content>,
-    /// The (epoch, version) under which the same bytes were published before.
+    /// The (epoch, version) pairs under which the same bytes were published before.
     pub names: BTreeSet<Key>,
-    /// Patches on it may come.
+    /// True if later patches may build on it.
     pub keep: bool,
-    /// That lead to it.
+    /// Patches that lead to it.
     pub patches: Vec<VersionPatch>,
-    /// Names of the workers of which it was told why they take none of these.
+    /// Workers that reported why they use none of its patches.
     pub unpatched: BTreeSet<String>,
     pub number: u64,
-    /// Names of the workers that are still at it.
+    /// Workers that still receive it.
     pub receivers: BTreeSet<String>,
-    /// Of the tensors that somebody has verified, by where each begins.
+    /// Checksums of tensors that observers have verified, by the tensor's offset.
     pub sums: BTreeMap<u64, u32>,
 }
 
 impl Version {
-    /// A worker is at it from now on.
+    /// Records that a worker receives it.
     pub fn read_by(&mut self, worker: &str) {
         self.receivers.insert(worker.to_owned());
     }
 
-    /// A worker has said why it takes none of its patches; returns whether that is news.
+    /// Records that a worker reported why it uses no patch; returns whether that is new.
     pub fn told_why(&mut self, worker: &str) -> bool {
         self.unpatched.insert(worker.to_owned())
     }
 
-    /// Whether a worker runs these very bytes, which were published before (P21).
+    /// True if a worker runs the same bytes, published under an earlier name (P21).
     pub fn is_known_as(&self, running: &Running) -> bool {
         if running.digest.is_empty() || self.names.is_empty() {
             return self.names.contains(&(running.epoch, running.version));
@@ -57,7 +58,7 @@ impl Version {
         running.digest == self.content.digest
     }
 
-    /// How it is cut into chunks, or one of its patches.
+    /// Returns how it is divided into chunks, or how one of its patches is.
     pub fn plan_of(&self, patch: Option<&PatchId>) -> Option<ChunkPlan> {
         match patch {
             None => Some(self.content.plan),
@@ -65,7 +66,7 @@ impl Version {
         }
     }
 
-    /// How many chunks there are of it, or of one of its patches.
+    /// The number of its chunks, or of those of one of its patches.
     pub fn chunks_of(&self, patch: Option<&PatchId>) -> u64 {
         let patch = self.patches.iter().find(|its| Some(&its.id) == patch);
         patch.map_or(&self.content, |patch| &patch.content).plan.count()
@@ -74,13 +75,13 @@ impl Version {
 
 /// The versions of one model.
 pub struct Versions {
-    announced_layout: String, // the id of the one that was published last on the data channel
-    targeted: BTreeMap<String, u64>, // by worker, what was published to it alone
+    announced_layout: String,        // id of the last one that was broadcast
+    targeted: BTreeMap<String, u64>, // by worker, the newest published to it by name
     kept: BTreeMap<u64, Version>,
-    digests: BTreeMap<u64, String>, // of versions that are gone
-    first: u64,                     // the numbers of this epoch
+    digests: BTreeMap<u64, String>, // of dropped versions
+    first: u64,                     // number in this epoch
     count: u64,
-    renamed: u64, // up to there they are bytes that were published before
+    renamed: u64, // numbers up to this one are republished bytes
 }
 
 impl Default for Versions {
@@ -98,7 +99,7 @@ impl Default for Versions {
 }
 
 impl Versions {
-    /// Takes a version in; returns its number.
+    /// Adds a version; returns its number.
     pub fn number(&mut self, offer: impl Into<Offer>) -> u64 {
         let Offer { content, keep, patches, .. } = offer.into();
         self.count += 1; // P1
@@ -109,7 +110,7 @@ impl Versions {
         number
     }
 
-    /// Takes in what was published before, under these names.
+    /// Adds a version that was published before under these names; returns its number.
     pub fn number_again(&mut self, content: Arc<Content>, names: BTreeSet<Key>) -> u64 {
         let number = self.number(content);
         self.renamed = number;
@@ -119,17 +120,17 @@ impl Versions {
         number
     }
 
-    /// Whether a worker may run it that has no digest of it: it has read it out of shared memory, which was an earlier
-    /// publisher's (S7, P21).
+    /// True if a worker may run it without a digest, because it read the version from the shared
+    /// memory of an earlier publisher (S7, P21).
     pub fn may_lack_digest(&self, number: u64) -> bool {
         self.had(number) && number <= self.renamed
     }
 
-    /// Another epoch begins: nobody has anything of that yet.
+    /// Begins an epoch in which no worker has a version yet; `before` is the previous one.
     pub fn renew(&mut self, before: u64) {
         for version in self.kept.values_mut() {
             version.receivers.clear();
-            version.patches.clear(); // of names that are no more (D2)
+            version.patches.clear(); // their bases' names are outdated (D2)
         }
         self.prune();
         self.digests.clear();
@@ -152,19 +153,19 @@ impl Versions {
         self.kept.get_mut(&number)
     }
 
-    /// A layout is announced to all; returns whether they know it by the one before.
+    /// Records a layout that is broadcast; returns whether the previous broadcast had the same.
     pub fn announces(&mut self, layout: &str) -> bool {
         let known = self.announced_layout == layout;
         self.announced_layout = layout.to_owned();
         known
     }
 
-    /// The latest committed version that is meant for all.
+    /// The latest committed version for all workers.
     pub fn latest(&self) -> Option<u64> {
         self.newest(VersionPhase::Latest)
     }
 
-    /// The one that waits for its commit.
+    /// The version that waits for its commit.
     pub fn pending(&self) -> Option<u64> {
         self.newest(VersionPhase::Pending)
     }
@@ -173,27 +174,27 @@ impl Versions {
         self.kept.values().rev().find(|version| version.phase.is(phase)).map(|version| version.number)
     }
 
-    /// The newest committed version that is meant for a worker.
+    /// The newest committed version for a worker.
     pub fn latest_for(&self, worker: &str) -> Option<u64> {
         self.latest().max(self.targeted.get(worker).copied())
     }
 
-    /// By worker, the version that was published to it alone, where that is the newest.
+    /// By worker, the version that was published to it by name, where that is its newest.
     pub fn targeted(&self) -> &BTreeMap<String, u64> {
         &self.targeted
     }
 
-    /// Whether there ever was a version.
+    /// True if a version was ever published.
     pub fn any(&self) -> bool {
         self.count > 0
     }
 
-    /// Whether there ever was a version of this number in this epoch.
+    /// True if a version of this number was published in this epoch.
     pub fn had(&self, number: u64) -> bool {
         (self.first..=self.count).contains(&number)
     }
 
-    /// Its digest: nothing if nobody can have it, empty if it is too long ago to say.
+    /// The digest of a version; `None` if it was never published, empty if it is no longer known.
     pub fn known_digest(&self, number: u64) -> Option<&str> {
         if !self.had(number) {
             return None;
@@ -202,7 +203,8 @@ impl Versions {
         Some(here.or_else(|| self.digests.get(&number).map(String::as_str)).unwrap_or_default())
     }
 
-    /// Makes a version, which is newer than all that were settled, the latest: for everybody, or for some workers.
+    /// Makes a version, which is newer than all committed ones, the latest: for all workers, or for
+    /// some.
     pub fn settle(&mut self, number: u64, workers: Option<&[String]>) {
         match workers {
             None => self.targeted.clear(),
@@ -217,7 +219,8 @@ impl Versions {
         self.take(number, workers.map_or(VersionEvent::ForAll, |_| VersionEvent::ForSome));
     }
 
-    /// Takes an event; of what is gone by that its digest is kept for a while.
+    /// Applies an event to a version. If that makes it unavailable, drops it and keeps its digest
+    /// for a while.
     pub fn take(&mut self, number: u64, event: VersionEvent) {
         let gone = |version: &mut Version| version.phase.take(event) && version.phase.is(VersionPhase::Gone);
         if !self.kept.get_mut(&number).map_or(false, gone) {
@@ -233,26 +236,26 @@ impl Versions {
         self.targeted.retain(|_, targeted| *targeted != number);
     }
 
-    /// A worker is no longer at any version below this number.
+    /// Records that a worker receives no version below this number.
     pub fn left(&mut self, worker: &str, below: u64) {
         for (_, version) in self.kept.range_mut(..below) {
             version.receivers.remove(worker);
         }
     }
 
-    /// A worker is at no version, but perhaps at one.
+    /// Records that a worker receives no version, except perhaps one.
     pub fn left_all(&mut self, worker: &str, but: u64) {
         for version in self.kept.values_mut().filter(|version| version.number != but) {
             version.receivers.remove(worker);
         }
     }
 
-    /// A worker is not there any more, for good.
+    /// Records that a worker is gone.
     pub fn forget_worker(&mut self, worker: &str) {
         self.left_all(worker, 0);
     }
 
-    /// Lets go of what nobody needs, and of the least needed of too many.
+    /// Drops versions that no worker needs, and the least needed of too many.
     pub fn prune(&mut self) {
         let idle = |version: &&Version| version.receivers.is_empty() && version.phase.is(VersionPhase::Old);
         let idle: Vec<u64> = self.kept.values().filter(idle).map(|version| version.number).collect();
@@ -280,29 +283,29 @@ impl Store {
         Store { epoch, models: BTreeMap::new() }
     }
 
-    /// The versions of a model, of which there may be none yet.
+    /// Returns the versions of a model, of which there may be none yet.
     pub fn versions(&mut self, model: &str) -> &mut Versions {
         self.models.entry(model.to_owned()).or_default()
     }
 
-    /// Those of a model that has any.
+    /// Returns the versions of a model, if it ever had any.
     pub fn find(&mut self, model: &str) -> Option<&mut Versions> {
         self.models.get_mut(model)
     }
 
-    /// Another epoch begins: nobody has anything of that yet. Returns the one before.
+    /// Begins an epoch in which no worker has a version yet; returns the previous one.
     pub fn renew(&mut self, epoch: u64) -> u64 {
         let before = std::mem::replace(&mut self.epoch, epoch);
         self.models.values_mut().for_each(|versions| versions.renew(before));
         before
     }
 
-    /// The versions of a model, if a message speaks of this epoch.
+    /// Returns the versions of a model, if `epoch` is the current one.
     pub fn of(&mut self, model: &str, epoch: u64) -> Option<&mut Versions> {
         self.models.get_mut(model).filter(|_| epoch == self.epoch)
     }
 
-    /// The newest version that there is for a worker, of each of these models.
+    /// Returns the newest version for a worker, of each of these models.
     pub fn latest<'a>(
         &self,
         worker: &str,
@@ -337,7 +340,7 @@ mod tests {
         let mut versions = Versions::default();
         for at in 0..20u64 {
             let number = versions.number(content());
-            versions.settle(number, Some(&[format!("w{}", at)])); // for one worker each
+            versions.settle(number, Some(&[format!("w{}", at)])); // one worker each
             versions.get_mut(number).unwrap().receivers.insert("slow".to_owned());
             versions.prune();
             assert!(versions.kept.len() <= VERSIONS_MAX);

@@ -1,4 +1,4 @@
-//! One subscriber's connection at the publisher, and what is on its way to it: the publisher's side of ZMTP 3.
+//! One subscriber's connection at the publisher, and its queue: the server's side of ZMTP 3.
 
 use super::effects::Payload;
 use super::pipe::{Held, Pipe, Sending, Tail};
@@ -18,21 +18,21 @@ use std::time::Duration;
 
 const READY: &[u8] = b"\x05READY\x0bSocket-Type\0\0\0\x04XPUB\x08Identity\0\0\0\0";
 const PING: &[u8] = b"\x04PING\0\0";
-const BODY_BYTES_MAX: usize = 8192; // of what a subscriber says
-const READ_BYTES: usize = 1024; // taken from one subscriber before the next has its turn: some 100 frames
-const QUEUE: usize = 1000; // messages that wait before more are dropped; their bytes are the version's
-const UNREAD_BYTES_MAX: usize = 1 << 16; // of answers to its pings, which a subscriber does not read
-const TOPIC_BYTES_MAX: usize = 132; // of the longest model id's: nobody has more to ask for
-const TOPICS_MAX: usize = 256; // of one subscriber: more than a worker of all models asks for
-const SUBSCRIPTIONS: Rate = Rate(256.0, 1024.0); // frames from one subscriber, its answers to pings included
+const BODY_BYTES_MAX: usize = 8192; // of a frame from a subscriber
+const READ_BYTES: usize = 1024; // read from a subscriber in one turn: some 100 frames
+const QUEUE: usize = 1000; // messages queued before more are dropped; their bytes are the version's
+const UNREAD_BYTES_MAX: usize = 1 << 16; // of answers to pings, which a subscriber does not read
+const TOPIC_BYTES_MAX: usize = 132; // of the topics of the longest model id
+const TOPICS_MAX: usize = 256; // of one subscriber: more than a worker of all models needs
+const SUBSCRIPTIONS: Rate = Rate(256.0, 1024.0); // frames from one subscriber, pongs included
 
 const TICKET: u8 = 3;
 const TICKET_BYTES: usize = 32;
 
-/// A message that waits, the same for all who are to get it.
+/// A queued message, shared by all subscribers that get it.
 pub struct Queued {
     pub topic: String,
-    heads: Arc<Vec<u8>>, // all frames but the last, and how that begins
+    heads: Arc<Vec<u8>>, // all frames but the last, and the head of that
     tail: Tail,
 }
 
@@ -51,10 +51,10 @@ impl Queued {
     }
 }
 
-/// What a subscriber has asked for, and said, since it was read last.
+/// What a subscriber has sent since the last read.
 #[derive(Default)]
 pub struct SubscriberInput {
-    /// That it has shown before all of the following.
+    /// A ticket, sent before all of the following.
     pub ticket: Option<String>,
     pub topics: Vec<String>,
     pub words: Vec<Vec<u8>>,
@@ -63,15 +63,15 @@ pub struct SubscriberInput {
 /// One subscriber's connection.
 pub struct SubscriberConnection {
     pipe: Pipe,
-    /// Whose it is, once it has shown a ticket that was good.
+    /// The worker that owns it, once it has shown a valid ticket.
     pub owner: Option<Owner>,
-    ticketed: bool, // it is served only then
+    ticketed: bool, // served only with an owner
     shown: bool,
     since: Time,
     topics: BTreeSet<String>,
     queue: VecDeque<Arc<Queued>>,
-    commands: Vec<u8>, // never between the frames of a message
-    topic: String,     // of the message that is half sent
+    commands: Vec<u8>, // sent only between messages
+    topic: String,     // of the message that is partly sent
     received: Vec<u8>,
     greeted: bool,
     ready: bool,
@@ -79,12 +79,12 @@ pub struct SubscriberConnection {
 }
 
 impl SubscriberConnection {
-    /// It is the data connection of a worker.
+    /// Makes it the data connection of a worker.
     pub fn admit(&mut self, owner: Option<Owner>) {
         self.owner = owner;
     }
 
-    /// A ticketed one is served only once it has shown a ticket (K6).
+    /// A `ticketed` connection is served only after it has shown a ticket (K6).
     pub fn new(connection: Own<TcpStream>, ticketed: bool, now: Time) -> SubscriberConnection {
         SubscriberConnection {
             pipe: Pipe::new(connection, now),
@@ -103,7 +103,7 @@ impl SubscriberConnection {
         }
     }
 
-    /// Whether it has subscribed to a topic, or to the beginning of it.
+    /// True if it has subscribed to a topic, or to a prefix of it.
     pub fn wants(&self, topic: &str) -> bool {
         let asked =
             self.topics.contains(topic) || self.topics.iter().any(|asked| topic.starts_with(&asked[..]));
@@ -114,22 +114,22 @@ impl SubscriberConnection {
         !self.ticketed || self.owner.is_some()
     }
 
-    /// Whether it has been there for so long without a ticket that was good.
+    /// True if it has been open for `patience` without a valid ticket.
     pub fn is_stranger(&self, now: Time, patience: Duration) -> bool {
         !self.is_served() && now.saturating_sub(self.since) >= patience
     }
 
-    /// Whether something waits to be sent.
+    /// True if something waits to be sent.
     pub fn unsent(&self) -> bool {
         !self.pipe.is_idle() || !self.commands.is_empty() || !self.queue.is_empty()
     }
 
-    /// Whether no message waits behind the one that is being sent.
+    /// True if no message is queued behind the one that is being sent.
     pub fn keeps_up(&self) -> bool {
         self.queue.is_empty()
     }
 
-    /// Sends a message if nothing else waits; else keeps it, unless too many wait already.
+    /// Sends a message if nothing else waits; otherwise queues it, unless too many are queued.
     pub fn put(&mut self, message: &Arc<Queued>, now: Time) -> io::Result<()> {
         let idle = !self.unsent();
         if self.queue.len() < QUEUE {
@@ -142,7 +142,7 @@ impl SubscriberConnection {
         }
     }
 
-    /// Forgets what waits of some topics; of what is half sent there is something newer.
+    /// Drops the queued messages of some topics; one that is partly sent is outdated.
     pub fn withdraw(&mut self, topics: &[String], now: Time) {
         self.queue.retain(|message| !topics.contains(&message.topic));
         if topics.contains(&self.topic) {
@@ -150,14 +150,14 @@ impl SubscriberConnection {
         }
     }
 
-    /// Asks for a sign of life.
+    /// Sends a ping.
     pub fn ping(&mut self) {
         if self.ready && self.is_served() {
             frame(&mut self.commands, COMMAND, PING);
         }
     }
 
-    /// Sends until the kernel takes no more, or others should have a turn.
+    /// Sends until the kernel accepts no more, or other connections should be served.
     pub fn write(&mut self, now: Time) -> io::Result<()> {
         let (commands, queue, topic) = (&mut self.commands, &mut self.queue, &mut self.topic);
         self.pipe.write(now, || {
@@ -166,7 +166,7 @@ impl SubscriberConnection {
                 return Sending::Own(std::mem::take(commands));
             }
             while let Some(message) = queue.pop_front() {
-                // Else nobody needs that version any more.
+                // Otherwise the version was released.
                 if let Some(piece) = message.tail.piece() {
                     topic.clone_from(&message.topic);
                     return Sending::Message(message.heads.clone(), piece);
@@ -176,7 +176,7 @@ impl SubscriberConnection {
         })
     }
 
-    /// Reads once, and takes note of what it says.
+    /// Reads once; returns what it sent.
     pub fn read(&mut self, now: Time) -> io::Result<SubscriberInput> {
         let mut bytes = [0; READ_BYTES];
         let count = match self.pipe.connection.read(&mut bytes) {
@@ -204,7 +204,7 @@ impl SubscriberConnection {
         Ok(heard)
     }
 
-    /// Takes what begins at `at` in what was received; returns its size, 0 if more must come first.
+    /// Parses what begins at `at` in the received bytes; returns its size, 0 if it is incomplete.
     fn parse(&mut self, at: usize, heard: &mut SubscriberInput, now: Time) -> io::Result<usize> {
         let bytes = &self.received[at..];
         if !self.greeted {
@@ -281,7 +281,7 @@ impl SubscriberConnection {
         Ok(())
     }
 
-    /// Takes one more frame for what it costs.
+    /// Charges it for one frame; fails if it sends too many.
     pub fn spend(&mut self, now: Time) -> io::Result<()> {
         if self.allowance.take(1.0, SUBSCRIPTIONS, now) {
             Ok(())
@@ -338,7 +338,7 @@ mod tests {
         let_go(std::iter::once((7, subscriber)), room, now)
     }
 
-    /// Connected and subscribed.
+    /// A connected subscriber of a topic.
     fn subscribed(topic: &str) -> (SubscriberConnection, UnixStream) {
         let (mut subscriber, mut other) = pair();
         let mut said = greeted();

@@ -1,5 +1,5 @@
-//! Keys, as a publisher's machine knows them: who may say what, tickets, and what becomes of those whose key is
-//! revoked. Where there are none everybody may do everything.
+//! Keys in the publisher's machine: permissions, tickets, and revocation. Without keys, every peer
+//! may do everything.
 
 use super::effects::{Effect, Payload};
 use super::grants::{ByKey, Grants, Role};
@@ -9,52 +9,53 @@ use crate::transfer::Time;
 use std::time::Duration;
 
 const TICKET: &str = "ticket";
-const TICKET_LIFE: Duration = Duration::from_secs(30); // a host is looked up and dialled in some ten
+const TICKET_LIFE: Duration = Duration::from_secs(30); // lookup and connect take some 10 s
 const REVOKED: &str = "this publisher does not allow the key any more: ask whoever keeps its folder of keys";
 
-/// What a publisher with keys knows.
+/// The permissions and the group key of a publisher with keys.
 pub struct Trust {
     pub(super) grants: Grants,
-    group: String, // the group key, as workers are told it
+    group: String, // the group key, as it is sent to workers
 }
 
-/// Whose a data connection is: name and key of a worker.
+/// The owner of a data connection: name and key of a worker.
 pub type Owner = (String, String);
 
 impl PublisherMachine {
-    /// Lets nobody in but those whose key is granted something, and tells them this group key.
+    /// Admits only keys with a permission, and sends workers this group key.
     pub fn trust(mut self, by_key: ByKey, group: String) -> PublisherMachine {
         self.trust = Some(Trust { grants: Grants::new(by_key), group });
         self
     }
 
-    /// Whether the owner of a key may connect.
+    /// True if the owner of a key may connect.
     pub fn may_come(&self, key: &str) -> bool {
         self.trust.as_ref().map_or(true, |trust| trust.grants.of(key).is_some())
     }
 
-    /// Whether a worker may have a data connection.
+    /// True if a worker may have a data connection.
     pub fn may_read(&self, (name, key): &Owner) -> bool {
         self.trust.as_ref().map_or(true, |trust| trust.grants.may_read(name, key))
     }
 
-    /// Whether the owner of a key may look on (K4).
+    /// True if the owner of a key may observe (K4).
     pub(super) fn may_look_on(&self, key: &str) -> bool {
         let grants = self.trust.as_ref().map(|trust| &trust.grants);
         grants.map_or(true, |grants| grants.of(key).map_or(false, |grant| grant.role == Role::Observer))
     }
 
-    /// The group keys that a worker is told.
+    /// The group keys to send to a worker.
     pub(super) fn group_keys(&self) -> Vec<String> {
         self.trust.iter().map(|trust| trust.group.clone()).collect()
     }
 
-    /// Refuses whoever has a key that is not allowed any more (K8).
+    /// Refuses a peer whose key is no longer allowed (K8).
     pub(super) fn refuse_revoked(&mut self, to: &[u8]) {
         self.refuse(to, "revoked", REVOKED, None);
     }
 
-    /// Why a worker with this key may not be called so, if it may not: with a code (K3, K4).
+    /// Returns why a worker with this key may not have this name, with a code; `None` if it may
+    /// (K3, K4).
     pub(super) fn misfit(&self, key: &str, name: &str) -> Option<(&'static str, String)> {
         let grant = self.trust.as_ref()?.grants.of(key)?;
         if !grant.fits(name) {
@@ -68,7 +69,7 @@ impl PublisherMachine {
         })
     }
 
-    /// Lets these keys in from now on, and no others.
+    /// Allows these keys from now on, and no others.
     pub fn grant(&mut self, by_key: ByKey, now: Time) -> Vec<Effect> {
         if self.trust.as_mut().map_or(false, |trust| trust.grants.replace(by_key)) {
             self.revoke(now);
@@ -76,7 +77,7 @@ impl PublisherMachine {
         self.finish()
     }
 
-    /// What keys may do has changed: sends those away that may not be here any more (K8).
+    /// Disconnects workers whose keys no longer allow them to be here (K8).
     fn revoke(&mut self, now: Time) {
         self.perform(Effect::Screen); // before anything else is published
         let owner = |peer: &super::roster::Peer| (peer.hello.name.clone(), peer.key.clone());
@@ -91,9 +92,11 @@ impl PublisherMachine {
 
     // Group keys.
 
-    /// There is another group key: has everybody who is there say something, to which it is the answer (E6).
+    /// Sets a new group key, and pings every live worker: the key is sent in reply to its answer
+    /// (E6).
     ///
-    /// Nobody is told a secret unasked: a connection may be another's by the time that it goes out.
+    /// A secret is only sent in reply to a message: otherwise the connection could belong to
+    /// another peer by the time that it is sent.
     pub fn rekeyed(&mut self, group: String) -> Vec<Effect> {
         if let Some(trust) = &mut self.trust {
             trust.group = group;
@@ -110,7 +113,8 @@ impl PublisherMachine {
         self.finish()
     }
 
-    /// A worker has said something on its own connection: tells it a group key that is news.
+    /// Sends a worker the group key, if it is new, in reply to a message on the worker's own
+    /// connection.
     pub(super) fn tell_keys(&mut self, name: &str) {
         let due = self.roster.get_mut(name).map_or(false, |peer| peer.takes_key());
         if due {
@@ -121,7 +125,8 @@ impl PublisherMachine {
 
     // Tickets.
 
-    /// Gives a worker a ticket for its data connection, in place of one that it has not shown yet (K6).
+    /// Gives a worker a ticket for its data connection, in place of one that it has not redeemed
+    /// (K6).
     pub(super) fn ticket_for(&mut self, name: &str, now: Time) -> Vec<String> {
         let ticket = match self.draw.as_ref().and_then(|draw| draw()) {
             Some(drawn) => drawn,
@@ -131,14 +136,14 @@ impl PublisherMachine {
         vec![format!("{}.{}", TICKET, ticket)]
     }
 
-    /// Whose ticket somebody has shown, for the only time; nothing: nobody's.
+    /// Redeems a ticket, once; returns its worker, or `None` if it is invalid.
     pub fn redeem(&mut self, ticket: &str, now: Time) -> Option<Owner> {
         let (name, drawn_at) = self.roster.redeem(ticket)?;
         let peer = self.roster.get(&name).filter(|_| now.saturating_sub(drawn_at) < TICKET_LIFE)?;
         Some((name, peer.key.clone()))
     }
 
-    /// Says of a worker that is there that somebody else's key came on its connection.
+    /// True if a known worker's connection has another key than the worker.
     pub(super) fn is_of_another(&self, name: Option<&str>, key: &str) -> bool {
         name.and_then(|name| self.roster.get(name)).map_or(false, |peer| peer.key != key)
     }

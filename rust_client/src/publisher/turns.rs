@@ -1,12 +1,12 @@
-//! Something that one thread has at a time, for which others wait until their deadlines.
+//! A value that one thread has at a time; others wait for it until their deadlines.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// What is had in turns.
+/// A value that one thread has at a time.
 pub struct Turns<T> {
-    place: Mutex<Option<T>>, // nothing: somebody has it
+    place: Mutex<Option<T>>, // None while a thread has it
     back: Condvar,
 }
 
@@ -19,7 +19,7 @@ impl<T> Turns<T> {
         self.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for it; nothing if others have it until then.
+    /// Waits for the value; `None` if other threads have it until `until`.
     pub fn take(&self, until: Instant) -> Option<Turn<'_, T>> {
         let mut place = self.place();
         loop {
@@ -32,10 +32,10 @@ impl<T> Turns<T> {
     }
 }
 
-/// What is had, until this is dropped: also by a thread that panics.
+/// Holds the value, and returns it when dropped, also in a thread that panics.
 pub struct Turn<'a, T> {
     of: &'a Turns<T>,
-    its: Option<T>, // there until it is dropped
+    its: Option<T>, // Some until it is dropped
 }
 
 impl<T> Deref for Turn<'_, T> {

@@ -1,8 +1,9 @@
-//! Observers that ask whether a worker's weights are those that were published (P24).
+//! Observers that verify whether a worker's weights are the published ones (P24).
 //!
-//! The worker sums what it has by now, name by name; the publisher sums its own bytes a little at a time, once for each
-//! version, compares, and names what differs. One question of one observer is open at a worker at a time: whatever is
-//! not answered in time is answered for it. No version is kept for this.
+//! The worker sends checksums of its tensors, name by name; the publisher computes its own in
+//! slices, once for each version, compares them, and names what differs. One request is open at a
+//! worker at a time; if it is not answered in time, the publisher answers. No version is kept for
+//! this.
 //!
 //! ```text
 //! verify ──> check ──> checked ──> compared, slice by slice ──> verified
@@ -23,10 +24,10 @@ use crate::words::printable;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-const SLICE_BYTES: u64 = 1 << 22; // summed between other work: a fraction of a millisecond
+const SLICE_BYTES: u64 = 1 << 22; // summed between other work, in a fraction of a millisecond
 const DIFFERENCES_TOLD: usize = 64; // as many as a person reads
 
-/// A question to a worker that it has not answered yet.
+/// A request that a worker has not answered yet.
 struct Open {
     asked: Verify,
     observer: Identity,
@@ -34,16 +35,16 @@ struct Open {
     since: Time,
 }
 
-/// What observers want to know of workers' weights.
+/// The verifications that observers have requested.
 #[derive(Default)]
 pub struct Checks {
     open: BTreeMap<String, Open>, // by worker
     comparing: VecDeque<Comparison>,
-    names: Option<(String, Arc<Vec<String>>)>, // of the last layout, by its id
+    names: Option<(String, Arc<Vec<String>>)>, // of the last layout, with its id
 }
 
 impl Checks {
-    /// All names of a layout, sorted by their UTF-8.
+    /// Returns all names of a layout, sorted by their UTF-8.
     fn names_of(&mut self, layout: &Layout) -> Arc<Vec<String>> {
         match &self.names {
             Some((id, names)) if *id == layout.id => names.clone(),
@@ -58,15 +59,15 @@ impl Checks {
     }
 }
 
-/// A worker's sums, and how far they are held against those of a version.
+/// The comparison of a worker's checksums with those of a version.
 struct Comparison {
     asked: Verify,
     observer: Identity,
     key: Key,
     names: Arc<Vec<String>>,
     sums: Vec<Option<u32>>,
-    at: usize,        // of the sums
-    part: (u64, u32), // of a tensor: bytes that are summed by now, and their sum
+    at: usize,        // index of the next checksum
+    part: (u64, u32), // of a tensor: bytes summed so far, and their checksum
     unlike: u64,
     differing: u64,
     told: Vec<Difference>,
@@ -74,13 +75,13 @@ struct Comparison {
 }
 
 impl Comparison {
-    /// How many names it is about.
+    /// The number of names that it compares.
     fn count(&self) -> usize {
         let first = usize::try_from(self.asked.first).unwrap_or(usize::MAX);
         self.sums.len().min(self.names.len().saturating_sub(first))
     }
 
-    /// Sums a slice, and compares what is summed; returns whether that is all.
+    /// Sums and compares a slice; returns whether that was the last one.
     fn step(&mut self, version: &mut Version) -> bool {
         let mut left = SLICE_BYTES;
         while self.at < self.count() && left > 0 {
@@ -98,7 +99,7 @@ impl Comparison {
         self.at == self.count()
     }
 
-    /// The sum of a tensor as it was published; nothing while there is more of it than one slice.
+    /// Returns the checksum of a published tensor; `None` if the slice ends before the tensor does.
     fn sum(&mut self, version: &mut Version, tensor: &TensorInfo, left: &mut u64) -> Option<u32> {
         if tensor.begin == tensor.end {
             return Some(0);
@@ -149,7 +150,7 @@ impl Comparison {
 }
 
 impl PublisherMachine {
-    /// An observer asks: asks the worker, or says why not.
+    /// Handles an observer's request: asks the worker, or answers why not.
     pub(super) fn verify(&mut self, from: &[u8], key: &str, asked: Verify, now: Time) {
         if !self.may_look_on(key) {
             return self.refuse(from, "not-allowed", NO_OBSERVER, None);
@@ -166,7 +167,7 @@ impl PublisherMachine {
         }
     }
 
-    /// The connection of the worker that can be asked, and what it runs; or why it is not asked: code and words.
+    /// Returns the worker's connection, and what it runs; or why it is not asked, with a code.
     fn verifiable(&self, from: &[u8], asked: &Verify) -> Result<(Identity, Key), (&'static str, String)> {
         let because = |code, text: &str| Err((code, text.to_owned()));
         let Verify { worker, model, .. } = asked;
@@ -202,7 +203,7 @@ impl PublisherMachine {
         }
     }
 
-    /// A worker has answered: compares, if it is what was asked.
+    /// Handles a worker's answer: compares, if it is the answer to the open request.
     pub(super) fn checked(&mut self, name: &str, said: Checked) {
         let asked = |open: &Open| {
             let what = (&open.asked.model, open.asked.first, open.key);
@@ -238,12 +239,12 @@ impl PublisherMachine {
         });
     }
 
-    /// Whether there is something to compare.
+    /// True if there is something to compare.
     pub fn comparing(&self) -> bool {
         !self.checks.comparing.is_empty()
     }
 
-    /// Compares a little more; answers once that is all.
+    /// Compares one more slice, and answers after the last one.
     pub fn compare(&mut self) -> Vec<Effect> {
         if let Some(mut comparison) = self.checks.comparing.pop_front() {
             let (model, key) = (&comparison.asked.model, comparison.key);
@@ -257,7 +258,7 @@ impl PublisherMachine {
         self.finish()
     }
 
-    /// Answers for workers that do not.
+    /// Answers for workers that have not answered in time.
     pub(super) fn tick_checks(&mut self, now: Time) {
         let patience = self.timing.lost_after;
         let late = |open: &&Open| now.saturating_sub(open.since) >= patience;

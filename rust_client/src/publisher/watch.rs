@@ -1,5 +1,5 @@
-//! Looks at a publisher's folder of keys in a thread of its own: a disk may take its time. A change counts within a
-//! ping interval (K2).
+//! Watches a publisher's folder of keys in a thread of its own, because a disk may be slow. A
+//! change takes effect within a ping interval (K2).
 
 use super::keys::{Allowed, Stamp};
 use super::run::{Shared, Work};
@@ -12,9 +12,9 @@ use std::time::Duration;
 
 const LOOK_MIN: Duration = Duration::from_millis(20);
 const LOOK_MAX: Duration = Duration::from_secs(1);
-const END: Duration = Duration::from_secs(1); // that a look at a slow disk gets when all ends
+const END: Duration = Duration::from_secs(1); // for a check of a slow disk at the end
 
-/// The thread, until it is dropped.
+/// The thread, which ends when this is dropped.
 pub struct Watch {
     stop: Option<Sender<()>>,
     ended: Receiver<()>,
@@ -22,13 +22,13 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Begins to look.
+    /// Starts the thread.
     pub fn begin(allowed: Allowed, ping: Duration, shared: Arc<Shared>) -> io::Result<Watch> {
         let (stop, stopped) = channel();
         let (ending, ended) = channel();
         let (mut look, every) = (Look::new(allowed, shared), (ping / 2).clamp(LOOK_MIN, LOOK_MAX));
         let run = move || {
-            let _ending = ending; // dropped at the end, which whoever waits is told by
+            let _ending = ending; // dropped at the end, which `Watch::drop` waits for
             while stopped.recv_timeout(every) == Err(RecvTimeoutError::Timeout) && look.look() {}
         };
         let thread = thread::Builder::new().name("weightbus-keys".to_owned()).spawn(run)?;
@@ -48,17 +48,17 @@ impl Drop for Watch {
 struct Look {
     allowed: Allowed,
     shared: Arc<Shared>,
-    seen: Option<Stamp>,     // nothing: read it, whatever there is
-    wrong: BTreeSet<String>, // what the look before has complained of
+    seen: Option<Stamp>,     // None: read in any case
+    wrong: BTreeSet<String>, // errors of the previous check
 }
 
 impl Look {
     fn new(allowed: Allowed, shared: Arc<Shared>) -> Look {
-        // What was read at first may be older than the first look.
+        // What was read at the start may be older than the first check.
         Look { allowed, shared, seen: None, wrong: BTreeSet::new() }
     }
 
-    /// Looks once; false if nobody wants to know any more.
+    /// Checks once; false if the publisher is closed.
     fn look(&mut self) -> bool {
         let mut wrong = BTreeSet::new();
         let result = self.allowed.stamp().and_then(|stamp| {
@@ -74,7 +74,7 @@ impl Look {
             Ok(Some(by_key)) => self.shared.leave(Work::Grant(by_key)),
             Ok(None) => Ok(()),
             Err(error) => {
-                wrong.insert(error.to_string()); // what was granted stays so until this can be read
+                wrong.insert(error.to_string()); // permissions stay until this can be read
                 Ok(())
             }
         };

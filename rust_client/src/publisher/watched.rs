@@ -1,4 +1,4 @@
-//! A connection of a peer, which is looked at for as long as it is there.
+//! A connection of a peer that is polled while it is open.
 
 use super::accepted::Accepted;
 use super::pipe::{Held, Pipe};
@@ -9,9 +9,9 @@ use std::ops::{Deref, DerefMut};
 use std::os::unix::io::AsRawFd;
 use std::sync::Arc;
 
-/// What is watched.
+/// A connection that can be polled.
 pub trait Connection: Held + Deref<Target = Pipe> {
-    /// Whether something waits to be sent.
+    /// True if something waits to be sent.
     fn unsent(&self) -> bool;
 }
 
@@ -31,7 +31,7 @@ pub struct Watched<C: Connection> {
     id: u64,
     its: C,
     ready: Arc<Ready>,
-    room: bool, // it is waited for that
+    room: bool, // polled for room to send
 }
 
 impl<C: Connection> Watched<C> {
@@ -40,7 +40,7 @@ impl<C: Connection> Watched<C> {
         Ok(Watched { id, its, ready, room: false })
     }
 
-    /// Does something with it that may leave something to be sent.
+    /// Calls `by`, and polls for room if that leaves something to be sent.
     pub fn send<T>(&mut self, by: impl FnOnce(&mut C) -> io::Result<T>) -> io::Result<T> {
         let done = by(&mut self.its)?;
         let unsent = self.its.unsent();
@@ -97,7 +97,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut theirs = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let ours = listener.accept().unwrap().0;
-        let child = ours.try_clone().unwrap(); // as a forked one has it
+        let child = ours.try_clone().unwrap(); // as a forked child has it
         let ready = Arc::new(Ready::new().unwrap());
         let subscriber = SubscriberConnection::new(Own::new(ours), false, Duration::ZERO);
         let mut subscriber = Watched::new(7, subscriber, ready.clone()).unwrap();

@@ -7,9 +7,7 @@ import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
 import java.util.function.Consumer;
 
-/**
- * A user's functions as the library calls them: nothing that they throw gets out (JNA prints it).
- */
+/** User functions as the library calls them. No exception leaves them (JNA prints it). */
 final class Callbacks {
   private Callbacks() {}
 
@@ -24,7 +22,7 @@ final class Callbacks {
     return call;
   }
 
-  /** Has a function decide, in the thread that receives. */
+  /** Calls a function that decides, in the thread that receives. */
   static Lib.OnOffer deciding(Decide function) {
     return (raw, text, room, user) -> {
       try (Snapshot snapshot = raw.snapshot == null ? null : new Snapshot(raw)) {
@@ -39,7 +37,7 @@ final class Callbacks {
   }
 
   private static void say(String why, Pointer text, int room) {
-    byte[] words = Arrays.copyOf(why.getBytes(StandardCharsets.UTF_8), room); // zeros behind them
+    byte[] words = Arrays.copyOf(why.getBytes(StandardCharsets.UTF_8), room); // zeros after them
     words[room - 1] = 0;
     text.write(0, words, 0, room);
   }

@@ -1,8 +1,8 @@
 package io.github.weightbus;
 
 /**
- * Decides on each version, in the thread that calls {@link Worker#receive}: to return takes it, to
- * throw turns it down, and the publisher is told the message.
+ * Accepts or rejects each version, in the thread that calls {@link Worker#receive}: returning
+ * accepts it, throwing rejects it, and the message is reported to the publisher.
  */
 @FunctionalInterface
 public interface Decide {

@@ -1,9 +1,9 @@
 package io.github.weightbus;
 
 /**
- * Something that happened to a worker, for logs and screens.
+ * An event of a worker, for logs and screens.
  *
- * @param kind "joined", "lost", "refused", "rejected" or "notice"; others may come
+ * @param kind "joined", "lost", "refused", "rejected" or "notice"; more kinds may be added
  * @param model "" unless it is about a version; then the numbers are 0 as well
  * @param code of the protocol, such as "layout-mismatch", or ""
  */

@@ -2,11 +2,11 @@ package io.github.weightbus;
 
 import java.nio.ByteBuffer;
 
-/** The floats that weights travel in, as Java's. */
+/** Converts the float types of weights to Java's. */
 final class Floats {
   private Floats() {}
 
-  /** Returns the bytes of a value, 0 if it is no float. */
+  /** Returns the size of a value in bytes; 0 if the dtype is no float. */
   static int width(String dtype) {
     switch (dtype) {
       case "F64":
@@ -24,7 +24,7 @@ final class Floats {
     }
   }
 
-  /** Reads what remains in a buffer into an array, from a place on. */
+  /** Reads the remaining values of a buffer into an array, from an index on. */
   static void read(String dtype, ByteBuffer from, float[] to, int first) {
     int width = width(dtype);
     if (dtype.equals("F32")) {
@@ -52,8 +52,8 @@ final class Floats {
   }
 
   /**
-   * Of IEEE's kind: the greatest exponent means infinity (no fraction) or NaN, unless it is finite,
-   * where only the pattern with all bits set is NaN.
+   * Widens an IEEE-like float: the greatest exponent means infinity (no fraction) or NaN; if it is
+   * finite, only the pattern with all bits set is NaN.
    */
   static float widen(int bits, int exponentBits, int fractionBits, boolean finite) {
     int exponents = (1 << exponentBits) - 1;

@@ -7,8 +7,8 @@ import java.util.function.Consumer;
 import java.util.function.Function;
 
 /**
- * A handle of the library's. It is freed when it is closed and nobody uses it any more, or when
- * nobody can: a call on what is closed is an exception, and never reaches memory that is gone.
+ * A handle of the library. It is freed once it is closed and unused, or unreachable. A call on a
+ * closed handle throws an exception, and never accesses freed memory.
  */
 final class Handle {
   private static final Cleaner CLEANER = Cleaner.create();
@@ -21,8 +21,8 @@ final class Handle {
   private boolean closed;
 
   /**
-   * @param what what to call it in words for people
-   * @param keeps what the library goes on using until the handle is freed
+   * @param what its name in error messages
+   * @param keeps what the library uses until the handle is freed
    */
   Handle(String what, Pointer pointer, Consumer<Pointer> free, Object keeps) {
     this.what = what;
@@ -34,7 +34,7 @@ final class Handle {
     });
   }
 
-  /** One that is the library's, until it is closed, and for this thread alone. */
+  /** A handle that the library owns, for this thread alone, until it is closed. */
   Handle(String what, Pointer pointer) {
     this.what = what;
     this.pointer = pointer;
@@ -42,7 +42,7 @@ final class Handle {
     this.freeing = () -> {};
   }
 
-  /** Calls something with the pointer, which stays good for as long as that takes. */
+  /** Calls a function with the pointer, which stays valid during the call. */
   <T> T use(Function<Pointer, T> call) {
     Pointer its = begin();
     try {
@@ -52,7 +52,7 @@ final class Handle {
     }
   }
 
-  /** Has the handle stay until {@link #end}. */
+  /** Keeps the handle valid until {@link #end}. */
   private synchronized Pointer begin() {
     if (closed) {
       throw new WeightbusException("closed", what + " is closed");
@@ -75,7 +75,7 @@ final class Handle {
     }
   }
 
-  /** Lets nobody use it any more. It is freed when the last of those who do has ended. */
+  /** Rejects further uses. The handle is freed when the last current use ends. */
   void close() {
     boolean last;
     synchronized (this) {
@@ -87,12 +87,12 @@ final class Handle {
     }
   }
 
-  /** Whether {@link #keep} may be called. */
+  /** True if {@link #keep} may be called. */
   boolean canBeKept() {
     return only == null;
   }
 
-  /** Has the handle stay for as long as somebody can reach an object that looks behind it. */
+  /** Keeps the handle valid while the returned object can be reached. */
   <T> T keep(Function<Pointer, T> look) {
     T looking = look.apply(begin());
     CLEANER.register(looking, this::end);

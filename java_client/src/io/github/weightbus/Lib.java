@@ -11,11 +11,11 @@ import com.sun.jna.ptr.PointerByReference;
 import java.util.Map;
 
 /**
- * What {@code weightbus.h} declares, under its names; the fine print is there. What is {@code
- * size_t} there is long here: 64 bits.
+ * The declarations of {@code weightbus.h}, under the same names; see there for details. {@code
+ * size_t} is long here: 64 bits.
  */
 interface Lib extends Library {
-  /** The number of the ABI that this was written against, which the soname has. */
+  /** The ABI number that this was written for, as in the soname. */
   int ABI = 1;
 
   int OK = 0;
@@ -23,7 +23,7 @@ interface Lib extends Library {
 
   Lib LIB = load();
 
-  /** Loads the library: from {@code jna.library.path}, where the system looks, or out of a jar. */
+  /** Loads the library: from {@code jna.library.path}, the system's paths, or a jar. */
   private static Lib load() {
     Map<String, Object> options = Map.of(OPTION_STRING_ENCODING, "UTF-8");
     Lib lib = Native.load("libweightbus.so." + ABI, Lib.class, options);
@@ -108,7 +108,7 @@ interface Lib extends Library {
     public String text;
 
     public RawEvent() {
-      setAutoWrite(false); // it is the library's
+      setAutoWrite(false); // the library owns it
     }
   }
 
@@ -122,7 +122,7 @@ interface Lib extends Library {
     public Pointer snapshot;
 
     public RawOffer() {
-      setAutoWrite(false); // it is the library's
+      setAutoWrite(false); // the library owns it
     }
   }
 
@@ -173,7 +173,7 @@ interface Lib extends Library {
     public byte[] digest = new byte[65];
     public byte[] code = new byte[129];
 
-    /** Returns a text of the library's. */
+    /** Reads a string of the library. */
     static String text(byte[] zeroed) {
       return Native.toString(zeroed, "UTF-8");
     }

@@ -6,8 +6,8 @@ import com.sun.jna.ptr.PointerByReference;
 import java.util.List;
 
 /**
- * Memory that versions of a model are written into, by the library alone. It is there for as long
- * as anybody can reach it: this, a worker, a tensor or a buffer of it.
+ * Memory into which the library alone writes versions of a model. It lives as long as this, a
+ * worker, a tensor or a buffer that uses it can be reached.
  */
 public final class Model {
   private final Handle handle;
@@ -19,10 +19,10 @@ public final class Model {
   }
 
   /**
-   * Makes a model of memory of yours: each tensor {@link Tensor#in} a buffer.
+   * Makes a model of caller-owned memory: each tensor is {@link Tensor#in} a buffer.
    *
-   * @throws WeightbusException one has another size than its dtype and shape say, or none
-   *     ("invalid")
+   * @throws WeightbusException a buffer has another size than its dtype and shape say, or is
+   *     missing ("invalid")
    */
   public static Model of(Tensor... tensors) {
     List<Tensor> all = List.of(tensors);
@@ -33,12 +33,12 @@ public final class Model {
   }
 
   /**
-   * Makes a model in memory of the library's own, of zeros. A version of 2 MiB or more that comes
-   * over the network gets there by an exchange of pages, which copies nothing: do not register this
+   * Makes a model in the library's own memory, of zeros. A version of 2 MiB or more that arrives
+   * over the network is placed there by an exchange of pages, without a copy: do not register this
    * memory with a device or a network card.
    *
-   * @throws WeightbusException a description makes no sense ("invalid"); there is not so much
-   *     memory ("system")
+   * @throws WeightbusException a description is invalid ("invalid"); there is not enough memory
+   *     ("system")
    */
   public static Model resident(Tensor... tensors) {
     Lib.RawTensor[] raw = rawOf(List.of(tensors));
@@ -57,13 +57,13 @@ public final class Model {
     return Tensor.toRaw(tensors);
   }
 
-  /** Returns its tensors, in the order in which they were described. */
+  /** Returns its tensors, in the order of their descriptions. */
   public List<Tensor> tensors() {
     return tensors;
   }
 
   /**
-   * Returns the tensor of a name.
+   * Returns the tensor with a name.
    *
    * @throws WeightbusException there is none ("not-found")
    */
@@ -77,10 +77,10 @@ public final class Model {
   }
 
   /**
-   * Waits until nobody writes here, and keeps everything as it is until the reading is closed, in
-   * this thread, which does not call {@link Worker#receive} meanwhile.
+   * Waits until no version is being written, and keeps the model unchanged until the reading is
+   * closed. Close it in this thread, which must not call {@link Worker#receive} meanwhile.
    *
-   * @throws WeightbusException an apply has failed half-way: there is nothing to read until another
+   * @throws WeightbusException an apply failed half-way: there is nothing to read until another
    *     version is applied ("torn")
    */
   public Reading read() {
@@ -92,7 +92,7 @@ public final class Model {
         WeightbusException.made(status, made), this, epoch.getValue(), version.getValue());
   }
 
-  /** What a worker needs of this, for as long as it lives. */
+  /** The handle that a worker uses for as long as it lives. */
   Handle handle() {
     return handle;
   }

@@ -2,9 +2,9 @@ package io.github.weightbus;
 
 import com.sun.jna.Pointer;
 
-/** A model that stays as it is until this is closed, in the thread that asked for it. */
+/** Keeps a model unchanged until it is closed, in the thread that created it. */
 public final class Reading implements AutoCloseable {
-  private final Model model; // whose memory is there meanwhile
+  private final Model model; // keeps its memory reachable
   private final Thread thread = Thread.currentThread();
   private final long epoch;
   private final long version;
@@ -32,7 +32,7 @@ public final class Reading implements AutoCloseable {
   }
 
   /**
-   * Lets versions come again. To do so twice does nothing.
+   * Ends the reading, so that versions are applied again. Closing it twice has no effect.
    *
    * @throws WeightbusException this is another thread ("invalid")
    */

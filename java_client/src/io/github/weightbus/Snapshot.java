@@ -7,9 +7,9 @@ import java.util.ArrayList;
 import java.util.List;
 
 /**
- * A version of a model that has no memory of yours. It never changes. {@link #close} gives its
- * memory back for a version to come; without it that is left to the garbage collector, which knows
- * nothing of how large it is.
+ * A version of a model that is received as snapshots. It never changes. {@link #close} releases its
+ * memory for a later version; without it the garbage collector does, which does not know the
+ * memory's size.
  */
 public final class Snapshot implements AutoCloseable {
   private final Handle handle;
@@ -17,7 +17,7 @@ public final class Snapshot implements AutoCloseable {
   private final long epoch;
   private final long version;
 
-  /** One of ours, which somebody closes. */
+  /** A snapshot that the user closes. */
   Snapshot(Lib.RawUpdate told) {
     this.model = Lib.RawUpdate.text(told.model);
     this.epoch = told.epoch;
@@ -25,7 +25,7 @@ public final class Snapshot implements AutoCloseable {
     this.handle = new Handle(toString(), told.snapshot, Lib.LIB::wb_snapshot_free, null);
   }
 
-  /** One of an offer, to be closed when the call is over. */
+  /** The snapshot of an offer, closed when the call ends. */
   Snapshot(Lib.RawOffer offer) {
     this.model = offer.model;
     this.epoch = offer.epoch;
@@ -67,9 +67,9 @@ public final class Snapshot implements AutoCloseable {
   }
 
   /**
-   * Returns the tensor of a name, or of another name that its publisher gave it.
+   * Returns a tensor by its name, or by an alias that its publisher gave it.
    *
-   * @throws WeightbusException there is none ("not-found"), or it was closed ("closed")
+   * @throws WeightbusException there is none ("not-found"), or the snapshot was closed ("closed")
    */
   public Tensor find(String name) {
     return handle.use(its -> {
@@ -79,7 +79,7 @@ public final class Snapshot implements AutoCloseable {
     });
   }
 
-  /** Gives the memory back, once no buffer of it can be reached. To do so twice does nothing. */
+  /** Releases the memory, once no buffer of it can be reached. Closing it twice has no effect. */
   @Override
   public void close() {
     handle.close();

@@ -3,19 +3,20 @@ package io.github.weightbus;
 import java.util.Map;
 
 /**
- * How a worker stands, and one of its models: what runs is of now, the rest of a moment ago.
+ * The state of a worker, and of one of its models. What runs is current; the rest may be a moment
+ * old.
  *
  * @param epoch of the session; 0 outside one
  * @param malformed messages dropped because they broke the protocol
  * @param shared versions are copied out of the publisher's memory
- * @param torn an apply has failed half-way, and no version runs
- * @param running what runs, or null
- * @param arriving what arrives, or null
- * @param chunksHere how many chunks of it are here
- * @param chunks of how many
- * @param staged what waits for a commit, or null
- * @param ready what waits for {@link Worker#receive} or is being applied, or null
- * @param metadata what the publisher says of what runs, by the name that it has now
+ * @param torn an apply failed half-way, and no version runs
+ * @param running the version that runs, or null
+ * @param arriving the version that arrives, or null
+ * @param chunksHere how many of its chunks have arrived
+ * @param chunks how many chunks it has
+ * @param staged the version that waits for a commit, or null
+ * @param ready the version that waits for {@link Worker#receive} or is being applied, or null
+ * @param metadata the publisher's metadata of the version that runs, under its current name
  */
 public record State(long epoch, long malformed, boolean shared, boolean torn, Version running,
     Version arriving, long chunksHere, long chunks, Version staged, Version ready,

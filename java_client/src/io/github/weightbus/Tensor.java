@@ -11,8 +11,8 @@ import java.util.List;
 import java.util.function.Consumer;
 
 /**
- * A tensor: dense and row-major, by a dtype of safetensors ("F32", "BF16", "I64", ...). Those that
- * you make describe what a {@link Model} is to have; those of a {@link Model} or a {@link Snapshot}
+ * A tensor, dense and row-major, with a dtype of safetensors ("F32", "BF16", "I64", ...). Tensors
+ * that you make describe those of a {@link Model}; tensors of a {@link Model} or a {@link Snapshot}
  * have its bytes.
  */
 public final class Tensor {
@@ -21,8 +21,8 @@ public final class Tensor {
   private final String name;
   private final String dtype;
   private final long[] shape;
-  private final ByteBuffer memory; // of the user's, or null
-  private final Handle handle; // of whose memory it is a part, or null
+  private final ByteBuffer memory; // caller-owned, or null
+  private final Handle handle; // that owns its memory, or null
   private final Pointer data;
   private final long nbytes;
 
@@ -48,10 +48,10 @@ public final class Tensor {
   }
 
   /**
-   * Returns this tensor in memory of yours, for {@link Model#of}: what remains of a direct buffer,
-   * as many bytes as dtype and shape say.
+   * Returns this tensor in caller-owned memory, for {@link Model#of}: the remaining bytes of a
+   * direct buffer, as many as dtype and shape say.
    *
-   * @throws WeightbusException the buffer is not direct, or cannot be written ("invalid")
+   * @throws WeightbusException the buffer is not direct, or is read-only ("invalid")
    */
   public Tensor in(ByteBuffer buffer) {
     if (!buffer.isDirect() || buffer.isReadOnly()) {
@@ -63,7 +63,7 @@ public final class Tensor {
     return new Tensor(name, dtype, shape, rest, null, there, rest.capacity());
   }
 
-  /** Describes tensors to the library. */
+  /** Converts tensors for the library. */
   static Lib.RawTensor[] toRaw(List<Tensor> tensors) {
     Lib.RawTensor[] raw = (Lib.RawTensor[]) new Lib.RawTensor().toArray(tensors.size());
     for (int at = 0; at < raw.length; at++) {
@@ -86,7 +86,7 @@ public final class Tensor {
     return raw;
   }
 
-  /** Returns a tensor of the library's, a part of what a handle is of. */
+  /** Returns a tensor of the library, whose memory a handle owns. */
   static Tensor fromRaw(Lib.RawTensor raw, Handle handle) {
     byte[] text = raw.name.getByteArray(0, (int) raw.name_bytes);
     long[] shape = raw.rank == 0 ? new long[0] : raw.shape.getLongArray(0, (int) raw.rank);
@@ -106,18 +106,18 @@ public final class Tensor {
     return shape.clone();
   }
 
-  /** Returns how many bytes it has. */
+  /** Returns its size in bytes. */
   public long nbytes() {
     return nbytes;
   }
 
   /**
-   * Returns its bytes, read-only and where they are. In a {@link Model} they change with each
-   * version: read them under a {@link Reading}. A {@link Snapshot} keeps its memory for as long as
-   * such a buffer, or one made of it, can be reached, even when it was closed.
+   * Returns its bytes, read-only and without a copy. In a {@link Model} they change with each
+   * version: read them under a {@link Reading}. A {@link Snapshot} keeps its memory, even after it
+   * is closed, while such a buffer, or one derived from it, can be reached.
    *
-   * @throws WeightbusException there are 2 GiB or more, there is no memory, or it is there only for
-   *     a call ("invalid"); its snapshot was closed ("closed")
+   * @throws WeightbusException it has 2 GiB or more, has no memory, or is valid only during a call
+   *     ("invalid"); its snapshot was closed ("closed")
    */
   public ByteBuffer bytes() {
     if (nbytes > Integer.MAX_VALUE) {
@@ -126,7 +126,7 @@ public final class Tensor {
     return bytes(0, (int) nbytes);
   }
 
-  /** Returns some of its bytes, like {@link #bytes()}. */
+  /** Returns a part of its bytes, like {@link #bytes()}. */
   public ByteBuffer bytes(long offset, int count) {
     look(offset, count);
     if (memory != null) {
@@ -142,8 +142,8 @@ public final class Tensor {
   }
 
   /**
-   * Copies bytes from an offset on, as many as there are and as a buffer has room for, and returns
-   * how many. Nothing is kept: this is the way to large snapshots, in pieces.
+   * Copies bytes from an offset on, as many as it has and as fit into the buffer, and returns how
+   * many. Keeps no memory: this is the way to read large snapshots in pieces.
    */
   public int copyTo(ByteBuffer to, long offset) {
     look(offset, 0);
@@ -153,9 +153,9 @@ public final class Tensor {
   }
 
   /**
-   * Returns a copy of its values as floats: of F32, F64, F16, BF16, F8_E4M3 or F8_E5M2.
+   * Returns a copy of its values as floats. The dtype is F32, F64, F16, BF16, F8_E4M3 or F8_E5M2.
    *
-   * @throws WeightbusException it is of another dtype, or too large for an array ("invalid")
+   * @throws WeightbusException it has another dtype, or is too large for an array ("invalid")
    */
   public float[] floats() {
     look(0, 0);
@@ -171,7 +171,7 @@ public final class Tensor {
     return values;
   }
 
-  /** Shows some of its bytes, for the call. */
+  /** Returns a part of its bytes, for the duration of the call. */
   private void show(long offset, int count, Consumer<ByteBuffer> to) {
     if (memory != null) {
       to.accept(inOrder(memory.slice((int) offset, count)));
@@ -183,7 +183,7 @@ public final class Tensor {
     }
   }
 
-  /** Where its bytes are. */
+  /** Returns the pointer to its bytes. */
   Pointer place() {
     return data;
   }

@@ -13,16 +13,15 @@ import java.util.TreeMap;
 /**
  * A version that was just applied.
  *
- * @param nbytes how many bytes it has
- * @param digest what they hash to, which the publisher was told; "" where they came out of the
- *     publisher's memory
+ * @param nbytes its size in bytes
+ * @param digest its digest, as reported to the publisher; "" if it was read from shared memory
  * @param took how long the copy took
- * @param snapshot the version of a model without memory of yours, else null; close it
- * @param metadata what the publisher says of it, as text by name: a step, a reward
+ * @param snapshot of a model received as snapshots, otherwise null; close it
+ * @param metadata text by name, given by the publisher: a step, a reward
  */
 public record Update(String model, long epoch, long version, long nbytes, String digest,
     Duration took, Snapshot snapshot, Map<String, String> metadata) {
-  /** What a worker has told, while it is in use. */
+  /** Converts an update of a worker that is in use. */
   static Update of(Pointer worker, Lib.RawUpdate told) {
     return new Update(Lib.RawUpdate.text(told.model), told.epoch, told.version, told.nbytes,
         Lib.RawUpdate.text(told.digest), Duration.ofNanos(told.nanoseconds),
@@ -31,7 +30,7 @@ public record Update(String model, long epoch, long version, long nbytes, String
             .orElseGet(Map::of));
   }
 
-  /** What is said of a version; nothing if it is none that is known any more. */
+  /** Returns the metadata of a version; empty if the version is no longer known. */
   static Optional<Map<String, String>> saidOf(
       Pointer worker, String model, long epoch, long version) {
     PointerByReference place = new PointerByReference();

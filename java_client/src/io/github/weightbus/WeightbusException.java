@@ -3,7 +3,7 @@ package io.github.weightbus;
 import com.sun.jna.Pointer;
 import com.sun.jna.ptr.PointerByReference;
 
-/** Why a call fails: a code for programs, and the library's words for people. */
+/** Why a call failed: a code for programs, and the library's text for people. */
 public final class WeightbusException extends RuntimeException {
   private static final long serialVersionUID = 1;
   private static final String[] CODES = {"ok", "timeout", "rejected", "refused", "closed", "torn",
@@ -26,20 +26,20 @@ public final class WeightbusException extends RuntimeException {
     this.version = version;
   }
 
-  /** Throws what the last call in this thread says, unless all is well. */
+  /** Throws the error of the last call in this thread, unless it succeeded. */
   static void check(int status) {
     if (status != Lib.OK) {
       throw new WeightbusException(nameOf(status), Lib.LIB.wb_error());
     }
   }
 
-  /** Returns a handle that a call has made. */
+  /** Returns a handle that a call has created. */
   static Pointer made(int status, PointerByReference place) {
     check(status);
     return place.getValue();
   }
 
-  /** Of a version that cannot be taken, or a worker that is not let in. */
+  /** Of a version that was rejected, or a worker that was refused. */
   static WeightbusException of(int status, Lib.RawUpdate told) {
     String code = Lib.RawUpdate.text(told.code);
     return new WeightbusException(code.isEmpty() ? nameOf(status) : code, Lib.LIB.wb_error(),
@@ -52,24 +52,24 @@ public final class WeightbusException extends RuntimeException {
 
   /**
    * Returns the protocol's code (its section 13: "layout-mismatch", "name-taken", "apply", ...) or,
-   * for what goes wrong on this side alone, "invalid", "torn", "closed", "timeout", "not-found",
-   * "system" or "panic".
+   * for errors on this side alone, "invalid", "torn", "closed", "timeout", "not-found", "system" or
+   * "panic".
    */
   public String code() {
     return code;
   }
 
-  /** Returns the model of a version that was not taken, else "". */
+  /** Returns the model of a rejected version, otherwise "". */
   public String model() {
     return model;
   }
 
-  /** Returns the epoch of a version that was not taken, else 0. */
+  /** Returns the epoch of a rejected version, otherwise 0. */
   public long epoch() {
     return epoch;
   }
 
-  /** Returns the number of a version that was not taken, else 0. */
+  /** Returns the number of a rejected version, otherwise 0. */
   public long version() {
     return version;
   }

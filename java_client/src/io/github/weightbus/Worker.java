@@ -12,8 +12,8 @@ import java.util.OptionalLong;
 import java.util.function.Consumer;
 
 /**
- * A worker: it receives versions of models from a publisher at all times, in a thread of the
- * library's, and applies them where {@link #receive} is called. Any thread may call any method.
+ * A worker: receives versions of models from a publisher at all times, in a thread of the library,
+ * and applies them in {@link #receive}. Any thread may call any method.
  */
 public final class Worker implements AutoCloseable {
   private static final String CLIENT = "weightbus-java/0.1.0";
@@ -29,21 +29,21 @@ public final class Worker implements AutoCloseable {
     this.handle = new Handle("worker \"" + name + "\"", raw, Lib.LIB::wb_worker_free, core);
   }
 
-  /** What the library calls and writes to until a worker is freed. */
+  /** What the library calls and writes to until the worker is freed. */
   private static final class Core {
     final Map<String, Model> models = new LinkedHashMap<>();
     Lib.OnEvent onEvent;
     Lib.OnOffer apply;
     Lib.OnOffer beforeApply;
-    volatile Thread telling; // which calls onEvent now, and is the worker's own
+    volatile Thread telling; // the worker's own, while it calls onEvent
   }
 
-  /** Begins a worker of the publisher at "tcp://HOST:PORT" or "ipc://PATH". */
+  /** Returns a builder for a worker of the publisher at "tcp://HOST:PORT" or "ipc://PATH". */
   public static Builder builder(String address) {
     return new Builder(address);
   }
 
-  /** How a worker is set up. Nothing of it is done before {@link #connect}. */
+  /** The settings of a worker. Nothing is started before {@link #connect}. */
   public static final class Builder {
     private final Lib.RawOptions raw = new Lib.RawOptions();
     private final Map<String, Model> models = new LinkedHashMap<>();
@@ -56,47 +56,47 @@ public final class Worker implements AutoCloseable {
       raw.client = CLIENT;
     }
 
-    /** Names the worker, uniquely among the publisher's; else a name is made up. */
+    /** Sets the worker's name, unique among the publisher's workers. Default: a generated name. */
     public Builder name(String name) {
       raw.name = name;
       return this;
     }
 
-    /** Has versions of a model written into this one. */
+    /** Receives versions of a model in place, in this memory. */
     public Builder inPlace(String id, Model model) {
       models.put(id, model);
       return this;
     }
 
-    /** Has each version of a model handed out as a {@link Snapshot}, whatever its layout. */
+    /** Receives versions of a model as a {@link Snapshot} each, whatever their layout. */
     public Builder snapshots(String id) {
       models.put(id, null);
       return this;
     }
 
     /**
-     * Gives this worker's keys, for a publisher that has some: the path of its file of {@code
-     * weightbus keygen}, or of the folder, or what stands in the file, which begins with a brace.
-     * Else the environment's WEIGHTBUS_KEYS says; "": there are none.
+     * Sets this worker's keys, for a publisher with keys: the path of its file from {@code
+     * weightbus keygen}, the path of the folder, or the contents of the file, which begin with a
+     * brace. Default: the environment variable WEIGHTBUS_KEYS, if it is set; "": no keys.
      */
     public Builder keys(String keys) {
       raw.keys = keys;
       return this;
     }
 
-    /** Sets the bytes of the largest version to take; else they are 64 GiB. */
+    /** Sets the size of the largest version to accept, in bytes. Default: 64 GiB. */
     public Builder bytesMax(long bytes) {
       raw.bytes_max = bytes;
       return this;
     }
 
-    /** Does not copy out of the publisher's memory where it is on this host. */
+    /** Does not use shared memory when the publisher is on this host. */
     public Builder networkOnly() {
       raw.network_only = 1;
       return this;
     }
 
-    /** Takes versions of more tensors than the models here have: they are passed over. */
+    /** Accepts versions with more tensors than the models here have, and ignores those. */
     public Builder partial() {
       raw.partial = 1;
       return this;
@@ -109,9 +109,9 @@ public final class Worker implements AutoCloseable {
     }
 
     /**
-     * Takes published data from another host than that of the address, or from any path, wherever
-     * the publisher says. Else they must be on that host, or beside that path, or all is fetched,
-     * which is slower.
+     * Connects to any data address that the publisher sends. Otherwise it must be on the same host
+     * as the publisher's address, or a path beside it; if it is not, all data is fetched, which is
+     * slower.
      */
     public Builder anyDataHost() {
       raw.any_data_host = 1;
@@ -119,8 +119,8 @@ public final class Worker implements AutoCloseable {
     }
 
     /**
-     * Has what happens told to a function. It is called in the worker's own thread, which answers
-     * the publisher: it must not wait.
+     * Sets a function that is called on each event, in the worker's own thread, which answers the
+     * publisher: it must not block.
      */
     public Builder onEvent(Consumer<Event> function) {
       onEvent = function;
@@ -128,25 +128,28 @@ public final class Worker implements AutoCloseable {
     }
 
     /**
-     * Has a function decide whether a version runs, once for each, before anybody reads it and
-     * before it is reported. One that is turned down leaves the snapshot before it. In a {@link
-     * Model} it is there already, to be read without {@link Model#read}, which would wait for this
-     * call; turned down it leaves none ("torn").
+     * Sets a function that accepts or rejects a version, once, before any reader sees it and before
+     * it is reported. After a rejection the previous snapshot stays. A {@link Model} already holds
+     * the new version, to be read without {@link Model#read}, which would wait for this call; after
+     * a rejection it is torn ("torn").
      */
     public Builder apply(Decide function) {
       apply = function;
       return this;
     }
 
-    /** The same before a byte of a model changes: what ran before runs on. */
+    /**
+     * The same, before a byte of a model changes: after a rejection the previous version runs on.
+     */
     public Builder beforeApply(Decide function) {
       beforeApply = function;
       return this;
     }
 
     /**
-     * Bounds what each call of the two may take, at most a day; else 60 s. After that the version
-     * counts as turned down, and its model takes no other one until the function has returned.
+     * Sets the time limit of each call of these two functions, at most a day. Default: 60 s. After
+     * it the version counts as rejected, and its model accepts no other until the function has
+     * returned.
      */
     public Builder applyTimeout(Duration timeout) {
       if (timeout.isZero() || timeout.isNegative()) {
@@ -158,10 +161,10 @@ public final class Worker implements AutoCloseable {
     }
 
     /**
-     * Starts the worker. The publisher need not be there yet.
+     * Starts the worker. The publisher may start later.
      *
-     * @throws WeightbusException what was asked for makes no sense ("invalid"), or sockets or
-     *     threads are not to be had ("system")
+     * @throws WeightbusException a setting is invalid ("invalid"), or there are no sockets or
+     *     threads ("system")
      */
     public Worker connect() {
       Core core = new Core();
@@ -187,7 +190,7 @@ public final class Worker implements AutoCloseable {
       try {
         return new Worker(core, WeightbusException.made(Lib.LIB.wb_connect(raw, made), made));
       } finally {
-        Reference.reachabilityFence(wanted); // which has the memory of the ids
+        Reference.reachabilityFence(wanted); // it owns the memory of the ids
       }
     }
 
@@ -207,18 +210,18 @@ public final class Worker implements AutoCloseable {
     }
   }
 
-  /** Returns what the worker is called. */
+  /** Returns the worker's name. */
   public String name() {
     return name;
   }
 
   /**
-   * Applies the newest version that has arrived, waiting for one if need be, and returns what was
-   * applied; nothing if none came in time. Zero does not wait. An interrupt does not end the wait;
-   * {@link #close} does.
+   * Applies the newest version that has arrived, waiting for one if necessary, and returns the
+   * update; empty if none arrived in time. With a timeout of zero it does not wait. An interrupt
+   * does not end the wait; {@link #close} does.
    *
-   * @throws WeightbusException a version was not taken: what ran before still runs, unless the
-   *     message says that none does; the publisher refuses this worker, which goes on asking
+   * @throws WeightbusException a version was rejected: the previous one still runs, unless the
+   *     message says that none does; the publisher refuses this worker, which keeps trying
    *     ("name-taken", "keys", ...); each is thrown once. Or the worker was closed ("closed")
    */
   public Optional<Update> receive(Duration timeout) {
@@ -236,7 +239,8 @@ public final class Worker implements AutoCloseable {
   }
 
   /**
-   * Waits until the publisher has let this worker in, and returns its epoch; nothing if it has not.
+   * Waits until the publisher has admitted this worker, and returns the publisher's epoch; empty if
+   * it has not.
    *
    * @throws WeightbusException the publisher refuses this worker, or it was closed ("closed")
    */
@@ -250,13 +254,13 @@ public final class Worker implements AutoCloseable {
     return OptionalLong.of(epoch.getValue());
   }
 
-  /** Returns how the worker stands, without a model. */
+  /** Returns the worker's state, without a model. */
   public State state() {
     return state(null);
   }
 
   /**
-   * Returns how the worker stands, and one of its models.
+   * Returns the worker's state, and that of one of its models.
    *
    * @throws WeightbusException there is no such model ("invalid"), or it was closed ("closed")
    */
@@ -264,7 +268,7 @@ public final class Worker implements AutoCloseable {
     Lib.RawState told = new Lib.RawState();
     return handle.use(its -> {
       Optional<Map<String, String>> said;
-      do { // it may get another name meanwhile
+      do { // it may get another name in between
         WeightbusException.check(Lib.LIB.wb_look(its, model, told));
         said = told.running_version == 0
             ? Optional.of(Map.of())
@@ -274,9 +278,7 @@ public final class Worker implements AutoCloseable {
     });
   }
 
-  /**
-   * Returns the newest version of a model without memory of yours, to be closed; if there is one.
-   */
+  /** Returns the newest version of a model received as snapshots, if there is one; close it. */
   public Optional<Snapshot> latest(String model) {
     Lib.RawUpdate told = new Lib.RawUpdate();
     return handle.use(its -> {
@@ -290,11 +292,10 @@ public final class Worker implements AutoCloseable {
   }
 
   /**
-   * Says goodbye and ends the worker's thread: whoever waits in {@link #receive} gets "closed", and
-   * so does whoever calls anything here from now on. To do so twice does nothing.
+   * Leaves with a bye and ends the worker's thread. Waiting calls of {@link #receive}, and all
+   * later calls, throw "closed". Closing it twice has no effect.
    *
-   * @throws WeightbusException this is {@code onEvent}, in the very thread that is to end
-   *     ("invalid")
+   * @throws WeightbusException this is {@code onEvent}, in the thread that is to end ("invalid")
    */
   @Override
   public void close() {
