@@ -1,9 +1,9 @@
-"""Memory that workers on the same host read directly: the shared road.
+"""Segments: memory that workers on the same host read directly (the shared-memory transport).
 
 A publisher's snapshots lie in a `memfd`: memory with a file descriptor but no name. A worker of the
 same user opens it through `/proc/<pid>/fd/<fd>`, read-only, and proves that it is on that host by
-finding the token that the publisher announced. Nothing needs cleaning up: the kernel frees the
-memory when the last process that maps it is gone, however it ended.
+finding the token that the publisher announced. No cleanup is needed: the kernel frees the memory
+when the last process that maps it has ended, in whatever way.
 
     0       8       24      32        40       48              4096
     ├───────┼───────┼───────┼─────────┼────────┼─────── ··· ────┼──────────────┤
@@ -12,15 +12,16 @@ memory when the last process that maps it is gone, however it ended.
                       u64     u64       u64 (little-endian), of the model's id
 
 There may be a second copy of the data section in the memory of a CUDA device. Then a note at 256
-says where (`codecs/device_memory.py`), and a second stamp at 512, like the first, what is in it.
-Where nobody has asked for the bytes here, that copy alone is made, and only the second stamp given.
+contains its location (`codecs/device_memory.py`), and a second stamp at 512, of the same form, its
+version. If the bytes in the segment were never requested, only that copy is made, and only the
+second stamp is set.
 
-Nothing torn is possible: the publisher fills a segment under an exclusive `flock` and the worker
-copies under a shared one, so neither ever waits for the other. A segment that a worker holds (even
-one that was stopped in the middle of its copy) is not overwritten while it does, and the kernel
-ends the hold of a worker that dies. The stamp (epoch, version, model) tells what is in it, zeros
-while it is being filled: a worker that finds another one than was announced came too late, and asks
-for the latest version.
+No torn read is possible: the publisher fills a segment under an exclusive `flock` and a worker
+copies under a shared one, and neither waits for the other. A segment that a worker holds (even one
+stopped in the middle of its copy) is not overwritten meanwhile, and the kernel releases the lock of
+a worker that dies. The stamp (epoch, version, model) names the content, and is zero while the
+segment is being filled: a worker that finds another stamp than announced is too late, and fetches
+the latest version.
 """
 
 import errno
@@ -47,27 +48,27 @@ from ..staged import OverwrittenError, StaleError
 from .pages import STEP_BYTES, Check, populate
 
 MAGIC = b"WBPSHM1\0"
-HEADER_BYTES = 4096  # one page, so that the data section begins on one
-MODEL_BYTES = 128  # the longest id of a model
+HEADER_BYTES = 4096  # one page, so that the data section is page-aligned
+MODEL_BYTES = 128  # the most bytes of a model's id
 STAMP_END = 48 + MODEL_BYTES
-NOTE_BEGIN, NOTE_BYTES = 256, 96  # of a second copy
+NOTE_BEGIN, NOTE_BYTES = 256, 96  # the location of a second copy
 SECOND_BEGIN, SECOND_END = 512, 512 + STAMP_END - 24  # its stamp
 _PATH = re.compile(r"/proc/[0-9]{1,10}/fd/[0-9]{1,10}\Z")
-TOUCH_BYTES = 2**26  # touched in one call, which lets other threads run
-# From 3.13 on Python need not keep a descriptor of its own to what is mapped.
+TOUCH_BYTES = 2**26  # touched in one call; other threads run in between
+# From 3.13 on Python need not duplicate the descriptor of a mapping.
 UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 VIEWS_MAX = 8  # segments that a worker keeps mapped: a few models, each in a few blocks
 
 
 class Segment:
-    """A segment of this process, which others may read.
+    """A segment of this process, which other processes may read.
 
     Args:
-        nbytes: Bytes of the data section.
-        check: Called between the steps of taking it; may raise.
+        nbytes: The size of the data section.
+        check: Called between the steps of the allocation; may raise.
 
     Raises:
-        OSError: There is no memory for it, or this system has no such thing.
+        OSError: There is not enough memory, or this system has no segments.
     """
 
     def __init__(self, nbytes: int, check: Check = lambda: None) -> None:
@@ -78,7 +79,7 @@ class Segment:
             _leave_room(fd)
             os.fchmod(fd, 0o600)  # S1
             size = HEADER_BYTES + nbytes
-            for begin in range(0, size, STEP_BYTES):  # all of it now, or an error
+            for begin in range(0, size, STEP_BYTES):  # allocate all of it now, or raise
                 os.posix_fallocate(fd, begin, min(STEP_BYTES, size - begin))
                 check()
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -89,13 +90,13 @@ class Segment:
             os.close(fd)
             raise
         self._noted = False
-        self._fd = fd  # `__del__` closes it from now on: never both, the number may be another's
+        self._fd = fd  # `__del__` closes it from now on: only once, as the number may be reused
         self.token = secrets.token_hex(16)
         self._memory[:24] = MAGIC + bytes.fromhex(self.token)
         self.data: NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8)[HEADER_BYTES:]
 
     def claim(self) -> bool:
-        """Take the segment for a new fill; False if a worker is copying from it."""
+        """Lock the segment to fill it; False if a worker is copying from it."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # S3
         except BlockingIOError:
@@ -105,7 +106,7 @@ class Segment:
         return True
 
     def release(self, model: str, epoch: int, version: int, *, late: bool = False) -> None:
-        """The fill is whole: stamp it, and let workers copy; if it is `late`, the second copy."""
+        """Stamp the filled segment, and let workers copy; if `late`, only the second copy."""
         stamp = stamp_of(model, epoch, version)
         if self._noted:
             self._memory[SECOND_BEGIN:SECOND_END] = stamp  # S12
@@ -114,18 +115,18 @@ class Segment:
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def arrived(self) -> None:
-        """What was late is here: stamp it. Nobody copies what has no stamp, so there is no lock."""
+        """Stamp the segment: its late bytes are here. No lock: unstamped bytes are never read."""
         # S12
         self._memory[24:STAMP_END] = self._memory[SECOND_BEGIN:SECOND_END]
 
     def note(self, note: bytes) -> None:
-        """Say where a second copy lies; empty: nowhere. (For who has claimed the segment.)"""
+        """Set the location of a second copy; empty: none. (The segment must be claimed.)"""
         self._noted = bool(note)  # S12
         self._memory[NOTE_BEGIN : NOTE_BEGIN + NOTE_BYTES] = note.ljust(NOTE_BYTES, b"\0")
 
     @property
     def shared(self) -> Shared:
-        """Where others find it."""
+        """The path and token by which workers find it."""
         path = f"/proc/{os.getpid()}/fd/{self._fd}"
         return Shared(path=path, token=self.token)
 
@@ -136,13 +137,13 @@ class Segment:
 
 
 class Guarded(ABC):
-    """Memory that is read under a lock, and between two looks at the stamp of what lies in it."""
+    """Memory that is read under a lock, with its stamp checked before and after."""
 
     data: NDArray[np.uint8]
 
     @property
     def note(self) -> bytes:
-        """Where a second copy of the data section lies; zeros, or nothing: nowhere."""
+        """The location of a second copy of the data section; zeros, or empty: none."""
         return b""
 
     @contextmanager
@@ -152,8 +153,8 @@ class Guarded(ABC):
         """Hold the memory while copying from it, or from the second copy. (S5)
 
         Raises:
-            StaleError: It holds something else than this version, or is being filled.
-            OverwrittenError: It does so only now, after the copy.
+            StaleError: It holds another version than this one, or is being filled.
+            OverwrittenError: It held this version before the copy, but not after.
         """
         stamp = stamp_of(model, epoch, version)
         found = self._second_stamp if second else self._stamp
@@ -170,15 +171,15 @@ class Guarded(ABC):
 
     @abstractmethod
     def _hold(self) -> bool:
-        """Take the lock of readers without waiting; return whether it is to be had."""
+        """Acquire the readers' lock without waiting; return whether that was possible."""
 
     @abstractmethod
     def _let_go(self) -> None:
-        """Let go of the lock."""
+        """Release the lock."""
 
     @abstractmethod
     def _stamp(self) -> bytes:
-        """Return what the memory says of itself."""
+        """Return the memory's stamp."""
 
     def _second_stamp(self) -> bytes:
         return b""
@@ -188,7 +189,7 @@ class MappedSegment(Guarded):
     """Another process's segment, read-only.
 
     Raises:
-        OSError: There is no such segment on this host, or it is not ours to read.
+        OSError: There is no such segment on this host, or it is not readable.
     """
 
     def __init__(self, shared: Shared, nbytes: int) -> None:
@@ -206,9 +207,9 @@ class MappedSegment(Guarded):
             raise OSError(f"{shared.path} is the memory of somebody else")
         self.token, self._path = shared.token, shared.path
         self.data: NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8)[HEADER_BYTES:]
-        self.touched = False  # or about to be
+        self.touched = False  # or touching has begun
         self._lock = threading.Lock()
-        self._holders = 0  # the kernel's lock is one for all threads that use this descriptor
+        self._holders = 0  # all threads share the descriptor's kernel lock
 
     @property
     def given_up(self) -> bool:
@@ -221,11 +222,11 @@ class MappedSegment(Guarded):
 
     @property
     def note(self) -> bytes:
-        """Where a second copy of the data section lies; zeros: nowhere."""
+        """The location of a second copy of the data section; zeros: none."""
         return self._memory[NOTE_BEGIN : NOTE_BEGIN + NOTE_BYTES]
 
     def touching(self) -> Generator[None]:
-        """Touch every page once, in some steps: half of what the first copy costs."""
+        """Touch every page once, in steps: this is half the cost of the first copy."""
         self.touched = True
         for begin in range(0, self.data.nbytes, TOUCH_BYTES):
             self.data[begin : begin + TOUCH_BYTES : mmap.PAGESIZE].max()
@@ -266,7 +267,7 @@ class MappedSegments:
         self._views: dict[str, MappedSegment] = {}
 
     def open(self, shared: Shared, nbytes: int) -> MappedSegment | None:
-        """Return a segment of this host; None if it is not to be had."""
+        """Return a segment of this host; None if it cannot be opened."""
         known = self._views.get(shared.token)
         if known is not None and known.data.nbytes == nbytes:
             return known
@@ -274,7 +275,7 @@ class MappedSegments:
             view = MappedSegment(shared, nbytes)
         except (OSError, ValueError):
             return None
-        # What is mapped here would stay in memory, though its owner has made room for this one.
+        # A mapping would keep memory allocated that its owner has closed to make room for this one.
         self._views = {token: each for token, each in self._views.items() if not each.given_up}
         while len(self._views) >= VIEWS_MAX:  # S4
             del self._views[next(iter(self._views))]
@@ -283,10 +284,10 @@ class MappedSegments:
 
 
 def _leave_room(fd: int) -> None:
-    """Keep half of the descriptors for connections; the kernel gives out the lowest that is free.
+    """Keep half of the descriptors for connections; a new one has the lowest free number.
 
     Raises:
-        OSError: This one is of the other half.
+        OSError: This descriptor is in the other half.
     """
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and fd >= most // 2:
@@ -298,7 +299,7 @@ def _leave_room(fd: int) -> None:
 
 
 def probe() -> Segment | None:
-    """Return an empty segment, by which workers find out that they are on this host."""
+    """Return an empty segment, by which workers detect that they are on this host."""
     try:
         segment = Segment(0)
     except OSError:
@@ -307,6 +308,6 @@ def probe() -> Segment | None:
 
 
 def stamp_of(model: str, epoch: int, version: int) -> bytes:
-    """Return what stands in a segment that holds this version."""
+    """Return the stamp of a version."""
     name = model.encode()
     return struct.pack("<QQQ", epoch, version, len(name)) + name.ljust(MODEL_BYTES, b"\0")

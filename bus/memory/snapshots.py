@@ -1,21 +1,20 @@
-"""The memory that a publisher snapshots a model into, used again from version to version.
+"""The memory into which a publisher snapshots a model, reused from version to version.
 
-Theory of operation: a block of memory holds one snapshot, and a snapshot is in one pair of hands.
+Theory of operation: a block of memory holds one snapshot, and a snapshot has one owner.
 
-    held <──> lent         by the thread that fills it, which hands it over to the publisher's
-     │          │          machine; by nobody: whoever publishes next may write over it
-     └──────────┴──> over  its block is free once no socket sends from it
+    held <──> lent         held: the thread that fills it, then the publisher's machine
+     │          │          lent: reclaimable, so the next publish may overwrite it
+     └──────────┴──> over  over: its block is free once no socket sends from it
 
-`take` gives a thread a block that is free, or the one that is lent, or another one, without asking
-anybody. Only where as many are in use as there may be does it ask for one to be given up, which the
-machine decides, and waits until it is let go.
+`Pool.take` returns a free block, the reclaimable one, or a new one, without waiting for another
+thread. Only if the maximum number of blocks is in use does it request that one be given up, which
+the machine decides, and wait until it is released.
 
-In a steady state one block is enough: when every worker has the version in it, the next version is
-written over it. A worker that is still receiving the old one gets its time: the next version then
-goes into a block of its own. There are at most three. Messages that wait in sockets refer to a
-snapshot weakly, and sockets copy what is half sent of one that is over: so each of the three can be
-taken back, and soon. Whoever reads a snapshot for long, such as the disk, keeps its block; that one
-does not count.
+In a steady state one block is enough: when every worker has the version in it, the next version
+overwrites it. A worker that is still receiving the old one is given time: the next version then
+goes into another block. There are at most three. Messages queued in sockets refer to a snapshot
+weakly, and sockets copy what is partly sent of a released one: so each of the three can be
+reclaimed soon. A long-running reader, such as the disk, keeps its block, which then does not count.
 """
 
 import logging
@@ -53,31 +52,31 @@ _unshared = RateLimitedWarning(
 )
 
 NEVER = Deadline(math.inf, "")
-PATIENCE = 1.0  # seconds that sockets get to let go of a snapshot, or the machine to give one up
-REUSE_PATIENCE = 0.05  # seconds of it that are spent before another block is made
-CROSSING_SECONDS = 60.0  # that a device gets for bytes that are there; a GiB takes some hundredths
+PATIENCE = 1.0  # seconds for sockets to release a snapshot, or the machine to give one up
+REUSE_PATIENCE = 0.05  # seconds of it that pass before another block is allocated
+CROSSING_SECONDS = 60.0  # limit for a device to transfer bytes; a GiB takes some hundredths
 _HANGS = f"a device has not handed over the bytes of a version within {CROSSING_SECONDS:g} s"
-LOOK = 0.05  # seconds until the machine is asked again where it could give none up
+LOOK = 0.05  # seconds before the machine is asked again, if it could give none up
 
 Phase = Literal["held", "lent", "over"]
 
 
 class MemoryBlock:
-    """Memory of one size.
+    """A block of memory of one size.
 
     Args:
         nbytes: Its size.
-        share: Whether workers on this host may read it; it is private if there is no way.
-        second: Whether a state of one device is copied by way of a second copy there, from which
+        share: Whether workers on this host may read it; it is private if that is not possible.
+        second: Whether a state of one device is copied through a second copy there, from which
             workers on that device may read it.
-        check: Called between the steps of taking it; may raise.
+        check: Called between the steps of the allocation; may raise.
 
     Attributes:
         data: The memory.
-        shared: Where workers on this host find it.
-        retired: Nothing is to be written there any more.
-        asked: Somebody has wanted bytes of which there was only a second copy.
-        late: There is only a second copy of what was written last.
+        shared: The path and token by which workers on this host find it.
+        retired: It must not be written any more.
+        asked: Bytes were requested when only a second copy existed.
+        late: Only a second copy exists of what was written last.
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class MemoryBlock:
         self._writer: Writer | None = None
 
     def ready(self, state: State, layout: Layout) -> None:
-        """Do once what can be done before such a state is written."""
+        """Prepare for states of this layout, so that the first write is fast."""
         self._new_writer(layout).ready(state)
 
     def _new_writer(self, layout: Layout) -> Writer:
@@ -123,29 +122,29 @@ class MemoryBlock:
         return found
 
     def lost(self, state: State) -> Found:
-        """Count the values of a state, as it was just written, that its dtype here cannot hold."""
+        """Count the values of the state just written that its dtype here cannot represent."""
         return {} if self._writer is None else self._writer.lost(state)
 
     def arrive(self) -> None:
-        """Have the bytes here, if there is only a second copy of them."""
+        """Transfer the bytes here, if only a second copy of them exists."""
         if not self.late:
             return
         with self._crossing:
             if self.late and self._writer is not None and self._segment is not None:
-                self.asked = True  # so the next one crosses at once
+                self.asked = True  # so the next version is transferred immediately
                 self._writer.cross(Deadline(time.monotonic() + CROSSING_SECONDS, _HANGS).check)
                 self._segment.arrived()
                 self.late = False
 
     def claim(self) -> bool:
-        """Take it to be overwritten; False if a worker is copying from it this moment."""
+        """Lock the block to overwrite it; False if a worker is copying from it."""
         if self._segment is not None and not self._segment.claim():
             return False
         self.late = False
         return True
 
     def stamp(self, model: str, epoch: int, version: int) -> bool:
-        """Let workers read it by this name; False if one is copying from it by another."""
+        """Let workers read it under this name; False if one is copying from it under another."""
         if self._segment is None:
             return True
         if not self._segment.claim():
@@ -157,7 +156,7 @@ class MemoryBlock:
 def _segment(nbytes: int, check: Check) -> Segment | None:
     try:
         return Segment(nbytes, check)
-    except DeadlineError:  # it is an OSError, too
+    except DeadlineError:  # which is an OSError, too
         raise
     except OSError as error:
         _unshared.warn(error.strerror or error, time.monotonic())
@@ -165,32 +164,32 @@ def _segment(nbytes: int, check: Check) -> Segment | None:
 
 
 class Snapshot:
-    """The bytes of one version, from the moment when somebody may write them.
+    """The bytes of one version, from before they are written until they are released.
 
     Args:
-        block: Where they lie.
-        lock: Held by whoever takes, keeps or releases it; taken sooner than by the condition.
-        let_go: Of that lock: notified whenever they may have been let go, by any thread.
+        block: The memory that contains them.
+        lock: Protects take, keep and release; a plain lock is acquired faster than a condition.
+        let_go: A condition of that lock, notified whenever the bytes may be free; by any thread.
     """
 
     def __init__(
         self, block: MemoryBlock, lock: threading.RLock, let_go: threading.Condition
     ) -> None:
         self.shared = block.shared
-        # The pool knows both: neither holds the other for long.
+        # The pool owns both: neither keeps the other alive for long.
         self._block: MemoryBlock | None = block
         self._lock, self._let_go = lock, let_go
         self._phase: Phase = "held"
-        # While it is lent, what one thread alone can pop: that has it then, and nobody waits.
+        # Has one element while reclaimable: the thread that pops it gets the memory, lock-free.
         self._offered = deque[None]()
         self._keepers = 0
-        # A view of our own: sockets that send from it keep it alive, and only it.
+        # A view of our own: sockets that send from it keep only the view alive.
         self._view: NDArray[np.uint8] | None = block.data.view()
         self._in_hands = weakref.ref(self._view)
         self._watched: weakref.ref[NDArray[np.uint8]] | None = None
-        self._given: dict[int, memoryview] = {}  # what was given out, by where it begins
+        self._given: dict[int, memoryview] = {}  # views for sending, by offset
 
-    # For whoever holds it: a thread that publishes, and from then on the machine's shell.
+    # For the owner: a publishing thread, then the publisher's thread.
 
     def _held(self) -> tuple[MemoryBlock, NDArray[np.uint8]]:
         if self._phase != "held" or self._block is None or self._view is None:
@@ -199,7 +198,7 @@ class Snapshot:
 
     @property
     def data(self) -> NDArray[np.uint8]:
-        """The memory, to be written to."""
+        """The memory, for writing."""
         return self._held()[0].data
 
     def write(
@@ -213,33 +212,33 @@ class Snapshot:
     ) -> "NDArray[np.uint32] | Arriving":
         """Copy a state here; `check` is called between steps.
 
-        If it may be `late`, a second copy on a device is all that is made, if there is one: the
-        bytes come here once somebody asks for some.
+        If `late` is allowed and a second copy on a device exists, only that one is made: the bytes
+        are transferred here once some are requested.
 
         Returns:
-            The CRC-32C of each chunk of so many bytes, 0: none. Of a state on devices, what must
-            arrive before anything else is done with this.
+            The CRC-32C of each chunk of `chunk_bytes`; 0: none. For a state on devices, an object
+            to wait for before anything else is done with this snapshot.
         """
         return self._held()[0].write(state, layout, check, chunk_bytes, late=late)
 
     def lost(self, state: State) -> Found:
-        """Count the values that were finite in a state, and no longer are as it was copied here."""
+        """Count the values of a state that were finite, and are not in the copy here."""
         return self._held()[0].lost(state)
 
     def stamp(self, model: str, epoch: int, version: int) -> bool:
-        """Let workers of this host read it by this name; False if one holds on to another."""
+        """Let workers of this host read it under this name; False if one holds another version."""
         return self._held()[0].stamp(model, epoch, version)
 
     def bytes(self, begin: int, end: int) -> memoryview:
-        """Return some of the bytes, to be looked at here and now."""
+        """Return a range of the bytes, for immediate use."""
         block, view = self._held()
         block.arrive()
         return view.data[begin:end]
 
     def chunk(self, begin: int, end: int) -> Buffer:
-        """Return some of the bytes, to be sent.
+        """Return a range of the bytes, to be sent.
 
-        Whoever may have to wait with them refers to them weakly: they are kept here.
+        A queue must refer to them weakly: they are kept alive here.
         """
         block, whole = self._held()
         if block.late:
@@ -247,18 +246,18 @@ class Snapshot:
         return self._given.setdefault(begin, whole.data[begin:end])
 
     def lend(self) -> None:
-        """Let whoever publishes next take the memory."""
+        """Make the memory reclaimable by the next publish."""
         if self._phase == "held":
             self._phase = "lent"
             self._offered.append(None)
 
     def release(self) -> None:
-        """Nobody needs the bytes any more."""
+        """Release the bytes: they are not needed any more."""
         with self._lock:
             self._phase, self._block, self._view = "over", None, None
             self._offered.clear()
             self._given.clear()
-            if (held := self._in_hands()) is not None:  # by sockets, which let it go at any time
+            if (held := self._in_hands()) is not None:  # by sockets, which may drop it at any time
                 self._watched = weakref.ref(held, partial(_notify, self._let_go))
             del held
             self._let_go.notify_all()
@@ -267,11 +266,11 @@ class Snapshot:
 
     @property
     def there(self) -> bool:
-        """Whether nobody has taken the memory since it was lent."""
+        """True until the memory is released or reclaimed."""
         return self._phase != "over"
 
     def take_back(self) -> bool:
-        """Have what was lent again; False if somebody has taken it. It never waits."""
+        """Own reclaimable memory again; False if it was reclaimed. Never waits."""
         try:
             self._offered.pop()
         except IndexError:
@@ -279,10 +278,10 @@ class Snapshot:
         self._phase = "held"
         return True
 
-    # For whoever needs memory, and for any other thread.
+    # For a thread that needs memory, and for any other thread.
 
     def take(self) -> bool:
-        """Take the memory if it is lent and nobody keeps it."""
+        """Reclaim the memory if it is reclaimable and has no keeper."""
         with self._lock:
             if self._keepers:
                 return False
@@ -294,9 +293,9 @@ class Snapshot:
             return True
 
     def keep(self) -> NDArray[np.uint8] | None:
-        """Return the bytes, which nobody overwrites until `let_go`; None if it is too late.
+        """Return the bytes, which are not overwritten until `let_go`; None if it is too late.
 
-        Any number may keep them. The publisher takes other memory meanwhile.
+        There may be any number of keepers. The publisher uses other memory meanwhile.
         """
         with self._lock:
             if self._block is None:
@@ -306,24 +305,24 @@ class Snapshot:
             return self._block.data
 
     def let_go(self) -> None:
-        """The bytes may be overwritten as far as whoever kept them is concerned."""
+        """Undo one `keep`: the bytes may be overwritten."""
         with self._lock:
             self._keepers -= 1
             self._let_go.notify_all()
 
     @property
     def kept(self) -> bool:
-        """Whether somebody keeps the bytes."""
+        """Whether the bytes have a keeper."""
         return self._keepers > 0
 
     @property
     def draining(self) -> bool:
-        """Whether it is over, but sockets still send from it."""
+        """Whether it was released, but sockets still send from it."""
         return self._phase == "over" and self._in_hands() is not None
 
     @property
     def in_use(self) -> bool:
-        """Whether anybody needs the bytes, sockets included."""
+        """Whether the bytes are needed, by sockets or otherwise."""
         return self._phase != "over" or self._keepers > 0 or self._in_hands() is not None
 
 
@@ -332,24 +331,24 @@ def _notify(let_go: threading.Condition, _view: object) -> None:
         let_go.notify_all()
 
 
-# Asks for one of some snapshots to be given up, for one that replaces the latest or not; waits for
-# the answer for so many seconds, and returns whether one was.
+# Requests that one of some snapshots be given up, for one that replaces the latest or not; waits
+# for at most these seconds, and returns whether one was.
 MakeRoom = Callable[[Collection[Snapshot], bool, float], bool]
 
 
 def nobody(_among: Collection[Snapshot], _replaces_latest: bool, _timeout: float) -> bool:
-    """Give nothing up."""
+    """Give up none."""
     return False
 
 
 class Pool:
-    """The memory of one model. One thread at a time may take some.
+    """The memory of one model. Only one thread at a time may call `take`.
 
     Args:
         model: Its name.
-        patience: Seconds to wait for memory where all of it is in use.
+        patience: Seconds to wait for memory if all of it is in use.
         share: Whether workers on this host may read it.
-        second: Whether states of a device are copied by way of a second copy there.
+        second: Whether states of a device are copied through a second copy there.
 
     Attributes:
         second: The same.
@@ -366,25 +365,26 @@ class Pool:
         self._model, self._patience = model, patience
         self._share, self.second = share, second
         self._asked = False
-        self._blocks: dict[MemoryBlock, Snapshot | None] = {}  # and what was written there last
+        self._blocks: dict[MemoryBlock, Snapshot | None] = {}  # with the snapshot written last
         self._lock = threading.RLock()
         self._let_go = threading.Condition(self._lock)
-        self._surplus = False  # some was needed for what is kept no more
+        self._surplus = False  # blocks may not be needed any more
 
     def __len__(self) -> int:
         return len(self._blocks)
 
     def shrink(self) -> None:
-        """Give back what nobody needs: now, and of the latest version when there is another."""
+        """Free unused blocks: now, and the latest version's block once there is a newer version."""
         for block in self._free():
             del self._blocks[block]
         self._surplus = True
 
     def reserve(self, state: State, layout: Layout) -> Shared | None:
-        """Make a block for such a state now, so that the first version need not wait for it.
+        """Allocate a block for such a state now, so that the first version does not wait for it.
 
         Returns:
-            Where workers on this host find it; None if they do not, or there are blocks already.
+            The path and token for workers on this host; None if memory is not shared, or there are
+            blocks already.
         """
         if self._blocks:
             return None
@@ -402,18 +402,18 @@ class Pool:
         replaces_latest: bool,
         deadline: Deadline = NEVER,
     ) -> Snapshot:
-        """Return memory of this size, which is to be written before it is published.
+        """Return memory of this size, which must be written before it is published.
 
         Args:
-            nbytes: How many bytes.
-            make_room: Asks for some to be given up where all of it is in use.
-            replaces_latest: What will lie there is for every worker and needs no commit, so the
-                latest version may be overwritten if nobody is receiving it.
-            deadline: When memory must be there.
+            nbytes: The size.
+            make_room: Requests that some be given up if all of it is in use.
+            replaces_latest: The new version is for every worker and needs no commit, so it may
+                overwrite the latest version if no worker is receiving that.
+            deadline: When memory must be available.
 
         Raises:
             WeightBusError: All of it stayed in use.
-            DeadlineError: There was no time to take it.
+            DeadlineError: The deadline has passed.
         """
         if self._surplus:
             self.shrink()
@@ -421,7 +421,7 @@ class Pool:
         block = self._reuse(nbytes)
         if block is None and replaces_latest:
             block = self._take_lent(nbytes)
-        # What was kept counts again once it is let go: there may be more than one too many.
+        # A block without a keeper counts again: there may be more than one too many.
         while block is None and self._counted() >= SNAPSHOTS_MAX and not self._free():
             self._wait(make_room, replaces_latest, min(self._patience, deadline.left()))
             block = self._reuse(nbytes)
@@ -431,9 +431,9 @@ class Pool:
         return snapshot
 
     def retire(self) -> None:
-        """Write nothing more to what there is: somebody who has it mapped is to read no more.
+        """Never write to existing blocks again: a process that mapped them must not read more.
 
-        Any thread may call this. What is being written this moment is still read.
+        Any thread may call this. What is being written now is still readable.
         """
         for block in list(self._blocks):
             block.retired = True
@@ -443,7 +443,7 @@ class Pool:
 
     @property
     def late(self) -> bool:
-        """Whether the second copy is all that need be made: nobody has asked for more so far."""
+        """Whether a second copy is enough: nothing else was requested so far."""
         self._asked = self._asked or any(block.asked for block in self._blocks)
         return self.second and not self._asked
 
@@ -454,7 +454,7 @@ class Pool:
         return [b for b, snapshot in self._blocks.items() if not (snapshot and snapshot.in_use)]
 
     def _reuse(self, nbytes: int) -> MemoryBlock | None:
-        """Return a block that nobody needs; let go of those that are of no use any more."""
+        """Return an unused block; free those that do not fit."""
         for block, snapshot in [*self._blocks.items()]:
             if snapshot is not None and snapshot.in_use:
                 continue
@@ -465,7 +465,7 @@ class Pool:
         return None
 
     def _take_lent(self, nbytes: int) -> MemoryBlock | None:
-        """Take the latest version's memory if it is lent, once sockets have let go of it."""
+        """Reclaim the latest version's memory if possible, once sockets have released it."""
         for block, snapshot in self._blocks.items():
             if snapshot is not None and snapshot.take():
                 fits = block.data.nbytes == nbytes and not block.retired
@@ -479,7 +479,7 @@ class Pool:
         return None
 
     def _another(self, nbytes: int, deadline: Deadline) -> MemoryBlock:
-        """Make another block, in place of one that a stopped worker holds on to if need be."""
+        """Allocate a block, if necessary in place of one that a stopped worker holds."""
         if self._counted() >= SNAPSHOTS_MAX:
             del self._blocks[self._free()[0]]
         block = self._block(nbytes, deadline.check)
@@ -488,10 +488,10 @@ class Pool:
         return block
 
     def _wait(self, make_room: MakeRoom, replaces_latest: bool, patience: float) -> None:
-        """Wait until some block is free: for sockets first, then for what is given up.
+        """Wait until a block is free: first for sockets, then for one to be given up.
 
         Raises:
-            WeightBusError: None was in time.
+            WeightBusError: None was free in time.
         """
         end = time.monotonic() + patience
         waiting = any(snapshot and snapshot.draining for snapshot in self._blocks.values())
@@ -499,7 +499,7 @@ class Pool:
             left = max(0.0, end - time.monotonic())
             given = not waiting and make_room(self._used(), replaces_latest, left)
             self._wait_until(self._any_free, min(left, patience / 4 if given or waiting else LOOK))
-            waiting = False  # for sockets no longer: another one may do
+            waiting = False  # stop waiting for sockets: another block may do
             if not (given or left or self._any_free()):
                 raise WeightBusError(
                     f"all {len(self._blocks)} copies of {self._model!r} are in use: slow workers "
@@ -508,7 +508,7 @@ class Pool:
                 )
 
     def _used(self) -> list[Snapshot]:
-        """Return what the machine may give up to some effect."""
+        """Return the snapshots that the machine could give up."""
         return [s for s in self._blocks.values() if s is not None and s.there and not s.kept]
 
     def _any_free(self) -> bool:
@@ -524,37 +524,37 @@ class _Room:
 
     def __init__(self, nbytes: int) -> None:
         self.memory = memory_of(nbytes)
-        self.spare = False  # nobody needed it when memory was taken last
+        self.spare = False  # it was not needed at the last allocation
         self._given: weakref.ref[NDArray[np.uint8]] | None = None
 
     @property
     def free(self) -> bool:
-        """Whether nobody refers to what was given of it."""
+        """Whether the memory is no longer referenced."""
         return self._given is None or self._given() is None
 
     def give(self) -> NDArray[np.uint8]:
-        """Return the memory, as a view of its own; the room is free again once that has ended."""
+        """Return a view of the memory; the room is free again once the view is collected."""
         view = self.memory.view()
         self._given, self.spare = weakref.ref(view), False
         return view
 
 
 class SealedMemory:
-    """The memory for sealed bytes of one publisher, by model: used again once nobody sends it.
+    """The memory for sealed bytes of one publisher, by model: reused once it is sent.
 
-    There is as much for a model as there may be snapshots of it. What nobody needs is given back,
-    at the second time that memory is taken without a use for it.
+    Each model has as many rooms as it may have snapshots. An unused one is freed at the second
+    allocation that does not need it.
     """
 
     def __init__(self) -> None:
         self._rooms: dict[str, list[_Room]] = {}
 
     def take(self, model: str, nbytes: int) -> NDArray[np.uint8]:
-        """Return memory of this size, which is free again once nobody refers to it.
+        """Return memory of this size, which is free again once it is not referenced.
 
         Raises:
-            MemoryError: There is none.
-            InUseError: As many rooms are in use as there may be.
+            MemoryError: There is not enough memory.
+            InUseError: The maximum number of rooms is in use.
         """
         before = self._rooms.get(model, [])
         used = [room for room in before if not room.free]

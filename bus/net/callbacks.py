@@ -1,7 +1,7 @@
-"""Who is told what becomes of workers: callbacks, each in a thread of its own.
+"""Reports events of workers to callbacks, each in a thread of its own.
 
-The bus's thread only ever appends to a bounded queue. So a callback that is slow, hangs or raises
-costs nobody else anything; one that is too slow misses the oldest events, and is told how many.
+The bus's thread only appends to a bounded queue. So a callback that is slow, hangs or raises
+affects nothing else; one that is too slow misses the oldest events, and receives their count.
 """
 
 import logging
@@ -16,7 +16,7 @@ from ..publisher.status import WorkerStatus
 
 log = logging.getLogger("weightbus.publisher")
 
-CLOSE_SECONDS = 1.0  # what a callback gets to take what is left when the publisher closes
+CLOSE_SECONDS = 1.0  # for a callback to process remaining events when the publisher closes
 
 EventKind = Literal["joined", "lost", "back", "stuck", "left", "refused", "failed"]
 EVENT_KINDS = get_args(EventKind)
@@ -52,7 +52,7 @@ Callback = Callable[[WorkerEvent], object]
 
 
 class EventCallback:
-    """One callback, and what it has not been told yet."""
+    """One callback, with its queue of events."""
 
     def __init__(self, callback: Callback) -> None:
         self._callback = callback
@@ -64,7 +64,7 @@ class EventCallback:
         self._thread.start()
 
     def tell(self, event: WorkerEvent) -> None:
-        """Hand an event over; never waits. Once it is to end it hears of nothing new."""
+        """Queue an event; never blocks. Without effect after `end`."""
         with self._changed:
             if self._ended:
                 return
@@ -75,13 +75,13 @@ class EventCallback:
             self._changed.notify()
 
     def end(self) -> None:
-        """Tell it what it has not heard yet, and nothing more."""
+        """Accept no further events; queued ones are still delivered."""
         with self._changed:
             self._ended = True
             self._changed.notify()
 
     def join(self, timeout: float) -> None:
-        """Wait until it has been told everything."""
+        """Wait until all events are delivered."""
         if self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
@@ -98,5 +98,5 @@ class EventCallback:
         while (event := self._next()) is not None:
             try:
                 self._callback(event)
-            except BaseException:  # even one that would end this thread: the next event is due
+            except BaseException:  # even one that would end this thread: more events may follow
                 log.exception("a callback of on_worker raised at: %s", event.text)

@@ -1,9 +1,8 @@
-"""The sockets of a worker. No other module imports zmq but those of `trust/`, for keys.
+"""The sockets of a worker. Only this module and `trust/` (for keys) import zmq.
 
-The data connection is not libzmq's but our own (`sub.py`): it speaks the same protocol, and is
-faster.
+The data connection is not libzmq's but our own (`sub.py`): the same protocol, but faster.
 
-They belong to one thread, but for `wake`. Nothing blocks but `poll`, for the time given.
+The sockets belong to one thread, except `wake`. Only `poll` blocks, for the time given.
 """
 
 import contextlib
@@ -35,17 +34,17 @@ from .zmtp import FRAME_HEAD_MAX, FRAMES_MAX, WORD, Place
 
 log = logging.getLogger("weightbus.worker")
 
-LINGER_MS = 200  # what is on its way when a side closes (a goodbye, an acknowledgement) gets this
-# TCP finds out which peers are gone, so that their queues are freed. Not ZeroMQ's own pings: libzmq
-# (4.3.5) aborts the process if one is due on a connection that breaks while it is not read on.
-KEEPALIVE_SECONDS, KEEPALIVE_PROBES = 10, 2  # of silence, then after each question without answer
+LINGER_MS = 200  # for messages in transit at close, such as a goodbye or a report
+# TCP keepalive detects dead peers, so that their queues are freed. ZeroMQ's own pings are not used:
+# libzmq (4.3.5) aborts the process if one is due on a connection that breaks while it is not read.
+KEEPALIVE_SECONDS, KEEPALIVE_PROBES = 10, 2  # of silence, then after each unanswered probe
 UNSENT_MS = 30_000  # longer than a chunk of 1 MiB takes at 40 kB/s
 RECONNECT_MS, RECONNECT_MAX_MS = 50, 1_000
-CONNECT_MS = 3_000  # for one attempt, in which the kernel knocks twice: now and after 1 s
-HANG_UP_SECONDS = 1.0  # before a publisher that was hung up on is dialled again
-DEALER_QUEUE = 32  # messages a worker holds before TCP pushes back; bytes count, so it is small
+CONNECT_MS = 3_000  # for one attempt, in which the kernel sends two SYNs: now and after 1 s
+HANG_UP_SECONDS = 1.0  # before reconnecting to a publisher after a limit was exceeded
+DEALER_QUEUE = 32  # messages a worker holds before TCP pushes back; small, since bytes matter
 
-# Plain numbers: arithmetic with the enumerations of pyzmq takes longer than what it is for.
+# Plain integers: arithmetic with the enumerations of pyzmq is slow.
 READABLE, WRITABLE = int(zmq.POLLIN), int(zmq.POLLOUT)
 AT_ONCE = int(zmq.NOBLOCK)
 
@@ -61,17 +60,17 @@ class Activity(NamedTuple):
 
 
 class WorkerSockets:
-    """A connected DEALER (control) and a `Subscription`, once the publisher says where.
+    """A connected DEALER (control) and a `Subscription`, once the data endpoint is known.
 
     Args:
         address: The publisher's ROUTER.
-        place: Where payloads of published messages go, see `zmtp.Stream`.
-        keys: Its own, and the publisher's public one; None: there are none.
-        awaits: Returns how many bytes may be on their way here, since they were asked for.
+        place: Returns where to receive the payload of a published message, see `zmtp.Stream`.
+        keys: The worker's keys, and the publisher's public key; None: there are none.
+        awaits: Returns how many requested bytes may be in transit to this worker.
         any_data_host: Whether published data may come from another host, see `endpoints.resolve`.
 
     Raises:
-        AddressError: The address makes no sense.
+        AddressError: The address is invalid.
         OSError: Too few descriptors are left.
     """
 
@@ -85,19 +84,19 @@ class WorkerSockets:
         any_data_host: bool = False,
     ) -> None:
         self.address, self._any_data_host = endpoints.check(address), any_data_host
-        self._asked = False  # whether `_ready` is how things are at the control socket
+        self._asked = False  # whether `_ready` is the current state of the control socket
         self._ready = 0
         check_left()
         with contextlib.ExitStack() as undo:
             with descriptors_of_libzmq(3) as self._libzmqs:
                 self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-                # Or whoever collects it would wait in it for ever for its socket to be closed.
+                # Otherwise collecting it would block until its socket is closed.
                 undo.callback(self._context.destroy, 0)
                 self._control = self._dealer()
                 self._changes = self._control.get_monitor_socket(curve.CHANGES)
             self._selector = undo.enter_context(new_selector())
             self._waker = undo.enter_context(contextlib.closing(Waker()))
-            self.wake = self._waker.wake  # makes a `poll` in another thread return
+            self.wake = self._waker.wake  # interrupts a `poll` in another thread
             self._selector.register(self._waker, selectors.EVENT_READ)
             descriptor = int(self._control.get(zmq.FD))
             self._selector.register(descriptor, selectors.EVENT_READ, self._control)
@@ -105,14 +104,14 @@ class WorkerSockets:
         self._told = curve.Changes(self._changes, keyed=keys is not None)
         self._incoming, self._awaits = Incoming(), awaits
         self._frame_head = FRAME_HEAD_MAX + (COMMAND_BYTES if keys is not None else 0)
-        self._dial_at = math.inf  # after the publisher was hung up on
+        self._dial_at = math.inf  # when to reconnect after an exceeded limit
         self._too_much = RateLimitedWarning(log, "hung up on the publisher: %s")
         self.data = Subscription(place, self.wake)
         self._watched: tuple[socket.socket, bool] | None = None
         try:
             if keys is not None:
                 curve.pin(self._control, keys.public, keys.secret, keys.publisher)
-            self._dialled = ""  # what the control socket connects to
+            self._dialled = ""  # the endpoint of the control socket
             self._lookup = Lookup(address, self._waker.wake) if is_name(address) else None
             if self._lookup is None:
                 self._dial(address)
@@ -133,14 +132,14 @@ class WorkerSockets:
         s.setsockopt(zmq.TCP_MAXRT, UNSENT_MS)
         s.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         s.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
-        s.setsockopt(zmq.IMMEDIATE, 1)  # nothing waits for a connection: it would pile up
+        s.setsockopt(zmq.IMMEDIATE, 1)  # nothing is queued without a connection: it would pile up
         s.setsockopt(zmq.RCVHWM, DEALER_QUEUE)
         s.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
         s.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
         return s
 
     def poll(self, seconds: float, *, writable: bool = False) -> Activity:
-        """Wait for something to arrive or for `wake`; with `writable`, also for a peer."""
+        """Wait for a message or `wake`; with `writable`, also for a connected peer."""
         now = time.monotonic()
         if now >= self._incoming.look_at:
             self._look(now)
@@ -168,17 +167,17 @@ class WorkerSockets:
         )
 
     def _ask(self) -> int:
-        """Return what can be done at the control socket.
+        """Return the events of the control socket.
 
-        Its descriptor tells only that something has changed, and may not tell it again once the
-        socket was used: so look after each use, before going to sleep.
+        Its descriptor signals only changes, and may not signal again once the socket was used: so
+        check the events after each use, before the next wait.
         """
         if not self._asked:
             self._asked, self._ready = True, int(self._control.get(zmq.EVENTS))
         return self._ready
 
     def _look(self, now: float) -> None:
-        """Hang up on a publisher that sends more than it was asked for."""
+        """Close the control connection if the publisher sends more than was requested."""
         unseen, most = self._incoming.look(now), self._awaits() + UNASKED_BYTES_MAX
         if unseen <= most:
             return
@@ -191,17 +190,17 @@ class WorkerSockets:
         self._dial_at = now + HANG_UP_SECONDS
 
     def _hang_up(self) -> None:
-        with contextlib.suppress(zmq.ZMQError):  # there is none
+        with contextlib.suppress(zmq.ZMQError):  # there is no connection
             self._control.disconnect(self._dialled)
         self._incoming.follow(-1, "")
 
     def _look_up(self, lookup: Lookup, now: float) -> None:
-        """Follow the host where it goes, as long as nothing is connected."""
+        """Connect to a new address of the host, as long as nothing is connected."""
         if not self._ask() & WRITABLE and lookup.process_events(now):
             self._dial(lookup.found)
 
     def _dial(self, endpoint: str) -> None:
-        """Connect the control socket, in place of any connection before."""
+        """Connect the control socket, in place of any earlier connection."""
         self._asked, self._dial_at = False, math.inf
         if self._dialled:
             self._hang_up()
@@ -210,11 +209,11 @@ class WorkerSockets:
         self._dialled = endpoint
 
     def unknown(self, now: float) -> str:
-        """Say that there is no address of the publisher's host, if that has lasted; else empty."""
+        """Return an error text if the publisher's host has long had no address; else empty."""
         return self._lookup.fault(now) if self._lookup is not None else ""
 
     def _watch(self, wanted: tuple[socket.socket, bool] | None) -> None:
-        """Have the poller look at the data connection, if there is one."""
+        """Register the data connection, if any, with the selector."""
         if self._watched is not None and (wanted is None or wanted[0] is not self._watched[0]):
             self._selector.unregister(self._watched[0])
             self._watched = None
@@ -235,13 +234,13 @@ class WorkerSockets:
         while more:
             frame = self._control.recv(AT_ONCE, copy=False)
             more = frame.more
-            if len(frames) <= FRAMES_MAX:  # the rest can only make it malformed
+            if len(frames) <= FRAMES_MAX:  # more frames can only make it malformed
                 frames.append(frame)
         self._incoming.taken += sum(map(len, frames)) + self._frame_head * len(frames)
         return [frame.buffer for frame in frames]
 
     def send(self, header: bytes, token: str = "") -> None:
-        """Send to the publisher, or upstream if that can be; lost while nobody is there."""
+        """Send to the publisher, with a token upstream if possible; lost without a connection."""
         if token and self.data.say(WORD + token.encode() + header):
             return
         self._asked = False
@@ -249,7 +248,7 @@ class WorkerSockets:
             self._control.send(header, AT_ONCE)
 
     def changed(self, patience: float) -> tuple[bool, str]:
-        """Return whether anything became of the control connection, and why it was refused."""
+        """Return whether the control connection has changed, and why it was refused."""
         before = self._told.descriptor, self._told.connections
         changed = self._told.read(time.monotonic(), patience)
         if (self._told.descriptor, self._told.connections) != before:
@@ -257,31 +256,31 @@ class WorkerSockets:
         return changed
 
     def connect_data(self, endpoint: str, ticket: str = "") -> None:
-        """Take published messages from this endpoint, in place of any before.
+        """Receive published messages from this endpoint, in place of any earlier one.
 
         Raises:
-            AddressError: It cannot be connected to, or is not on the publisher's host.
+            AddressError: It is invalid, or not on the publisher's host.
         """
         anywhere = self._any_data_host
         found = endpoints.resolve(endpoint, self.address, self._dialled, any_host=anywhere)
         self.data.connect(found, ticket)
 
     def redial(self) -> None:
-        """Make both connections anew; what waits to be sent on the old ones is lost."""
+        """Reconnect both sockets; messages queued on the old connections are lost."""
         if self._dialled:
             self._dial(self._dialled)
         self.data.redial()
 
     def close_in_child(self) -> None:
-        """Close what a forked child has inherited, see `inheritance`."""
+        """Close the descriptors that a forked child has inherited, see `inheritance`."""
         self.data.close()
         self._selector.close()
         self._waker.close()
         close_libzmqs(self._libzmqs)
 
     def close(self) -> None:
-        """Close everything; what is on its way gets a moment."""
-        self._control.disable_monitor()  # nobody reads it any more, for which ZeroMQ would wait
+        """Close everything; messages in transit get a moment."""
+        self._control.disable_monitor()  # it has no reader any more, and ZeroMQ would wait for one
         self.data.close()
         keep_in_children(self)
         self._selector.close()

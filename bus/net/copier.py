@@ -1,8 +1,8 @@
-"""A worker's second thread, for what takes long: the first must answer pings meanwhile.
+"""A worker's second thread, for slow work: the first one must answer pings meanwhile.
 
-It copies versions from shared memory and decodes patches, one after another, and touches memory
-ahead of its first use when there is nothing else to do. It starts with the first thing to do. What
-takes long is a generator, which does a little at each step: so it can be stopped.
+It copies versions from shared memory and decodes patches, one after another, and when idle touches
+memory ahead of its first use. It starts with the first job. Jobs are generators that do a little at
+each step, so they can be stopped.
 """
 
 import logging
@@ -28,23 +28,23 @@ log = logging.getLogger("weightbus.worker")
 
 T = TypeVar("T")
 
-AT_ONCE_BYTES = 2**20  # copied sooner than the other thread would be awake
-CLOSE_SECONDS = 5.0  # for the step that it is at, which takes some milliseconds
+AT_ONCE_BYTES = 2**20  # copied faster than the other thread wakes up
+CLOSE_SECONDS = 5.0  # for the current step, which takes some milliseconds
 
 
 class Copier:
-    """What is to be copied, and touched.
+    """The queues of jobs, and the thread that runs them.
 
     Args:
-        done: Told how each has ended; called in the thread of its own.
+        done: Called in that thread with each result.
     """
 
     def __init__(self, done: Callable[[Copied | Decoded], None]) -> None:
         self._done = done
         self._changed = threading.Condition()
-        # Each has a buffer, so there are few.
+        # Each job has a buffer, so there are few.
         self._copies: deque[Copying | Patching] = deque()
-        # What a publisher may ask for again and again: the oldest are forgotten, at no loss.
+        # A publisher may request these repeatedly: the oldest are dropped, without harm.
         self._ahead: deque[Generator[None]] = deque(maxlen=MODELS_MAX)
         self._closed = False
         self._untouched = RateLimitedWarning(log, "memory was not touched ahead of its use: %s")
@@ -54,20 +54,20 @@ class Copier:
         """Copy a version, or decode a patch, soon.
 
         Raises:
-            RuntimeError: The process may have no further thread; nothing will be done.
+            RuntimeError: The process cannot start another thread; nothing is done.
         """
         self._start()
         self._copies.append(copy)
         self._wake()
 
     def ahead(self, steps: Generator[None]) -> None:
-        """Do this when there is time, step by step."""
+        """Run these steps when idle."""
         self._start()
         self._ahead.append(steps)
         self._wake()
 
     def close(self) -> None:
-        """End the thread, in the middle of what it does."""
+        """End the thread; the current job is interrupted."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -104,12 +104,12 @@ class Copier:
                 if self._closed or self._copies:
                     self._ahead.appendleft(steps)
                     return
-        except Exception as error:  # nobody waits for it: what is not touched ahead is later
+        except Exception as error:  # pages are then touched on first use
             self._untouched.warn(f"{type(error).__name__}: {error}", time.monotonic())
 
 
 def decoded(job: Patching, stopped: Callable[[], bool] = lambda: False) -> Decoded:
-    """Decode a patch, unless told to stop in the middle; return how that has ended."""
+    """Decode a patch until `stopped` returns true; return the result."""
     begun = time.perf_counter()
     try:
         fault = _result(patching(job), stopped)
@@ -121,7 +121,7 @@ def decoded(job: Patching, stopped: Callable[[], bool] = lambda: False) -> Decod
 
 
 def copied(copy: Copying, stopped: Callable[[], bool] = lambda: False) -> Copied:
-    """Copy a version, unless told to stop in the middle; return how that has ended."""
+    """Copy a version until `stopped` returns true; return the result."""
     try:
         return Copied(copy, _result(copying(copy), stopped))
     except Exception:  # it can still be fetched
@@ -130,7 +130,7 @@ def copied(copy: Copying, stopped: Callable[[], bool] = lambda: False) -> Copied
 
 
 def _result(steps: Generator[None, None, T], stopped: Callable[[], bool]) -> T | None:
-    """Take steps, and return what comes of them; None: stopped in the middle."""
+    """Run a generator and return its result; None if it was stopped."""
     with closing(steps):
         try:
             while not stopped():
@@ -141,7 +141,7 @@ def _result(steps: Generator[None, None, T], stopped: Callable[[], bool]) -> T |
 
 
 def patching(job: Patching) -> Generator[None, None, str]:
-    """Decode a patch, step by step; return why it is of no use, nothing if it is. (D5)"""
+    """Decode a patch, step by step; return why it cannot be used, empty if it can. (D5)"""
     unwanted = "nobody wants it any more"
     if not job.live:
         return unwanted
@@ -161,8 +161,7 @@ def patching(job: Patching) -> Generator[None, None, str]:
 def copying(copy: Copying) -> Generator[None, None, NDArray[np.uint32] | None]:
     """Copy a version from shared memory, chunk by chunk; return the checksum of each. (S5)
 
-    None: it is of no use, since the memory is locked or holds another version, before or only after
-    the copy, or since nobody wants it any more.
+    None if the memory is locked or holds another version, before or after the copy, or on cancel.
     """
     crcs = np.zeros(copy.plan.count, np.uint32)
     try:

@@ -1,7 +1,7 @@
-"""Descriptors, of which a process has so many: enough are kept, and who goes without is told.
+"""Keeps file descriptors in reserve, and reports connections rejected for lack of them.
 
-libzmq ends the process where it finds none for a socket that is being made, and its thread spins
-where it finds none for a connection.
+libzmq aborts the process if there is none for a new socket, and its thread spins if there is none
+for a connection.
 """
 
 import contextlib
@@ -14,26 +14,26 @@ from pathlib import Path
 
 from ..limits import CROWDED_SECONDS, DESCRIPTORS_RESERVED
 
-DESCRIPTORS_TAKEN = 24  # at most 23 as a side is made: with keys, a state folder and both pages
+DESCRIPTORS_TAKEN = 24  # at most 23 are opened for a side: with keys, a state folder and both pages
 RAISE = "raise the limit (`ulimit -n`) where it is started"
 
 
 def limit_of() -> float:
-    """Return how many descriptors this process may have."""
+    """Return this process's limit of descriptors."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return math.inf if limit == resource.RLIM_INFINITY else limit
 
 
 def spent(descriptor: int) -> bool:
-    """Return whether hardly any descriptors are left: a new one has the lowest free number."""
+    """True if few descriptors are left: a new one has the lowest free number."""
     return descriptor >= limit_of() - DESCRIPTORS_RESERVED
 
 
 def check_left() -> None:
-    """Take as many descriptors as sockets are made of, and give them back.
+    """Check that enough descriptors for all sockets are free, by opening and closing them.
 
     Raises:
-        OSError: There are fewer; it says how many there may be.
+        OSError: Fewer are free; the error contains the limit.
     """
     taken = list[int]()
     try:
@@ -57,7 +57,7 @@ def check_left() -> None:
 
 
 def used_by(pid: int) -> tuple[int, int] | None:
-    """Return how many descriptors a process has in use, and may have; None: that is not told."""
+    """Return a process's number of open descriptors and its limit; None if unknown."""
     with contextlib.suppress(OSError):
         limits = Path(f"/proc/{pid}/limits").read_text()
         if found := re.search(r"^Max open files\s+(\d+)", limits, re.MULTILINE):
@@ -66,20 +66,20 @@ def used_by(pid: int) -> tuple[int, int] | None:
 
 
 class Crowd:
-    """The connections that were turned away lately, since hardly any descriptors are left."""
+    """Counts recent connections that were rejected because few descriptors are left."""
 
     def __init__(self) -> None:
         self._count, self._host, self._last_at = 0, "", float("-inf")
         self._used = 0
 
     def note(self, descriptor: int, host: str, now: float) -> None:
-        """One from a host was turned away, which had this number."""
+        """Count a rejected connection from a host, whose descriptor had this number."""
         if now - self._last_at >= CROWDED_SECONDS:
             self._count = 0
         self._count, self._host, self._used, self._last_at = self._count + 1, host, descriptor, now
 
     def text(self, now: float) -> str:
-        """Say it, for as long as it is news; empty if there is none."""
+        """Return a report of recent rejections; empty if there are none."""
         if now - self._last_at >= CROWDED_SECONDS:
             return ""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,7 +1,7 @@
-"""Addresses: where the data socket goes beside the control socket, and what workers are told.
+"""Endpoints: where the data socket is bound beside the control socket, and how it is announced.
 
-A user types one address, the control socket's. The data socket's follows from it, and a worker
-completes what it is told with the host that it used itself, so that one publisher can be reached
+A user gives one address, the control socket's. The data socket's follows from it, and a worker
+completes the announced endpoint with the host that it used itself, so one publisher can be reached
 under several names (loopback, a container's name, an address behind a port mapping).
 """
 
@@ -14,8 +14,8 @@ from ..errors import AddressError
 from ..limits import TEXT_MAX
 
 _TCP = re.compile(r"tcp://(?P<host>\[[^\]]*\]|[^:/\s]+):(?P<port>\d{1,5}|\*)\Z")
-PATH_MAX = 107  # bytes of a path that fit an address of the kernel
-DATA = ".data"  # what the data socket has behind the path of the control socket
+PATH_MAX = 107  # bytes of a path that fit a kernel address
+DATA = ".data"  # the data socket's suffix to the path of the control socket
 
 _IPC = re.compile(r"ipc://(?P<path>\S+)\Z")
 
@@ -48,7 +48,7 @@ def check(endpoint: str) -> str:
 
 
 def beside(control: str) -> str:
-    """Return where the data socket is bound if nobody says: the next port, or a path beside."""
+    """Return the data socket's default endpoint: the next port, or a path with a suffix."""
     match = _TCP.match(control)
     if match is None:
         return control + DATA
@@ -57,7 +57,7 @@ def beside(control: str) -> str:
 
 
 def advertised(control: str, data: str) -> str:
-    """Return the data address as workers are told it: `*` where it is on the control's host."""
+    """Return the data endpoint to announce: its host is `*` if it is the control's host."""
     one, other = _TCP.match(control), _TCP.match(data)
     if one and other and one["host"] == other["host"]:
         return f"tcp://*:{other['port']}"
@@ -65,17 +65,17 @@ def advertised(control: str, data: str) -> str:
 
 
 def resolve(data: str, control: str, dialled: str = "", *, any_host: bool = False) -> str:
-    """Return the data address as this worker can use it, given the control address it used.
+    """Return the announced data endpoint as this worker can use it.
 
     Args:
-        data: The address in the welcome.
+        data: The endpoint in the welcome.
         control: The publisher's address, as the user gave it.
-        dialled: The same with the number of its host, where it was given by name.
+        dialled: The same with its host's numeric address, if it was given by name.
         any_host: Whether the data may be on another host, or at any path. Otherwise a publisher
-            could have this worker connect to whatever the worker can reach.
+            could have this worker connect to any address that the worker can reach.
 
     Raises:
-        AddressError: The publisher told something that cannot be connected to, or must not be.
+        AddressError: The announced endpoint is invalid, or not allowed.
     """
     match = _TCP.match(check(data))
     if match is None or match["host"] not in ("*", "0.0.0.0", "[::]"):  # noqa: S104 - a comparison
@@ -96,7 +96,7 @@ def resolve(data: str, control: str, dialled: str = "", *, any_host: bool = Fals
 
 
 def _is_beside(data: str, control: str) -> bool:
-    """Return whether data is on the host of a control address, or at its path and a suffix."""
+    """True if data is on the host of a control address, or at its path with a suffix."""
     path, beside_path = ipc_path(control), ipc_path(data)
     if path is not None or beside_path is not None:
         if path is None or beside_path is None:
@@ -120,24 +120,24 @@ def host_and_port(endpoint: str) -> tuple[str, int]:
 
 
 def is_local(endpoint: str) -> bool:
-    """Return whether only this host can reach what is bound at an endpoint.
+    """True if an endpoint can be reached only from this host.
 
     Raises:
-        AddressError: It is none.
+        AddressError: It is invalid.
     """
     match = _TCP.match(check(endpoint))
-    # libzmq takes names of interfaces.
+    # libzmq accepts names of interfaces.
     return match is None or match["host"] == "lo" or is_loopback(match["host"].strip("[]"))
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether nobody but this host can reach a host."""
+    """True if a host can be reached only from this host."""
     address = ip_address(host)
     return host == "localhost" or (address is not None and address.is_loopback)
 
 
 def ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the address that a host is given as, without brackets; None: it is a name."""
+    """Return the IP address of a host, given without brackets; None: it is a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:
@@ -145,7 +145,7 @@ def ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
 
 
 def same_place(one: str, other: str) -> bool:
-    """Return whether two endpoints are one path, or of one port; any port is none."""
+    """True if two endpoints are the same path or port; a wildcard port equals none."""
     if ipc_path(one) is not None or ipc_path(other) is not None:
         return one == other
     if one.endswith(":*") or other.endswith(":*"):
@@ -160,24 +160,24 @@ def ipc_path(endpoint: str) -> str | None:
 
 
 def ipc_name(path: str) -> str:
-    """Return what the kernel calls the path of an IPC endpoint.
+    """Return the kernel's name for the path of an IPC endpoint.
 
-    One that begins with @ is a name outside of the file system, as ZeroMQ has it.
+    A path that begins with @ is a name outside of the file system, as in ZeroMQ.
     """
     return "\0" + path[1:] if path.startswith("@") else path
 
 
 def dial(endpoint: str, timeout: float) -> socket.socket:
-    """Return a connection to an endpoint, made within so many seconds: its timeout from then on.
+    """Return a connection to an endpoint; `timeout` limits the connect, and later operations.
 
     Raises:
         OSError: It cannot be connected to.
-        AddressError: It names no port.
+        AddressError: It contains no port.
     """
     path = ipc_path(endpoint)
     if path is None:
         found = socket.create_connection(host_and_port(endpoint), timeout)
-        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what is said must not wait
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # messages must not wait
         return found
     found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

@@ -1,14 +1,13 @@
-"""What comes on a worker's control connection, as the kernel counts it, and is in no message yet.
+"""Counts the bytes received on a worker's control connection that are in no message yet.
 
-libzmq bounds a frame, but not the frames of a message: it collects them for as long as more come.
-So the bytes that have come are held against those of the messages that were taken, and a publisher
-that sends more than it was asked for is hung up on.
+libzmq limits the size of a frame, but not the number of frames of a message: it collects them for
+as long as more arrive. So the bytes received are compared with those of messages taken, and a
+connection whose publisher sends more than was requested is closed.
 
-Linux alone counts them, and for TCP alone. Over ipc, and on other systems, frames alone are
-bounded.
+Only Linux counts them, and only for TCP. Over ipc, and on other systems, only frames are limited.
 
-libzmq names the descriptor of its connection, which may be another connection's by now. So each
-look is at a duplicate, and first at whose that is.
+libzmq reveals the descriptor of its connection, which may have been reused for another. So each
+check uses a duplicate of it, and verifies its peer first.
 """
 
 import os
@@ -18,37 +17,37 @@ import sys
 from . import endpoints
 
 RECEIVED = slice(128, 136)  # of Linux's `struct tcp_info`: tcpi_bytes_received (since 4.1)
-SMALL_BYTES = 2**13  # libzmq reads so much at once
-LOOK_SECONDS = 0.1  # between two looks: in each a flood brings some 40 MB over loopback
-FORGIVEN_PER_SECOND = 64  # bytes that never are in a message: pings of ZeroMQ's own
-ALERT_SECONDS = 0.02  # the same while more than a little is in no message
+SMALL_BYTES = 2**13  # read at once by libzmq
+LOOK_SECONDS = 0.1  # between two checks: a flood brings some 40 MB over loopback in each
+FORGIVEN_PER_SECOND = 64  # bytes that are never in a message: ZeroMQ's own pings
+ALERT_SECONDS = 0.02  # the same while many bytes are in no message
 
 
 class Incoming:
-    """The bytes of one connection at a time.
+    """The byte counts of one connection at a time.
 
-    What came before the first look is not counted: messages of it may have been taken before the
+    Bytes before the first check are not counted: messages from them may have been taken before the
     connection was known.
 
     Attributes:
-        taken: Bytes of the messages since that were taken, with the heads of their frames.
-        look_at: When the next look is due.
+        taken: Bytes of messages taken since then, with the heads of their frames.
+        look_at: When the next check is due.
     """
 
     def __init__(self) -> None:
         self._descriptor = -1
-        self._peer, self._own = "", 0  # the other side's endpoint, and this side's port
-        self._came: int | None = None  # by the first look
+        self._peer, self._own = "", 0  # the peer's endpoint, and the local port
+        self._came: int | None = None  # at the first check
         self.taken = 0.0
         self._looked_at = self.look_at = 0.0
 
     def follow(self, descriptor: int, peer: str) -> None:
-        """Look at another connection, to this endpoint; -1: at none."""
+        """Count another connection, to this endpoint; -1: none."""
         self._descriptor, self._peer, self._own = descriptor, peer, 0
         self._came, self.look_at = None, 0.0
 
     def look(self, now: float) -> int:
-        """Return how many bytes are in no message; 0 where nothing is known."""
+        """Return the number of bytes in no message; 0 if unknown."""
         came, unseen, began = self._count(), 0, self._came is None
         if came is None or self._came is None:
             self._came, self.taken = came, 0.0
@@ -62,7 +61,7 @@ class Incoming:
         return unseen
 
     def _count(self) -> int | None:
-        """Return how many bytes have come; None if that is not known."""
+        """Return the number of bytes received; None if unknown."""
         tcp = hasattr(socket, "TCP_INFO") and endpoints.ipc_path(self._peer) is None
         if self._descriptor < 0 or not tcp:
             return None

@@ -1,14 +1,14 @@
-"""What a forked child inherits of our sockets and locks: it closes them, and its parent goes on.
+"""Closes our sockets and locks in forked children; their parent continues to use them.
 
 A connection ends, and an address or a lock becomes free, when the last process has closed it. So a
 child that lives on (a DataLoader's worker) would keep them from a trainer that is killed and
-started again.
+restarted.
 
-libzmq names none of its descriptors. But a context opens the same ones whenever its first socket is
-made: for each of its two threads an epoll and an eventfd that wakes it, and another eventfd; and
-one for each socket (for one that is watched two more: who tells, and who is told). All that it
-opens later is waited for in these epolls, and the kernel tells what is in one. Where it does not,
-or another thread opened something meanwhile, the child keeps what is libzmq's.
+libzmq does not reveal its descriptors. But a context opens the same ones whenever its first socket
+is made: for each of its two threads an epoll and an eventfd that wakes it, another eventfd, and one
+for each socket (two more for a monitored one: sender and receiver of its events). All later ones
+are registered in these epolls, and the kernel lists what is in one. If it does not, or another
+thread opened a descriptor meanwhile, libzmq's descriptors stay open in the child.
 """
 
 import contextlib
@@ -25,20 +25,20 @@ _WAITED_FOR = re.compile(r"^tfd:\s*(\d+) .* ino:([0-9a-f]+) ", re.MULTILINE)
 
 
 class ForkHandle(Protocol):
-    """What a child closes."""
+    """An object whose descriptors a child closes."""
 
     def close_in_child(self) -> None:
-        """Close every descriptor, and do nothing else: the parent goes on using its own."""
+        """Close every descriptor, and do nothing else: the parent continues to use its own."""
         ...
 
 
 _living: "weakref.WeakSet[ForkHandle]" = weakref.WeakSet()
 _opening = threading.Lock()
-_told: list[None] = []  # whether the interpreter knows what to do in a child
+_told: list[None] = []  # whether the fork handler is registered
 
 
 def close_in_children(handle: ForkHandle) -> None:
-    """Have forked children abandon something, for as long as it lives."""
+    """Have forked children abandon an object, for as long as it lives."""
     if not _told:
         _told.append(None)
         os.register_at_fork(after_in_child=_abandon_all)
@@ -46,13 +46,13 @@ def close_in_children(handle: ForkHandle) -> None:
 
 
 def keep_in_children(handle: ForkHandle) -> None:
-    """Leave it alone from now on: it is about to be closed, and its numbers may become others'."""
+    """Exclude an object from now on: once it is closed, its descriptors may be reused."""
     _living.discard(handle)
 
 
 def _abandon_all() -> None:
     global _opening
-    _opening = threading.Lock()  # whoever held it is not in this process
+    _opening = threading.Lock()  # its holder is not in this process
     for handle in list(_living):
         handle.close_in_child()
     _living.clear()
@@ -60,19 +60,19 @@ def _abandon_all() -> None:
 
 @contextlib.contextmanager
 def descriptors_of_libzmq(sockets: int) -> Generator[list[int]]:
-    """Find out what libzmq opens for a context and its first sockets, which the block makes."""
+    """Yield a list of what libzmq opens in the block, for a context and its first sockets."""
     found: list[int] = []
     with _opening:
         before = _descriptors()
         yield found
-        # By kind as well: a number may have been that of another thread's file a moment before.
+        # Compare the kind as well: the number may have been another thread's file before.
         opened = dict(_descriptors().items() - before.items())
         if sorted(opened.values()) == [_EVENTS] * (3 + sockets) + [_POLL] * 2:
             found.extend(opened)
 
 
 def close_libzmqs(found: Iterable[int]) -> None:
-    """Close what libzmq has opened, and what it has opened since."""
+    """Close libzmq's first descriptors, and those that it has opened since."""
     known = _descriptors()
     ours = {number for number in found if known.get(number) in (_EVENTS, _POLL)}
     for poll in [number for number in ours if known[number] == _POLL]:
@@ -82,7 +82,7 @@ def close_libzmqs(found: Iterable[int]) -> None:
 
 
 def _waited_for(poll: int) -> Generator[int]:
-    """Yield what an epoll waits for, of what is here: the parent has gone on to use it."""
+    """Yield what an epoll waits for, if it is open here: the parent continues to use it."""
     with contextlib.suppress(OSError):
         for number, inode in _WAITED_FOR.findall(Path(f"/proc/self/fdinfo/{poll}").read_text()):
             with contextlib.suppress(OSError):
@@ -91,10 +91,10 @@ def _waited_for(poll: int) -> Generator[int]:
 
 
 def _descriptors() -> dict[int, str]:
-    """Return what this process has open; nothing where the system does not tell."""
+    """Return this process's open descriptors; empty if the system does not list them."""
     found: dict[int, str] = {}
     with contextlib.suppress(OSError):
         for number in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):  # that of the listing itself
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself
                 found[int(number)] = os.readlink(f"/proc/self/fd/{number}")
     return found

@@ -1,13 +1,12 @@
-"""Sockets that listen: bound where nobody else does, and never taken from somebody who does.
+"""Listening sockets: they are never bound where another process listens.
 
-The kernel sees to that for TCP. A path stays behind when its publisher is killed, and has to be
-removed before it can be bound again: but not while somebody listens there. Looking, removing and
-binding are one step, since whoever does them holds a lock on the folder, which the kernel ends with
-its holder: nothing is left behind.
+The kernel ensures that for TCP. A socket path remains when its publisher is killed, and must be
+removed before it can be bound again, but not while a process listens there. Checking, removing and
+binding are atomic under a lock on the folder, which the kernel releases when its holder ends.
 
-Any user who may read a folder may lock it, for as long as that user wants. So a lock that is held
-for longer than a publisher needs does not count. What is removed then is first taken away under
-another name, and put back if somebody listens there after all.
+Any user who may read a folder may lock it, for as long as that user likes. So a lock that is held
+for longer than a publisher needs is ignored. A path is then first renamed before it is removed, and
+renamed back if a process listens there after all.
 """
 
 import contextlib
@@ -29,14 +28,14 @@ from ..errors import AddressError
 from . import endpoints
 from .processes import PROC, SocketHolder, given_out, holder_of
 
-BACKLOG = 4096  # connections that the kernel keeps until they are accepted
+BACKLOG = 4096  # connections that the kernel holds until they are accepted
 LOCK_SECONDS = 1.0  # for the lock on a folder, which publishers hold for less than a millisecond
-LOOK_SECONDS = 0.005  # between two attempts to take it
-# For a port that a connection of somebody's was given, and for a publisher of this process that is
-# on its way out: who is dropped ends once Python has collected it. Whoever else listens stays.
+LOOK_SECONDS = 0.005  # between two attempts to lock it
+# For a port that the kernel gave to a connection, and for a publisher of this process that is
+# closing: one without references closes once Python has collected it. Any other listener stays.
 BIND_SECONDS = 5.0
 AGAIN_SECONDS = 0.05  # between two attempts to bind
-_SIOCGIFADDR = 0x8915  # Linux's question for the address of an interface
+_SIOCGIFADDR = 0x8915  # Linux's ioctl for the address of an interface
 
 T = TypeVar("T")
 
@@ -46,7 +45,7 @@ class Leaves(Protocol):
 
     Attributes:
         leaving: Whether they are about to be closed.
-        address, data_address: Where they are bound.
+        address, data_address: The endpoints that they are bound to.
     """
 
     leaving: bool
@@ -58,21 +57,21 @@ _here: "weakref.WeakValueDictionary[str, Leaves]" = weakref.WeakValueDictionary(
 
 
 def belongs(endpoint: str, publisher: Leaves) -> None:
-    """Say which publisher of this process has an endpoint, for as long as it lives."""
+    """Register the publisher of this process that has an endpoint, for its lifetime."""
     _here[endpoint] = publisher
 
 
 def bound(bind: Callable[[], T], endpoint: str, parameter: str, patience: float | None = None) -> T:
-    """Bind an endpoint; where the port is taken for the moment, wait for it.
+    """Bind an endpoint; while the port is only temporarily in use, retry.
 
     Args:
-        bind: Binds it. It raises an `OSError`.
-        endpoint: What that is.
-        parameter: What the user calls it.
-        patience: Seconds to wait; None: `BIND_SECONDS`.
+        bind: Binds it; raises an `OSError` on failure.
+        endpoint: The endpoint.
+        parameter: The name of the user's parameter, for errors.
+        patience: Seconds to retry; None: `BIND_SECONDS`.
 
     Raises:
-        AddressError: It makes no sense; somebody listens there; or it stayed taken.
+        AddressError: It is invalid, has another listener, or stayed in use.
     """
     started, looked = time.monotonic(), False
     patience = BIND_SECONDS if patience is None else patience
@@ -87,8 +86,8 @@ def bound(bind: Callable[[], T], endpoint: str, parameter: str, patience: float 
         holder = holder_of(endpoint)
         if not looked and holder is not None and holder.pid in (0, os.getpid()):
             if holder.pid:
-                gc.collect()  # it may be one that nobody refers to any more
-            looked = True  # and whoever has no process may have ended while we looked
+                gc.collect()  # it may be an unreferenced publisher
+            looked = True  # a holder without a process may have ended meanwhile
             continue
         waited = time.monotonic() - started
         if waited >= patience or not (leaving or _passes(endpoint, holder)):
@@ -97,7 +96,7 @@ def bound(bind: Callable[[], T], endpoint: str, parameter: str, patience: float 
 
 
 def _passes(endpoint: str, holder: SocketHolder | None) -> bool:
-    """Return whether an endpoint is taken for the moment only."""
+    """True if an endpoint is in use only temporarily."""
     connected = holder is None or not holder.listens
     return connected and endpoints.ipc_path(endpoint) is None and PROC.exists()
 
@@ -137,7 +136,7 @@ def _taken(
 
 
 def _beside(endpoint: str, parameter: str, publisher: Leaves) -> str:
-    """Say that two publishers are neighbours, if they are: data is one port above an address."""
+    """Return a hint if two publishers' ports collide: data is one port above an address."""
     if parameter == "address" and endpoints.same_place(endpoint, publisher.data_address):
         one = f"{endpoint} is the data socket of the publisher at {publisher.address}"
     elif parameter == "data" and endpoints.same_place(endpoint, publisher.address):
@@ -148,7 +147,7 @@ def _beside(endpoint: str, parameter: str, publisher: Leaves) -> str:
 
 
 def _below(endpoint: str, holder: SocketHolder) -> str:
-    """Say, of a port that another process has, what it is if that has the one below as well."""
+    """Return a hint if the process that has a port also has the one below."""
     if endpoints.ipc_path(endpoint) is not None:
         return ""
     _, port = endpoints.host_and_port(endpoint)
@@ -162,22 +161,22 @@ class Listener:
     """A socket that listens at an endpoint.
 
     Attributes:
-        endpoint: Where; with the port that was taken.
+        endpoint: The endpoint, with the actual port.
 
     Raises:
-        OSError: It is taken, or makes no sense.
+        OSError: It is in use, or invalid.
     """
 
     def __init__(self, endpoint: str) -> None:
         path = endpoints.ipc_path(endpoint)
-        self._path, self._file = "", (0, 0)  # to be removed, while it is this file
-        self._folder = ""  # of ours, to be removed as well
+        self._path, self._file = "", (0, 0)  # removed on close, if it is still this file
+        self._folder = ""  # created here, and removed as well
         if path is None:
             self.socket = _listening_tcp(endpoint)
             host, port = self.socket.getsockname()[:2]
             self.endpoint = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
             return
-        if path == "*":  # any path, as ZeroMQ has it
+        if path == "*":  # any path, as in ZeroMQ
             self._folder = tempfile.mkdtemp(prefix="weightbus-")
             path = f"{self._folder}/control"
         self.endpoint = f"ipc://{path}"
@@ -191,12 +190,12 @@ class Listener:
             self._path, self._file = path, _identity(path)
 
     def close(self) -> None:
-        """Listen no longer; calling it twice is fine."""
+        """Close the socket and remove its path; may be called twice."""
         self.socket.close()
         path, self._path = self._path, ""
         if path:
             with contextlib.suppress(OSError), _folder_of(path):
-                if _identity(path) == self._file:  # else somebody has put their own there
+                if _identity(path) == self._file:  # otherwise the path is another socket's
                     os.unlink(path)
         if self._folder:
             with contextlib.suppress(OSError):
@@ -205,7 +204,7 @@ class Listener:
 
 @contextlib.contextmanager
 def _folder_of(path: str) -> Generator[None]:
-    """Keep other publishers from binding in the folder of a path meanwhile, if that can be."""
+    """Keep other publishers from binding in the folder of a path meanwhile, if possible."""
     folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
     try:
         deadline = time.monotonic() + LOCK_SECONDS
@@ -215,7 +214,7 @@ def _folder_of(path: str) -> Generator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() >= deadline:
-                    break  # it is no publisher that holds the lock, but another user, perhaps
+                    break  # the holder is no publisher, but perhaps another user
                 time.sleep(LOOK_SECONDS)
         yield
     finally:
@@ -224,7 +223,7 @@ def _folder_of(path: str) -> Generator[None]:
 
 
 def left_behind(path: str) -> bool:
-    """Tell whether a path is a socket at which nobody listens."""
+    """Return whether a path is a socket without a listener."""
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             return False
@@ -236,13 +235,13 @@ def left_behind(path: str) -> bool:
 
 
 def _remove(path: str) -> None:
-    """Remove a path that was left behind, unless it is another socket by now.
+    """Remove a path without a listener, unless it is another socket by now.
 
     Raises:
         OSError: It is, or it cannot be removed.
     """
     away = os.path.join(os.path.dirname(path), f".{secrets.token_hex(4)}")
-    if len(os.fsencode(away)) > endpoints.PATH_MAX:  # nobody could connect there to see
+    if len(os.fsencode(away)) > endpoints.PATH_MAX:  # too long to connect to for the check
         os.unlink(path)
         return
     os.rename(path, away)
@@ -252,9 +251,9 @@ def _remove(path: str) -> None:
     try:
         os.link(away, path, follow_symlinks=False)
         os.unlink(away)
-    except FileExistsError:  # of a third one
+    except FileExistsError:  # a third process has bound it
         os.unlink(away)
-    except OSError:  # there are no links here
+    except OSError:  # no hard links on this file system
         os.rename(away, path)
     raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
@@ -284,7 +283,7 @@ def _listening_tcp(endpoint: str) -> socket.socket:
 
 
 def _address_of(host: str) -> str:
-    """Return the address of a network interface by its name, as ZeroMQ has it; else the host."""
+    """Return the address of a network interface by its name, as in ZeroMQ; else the host."""
     if host in (name for _, name in socket.if_nameindex()):
         asked = struct.pack("256s", host.encode())
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:

@@ -1,7 +1,7 @@
-"""Hosts by name: looked up in threads of their own, since a name server may answer late or never.
+"""Resolves host names in helper threads, since a name server may answer late or never.
 
-libzmq would look a name up in its own thread, again for each attempt to connect; whoever closes the
-socket then waits for the name server. So it is given addresses that are numbers.
+libzmq would resolve a name in its own thread, again for each attempt to connect, and closing the
+socket would wait for the name server. So it gets numeric addresses.
 """
 
 import logging
@@ -14,12 +14,12 @@ from . import endpoints
 
 log = logging.getLogger("weightbus.worker")
 
-AGAIN_SECONDS = 1.0  # between two look-ups while there is no connection: a host may move
-PATIENCE_SECONDS = 2.0  # without an address, after which that is said
+AGAIN_SECONDS = 1.0  # between two lookups without a connection: a host may move
+PATIENCE_SECONDS = 2.0  # without an address, before an error is reported
 
 
 def is_name(endpoint: str) -> bool:
-    """Return whether an endpoint has the name of a host, to be looked up."""
+    """True if an endpoint has a host name, which must be resolved."""
     if endpoints.ipc_path(endpoint) is not None:
         return False
     host, _ = endpoints.host_and_port(endpoint)
@@ -27,14 +27,14 @@ def is_name(endpoint: str) -> bool:
 
 
 class Lookup:
-    """Where a host is. It belongs to one thread, which never waits here.
+    """The address of a host. It belongs to one thread, which never blocks here.
 
     Args:
-        endpoint: Of TCP, with its name.
-        ring: Wakes that thread; called by the one that looks it up.
+        endpoint: A TCP endpoint with the host's name.
+        ring: Wakes that thread; called by the thread of the lookup.
 
     Attributes:
-        found: The endpoint by its number; empty until it is known.
+        found: The endpoint with the numeric address; empty until it is known.
     """
 
     def __init__(self, endpoint: str, wake: Callable[[], None]) -> None:
@@ -44,11 +44,11 @@ class Lookup:
         self._answer: str | OSError | None = None
         self._error: OSError | None = None
         self._due = float("-inf")
-        self._since: float | None = None  # there is no address
+        self._since: float | None = None  # when the first lookup was made
         self._unknown = RateLimitedWarning(log, "%s")
 
     def process_events(self, now: float) -> bool:
-        """Look it up if that is due; return whether it is found elsewhere than before."""
+        """Start or finish a lookup that is due; return whether the address has changed."""
         if self._since is None:
             self._since = now
         if self._running is None:
@@ -70,7 +70,7 @@ class Lookup:
         return moved
 
     def fault(self, now: float) -> str:
-        """Say for how long there has been no address, and why; empty if there is, or may yet be."""
+        """Return an error text if there has been no address for a while; else empty."""
         if self.found or self._since is None or now - self._since < PATIENCE_SECONDS:
             return ""
         host, _ = endpoints.host_and_port(self._endpoint)
@@ -85,11 +85,11 @@ class Lookup:
         return text
 
     def _look(self) -> None:
-        """Look it up. (In a thread of its own.)"""
+        """Resolve the name. (Runs in a helper thread.)"""
         host, port = endpoints.host_and_port(self._endpoint)
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            # IPv4 first, as libzmq has it.
+            # IPv4 first, as in libzmq.
             family, *_, at = min(found, key=lambda each: each[0] != socket.AF_INET)
             six = family == socket.AF_INET6
             self._answer = f"tcp://[{at[0]}]:{port}" if six else f"tcp://{at[0]}:{port}"

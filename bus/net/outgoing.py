@@ -1,12 +1,13 @@
-"""Messages on their way to one peer: a queue, and the message that is half sent.
+"""Outgoing messages of one peer: a queue, and the message that is partly sent.
 
-A queued message refers weakly to the memory of its payload: when a version ends, its messages
-vanish from each queue, so a peer that reads nothing keeps no version alive. A half-sent message
-must be completed or its connection closed. If it does not move, the rest of it is copied, so that
-the version's memory is free for the next one. These copies are bounded, of all connections of a
-publisher together: beyond the bound the connection that has not moved for longest is closed.
+A queued message refers weakly to the memory of its payload: when a version is released, its
+messages vanish from each queue, so a peer that reads nothing keeps no version alive. A partly sent
+message must be completed or its connection closed. If it makes no progress, the rest of it is
+copied, so that the version's memory is free for the next one. These copies are limited for all
+connections of a publisher together: beyond the limit, the connection without progress for longest
+is closed.
 
-Everything here belongs to one thread, and never waits.
+Everything here belongs to one thread, and never blocks.
 """
 
 import socket
@@ -18,10 +19,10 @@ from typing import Protocol
 from ..messages import Buffer
 from .zmtp import message_parts, rest_of
 
-HOLD_SECONDS = 0.1  # that half a message may hold on to its memory while none of it is taken
-STUCK_SECONDS = 1.5  # without a move, after which a copy makes way for those that wait for room
-COPY_SECONDS = 30.0  # in which a copy has to be sent while others wait: 1 MiB at 40 kB/s
-TURN_BYTES = 2**20  # sent to one peer before the next has its turn
+HOLD_SECONDS = 0.1  # for which a partly sent message may hold its memory without progress
+STUCK_SECONDS = 1.5  # without progress, after which a copy makes room for connections that wait
+COPY_SECONDS = 30.0  # in which a copy must be sent while others wait: 1 MiB at 40 kB/s
+TURN_BYTES = 2**20  # sent to one peer before the next is served
 NOT_READ = "it does not read, and too much is kept for connections that do not"
 
 
@@ -40,16 +41,16 @@ class QueuedMessage(Protocol):
     def copies(self) -> int: ...
 
     def parts(self) -> Sequence[Buffer]:
-        """Return the bytes to send; nothing if the memory of the payload has ended."""
+        """Return the bytes to send; empty if the memory of the payload was released."""
         ...
 
 
 class PlainMessage:
-    """A message that goes out as it is, to any number of peers.
+    """A message that is sent unchanged, to any number of peers.
 
     Args:
         frames: The frames. If the last one is a view, the caller keeps it for as long as the
-            message should go out.
+            message should be sent.
         topic: See `QueuedMessage`.
     """
 
@@ -69,23 +70,23 @@ class PlainMessage:
 
 
 class Outgoing:
-    """What is on its way to one peer.
+    """The outgoing messages of one peer.
 
     Args:
         connection: The peer's socket.
         room: The number of messages that wait before more are dropped.
-        commands: Encoded commands that go out before the queue; others append to it.
+        commands: Encoded commands, which are sent before the queue; others append to it.
         copies: The copies of all connections.
         hang_up: Closes the connection, since the peer does not read.
         now: The time.
 
     Attributes:
         queue: The messages behind the one that is being sent.
-        waits: Whether the next message waits until others need less for their copies.
-        began_at: When the message that is being sent began to be.
-        moved_at: When the kernel took bytes last.
+        waits: Whether the next message waits until others need fewer copies.
+        began_at: When the transmission of the current message began.
+        moved_at: When the kernel last accepted bytes.
         hang_up: As given.
-        alive_at: When the peer showed last that it lives; readers of the connection move it, too.
+        alive_at: When the peer last showed a sign of life; readers of the connection set it, too.
     """
 
     def __init__(
@@ -102,14 +103,14 @@ class Outgoing:
         self.queue: deque[QueuedMessage] = deque()
         self._sending: Sequence[Buffer] = ()  # the rest of the message that is being sent
         self._left = 0  # bytes of it
-        self._payload: weakref.ref[memoryview] | None = None  # of it, while its version lasts
+        self._payload: weakref.ref[memoryview] | None = None  # of it, while its version exists
         self._sent_topic = b""
         self._blocked = self._copied = self.waits = False
         self.began_at = self.moved_at = self.alive_at = now
 
     @property
     def unsent(self) -> bool:
-        """Whether anything is to be sent as soon as the kernel takes it."""
+        """True if something can be sent as soon as the kernel accepts it."""
         return bool(self._left or self._commands or (self.queue and not self.waits))
 
     def put(self, message: QueuedMessage, now: float) -> bool:
@@ -119,7 +120,7 @@ class Outgoing:
             Whether anything waits to be sent.
 
         Raises:
-            OSError: The connection is gone.
+            OSError: The connection is closed.
         """
         idle = not (self._left or self.queue or self._commands)
         waits = bool(message.copies) and idle and not self._copies.room
@@ -133,16 +134,16 @@ class Outgoing:
         return True
 
     def withdraw(self, topics: Collection[bytes]) -> None:
-        """Drop queued messages of some topics; copy what is half sent, to free its memory."""
+        """Drop queued messages of some topics; copy a partly sent one, to free its memory."""
         if self.queue:
             self.queue = deque(m for m in self.queue if m.topic not in topics)
         if self._left and self._sent_topic in topics:
             self._copy_rest()
 
     def hold(self, now: float) -> None:
-        """Copy what is half sent if its version has ended, or the peer takes nothing for a while.
+        """Copy a partly sent message if its version was released, or it makes no progress.
 
-        If too much is copied then, the slowest peers are hung up on, perhaps this one.
+        If too many bytes are copied then, the slowest connections are closed, perhaps this one.
         """
         ended = self._payload is not None and self._payload() is None
         if self._left and (ended or now - self.moved_at >= HOLD_SECONDS):
@@ -151,7 +152,7 @@ class Outgoing:
     def _copy_rest(self) -> None:
         if any(isinstance(part, memoryview) for part in self._sending):
             self._note_copy()
-            self._copies.make_room()  # first, or there would be too many of them for a moment
+            self._copies.make_room()  # first, or the limit would be exceeded for a moment
             if self._left:
                 self._sending = [bytes(part) for part in self._sending]
 
@@ -164,13 +165,13 @@ class Outgoing:
         self._copies.forget(self)
 
     def write(self, now: float) -> None:
-        """Send until the kernel takes no more, or others should have a turn.
+        """Send until the kernel accepts no more, or it is time to serve others.
 
-        When a full buffer has room again the peer lives, though it may take long to come to our
+        When a full buffer has room again the peer is alive, though it may take long to read our
         ping and to answer.
 
         Raises:
-            OSError: The connection is gone.
+            OSError: The connection is closed.
         """
         turn = TURN_BYTES
         while turn > 0 and (self._left or ((self.queue or self._commands) and self._refill(now))):
@@ -189,7 +190,7 @@ class Outgoing:
                 self._forget_copy()
 
     def _refill(self, now: float) -> bool:
-        """Find something to send. (A command must not come between the frames of a message.)"""
+        """Select what to send. (A command must not come between the frames of a message.)"""
         if self._commands:
             command = bytes(self._commands)
             self._commands.clear()
@@ -206,14 +207,14 @@ class Outgoing:
         self._sending, self._sent_topic = message.parts(), message.topic
         self._payload = None
         if self._sending and isinstance(view := self._sending[-1], memoryview):
-            # A view of the view: its own end tells that its version has ended.
+            # A view of the view: the original is collected when its version is released.
             self._payload, self._sending = weakref.ref(view), (*self._sending[:-1], view[:])
         self._left, self.began_at = sum(map(len, self._sending)), now
         if message.copies and self._left:
             self._note_copy()
 
     def close(self) -> None:
-        """Forget everything."""
+        """Drop all messages."""
         self.queue.clear()
         self._commands.clear()
         self._sending, self._left = (), 0
@@ -221,10 +222,10 @@ class Outgoing:
 
 
 class Copies:
-    """The bytes that are copied for peers that do not take them, of all connections together.
+    """The number of bytes copied for peers that do not read, of all connections together.
 
     Args:
-        most: How many there may be.
+        most: The limit.
     """
 
     def __init__(self, most: int) -> None:
@@ -232,26 +233,26 @@ class Copies:
         self._sizes: dict[Outgoing, int] = {}
 
     def note(self, outgoing: Outgoing, nbytes: int) -> None:
-        """So many bytes are copied for a peer."""
+        """Set the number of bytes that are copied for a peer."""
         self._total += nbytes - self._sizes.get(outgoing, 0)
         self._sizes[outgoing] = nbytes
 
     def forget(self, outgoing: Outgoing) -> None:
-        """Nothing is copied for a peer any more."""
+        """Remove the copy of a peer."""
         self._total -= self._sizes.pop(outgoing, 0)
 
     @property
     def room(self) -> bool:
-        """Whether a message may be copied now. The last one may go beyond the bound."""
+        """Whether another message may be copied; the last one may exceed the limit."""
         return self._total < self._most
 
     def make_room(self) -> None:
-        """Hang up on the peers that have not moved for longest, while there are too many bytes."""
+        """Close the connections without progress for longest, until the limit is kept."""
         while self._total > self._most:
             min(self._sizes, key=lambda outgoing: outgoing.moved_at).hang_up()
 
     def make_way(self, now: float) -> None:
-        """Hang up on the peers that take their copies too slowly: others wait for the room."""
+        """Close the connections that read their copies too slowly, since others wait."""
         for outgoing in list(self._sizes):
             stuck = now - outgoing.moved_at >= STUCK_SECONDS
             if stuck or now - outgoing.began_at >= COPY_SECONDS:

@@ -3,7 +3,7 @@
     greeting (64 bytes) ──> handshake ──> open: messages and commands
                             NULL: READY   CURVE: HELLO, INITIATE (`trust/curve_server.py`)
 
-Bytes are parsed one message at a time. What is left is part of one message, which is bounded.
+Bytes are parsed one message at a time. What remains is part of one message, whose size is limited.
 """
 
 import contextlib
@@ -19,15 +19,15 @@ from .outgoing import Copies, Outgoing, PlainMessage, QueuedMessage
 from .processes import Process, SocketSearch
 from .zmtp import COMMAND, FRAMES_MAX, GREETING, LONG, MORE, ZmtpError, greeting_fault, head_of
 
-QUEUE = 128  # messages for one worker, which keeps less than a window outstanding
+QUEUE = 128  # messages for one worker, which has less than a window outstanding
 UNREAD_BYTES_MAX = 2**16  # of answers to a peer's pings, which it does not read
 LARGE_BYTES = 2**16  # of a payload, from which its encrypted form counts as a copy
-PEER_TYPES = (b"DEALER", b"REQ", b"ROUTER")  # what may connect to a ROUTER
+PEER_TYPES = (b"DEALER", b"REQ", b"ROUTER")  # the socket types that may connect to a ROUTER
 _METADATA = b"\x0bSocket-Type" + (6).to_bytes(4, "big") + b"ROUTER" + b"\x08Identity" + bytes(4)
 
 
 class SecretMessage:
-    """A message to one worker, which is encrypted when it begins to be sent.
+    """A message to one worker, which is encrypted when its transmission begins.
 
     Args:
         curve: Encrypts it.
@@ -44,7 +44,7 @@ class SecretMessage:
         self._last = weakref.ref(last) if isinstance(last, memoryview) else lambda: last
 
     def parts(self) -> Sequence[Buffer]:
-        """Return the bytes to send; nothing if the memory of the payload has ended."""
+        """Return the bytes to send; empty if the memory of the payload was released."""
         last = self._last()
         if last is None:
             return ()
@@ -60,8 +60,8 @@ class Peer:
 
     Args:
         connection: Its socket.
-        identity: What the machine calls it.
-        host: Where it comes from.
+        identity: The machine's identity for it.
+        host: The peer's host.
         copies: See `Outgoing`.
         hang_up: Closes the connection, since the peer does not read.
         curve: The publisher's keys, if it has any.
@@ -69,15 +69,15 @@ class Peer:
 
     Attributes:
         socket, identity, host: As given.
-        since: When it came.
-        open: Whether its handshake is over.
-        proven: Whether it has sent a whole message.
+        since: When it was accepted.
+        open: Whether its handshake is complete.
+        proven: Whether it has sent a complete message.
         unparsed: Bytes that were read, of messages that were not taken.
-        ready: Whether a whole message may be among them.
-        commands: Encoded answers and handshake that go out before messages.
-        broken: Whether the connection has ended; messages that came before are still taken.
+        ready: Whether they may contain a complete message.
+        commands: Encoded answers and handshake, which are sent before messages.
+        broken: Whether the connection has ended; earlier messages are still taken.
         closed: Whether it is closed.
-        process: The worker's, at the other end, if it is known.
+        process: The worker's process at the other end, if known.
         search: The search for it.
     """
 
@@ -112,12 +112,12 @@ class Peer:
 
     @property
     def key(self) -> str:
-        """The public key of its owner; empty where there are no keys."""
+        """The peer's public key; empty where there are no keys."""
         return "" if self._curve is None else self._curve.key
 
     @property
     def partial(self) -> int:
-        """Bytes of it that are in no message yet."""
+        """The bytes of unfinished messages."""
         return len(self.unparsed) + self._nbytes
 
     def fileno(self) -> int:
@@ -125,7 +125,7 @@ class Peer:
         return self.socket.fileno()
 
     def read(self, scratch: memoryview, now: float) -> bool:
-        """Read what has come, up to the size of the scratch; return whether anything has.
+        """Read at most the size of the scratch; return whether any bytes were here.
 
         Raises:
             OSError: The connection is closed.
@@ -141,10 +141,10 @@ class Peer:
         return True
 
     def message(self, now: float) -> list[bytes] | None:
-        """Take the next message from what was read; None if there is no whole one.
+        """Parse the next message from what was read; None if there is no complete one.
 
         Raises:
-            ZmtpError, CurveError: The peer breaks the protocol: close the connection.
+            ZmtpError, CurveError: The peer violates the protocol: close the connection.
         """
         if not self._greeted:
             fault = greeting_fault(self.unparsed, self._mechanism)
@@ -178,7 +178,7 @@ class Peer:
         return None
 
     def _frame(self) -> tuple[bool, bool, bytes] | None:
-        """Take the next frame; return whether more follow, whether it is a command, its body."""
+        """Parse the next frame; return whether more follow, whether it is a command, its body."""
         unparsed = self.unparsed
         if len(unparsed) < 2:
             return None
@@ -237,11 +237,11 @@ class Peer:
         self.commands += head_of(len(frame), 0) + frame
 
     def worded(self, frames: Sequence[Buffer]) -> QueuedMessage:
-        """Return a message to this peer."""
+        """Return the queued form of a message to this peer."""
         return PlainMessage(frames) if self._curve is None else SecretMessage(self._curve, frames)
 
     def say_last(self, command: bytes) -> None:
-        """Send a command of the handshake, as far as the kernel takes it at once."""
+        """Send a last handshake command, as far as the kernel accepts it immediately."""
         if self.open or not command:
             return
         self._send_plainly(command)
@@ -250,7 +250,7 @@ class Peer:
             self.socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self.closed = True
         self.unparsed.clear()
         self._frames.clear()
@@ -259,10 +259,10 @@ class Peer:
 
 
 def _properties(metadata: bytes) -> dict[bytes, bytes]:
-    """Return the properties of a READY, by name in small letters.
+    """Return the properties of a READY, by name in lower case.
 
     Raises:
-        ZmtpError: They are cut short.
+        ZmtpError: They are truncated.
     """
     found, at = dict[bytes, bytes](), 0
     while at < len(metadata):

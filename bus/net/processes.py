@@ -1,13 +1,13 @@
-"""Which process of this host has a socket, as Linux tells: of a connection, or of an address.
+"""Finds the process of this host that has a socket: of a connection, or of an endpoint (on Linux).
 
-A connection that is closed may be made anew by a worker that lives; a process that has ended makes
-none. So the two are told apart, where Linux lets us see. Over ipc it names the process that has
-connected. Over TCP a worker says which one it is, as it is numbered where it runs, which may be a
-container: so it counts only if that process, as we number it, has the socket at the other end.
+A worker that is alive may replace a closed connection; a process that has ended cannot. So the two
+are distinguished where Linux shows it. Over ipc it names the process that has connected. Over TCP a
+worker reports its pid, as numbered where it runs, which may be a container: so it is accepted only
+if that process, as numbered here, has the socket at the other end.
 
-Who has an address that cannot be bound is told to whoever has to end it. A port can be taken by
-somebody who listens there, which lasts; or by the near end of a connection to elsewhere, which was
-given that port for as long as it lives, from the range of ports that the kernel gives out.
+The holder of an endpoint that cannot be bound is named in the error. A port may have a listener,
+which lasts; or be the local end of an outgoing connection, which was given that port for its
+lifetime, from the kernel's range of ephemeral ports.
 """
 
 import contextlib
@@ -23,22 +23,22 @@ from typing import NamedTuple
 
 from . import endpoints
 
-FILES_MAX = 4096  # of a process that are looked at: some 10 ms
+FILES_MAX = 4096  # of a process that are examined: some 10 ms
 _CREDENTIALS = struct.Struct("=iII")  # Linux's `struct ucred`: process, user, group
-_ENDED = "ZXx"  # states of a process that is dead, whether or not its parent has asked yet
+_ENDED = "ZXx"  # states of a dead process, whether or not its parent has reaped it
 _STATE, _STARTED = 0, 19  # fields of /proc/PID/stat behind the name
-# Linux's NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, `struct nlmsghdr`; and where
-# `struct inet_diag_msg`, which follows that, has the inode.
+# Linux's NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, `struct nlmsghdr`; and the position
+# of the inode in `struct inet_diag_msg`, which follows that.
 _SOCK_DIAG, _BY_FAMILY, _REQUEST, _HEADER = 4, 20, 1, struct.Struct("=IHHII")
 _INODE_AT, _TOLD_BYTES = _HEADER.size + 68, 4096
 _LISTEN, _TIME_WAIT = 0x0A, 0x06  # states of Linux's TCP
-_ACCEPTS = 0x10000  # a flag of a Unix socket that listens
-PROC = Path("/proc/self/net")  # where there is none, nobody is seen
+_ACCEPTS = 0x10000  # flag of a listening Unix socket
+PROC = Path("/proc/self/net")  # without it, no holder is found
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class Process(NamedTuple):
-    """A process of this host. Its number may be another's by now, but that one started later."""
+    """A process of this host. Its pid may be reused, but then the start time differs."""
 
     pid: int
     started: str
@@ -51,39 +51,39 @@ class Process(NamedTuple):
 
 
 def process_of(pid: int) -> Process | None:
-    """Return the process of a number; None if there is none, or nothing tells."""
+    """Return the process of a pid; None if there is none, or it cannot be determined."""
     found = _stat(pid)
     return None if found is None else Process(pid, found[_STARTED])
 
 
 def connected_by(connection: socket.socket) -> Process | None:
-    """Return the process that has made a connection over ipc; None if that cannot be seen."""
+    """Return the process that made a connection over ipc; None if that cannot be seen."""
     with contextlib.suppress(OSError, AttributeError):
         told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid = _CREDENTIALS.unpack(told)[0]
-        return process_of(pid) if pid else None  # 0: it runs where we do not see it
+        return process_of(pid) if pid else None  # 0: it is in a namespace invisible from here
     return None
 
 
 def inode_of(connection: socket.socket) -> int | None:
-    """Return the inode of the socket at the other end of a connection over TCP within this host.
+    """Return the inode of the socket at the other end of a TCP connection within this host.
 
-    None: that end is elsewhere, or gone, or the kernel cannot be asked (`man 7 sock_diag`).
+    None if that end is elsewhere, or gone, or the kernel cannot be queried (`man 7 sock_diag`).
     """
     with contextlib.suppress(OSError, ValueError, AttributeError):  # the last: not Linux
         here, there = connection.getsockname(), connection.getpeername()
-        if here[0] != there[0]:  # a host speaks to itself from the address that it speaks to
+        if here[0] != there[0]:  # both ends have the same address within a host
             return None
         address = ipaddress.ip_address(here[0])
         plain = getattr(address, "ipv4_mapped", None) or address
         family = socket.AF_INET if plain.version == 4 else socket.AF_INET6
         both = plain.packed.ljust(16, b"\0") * 2
-        # What that end calls its own comes first. Of any state, interface and cookie.
+        # The address of the other end comes first. Any state, interface and cookie.
         asked = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 0, 2**32 - 1)
         asked += struct.pack("!HH", there[1], here[1]) + both + struct.pack("=IQ", 0, 2**64 - 1)
         header = _HEADER.pack(_HEADER.size + len(asked), _BY_FAMILY, _REQUEST, 0, 0)
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
-            kernel.setblocking(False)  # it has answered when it was asked
+            kernel.setblocking(False)  # the answer is here once `send` returns
             kernel.send(header + asked)
             told = kernel.recv(_TOLD_BYTES)
         if _HEADER.unpack_from(told)[1] == _BY_FAMILY:
@@ -92,15 +92,15 @@ def inode_of(connection: socket.socket) -> int | None:
 
 
 class SocketSearch:
-    """The search for a socket among the first `FILES_MAX` files of a process, a few at a time.
+    """An incremental search for a socket among the first `FILES_MAX` files of a process.
 
     Args:
         pid: The process.
-        inode: That of the socket.
+        inode: The socket's inode.
 
     Attributes:
         pid: The same.
-        found: The process, if it has the socket, and that can be seen.
+        found: The process, if it has the socket and that can be seen.
     """
 
     def __init__(self, pid: int, inode: int) -> None:
@@ -110,7 +110,7 @@ class SocketSearch:
         self._wanted = f"socket:[{inode}]"
 
     def look(self, most: int) -> bool:
-        """Look at so many more files; return whether the search is over."""
+        """Examine at most `most` more files; return whether the search is over."""
         files = list(islice(self._files, most))
         if self._wanted in files:
             self.found = process_of(self.pid)
@@ -118,7 +118,7 @@ class SocketSearch:
 
 
 def _files_of(pid: int) -> Generator[str]:
-    """Yield what the descriptors of a process lead to, as far as can be seen."""
+    """Yield the targets of a process's descriptors, as far as they can be seen."""
     with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as files:
         for file in files:
             with contextlib.suppress(OSError):  # it is closed by now
@@ -126,7 +126,7 @@ def _files_of(pid: int) -> Generator[str]:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Return what the kernel says of a process, from its state on; None: there is none."""
+    """Return the fields of /proc/PID/stat from the state on; None: no such process."""
     with contextlib.suppress(OSError):
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
         return text.rpartition(")")[2].split()
@@ -134,13 +134,13 @@ def _stat(pid: int) -> list[str] | None:
 
 
 class SocketHolder(NamedTuple):
-    """Whoever has an address.
+    """The holder of an endpoint.
 
     Attributes:
-        listens: Whether somebody listens there; else it is one end of a connection.
-        ended: Whether that connection is over, and kept by the kernel for a minute.
-        pid: The process; 0: it is not known, which is so for other users' ones.
-        name: What it is called; empty where it is not known.
+        listens: Whether it is a listener; else it is one end of a connection.
+        ended: Whether that connection is closed, and kept by the kernel for a minute.
+        pid: The process; 0: unknown, as for other users' processes.
+        name: The process's name; empty if unknown.
     """
 
     listens: bool
@@ -156,7 +156,7 @@ class SocketHolder(NamedTuple):
 
 
 def holder_of(endpoint: str) -> SocketHolder | None:
-    """Return who has an endpoint: who has it for longest, if several; None: nobody is seen to."""
+    """Return the holder of an endpoint, of several the most permanent one; None: none is seen."""
     path = endpoints.ipc_path(endpoint)
     found = list(_at_port(endpoint) if path is None else _at_path(path))
     if not found:
@@ -167,7 +167,7 @@ def holder_of(endpoint: str) -> SocketHolder | None:
 
 
 def given_out(endpoint: str) -> str:
-    """Return the range of ports that the kernel gives to connections, if a port lies there."""
+    """Return the kernel's range of ephemeral ports, if it contains an endpoint's port."""
     with contextlib.suppress(OSError, ValueError):
         first, last = map(int, _RANGE.read_text().split())
         if first <= endpoints.host_and_port(endpoint)[1] <= last:
@@ -176,7 +176,7 @@ def given_out(endpoint: str) -> str:
 
 
 def _at_port(endpoint: str) -> Generator[tuple[bool, bool, int]]:
-    """Yield of each socket at a port whether it listens, whether it is over, and its inode."""
+    """Yield for each socket at a port whether it listens, whether it is closed, its inode."""
     host, port = endpoints.host_and_port(endpoint)
     for table in ("tcp", "tcp6"):
         for line in _lines(table):
@@ -195,13 +195,13 @@ def _at_path(path: str) -> Generator[tuple[bool, bool, int]]:
 def _lines(table: str) -> list[list[str]]:
     try:
         text = (PROC / table).read_text(errors="replace")
-    except OSError:  # another system, or it has no IPv6
+    except OSError:  # another system, or no IPv6
         return []
     return [line.split() for line in text.splitlines()[1:]]
 
 
 def _address_of(written: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Return an address that is written as words of 32 bits, in this machine's order of bytes."""
+    """Return an address that is written as words of 32 bits in native byte order."""
     words = struct.pack(
         f"={len(written) // 8}I", *(int(w, 16) for w in re.findall(".{8}", written))
     )
@@ -211,7 +211,7 @@ def _address_of(written: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 
 def _overlap(host: str, bound: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """Return whether a host and a bound address are in each other's way, as far as is known."""
+    """Return whether a host and a bound address conflict, as far as is known."""
     if bound.is_unspecified:
         return True
     wanted = endpoints.ip_address(host)  # None: a name, or `*`

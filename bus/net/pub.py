@@ -1,14 +1,14 @@
-"""The publisher's data socket: a PUB of our own, which sends straight from a version's memory.
+"""The publisher's data socket: our own PUB, which sends directly from a version's memory.
 
-To libzmq every message is an object, which it hands to a thread of its own. Here a message is sent
-by the thread that has it: a small one is on its way when `send` returns, and of a large one the
-kernel takes as much as it has room for whenever it has room. Each subscriber has a queue; what does
-not fit is dropped for that subscriber alone, as ZeroMQ's PUB has it.
+libzmq makes an object of each message and passes it to a thread of its own. Here the calling thread
+sends: a small message is in the kernel when `send` returns; of a large one the kernel takes what
+fits, whenever it has room. Each subscriber has a queue; a message that does not fit is dropped for
+that subscriber alone, as with ZeroMQ's PUB.
 
-A subscriber that takes nothing (a stopped process, say) costs the publisher no memory that the next
+A subscriber that does not read (a stopped process, for instance) does not hold memory that the next
 version is to be written to (`outgoing.py`).
 
-It belongs to one thread, which never waits here.
+Everything here belongs to one thread, and never blocks.
 """
 
 import contextlib
@@ -49,29 +49,29 @@ from .zmtp import (
 
 log = logging.getLogger("weightbus.publisher")
 
-PING_SECONDS = 5.0  # between two pings: whoever is gone frees its queue
-SILENCE_SECONDS = 30.0  # without an answer, and without taking anything of what waits for it
-ACCEPT_SECONDS = 1.0  # before another attempt when there is no descriptor left for a connection
-# Within a host, more than this is out of the cache before the other side reads it, and there is
-# nothing to pace, as some congestion control does. Farther away the kernel's choice is the best.
+PING_SECONDS = 5.0  # between two pings: they detect dead subscribers, whose queues are freed
+SILENCE_SECONDS = 30.0  # without an answer, and without reading what is queued
+ACCEPT_SECONDS = 1.0  # before another attempt when no descriptor is left for a connection
+# Within a host, more than this leaves the cache before the receiver reads it, and pacing (by some
+# congestion controls) is useless. Between hosts the kernel's defaults are best.
 NEAR_SEND_BUFFER = 2**20
 NEAR_CONGESTION = b"reno"
-READ_BYTES = 1024  # taken from one subscriber before the next has its turn: some 100 frames
+READ_BYTES = 1024  # read from one subscriber before the next is served: some 100 frames
 UNREAD_BYTES_MAX = 2**16  # of answers to its pings, which a subscriber does not read
 
 
 class SubscriberConnection:
-    """One subscriber's connection, and what is on its way to it.
+    """One subscriber's connection, with its outgoing messages.
 
     Args:
         connection: Its socket.
-        queue: Messages that wait before more are dropped.
+        queue: The number of messages that wait before more are dropped.
         copies: See `Outgoing`.
         hang_up: Closes the connection, since the subscriber does not read.
-        ticketed: It is served only once it has shown a ticket.
+        ticketed: It is served only once it has sent a ticket.
 
     Attributes:
-        outgoing: What is on its way to it.
+        outgoing: Its outgoing messages.
     """
 
     def __init__(
@@ -85,22 +85,20 @@ class SubscriberConnection:
         ticketed: bool = False,
     ) -> None:
         self._socket = connection
-        # What a subscriber says fits the scratch: no memory is taken for it.
+        # What a subscriber sends fits the scratch, so no memory is allocated for it.
         self._stream = Stream(_nowhere, b"XPUB", SCRATCH_BYTES - FRAME_HEAD_MAX, frames_max=1)
         self._bucket = TokenBucket(SUBSCRIPTIONS, now)
         self.outgoing = Outgoing(
             connection, queue, self._stream.outgoing, copies, lambda: hang_up(self), now
         )
         self.topics: set[bytes] = set()
-        self.changed = False  # they were, since somebody looked
-        self.asked: dict[bytes, None] = {}  # of these, what nobody was told of yet
-        self.owner: tuple[str, str] | None = None  # name and key of its worker, if it has shown one
+        self.changed = False  # whether `topics` changed since the last look
+        self.asked: dict[bytes, None] = {}  # new ones that `receive_input` has not returned
+        self.owner: tuple[str, str] | None = None  # name and key of its worker, by its ticket
         self.admitted, self.since = not ticketed, now
-        self.ticket = ""  # that it has shown, of which nobody was told yet
-        self.said: list[bytes] = []  # words that nobody was told of yet
-        self.invalid_frames = (
-            0  # of those before: words that were nobody's, and cost as anything else
-        )
+        self.ticket = ""  # that it has sent, until `admit`
+        self.said: list[bytes] = []  # reports that `receive_input` has not returned
+        self.invalid_frames = 0  # invalid reports, which the rate limit is yet to count
         self.watched = selectors.EVENT_READ | selectors.EVENT_WRITE
 
     def fileno(self) -> int:
@@ -108,15 +106,15 @@ class SubscriberConnection:
         return self._socket.fileno()
 
     def ping(self) -> None:
-        """Ask for a sign of life."""
+        """Send a ping."""
         self._stream.ping()
 
     def read(self, now: float) -> bool:
-        """Take note of what it says; return whether it has subscribed to something.
+        """Process what it sent; return whether it has sent a subscription, report or ticket.
 
         Raises:
-            OSError: The connection is gone.
-            ZmtpError: It does not speak as a subscriber does, or not that often.
+            OSError: The connection is closed.
+            ZmtpError: It violates the protocol of subscribers, or its rate limit.
         """
         try:
             count = self._socket.recv_into(self._stream.room()[:READ_BYTES])
@@ -127,7 +125,7 @@ class SubscriberConnection:
         self.outgoing.alive_at = now
         before = self._stream.frames
         for message in self._stream.received(count):
-            if not isinstance(message, Lease):  # no place is lent here
+            if not isinstance(message, Lease):  # a lease never occurs here
                 self._take(bytes(message[0]))
         if len(self.topics) > TOPICS_MAX or len(self._stream.outgoing) > UNREAD_BYTES_MAX:
             raise ZmtpError("it asks for more than anybody needs")
@@ -160,37 +158,37 @@ class SubscriberConnection:
             self.asked.pop(topic, None)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self.outgoing.close()
         self._socket.close()
 
 
 def _nowhere(_frames: Iterable[Buffer], _size: int) -> None:
-    """Have no place for a payload: subscribers send none."""
+    """Return no place for a payload: subscribers send none."""
 
 
 class SubscriberInput(NamedTuple):
-    """What a subscriber has asked for, and said."""
+    """What a subscriber has sent: subscriptions, reports, and before them a ticket."""
 
     subscriber: SubscriberConnection
     topics: Collection[bytes]
     words: Sequence[bytes]
-    ticket: str = ""  # before all of that
+    ticket: str = ""  # sent before all of these
 
 
 class PubSocket:
-    """A bound socket and its subscribers.
+    """A bound PUB socket and its subscribers.
 
     Args:
-        queue: Messages held for a subscriber before more are dropped.
-        selector: Where its sockets are registered; what that finds goes to `process_events`.
-        grants: Whose keys may have connections; None: anybody may have one.
-        crowd: Is told of those that there is no descriptor for.
+        queue: Messages queued for a subscriber before more are dropped.
+        selector: Where its sockets are registered; pass what it finds to `process_events`.
+        grants: The keys that may connect; None: no key is needed.
+        crowd: Counts connections rejected for lack of descriptors.
         copies: Of all connections of the publisher.
 
     Attributes:
-        asking: Who has subscribed since `receive_input` was asked, or said a word.
-        due: When `tick` has something to do.
+        asking: The subscribers with input that `receive_input` has not returned.
+        due: When `tick` must be called.
     """
 
     def __init__(
@@ -213,20 +211,20 @@ class PubSocket:
         self._connections: dict[int, SubscriberConnection] = {}
         self._subscribers: dict[
             bytes, list[SubscriberConnection]
-        ] = {}  # by topic, until any changes its mind
+        ] = {}  # by topic, until a subscription changes
         self.asking: dict[SubscriberConnection, None] = {}
         self._accepts = TokenBucket(ACCEPTS, 0.0)
         self._ping_at = self._hold_at = self.due = 0.0
-        self._accept_at = 0.0  # 0: it accepts
+        self._accept_at = 0.0  # 0: it is accepting
 
     def bind(self, endpoint: str, parameter: str, patience: float | None = None) -> str:
-        """Listen at an endpoint; return it with the port that was taken.
+        """Listen at an endpoint; return it with the actual port.
 
         Args:
-            endpoint, parameter, patience: As of `bound`.
+            endpoint, parameter, patience: See `bound`.
 
         Raises:
-            AddressError: It is taken, or makes no sense.
+            AddressError: It is in use, or invalid.
         """
         self._listener = bound(partial(Listener, endpoint), endpoint, parameter, patience)
         self._selector.register(self._listener.socket, selectors.EVENT_READ)
@@ -235,7 +233,7 @@ class PubSocket:
     def process_events(
         self, found: Iterable[tuple[selectors.SelectorKey, int]], now: float
     ) -> None:
-        """Accept, read and send what can be, as the selector has found."""
+        """Accept, read and send on the sockets that the selector has found ready."""
         for key, events in found:
             subscriber = key.data
             if not isinstance(subscriber, SubscriberConnection):
@@ -243,7 +241,7 @@ class PubSocket:
                     self._accept(self._listener, now)
                 continue
             try:
-                # What it said before is to be dealt with first, so that it takes no more memory.
+                # Earlier input is processed first, so that it needs no more memory.
                 if events & selectors.EVENT_READ and not subscriber.said and subscriber.read(now):
                     self.asking[subscriber] = None
                 if subscriber.changed:
@@ -258,7 +256,7 @@ class PubSocket:
                 self._hang_up(subscriber)
 
     def tick(self, now: float) -> None:
-        """Do what is due, a few times a second; `due` says when."""
+        """Perform what is due, a few times a second; `due` says when."""
         if self._listener is not None and self._accept_at and now >= self._accept_at:
             self._accept_at = 0.0
             self._selector.register(self._listener.socket, selectors.EVENT_READ)
@@ -275,7 +273,7 @@ class PubSocket:
         self.due = min(self._hold_at, self._ping_at, self._accept_at or self._ping_at)
 
     def receive_input(self) -> SubscriberInput | None:
-        """Return who has subscribed since, and to which topics; each once. And what it said."""
+        """Return what a subscriber has sent since the last call, if any has: each topic once."""
         if not self.asking:
             return None
         subscriber = next(iter(self.asking))
@@ -285,11 +283,11 @@ class PubSocket:
         return heard
 
     def admit(self, subscriber: SubscriberConnection, owner: tuple[str, str] | None) -> bool:
-        """Serve a connection of this worker, in place of any before; None: hang up.
+        """Serve a subscriber's connection, in place of any other of the same worker.
 
         Args:
-            outlet: One that has shown a ticket.
-            owner: Name and key of whose ticket that was.
+            outlet: A connection that has sent a ticket.
+            owner: Name and key of the ticket's owner; None (an unknown ticket): hang up.
         """
         if self._connections.get(subscriber.fileno()) is not subscriber:
             return False
@@ -303,16 +301,16 @@ class PubSocket:
         return True
 
     def screen(self) -> None:
-        """Hang up on those whose keys may not have connections any more."""  # K8
+        """Close the connections whose keys are not allowed any more."""  # K8
         for subscriber in list(self._connections.values()):
             owner, grants = subscriber.owner, self._grants
             if owner is not None and grants is not None and not grants.may_read(*owner):
                 self._hang_up(subscriber)
 
     def send(self, frames: Sequence[Buffer], now: float) -> None:
-        """Send to everybody who subscribed to the first frame; whoever lags behind loses it.
+        """Send to the subscribers of the first frame; one whose queue is full loses the message.
 
-        A last frame that is a view must be kept for as long as anybody is to get it.
+        If the last frame is a view, the caller must keep it for as long as it should be sent.
         """
         topic = frames[0]
         known = self._subscribers.get(topic) if isinstance(topic, bytes) else None
@@ -321,7 +319,7 @@ class PubSocket:
     def answer(
         self, subscriber: SubscriberConnection, frames: Sequence[Buffer], now: float
     ) -> None:
-        """Send to one who has subscribed, if it is still there."""
+        """Send to one subscriber, if it is still connected."""
         if self._connections.get(subscriber.fileno()) is subscriber:
             self._put([subscriber], frames, now)
 
@@ -340,7 +338,7 @@ class PubSocket:
                 self._hang_up(subscriber)
 
     def keep_up(self, topic: bytes) -> bool:
-        """Return whether some subscriber of a topic keeps up, or there is none."""
+        """True if some subscriber of a topic has an empty queue, or the topic has no subscriber."""
         subscribers = self.subscribers(topic)
         for subscriber in subscribers:
             if not subscriber.outgoing.queue:
@@ -348,7 +346,7 @@ class PubSocket:
         return not subscribers
 
     def subscribers(self, topic: bytes) -> list[SubscriberConnection]:
-        """Return those who subscribed to a topic, or to the beginning of it."""
+        """Return the subscribers of a topic, or of a prefix of it."""
         found = self._subscribers.get(topic)
         if found is None:
             beginnings = {topic[:size] for size in range(len(topic) + 1)}
@@ -360,13 +358,13 @@ class PubSocket:
         return found
 
     def withdraw(self, topics: Collection[bytes]) -> None:
-        """Forget what is not on its way yet of some topics: something newer takes its place."""
+        """Drop queued messages of some topics: newer ones replace them."""
         for subscriber in list(self._connections.values()):
-            if subscriber.watched != selectors.EVENT_READ:  # else nothing waits there
+            if subscriber.watched != selectors.EVENT_READ:  # otherwise its queue is empty
                 subscriber.outgoing.withdraw(topics)
 
     def close(self, linger: float) -> None:
-        """Hang up; what is on its way gets so many seconds."""
+        """Close all connections; queued messages get `linger` seconds to be sent."""
         if self._listener is not None:
             if not self._accept_at:
                 self._selector.unregister(self._listener.socket)
@@ -382,7 +380,7 @@ class PubSocket:
             self._hang_up(subscriber)
 
     def close_in_child(self) -> None:
-        """Close what a forked child has inherited; the parent goes on."""
+        """Close the descriptors that a forked child has inherited; the parent is not affected."""
         if self._listener is not None:
             self._listener.socket.close()
         for subscriber in self._connections.values():
@@ -408,7 +406,7 @@ class PubSocket:
             self._pause(listener.socket, now)
             return
         connection.setblocking(False)
-        with contextlib.suppress(OSError):  # it is gone already, which the first look will tell
+        with contextlib.suppress(OSError):  # it is closed already, which the first read will show
             _tune(connection)
         subscriber = SubscriberConnection(
             connection,
@@ -422,7 +420,7 @@ class PubSocket:
         self._selector.register(connection, subscriber.watched, subscriber)
 
     def _pause(self, listener: socket.socket, now: float) -> None:
-        """Have the kernel keep who comes next for a while."""
+        """Leave new connections in the kernel's backlog for a while."""
         self._accept_at = now + ACCEPT_SECONDS
         self.due = min(self.due, self._accept_at)
         self._selector.unregister(listener)
@@ -432,14 +430,14 @@ class PubSocket:
         self._watch(subscriber)
 
     def _watch(self, subscriber: SubscriberConnection) -> None:
-        """Have the selector wait until the rest can be sent, if there is any."""
+        """Have the selector wait for room, if anything is unsent."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if subscriber.outgoing.unsent else 0)
         if subscriber.watched != events:
             subscriber.watched = events
             self._selector.modify(subscriber, events, subscriber)
 
     def _look_after(self, now: float) -> None:
-        """Ask everybody for a sign of life; hang up on whoever gave none for long."""
+        """Ping all subscribers; close the connections that were silent for too long."""
         for subscriber in list(self._connections.values()):
             if now - subscriber.outgoing.alive_at >= SILENCE_SECONDS:
                 self._hang_up(subscriber)
@@ -453,7 +451,7 @@ class PubSocket:
                 self._hang_up(subscriber)
 
     def _drop(self, subscriber: SubscriberConnection) -> None:
-        """A subscriber does not read, and too much is kept for those that do not."""
+        """Close a connection that does not read: too many bytes are copied for such connections."""
         self._turned_away.warn(NOT_READ, time.monotonic())
         self._hang_up(subscriber)
 
@@ -466,7 +464,7 @@ class PubSocket:
 
 
 def _host_of(connection: socket.socket) -> str:
-    """Return where a connection comes from; empty over ipc, or if it is gone already."""
+    """Return the host of a connection; empty over ipc, or if it is closed already."""
     try:
         peer: tuple[str, int] | str | bytes = connection.getpeername()
     except OSError:

@@ -1,11 +1,12 @@
-"""The publisher's thread: it owns the sockets, moves frames, and lets the machine decide.
+"""The publisher's thread: it owns the sockets, passes messages, and lets the machine decide.
 
-Any thread hands it work through `submit` and the other calls below, and waits for a future or a
-reply. If the thread ends, for whatever reason, each that is still open fails with the reason.
+Any thread passes work to it through `submit` and the other methods below, and waits for a future or
+a reply. If the thread ends, for any reason, every open future fails with that reason.
 
-No exception that one message, effect or call causes ends it: that is a warning with its cause, and
-what it was about is given up by name (`publisher/faults.py`). An exception in what a call handed in
-goes to that call. The thread ends where turn after turn fails, since then nothing moves any more.
+An exception from one message, effect or call does not end the thread: it is logged as a warning
+with its cause, and only the affected item fails (`publisher/faults.py`). An exception from a
+caller's function is raised to that caller. The thread ends when turn after turn fails: it makes no
+progress then.
 """
 
 import contextlib
@@ -61,32 +62,32 @@ from .threads import IoThread
 
 log = logging.getLogger("weightbus.publisher")
 
-TICK = 0.1  # seconds between two looks at the clock when nothing happens
-HELD_UP = 1.0  # seconds, or a ping, after which a tick that is late waits for words of workers
-BATCH = 64  # messages taken from one socket before the other gets a turn
-FAILED_TURNS_MAX = 16  # in a row, before the thread ends: what fails for a moment has passed
+TICK = 0.1  # seconds between two ticks while idle
+HELD_UP = 1.0  # seconds, or a ping interval: a tick later than this first waits for messages
+BATCH = 64  # messages taken from one socket before the other is served
+FAILED_TURNS_MAX = 16  # in a row, before the thread ends: a temporary failure has passed by then
 PUSHING = "pushing a version, which workers fetch instead,"
 UNREADABLE = "the publisher cannot read its bytes, as its log says"
 DEFECT = "this is a defect of weightbus, please report it"
 
 T = TypeVar("T")
-Condition = Callable[[PublisherMachine, float], bool]  # of the machine at a time
+Condition = Callable[[PublisherMachine, float], bool]  # of the machine, at a time
 
 
 class PublisherLoop:
-    """A publisher, running once it is started.
+    """A publisher, which runs once it is started.
 
     Args:
-        machine: What decides.
-        sockets: What carries; the loop closes them.
-        keeper: What outlives the publisher, if anything does.
-        restored: What one before has left, to be offered first of all.
-        sealer: Seals what goes out, if anything does.
+        machine: Makes the decisions.
+        sockets: Carry the messages; the loop closes them.
+        keeper: Stores versions beyond the publisher's lifetime; None if nothing does.
+        restored: Versions of an earlier publisher, which are offered first.
+        sealer: Seals outgoing messages; None if they are not sealed.
 
     Attributes:
-        over: Set once it has ended.
-        leaving: It has ended, or is about to.
-        known: What any thread may know; no other than the loop's reads the machine.
+        over: Set once the thread has ended.
+        leaving: The thread has ended, or is about to.
+        known: The view of the machine for any thread; only the loop's thread reads the machine.
     """
 
     def __init__(
@@ -107,33 +108,33 @@ class PublisherLoop:
         self._unasked = RateLimitedWarning(
             log, "a publish failed, and nobody asked for its result: %s"
         )
-        self._faults: dict[str, RateLimitedWarning] = {}  # by place, of which there are a few
-        self._broken: deque[Follows] = deque()  # what follows from faults, at the end of the turn
+        self._faults: dict[str, RateLimitedWarning] = {}  # by place, of which there are few
+        self._broken: deque[Follows] = deque()  # consequences of failures, applied after the turn
         self._faulty = False  # something failed in this turn
         self._watchers: list[tuple[Condition, Future[None]]] = []
         self._listeners: list[EventCallback] = []
         self.leaving = self._held_up = False
         self._ended: BaseException | None = None
         self.over = threading.Event()
-        # Between taking work in and ending; a signal handler may hand work over in the middle.
+        # Held to enqueue work and to end; reentrant, since a signal handler may enqueue work.
         self._lock = threading.RLock()
         self._thread = IoThread(self._run, "weightbus-publisher")
 
     # For any thread.
 
     def start(self) -> None:
-        """Begin; if this raises, it is over, and the sockets are closed."""
+        """Start the thread; if this raises, the loop has ended and the sockets are closed."""
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
             self._thread.start()
             undo.pop_all()
 
     def promise(self) -> "Promise":
-        """Return the future of a publication that is to be submitted with it."""
+        """Return the future to pass to `submit`."""
         return Promise(self._unasked)
 
     def submit(self, offer: Offer, terms: Terms, started: float, answer: "Promise | Reply") -> None:
-        """Publish; the answer is the receipt, or a PublishError with it."""
+        """Publish; the answer gets the receipt, or a PublishError that contains it."""
 
         def work(now: float) -> None:
             number = self._count = self._count + 1
@@ -161,27 +162,27 @@ class PublisherLoop:
 
     @property
     def busy(self) -> bool:
-        """Whether a publish is under way."""
+        """True while a publish is in progress."""
         return bool(self._open)
 
     def check(self) -> None:
-        """Check that the thread is there.
+        """Check that the thread is running.
 
         Raises:
-            ClosedError: It is not, any more; the cause says why.
+            ClosedError: It has ended; the cause says why.
         """
         if self.leaving:
             raise self._closed()
 
     def decide(self, how: Callable[[PublisherMachine, float], list[Effect]]) -> None:
-        """Have the machine decide on something soon, and do what it wants."""
+        """Have the machine make a decision soon, and perform the effects."""
 
         self._ask(lambda now: self._perform(how(self._machine, now), now))
 
     def make_room(
         self, model: str, among: Collection[Snapshot], replaces_latest: bool, timeout: float
     ) -> bool:
-        """Have one of these snapshots given up for another; return whether one is.
+        """Give up one of these snapshots for another; return whether one was given up.
 
         Raises:
             ClosedError: The publisher is closed.
@@ -198,39 +199,39 @@ class PublisherLoop:
             return False
 
     def rekey(self) -> None:
-        """Seal what comes with another group key, which those who are let in are told."""
+        """Rotate the group key; workers with a session receive the new one."""
         self._ask(self._rekey)
 
     def status(self) -> "Future[tuple[WorkerStatus, ...]]":
-        """Ask who is there."""
+        """Request the status of all workers."""
         return self._ask(lambda now: self._machine.status(now))
 
     def unknown(self, names: Collection[str]) -> "Future[str]":
-        """Ask which of some names no worker has had; see `absent.unknown`."""
+        """Request which of some names no worker has had; see `absent.unknown`."""
         return self._ask(lambda _: absent.unknown(self._machine.state, names))
 
     def observe(self, asked: Observe) -> "Future[RosterPage]":
-        """Ask what an observer is told."""
+        """Request the answer for an observer."""
         return self._ask(lambda now: self._machine.observers.pages(asked, now)[0])
 
     def takers(
         self, model: str, workers: Collection[str] | None, *, shared: bool
     ) -> "Future[list[Taker]]":
-        """Ask who takes patches; see `Roster.takers`."""
+        """Request the workers that accept patches; see `Roster.takers`."""
         return self._ask(lambda _: self._machine.state.roster.takers(model, workers, shared=shared))
 
     def committed(self, promise: "Promise") -> "Future[tuple[int, int] | None]":
-        """Ask for epoch and number of a `together` publish that its workers are to apply."""
+        """Request epoch and number of a `together` publish that its workers must apply."""
         return self._ask(lambda _now: promise.committed)
 
     def watch(self, condition: Condition) -> "Future[None]":
-        """Return a future that is done once the machine fulfils a condition, asked in each turn."""
+        """Return a future that is done once a condition holds, which is checked in each turn."""
         future: Future[None] = Future()
         self._hand_over(lambda _now: self._watchers.append((condition, future)), future)
         return future
 
     def listen(self, listener: EventCallback) -> "Future[None]":
-        """Tell a listener what becomes of workers, and first of those that are there already."""
+        """Send events of workers to a listener; first one for each worker that is present."""
 
         def work(now: float) -> None:
             for status in self._machine.status(now):
@@ -243,7 +244,7 @@ class PublisherLoop:
         return self._ask(work)
 
     def unlisten(self, listener: EventCallback) -> None:
-        """Tell a listener nothing more."""
+        """Send no more events to a listener."""
 
         def work(_now: float) -> None:
             if listener in self._listeners:
@@ -253,7 +254,7 @@ class PublisherLoop:
         self._ask(work)
 
     def close(self, timeout: float = 10.0) -> None:
-        """End the thread; open publishes are resolved as they stand."""
+        """End the thread; open publishes are resolved with their current state."""
         self.stop()
         if self._thread.give_up(timeout):
             self._end(ClosedError("it was never started"))
@@ -261,14 +262,14 @@ class PublisherLoop:
             listener.join(CLOSE_SECONDS)
 
     def stop(self) -> bool:
-        """Have the thread end as soon as it can; return False if somebody has done so before."""
+        """End the thread as soon as possible; return False if it was stopped before."""
         before, self.leaving = self.leaving, True
         self._sockets.leaving = True
         self._sockets.wake()
         return not before
 
     def _ask(self, question: Callable[[float], T]) -> "Future[T]":
-        """Have the thread do something, and say what comes of it."""
+        """Return the future of a function's result, which the thread calls soon."""
         future: Future[T] = Future()
 
         def work(now: float) -> None:
@@ -334,7 +335,7 @@ class PublisherLoop:
             *(f for _, f in work),
         ]
         for future in waiting:
-            with contextlib.suppress(InvalidStateError):  # it is done, or given up
+            with contextlib.suppress(InvalidStateError):  # it is done, or cancelled
                 future.set_exception(self._closed())
         for listener in self._listeners:
             listener.end()
@@ -343,8 +344,8 @@ class PublisherLoop:
         self._sockets.close()
 
     def _turn(self, next_tick: float) -> float:
-        """Take what there is, push what may be pushed, tick when it is time."""
-        if self._work:  # before anything else: somebody waits for it
+        """Process what is ready, push what may be pushed, and tick when it is time."""
+        if self._work:  # first, since a caller waits for it
             self._do_work(time.monotonic())
         pushes = self._machine.state.pushes
         busy = self._work or self._unhurried.waiting or (pushes and self._with_room())
@@ -364,7 +365,7 @@ class PublisherLoop:
         if now >= next_tick:
             grace = min(self._machine.state.timing.ping, HELD_UP)
             self._held_up = now - next_tick >= grace and not self._held_up
-            if self._held_up:  # with the whole host, perhaps: nobody was silent but who still is
+            if self._held_up:  # the host may have been suspended: judge silence later
                 return now + grace
             self._tick(now)
             return now + TICK
@@ -372,7 +373,7 @@ class PublisherLoop:
 
     def _tick(self, now: float) -> None:
         if self._machine.state.malformed != self.known.malformed:
-            self._take_note(now)  # not for each: there may be a flood
+            self._take_note(now)  # not for each message: there may be a flood
         for number, step in self._steps(now):
             try:
                 self._perform(step(), now)
@@ -385,13 +386,13 @@ class PublisherLoop:
         self._look(now)
 
     def _steps(self, now: float) -> Iterator[tuple[int | None, Callable[[], list[Effect]]]]:
-        """Yield what is due, and the call that it is about; each may fail without the others."""
+        """Yield what is due, each with its publish, if any; one may fail without the others."""
         yield None, lambda: self._machine.crowded(self._sockets.turned_away(now), now)
         yield from self._machine.steps(now)
         yield None, self._machine.freed
 
     def _push(self, now: float) -> None:
-        """Push a burst, if there is room and nobody wants to publish."""
+        """Push a burst, if there is room and no publish waits."""
         topics = [] if self._work else self._with_room()
         if topics:
             try:
@@ -403,7 +404,7 @@ class PublisherLoop:
                 self._perform(effects, now)
 
     def _go_on(self, now: float) -> None:
-        """Hash, or compare, a little more."""
+        """Hash or compare one more piece."""
         try:
             effects = self._unhurried.go_on(now)
         except Exception as error:
@@ -413,7 +414,7 @@ class PublisherLoop:
             self._perform(effects, now)
 
     def _with_room(self) -> list[bytes]:
-        """Return the topics of what is being pushed for which somebody's connection has room."""
+        """Return the topics being pushed for which some connection has room."""
         keep_up = self._sockets.data.keep_up
         try:
             return [topic for topic in self._machine.ready if keep_up(topic)]
@@ -424,19 +425,19 @@ class PublisherLoop:
 
     def _do_work(self, now: float) -> None:
         while self._work:
-            work, future = self._work[0]  # if the thread ends here, whoever waits is told why
+            work, future = self._work[0]  # still queued: if the thread ends here, the future fails
             try:
                 work(now)
             except Exception as error:
                 self._warn("what a call handed in", error, now)
-                with contextlib.suppress(InvalidStateError):  # it is given up, or answered
+                with contextlib.suppress(InvalidStateError):  # it is cancelled, or done
                     future.set_exception(error)
             self._work.popleft()
             if self._watchers:
                 self._look(now)
 
     def _take_messages(self, now: float) -> bool:
-        """Take what workers say; return whether that was all there is."""
+        """Process control messages; return whether all were taken."""
         for _ in range(BATCH):
             identity = b""
             try:
@@ -448,7 +449,7 @@ class PublisherLoop:
             except Exception as error:
                 self._warn("taking a message of a worker, whose session ends,", error, now)
                 if not identity:
-                    return False  # who knows of whom there is more
+                    return False  # unknown: there may be more
                 self._broken.append(partial(self._machine.drop, identity, _why(error)))
                 continue
             if effects:
@@ -464,7 +465,7 @@ class PublisherLoop:
             self._perform(effects or [], now)
 
     def _take_heard(self, now: float) -> None:
-        """Take what workers say; tell whoever has subscribed that it is heard, and nobody else."""
+        """Process subscribers' input; answer a subscription with a beacon to it alone."""
         data = self._sockets.data
         for _ in range(BATCH):
             found = None
@@ -551,14 +552,14 @@ class PublisherLoop:
             self._look(now)
 
     def _take_note(self, now: float) -> None:
-        """Have other threads know how things are."""
+        """Update the view that other threads read."""
         known = self._try("saying who is there", self._machine.known, now)
         self.known = known if known is not None else self.known
 
-    # Where something fails.
+    # Failures.
 
     def _warn(self, at: str, error: Exception, now: float) -> None:
-        """Say that something failed, and go on; what follows from that is done after this turn."""
+        """Log a failure, and go on; its consequences are applied after this turn."""
         self._faulty = True
         warning = self._faults.get(at)
         if warning is None:
@@ -567,7 +568,7 @@ class PublisherLoop:
         warning.warn(repr(error), now, error)
 
     def _try(self, at: str, step: Callable[[], T], now: float) -> T | None:
-        """Take a step that may fail; None if it does."""
+        """Return a step's result; None if it raises."""
         try:
             return step()
         except Exception as error:
@@ -575,7 +576,7 @@ class PublisherLoop:
             return None
 
     def _not_performed(self, effect: Effect, error: Exception, now: float) -> None:
-        """What the machine wanted done was not: give up what depends on it, after this turn."""
+        """Handle an effect that failed: what depends on it fails, after this turn."""
         kind = type(effect).__name__
         self._warn(f"what it does at {kind}", error, now)
         match effect:
@@ -587,10 +588,10 @@ class PublisherLoop:
             case Stamp(version):
                 self._machine.unshared(version)
             case _:
-                pass  # a `Resolve` is missed below; of all others there are repetitions, or few
+                pass  # a lost `Resolve` is detected below; other effects are repeated, or rare
 
     def _give_up_what_is_broken(self, now: float) -> None:
-        """Do what follows from what has failed, and see that nobody waits for what was lost."""
+        """Apply the consequences of failures, and fail each publish whose result was lost."""
         while self._broken:
             effects = self._try("giving that up", partial(self._broken.popleft(), now), now)
             self._perform(effects or [], now)
@@ -599,15 +600,15 @@ class PublisherLoop:
         self._faulty = False
 
     def _fail(self, number: int, error: Exception, now: float) -> None:
-        """Fail a call: what became of it cannot be said."""
+        """Fail a publish whose result is unknown."""
         self._try("forgetting a call", partial(self._machine.forget, number), now)
         answer = self._open.pop(number, None)
-        with contextlib.suppress(InvalidStateError):  # it is given up
+        with contextlib.suppress(InvalidStateError):  # it is cancelled
             if answer is not None and answer.set_running_or_notify_cancel():
                 answer.set_exception(error)
 
     def _rekey(self, now: float) -> None:
-        """Have what comes read by those alone who are told another key from now on."""
+        """Rotate the group key: only workers that receive it can read later messages."""
         if self._sealer is not None:
             self._sealer.rekey(now)
             self._perform(self._machine.rekeyed(), now)
@@ -618,7 +619,7 @@ class PublisherLoop:
             self._perform(self._machine.unreachable(send.to, now), now)
 
     def _tell(self, notice: Notice, now: float) -> None:
-        """Tell whoever listens what became of a worker."""
+        """Send an event of a worker to all listeners."""
         if self._listeners and notice.kind in EVENT_KINDS:
             status = self._machine.status_of(notice.worker, now)
             kind = cast("EventKind", notice.kind)
@@ -640,19 +641,19 @@ class PublisherLoop:
             future.set_exception(PublishError(effect.shortfall, effect.receipt))
 
     def _look(self, now: float) -> None:
-        """Tell whoever waits for a state of the roster."""
+        """Resolve the watchers whose condition holds."""
         for watcher in list(self._watchers):
             condition, future = watcher
             try:
                 met = future.done() or condition(self._machine, now)
-            except Exception as error:  # it is the caller's code
+            except Exception as error:  # raised by the caller's code
                 self._watchers.remove(watcher)
                 if future.set_running_or_notify_cancel():
                     future.set_exception(error)
                 continue
             if met:
                 self._watchers.remove(watcher)
-                # Whoever waited may give up this very moment; a cancelled future takes no result.
+                # The waiting thread may cancel now, and a cancelled future accepts no result.
                 if future.set_running_or_notify_cancel():
                     future.set_result(None)
 
@@ -662,39 +663,39 @@ def _why(error: Exception) -> str:
 
 
 class Reply:
-    """The receipt that one thread waits for: as a future, with none of the calls of one."""
+    """The receipt that one thread waits for: a minimal future."""
 
     def __init__(self) -> None:
-        self._open = threading.Lock()  # held until it is here
+        self._open = threading.Lock()  # held until the result is here
         self._open.acquire()
         self._receipt: Receipt
         self._error: BaseException | None = None
 
     def set_running_or_notify_cancel(self) -> bool:
-        """Return whether it is still wanted."""
+        """Return whether the result is still wanted: always."""
         return True
 
     def set_result(self, receipt: Receipt) -> None:
-        """The receipt is here."""
+        """Set the receipt."""
         self._receipt = receipt
         self._open.release()
 
     def set_exception(self, error: BaseException) -> None:
-        """There is none; no error takes the place of what is here already."""
+        """Set the error, unless there is a result already."""
         if self._open.locked():
             self._error = error
             self._open.release()
 
     def done(self) -> bool:
-        """Return whether it is here, or never will be."""
+        """True once there is a receipt or an error."""
         return not self._open.locked()
 
     def result(self, timeout: float) -> Receipt:
-        """Wait for it.
+        """Wait for the receipt.
 
         Raises:
-            TimeoutError: It was not here in so many seconds.
-            BaseException: What it failed with.
+            TimeoutError: It was not set within `timeout` seconds.
+            BaseException: The error that was set.
         """
         if not self._open.acquire(timeout=timeout):
             raise FutureTimeout
@@ -705,17 +706,16 @@ class Reply:
 
 
 class Promise(Future[Receipt]):
-    """What `publish_async` returns: a receipt to come, which says so once if nobody asks of it.
+    """The future of `publish_async`, which warns of a failure that no caller asks for.
 
-    Whoever publishes and goes on may drop it. That a publish has failed would then be known to
-    nobody, so it is a warning in the log, of which there is one from time to time.
+    A caller may publish and drop the future. A failed publish would then go unnoticed, so it is
+    logged as a rate-limited warning.
 
     Args:
         unclaimed: The warning for a failed publish whose result no caller asks for.
 
     Attributes:
-        publication: The call of a `together` publish, from when its weights are here until it is
-            over.
+        publication: The call of a `together` publish, from when its weights are here to its end.
     """
 
     def __init__(self, unclaimed: RateLimitedWarning) -> None:
@@ -726,9 +726,9 @@ class Promise(Future[Receipt]):
 
     @property
     def committed(self) -> tuple[int, int] | None:
-        """Epoch and number of a `together` publish that its workers are to apply.
+        """Epoch and number of a `together` publish that its workers must apply.
 
-        Only the publisher's thread asks.
+        Only the publisher's thread may read it.
         """
         publication = self.publication
         if publication is None:
@@ -736,7 +736,7 @@ class Promise(Future[Receipt]):
         return publication.version.key if publication.decision == "commit" else None
 
     def over(self) -> None:
-        """Hold on to nothing of the version, for as long as the receipt is kept."""
+        """Drop all references to the version, for as long as the receipt is kept."""
         if self.publication is not None and self.publication.decision != "open":
             self._committed, self.publication = self.committed, None
 
@@ -744,20 +744,20 @@ class Promise(Future[Receipt]):
         """Wait for the receipt; see `Future`.
 
         Raises:
-            ClosedError: It is still to come, and not to this process, which was forked.
+            ClosedError: It is not set, and this process was forked from the one that will set it.
         """
         self._check_process()
         self._asked = True
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for what it failed with, if it did; see `Future` and `result`."""
+        """Wait for the error of a failed publish; see `Future` and `result`."""
         self._check_process()
         self._asked = True
         return super().exception(timeout)
 
     def add_done_callback(self, fn: Callable[[Future[Receipt]], Any]) -> None:
-        """Call this once it is done; see `Future`."""
+        """Call a function once the result is set; see `Future`."""
         self._asked = True
         super().add_done_callback(fn)
 

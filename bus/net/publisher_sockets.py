@@ -1,6 +1,6 @@
-"""The sockets of a publisher: a ROUTER (control) and a PUB (data), both of our own.
+"""The sockets of a publisher: a ROUTER (control) and a PUB (data), both our own.
 
-They belong to one thread, but for `wake`. Nothing blocks but `poll`, for the time given.
+They belong to one thread, except `wake`. Only `poll` blocks, for the time given.
 """
 
 import contextlib
@@ -23,12 +23,12 @@ from .pub import PubSocket
 from .router import Router
 from .threads import Waker, new_selector
 
-LINGER_SECONDS = 0.2  # what is on its way when a publisher closes gets this
+LINGER_SECONDS = 0.2  # for messages in transit when a publisher closes
 PUB_QUEUE = 1_000  # messages per subscriber before more are dropped; the bytes are the version's
 
 
 class Found(NamedTuple):
-    """What `poll` found: a control message, a word of a subscriber, a closed connection."""
+    """What `poll` found: control messages, subscribers' input, closed connections."""
 
     control: bool
     data: bool
@@ -39,22 +39,22 @@ class PublisherSockets:
     """The bound sockets.
 
     Args:
-        address: Where the control socket is bound.
-        data: Where the data socket is bound; None: beside it.
-        queue: Messages held for a subscriber before more are dropped.
+        address: Where to bind the control socket.
+        data: Where to bind the data socket; None: derived from the address.
+        queue: Messages queued for a subscriber before more are dropped.
         secret: The publisher's secret key; empty: it has none.
-        grants: With it, whose keys may come.
+        grants: With it, the keys that may connect.
 
     Attributes:
-        address, data_address: Where they are bound, with the ports that were taken.
+        address, data_address: Where they are bound, with the actual ports.
         data: The subscribers.
         broadcast: Publishes to them: see `PubSocket.send`.
         leaving: Whether they are about to be closed.
-        wake: Makes a `poll` in another thread return.
+        wake: Interrupts a `poll` in another thread.
 
     Raises:
-        AddressError: An address makes no sense, or is taken.
-        KeysError: There are keys, and no cryptography for them.
+        AddressError: An address is invalid, or in use.
+        KeysError: There are keys, but the cryptography library is missing.
         OSError: Too few descriptors are left.
     """
 
@@ -99,7 +99,7 @@ class PublisherSockets:
         try:
             return self.data.bind(beside, "data", patience=0.0)
         except AddressError:
-            # It is taken, but any port would have done for control, so any does for data.
+            # It is in use; but control may have any port, and so may data.
             return self.data.bind(endpoints.resolve("tcp://*:0", self.address), "data")
 
     @property
@@ -108,7 +108,7 @@ class PublisherSockets:
         return self._router.key
 
     def poll(self, seconds: float) -> Found:
-        """Wait for something to arrive, or for `wake`."""
+        """Wait for a message, or for `wake`."""
         data, router = self.data, self._router
         due = min(router.due, router.ending_at)
         at_once = data.asking or router.ready or router.gone
@@ -135,40 +135,40 @@ class PublisherSockets:
         return self._router.receive(time.monotonic())
 
     def send(self, identity: bytes, frames: Sequence[Buffer]) -> bool:
-        """Send to one worker; return False if its connection is gone.
+        """Send to one worker; return False if its connection is closed.
 
-        A worker that does not read loses the message once its queue is full, as with any loss.
+        If a worker does not read and its queue is full, the message is lost, as any may be.
         """
         return self._router.send(identity, frames, time.monotonic())
 
     def hang_up(self) -> None:
-        """Close the connection of the message that was received last."""
+        """Close the connection of the last message."""
         self._router.hang_up()
 
     def turned_away(self, now: float) -> str:
-        """Say for which newcomers there was no descriptor lately; empty if there were none."""
+        """Return a report of recent connections rejected for lack of descriptors; else empty."""
         return self._crowd.text(now)
 
     def follow(self, pid: int) -> None:
-        """The message that was received last is a worker's, whose process is `pid`."""
+        """Find the process of the last message's sender, a worker that has reported `pid`."""
         self._router.follow(pid)
 
     def take_closed(self, now: float) -> list[tuple[bytes, str]]:
-        """Return the identities of closed connections, and whose process has ended, in words.
+        """Return the identities of closed connections, each with a text if its process has ended.
 
-        Take all messages first: what a connection brought before its end is among them.
+        Take all messages first: the last ones of a closed connection are among them.
         """
         return self._router.take_closed(now)
 
     def close_in_child(self) -> None:
-        """Close what a forked child has inherited, see `inheritance`."""
+        """Close the descriptors that a forked child has inherited, see `inheritance`."""
         self.data.close_in_child()
         self._router.close_in_child()
         self._selector.close()
         self._waker.close()
 
     def close(self) -> None:
-        """Close everything; what is on its way gets a moment."""
+        """Close everything; messages in transit get a moment."""
         keep_in_children(self)
         self.data.close(LINGER_SECONDS)
         self._router.close(LINGER_SECONDS)

@@ -1,7 +1,8 @@
-"""Where the worker's thread leaves versions that are ready, and the user's thread takes them.
+"""Passes ready versions from the worker's thread to the user's thread.
 
-At most one version of a model waits here: a newer one takes its place. Whoever waits for one lends
-its *turn*: the worker's thread may apply it in its stead, and then wakes it with what came of that.
+At most one version of a model waits here: a newer one replaces it. A thread that waits for a
+version lends its `Waiter`: the worker's thread may apply the version in that thread's place, and
+then wakes it with the result.
 """
 
 import math
@@ -19,73 +20,73 @@ from ..staged import StagedVersion
 
 
 class Waiter:
-    """Somebody waits for a version, which another thread may apply; and what came of that.
+    """A thread that waits for a version, which another thread may apply; and the result of that.
 
-    It is woken by a lock of its own. By a condition it was woken twice, as whoever wakes it still
-    has the lock that it needs.
+    Each has a lock of its own to be woken by. A condition woke it twice, since the waking thread
+    still held the lock that it needed.
 
     Attributes:
-        models: Of these alone; None: of any.
-        lent: Whether it has one.
-        over: Whether that is done.
-        update: What was applied, if anything was.
-        error: What is to be raised.
+        models: The models that it waits for; None: any.
+        lent: Another thread is applying the version, or has applied it.
+        over: That has ended.
+        update: The update that was applied, if any.
+        error: The exception to raise.
     """
 
     __slots__ = ("_asleep", "claimed", "error", "models", "over", "update")
 
     def __init__(self, models: frozenset[str] | None) -> None:
         self.models, self.claimed, self.over = models, False, False
-        self._asleep = threading.Lock()  # until it is to look again
+        self._asleep = threading.Lock()  # held while it sleeps
         self._asleep.acquire()
         self.update: Any = None
         self.error: BaseException | None = None
 
     def end(self, update: object, error: BaseException | None = None) -> None:
-        """Leave what came of it; whoever waits sees that when it is woken."""
+        """Set the result; the waiting thread returns it once it is woken."""
         self.update, self.error = update, error
         self.over = True
 
     def wake(self) -> None:
-        """Have whoever waits look again."""
+        """Wake the waiting thread, to check again."""
         try:
             self._asleep.release()
         except RuntimeError:  # it is awake
             return
 
     def wait(self, seconds: float = threading.TIMEOUT_MAX) -> bool:
-        """Wait until it is woken, for so many seconds at most; return whether it was."""
+        """Wait for `wake`, for at most `seconds`; return whether it was woken."""
         return self._asleep.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX))
 
 
 class ReadyQueue:
-    """A meeting point of two threads.
+    """A queue of ready versions between two threads.
 
     Attributes:
-        lock: Of what is here.
-        changed: Told also when a version runs, or does no more.
+        lock: Protects all of it.
+        changed: Notified of every change, also when the running version changes.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self._ready: dict[str, StagedVersion] = {}
-        self._waiters: list[Waiter] = []  # that nobody has
-        self._claimed: list[Waiter] = []  # whose owners are to be woken yet
-        self._kept: deque[Waiter] = deque(maxlen=MODELS_MAX)  # of those that went away
+        self._waiters: list[Waiter] = []  # not lent
+        self._claimed: list[Waiter] = []  # lent, and to be woken
+        self._kept: deque[Waiter] = deque(maxlen=MODELS_MAX)  # results that no thread waited for
         self._errors: deque[ApplyError] = deque(maxlen=MODELS_MAX)
         self._refusal: RefusedError | AddressError | None = None
         self._closed: BaseException | None = None
         self.joined_epoch = 0
-        self.asked = False  # whether anybody ever came to take a version
-        self._awaited: set[tuple[str, int, int]] = set()  # versions that are wanted, and no others
-        self._whole: dict[tuple[str, int, int], StagedVersion] = {}  # that wait for a commit
+        self.asked = False  # whether any thread ever asked for a version
+        self._awaited: set[tuple[str, int, int]] = set()  # versions awaited by number
+        self._whole: dict[tuple[str, int, int], StagedVersion] = {}  # staged, waiting for a commit
         self._flushed = 0
 
     # For the worker's thread.
 
     def put(self, staged: StagedVersion) -> StagedVersion | None:
-        """Leave a version; return the older one that it replaces, if any."""
+        """Put a version; return the older one that it replaces, if any."""
         with self.lock:
             older = self._ready.pop(staged.model, None)
             self._ready[staged.model] = staged
@@ -93,7 +94,7 @@ class ReadyQueue:
             return older
 
     def claim(self, model: str) -> Waiter | None:
-        """Return the turn of whoever waits for this model, which is to be ended; see `wake`."""
+        """Return the turn of a thread that waits for this model; `end` it, and then call `wake`."""
         with self.lock:
             for waiter in self._waiters if self._closed is None else ():
                 if waiter.models is None or model in waiter.models:
@@ -104,12 +105,12 @@ class ReadyQueue:
             return None
 
     def wake(self) -> None:
-        """Have whoever lent a turn that was borrowed see what came of it."""
+        """Wake the threads whose turns were borrowed, to see the result."""
         while self._claimed:
             self._claimed.pop().wake()
 
     def put_back(self, staged: StagedVersion) -> bool:
-        """Leave a version again that was taken; return False if a newer one has come meanwhile."""
+        """Put back a version that was taken; return False if a newer one has arrived meanwhile."""
         with self.lock:
             if staged.model in self._ready:
                 return False
@@ -118,7 +119,7 @@ class ReadyQueue:
             return True
 
     def whole(self, staged: StagedVersion) -> None:
-        """A version that is wanted alone is here, and waits for its publisher to commit it."""
+        """Put a staged version that is awaited, and waits for its publisher to commit it."""
         with self.lock:
             awaited = (staged.model, *staged.key)
             if awaited in self._awaited:
@@ -126,39 +127,39 @@ class ReadyQueue:
                 self._tell()
 
     def flush(self, mark: int) -> None:
-        """The publisher has heard what was said before this mark."""
+        """Note that the publisher has received all messages before this mark."""
         with self.lock:
             self._flushed = max(self._flushed, mark)
             self._tell()
 
     def reject(self, error: ApplyError) -> None:
-        """Leave word that a version could not be taken; once for each version."""
+        """Report a version that could not be applied; once for each version."""
         with self.lock:
             key = (error.model, error.epoch, error.version)
             if error.code == "gone" and key not in self._awaited:
-                return  # whoever wanted it does not wait any more
+                return  # it is not awaited any more
             if key not in [(e.model, e.epoch, e.version) for e in self._errors]:
                 self._errors.append(error)
                 self._tell()
 
     def refuse(self, error: RefusedError) -> None:
-        """Leave word that the publisher refuses this worker."""
+        """Report that the publisher refuses this worker."""
         with self.lock:
             self._refusal = error
             self._tell()
 
     @property
     def refused(self) -> bool:
-        """Whether the publisher refuses this worker, or has no address."""
+        """Whether the publisher refuses this worker, or its host has no address."""
         return self._refusal is not None
 
     @property
     def unasked(self) -> StagedVersion | None:
-        """A version that is ready, where nobody ever came to take any."""
+        """A version that is ready, if no thread ever asked for one."""
         return None if self.asked else next(iter(self._ready.values()), None)
 
     def unknown(self, text: str) -> None:
-        """Leave word that the publisher's host is not known; empty: it is, or may yet be."""
+        """Report that the publisher's host has no address; empty: it has one, or may get one."""
         before = self._refusal if isinstance(self._refusal, AddressError) else None
         if text == (str(before) if before is not None else ""):
             return
@@ -170,19 +171,19 @@ class ReadyQueue:
                 self._refusal = None
 
     def join(self, epoch: int) -> None:
-        """The publisher has let this worker in."""
+        """Note that a session has begun."""
         with self.lock:
             self._refusal, self.joined_epoch = None, epoch
             self._tell()
 
     def close(self, reason: BaseException) -> None:
-        """Nothing more will come, for this reason; the first one counts."""
+        """Report that no version will come any more; only the first reason counts."""
         with self.lock:
             self._closed = self._closed or reason
             self._tell()
 
     def close_in_child(self, reason: ClosedError) -> None:
-        """Nothing comes in a forked child, where the thread that held the lock may be missing."""
+        """Close it in a forked child, where the thread that held the lock does not exist."""
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self._closed = reason
@@ -190,7 +191,7 @@ class ReadyQueue:
     # For the user's thread.
 
     def look(self) -> None:
-        """Have whoever waits see whether to stop."""
+        """Wake the waiting threads, to check whether to stop."""
         with self.lock:
             self._tell()
 
@@ -200,21 +201,21 @@ class ReadyQueue:
         models: frozenset[str] | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> StagedVersion | Waiter | None:
-        """Return a version that is ready, oldest model first; None when the time is over.
+        """Return a version that is ready, oldest model first; None after the timeout.
 
-        Or what came of this turn, where another thread has had it; or of one before, whose thread
-        did not wait for it.
+        If another thread applied one for this call, return the turn with the result; or, where
+        `models` is None, that of an earlier call whose thread did not wait for it.
 
         Args:
-            timeout: Seconds to wait; None: until there is one.
-            models: Of these alone; None: of any.
-            stop: Tells whether to return None at once; see `look`.
+            timeout: Seconds to wait; None: until there is a version.
+            models: The models to wait for; None: any.
+            stop: Returns whether to return None at once; see `look`.
 
         Raises:
-            ApplyError: A version could not be taken.
+            ApplyError: A version could not be applied.
             RefusedError: The publisher refuses this worker.
-            AddressError: There is no address of the publisher's host.
-            ClosedError: Nothing will come any more.
+            AddressError: The publisher's host has no address.
+            ClosedError: No version will come any more.
         """
         until = math.inf if timeout is None else time.monotonic() + timeout
         waiter = Waiter(models)
@@ -246,7 +247,7 @@ class ReadyQueue:
         return waiter
 
     def _taken(self, waiter: Waiter, *, stopped: bool) -> StagedVersion | None:
-        """Return what is here for whoever had this turn, and has it no more."""
+        """Remove a turn that was not lent; return the version or raise the error that is here."""
         models = waiter.models
         self._waiters.remove(waiter)
         if stopped:
@@ -266,12 +267,12 @@ class ReadyQueue:
         return None
 
     def _await_end(self, waiter: Waiter) -> None:
-        """Wait for whoever has a turn, which copies: the model is not to change afterwards."""
+        """Wait for the thread that applies a version: the model must not change after that."""
         while not waiter.over:
             waiter.wait()
 
     def keep(self, received: "Future[Any]") -> None:
-        """Leave what came of a call for whoever takes next: its own thread did not wait for it."""
+        """Keep a call's result for the next `take`: its own thread did not wait for it."""
         error, waiter = received.exception(), Waiter(None)
         waiter.end(received.result() if error is None else None, error)
         with self.lock:
@@ -279,7 +280,7 @@ class ReadyQueue:
 
     @contextmanager
     def awaiting(self, model: str, key: tuple[int, int]) -> Generator[None]:
-        """Have it told meanwhile, and no longer, that a version is not to be had any more."""
+        """While the block runs, report it if the version becomes unavailable."""
         awaited = (model, *key)
         self._awaited.add(awaited)
         try:
@@ -296,13 +297,13 @@ class ReadyQueue:
     def wait_whole(
         self, model: str, key: tuple[int, int], timeout: float, done: Callable[[], bool]
     ) -> tuple[bool, StagedVersion | None]:
-        """Wait until this version, which is awaited, is here or done; say whether it is.
+        """Wait until an awaited version is here or done; return whether it is, and the version.
 
         Raises:
-            ApplyError: It could not be taken.
+            ApplyError: It could not be applied.
             RefusedError: The publisher refuses this worker.
-            AddressError: There is no address of the publisher's host.
-            ClosedError: Nothing will come any more.
+            AddressError: The publisher's host has no address.
+            ClosedError: No version will come any more.
         """
 
         def here() -> StagedVersion | None:
@@ -324,7 +325,7 @@ class ReadyQueue:
             return False, None
 
     def wait_flushed(self, mark: int, timeout: float) -> bool:
-        """Wait until the publisher has heard what was said before a mark; return whether it has."""
+        """Wait until the publisher has received all messages before a mark; True if it has."""
         with self.lock:
             self.changed.wait_for(lambda: self._flushed >= mark or self.closed, timeout)
             return self._flushed >= mark
@@ -337,13 +338,13 @@ class ReadyQueue:
         done: Callable[[], bool],
         stop: Callable[[], bool] = lambda: False,
     ) -> StagedVersion | None:
-        """Return this version once it is ready; None when it is done, or to stop, or in the end.
+        """Return this version once it is ready; None if it is done, on `stop` or at the timeout.
 
         Raises:
-            ApplyError: It could not be taken.
+            ApplyError: It could not be applied.
             RefusedError: The publisher refuses this worker.
-            AddressError: There is no address of the publisher's host.
-            ClosedError: Nothing will come any more.
+            AddressError: The publisher's host has no address.
+            ClosedError: No version will come any more.
         """
 
         def mine(of: StagedVersion | ApplyError) -> bool:
@@ -366,7 +367,7 @@ class ReadyQueue:
             return None
 
     def _check(self, model: str, key: tuple[int, int], *, done: bool = False) -> None:
-        """Raise what is known against a version; if it is done, only what became of it."""
+        """Raise the error of a version; if it is done, only an error of its own."""
         for error in tuple(self._errors):
             if (error.model, error.epoch, error.version) == (model, *key):
                 self._errors.remove(error)
@@ -377,31 +378,31 @@ class ReadyQueue:
             self.check_open()
 
     def check_open(self) -> None:
-        """Check that anything can still come.
+        """Check that versions can still come.
 
         Raises:
-            ClosedError: The subscriber was closed, or a thread of it has failed: that is the cause.
+            ClosedError: The subscriber was closed, or one of its threads failed: that is the cause.
         """
         if self._closed is not None:
             raise ClosedError.of("subscriber", self._closed)
 
     def check_alive(self) -> None:
-        """Check that no thread has failed; that it was closed is fine.
+        """Check that no thread has failed; a normal close is fine.
 
         Raises:
-            ClosedError: One has; it is the cause.
+            ClosedError: A thread has failed; its exception is the cause.
         """
         if self.failure is not None:
             self.check_open()
 
     @property
     def failure(self) -> BaseException | None:
-        """What has ended a thread, unless it was `close()`."""
+        """The exception that has ended a thread, unless `close()` did."""
         return None if isinstance(self._closed, ClosedError) else self._closed
 
     @property
     def closed(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether no version will come any more."""
         return self._closed is not None
 
     def _tell(self) -> None:
@@ -419,11 +420,11 @@ class ReadyQueue:
         return bool(self._errors) and any(error.model in models for error in self._errors)
 
     def wait_joined(self, timeout: float, stop: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until the publisher has let this worker in; return whether it has.
+        """Wait until a session has begun; return whether one has.
 
         Raises:
             RefusedError: The publisher refuses this worker.
-            AddressError: There is no address of the publisher's host.
+            AddressError: The publisher's host has no address.
             ClosedError: The subscriber was closed.
         """
         with self.lock:

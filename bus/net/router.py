@@ -1,22 +1,22 @@
-"""The publisher's control socket: a ROUTER of our own, on TCP or a Unix socket.
+"""The publisher's control socket: our own ROUTER, on TCP or a Unix socket.
 
-libzmq takes bytes before a program sees messages: it serves peers of older protocols, answers pings
-by itself, collects the frames of a message for as long as more come, and ends the process in some
-of these cases (4.3.5). So the publisher speaks ZMTP 3 (ZeroMQ RFC 23) itself, as on the data port:
-it knows each connection, counts what comes there, and closes a connection by closing it.
+libzmq processes bytes before a program sees messages: it serves peers of older protocols, answers
+pings by itself, collects the frames of a message without a limit, and aborts the process in some of
+these cases (4.3.5). So the publisher speaks ZMTP 3 (ZeroMQ RFC 23) itself, as on the data port: it
+sees each connection, counts its bytes, and can close it.
 
     greeting (64 bytes) ──> handshake ──> open: messages and commands
                             NULL: READY   CURVE: HELLO, INITIATE (`trust/curve_server.py`)
 
-A connection is *unproven* until its first message is whole. Unproven connections are few: one that
-comes when there is no room takes the place of the oldest one of the host that has most. So
-strangers cannot keep workers out, as long as these are through within a fraction of a second.
+A connection is *unproven* until its first message is complete. The number of unproven connections
+is limited: beyond it, a new connection replaces the oldest unproven one of the host that has most.
+So unknown peers cannot keep workers out: their handshake takes a fraction of a second.
 
-Bytes are parsed as messages are taken, one message of one connection after another, and nothing
-more is read of a connection before that. What is left is part of one message, which is bounded, of
-one connection and of all together.
+Bytes are parsed as messages are taken, one message of one connection at a time, and no more is read
+of a connection before that. What remains is part of one message, whose size is limited per
+connection and in total.
 
-Everything here belongs to one thread, and never waits.
+Everything here belongs to one thread, and never blocks.
 """
 
 import contextlib
@@ -53,13 +53,13 @@ from .zmtp import ZmtpError
 log = logging.getLogger("weightbus.publisher")
 
 READ_BYTES = 2**14  # read of one connection before its messages are taken
-ACCEPTS = 32  # connections accepted before others have a turn
-TICK_SECONDS = 0.1  # between two looks at what is overdue
-SEARCH_FILES = 64  # of a process that are looked at in one turn: 0.2 ms
+ACCEPTS = 32  # connections accepted in a row
+TICK_SECONDS = 0.1  # between two checks for what is overdue
+SEARCH_FILES = 64  # of a process that are examined in one turn: 0.2 ms
 SEARCH_SECONDS = 0.02  # until the next turn
-ENDING_SECONDS, AGAIN_SECONDS = 1.0, 0.01  # that a process may be there after its connections
-# TCP finds out which peers are gone, so that their connections end.
-KEEPALIVE_SECONDS, KEEPALIVE_PROBES = 10, 2  # of silence, then after each question without answer
+ENDING_SECONDS, AGAIN_SECONDS = 1.0, 0.01  # for which a process may outlive its connections
+# TCP keepalive detects dead peers, so that their connections are closed.
+KEEPALIVE_SECONDS, KEEPALIVE_PROBES = 10, 2  # of silence, then after each unanswered probe
 UNSENT_MS = 30_000  # longer than a chunk of 1 MiB takes at 40 kB/s
 
 
@@ -67,16 +67,16 @@ class Router:
     """The bound control socket, and its connections.
 
     Args:
-        selector: Where its sockets are registered; what that finds goes to `process_events`.
-        crowd: Takes note of newcomers for which there is no descriptor.
+        selector: Where its sockets are registered; pass what it finds to `process_events`.
+        crowd: Counts connections rejected for lack of descriptors.
         copies: Of all connections of the publisher.
         curve: The publisher's keys; None: it has none.
 
     Attributes:
-        due: When `tick` has something to do.
+        due: When `tick` must be called.
         ready: The peers of which `receive` may have a message.
-        gone: Connections that are closed and were not taken by `take_closed`.
-        ending_at: When `take_closed` has something to say besides.
+        gone: The closed connections that `take_closed` has not returned.
+        ending_at: When `take_closed` must be called for processes that are ending.
         key: The key of the sender of the last message; empty where there are no keys.
     """
 
@@ -92,15 +92,15 @@ class Router:
         self._over_tcp = True
         self._peers: dict[bytes, Peer] = {}
         self._unproven: dict[Peer, None] = {}  # the oldest first
-        self._by_host: dict[str, int] = {}  # how many of them
+        self._by_host: dict[str, int] = {}  # the number of these
         self._room = UNPROVEN_MAX if math.isinf(limit_of()) else min(UNPROVEN_MAX, limit_of() // 4)
-        self.ready: deque[Peer] = deque()  # of which something was read
-        self._partial: dict[Peer, int] = {}  # bytes in no message, where any are
+        self.ready: deque[Peer] = deque()  # those with unparsed bytes
+        self._partial: dict[Peer, int] = {}  # bytes of unfinished messages, where there are any
         self._partial_bytes = 0
-        self._waiting: dict[Peer, None] = {}  # for others to need less for their copies
-        self._hosts: dict[str, TokenBucket] = {}  # where newcomers came from a moment ago
+        self._waiting: dict[Peer, None] = {}  # for other connections to need fewer copies
+        self._hosts: dict[str, TokenBucket] = {}  # recent connections, by host
         self._searches: deque[Peer] = deque()
-        self._ending: list[tuple[Peer, float, str]] = []  # until when to look at its process
+        self._ending: list[tuple[Peer, float, str]] = []  # until when to check its process
         self._last: Peer | None = None  # the sender of the last message
         self._count = 0  # of connections so far
         self._scratch = memoryview(bytearray(READ_BYTES))
@@ -108,17 +108,17 @@ class Router:
         self._not_accepted = RateLimitedWarning(
             log, "cannot accept a connection, will try again: %s"
         )
-        self._accept_at = 0.0  # 0: it accepts
+        self._accept_at = 0.0  # 0: it is accepting
         self._tick_at = self._search_at = self.due = math.inf
         self.gone: list[Peer] = []
         self.ending_at = math.inf
         self.key = ""
 
     def bind(self, endpoint: str) -> str:
-        """Listen at an endpoint; return it with the port that was taken.
+        """Listen at an endpoint; return it with the actual port.
 
         Raises:
-            AddressError: It is taken, or makes no sense.
+            AddressError: It is in use, or invalid.
         """
         self._listener = bound(lambda: Listener(endpoint), endpoint, "address")
         self._over_tcp = endpoints.ipc_path(self._listener.endpoint) is None
@@ -131,7 +131,7 @@ class Router:
     def process_events(
         self, found: Iterable[tuple[selectors.SelectorKey, int]], now: float
     ) -> None:
-        """Accept, read and send what can be, as the selector has found."""
+        """Accept, read and send on the sockets that the selector has found ready."""
         scratch = self._scratch
         for key, events in found:
             peer = key.data
@@ -140,7 +140,7 @@ class Router:
                     self._accept(self._listener, now)
                 continue
             try:
-                # What came before is parsed first, so that it takes no more memory.
+                # Earlier input is parsed first, so that it needs no more memory.
                 if events & selectors.EVENT_READ and not peer.ready and peer.read(scratch, now):
                     self._note_partial(peer, 0)
                     peer.ready = True
@@ -175,12 +175,12 @@ class Router:
         return None
 
     def _rest(self, peer: Peer, now: float) -> None:
-        """All whole messages of a peer are taken."""
+        """Note that all complete messages of a peer are taken."""
         peer.ready = False
         if peer.broken:
             self._close(peer)
             return
-        if peer.commands:  # answers to its own
+        if peer.commands:  # answers to its commands
             try:
                 self._write(peer, now)
             except OSError:
@@ -204,16 +204,16 @@ class Router:
             self._partial[peer] = nbytes
 
     def hang_up(self) -> None:
-        """Close the connection of the message that was received last."""
+        """Close the connection of the last message."""
         if self._last is not None and not self._last.closed:
             self._close(self._last)
 
     # Sending.
 
     def send(self, identity: bytes, frames: Sequence[Buffer], now: float) -> bool:
-        """Send to one worker; return False if its connection is gone.
+        """Send to one worker; return False if its connection is closed.
 
-        A worker that does not read loses the message once its queue is full, as with any loss.
+        If a worker does not read and its queue is full, the message is lost, as any may be.
         """
         peer = self._peers.get(identity)
         if peer is None or peer.broken:
@@ -231,7 +231,7 @@ class Router:
         self._watch(peer)
 
     def _watch(self, peer: Peer) -> None:
-        """Have the selector wait until the rest can be sent, if there is any."""
+        """Have the selector wait for room, if anything is unsent."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.outgoing.unsent else 0)
         if peer.watched != events and not peer.broken:
             peer.watched = events
@@ -242,7 +242,7 @@ class Router:
     # Time.
 
     def tick(self, now: float) -> None:
-        """Do what is due; `due` says when."""
+        """Perform what is due; `due` says when."""
         if now >= self._search_at:
             self._search(now)
         if now >= self._tick_at:
@@ -266,7 +266,7 @@ class Router:
             self._retry_waiting(now)
 
     def _retry_waiting(self, now: float) -> None:
-        """Send what waited for others to need less for their copies."""
+        """Send what waited for other connections to need fewer copies."""
         waiting, self._waiting = self._waiting, {}
         for peer in waiting:
             if not (peer.closed or peer.broken):
@@ -296,7 +296,7 @@ class Router:
     def _take_in(self, connection: socket.socket, host: str, now: float) -> None:
         connection.setblocking(False)
         if self._over_tcp:
-            with contextlib.suppress(OSError):  # it is gone already, which the first look shows
+            with contextlib.suppress(OSError):  # it is closed: the first read will tell
                 _tune(connection)
         self._count += 1
         identity = self._count.to_bytes(8, "big")
@@ -313,17 +313,17 @@ class Router:
             self._close(peer)
 
     def _may_come(self, host: str, now: float) -> bool:
-        """Return whether one more of a host may come: each has a few at once, and some a second."""
+        """True if a host may connect again: its connections are limited in burst and rate."""
         if host not in self._hosts:
             if len(self._hosts) >= HOSTS_MAX:
                 self._hosts = {h: each for h, each in self._hosts.items() if not each.is_full(now)}
-            if len(self._hosts) >= HOSTS_MAX:  # each has had its few: that is little, and bounded
+            if len(self._hosts) >= HOSTS_MAX:  # reset: each may burst once more
                 self._hosts.clear()
             self._hosts[host] = TokenBucket(CONNECT_RATE, now)
         return self._hosts[host].take(1, now)
 
     def _make_place(self, connection: socket.socket, host: str, now: float) -> bool:
-        """Have room for a newcomer; if need be, in place of an unproven connection."""
+        """Make room for a new connection, if necessary by closing an unproven one."""
         crowded = spent(connection.fileno())
         if crowded:
             self._crowd.note(connection.fileno(), host, now)
@@ -339,7 +339,7 @@ class Router:
         return True
 
     def _prove(self, peer: Peer) -> None:
-        """A connection has sent a message: it makes room for other newcomers."""
+        """Mark a connection that has sent a message: it makes room for new connections."""
         peer.proven = True
         self._forget_unproven(peer)
         if (bucket := self._hosts.get(peer.host)) is not None:
@@ -357,7 +357,7 @@ class Router:
         self._selector.unregister(listener)
 
     def _break_off(self, peer: Peer) -> None:
-        """A connection has ended: close it once the messages that came before are taken."""
+        """Close a connection that has ended once its earlier messages are taken."""
         if not peer.ready:
             self._close(peer)
         elif not peer.broken:
@@ -365,7 +365,7 @@ class Router:
             self._selector.unregister(peer)
 
     def _drop(self, peer: Peer) -> None:
-        """A peer does not read, and too much is kept for those that do not."""
+        """Close a connection that does not read: too many bytes are copied for such connections."""
         if not peer.closed:
             self._reject(peer, ZmtpError(NOT_READ), time.monotonic())
 
@@ -381,7 +381,7 @@ class Router:
             self.gone.append(peer)
 
     def close(self, linger: float) -> None:
-        """Hang up; what is on its way gets so many seconds."""
+        """Close all connections; queued messages get `linger` seconds to be sent."""
         if self._listener is not None:
             if not self._accept_at:
                 self._selector.unregister(self._listener.socket)
@@ -397,7 +397,7 @@ class Router:
             self._close(peer)
 
     def close_in_child(self) -> None:
-        """Close what a forked child has inherited; the parent goes on."""
+        """Close the descriptors that a forked child has inherited; the parent is not affected."""
         if self._listener is not None:
             self._listener.socket.close()
         for peer in self._peers.values():
@@ -406,7 +406,7 @@ class Router:
     # Processes of workers.
 
     def follow(self, pid: int) -> None:
-        """The last message is a worker's, which says that its process has this number."""
+        """Find the process of the last message's sender, a worker that has reported this pid."""
         peer = self._last
         if peer is None or peer.closed or peer.process is not None or pid == os.getpid():
             return
@@ -420,7 +420,7 @@ class Router:
                 self._look(peer, time.monotonic())  # at once, before the process can end
 
     def _search(self, now: float) -> None:
-        """Go on with the search for the process of one worker of this host."""
+        """Continue the search for the process of one worker of this host."""
         self._search_at = math.inf
         self._look(self._searches.popleft(), now)
         if self._searches:
@@ -438,10 +438,10 @@ class Router:
         self.due = min(self.due, self._search_at)
 
     def take_closed(self, now: float) -> list[tuple[bytes, str]]:
-        """Return the identities of closed connections, and whose process has ended, in words.
+        """Return the identities of closed connections, each with a text if its process has ended.
 
-        Take all messages first: what a connection brought before its end is among them. A process
-        is there a moment longer than its connections: it is named again once it is not.
+        Take all messages first: the last ones of a closed connection are among them. A process may
+        outlive its connections for a moment: its identity is returned again once it has ended.
         """
         found: list[tuple[bytes, str]] = []
         closed = [(peer, now + ENDING_SECONDS, "closed") for peer in self.gone]
@@ -460,9 +460,9 @@ class Router:
 
 
 def _host_of(address: tuple[Any, ...] | str) -> str:
-    """Return where a connection comes from; empty over a Unix socket.
+    """Return the host of a connection; empty over a Unix socket.
 
-    Of IPv6 the network: whoever has one has all of its addresses.
+    For IPv6 it is the network: its owner has all of its addresses.
     """
     if isinstance(address, str):
         return ""

@@ -1,7 +1,7 @@
-"""The worker's data connection: dialled in the background, read straight to where bytes belong.
+"""The worker's data connection: connects in the background, receives payloads in place.
 
-It belongs to one thread, which never waits here: a helper thread looks up the host and connects,
-and rings a bell when it is done. A connection that breaks or falls silent is dialled again.
+It belongs to one thread, which never blocks here: a helper thread resolves the host, connects and
+then wakes the owner. A connection that breaks or falls silent is made again.
 """
 
 import contextlib
@@ -21,19 +21,19 @@ from .zmtp import TICKET, Arrived, Place, Stream, ZmtpError
 
 log = logging.getLogger("weightbus.worker")
 
-DIAL_SECONDS = 5.0  # for the host's address and the connection; and as long for the handshake
+DIAL_SECONDS = 5.0  # for name lookup and connect together; and as long for the handshake
 REDIAL_SECONDS, REDIAL_MAX_SECONDS = 0.05, 1.0  # between two attempts; doubles
-SILENCE_SECONDS = 30.0  # a publisher pings and sends beacons far more often than that
-LOW_WATER_BYTES = 2**19  # of a payload, that must be here before we are woken to take them
-IPC_PATH_MAX = 107  # bytes that fit an address of the kernel
+SILENCE_SECONDS = 30.0  # a publisher sends pings and beacons far more often
+LOW_WATER_BYTES = 2**19  # of a payload, that must be here before the kernel wakes us
+IPC_PATH_MAX = 107  # bytes that fit a kernel address
 
 
 class Subscription:
-    """Messages of some topics from one publisher.
+    """A SUB connection to one publisher.
 
     Args:
-        place: Where payloads go, see `zmtp.Stream`.
-        wake: Rings the bell of the thread that owns this; called by the thread that dials.
+        place: Returns where to receive a payload, see `zmtp.Stream`.
+        wake: Wakes the owning thread; called by the thread that connects.
     """
 
     def __init__(self, place: Place, wake: Callable[[], None]) -> None:
@@ -52,13 +52,13 @@ class Subscription:
         self._heard_at = 0.0
         self._commands = TokenBucket(COMMANDS, 0.0)  # of this connection
         self._expected = 1
-        self._drained = False  # nothing more is here, until the descriptor says so
-        self.pending = False  # messages may be here already: the descriptor tells nothing of them
+        self._drained = False  # nothing more is here, until the descriptor is readable
+        self.pending = False  # messages may be here already, which the descriptor does not show
 
     def connect(self, endpoint: str, ticket: str = "") -> None:
-        """Take messages from this endpoint, in place of any before.
+        """Receive messages from this endpoint, in place of any earlier one.
 
-        With a ticket, each connection needs one, which is spent with it.
+        With a ticket, each connection needs one, and uses it up.
 
         Raises:
             AddressError: It cannot be an address.
@@ -74,23 +74,23 @@ class Subscription:
             self._endpoint, self._dial_at, self._pause = endpoint, 0.0, REDIAL_SECONDS
 
     def redial(self) -> None:
-        """Connect anew, and at once."""
+        """Connect again, immediately."""
         self._hang_up()
         self._dial_at, self._pause = 0.0, REDIAL_SECONDS
 
     def subscribe(self, topic: bytes, *, on: bool) -> None:
-        """Ask for a topic, or no longer; asking twice is asking once."""
+        """Subscribe to a topic, or unsubscribe; repeating it has no effect."""
         if (topic in self._topics) != on:
             (self._topics.add if on else self._topics.discard)(topic)
             self._stream.subscribe(topic, on=on)
 
     def say(self, body: bytes) -> bool:
-        """Say something to the publisher; return False if that cannot be now."""
+        """Send a message to the publisher; return False if that is not possible now."""
         connection = self._socket
         return connection is not None and self._stream.say(body) and self._write(connection)
 
     def process_events(self, now: float) -> tuple[socket.socket, bool] | None:
-        """Do what is due; return the connection to watch, if any, and whether to write to it."""
+        """Perform what is due; return the connection to watch, if any, and whether to write."""
         while self._dialled:
             self._adopt(*self._dialled.popleft(), now)
         patience = SILENCE_SECONDS if self._stream.state == "open" else DIAL_SECONDS
@@ -110,7 +110,7 @@ class Subscription:
                         name="weightbus-dial",
                         daemon=True,
                     ).start()
-                except RuntimeError as error:  # the process may have no further thread for now
+                except RuntimeError as error:  # the process cannot start another thread now
                     self._unusable.warn(f"{self._endpoint}: {error}", now)
                 else:
                     self._dialling = True
@@ -120,11 +120,11 @@ class Subscription:
 
     @property
     def needs_ticket(self) -> bool:
-        """Whether there is no connection for want of a ticket."""
+        """True if a ticket is missing to connect."""
         return self._ticketed and not (self._ticket or self._socket or self._dialling)
 
     def receive(self, now: float) -> Arrived | None:
-        """Return the next message, if there is one; there is none after it unless `pending`."""
+        """Return the next message, if any; there is no further one unless `pending` is set."""
         while not self._arrived and (self._stream.held or not self._drained):
             connection, stream = self._socket, self._stream
             if connection is None:
@@ -141,9 +141,9 @@ class Subscription:
                 commands = stream.commands
                 self._arrived.extend(stream.received(count))
                 self._drained = count < len(room)
-                if stream.state == "open":  # in a handshake, bytes alone are no sign of life
+                if stream.state == "open":  # bytes in a handshake are no sign of life
                     self._heard_at = now
-                if self._arrived:  # commands alone do not show that the next attempt is worth it
+                if self._arrived:  # commands alone do not justify a quick reconnect
                     self._pause = REDIAL_SECONDS
                 if stream.outgoing and self._write(connection):
                     self._check_unread(stream)
@@ -156,7 +156,7 @@ class Subscription:
                 self._hang_up()
             except OSError:
                 self._hang_up()
-            except Exception as error:  # a defect: this connection is in no state to go on
+            except Exception as error:  # a defect: the connection's state is unknown
                 self._unusable.warn(f"{self._endpoint}: {told_of(error)}", now)
                 self._hang_up()
         message = self._arrived.popleft() if self._arrived else None
@@ -169,7 +169,7 @@ class Subscription:
         return message
 
     def _check_unread(self, stream: Stream) -> None:
-        """Hang up on a peer that asks for answers and does not read them."""
+        """Raise ZmtpError if the peer sends PINGs and does not read the PONGs."""
         if len(stream.outgoing) > UNREAD_BYTES_MAX:
             raise ZmtpError(
                 f"it has not read {len(stream.outgoing)} bytes of what it asked for by PINGs; at "
@@ -177,7 +177,7 @@ class Subscription:
             )
 
     def _check_commands(self, count: int, now: float) -> None:
-        """Hang up on a peer whose commands would keep this thread busy, and bring no message."""
+        """Raise ZmtpError if the peer's commands exceed the rate limit."""
         if not self._commands.take(count, now):
             raise ZmtpError(
                 f"more than {COMMANDS.burst:g} commands at once, or {COMMANDS.per_second:g} a "
@@ -185,14 +185,14 @@ class Subscription:
             )
 
     def _sleep_until_worth_it(self) -> None:
-        """Have the kernel wake us for a good part of what is missing, not for each packet."""
+        """Have the kernel wake us for a large part of what is missing, not for each packet."""
         count = min(self._stream.missing, LOW_WATER_BYTES)
         if count != self._expected and self._socket is not None:
             self._expected = count
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
 
     def close(self) -> None:
-        """Hang up for good."""
+        """Close the connection, and make no other."""
         self._closed = True
         self._endpoint = ""
         self._hang_up()
@@ -201,7 +201,7 @@ class Subscription:
     # Connecting.
 
     def _dial(self, endpoint: str) -> None:
-        """Connect. (In a thread of its own.)"""
+        """Connect. (Runs in a helper thread.)"""
         found: socket.socket | None = None
         with contextlib.suppress(OSError, UnicodeError):
             found = endpoints.dial(endpoint, DIAL_SECONDS)
@@ -211,7 +211,7 @@ class Subscription:
             self._forget_dialled()
 
     def _forget_dialled(self) -> None:
-        """Close what nobody will adopt. (Called by either thread, whichever comes last.)"""
+        """Close connections that will not be used. (Called by either thread, whichever is last.)"""
         with contextlib.suppress(IndexError):
             while True:
                 _, found = self._dialled.popleft()
@@ -234,7 +234,7 @@ class Subscription:
             self._stream.subscribe(topic, on=True)
 
     def _write(self, connection: socket.socket) -> bool:
-        """Send what is to be sent; return False if the connection turns out to be gone."""
+        """Send what is queued; return False if the connection is closed."""
         try:
             del self._stream.outgoing[: connection.send(self._stream.outgoing)]
         except BlockingIOError:

@@ -1,8 +1,8 @@
-"""The thread of either side, which owns its sockets, and the bell by which others wake it.
+"""The thread of either side, which owns its sockets, and the waker for other threads.
 
-Once it runs, nobody else closes what it owns. Whoever starts it may be interrupted as it begins to
-run (by Ctrl-C, say), and has to clean up without knowing whether it will. So the first to come has
-all of it: the thread, or whoever gives it up before.
+Once it runs, only the thread closes what it owns. The caller of `start` may be interrupted while
+the thread begins to run (by Ctrl-C, for instance), and must clean up without knowing whether it
+will. So the first to acquire a lock owns everything: the thread, or a caller that gives it up.
 """
 
 import selectors
@@ -12,28 +12,28 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-WAKES = 4096  # read at once: whatever comes when there were fewer, the descriptor tells again
+WAKES = 4096  # read at once: after fewer, the descriptor signals again
 
 
 class IoThread(threading.Thread):
-    """Such a thread; it does not keep the process alive.
+    """A thread that owns its sockets; it does not keep the process alive.
 
     Args:
-        work: What it does; in the end it closes what it owns.
-        name: What it is called.
+        work: The thread's function; in the end it closes what it owns.
+        name: The thread's name.
     """
 
     def __init__(self, work: Callable[[], None], name: str) -> None:
         super().__init__(target=work, name=name, daemon=True)
-        self._taken = threading.Lock()  # by whoever came first, for good
+        self._taken = threading.Lock()  # acquired once, never released
 
     def run(self) -> None:
-        """Work, unless it was given up before."""
+        """Run the function, unless the thread was given up before."""
         if self._taken.acquire(blocking=False):
             super().run()
 
     def give_up(self, timeout: float) -> bool:
-        """Wait for its end; return True, at once, if it has not run and now never will."""
+        """Wait for the end of the thread; True, immediately, if it has not run and never will."""
         if self._taken.acquire(blocking=False):
             return True
         if self.is_alive():
@@ -42,12 +42,12 @@ class IoThread(threading.Thread):
 
 
 def new_selector() -> selectors.DefaultSelector:
-    """Return what a thread of ours waits with.
+    """Return a selector for a thread of ours.
 
     After `gevent.monkey.patch_all(thread=False)` the selectors are gevent's and the threads are the
-    system's. One of gevent's that is made in one thread and used in another ends the process by
-    SIGSEGV; so the one that gevent has put aside is taken. Where threads are patched as well, they
-    are greenlets of the thread that makes it, and gevent's is right.
+    system's. A gevent selector that is made in one thread and used in another ends the process by
+    SIGSEGV; so the original one, which gevent saves, is used. If threads are patched as well, they
+    are greenlets of the thread that makes the selector, and gevent's is right.
     """
     monkey: Any = sys.modules.get("gevent.monkey")
     if monkey is None or not monkey.is_module_patched("selectors"):
@@ -59,7 +59,7 @@ def new_selector() -> selectors.DefaultSelector:
 
 
 class Waker:
-    """What its selector watches; anybody may ring it, and ringing twice is ringing once."""
+    """Wakes a thread that waits in its selector; repeated wakes are one."""
 
     def __init__(self) -> None:
         self._receiver, self._sender = socket.socketpair()
@@ -67,18 +67,18 @@ class Waker:
         self._sender.setblocking(False)
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable once it was rung."""
+        """Return the descriptor that becomes readable on `wake`."""
         return self._receiver.fileno()
 
     def wake(self) -> None:
-        """Wake whoever waits, from any thread."""
+        """Wake the waiting thread; may be called from any thread."""
         try:
             self._sender.send(b"!")
-        except OSError:  # it was rung before, or nobody is left to wake
+        except OSError:  # a wake is pending, or the other end is closed
             return
 
     def drain(self) -> None:
-        """Have it rest until it is rung again."""
+        """Clear pending wakes."""
         try:
             while len(self._receiver.recv(WAKES)) == WAKES:
                 pass

@@ -1,8 +1,8 @@
-"""The worker's thread: it owns the sockets, moves frames, and lets the machine decide.
+"""The worker's thread: it owns the sockets, passes messages, and lets the machine decide.
 
-What needs no waiting (memory, opening a segment) it does at once, before the next message; what
-takes long the `Copier` does. What is ready to be applied goes to the `ReadyQueue`; what the user's
-thread did with it comes back as a `Report`.
+Effects that do not block (memory, opening a segment) are performed immediately, before the next
+message; slow ones run in the `Copier`. Ready versions go to the `ReadyQueue`; the outcome in the
+user's thread returns as a `Report`.
 """
 
 import logging
@@ -59,20 +59,20 @@ log = logging.getLogger("weightbus.worker")
 
 P = ParamSpec("P")
 
-TICK = 0.1  # seconds between two looks at the clock when nothing happens
-BATCH = 16  # messages taken from one socket before the other gets a turn
+TICK = 0.1  # seconds between two ticks while idle
+BATCH = 16  # messages taken from one socket before the other is served
 
 
 class WorkerLoop:
-    """A worker, running once it is started.
+    """A worker, which runs once it is started.
 
     Args:
-        machine: What decides.
-        sockets: What carries; the loop closes them.
-        handoff: Where versions are left.
-        look: Called many times a second; must not take long.
-        on_renamed: Told when what runs is called otherwise; nothing else is at the user's then.
-        shared_memory: Whether the publisher's memory is read where it is on this host.
+        machine: Makes the decisions.
+        sockets: Carry the messages; the loop closes them.
+        handoff: Where ready versions are put.
+        look: Called many times a second; must not block.
+        on_renamed: Called when the running version is renamed; the user holds no version then.
+        shared_memory: Whether to read the publisher's memory where it is on this host.
     """
 
     def __init__(
@@ -89,19 +89,19 @@ class WorkerLoop:
         self._look, self._on_renamed = look, on_renamed
         self._views = MappedSegments() if shared_memory else None
         self._work: deque[Happening] = deque()
-        self._copier = Copier(partial(_hand_in, self._work, sockets))  # `tell` would hold us
+        self._copier = Copier(partial(_hand_in, self._work, sockets))  # `tell` would keep us alive
         self._stopping, self._refused = False, ""
         self._unreachable = RateLimitedWarning(log, "no pushed data: %s")
         self._failures = RateLimitedWarning(log, "%s")
         self._at_once: Callable[[StagedVersion], bool] | None = None
         self._examine: Callable[[Check], None] | None = None
         self._thread = IoThread(self._run, "weightbus-worker")
-        self._ident = 0  # of that, once it runs
+        self._ident = 0  # of that thread, once it runs
 
     # For any thread.
 
     def start(self) -> None:
-        """Begin; if this raises, it is over, and the sockets are closed."""
+        """Start the thread; if this raises, the loop has ended and the sockets are closed."""
         try:
             self._thread.start()
         except BaseException:
@@ -109,31 +109,31 @@ class WorkerLoop:
             raise
 
     def apply_by(self, at_once: Callable[[StagedVersion], bool]) -> None:
-        """Offer each small version that is ready to this first, in the worker's thread.
+        """Set a function that applies small versions in the worker's thread.
 
-        It must not take long; it returns False for what is to be left for other threads.
+        It must not block; it returns False for a version that another thread must apply.
         """
         self._at_once = at_once
 
     def examine_by(self, examine: Callable[[Check], None]) -> None:
-        """Have this asked what the weights are by now; it must not wait, and tells `Examined`."""
+        """Set the function that `Examine` calls; it must not block, and answers with `Examined`."""
         self._examine = examine
 
     def tell(self, event: Happening) -> None:
-        """Tell the machine what has happened, soon."""
+        """Pass an event to the machine, which processes it soon."""
         self._work.append(event)
         unhurried = isinstance(event, Report) and event.what in ("taken", "put-back")
         if not unhurried and threading.get_ident() != self._ident:
             self._sockets.wake()
 
     def close(self, timeout: float = 10.0) -> None:
-        """Say goodbye and end the thread."""
+        """Send a goodbye and end the thread."""
         self.stop()
         if self._thread.give_up(timeout):
             self._end(ClosedError("it was never started"))
 
     def stop(self) -> bool:
-        """Have the thread end as soon as it can; return False if somebody has done so before."""
+        """End the thread as soon as possible; return False if it was stopped before."""
         before, self._stopping = self._stopping, True
         self._sockets.wake()
         return not before
@@ -159,10 +159,10 @@ class WorkerLoop:
         self._ready_queue.close(reason)
         self._copier.close()
         self._sockets.close()
-        self._at_once = self._examine = None  # they may hold whoever holds us
+        self._at_once = self._examine = None  # they may refer to the owner of this loop
 
     def _turn(self, next_tick: float) -> float:
-        """Take what there is, tick when it is time."""
+        """Process what is ready, and tick when it is time."""
         outside = self._machine.session == "outside"
         may_hello = outside and self._machine.may_say_hello(time.monotonic())
         wait = 0.0 if self._work else next_tick - time.monotonic()
@@ -177,7 +177,7 @@ class WorkerLoop:
                 if (frames := self._sockets.receive()) is None:
                     break
                 self._perform(self._machine.receive, frames, time.monotonic())
-        if activity.data or now >= next_tick:  # what is here of a chunk tells that more will come
+        if activity.data or now >= next_tick:  # a partial chunk shows that more will come
             data = self._sockets.data
             for _ in range(BATCH):
                 if (arrived := data.receive(time.monotonic())) is None:
@@ -211,10 +211,10 @@ class WorkerLoop:
     def _perform(
         self, decide: Callable[P, list[Effect]], *args: P.args, **kwargs: P.kwargs
     ) -> None:
-        """Do what the machine decides; if that fails, warn, and go on from what is sound.
+        """Perform the effects that the machine decides on; if that raises, warn and recover.
 
-        One message, event or effect ends no thread: only what makes this loop impossible does.
-        What an effect was to answer is answered as if it could not be done.
+        An exception from one message, event or effect does not end the thread; only one from this
+        loop does. A failed effect is answered as one that could not be performed.
         """
         try:
             effects = decide(*args, **kwargs)
@@ -231,7 +231,7 @@ class WorkerLoop:
                     self._done(answer)
 
     def _recover(self, error: Exception, taken: object) -> list[Effect]:
-        """Return what is to be done after a failure in the middle of a message or event."""
+        """Return the effects of recovering from an exception in a message or event."""
         why, now = f"this worker has failed in the middle: {_cause(error)}", time.monotonic()
         self._failures.warn(f"{why}. It drops what is not whole, and joins again", now)
         try:
@@ -280,7 +280,7 @@ class WorkerLoop:
                 self._join(effect.epoch)
             case Rejected(model, epoch, version, code, text):
                 error = rejected(model, epoch, version, code, text)
-                if not self._ready_queue.asked:  # else it is raised where versions are applied
+                if not self._ready_queue.asked:  # otherwise it is raised where versions are applied
                     log.warning("%s", on_one_line(error))
                 self._ready_queue.reject(error)
             case Refused(code, text):
@@ -297,7 +297,7 @@ class WorkerLoop:
                 raise AssertionError(f"a worker does not {effect}")
 
     def _say(self, kind: str, text: str, *, warning: bool = False) -> None:
-        """Tell the log, on one line, whatever others have said."""
+        """Log a text on one line, whatever characters it contains."""
         name, level = self._machine.identity.name, logging.WARNING if warning else logging.INFO
         line = printable(f"worker {name} of {self._sockets.address}: {text}")
         log.log(level, "%s", line, extra={"weightbus": {"kind": kind, "worker": name}})
@@ -308,7 +308,7 @@ class WorkerLoop:
         self._ready_queue.join(epoch)
 
     def _refuse(self, code: str, text: str) -> None:
-        """Tell the user; the log hears it once, though the worker asks on and is refused again."""
+        """Report a refusal to the user; log it once, though the worker repeats its hello."""
         said = (
             f"the publisher at {self._sockets.address} refuses worker "
             f"{self._machine.identity.name!r} ({code}): {text}"
@@ -321,7 +321,7 @@ class WorkerLoop:
     def _leave(self, staged: StagedVersion) -> None:
         small = staged.data.nbytes <= AT_ONCE_BYTES
         if small and self._at_once is not None and self._at_once(staged):
-            self._do_work(time.monotonic())  # what became of it: the publisher waits, too
+            self._do_work(time.monotonic())  # send its report now: the publisher waits for it
             self._ready_queue.wake()
             return
         older = self._ready_queue.put(staged)
@@ -332,7 +332,7 @@ class WorkerLoop:
         self._perform(self._machine.happened, event, time.monotonic())
 
     def _memory(self, effect: Reserve) -> NDArray[np.uint8] | None:
-        """Take memory; if it is for later, have it touched before it is needed."""
+        """Allocate memory; if it is for later, have its pages touched before they are needed."""
         try:
             if effect.key is not None:
                 return memory_of(effect.nbytes)
@@ -345,19 +345,19 @@ class WorkerLoop:
     def _connect(self, endpoint: str, ticket: str) -> None:
         try:
             self._sockets.connect_data(endpoint, ticket)
-        except AddressError as error:  # everything can still be fetched
+        except AddressError as error:  # all versions can still be fetched
             self._unreachable.warn(error, time.monotonic())
 
 
 def _cause(error: Exception) -> str:
-    """Say what went wrong, and where."""
+    """Return what went wrong, and where."""
     frames = traceback.extract_tb(error.__traceback__)
     at = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{at}"
 
 
 def _undone(effect: Effect, why: str) -> Happening | None:
-    """Return what tells the machine that an effect has not been done, where it waits for that."""
+    """Return the event for an effect that was not performed, if the machine waits for one."""
     match effect:
         case Ready(staged):
             return Report(staged.model, staged.key, "failed", why)
@@ -374,6 +374,6 @@ def _undone(effect: Effect, why: str) -> Happening | None:
 
 
 def _hand_in(work: deque[Happening], sockets: WorkerSockets, event: Happening) -> None:
-    """Leave word for the worker's thread, from another one."""
+    """Pass an event to the worker's thread from another thread."""
     work.append(event)
     sockets.wake()

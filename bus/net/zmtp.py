@@ -1,10 +1,10 @@
 """Either side of a data connection in ZMTP 3 (ZeroMQ RFC 23, NULL security), without sockets.
 
-libzmq receives each message into memory of its own: fresh pages to touch, a hand-over between
-threads, and a copy to where the bytes belong, which together cost more than the network does. So
-the worker reads published messages itself, and the bulk of a payload goes from the kernel straight
-to its place. (Why the publisher sends them itself: `pub.py`.) Feed what arrives into
-`room()` and `received()`; send what is in `outgoing`, but never between the frames of a message.
+libzmq receives each message into newly allocated memory: page faults, a hand-over between threads,
+and a copy to the final place, which together cost more than the network does. So the worker reads
+published messages itself, and the bulk of a payload goes from the kernel directly to its place.
+(Why the publisher sends them itself: `pub.py`.) Receive into `room()` and call `received()`; send
+what is in `outgoing`, but never between the frames of a message.
 
     greeting (64 bytes) ──> READY ──> messages and commands
 
@@ -23,36 +23,36 @@ from ..limits import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
 from ..messages import PAYLOAD, Buffer
 
 MORE, LONG, COMMAND = 1, 2, 4
-# What a subscriber's message begins with: it subscribes to a topic, or no longer, says a word, or
-# shows a ticket.
+# The first byte of a subscriber's message: unsubscribe, subscribe, report, or ticket.
 OFF, ON, WORD, TICKET = b"\0", b"\1", b"\2", b"\3"
-SCRATCH_BYTES: Final = 8192  # read ahead; of a payload, at most so much is copied twice
+SCRATCH_BYTES: Final = 8192  # read ahead; at most this much of a payload is copied twice
 PIECE_BYTES: Final = 2**18  # of a payload, received at once: still in the cache for the checksum
 FRAME_HEAD_MAX: Final = 9  # flags, and a size of 8 bytes
 FRAMES_MAX: Final = 8  # of a message; a later protocol may have more than one payload
 GREETING: Final = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 
-SINK: Final = memoryview(bytearray(2**16))  # for what nobody wants; nobody reads it either
+SINK: Final = memoryview(bytearray(2**16))  # for unwanted bytes; never read
 
-Arrived = Sequence[Buffer] | Lease  # a message: its frames, or the place where its payload now lies
+Arrived = Sequence[Buffer] | Lease  # a message: its frames, or the lease of its payload
 Place = Callable[[Sequence[Buffer], int], Lease | None]
 State = Literal["greeting", "ready", "open"]
 
 
 class ZmtpError(Exception):
-    """The other side does not speak ZMTP 3, or breaks its rules: the connection is of no use."""
+    """The peer does not speak ZMTP 3, or violates it: close the connection."""
 
 
 class Stream:
-    """One connection.
+    """The protocol state of one connection.
 
     Args:
-        place: Given the topic and header of a message, and the size of its payload, says where the
-            payload goes, which then stands for the message; None: nowhere, it is read and
-            forgotten, and the message has an empty one.
-        kind: This side's socket type. (We greet as ZMTP 3.0, where subscriptions are messages.)
-        frame_max: Bytes of a frame that is no payload.
-        frames_max: Frames of a message.
+        place: Given the topic and header of a message and the size of its payload, returns where to
+            receive the payload; the lease then stands for the message. None: the payload is read
+            and discarded, and the message has an empty one.
+        kind: This side's socket type. (The greeting is of ZMTP 3.0, where subscriptions are
+            messages.)
+        frame_max: The most bytes of a frame that is no payload.
+        frames_max: The most frames of a message.
     """
 
     def __init__(
@@ -71,34 +71,34 @@ class Stream:
         self._place = place
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._have = 0  # bytes in the scratch
-        self.missing = 1  # bytes that must come before anything can be done with them
-        self.held = False  # a payload in it waits until the messages before it are dealt with
+        self.missing = 1  # bytes that must arrive before anything can be processed
+        self.held = False  # a payload in it waits until earlier messages are processed
         self._frames: list[Buffer] = []  # of the message that is arriving
-        # A frame too long for the scratch, on its way to its place: its flags, and where that is.
+        # A frame longer than the scratch, which is being received: its flags and lease.
         self._body: tuple[int, Lease | None] | None = None
         self._topics: set[bytes] = set()
-        self.first = b""  # a message to say before all others
+        self.first = b""  # a message to send before all others
 
     def subscribe(self, topic: bytes, *, on: bool) -> None:
-        """Ask for a topic, or no longer."""
+        """Subscribe to a topic, or unsubscribe."""
         (self._topics.add if on else self._topics.discard)(topic)
         if self.state == "open":
             self._send(bytes([on]) + topic)
 
     def say(self, body: bytes) -> bool:
-        """Send a message of one frame, if nothing else waits; return whether it is to be sent."""
+        """Queue a message of one frame if nothing else waits; return whether it was queued."""
         if self.state != "open" or self.outgoing:
             return False
         self.outgoing += head_of(len(body), 0) + body
         return True
 
     def ping(self) -> None:
-        """Ask for a sign of life."""
+        """Send a ping."""
         if self.state == "open":
             self._send(b"\x04PING\0\0", COMMAND)
 
     def room(self) -> memoryview:
-        """Return where the next bytes go."""
+        """Return the memory for the next bytes."""
         if self._body is None:
             return self._scratch[self._have :]
         _, lease = self._body
@@ -107,9 +107,9 @@ class Stream:
         return SINK[: self.missing]
 
     def received(self, count: int) -> Sequence[Arrived]:
-        """Take note of so many bytes in `room()`; return the messages that are now complete.
+        """Process bytes that were received into `room()`; return the messages completed by them.
 
-        If `held` is true then, call it again with 0 once these were dealt with, before `room()`.
+        If `held` is set afterwards, process these messages and call this with 0 before `room()`.
 
         Raises:
             ZmtpError: Close the connection.
@@ -129,14 +129,14 @@ class Stream:
         return messages
 
     def close(self) -> None:
-        """The connection is gone, perhaps in the middle of a payload."""
+        """Cancel a payload that was being received: the connection is closed."""
         if self._body is not None and self._body[1] is not None:
             self._body[1].cancel()
 
-    # Taking bytes apart.
+    # Parsing.
 
     def _parse(self, messages: list[Arrived]) -> None:
-        """Take the frames that the scratch holds whole, and begin one for which it is too small."""
+        """Process complete frames in the scratch, and begin a frame that does not fit."""
         scratch, have, at = self._scratch, self._have, 0
         self.held = False
         if self.state == "greeting" and have >= len(GREETING):
@@ -159,7 +159,7 @@ class Stream:
                 raise ZmtpError(f"a frame of {size} bytes")
             if not payload and end - at <= SCRATCH_BYTES:
                 break
-            self.held = payload and bool(messages)  # they may decide on its place
+            self.held = payload and bool(messages)  # they may determine its place
             if not self.held:
                 self._begin(flags, size, scratch[body:have], payload=payload)
                 at = have
@@ -177,7 +177,7 @@ class Stream:
         return len(GREETING)
 
     def _begin(self, flags: int, size: int, begun: memoryview, *, payload: bool) -> None:
-        """Find a place for a frame that the scratch does not hold, and put there what is here."""
+        """Find a place for a frame that exceeds the scratch, and copy what is here to it."""
         if payload and size > MESSAGE_BYTES_MAX:
             raise ZmtpError(f"a frame of {size} bytes")
         lease: Lease | None = None
@@ -191,7 +191,7 @@ class Stream:
             lease.received(len(begun))
 
     def _whole(self, flags: int, lease: Lease | None, messages: list[Arrived]) -> None:
-        """Take a frame that the scratch did not hold."""
+        """Process a frame that did not fit the scratch."""
         if lease is not None and lease.message is None:
             self._frame(flags, lease.view, messages)
             return
@@ -200,7 +200,7 @@ class Stream:
         if lease is not None and len(messages) > before:
             messages[-1] = lease
         elif lease is not None:
-            lease.cancel()  # more follows than this protocol has
+            lease.cancel()  # more frames follow than this protocol has
 
     def _frame(self, flags: int, body: Buffer, messages: list[Arrived]) -> None:
         self.frames += 1
@@ -236,7 +236,7 @@ class Stream:
 
 
 def greeting_fault(greeting: Buffer, mechanism: bytes) -> str:
-    """Return what is wrong with as much of a greeting as is here; empty: nothing so far."""
+    """Return what is wrong with a greeting, as far as it has arrived; empty if nothing is."""
     head = bytes(greeting[:32])
     signature, version, theirs = head[:10], head[10:11], head[12:32]
     begins = signature[:1] in (b"", b"\xff") and signature[9:10] in (b"", b"\x7f")
@@ -250,23 +250,23 @@ def greeting_fault(greeting: Buffer, mechanism: bytes) -> str:
 
 
 def message_parts(frames: Sequence[Buffer]) -> Sequence[Buffer]:
-    """Return a message as the buffers to send one after the other; the last frame is not copied."""
+    """Return a message as buffers to send in order; the last frame is not copied."""
     heads, last = b"", frames[-1]
     for frame in frames[:-1]:
         heads += head_of(len(frame), MORE) + frame
     return heads + head_of(len(last), 0), last
 
 
-@lru_cache  # of few sizes
+@lru_cache  # there are few sizes
 def head_of(size: int, flags: int) -> bytes:
-    """Return what stands before the body of a frame."""
+    """Return the head of a frame, which precedes its body."""
     if size < 256:
         return bytes([flags, size])
     return bytes([flags | LONG]) + size.to_bytes(8, "big")
 
 
 def rest_of(parts: Sequence[Buffer], sent: int) -> list[Buffer]:
-    """Return what is left of some buffers once so many bytes of them are sent."""
+    """Return what remains of some buffers once `sent` bytes of them are sent."""
     left: list[Buffer] = []
     for part in parts:
         if sent >= len(part):

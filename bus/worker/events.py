@@ -1,4 +1,4 @@
-"""What a worker's machine is told that is no message: how its effects ended, and what users do."""
+"""The events of a worker's machine that are not messages: results of effects, users' actions."""
 
 from typing import Literal
 
@@ -11,7 +11,7 @@ from ..staged import Copying, Patching, SharedMemory
 
 
 class Granted(msgspec.Struct, frozen=True):
-    """There is memory, as `Reserve` asked for; or there is none."""
+    """The memory that `Reserve` requested; None: there is none."""
 
     model: str
     key: tuple[int, int] | None
@@ -19,7 +19,7 @@ class Granted(msgspec.Struct, frozen=True):
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """Shared memory is open, as `Open` asked for; None: it is not of this host."""
+    """The shared memory that `Open` requested; None: it is of another host."""
 
     model: str
     key: tuple[int, int]
@@ -27,9 +27,9 @@ class Opened(msgspec.Struct, frozen=True):
 
 
 class Copied(msgspec.Struct, frozen=True):
-    """A copy has ended, with the checksum of each chunk; None: it is of no use.
+    """A copy has ended, with the checksum of each chunk; None: it failed.
 
-    The memory was locked, or held another version before or after the copy, or nobody wanted it.
+    The memory was locked, held another version before or after the copy, or the copy was cancelled.
     """
 
     copying: Copying
@@ -37,12 +37,12 @@ class Copied(msgspec.Struct, frozen=True):
 
     @property
     def model(self) -> str:
-        """Of which model."""
+        """The model."""
         return self.copying.model
 
 
 class Decoded(msgspec.Struct, frozen=True):
-    """A patch was decoded, in so many seconds; or is of no use, and why."""
+    """A patch was decoded, which took `seconds`; or could not be, for the reason in `fault`."""
 
     patching: Patching
     fault: str
@@ -50,7 +50,7 @@ class Decoded(msgspec.Struct, frozen=True):
 
     @property
     def model(self) -> str:
-        """Of which model."""
+        """The model."""
         return self.patching.model
 
 
@@ -58,21 +58,22 @@ Outcome = Literal["taken", "put-back", "applied", "declined", "failed", "torn", 
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What became of a version that was ready: an event of `phases.py`.
+    """The outcome of a version that was ready: an event of `phases.py`.
 
     Attributes:
-        model, key: Which one.
-        what: `declined`: it was turned down, or did not fit, and what ran before still runs;
+        model, key: The version.
+        what: `declined`: it was rejected, or did not fit, and the version before still runs;
             `failed`: there was no room for it, which there may be later; `torn`: it failed
-            half-way, and nothing runs; `newer`: another is or will be applied in its place.
-        text: Why, where it was not applied; else what is to be said of it.
-        digest: What the bytes hash to, if they were hashed only when they were applied.
-        still: The user's part has no time left, and has not returned: the version stays where it
-            is until it has, which another report says. (W24)
-        bytes: Where the bytes of what was applied lie from now on, if they do anywhere: in its
-            staging buffer, or in a model that is resident.
-        kept: The user goes on using its staging buffer, which is to serve nothing else.
-        misfit: It was turned down since the model has other names, shapes or dtypes by now.
+            half-way, and no version runs; `newer`: another version is or will be applied in its
+            place.
+        text: Why it was not applied; if it was, a remark to report.
+        digest: The digest of the bytes, if they were hashed only during the apply.
+        still: The deadline has passed, and the user's code has not returned: the version stays
+            where it is until another report says that it has. (W24)
+        bytes: The memory that holds the applied bytes from now on, if any does: its staging buffer,
+            or a model that is resident.
+        kept: The user continues to use its staging buffer, which must not be recycled.
+        misfit: It was rejected since the model has other names, shapes or dtypes now.
     """
 
     model: str
@@ -87,7 +88,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Waits(msgspec.Struct, frozen=True):
-    """A version cannot be applied yet, and this is who is in the way, since when."""
+    """What delays the apply of a version, and since when."""
 
     model: str
     key: tuple[int, int]
@@ -95,23 +96,23 @@ class Waits(msgspec.Struct, frozen=True):
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """The user wants this version of a model, and no other until it says so; None: the latest."""
+    """The user wants only this version of a model, until the next such event; None: the latest."""
 
     model: str
     key: tuple[int, int] | None
 
 
 class Examined(msgspec.Struct, frozen=True):
-    """The weights have been looked at, as `Examine` asked for, and this is to be said of them."""
+    """The result of `Examine`."""
 
     answer: Checked
 
 
 class Flush(msgspec.Struct, frozen=True):
-    """The user waits until the publisher has heard what was said before: then `Flushed` says so."""
+    """The user waits until the publisher has received earlier messages; `Flushed` answers it."""
 
     mark: int
 
 
-OfSlot = Granted | Opened | Copied | Decoded | Report | Waits | Wanted  # it has a `model`
+OfSlot = Granted | Opened | Copied | Decoded | Report | Waits | Wanted  # these have a `model`
 Happening = OfSlot | Examined | Flush

@@ -1,8 +1,7 @@
-"""When a worker asks for the latest version of a model, of which it has heard. (W4)
+"""Decides when a worker requests the latest version of a model. (W4)
 
-A version that has failed, and is to be tried again, is left alone for ever longer pauses. Where the
-user wants one version and no other, that one is asked for, by its number, once there is such a
-version.
+A version that failed and is to be tried again is requested after ever longer pauses. Where the user
+wants exactly one version, that one is requested by number, once it exists.
 """
 
 import math
@@ -17,7 +16,7 @@ from .version_store import Key, VersionStore
 
 
 class _Exact(Struct, frozen=True):
-    """A version that is wanted, and no other: whether it is gone, and when it was asked for."""
+    """The only version wanted: whether it is gone, and when it was requested."""
 
     key: Key
     gone: bool = False
@@ -25,7 +24,7 @@ class _Exact(Struct, frozen=True):
 
 
 class _Backoff(Struct, frozen=True):
-    """A version that is left alone until then, which was the pause."""
+    """A version that is not requested before `until`: after a pause of `pause` seconds."""
 
     key: Key
     until: float
@@ -33,28 +32,28 @@ class _Backoff(Struct, frozen=True):
 
 
 class FetchPlanner:
-    """What was asked for, and when.
+    """The requests for versions of one model.
 
     Args:
         model: The model's name.
         holds: Its versions that are here.
-        timing: How long to wait.
+        timing: The timeouts and intervals.
     """
 
     def __init__(self, model: str, versions: VersionStore, timing: Timing) -> None:
         self._model, self._versions, self._timing = model, versions, timing
-        self.only: Key | None = None  # what the user wants, and nothing else
-        self._exact = _Exact((0, 0))  # what that is, or was last: who polls wants it again soon
-        self._latest_at = -math.inf  # when the latest announcement was asked for
+        self.only: Key | None = None  # the only version that the user wants, if any
+        self._exact = _Exact((0, 0))  # that version, or the last such one: polling repeats it
+        self._latest_at = -math.inf  # when the latest announcement was requested
         self._answered = -math.inf  # when the last ping was sent that was answered
         self._backoff = _Backoff((0, 0), 0.0, 0.0)
 
     def reconnected(self) -> None:
-        """A session begins."""
+        """Begin a session."""
         self._latest_at = -math.inf
 
     def hear_of(self, epoch: int, version: int, now: float) -> list[Effect]:
-        """A beacon, a welcome or a stray chunk speaks of a version: ask if it is news."""
+        """Request a version that a beacon, a welcome or a stray chunk names, if it is new."""
         arriving, key = self._versions.at["arriving"], (epoch, version)
         news = self._versions.hear(key)
         if self.only is not None:
@@ -71,7 +70,7 @@ class FetchPlanner:
         return self.latest(epoch, now)
 
     def latest(self, epoch: int, now: float, *, at_once: bool = False) -> list[Effect]:
-        """Ask for the latest version, but not all the time."""
+        """Request the latest version, unless it was requested a moment ago."""
         if self.only is not None:
             return self.exact(now)
         if now - self._latest_at < self._timing.quiet and not at_once:
@@ -82,32 +81,32 @@ class FetchPlanner:
         return [Send(Fetch(model=self._model, epoch=epoch, version=0, layout=layout))]
 
     def layout(self, key: Key, now: float) -> list[Effect]:
-        """Ask for the layout of a version that was announced. (W7)"""
+        """Request the layout of an announced version. (W7)"""
         self._latest_at = now
         epoch, version = key
         return [Send(Fetch(model=self._model, epoch=epoch, version=version, layout=True))]
 
     def answered(self, sent_at: float) -> None:
-        """A ping that was sent then was answered, and whatever was asked before it. (W12)"""
+        """Note that a ping sent then was answered, as is every request before it. (W12)"""
         self._answered = sent_at
         arriving = self._versions.at["arriving"]
         if arriving is not None:
             arriving.transfer.answered(sent_at)
 
     def due(self, now: float) -> bool:
-        """Return whether to ask again for a layout, which may be on its way. (W7)"""
+        """True if it is time to request a layout again; its answer may be on its way. (W7)"""
         passed = self._answered > self._latest_at
         patience = self._timing.patience if passed else self._timing.patience_max
         return now - self._latest_at >= patience
 
-    # Of one version, where the user wants no other. (W8)
+    # Exactly one version, where the user wants no other. (W8)
 
     def want(self, key: Key | None, now: float) -> list[Effect]:
-        """One version is wanted, and no other until further word; or the latest again."""
+        """Want one version and no other until the next call; None: the latest again."""
         self.only = key
         if key is None:
             for late in self._versions.all("announced", "arriving"):
-                if self.outdated(late.key):  # it was wanted though a newer one is here
+                if self.outdated(late.key):  # it was wanted although a newer one is here
                     self._versions.move(late, "newer")
             return self.hear_of(*self._versions.heard, now)
         if key != self._exact.key:
@@ -125,7 +124,7 @@ class FetchPlanner:
         return self.exact(now)
 
     def exact(self, now: float) -> list[Effect]:
-        """Ask for the only version that is wanted, if there is one and it is not here."""
+        """Request the only version wanted, if it exists and is not here."""
         only, versions, running = self.only, self._versions, self._versions.at["running"]
         if only is None:
             return []
@@ -143,7 +142,7 @@ class FetchPlanner:
         return [Send(Fetch(model=self._model, epoch=only[0], version=only[1], layout=True))]
 
     def gone(self, epoch: int, version: int) -> list[Effect]:
-        """The publisher no longer has a version; whoever polls for it is told the next time."""
+        """Note that the publisher no longer has a version; the next poll for it fails, too."""
         key = (epoch or self._exact.key[0], version)
         if key != self._exact.key or self._versions.has(key):
             return []
@@ -151,12 +150,12 @@ class FetchPlanner:
         return self.forgo("the publisher has it no more")
 
     def overtaken(self, key: Key) -> list[Effect]:
-        """A version was committed, to which all workers go on, whatever one of them wants."""
+        """Abandon the only version wanted if a newer one was committed, which all workers apply."""
         overtaken = self.only is not None and self.only < key
         return self.forgo("all workers go on to a newer one") if overtaken else []
 
     def forgo(self, why: str) -> list[Effect]:
-        """The only version that is wanted is not to be had any more: tell the user."""
+        """Abandon the only version wanted, and report to the user that it is unavailable."""
         only, self.only = self.only, None
         if only is None:
             return []
@@ -164,26 +163,29 @@ class FetchPlanner:
         return [Rejected(self._model, *only, "gone", text)]
 
     def is_wanted(self, key: Key) -> bool:
-        """Return whether a version is the only one that is wanted, and may yet be had."""
+        """True if a version is the only one wanted, and may still arrive."""
         return key == self.only and key not in self._versions.rejected and not self.outdated(key)
 
     def outdated(self, key: Key) -> bool:
-        """Return whether a version is here, or newer ones are; of the only one wanted, applied."""
+        """True if a version is no longer needed: it or a newer one is here.
+
+        For the only one wanted, a newer one counts only once its apply has begun.
+        """
         if key != self.only:
             return key <= self._versions.newest
         given = [entry.key for entry in self._versions.all("staged", "ready")]
         begun = [entry.key for entry in self._versions.all("applying", "running")]
         return key in given or key <= max(begun, default=(0, 0))
 
-    # What has failed, and is to be tried again. (W36)
+    # Failed versions that are tried again. (W36)
 
     def put_off(self, key: Key, now: float) -> None:
-        """Leave a version alone for a while, for twice as long as the last time."""
+        """Do not request a version for a while: twice as long as the last time."""
         longer = min(2 * self._backoff.pause, self._timing.patience_max)
         pause = longer if key == self._backoff.key else self._timing.patience
         self._backoff = _Backoff(key, now + pause, pause)
 
     def put_off_no_longer(self, key: Key) -> None:
-        """A version is not to be had any more: what was before it may be what there is."""
+        """End the pause of a version that is unavailable: an earlier one may be the latest now."""
         if key == self._backoff.key:
             self._backoff = replace(self._backoff, until=-math.inf)

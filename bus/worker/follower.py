@@ -1,8 +1,8 @@
-"""One model of a worker: what comes of it, and what becomes of the versions here (`phases.py`).
+"""One model of a worker: which version to fetch, and the progress of each version (`phases.py`).
 
-The latest version wins: an older one that is on its way makes room for it. But a worker that had to
-drop one finishes the next, by fetching, before it looks at anything newer. Of those that were
-applied here, or could not be, it remembers what the next ones need. (W15, W24)
+The latest version wins: an older one that is arriving is dropped for it. But a worker that had to
+drop one completes the next version by fetching before it considers a newer one. Of versions that
+were applied or failed, it keeps what later versions need. (W15, W24)
 """
 
 import math
@@ -51,10 +51,10 @@ from .phases import ARROWS, AT_ONCE, MODES, Event, ModeEvent
 from .transfer import Transfer
 from .version_store import Key, VersionEntry, VersionStore
 
-# What may be otherwise next time, since bytes were damaged or memory was short: it is tried again,
-# after a while.
+# Failures that may not occur again, since bytes were damaged or memory was short: the version is
+# tried again after a pause.
 TRANSIENT = {"digest-mismatch", "layout-invalid", "no-memory", "unsupported"}
-RESTARTS_MAX = 3  # transfers of one version whose digest did not match, before it is given up
+RESTARTS_MAX = 3  # transfers of one version whose digest did not match, before it is abandoned
 NOTHING_FITS = "nothing comes that fits what was announced"
 
 
@@ -63,10 +63,10 @@ class Follower:
 
     Args:
         model: Its name.
-        accepts: Says why a layout cannot be applied here; nothing if it can.
+        accepts: Returns why a layout cannot be applied here; empty if it can.
         bytes_max: The largest version to stage, in bytes.
-        timing: How long to wait.
-        expected: What versions are like, where that is known.
+        timing: The timeouts and intervals.
+        expected: The expected size and layout of versions, where known.
     """
 
     def __init__(
@@ -79,45 +79,45 @@ class Follower:
     ) -> None:
         self.model = model
         self.timing = timing
-        self.shared = False  # versions are read from shared memory: nothing needs to be pushed
+        self.shared = False  # versions are read from shared memory: nothing is pushed
         self.versions = VersionStore()
         self._expected = expected
         self._acceptance = Acceptance(model, accepts, bytes_max, expected)
         self.planner = FetchPlanner(model, self.versions, timing)
         self.patches = Patches(model, self.versions, timing, expected)
-        self.torn = 0  # applies in a row that failed half-way: while there is one, nothing runs
-        self.epoch = 0  # the greatest of which bytes were written into the model
-        self.stale: Key = (0, 0)  # was not to be had from shared memory: it is to be fetched
+        self.torn = 0  # consecutive applies that failed half-way: unless 0, no version is running
+        self.epoch = 0  # the greatest epoch whose bytes were written into the model
+        self.stale: Key = (0, 0)  # this version is not in shared memory any more: fetch it
         self.failed: Failed | None = None  # the last one, until another version is begun
-        self._misfit: Announce | None = None  # was refused for its names or shapes, and may fit yet
-        self._look_at = math.inf  # when to see whether it does
-        self._window = 0  # bytes of one, the largest of the versions that were begun in the session
+        self._misfit: Announce | None = None  # rejected for its names or shapes; may fit later
+        self._look_at = math.inf  # when to check that again
+        self._window = 0  # bytes of a window of the largest version that was begun in the session
 
     @property
     def awaits(self) -> int:
-        """How many bytes may come at once, since they were asked for: a window, and a layout."""
+        """How many requested bytes may arrive at once: a window, and a layout."""
         return self._window + self._acceptance.layout_bytes_max
 
     @property
     def running(self) -> Running | None:
-        """What runs."""
+        """The running version."""
         entry = self.versions.at["running"]
         return entry.running if entry is not None else None
 
-    # What the publisher says.
+    # Messages of the publisher.
 
     def announced(
         self, announce: Announce, payload: Buffer | None, now: float, *, pushed: bool = True
     ) -> list[Effect]:
-        """A version exists; its chunks may follow if the announcement itself was pushed.
+        """Process an announcement; chunks may follow if the announcement itself was pushed.
 
-        `payload` is its layout, or the whole of its data if the announcement says so.
+        `payload` is the layout, or all data if the announcement says so.
         """
         key = (announce.epoch, announce.version)
         data, layout = (None, payload) if announce.whole is None else (payload, None)
         fault = self._acceptance.learn(announce, layout) if layout is not None else None
         if fault is not None and fault[0] in TRANSIENT:
-            self.versions.move(self.versions.find(key, "announced"), "failed")  # it waited for this
+            self.versions.move(self.versions.find(key, "announced"), "failed")  # no layout
             return self.fail(key, *fault, now)
         if fault is not None:
             if not self.versions.hear(key):
@@ -143,9 +143,10 @@ class Follower:
         return self._begin(self.versions.expect(announce, pushed=follows), now, data)
 
     def _straight(self, announce: Announce, data: Buffer) -> StagedVersion | None:
-        """Take a version that came whole, and is in nobody's way, at once; None: that is not so.
+        """Stage a version that arrived whole and can be applied immediately; None if it cannot.
 
-        So come nearly all small ones. What becomes of it is the same as without this, step by step.
+        This is the usual path of small versions. The result is the same as without this shortcut,
+        step by step.
         """
         at, layout = self.versions.at, self._acceptance.usual.get(about(announce))
         if layout is None or self.versions.mode != "following" or self.failed is not None:
@@ -160,10 +161,9 @@ class Follower:
         return self.versions.accept_whole(announce, whole, data, layout)
 
     def renamed(self, rename: Rename, now: float) -> list[Effect]:
-        """What runs here is a newer version, byte for byte: nothing is to be fetched or applied.
+        """Rename the running version: a newer one has the same bytes, so there is nothing to fetch.
 
-        That has no effect if another version is at the user's, who may be writing it into the
-        model.
+        Without effect while the user holds another version, whose apply may have begun.
         """  # W25
         versions, key = self.versions, (rename.epoch, rename.version)
         entry = versions.at["running"]
@@ -204,7 +204,7 @@ class Follower:
         return self._reserve(entry, now)
 
     def _opened(self, opened: Opened, now: float) -> list[Effect]:
-        """The memory in which a version lies is open, or is of another host. (S6)"""
+        """Go on with a version: its segment is open, or is of another host. (S6)"""
         entry, memory = self.versions.at["announced"], opened.memory
         if entry is None or entry.lacks != "segment" or entry.key != opened.key:
             return []
@@ -215,10 +215,10 @@ class Follower:
         return self._reserve(entry, now)
 
     def _reserve(self, entry: VersionEntry, now: float) -> list[Effect]:
-        """Find memory for a version; if there is no more, `_resume` goes on when some is free."""
+        """Find memory for a version; if all is in use, `_resume` continues once some is free."""
         effects: list[Effect] = []
         older = self.versions.at["arriving"]
-        if older is not None:  # the newer version takes its place
+        if older is not None:  # the newer version replaces it
             self.versions.move(older, "newer")  # W8
             effects = self._change_mode("replaced")
         if self.versions.reuse(entry):
@@ -228,16 +228,14 @@ class Follower:
         return [*effects, Reserve(self.model, entry.key, entry.announce.nbytes)]
 
     def _granted(self, granted: Granted, now: float) -> list[Effect]:
-        """There is memory for a version, or for one that will come; or there is none."""
+        """Process the result of `Reserve`: memory for a version or a later one, or none."""
         entry, buffer = self.versions.at["announced"], granted.buffer
         if entry is None or entry.lacks != "memory" or entry.key != granted.key:
             if buffer is not None:
                 self.versions.keep(buffer)
             return []
         if buffer is None and self.versions.base is not None and self.versions.base.chunks:
-            entry.resolve(
-                "full"
-            )  # the next version matters more; `_decoded` goes on with what waits
+            entry.resolve("full")  # drop the base for it; `_decoded` resumes if that is in use
             return (
                 self._reserve(entry, now) if self.versions.set_patch_base(None, None, None) else []
             )
@@ -249,9 +247,9 @@ class Follower:
         return self._receive(entry, now)
 
     def _receive(self, entry: VersionEntry, now: float) -> list[Effect]:
-        """There is a buffer: take what came along, or copy what lies in shared memory; else wait.
+        """Receive a version into its buffer: use its payload, or copy from shared memory, or wait.
 
-        What is not pushed is fetched at once. (W31)
+        A version that is not pushed is fetched immediately. (W31)
         """
         announce, chunks = entry.announce, entry.chunks
         assert chunks is not None  # noqa: S101 - it was given a moment ago
@@ -282,7 +280,7 @@ class Follower:
         return effects + listening + (reports.fetches(transfer, wanted) if wanted else [])
 
     def _take_whole(self, entry: VersionEntry, data: Buffer | None, now: float) -> list[Effect]:
-        """Take what came with an announcement: the only chunk, and the digest."""
+        """Use the data that came with an announcement: the only chunk, and the digest."""
         whole = entry.announce.whole
         if whole is None or data is None:
             return []
@@ -291,8 +289,8 @@ class Follower:
         return self._advance(entry, now)
 
     def _copied(self, copied: Copied, now: float) -> list[Effect]:
-        """A copy has ended: with all chunks; or without, then they are fetched. (S5, S6)"""
-        if not copied.copying.live:  # something newer took its place, or it was aborted
+        """Process the end of a copy: with all chunks; without them, fetch the version. (S5, S6)"""
+        if not copied.copying.live:  # replaced by a newer version, or aborted
             self.versions.give_back(copied.copying.buffer)
             return self._resume(now)
         entry = self.versions.at["arriving"]
@@ -301,9 +299,9 @@ class Follower:
         return self._advance(entry, now)
 
     def _decoded(self, decoded: Decoded, now: float) -> list[Effect]:
-        """A patch was decoded, and its version is whole; or all of it is to be fetched."""
+        """Stage the version that a patch was decoded to; if decoding failed, fetch all of it."""
         done, entry = decoded.patching, self.versions.at["arriving"]
-        if not done.live:  # something newer took its place, or it was aborted
+        if not done.live:  # replaced by a newer version, or aborted
             self.versions.give_back(done.buffer)
             self.versions.release(done.base)
             return self._resume(now)
@@ -317,7 +315,7 @@ class Follower:
         return self._arrived(entry, now, entry.transfer.patch, decoded.seconds)
 
     def _map(self, entry: VersionEntry, memory: SharedMemory, now: float) -> list[Effect]:
-        """The version is whole in shared memory: it can be applied from there."""
+        """Make a version ready that is whole in shared memory: it is applied from there."""
         announce = entry.announce
         for older in (self.versions.at["arriving"], self.versions.at["staged"]):
             if older is not None:
@@ -332,7 +330,7 @@ class Follower:
         return [*self._change_mode("completed", now), Ready(staged)]
 
     def _change_mode(self, event: ModeEvent, now: float = -math.inf) -> list[Effect]:
-        """Take pushed chunks again, and look for what came meanwhile; or no longer."""
+        """Change the mode: receive pushed chunks and fetch the latest version, or unsubscribe."""
         if event not in MODES[self.versions.mode] or not self.versions.change_mode(event):
             return []
         on = self.versions.mode == "following"
@@ -351,7 +349,7 @@ class Follower:
         return self.fail(entry.key, code, text, now)
 
     def _look_again(self, now: float) -> list[Effect]:
-        """Ask again for a version that did not fit and does now: the user has changed the model."""
+        """Fetch a version again that did not fit and does now: the user has changed the model."""
         misfit, self._look_at = self._misfit, now + self.timing.ping
         if misfit is None or misfit.epoch != self.versions.heard[0]:
             self._misfit, self._look_at = None, math.inf
@@ -362,14 +360,14 @@ class Follower:
         self.versions.forgive((misfit.epoch, misfit.version))
         return self.planner.latest(misfit.epoch, now, at_once=True)
 
-    # What arrives of it.
+    # Arriving data.
 
     def reads(self, announce: Announce) -> bool:
-        """Return whether the layout that comes with an announcement is to be received."""
+        """Return whether to receive the layout that comes with an announcement."""
         return self._acceptance.oversize(announce) is None
 
     def place(self, chunk: AnyChunk, size: int) -> Lease | None:
-        """Say where a chunk's payload belongs that is about to be received; None: nowhere."""
+        """Return where to receive the payload of a chunk; None if it is not needed."""
         entry = self.versions.at["arriving"]
         if entry is None or entry.key != (chunk.epoch, chunk.version):
             return None
@@ -378,7 +376,7 @@ class Follower:
     def chunk(
         self, chunk: AnyChunk, payload: Buffer | Lease, now: float, *, pushed: bool
     ) -> list[Effect]:
-        """A piece of a version."""
+        """Process a chunk of a version."""
         entry = self.versions.at["arriving"]
         if entry is None or entry.key != (chunk.epoch, chunk.version):
             return self._stray(chunk.epoch, chunk.version, now)
@@ -391,7 +389,7 @@ class Follower:
         return said + reports.fetches(transfer, wanted) if wanted else said
 
     def end(self, end: End, now: float) -> list[Effect]:
-        """All chunks of a version are out."""
+        """Process the digest of a version: all of its chunks were sent."""
         entry = self.versions.at["arriving"]
         if entry is None or entry.key != (end.epoch, end.version):
             return self._stray(end.epoch, end.version, now)
@@ -405,7 +403,7 @@ class Follower:
         return self.planner.hear_of(epoch, version, now) if waiting is None else []
 
     def _advance(self, entry: VersionEntry, now: float) -> list[Effect]:
-        """Fetch what is due; if the version is whole: verify it, then stage it."""
+        """Fetch missing chunks; once the version is complete, verify it, then stage it."""
         transfer = entry.transfer
         if transfer.chunks.here < transfer.chunks.plan.count or transfer.digest is None:
             wanted = transfer.wants(now)
@@ -416,14 +414,14 @@ class Follower:
             return self._arrived(entry, now)
         transfer.start_over()
         if transfer.restarts < RESTARTS_MAX:
-            return []  # the next tick fetches it anew
+            return []  # the next tick fetches it again
         text = f"the whole did not match its digest, {transfer.restarts} times"
         return self._decline(entry, "digest-mismatch", text, now)
 
     def _arrived(
         self, entry: VersionEntry, now: float, patch: PatchId | None = None, took: float = 0.0
     ) -> list[Effect]:
-        """A version is whole and sound: stage it, and commit it unless that waits for others."""
+        """Stage a complete, verified version; commit it unless that waits for other workers."""
         announce, chunks = entry.announce, entry.chunks
         assert chunks is not None  # noqa: S101 - or it were not begun
         say = announce.acknowledge == "staged" or announce.commit == "together"
@@ -448,7 +446,7 @@ class Follower:
         return [Ready(entry.staged)]
 
     def committed(self, commit: Commit) -> list[Effect]:
-        """The version that is staged here may be applied."""
+        """Make the staged version ready: the publisher has committed it."""
         entry, key = self.versions.at["staged"], (commit.epoch, commit.version)
         if entry is None or entry.key != key:
             return []
@@ -456,7 +454,7 @@ class Follower:
         return self.planner.overtaken(key) + self._commit(entry) if same else []  # W14
 
     def aborted(self, abort: Abort, now: float) -> list[Effect]:
-        """The version must not be applied; drop what there is of it."""
+        """Drop what is here of a version that must not be applied."""
         key = (abort.epoch, abort.version)
         for entry in self.versions.all("announced", "arriving", "staged"):
             if entry.key == key:
@@ -467,12 +465,12 @@ class Follower:
         return self._go_on(abort.epoch, now)
 
     def gone(self, epoch: int, version: int, now: float) -> list[Effect]:
-        """The publisher no longer has a version; 0: it has none."""
+        """Drop a version that the publisher no longer has; 0: it has none."""
         only = self.planner.only
         self.planner.put_off_no_longer((epoch, version))
         for entry in self.versions.all("announced", "arriving"):
             named = version == entry.key[1] or (version == 0 and entry.phase == "announced")  # W27
-            late = epoch not in (0, entry.key[0])  # a word of an older publisher
+            late = epoch not in (0, entry.key[0])  # a message of an older publisher
             arrived = entry.phase == "arriving"
             gone = named and not late and self.versions.move(entry, "gone")
             if gone and arrived and only is None:
@@ -480,7 +478,7 @@ class Follower:
         return self.planner.gone(epoch, version)
 
     def _go_on(self, epoch: int, now: float) -> list[Effect]:
-        """There may be room now for what waited; who is catching up must find something to do."""
+        """Resume what waited for memory; if idle while catching up, fetch the latest version."""
         effects = self._resume(now)
         idle = (
             not effects
@@ -492,9 +490,9 @@ class Follower:
     # The session.
 
     def reconnected(self, epoch: int, version: int, now: float, *, shared: bool) -> list[Effect]:
-        """The publisher has let this worker in (again), and has this version for it.
+        """Begin a session, in which the publisher has this version.
 
-        If versions will come over the network, have a buffer of their probable size.
+        If versions will come over the network, reserve a buffer of their expected size.
         """
         self.shared = shared
         self.versions.reconnected(epoch, now)
@@ -502,7 +500,7 @@ class Follower:
         plan = arriving.chunks.plan if arriving is not None and arriving.chunks else None
         self._window = plan.of(WINDOW_CHUNKS) if plan is not None else 0
         self.planner.reconnected()
-        self.torn = min(self.torn, 1)  # what failed before counts as one
+        self.torn = min(self.torn, 1)  # earlier failures count as one
         effects: list[Effect] = []
         nbytes = self._expected.nbytes
         if not self.shared and self.versions.bare and 0 < nbytes <= self._acceptance.bytes_max:
@@ -510,10 +508,10 @@ class Follower:
         effects += reports.staged(self.versions.all("ready", "applying", "staged"))
         return effects + self.planner.hear_of(epoch, version, now)
 
-    # What is told that is no message.
+    # Events that are not messages.
 
     def happened(self, event: OfSlot, now: float) -> list[Effect]:
-        """Take how an effect has ended, or what became of a version that was ready."""
+        """Process the result of an effect, or the outcome of a version that was ready."""
         match event:
             case Report():
                 return self._became(event, now)
@@ -532,11 +530,11 @@ class Follower:
                 return self._waits(self.versions.find(event.key, "ready", "applying"), event.text)
 
     def _waits(self, entry: VersionEntry | None, text: str) -> list[Effect]:
-        """Somebody is in the way of a version: say so at once, and then with every ping."""
+        """Report what delays the apply of a version: at once, and then with every ping."""
         return [reports.progress(entry)] if entry is not None and entry.blocked(text) else []
 
     def _became(self, report: Report, now: float) -> list[Effect]:
-        """The user has begun, has put it back, is done with it, or has dropped it."""
+        """Process the user's report of a version: begun, put back, finished or dropped."""
         versions, what = self.versions, report.what
         entry = versions.find(report.key, "ready", "applying")
         if entry is None:
@@ -586,7 +584,7 @@ class Follower:
         return self.runs(entry, running)
 
     def _torn(self, entry: VersionEntry, report: Report, now: float) -> list[Effect]:
-        """The model holds parts of two: what is tried next comes verified."""
+        """Note that the model holds parts of two versions: the next attempt must come verified."""
         self.versions.move(self.versions.at["running"], "torn")
         self.versions.set_patch_base(None, None, None)
         self.stale, self.torn = entry.key, self.torn + 1
@@ -596,7 +594,7 @@ class Follower:
     def _failed(
         self, entry: VersionEntry, report: Report, deferred_outcome: Event, now: float
     ) -> list[Effect]:
-        """The user's part has failed; a version that it still holds stays where it is."""
+        """Report a failed apply; a version that the user still holds stays where it is."""
         if report.still:
             entry.late(deferred_outcome)
         else:
@@ -606,7 +604,7 @@ class Follower:
         return self.fail(entry.key, "apply", report.text, now)[:1]
 
     def runs(self, entry: VersionEntry, running: Running) -> Effect:
-        """A version runs by this name; say so."""
+        """Note that a version is running under this name; return the report."""
         self.torn, self.epoch = 0, max(self.epoch, running.epoch)
         known = self.failed
         if known is not None and (known.epoch, known.version) <= entry.key:
@@ -614,13 +612,13 @@ class Follower:
         return applied(self.model, running, entry.staged, entry.text, at_once=True)
 
     def _forget_failure(self) -> None:
-        """A version is on its way: forget why another was not. (That nothing runs is said on.)"""
+        """Forget the last failure: a version arrives. (That no version is running is kept.)"""
         self._misfit, self._look_at = None, math.inf
         if not self.torn:
             self.failed = None
 
     def fail(self, key: Key, code: str, text: str, now: float) -> list[Effect]:
-        """Tell the publisher and the user that a version is not taken; not now, or not ever."""
+        """Report to publisher and user that a version is not applied, for now or permanently."""
         epoch, version = key
         if code in TRANSIENT:
             self.planner.put_off(key, now)
@@ -628,11 +626,11 @@ class Follower:
         return [self._failure(self.failed), Rejected(self.model, epoch, version, code, text)]
 
     def _failure(self, failed: Failed) -> Effect:
-        """Say what was not taken last."""
+        """Return the report of the last failure."""
         return reports.failed(failed, torn=bool(self.torn))
 
     def _resume(self, now: float) -> list[Effect]:
-        """A buffer is free: begin what waited for it."""
+        """Begin the version that waited for a buffer, if one is free."""
         waiting = self.versions.at["announced"]
         if waiting is None or self.versions.at["arriving"] is not None:
             return []
@@ -642,10 +640,10 @@ class Follower:
         return self._reserve(waiting, now) if waiting.lacks == "buffer" else []
 
     def broken(self, why: str, now: float, report: Report | None = None) -> list[Effect]:
-        """Something failed in the middle: keep what is whole, and drop what may be half changed.
+        """Recover from an exception: keep complete versions; drop those that may be inconsistent.
 
-        If that was a report of a version that the user is done with, nobody knows what runs: it is
-        to come anew.
+        If it interrupted a report that the user had finished with a version, the running version is
+        unknown, and is fetched again.
         """
         versions, effects = self.versions, list[Effect]()
         for entry in versions.all("announced", "arriving"):
@@ -662,7 +660,7 @@ class Follower:
             versions.move(users, "torn")
             versions.move(versions.at["running"], "torn")
             versions.set_patch_base(None, None, None)
-        if (running := self.running) is not None:  # or a hello would contradict itself (P3)
+        if (running := self.running) is not None:  # otherwise a hello would contradict itself (P3)
             self.epoch = max(self.epoch, running.epoch)
         for entry in versions.all("staged"):
             if entry.announce.commit == "auto":
@@ -688,7 +686,7 @@ class Follower:
         return self._resume(now)
 
     def repeat(self) -> list[Effect]:
-        """Say again how things stand, in case it got lost; the last failure if it still counts."""
+        """Repeat all reports, in case one was lost; the last failure only while it is relevant."""
         versions, effects = self.versions, list[Effect]()
         arriving, applying, running = (versions.at[p] for p in ("arriving", "applying", "running"))
         if arriving is not None and applying is None:
@@ -712,9 +710,9 @@ def applied(
     *,
     at_once: bool = False,
 ) -> Effect:
-    """Say what runs, by which patch it came (D11), and what there is to say of it. (W16)
+    """Report the running version, the patch it came by (D11), and remarks on it. (W16)
 
-    `at_once`: for the first time.
+    `at_once`: it is the first report.
     """
     patch, took = (came.patch, came.decode_us) if came is not None else (None, 0)
     said = Applied(
@@ -730,16 +728,16 @@ def applied(
 
 
 def is_whole(announce: Announce, whole: WholeData, payload: Buffer) -> bool:
-    """Return whether a version came with its announcement, and undamaged."""
+    """True if a version came with its announcement, undamaged."""
     if len(payload) != announce.nbytes or crc32c(payload) != whole.crc:
         return False
     return digest(announce.layout, announce.chunk_bytes, [whole.crc]) == whole.digest
 
 
 def take_whole(announce: Announce, payload: Buffer, chunks: Chunks[Memory]) -> bool:
-    """Take a version that came with its announcement; return whether it is undamaged.
+    """Store a version that came with its announcement; return whether it is undamaged.
 
-    It was received in its place already, or is copied there.
+    It is copied to its place unless it was received there.
     """
     whole = announce.whole
     if whole is None or not is_whole(announce, whole, payload):

@@ -1,7 +1,7 @@
-"""The group keys of a worker's session: what is sealed is opened with them, or has no effect.
+"""The group keys of a worker's session, which open sealed messages and chunks.
 
-There are two while one takes the place of another; the older one is forgotten soon after. What is
-published beside chunks counts up under each key: what counts no higher than the last is a replay.
+There are two keys during a rotation; the older one is dropped soon after. Published messages other
+than chunks carry a counter under each key: one that is not above the last is a replay.
 """
 
 import math
@@ -35,33 +35,33 @@ _NO_SECRET: tuple[str, bytes, bytes] = "", b"", b""
 
 
 class Keyring:
-    """What one worker can open. A worker that has one takes nothing that is not sealed.
+    """The group keys of one worker. A worker with a keyring accepts only sealed messages.
 
     Raises:
-        SealError: Nothing can be opened here.
+        SealError: The cryptography library is missing.
     """
 
     def __init__(self) -> None:
-        ciphers()  # which may not be there
+        ciphers()  # raises if there are none
         self._keys: dict[str, GroupKey] = {}  # by id, the newest last
-        self._counts: dict[str, int] = {}  # the highest that was opened, by id
-        self._alone_at = math.inf  # when the newest is the only one that counts
-        self._secret = _NO_SECRET  # the last key of a version
-        self._lacking = False  # something came that was sealed with another key
+        self._counts: dict[str, int] = {}  # the highest counter that was opened, by id
+        self._alone_at = math.inf  # when all but the newest key expire
+        self._secret = _NO_SECRET  # the version key that was derived last
+        self._lacking = False  # a message was sealed with an unknown key
 
     def begin(self, keys: Sequence[str], until: float = math.inf) -> None:
-        """A session begins, and these are its keys, of which an older one counts until then.
+        """Set the keys of a new session; all but the newest expire at `until`.
 
-        A count goes on, or replays would count.
+        Counters of known keys are kept; otherwise replays would be accepted.
         """
         self._keys = {key.id: key for key in map(_group_key, keys)}
         self._counts = {i: count for i, count in self._counts.items() if i in self._keys}
         self._alone_at, self._lacking, self._secret = until, False, _NO_SECRET
 
     def add(self, keys: Sequence[str], until: float) -> None:
-        """There are other keys; the one before counts until then.
+        """Add keys after a rotation; the previous one expires at `until`.
 
-        What is told before a key that is here is older than that: it was forgotten, or never here.
+        A listed key before a known one is older than that: it has expired, or was never known.
         """  # E6
         self._lacking = False
         told = [_group_key(key) for key in keys]
@@ -72,7 +72,7 @@ class Keyring:
         self._keep(GROUP_KEYS_MAX)
 
     def lacks(self, now: float) -> bool:
-        """Forget a key whose time is over; return whether one is needed, until some are told."""
+        """Drop expired keys; return whether a message was sealed with an unknown key."""
         if now >= self._alone_at:
             self._alone_at = math.inf
             self._keep(1)
@@ -92,17 +92,14 @@ class Keyring:
     def opening(
         self, announce: Announce, chunk: SealedChunk, size: int, patch: Patch | None = None
     ) -> Opening | None:
-        """Return what opens a chunk of an announced version, or of a patch to it.
-
-        None: its key is not known.
-        """
+        """Return what opens a chunk of an announced version or of its patch; None: unknown key."""
         subject = subject_of(announce, patch)
         return self._opening(subject, CHUNK, chunk.index, size, chunk.key, chunk.tag)
 
     def payload(self, announce: Announce, sealed: Buffer) -> Buffer | None:
-        """Return the layout, or all the bytes, that came with an announcement, if they are sound.
+        """Return the decrypted layout or data of an announcement; None if a layout is damaged.
 
-        Of all the bytes there are none then, as of a damaged chunk, which is fetched.
+        Damaged data is returned as no bytes: it is fetched, as any damaged chunk.
         """
         size = len(sealed)
         purpose = LAYOUT if announce.whole is None else CHUNK
@@ -134,23 +131,23 @@ class Keyring:
     def published(
         self, message: PublisherMessage, payloads: Sequence[Buffer], *, counts: bool = True
     ) -> PublisherMessage | None:
-        """Return what was published, if it was sealed: the rest can be anybody's word.
+        """Return a published message if it was sealed: an unsealed one is not authenticated.
 
-        It comes only once; unless it does not count, since the rest of it is still on its way.
+        It is accepted only once, unless `counts` is false: the rest of the message is on its way.
         """  # E4, E5
         if not isinstance(message, SealedMessage):
             return message if isinstance(message, SealedChunk) else None
         return self._message(message, payloads, counts=counts)
 
     def count(self, message: PublisherMessage) -> None:
-        """A message that was opened has come: from now on it is a replay."""
+        """Record that a message was opened: from now on it is a replay."""
         if isinstance(message, SealedMessage):
             self._counts[message.key] = message.count
 
     def _message(
         self, sealed: SealedMessage, payloads: Sequence[Buffer], *, counts: bool
     ) -> PublisherMessage | None:
-        """Return what the publisher said, if it is that, and new."""
+        """Return the message inside, if it is authentic and not a replay."""
         key, count = self._key(sealed.key), sealed.count
         if key is None or count <= self._counts.get(key.id, 0):  # E5
             return None

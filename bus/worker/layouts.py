@@ -1,4 +1,4 @@
-"""What a worker makes sure of before it takes a version: that it can be read, and that it fits."""
+"""Decides whether a worker accepts an announced version: its layout is valid, and fits."""
 
 from collections.abc import Callable
 from operator import attrgetter
@@ -12,39 +12,38 @@ from ..messages import Announce, Buffer
 from .keyring import Keyring
 
 Accepts = Callable[[str, Layout], str]
-Fault = tuple[str, str]  # a code of `failed`, and what is wrong in words
+Fault = tuple[str, str]  # a code of `failed`, and the reason in words
 
-LAYOUTS_KEPT = 4  # layouts remembered, so that a model that alternates sends none again
-LAYOUTS_BYTES_KEPT = 2**22  # of headers; each takes some five times that, once it is understood
+LAYOUTS_KEPT = 4  # layouts to keep, so that a model that alternates sends none again
+LAYOUTS_BYTES_KEPT = 2**22  # of headers; a parsed one takes about five times as much
 
-# What a fault depends on, of an announcement.
+# The fields of an announcement that a fault depends on.
 about = attrgetter(
     *("layout", "nbytes", "layout_bytes", "chunk_bytes"), *("encoding", "encryption")
 )
 
 
 class Expected(NamedTuple):
-    """What is known of the versions of a model before any was announced."""
+    """What is known of the versions of a model before the first announcement."""
 
-    nbytes: int = 0  # 0: not known
-    layout_bytes: int = PREFIX_BYTES + HEADER_BYTES_MAX  # at most
-    keyring: Keyring | None = None  # what opens them; None: they are in the clear
-    patches: bool = False  # whether patches are taken
+    nbytes: int = 0  # 0: unknown
+    layout_bytes: int = PREFIX_BYTES + HEADER_BYTES_MAX  # the maximum
+    keyring: Keyring | None = None  # decrypts them; None if they are not encrypted
+    patches: bool = False  # whether patches are accepted
 
 
 class Acceptance:
-    """The layouts that a worker knows of one model, and what it takes.
+    """The known layouts of one model, and the limits of acceptable versions.
 
     Args:
         model: Its name.
-        accepts: Says why a layout cannot be applied here; nothing if it can.
-        bytes_max: The largest version to take, in bytes.
-        expected: What versions are like. Understanding a layout takes time and memory, so no larger
-            one is taken.
+        accepts: Returns why a layout cannot be applied here; empty if it can.
+        bytes_max: The largest version to accept, in bytes.
+        expected: The expected layout and size of versions. Parsing a layout takes time and memory,
+            so none larger than expected is accepted.
 
     Attributes:
-        usual: The layout of a version that is announced as the last one was, without a fault, by
-            what that depends on.
+        usual: The layout of an acceptable version by `about(announce)`, for the last announcement.
     """
 
     def __init__(
@@ -70,8 +69,8 @@ class Acceptance:
         return None if known is None else known[0]
 
     def learn(self, announce: Announce, header: Buffer) -> Fault | None:
-        """Remember a layout that came with an announcement; return what is wrong with it."""
-        fault = self.oversize(announce)  # before the work is done
+        """Keep a layout that came with an announcement; return its fault, if any."""
+        fault = self.oversize(announce)  # before it is parsed
         if fault is not None:
             return fault
         if len(header) != announce.layout_bytes:
@@ -86,7 +85,7 @@ class Acceptance:
         if layout.id != announce.layout:
             text = f"the layout hashes to {layout.id}, announced was {announce.layout}"
             return "layout-invalid", text
-        self._known.setdefault(layout.id, (layout, False))  # others know it by identity
+        self._known.setdefault(layout.id, (layout, False))  # it is compared by identity elsewhere
         while self._too_many():
             del self._known[next(iter(self._known))]
             self.usual = {}
@@ -98,7 +97,7 @@ class Acceptance:
         return count > LAYOUTS_KEPT or (count > 1 and nbytes > LAYOUTS_BYTES_KEPT)
 
     def oversize(self, announce: Announce) -> Fault | None:
-        """Return whether a layout is larger than this worker reads, or than its data warrants."""
+        """Return a fault if a layout exceeds this worker's limit, or the one for its data."""
         nbytes, most = announce.layout_bytes, self.layout_bytes_max
         if nbytes > most:
             text = f"a layout of {nbytes} bytes; this worker takes at most {most} for its model"
@@ -110,14 +109,14 @@ class Acceptance:
         return None
 
     def doubt(self, layout_id: str) -> None:
-        """A layout that fitted does so no more: it is compared again before it is taken."""
+        """Have a layout that fitted checked again before its next use."""
         known = self._known.get(layout_id)
         if known is not None:
             self._known[layout_id] = known[0], False
         self.usual = {}
 
     def fault(self, announce: Announce) -> Fault | None:
-        """Return why a version cannot be taken, as far as that is known yet."""
+        """Return why a version is not acceptable, as far as is known; None if it is."""
         if announce.encoding != "raw" or announce.encryption != self._encryption:  # E1
             what = f"encoding {announce.encoding!r}, encryption {announce.encryption!r}"
             return "unsupported", f"{what}; this worker takes 'raw' and {self._encryption!r}"

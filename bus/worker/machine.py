@@ -1,9 +1,9 @@
 """The worker's behaviour, without sockets, threads or clocks.
 
-A worker is outside a session or inside, and may probe in between (`phases.SESSIONS`). Inside,
-messages go to the follower of their model (`follower.py`). Outside, everything that was staged or
-runs stays as it is, and the worker sends `hello` again and again, so that it joins a publisher that
-restarts.
+A worker is outside a session, inside one, or probing in between (`phases.SESSIONS`). Inside a
+session, each message goes to the follower of its model (`follower.py`). Outside, staged and running
+versions stay as they are and the worker keeps sending hello, so workers rejoin a restarted
+publisher by themselves.
 """
 
 import math
@@ -68,23 +68,23 @@ from .phases import SESSIONS, TURNED_AWAY, Change, Session
 from .reports import Identity
 from .transfer import place_for
 
-FLUSHING = 2**52  # from here on a ping's token tells no time: only that its pong is waited for
+FLUSHING = 2**52  # tokens from here on mark a flush: they carry no time
 
-# What speaks of one model.
+# The messages that concern one model.
 OfModel = Abort | Announce | Beacon | Chunk | Commit | End | Prepare | Rename | SealedChunk
 
 
 class _Terms(msgspec.Struct, frozen=True):
-    """What a session is like: by its welcome, and by what came of that.
+    """The properties of a session, from its welcome and from what happened since.
 
     Attributes:
-        epoch: The publisher's.
-        data: Where it publishes.
+        epoch: The publisher's epoch.
+        data: The endpoint of the publisher's data socket.
         ping_every: Seconds between two pings.
         shared: The publisher is on this host, and its memory can be read.
-        upstream: The token of the session for words on the data connection, if any.
-        subscribed: Something published has come.
-        unheard_at: When the user is told that nothing has.
+        upstream: The session's token for reports on the data connection; empty if there is none.
+        subscribed: A published message has arrived in this session.
+        unheard_at: When the user is warned that no published message has arrived.
     """
 
     epoch: int
@@ -97,17 +97,17 @@ class _Terms(msgspec.Struct, frozen=True):
 
 
 class WorkerMachine:
-    """One worker.
+    """The state machine of one worker.
 
     Args:
-        identity: Who it is.
-        models: The models that it wants.
-        accepts: Says why a layout cannot be applied; nothing if it can.
+        identity: The worker's name, instance and features.
+        models: The models that it subscribes to.
+        accepts: Returns why a layout cannot be applied; empty if it can.
         bytes_max: The largest version to stage, in bytes.
-        expected: By model, what versions are like, where that is known.
-        timing: How long it waits. It pings more often if the publisher's welcome says so.
-        keyring: What opens versions, where the control connection is encrypted, which brings the
-            keys; None: they come in the clear.
+        expected: By model, the expected size and layout of its versions, where known.
+        timing: Its timeouts and intervals. It pings more often if the welcome requires it.
+        keyring: Decrypts versions, where the control connection is encrypted and brings the keys;
+            None if versions are not encrypted.
     """
 
     def __init__(
@@ -129,29 +129,29 @@ class WorkerMachine:
         self._bytes_max = bytes_max
         self.session: Session = "outside"
         self.terms = _Terms(0, "", self.timing.ping)  # of this session, or of the last one
-        self._redial_at: float | None = None  # after a refusal for want of the right key
-        self.malformed = 0  # messages dropped because they broke the protocol
+        self._redial_at: float | None = None  # after a handshake without the right key
+        self.malformed = 0  # messages dropped because they violate the protocol
         self._waiting: Welcome | None = None  # while probing
-        self._whole = bytearray(WHOLE_BYTES_MAX)  # the one that is being received, until it is read
-        self._heard_at = self._answered_at = 0.0  # the latter on the control channel
+        self._whole = bytearray(WHOLE_BYTES_MAX)  # receives one small version
+        self._heard_at = self._answered_at = 0.0  # the latter: on the control channel
         self._ages = Ages()
         self._said_hello_at = -self.timing.hello_retry
-        # When hello was said, or the control connection changed, and nothing came on it since.
+        # When hello was sent, or the control connection changed, with no message on it since.
         self._unanswered_since: float | None = None
         self._pinged_at = 0.0
         self._checks = TokenBucket(CHECKS, 0.0)
 
-    # What arrives.
+    # Incoming messages.
 
     def receive(self, frames: Sequence[Buffer], now: float) -> list[Effect]:
-        """Take a message of the control channel. Never raises: what is malformed is dropped."""
+        """Process a control message. Never raises: a malformed message is dropped."""
         return self._receive(frames, now, pushed=False)
 
     def receive_published(self, arrived: Sequence[Buffer] | Lease, now: float) -> list[Effect]:
-        """Take a published message: its frames, topic included, or the place of its payload."""
+        """Process a published message: its frames, topic included, or the lease of its payload."""
         effects: list[Effect] = []
         inside = self.session == "inside"
-        if inside and not self.terms.subscribed:  # it proves that the subscription has arrived
+        if inside and not self.terms.subscribed:  # it proves that the subscription is effective
             self.terms = replace(self.terms, subscribed=True)  # W18
             effects.append(self._ping(now))
         if not isinstance(arrived, Lease):
@@ -159,14 +159,14 @@ class WorkerMachine:
         if inside and arrived.message is not None:
             effects += self._take(arrived.message, arrived, now, pushed=True)
         if arrived.live:
-            arrived.cancel()  # nobody took it: its message is no longer wanted
+            arrived.cancel()  # not used: its message is no longer needed
         return effects
 
     def place(self, frames: Sequence[Buffer], size: int) -> Lease | None:
-        """Say where the payload of a published message belongs, of which topic and header are here.
+        """Return where to receive the payload of a published message, given its topic and header.
 
-        Once it is complete, hand it to `receive_published`; else cancel it. None: nowhere; the
-        message is then to be received with an empty payload.
+        Once the payload is complete, pass the lease to `receive_published`; otherwise cancel it.
+        None means that the payload is not needed: receive the message with an empty payload.
         """
         try:
             header, _ = from_publisher([frames[1], b""])
@@ -191,11 +191,11 @@ class WorkerMachine:
             return None
         lease = place_for(message, size, self._whole)
         if lease is not None and keyring is not None:
-            keyring.count(header)  # without one it is received, and counts then
+            keyring.count(header)  # without a lease, the message counts when it is received
         return lease
 
     def awaits(self) -> int:
-        """Return how many bytes that it asked for may come at once on the control channel."""
+        """Return how many requested bytes may arrive at once on the control channel."""
         return sum(follower.awaits for follower in self.followers.values())
 
     def _receive(self, frames: Sequence[Buffer], now: float, *, pushed: bool) -> list[Effect]:
@@ -204,7 +204,7 @@ class WorkerMachine:
         except ProtocolError:
             self.malformed += 1  # W21
             return []
-        if isinstance(message, Check):  # nobody is asked by what is pushed to all (W35, E1)
+        if isinstance(message, Check):  # checks are not answered when published (W35, E1)
             return [] if pushed else self._take(message, None, now, pushed=False)
         keyring = self._keyring if pushed else None
         heard = message if keyring is None else keyring.published(message, payloads)
@@ -213,11 +213,11 @@ class WorkerMachine:
     def _take(
         self, message: ToWorker | None, payload: Buffer | Lease | None, now: float, *, pushed: bool
     ) -> list[Effect]:
-        """Take a message that is sound. (W3)"""
+        """Process a well-formed message. (W3)"""
         if not pushed:
             self._answered_at, self._unanswered_since = now, None
         match message:
-            case None | SealedMessage():  # nobody knows what it says
+            case None | SealedMessage():  # sealed with an unknown key
                 return []
             case Welcome():
                 return [] if pushed else self._welcome(message, now)
@@ -229,7 +229,7 @@ class WorkerMachine:
             case _ if self.session != "inside":
                 return []
             case _ if message.epoch != self.terms.epoch:
-                # The publisher restarted, or our welcome was damaged: hello settles who is right.
+                # The publisher restarted, or our welcome was damaged: a hello resolves which.
                 return self._hello(now) if self.may_say_hello(now) else []
             case Rekey():
                 self._heard_at = now
@@ -260,7 +260,7 @@ class WorkerMachine:
                 )
 
     def _ignores(self, chunk: Chunk | SealedChunk, *, pushed: bool) -> bool:
-        """Return whether a chunk is neither news nor a sign of life: anybody may have sent it."""
+        """True for a chunk that must not change any state: it is not authenticated."""
         follower, keyed = self.followers.get(chunk.model), self._keyring is not None
         arrives = follower is not None and follower.versions.find(
             (chunk.epoch, chunk.version), "arriving"
@@ -277,17 +277,17 @@ class WorkerMachine:
         *,
         pushed: bool,
     ) -> list[Effect]:
-        """Take a message of this epoch that speaks of one model."""
+        """Process a message of this epoch that concerns one model."""
         match message:
             case Chunk() | SealedChunk():
                 return follower.chunk(message, payload or b"", now, pushed=pushed)
             case Announce():
                 data = payload.payload if isinstance(payload, Lease) else payload
                 if data is not None and self._keyring is not None:
-                    sealed = message.encryption == AES_256_GCM  # else it is `unsupported` (E1)
+                    sealed = message.encryption == AES_256_GCM  # otherwise it is `unsupported` (E1)
                     data = self._keyring.payload(message, data) if sealed else None
                     if sealed and data is None:
-                        return []  # it is asked for again in due time (E4)
+                        return []  # it is requested again later (E4)
                 return follower.announced(message, data, now, pushed=pushed)
             case End():
                 return follower.end(message, now)
@@ -299,12 +299,12 @@ class WorkerMachine:
                 return follower.planner.hear_of(message.epoch, message.version, now)
             case Rename():
                 return follower.renamed(message, now)
-            case Prepare():  # so that its first version need not wait for the mapping (S11)
+            case Prepare():  # so that its first version does not wait for the mapping (S11)
                 wanted = self.terms.shared and message.nbytes <= self._bytes_max
                 return [Warm(message.shared, message.nbytes)] if wanted else []
 
     def _check(self, check: Check, now: float) -> list[Effect]:
-        """Have what the weights are by now looked at, unless that was done too often."""  # W35
+        """Examine the current weights, unless checks came too often."""  # W35
         self._heard_at = now
         if self._checks.take(1, now):
             return [Examine(check)]
@@ -336,25 +336,25 @@ class WorkerMachine:
 
     @property
     def inside(self) -> bool:
-        """Whether there is a session."""
+        """True while there is a session."""
         return self.session == "inside"
 
     def _change_session(self, change: Change, waiting: Welcome | None = None) -> bool:
-        """Let something happen to the session; return whether it has an arrow for that."""
+        """Apply an event to the session; return whether the state has a transition for it."""
         after = SESSIONS[self.session].get(change)
         if after is not None:
             self.session, self._waiting = after, waiting
             if not self.inside:
-                self.terms = replace(self.terms, upstream="")  # it is good for its session (W34)
+                self.terms = replace(self.terms, upstream="")  # valid only in its session (W34)
         return after is not None
 
     @property
     def applied_epoch(self) -> int:
-        """The latest epoch of which anything was applied: no older publisher is followed."""
+        """The latest epoch of an applied version: an older publisher is not followed."""
         return max((follower.epoch for follower in self.followers.values()), default=0)
 
     def may_say_hello(self, now: float) -> bool:
-        """Return whether enough time has passed since the last hello."""
+        """True if enough time has passed since the last hello."""
         return now - self._said_hello_at >= self.timing.hello_retry  # W1
 
     def _hello(self, now: float) -> list[Effect]:
@@ -386,7 +386,7 @@ class WorkerMachine:
         return [Open("", (welcome.epoch, 0), welcome.shared, 0)]
 
     def _enter(self, welcome: Welcome, memory: SharedMemory | None, now: float) -> list[Effect]:
-        """The session begins; `memory` is open if the publisher is on this host. (W28, S2)"""
+        """Begin the session; `memory` is open if the publisher is on this host. (W28, S2)"""
         self._change_session("welcomed")
         shared, before = memory is not None, self.terms.data
         self.terms = _Terms(
@@ -402,7 +402,7 @@ class WorkerMachine:
         effects: list[Effect] = [Joined(welcome.epoch)]
         if (ticket := token_of(welcome, TICKET)) or welcome.data != before:  # K7
             effects.append(Connect(welcome.data, ticket))
-        if shared:  # before anything is pushed or hashed for us
+        if shared:  # before the publisher pushes or hashes anything for this worker
             effects.append(self._ping(now))
         for model, follower in self.followers.items():
             effects.append(Subscribe(control_topic(model), on=True))
@@ -413,16 +413,17 @@ class WorkerMachine:
         return effects
 
     def _silent(self, now: float) -> bool:
-        """Return whether the publisher is, or whether the control connection must be dead.
+        """Return whether the publisher is silent, or the control connection must be dead.
 
-        TCP finds that out late. And ZeroMQ gives a connection up for good once it hears anything
-        that is no ZMTP: then it changes no more, and no hello can be sent. While ZeroMQ tries to
-        connect it changes all the time, but while a name is looked up, which is to be left alone.
+        TCP detects that late. And libzmq abandons a connection once it receives anything that is
+        not ZMTP: the connection then changes no more, and no hello can be sent. While libzmq tries
+        to connect, the connection changes all the time, except during a name lookup, which must not
+        be interrupted.
         """
         timing, since = self.timing, self._unanswered_since
         if since is not None and now - since >= timing.lost_after:
             return True
-        # What comes in a frame of a damaged length is swallowed, until that is full. (W19)
+        # A frame with a damaged length swallows what follows until it is full. (W19)
         deaf = now - self._answered_at >= timing.deaf_after
         return self.session != "outside" and (deaf or now - self._heard_at >= timing.lost_after)
 
@@ -435,7 +436,7 @@ class WorkerMachine:
         return [*lost, Redial()]
 
     def shut_out(self, why: str, now: float) -> list[Effect]:
-        """A handshake failed for want of the right key: ZeroMQ may give up, so dial again."""  # K5
+        """Report a handshake without the right key; redial, as libzmq may have given up."""  # K5
         if self._redial_at is not None:
             return []
         self._redial_at = now + self.timing.ping
@@ -443,38 +444,38 @@ class WorkerMachine:
         return [Refused("keys", why)]
 
     def without_ticket(self, now: float) -> list[Effect]:
-        """The data connection is gone, and its ticket with it: a hello brings another."""  # K7
+        """Send hello for a new ticket: the data connection closed, its ticket is spent."""  # K7
         return self._hello(now) if self.inside and self.may_say_hello(now) else []
 
     def changed(self, now: float) -> None:
-        """The control connection was made or broke, or an attempt at one began or failed."""
+        """Note that the control connection opened, closed, or that an attempt began or failed."""
         self._unanswered_since = now
 
     def connected(self, now: float) -> list[Effect]:
-        """Somebody is at the other end of the control channel: say hello, if it is time."""
+        """Send hello, if it is due: the control channel has a peer."""
         outside = self.session == "outside"
         return self._hello(now) if outside and self.may_say_hello(now) else []
 
     def close(self) -> list[Effect]:
-        """Say goodbye, even from outside: our hello may have been heard, its answer not yet.
+        """Say goodbye, even outside a session: hello may have arrived, with the welcome on its way.
 
-        What was said on the data connection may arrive after it, and count for nothing then.
+        Reports sent on the data connection may arrive after the goodbye, and are ignored then.
         """
         running = [(m, s.running) for m, s in self.followers.items()] if self.terms.upstream else []
         said = [applied(model, what) for model, what in running if what is not None]
         return [*said, Send(Bye())]  # W22, W34
 
-    # What is told that is no message.
+    # Events that are not messages.
 
     def happened(self, event: Happening, now: float) -> list[Effect]:
-        """Take how an effect has ended, or what became of a version that was ready."""
+        """Process the result of an effect, or the outcome of a version that was ready."""
         if isinstance(event, Examined):
             return [Send(event.answer)] if self.inside else []
-        if isinstance(event, Flush):  # what was said on this channel has been heard before its pong
+        if isinstance(event, Flush):  # earlier messages are processed before its pong
             about = {"subscribed": self.terms.subscribed, "shared": self.terms.shared}
             return [Send(Ping(token=FLUSHING + event.mark, **about))] if self.inside else []
         follower = self.followers.get(event.model)
-        if follower is None:  # it is the publisher's probe
+        if follower is None:  # the publisher's probe segment
             welcome = self._waiting
             if not isinstance(event, Opened) or welcome is None or event.key[0] != welcome.epoch:
                 return []
@@ -485,10 +486,10 @@ class WorkerMachine:
         return effects
 
     def broken(self, why: str, now: float, event: Happening | None = None) -> list[Effect]:
-        """What one message, event or tick was to do has failed in the middle: begin anew.
+        """Recover from an exception that interrupted the handling of a message, event or tick.
 
-        What is whole stays. All else may be half changed: it is dropped, as after a failure that
-        may be otherwise next time, and the session ends.
+        Complete versions stay. Everything else may be inconsistent: it is dropped, as after a
+        temporary failure, and the session ends.
         """
         effects: list[Effect] = []
         for model, follower in self.followers.items():
@@ -500,16 +501,16 @@ class WorkerMachine:
     # Time.
 
     def tick(self, now: float) -> list[Effect]:
-        """Do what is due."""
-        lacking = self._keyring is not None and self._keyring.lacks(now)  # outside, a key ends too
+        """Perform what is due."""
+        lacking = self._keyring is not None and self._keyring.lacks(now)  # outside too: keys expire
         if self._silent(now) or (self._redial_at is not None and now >= self._redial_at):
             return self._call_again()
         if not self.inside:
             return []
         effects = self._unheard(now)
-        elsewhere = self.applied_epoch > self.terms.epoch  # it came late, of a later publisher: W3
+        elsewhere = self.applied_epoch > self.terms.epoch  # applied late, of a later epoch: W3
         if (lacking or elsewhere) and self.may_say_hello(now):
-            effects += self._hello(now)  # which is answered with the key (E6)
+            effects += self._hello(now)  # the answer contains the key (E6)
         for follower in self.followers.values():
             effects += follower.tick(now)
         if now - self._pinged_at >= self.terms.ping_every:  # W17, W18
@@ -523,7 +524,7 @@ class WorkerMachine:
         return reports.ping(now, subscribed=self.terms.subscribed, shared=self.terms.shared)
 
     def _unheard(self, now: float) -> list[Effect]:
-        """Say, once in a session, that nothing published comes: a subscription is answered."""
+        """Report, once in a session, that no published message arrives."""
         if self.terms.subscribed or now < self.terms.unheard_at:  # W33
             return []
         self.terms = replace(self.terms, unheard_at=math.inf)

@@ -1,8 +1,8 @@
-"""Which patch a version arrives by, if there is one that fits, and what is done where it does not.
+"""Selects the patch that a version arrives by, and falls back to the whole version.
 
-A patch builds on the very bytes that run here. It arrives into memory of its own, and is decoded by
-a thread of its own; what it leads to is held against the digest like any version. Whatever is wrong
-with it, all of the version is fetched in its place, and what runs runs on meanwhile.
+A patch builds on exactly the bytes that run here. It arrives into memory of its own and is decoded
+by a separate thread; the result is verified by its digest like any version. If anything is wrong
+with a patch, the whole version is fetched in its place, and the running version stays in use.
 """
 
 import numpy as np
@@ -24,8 +24,8 @@ class Patches:
     Args:
         model: Its name.
         holds: Its versions that are here.
-        timing: How long to wait.
-        expected: Whether patches are taken, and what opens what comes.
+        timing: The timeouts and intervals.
+        expected: Whether patches are accepted, and the keyring.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Patches:
     ) -> None:
         self._model, self._versions, self._timing = model, versions, timing
         self._takes, self._keys = expected.patches, expected.keyring
-        self.listens = False  # to chunks of patches, in place of those of versions
+        self.listens = False  # subscribed to chunks of patches, in place of those of versions
 
     @property
     def topic(self) -> bytes:
@@ -41,14 +41,14 @@ class Patches:
         return (patch_topic if self.listens else data_topic)(self._model)
 
     def listen(self, *, on: bool, shared: bool) -> list[Effect]:
-        """Have the next versions pushed as patches; or no longer."""  # D7
+        """Subscribe to pushed patches, or back to pushed versions."""  # D7
         before, self.listens = self.topic, on
         if shared or self._versions.mode == "catching-up":
             return []
         return [Subscribe(before, on=False), Subscribe(self.topic, on=True)]
 
     def transfer(self, entry: VersionEntry, now: float) -> Transfer:
-        """Return what a version with patches arrives by: one on what runs; else itself."""  # D4
+        """Return the transfer of a version: by a patch on the running one, or whole."""  # D4
         announce, chunks = entry.announce, entry.chunks
         assert chunks is not None  # noqa: S101 - it was given a moment ago
         base = self._base(entry)
@@ -64,14 +64,14 @@ class Patches:
                 into = Chunks(plan, room, [None] * plan.count)
                 transfer = Transfer(announce, into, now, self._timing, self._keys, found[0], to)
                 if found[0] != announce.patches[0]:
-                    transfer.pull()  # the first alone is pushed
+                    transfer.pull()  # only the first patch is pushed
                 return transfer
         elif self._takes and entry.memory is None:
             why = self._unfit(entry)
         return Transfer(announce, chunks, now, self._timing, self._keys, why=why)
 
     def _base(self, entry: VersionEntry) -> Base | None:
-        """Return what a patch of a version may build on: what runs, if its bytes are here."""
+        """Return the base for a patch: the running version, if its bytes are here."""
         base, runs = self._versions.base, self._versions.at["running"]
         if not self._takes or entry.memory is not None or base is None or runs is None:
             return None
@@ -86,21 +86,21 @@ class Patches:
         return f"{here} here{kept}; there are patches on {offered}"
 
     def decode(self, entry: VersionEntry) -> list[Effect]:
-        """A patch is here, and what its version hashes to: decode it, unless somebody does."""
+        """Decode a complete patch whose version's digest is known, unless that has begun."""
         transfer, chunks = entry.transfer, entry.chunks
         if transfer.comes == "decoded" or transfer.base is None or chunks is None:
             return []
         return [Decode(transfer.decode(transfer.base, chunks.memory))]
 
     def refused(self, refuse: Refuse, now: float) -> list[Effect]:
-        """The publisher has no patch (any more) that was asked for."""  # D8
+        """Give up a patch that the publisher does not have (any more)."""  # D8
         entry = self._versions.find((refuse.epoch, refuse.version), "arriving")
         if entry is None or entry.transfer.patch is None or entry.transfer.comes == "decoded":
             return []
         return self.give_up(entry, "the publisher has no such patch (any more)", now)
 
     def give_up(self, entry: VersionEntry, why: str, now: float) -> list[Effect]:
-        """A patch is of no use: have all of its version fetched in its place."""  # D5
+        """Fetch the whole version in place of an unusable patch."""  # D5
         old, chunks = entry.transfer, entry.chunks
         assert chunks is not None  # noqa: S101 - it arrives
         old.revoke()

@@ -1,12 +1,12 @@
-"""What a version goes through at a worker: phase x event -> phase. Nothing else moves one.
+"""The state tables of a worker: phase and event to next phase. All changes follow them.
 
     announced ──> arriving ──> staged ──> ready ──> applying ──> running
         │             │           │         │           │           │
         └─────────────┴───────────┴─────────┴───────────┴───────────┴──> dropped, rejected
 
-An event that has no arrow from a version's phase changes nothing: messages come late, twice and in
-any order. `docs/PROTOCOL.md` has the same tables (section 8), and `tests/vectors/phases.json` has
-every arrow, and every pair without one, for all languages.
+An event without a transition from the current phase has no effect: messages arrive late, twice and
+in any order. `docs/PROTOCOL.md` (section 8) has the same tables, and `tests/vectors/phases.json`
+has every transition, and every pair without one, for all languages.
 """
 
 from typing import Literal
@@ -30,31 +30,31 @@ from ..effects import (
 from ..messages import Applied, Failed, Message, Staged
 
 Phase = Literal[
-    "announced",  # there is such a version; its layout or memory is missing
-    "arriving",  # its chunks are coming
-    "staged",  # whole and verified; waits for a commit
+    "announced",  # known; its layout or its memory is missing
+    "arriving",  # its chunks are being received
+    "staged",  # complete and verified; waits for a commit
     "ready",  # the user may apply it
-    "applying",  # the user does
+    "applying",  # the user is applying it
     "running",
-    "dropped",  # of no use; it may be announced again
+    "dropped",  # discarded; it may be announced again
     "rejected",  # not tried again in this session, unless the model here changes
 ]
 
 Event = Literal[
-    "begun",  # its layout is known and fits, and there is memory
+    "begun",  # its layout is known and acceptable, and it has memory
     "mapped",  # its segment is open, and it need not be staged
     "whole",  # all chunks and the digest are here, and match
-    "committed",  # it is `auto`, or `commit` came, or it is announced as `auto`
+    "committed",  # it is `auto`, or `commit` arrived, or it was announced again as `auto`
     "taken",  # the user begins to apply it
     "put-back",  # the user will apply it later
     "applied",
-    "declined",  # a check fails that a repetition will not mend, or the user turns it down
-    "failed",  # something fails that may be otherwise next time
-    "torn",  # an apply has failed half-way: what ran is gone, too
-    "stale",  # its segment holds another version by now
+    "declined",  # a check failed that would fail again, or the user rejected it
+    "failed",  # a failure that may not occur again
+    "torn",  # an apply failed half-way: the running version is lost, too
+    "stale",  # its segment holds another version now
     "renamed",  # a newer version has the same bytes
-    "newer",  # a newer version takes its place
-    "gone",  # the publisher has it no more
+    "newer",  # a newer version replaces it
+    "gone",  # the publisher no longer has it
     "aborted",
     "fenced",  # a session of another epoch has begun
 ]
@@ -106,16 +106,16 @@ ARROWS: dict[Phase, dict[Event, Phase]] = {
     "rejected": {},
 }
 
-# What happens at once to a version that came whole with its announcement, if nothing is in its way.
+# The events of a version that arrives whole with its announcement, if nothing delays it.
 STRAIGHT: tuple[Event, ...] = ("begun", "whole", "committed")
 
-# What may be said of a version that is ready, though it was not taken before: by the thread that
-# the machine is in, which nobody can ask meanwhile how far it is.
+# The outcomes that may be reported of a version in `ready`, without `taken` before: by an apply in
+# the machine's own thread, during which nothing can ask for its progress.
 AT_ONCE: set[Event] = {"applied", "declined", "failed", "torn", "stale"}
 
-# Of an announced version: what it lacks. Who lacks a layout has asked for it; a segment and memory
-# are there at once, or are not to be had; a buffer is when another version lets go of one. It is
-# `begun` once it lacks no more than memory, and `mapped` once it lacks no more than a segment.
+# Of an announced version: what it lacks. A worker that lacks a layout has requested it. A segment
+# or memory is available immediately or not at all; a buffer, once another version releases one. The
+# version is `begun` once it lacks only memory, and `mapped` once it lacks only a segment.
 Lack = Literal["layout", "segment", "memory", "buffer"]
 LackEvent = Literal["known", "located", "opened", "full", "freed"]
 
@@ -126,8 +126,8 @@ LACKS: dict[Lack, dict[LackEvent, Lack]] = {
     "buffer": {"freed": "memory"},
 }
 
-# Of an arriving version: how it comes. A chunk that is received may have been asked for; where
-# nothing more is pushed, all are.
+# Of an arriving version: its source. In `received`, chunks are pushed, and some may be requested;
+# in `pulled`, all are requested.
 Coming = Literal["received", "pulled", "copied", "decoded"]
 Way = Literal["unpushed", "lent", "patched", "returned"]
 
@@ -138,7 +138,7 @@ COMING: dict[Coming, dict[Way, Coming]] = {
     "decoded": {},
 }
 
-# Of an applying version: whether there is time left for it. Whoever has none may yet hold it.
+# Of an applying version: whether its deadline has passed. An overdue version may still be in use.
 Time = Literal["in-time", "overdue"]
 
 TIMES: dict[Time, dict[Literal["late"], Time]] = {
@@ -146,9 +146,9 @@ TIMES: dict[Time, dict[Literal["late"], Time]] = {
     "overdue": {},
 }
 
-# Of a model: whether its worker takes what is pushed. Who had to drop an arriving version for a
-# newer one finishes the next, by fetching, before it looks at anything newer; else one that is
-# slower than its publisher would never complete any.
+# Of a model: whether its worker receives pushed chunks. A worker that dropped an arriving version
+# for a newer one completes the next version by fetching before it considers a newer one; otherwise
+# a worker slower than its publisher would never complete a version.
 Mode = Literal["following", "catching-up"]
 ModeEvent = Literal["replaced", "completed"]
 
@@ -157,8 +157,8 @@ MODES: dict[Mode, dict[ModeEvent, Mode]] = {
     "catching-up": {"completed": "following"},
 }
 
-# Of a worker: whether it has a session with its publisher. While it probes it has none: its hello
-# is answered, and it is yet to be seen whether the publisher's memory can be read.
+# Of a worker: the state of its session. While probing it has none: hello was answered, and the
+# worker is checking whether it can read the publisher's memory.
 Session = Literal["outside", "probing", "inside"]
 Change = Literal["located", "welcomed", "unknown", "refused", "silent"]
 
@@ -173,14 +173,14 @@ SESSIONS: dict[Session, dict[Change, Session]] = {
     },
     "inside": {
         "located": "probing",  # by a publisher of another epoch
-        "welcomed": "inside",  # the same
+        "welcomed": "inside",  # by the same publisher
         "unknown": "outside",
         "refused": "outside",
         "silent": "outside",
     },
 }
 
-# What goes out with an arrow, besides what needs none: what is asked for, and what is said again.
+# The messages and effects that each event causes. Requests and repeated reports need no event.
 SAYS: dict[
     Event | LackEvent | Way | Literal["late"] | ModeEvent | Change,
     tuple[type[Effect | Message], ...],
@@ -189,7 +189,7 @@ SAYS: dict[
     "located": (Open,),
     "opened": (Reserve,),
     "freed": (Reserve,),
-    "begun": (Subscribe,),  # to patches, or no longer
+    "begun": (Subscribe,),  # to patches, or back to versions
     "mapped": (Ready,),
     "lent": (Copy,),
     "patched": (Decode,),
@@ -208,7 +208,7 @@ SAYS: dict[
     "silent": (Redial,),
 }
 
-# Refusals that end a session, and that users are told of: the reason may pass. (W20)
+# Refusals that end a session and are reported to the user: the reason may pass. (W20)
 TURNED_AWAY = {
     *("name-taken", "stale-epoch", "limit", "protocol-version"),
     *("wrong-name", "not-allowed", "revoked"),  # K3, K4, K8

@@ -1,4 +1,4 @@
-"""What a worker says: who it is; of the versions of a model, at once and with every ping. (W17)"""
+"""Builds a worker's messages: hello, and the reports sent at once and with every ping. (W17)"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from .version_store import VersionEntry
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a worker is.
+    """The identity of a worker.
 
     Attributes:
-        name: What it is called; one living worker per name and publisher.
-        instance: 32 hexadecimal digits, drawn anew at each start.
+        name: Its name; one live worker per name and publisher.
+        instance: 32 random hexadecimal digits, new at each start.
         client, host, pid: For operators.
-        features: What it can do beyond what every worker can.
+        features: Its optional capabilities.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Identity:
     features: tuple[str, ...] = ()
 
     def hello(self, models: dict[str, Running | None], epoch: int, age_ms: int) -> Hello:
-        """Say who it is, and what it runs of an epoch that has been running for so long."""
+        """Return a hello with the running versions, whose epoch began `age_ms` ago."""
         return Hello(
             name=self.name,
             instance=self.instance,
@@ -46,7 +46,7 @@ class Identity:
 
 
 def fetches(transfer: Transfer, wanted: Iterable[tuple[int, int]]) -> list[Effect]:
-    """Ask for what is missing and due. (W10, W11, D10)"""
+    """Return the requests for these ranges of missing chunks. (W10, W11, D10)"""
     said: list[Effect] = []
     for first, count in wanted:
         epoch, version = transfer.key
@@ -64,7 +64,7 @@ def fetches(transfer: Transfer, wanted: Iterable[tuple[int, int]]) -> list[Effec
 
 
 def progress(entry: VersionEntry) -> Effect:
-    """Say how far a version is. One may hang in an apply, and others become ready behind it."""
+    """Return a progress report; one may be blocked in an apply, with others ready behind it."""
     phase: Literal["receiving", "applying", "staged"] = "staged"
     chunks, patch = 0, None
     if entry.phase == "arriving":
@@ -85,11 +85,11 @@ def progress(entry: VersionEntry) -> Effect:
 
 
 def staged(some: Iterable[VersionEntry]) -> list[Effect]:
-    """Say which of some versions are staged, where that is due. (W14)"""
+    """Return the reports of the staged versions among some, where required. (W14)"""
     said: list[Effect] = []
     for entry in some:
         s = entry.staged
-        if s.say_staged and entry.time == "in-time":  # else it has failed
+        if s.say_staged and entry.time == "in-time":  # an overdue one has failed
             about = Staged(
                 model=s.model, epoch=s.epoch, version=s.version, digest=s.digest, patch=s.patch
             )
@@ -98,17 +98,17 @@ def staged(some: Iterable[VersionEntry]) -> list[Effect]:
 
 
 def failed(failure: Failed, *, torn: bool) -> Effect:
-    """Say what could not be applied; `torn`: and that no version runs. (W24)"""
+    """Return the report of a failed version; `torn`: and that no version runs. (W24)"""
     return Send(msgspec.structs.replace(failure, intact=not torn))
 
 
 def ping(now: float, *, subscribed: bool, shared: bool) -> Effect:
-    """Ask for a pong, which says again when that was. (W12, W18)"""
+    """Return a ping, whose pong contains its time. (W12, W18)"""
     return Send(Ping(token=int(now * 1000), subscribed=subscribed, shared=shared))
 
 
 def unheard(address: str, seconds: float) -> Effect:
-    """Tell the user that nothing published has come for so long. (W33)"""
+    """Return the warning that no published message has arrived for this long. (W33)"""
     text = (
         f"nothing published has come for {seconds:g} s, though this worker has subscribed; "
         f"everything is fetched, which is slower: is {address} let through from here, by firewalls "

@@ -1,24 +1,24 @@
-"""One version arriving chunk by chunk, pushed and fetched in any order.
+"""Receives one version chunk by chunk, pushed and fetched in any order.
 
-Theory of operation: a chunk is here, asked for, lent, or none of these.
+Theory of operation: a chunk is here, requested, leased, or missing.
 
-    missing ──fetch──> asked ──┐
-       │                 │     ├──> here
-       ├─────push────────┼─────┤
-       └─────lend────────┴─> lent ──damaged, cut off──> missing
+    missing ──fetch──> requested ──┐
+       │                   │       ├──> here
+       ├───────push────────┼───────┤
+       └───────lease───────┴──> leased ──damaged, cut off──> missing
 
-Which are here is in the map of the memory that they come into (`Chunks`), which stays when the
-transfer ends. A chunk is lent while its bytes are being received straight into their place:
-whatever else comes of it meanwhile is ignored, since nobody may write there twice. All are while
-the version is copied from shared memory.
+The map of the receiving memory (`Chunks`), which outlives the transfer, records which chunks are
+here. A chunk is leased while its bytes are received directly into their place: other copies of it
+are ignored meanwhile, since two writers must not share a place. While the version is copied from
+shared memory, no chunk is accepted.
 
-Pushed chunks come in order, so whatever lies below the highest pushed one was dropped and is
-fetched at once. What lies above may still be pushed: it is fetched after `end`, or when nothing has
-arrived for a while. At most a window of chunks is asked for; if an answer does not come in time all
-of them are missing again, and the patience doubles until something arrives. But answers come
-in the order of what was asked: as long as no later ping was answered, they are on their way.
+Pushed chunks arrive in order, so a chunk missing below the highest pushed one was dropped and is
+fetched immediately. A chunk above it may still be pushed: it is fetched after `end`, or when
+nothing has arrived for a while. At most a window of chunks is requested; if an answer is overdue,
+all of them are missing again, and the timeout doubles until something arrives. But answers come in
+the order of the requests: as long as no later ping was answered, they are on their way.
 
-What arrives may be a patch instead, into memory of its own: then the version is decoded from that.
+A patch may arrive instead, into memory of its own: the version is then decoded from it.
 """
 
 import math
@@ -36,26 +36,26 @@ from ..staged import Base, Copying, Patching, SharedMemory
 from .keyring import Keyring
 from .phases import COMING, Coming, Way
 
-NONE = (-1, 0)  # is lent
-DAMAGED_MAX = 16  # damaged chunks that are asked for again at once, before patience decides
+NONE = (-1, 0)  # no chunk is leased
+DAMAGED_MAX = 16  # damaged chunks that are requested again immediately, before the timeout
 
 
 class Transfer:
     """A version on its way into memory.
 
     Args:
-        announce: What the publisher said of the version.
-        chunks: Where it comes to, of which nothing is here.
+        announce: The announcement of the version.
+        chunks: The memory that receives it, of which nothing is here.
         now: The time.
-        timing: How long to wait.
-        keyring: What opens its chunks; None: they come in the clear.
-        patch: What arrives in place of the version, into memory of its own size.
-        base: What the patch builds on.
-        why: Why no patch arrives, though there are some.
+        timing: The timeouts and intervals.
+        keyring: Decrypts its chunks; None if they are not encrypted.
+        patch: The patch that arrives in place of the version, into memory of its own size.
+        base: The base of the patch.
+        why: Why no patch arrives, though some are offered.
 
     Attributes:
-        base: What the patch builds on, for as long as that is needed.
-        comes: How it comes (`phases.COMING`).
+        base: The base of the patch, for as long as it is needed.
+        comes: How the version arrives (`phases.COMING`).
     """
 
     def __init__(
@@ -76,14 +76,14 @@ class Transfer:
         self.why = why[:LABEL_MAX]
         self.base = base
         self.comes: Coming = "received"
-        self.tries = 0  # times that nothing came for too long, though the connection is the same
+        self.tries = 0  # consecutive timeouts on this connection
         self._offered = patch
-        self._job: Copying | Patching | None = None  # of whoever else writes, or reads the patch
+        self._job: Copying | Patching | None = None  # writes the buffer, or reads the patch
         self.key = (announce.epoch, announce.version)
         self.damaged = 0  # chunks whose bytes did not match their checksum
-        self.restarts = 0  # times the whole did not match its digest
+        self.restarts = 0  # times the version did not match its digest
         self.digest: str | None = None  # from `end`
-        self._reported_at = now  # when the publisher was told last how far this is
+        self._reported_at = now  # when progress was reported last
         self._asked = set[int]()
         self._cursor = 0  # nothing below it is missing
         self._pushed = 0  # everything below it was pushed, or dropped on the way
@@ -91,22 +91,22 @@ class Transfer:
         self._heard_at = self._asked_at = now
         self._answered = -math.inf  # when the last ping was sent that was answered
         self._patience = timing.patience
-        self._gap = 0.0  # seconds between two chunks, the longest lately
+        self._gap = 0.0  # the longest recent time between two chunks, in seconds
         self._end_asked = False
-        self._lease: Lease | None = None  # of the chunk that is lent
-        self._lent = NONE  # which chunk, and how much of it was here when we looked last
+        self._lease: Lease | None = None  # of the chunk that is leased
+        self._lent = NONE  # index of the leased chunk; bytes of it at the last look
 
     @property
     def progress(self) -> int:
-        """Chunks that are here, and sound as far as it is known."""
+        """The number of chunks that are here, and intact as far as is known."""
         return self._job.count if isinstance(self._job, Copying) else self.chunks.here
 
     def take(
         self, chunk: Chunk | SealedChunk, payload: Buffer | Lease, now: float, *, pushed: bool
     ) -> bool:
-        """Take a chunk as it came: sealed if the version is, else in the clear.
+        """Process a chunk as it arrived: sealed if the version is, otherwise not.
 
-        Return whether the publisher is to be told how far this is. (W23)
+        Return whether to report progress to the publisher. (W23)
         """
         proof = chunk.crc if isinstance(chunk, Chunk) else chunk
         if self._keyring is None if isinstance(chunk, SealedChunk) else self._keyring is not None:
@@ -129,13 +129,13 @@ class Transfer:
         *,
         pushed: bool,
     ) -> bool:
-        """Take a chunk; return whether it is new and sound. A chunk that is neither is ignored.
+        """Store a chunk; return whether it is new and intact. Otherwise it is ignored.
 
-        A lease that lives is the one of this very chunk: it lies in its place.
+        A live lease belongs to this very chunk: its bytes are in their place.
 
         Args:
-            index: Which chunk.
-            proof: Its CRC-32C, or what it was sealed with.
+            index: The chunk's index.
+            proof: Its CRC-32C, or the sealed chunk that authenticates it.
             payload: Its bytes.
             now: The time.
             pushed: Whether it was published.
@@ -162,14 +162,14 @@ class Transfer:
             self._asked.discard(index)
         chunks.put(index, crc)
         self.tries = 0
-        # Be patient in proportion to how long it took, for slow links.
+        # Wait in proportion to the time between chunks, for slow links.
         self._gap = max(now - self._heard_at, self._gap * 7 / 8)  # W32
         self._patience = min(max(self._timing.patience, 4 * self._gap), self._timing.patience_max)
         self._heard_at = now
         return True
 
     def _place(self, index: int, proof: int | SealedChunk, data: Buffer) -> int | None:
-        """Put a chunk that is sound into its place; return its CRC-32C, None if it is not."""  # W9
+        """Copy an intact chunk to its place; return its CRC-32C, or None if it is damaged."""  # W9
         begin, end = self.chunks.plan.span(index)
         place = self.chunks.memory[begin:end]
         if len(data) != end - begin:
@@ -189,9 +189,9 @@ class Transfer:
         return keyring.opening(self.announce, chunk, size, self._offered)
 
     def lend(self, chunk: Chunk | SealedChunk, size: int) -> Lease | None:
-        """Return the place of a chunk of this size, to receive it there; None if it has none.
+        """Return a lease on the place of a chunk of this size; None if it is not needed.
 
-        `add` takes it once it is complete.
+        Pass the chunk to `add` once it is complete.
         """
         index, chunks = chunk.index, self.chunks
         if index >= chunks.plan.count or chunks.crcs[index] is not None:
@@ -215,7 +215,7 @@ class Transfer:
         return self._lease
 
     def revoke(self) -> bool:
-        """Nobody may write into the buffer any more; return False if somebody will, until told."""
+        """Stop writes into the buffer. Return False while a copy or decode is still running."""
         if self._job is not None:
             self._job.live = False
             return False
@@ -226,12 +226,12 @@ class Transfer:
         return True
 
     def end(self, digest: str) -> None:
-        """Take the digest of the whole: no more chunks will be pushed."""
+        """Set the digest of the version: no more chunks will be pushed."""
         self.digest = digest
         self._change_way("unpushed")
 
     def copy(self, memory: SharedMemory) -> Copying:
-        """Lend the whole, of which nothing is here, to whoever copies it from shared memory."""
+        """Return the job that copies the whole version from shared memory; nothing is here yet."""
         self._change_way("lent")
         to, plan = self.chunks.memory, self.chunks.plan
         job = self._job = Copying(self.announce.model, self.key, memory, to, plan)
@@ -239,11 +239,11 @@ class Transfer:
 
     @property
     def hopeless(self) -> bool:
-        """Whether nothing that fits comes, though it was asked for again and again."""
+        """Whether requests were repeated too often without any valid chunk."""
         return self.comes in ("received", "pulled") and self.tries >= TRIES_MAX
 
     def decode(self, base: Base, buffer: NDArray[np.uint8]) -> Patching:
-        """Lend a buffer, and what the patch builds on, to whoever decodes it: it is here, whole."""
+        """Return the job that decodes the complete patch, with its base, into a buffer."""
         model, digest = self.announce.model, self.digest or ""
         self._change_way("patched")
         patch = self.chunks.memory
@@ -251,11 +251,11 @@ class Transfer:
         return job
 
     def decoded(self) -> None:
-        """The patch is decoded: nobody needs what it builds on, and nobody writes any more."""
+        """Drop the job and the base: the patch is decoded."""
         self._job = self.base = None
 
     def copied(self, crcs: NDArray[np.uint32] | None, now: float) -> None:
-        """The copy has ended, with these checksums; without: all of it is to be fetched."""
+        """Process the end of a copy, with its checksums; None: fetch the version instead."""
         self._change_way("returned")
         self._job = None
         if crcs is not None:
@@ -263,18 +263,18 @@ class Transfer:
         self._heard_at, self.tries = now, 0  # however long it took
 
     def pull(self) -> None:
-        """Nothing more will be pushed, as far as we can tell: fetch at once."""
+        """Fetch immediately: nothing more will be pushed, as far as is known."""
         self._change_way("unpushed")
 
     def _change_way(self, way: Way) -> None:
         self.comes = COMING[self.comes].get(way, self.comes)
 
     def answered(self, sent_at: float) -> None:
-        """A ping that was sent then was answered, and whatever was asked before it."""
+        """Note that a ping sent then was answered, as is every request before it."""
         self._answered = sent_at
 
     def wants(self, now: float) -> list[tuple[int, int]]:
-        """Return what to fetch now, as (first, count); (0, 0) asks for announcement and `end`."""
+        """Return what to fetch now, as (first, count); (0, 0) requests announcement and `end`."""
         wanted: list[tuple[int, int]] = []
         if self.comes == "decoded":
             return wanted
@@ -283,7 +283,7 @@ class Transfer:
         silent = now - self._heard_at
         if silent >= self._timing.quiet:  # W30
             self.pull()
-        passed = self._answered > self._asked_at  # else what was asked is still on its way
+        passed = self._answered > self._asked_at  # otherwise the answers are still on their way
         if silent >= (self._patience if passed else self._timing.patience_max):  # W12
             self.tries += 1
             self._ask_again(now)
@@ -302,7 +302,7 @@ class Transfer:
         return wanted
 
     def start_over(self) -> None:
-        """The whole is not what was published, or somebody has said that it hashes otherwise."""
+        """Fetch the version again: it does not match its digest, or another digest was sent."""
         self.restarts += 1
         self.chunks.clear()
         self._asked.clear()
@@ -310,13 +310,13 @@ class Transfer:
         self.pull()
 
     def reconnected(self, now: float) -> None:
-        """The connection is new: what was asked on the old one will not come."""
+        """Request again on a new connection what was requested on the old one."""
         self._ask_again(now)
         self.tries = 0
         self.pull()
 
     def _ranges(self, limit: int) -> list[tuple[int, int]]:
-        """Ask for what is missing below a limit, as far as the window goes."""
+        """Return ranges of missing chunks below a limit, as far as the window allows."""
         asked: list[tuple[int, int]] = []
         while self._cursor < limit and len(self._asked) < WINDOW_CHUNKS:  # W11
             index, self._cursor = self._cursor, self._cursor + 1
@@ -328,7 +328,7 @@ class Transfer:
         return asked
 
     def _reject(self, index: int) -> None:
-        """A chunk came damaged: fetch it (again), at once for the first few, else in due time."""
+        """Fetch a damaged chunk again: immediately for the first few, then after the timeout."""
         self.damaged += 1
         if self.damaged <= DAMAGED_MAX:
             self._asked.discard(index)
@@ -343,9 +343,9 @@ class Transfer:
 
 
 def place_for(announce: Announce, size: int, buffer: bytearray) -> Lease | None:
-    """Say where what comes with an announcement belongs: all data in the buffer, a layout anywhere.
+    """Return where to receive what comes with an announcement: data in `buffer`, a layout anywhere.
 
-    None: it is not as long as it should be.
+    None if its size is not the announced one.
     """
     if announce.whole is None:
         memory, fits = bytearray(size), size == announce.layout_bytes

@@ -1,8 +1,8 @@
-"""The versions of one model that are here, each in its phase, and the memory that they take.
+"""The versions of one model that are held here, each in its phase, and their memory.
 
-There are at most two buffers. One holds a version that is complete and waits to be applied, the
-other the version that is arriving. They are kept and used again, so that a steady stream of
-versions touches no fresh memory. Where patches may come, a third holds what runs. (D3)
+There are at most two buffers: one holds a complete version that waits to be applied, the other the
+version that is arriving. They are reused, so a steady stream of versions touches no fresh memory.
+Where patches may arrive, a third holds the running version. (D3)
 """
 
 from collections import deque
@@ -35,41 +35,39 @@ from .phases import (
 from .transfer import Transfer
 
 Key = tuple[int, int]
-Part = Transfer | StagedVersion | Running  # by what it arrives, what is whole, as what it runs
+Part = Transfer | StagedVersion | Running  # what `move` stores
 
-NOT_YET: Any = None  # of what there is of a version only in some states
-REJECTED_KEPT = 8  # versions remembered that could not be taken here
-IN_MEMORY: set[Phase] = {"arriving", "staged", "ready", "applying"}  # a buffer is needed for these
+NOT_YET: Any = None  # the value of a field that is unset in the current state
+REJECTED_KEPT = 8  # the number of rejected versions to remember
+IN_MEMORY: set[Phase] = {"arriving", "staged", "ready", "applying"}  # these need a buffer
 
 
 class VersionEntry(Struct, eq=False):
-    """A version that is here. What there is of it besides, its state says."""
+    """A version that is held here. Which optional fields are set depends on its state."""
 
     key: Key
     announce: Announce
-    pushed: bool  # its chunks follow without being asked for
+    pushed: bool  # its chunks follow without a request
     phase: Phase = "announced"
     lacks: Lack = "layout"  # while it is announced
-    layout: Layout = NOT_YET  # once it does not lack that
-    payload: Buffer | None = None  # what came along; good until the next message
+    layout: Layout = NOT_YET  # once it is known
+    payload: Buffer | None = None  # came with the announcement; valid until the next message
     memory: SharedMemory | None = None  # where it can be copied from
-    chunks: Chunks[Memory] | None = None  # of a buffer
+    chunks: Chunks[Memory] | None = None  # in a buffer
     transfer: Transfer = NOT_YET  # while it arrives
     staged: StagedVersion = NOT_YET  # once it is whole
     running: Running = NOT_YET  # while it runs
-    blocked_by: str = ""  # who keeps the user from applying it, since when
-    text: str = ""  # what is to be said of it while it runs
+    blocked_by: str = ""  # what delays the apply, and since when
+    text: str = ""  # a remark to report while it runs
     time: Time = "in-time"  # while it is applied
-    deferred_outcome: Event = (
-        NOT_YET  # once it is overdue: what happens when the user lets go of it
-    )
+    deferred_outcome: Event = NOT_YET  # once it is overdue: the event when the user releases it
 
     def remark(self, text: str) -> None:
-        """It is applied, and this is to be said of it."""
+        """Set the remark to report of the running version."""
         self.text = text
 
     def update_announcement(self, announce: Announce) -> bool:
-        """It is announced again; take that, if the same arrives, and return whether it does."""
+        """Update the announcement if it is of the same bytes; return whether it is."""
         ours, theirs = self.announce, announce
         same = (ours.layout, ours.nbytes) == (theirs.layout, theirs.nbytes)
         same = same and ours.chunk_bytes == theirs.chunk_bytes
@@ -83,32 +81,32 @@ class VersionEntry(Struct, eq=False):
         payload: Buffer | None = None,
         memory: SharedMemory | None = None,
     ) -> None:
-        """Something that an announced version lacked is here, or is not to be had for now."""
+        """Note that something lacking is available now, or that no buffer is free."""
         self.lacks = LACKS[self.lacks].get(event, self.lacks)
         if layout is not None:
             self.layout, self.payload = layout, payload
         if memory is not None:
             self.memory = memory
         if self.lacks == "buffer":
-            self.payload = None  # by then it is another message's
+            self.payload = None  # the message will be gone by then
 
     def set_buffer(self, buffer: Memory) -> None:
-        """It has a buffer, in which there is nothing of it so far."""
+        """Give the version an empty buffer."""
         about = self.announce
         plan = plan_of(about.nbytes, about.chunk_bytes)
         self.chunks = Chunks(plan, buffer, [None] * plan.count, about.layout)
 
     def set_transfer(self, transfer: Transfer) -> None:
-        """It arrives anew, by other means."""
+        """Replace the transfer by another one."""
         self.transfer = transfer
 
     def blocked(self, by: str) -> bool:
-        """Somebody keeps the user from applying it; return whether nobody did before."""
+        """Note what delays the apply; return whether nothing delayed it before."""
         before, self.blocked_by = self.blocked_by, by
         return not before
 
     def late(self, deferred_outcome: Event) -> None:
-        """The user has no time left to apply it, and has not let go of it."""
+        """Note that the deadline of the apply has passed, and the user still holds the version."""
         self.time, self.deferred_outcome = TIMES[self.time].get("late", self.time), deferred_outcome
 
 
@@ -116,19 +114,20 @@ class VersionStore:
     """The versions of one model.
 
     Attributes:
-        at: By phase, the version in it; of several, that which came to it first.
+        at: By phase, the version in it; of several, the first to enter it.
     """
 
     def __init__(self) -> None:
         self.mode: Mode = "following"
-        self.heard: Key = (0, 0)  # the newest version of which anything was heard
+        self.heard: Key = (0, 0)  # the newest known version
         self._free: list[Memory] = []
-        self._nbytes = 0  # of each of these: as much as the version that was begun last
-        self._taken = 0  # buffers that versions have, or that are being filled for nobody (yet)
-        self._lent: tuple[Lease, Memory] | None = None  # one that is, the last
-        self.base: Base | None = None  # what patches may build on
-        # Could not be taken; not tried again. An older one still may be: what was rejected may
-        # have been aborted, or meant for few, and the latest for all be one that was missed.
+        self._nbytes = 0  # of each of these: the size of the version that was begun last
+        self._taken = 0  # buffers in use, with a version or without one
+        self._lent: tuple[Lease, Memory] | None = None  # the last one that was lent
+        self.base: Base | None = None  # the bytes that patches build on
+        # Rejected versions, which are not tried again. An older version may still be accepted: a
+        # rejected one may have been aborted, or sent to few workers, and the latest for all may
+        # have been missed.
         self.rejected: deque[Key] = deque(maxlen=REJECTED_KEPT)
         self._live: dict[Phase, dict[Key, VersionEntry]] = {
             p: {} for p, arrows in ARROWS.items() if arrows
@@ -140,7 +139,7 @@ class VersionStore:
         return [entry for phase in phases for entry in self._live[phase].values()]
 
     def find(self, key: Key | None, *phases: Phase) -> VersionEntry | None:
-        """Return a version that is in one of some phases."""
+        """Return a version if it is in one of some phases."""
         for phase in phases:
             if key in self._live[phase]:
                 return self._live[phase][key]
@@ -148,27 +147,27 @@ class VersionStore:
 
     @property
     def newest(self) -> Key:
-        """The newest version that needs no announcement any more."""
+        """The newest version that needs no further announcement."""
         live = self._live
         keys = *live["staged"], *live["ready"], *live["applying"], *live["running"]
         return max(keys, default=(0, 0))
 
     def hear(self, key: Key) -> bool:
-        """Take note of a version that was heard of; return whether something may come of it."""
+        """Note that a version exists; return whether it may still be received."""
         self.heard = max(self.heard, key)
         return key > self.newest and key not in self.rejected
 
     def forgive(self, key: Key) -> None:
-        """A version that could not be taken may be, if it comes again."""
+        """Allow a rejected version again."""
         if key in self.rejected:
             self.rejected.remove(key)
 
     def has(self, key: Key) -> bool:
-        """Return whether a version is here."""
+        """Return whether a version is held here."""
         return any(key in entry for entry in self._live.values())
 
     def expect(self, announce: Announce, *, pushed: bool) -> VersionEntry:
-        """Take note of a version that was announced, in place of any that was only announced."""
+        """Add an announced version, in place of any that was only announced."""
         older = self.at["announced"]
         if older is not None:
             self.move(older, "newer")
@@ -177,25 +176,25 @@ class VersionStore:
         return entry
 
     def reconnected(self, epoch: int, now: float) -> None:
-        """A session begins, of this epoch: what was asked for before will not come. (W28)"""
+        """Begin a session of this epoch: what was requested before will not arrive. (W28)"""
         for entry in self.all("announced", "arriving", "staged"):
             if entry.phase == "announced" or entry.key[0] != epoch:
                 self.move(entry, "fenced")
             elif entry.phase == "arriving":
                 entry.transfer.reconnected(now)
         self.rejected.clear()
-        if self.heard[0] != epoch:  # which may be lower than the last one's
+        if self.heard[0] != epoch:  # which may be lower than the last one
             self.heard = (0, 0)
 
     # Memory.
 
     @property
     def bare(self) -> bool:
-        """Whether there is no buffer yet."""
+        """True if there is no buffer yet."""
         return not self._taken and not self._free
 
     def lend(self, announce: Announce) -> Lease | None:
-        """Lend a buffer to what comes with an announcement, which need not be copied there then."""
+        """Lend a buffer to an announcement's payload, to avoid a copy; None if none fits."""
         if self._taken >= BUFFERS_MAX or not self._free or announce.nbytes != self._nbytes:
             return None
         buffer = self._free.pop()
@@ -205,10 +204,10 @@ class VersionStore:
         return lease
 
     def reuse(self, entry: VersionEntry) -> bool:
-        """Give a version a buffer that was used before; return whether one is of its size.
+        """Give a version a used buffer of its size; return whether there is one.
 
-        If it was received in one, that is its own. Else it lacks memory; or, where all buffers are
-        in use, one of these.
+        If its payload was received into a buffer, that one is used. Otherwise the version lacks
+        memory or, where all buffers are in use, a buffer.
         """
         buffer = self._received_in(entry.payload)
         if buffer is not None:
@@ -220,7 +219,7 @@ class VersionStore:
         if entry.lacks == "buffer":
             entry.resolve("freed")
         if self._nbytes != entry.announce.nbytes:
-            self._free.clear()  # the model has changed its size: the old memory will not fit again
+            self._free.clear()  # the size has changed: the old buffers do not fit
             self._nbytes = entry.announce.nbytes
         if not self._free:
             return False
@@ -239,9 +238,9 @@ class VersionStore:
     def accept_whole(
         self, announce: Announce, whole: Whole, payload: Buffer, layout: Layout
     ) -> StagedVersion | None:
-        """Have a version here that came whole, as far as that leads it; None: there is no buffer.
+        """Add a version that arrived whole, with its events applied; None if no buffer is free.
 
-        It was received in one, or is copied there.
+        Its payload was received into a buffer, or is copied into one.
         """
         buffer = self._received_in(payload)
         if buffer is None:
@@ -265,48 +264,48 @@ class VersionStore:
         return staged
 
     def give(self, entry: VersionEntry, buffer: Memory) -> None:
-        """Give a version a buffer."""
+        """Give a version a newly allocated buffer."""
         self._taken += 1
         entry.set_buffer(buffer)
 
     def keep(self, buffer: Memory) -> None:
-        """Have a buffer for a version that will come, unless there is one by now."""
+        """Keep a buffer for a version that will come, unless there is one now."""
         if self.bare:
             self._nbytes = buffer.nbytes
             self._free.append(buffer)
 
     def give_back(self, buffer: Memory) -> None:
-        """Nobody uses a buffer any more."""
+        """Take back a buffer that is no longer used."""
         self._taken -= 1
         self._recycle(buffer)
 
     def let_go(self, entry: VersionEntry) -> None:
-        """The user goes on using the buffer of a version: it is ours no more."""
+        """Leave the buffer of a version to the user, who continues to use it."""
         if entry.chunks is not None:
             self._taken -= 1
             entry.chunks = None
 
     def _recycle(self, buffer: Memory, chunks: Chunks[Memory] | None = None) -> None:
-        """Have a buffer for other versions, unless a publisher gives out the one that is there."""
+        """Recycle a buffer, unless a publisher sends the version in it."""
         lent = chunks is not None and chunks.view is not None and chunks.in_use
         if buffer.nbytes == self._nbytes and not lent:
             self._free.append(buffer)
 
-    # What patches build on.
+    # The base of patches.
 
     def set_patch_base(
         self, entry: VersionEntry | None, running: Running | None, data: Memory | None
     ) -> bool:
-        """What runs is another version: keep its bytes in place of those of the one before.
+        """Replace the base by the bytes of the version that runs now; return whether that was done.
 
-        But if these are still needed, they stay until the next version runs; then return False.
+        While a patch is being decoded from the current base, it stays until the next version runs.
         """
         if self.base is not None and self.base.users:
             return False
         chunks = entry.chunks if entry is not None else None
         own = chunks if chunks is not None and data is chunks.memory else None
         if self.base is not None and self.base.chunks is not None and (entry is None or own):
-            self._recycle(self.base.data, self.base.chunks)  # else it was needed for this alone
+            self._recycle(self.base.data, self.base.chunks)  # otherwise it served only as the base
         self.base = None
         if entry is None or running is None or data is None:
             return True
@@ -316,12 +315,12 @@ class VersionStore:
         return True
 
     def build_on(self, base: Base) -> Base:
-        """A patch needs these bytes until `release`."""
+        """Hold the base for a patch, until `release`."""
         base.users += 1
         return base
 
     def release(self, base: Base) -> None:
-        """A patch no longer needs what it builds on; if that runs no more, nobody does."""
+        """Release the base of a patch; drop it if it is not the running version any more."""
         base.users -= 1
         runs = self.at["running"]
         if base is self.base and (runs is None or runs.running != base.running):
@@ -331,7 +330,7 @@ class VersionStore:
     # Phases.
 
     def rename(self, entry: VersionEntry, running: Running) -> None:
-        """Have a version of another name in the place of one that runs."""
+        """Rename the running version."""
         if self.base is not None and self.base.running == entry.running:
             self.base.running = running
         if self.move(entry, "renamed", running):
@@ -340,13 +339,13 @@ class VersionStore:
             self._live["running"][entry.key] = entry
 
     def change_mode(self, event: ModeEvent) -> bool:
-        """Let something happen to the model; return whether its mode is another one now. (W26)"""
+        """Apply an event to the model; return whether its mode has changed. (W26)"""
         mode = MODES[self.mode].get(event)
         self.mode = mode or self.mode
         return mode is not None
 
     def move(self, entry: VersionEntry | None, event: Event, by: Part | None = None) -> bool:
-        """Let something happen to a version, by which there is more of it; or is there no arrow?"""
+        """Apply an event to a version, and store its new part; True if there is a transition."""
         after = ARROWS[entry.phase].get(event) if entry is not None else None
         if entry is None or after is None:
             return False
@@ -375,5 +374,5 @@ class VersionStore:
         if phase == "announced":
             entry.payload = None
         elif after == "running":
-            entry.transfer = NOT_YET  # and so the memory that a patch came into goes
+            entry.transfer = NOT_YET  # which frees the memory of its patch
         return True
