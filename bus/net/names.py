@@ -31,7 +31,7 @@ class Lookup:
 
     Args:
         endpoint: A TCP endpoint with the host's name.
-        ring: Wakes that thread; called by the thread of the lookup.
+        wake: Wakes that thread; called by the thread of the lookup.
 
     Attributes:
         found: The endpoint with the numeric address; empty until it is known.

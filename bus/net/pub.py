@@ -286,7 +286,7 @@ class PubSocket:
         """Serve a subscriber's connection, in place of any other of the same worker.
 
         Args:
-            outlet: A connection that has sent a ticket.
+            subscriber: A connection that has sent a ticket.
             owner: Name and key of the ticket's owner; None (an unknown ticket): hang up.
         """
         if self._connections.get(subscriber.fileno()) is not subscriber:

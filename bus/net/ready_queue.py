@@ -27,7 +27,7 @@ class Waiter:
 
     Attributes:
         models: The models that it waits for; None: any.
-        lent: Another thread is applying the version, or has applied it.
+        claimed: Another thread is applying the version, or has applied it.
         over: That has ended.
         update: The update that was applied, if any.
         error: The exception to raise.

@@ -69,7 +69,7 @@ class WorkerLoop:
     Args:
         machine: Makes the decisions.
         sockets: Carry the messages; the loop closes them.
-        handoff: Where ready versions are put.
+        ready_queue: Where ready versions are put.
         look: Called many times a second; must not block.
         on_renamed: Called when the running version is renamed; the user holds no version then.
         shared_memory: Whether to read the publisher's memory where it is on this host.

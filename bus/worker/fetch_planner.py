@@ -36,7 +36,7 @@ class FetchPlanner:
 
     Args:
         model: The model's name.
-        holds: Its versions that are here.
+        versions: Its versions that are here.
         timing: The timeouts and intervals.
     """
 

@@ -23,7 +23,7 @@ class Patches:
 
     Args:
         model: Its name.
-        holds: Its versions that are here.
+        versions: Its versions that are here.
         timing: The timeouts and intervals.
         expected: Whether patches are accepted, and the keyring.
     """
