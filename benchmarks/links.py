@@ -34,7 +34,7 @@ from weightbus.benchmarks import memory
 from weightbus.benchmarks.machine import describe
 from weightbus.benchmarks.process import Answer, Answers, Process
 from weightbus.benchmarks.report import print_machine
-from weightbus.bus.publisher.roster import Taker
+from weightbus.bus.publisher.roster import PatchCandidate
 from weightbus.codecs.delta.worth import Way
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.native import crc32c
@@ -147,10 +147,10 @@ class Choosing(Bases):
         self._always, self.took = classes, "raw"
 
     def chosen(
-        self, layout: Layout, old: Bytes, new: Bytes, takers: Collection[Taker]
+        self, layout: Layout, old: Bytes, new: Bytes, patch_candidates: Collection[PatchCandidate]
     ) -> Way | None:
         always = None if self._always is None else Way(self._always)
-        found = always or super().chosen(layout, old, new, takers)
+        found = always or super().chosen(layout, old, new, patch_candidates)
         self.took = "raw" if found is None else "class" if found.classes else "flat"
         return found
 

@@ -83,7 +83,7 @@ class Decode(msgspec.Struct, frozen=True):
     patching: Patching
 
 
-class Warm(msgspec.Struct, frozen=True):
+class Prefault(msgspec.Struct, frozen=True):
     """Map shared memory ahead of the first version in it. Nothing waits for it."""
 
     shared: Shared
@@ -156,7 +156,7 @@ Effect = (
     | Open
     | Copy
     | Decode
-    | Warm
+    | Prefault
     | Ready
     | Whole
     | Renamed

@@ -24,19 +24,19 @@ class Ages:
     """The ages of the publishers whose weights a worker runs, or may still apply."""
 
     def __init__(self) -> None:
-        self._since: dict[
+        self._started_by: dict[
             int, float
         ] = {}  # by epoch, the latest time at which its publisher can have started
 
     def heard(self, epoch: int, age_ms: int, applied: int, now: float) -> None:
         """Record the age of an epoch's publisher; the worker runs weights of epoch `applied`."""
-        since = min(now - age_ms / 1000, self._since.get(epoch, now))
-        kept = sorted(e for e in self._since if e >= applied)[: EPOCHS_KEPT - 1]
-        self._since = {e: self._since[e] for e in kept} | {epoch: since}
+        since = min(now - age_ms / 1000, self._started_by.get(epoch, now))
+        kept = sorted(e for e in self._started_by if e >= applied)[: EPOCHS_KEPT - 1]
+        self._started_by = {e: self._started_by[e] for e in kept} | {epoch: since}
 
     def of(self, epoch: int, now: float) -> int:
         """Return the least age, in milliseconds, of the publisher of an epoch."""
-        return min(INTEGER_MAX, round((now - self._since.get(epoch, now)) * 1000))
+        return min(INTEGER_MAX, round((now - self._started_by.get(epoch, now)) * 1000))
 
 
 def epoch_above(hello: Hello, age: float | None, started_ms: float) -> int | None:

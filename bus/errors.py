@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 
 FRAMES_TOLD = 5  # innermost frames of a traceback in a report
-OURS = [Path(__file__).parent.parent / shelf for shelf in ("bus", "codecs", "python_client")]
+PACKAGE_FOLDERS = [
+    Path(__file__).parent.parent / shelf for shelf in ("bus", "codecs", "python_client")
+]
 
 
 class ProtocolError(WeightBusError):
@@ -176,7 +178,7 @@ def told_of(error: BaseException) -> str:
     frames = [
         f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
         for frame in traceback.extract_tb(error.__traceback__)
-        if not any(Path(frame.filename).is_relative_to(shelf) for shelf in OURS)
+        if not any(Path(frame.filename).is_relative_to(shelf) for shelf in PACKAGE_FOLDERS)
     ]
     where = f" (at {', '.join(frames[-FRAMES_TOLD:])})" if frames else ""
     return f"{type(error).__name__}: {error}{where}"

@@ -72,7 +72,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_
     wbp: int = 0
 
 
-class Worded(msgspec.Struct, frozen=True):
+class SanitizedText(msgspec.Struct, frozen=True):
     """A struct with texts from a peer, which are shown on terminals, in logs and on web pages.
 
     Whether made or decoded, each text is printable and within its bound. (Names have a pattern, and
@@ -80,7 +80,7 @@ class Worded(msgspec.Struct, frozen=True):
     """
 
     def __post_init__(self) -> None:
-        for name, most in _texts_of(type(self)):
+        for name, most in _text_fields(type(self)):
             text: str = getattr(self, name)
             if not text.isprintable() or len(text) > most:
                 lines = text.replace(":\n", ": ").replace("\n", "; ")  # a list of differences
@@ -88,7 +88,7 @@ class Worded(msgspec.Struct, frozen=True):
 
 
 @cache
-def _texts_of(kind: type[Worded]) -> tuple[tuple[str, int], ...]:
+def _text_fields(kind: type[SanitizedText]) -> tuple[tuple[str, int], ...]:
     """Return the text fields of a struct, each with its maximal length in characters."""
     described = cast("msgspec.inspect.StructType", msgspec.inspect.type_info(kind))
     return tuple(
@@ -154,7 +154,7 @@ Patches = Annotated[list[Patch], msgspec.Meta(max_length=PATCHES_MAX)]
 # Worker to publisher.
 
 
-class Hello(Message, Worded, tag="hello", frozen=True, kw_only=True):
+class Hello(Message, SanitizedText, tag="hello", frozen=True, kw_only=True):
     """Ask to join, with the versions that the worker runs."""
 
     name: Name
@@ -168,7 +168,7 @@ class Hello(Message, Worded, tag="hello", frozen=True, kw_only=True):
     pid: Count = 0
 
 
-class Fetch(Message, Worded, tag="fetch", frozen=True, kw_only=True):
+class Fetch(Message, SanitizedText, tag="fetch", frozen=True, kw_only=True):
     """Request these chunks of a version; with count 0, its announcement."""
 
     model: Name
@@ -181,7 +181,7 @@ class Fetch(Message, Worded, tag="fetch", frozen=True, kw_only=True):
     unpatched: Label = ""
 
 
-class Progress(Versioned, Worded, tag="progress", frozen=True, kw_only=True):
+class Progress(Versioned, SanitizedText, tag="progress", frozen=True, kw_only=True):
     """Report how many chunks of a version have arrived."""
 
     chunks: Count
@@ -206,7 +206,7 @@ class Applied(Versioned, tag="applied", frozen=True, kw_only=True):
     note: Text = ""  # made printable where it is used: most have none
 
 
-class Failed(Versioned, Worded, tag="failed", frozen=True, kw_only=True):
+class Failed(Versioned, SanitizedText, tag="failed", frozen=True, kw_only=True):
     """Report that the worker will not run the version; if `intact`, the old one still runs."""
 
     code: Name
@@ -336,7 +336,7 @@ class Commit(Versioned, tag="commit", frozen=True, kw_only=True):
     digest: Hex64
 
 
-class Abort(Versioned, Worded, tag="abort", frozen=True, kw_only=True):
+class Abort(Versioned, SanitizedText, tag="abort", frozen=True, kw_only=True):
     """Have workers drop the version that they have staged."""
 
     text: Text = ""
@@ -350,7 +350,7 @@ class Beacon(Message, tag="beacon", frozen=True, kw_only=True):
     version: Count
 
 
-class Refuse(Message, Worded, tag="refuse", frozen=True, kw_only=True):
+class Refuse(Message, SanitizedText, tag="refuse", frozen=True, kw_only=True):
     """Refuse a message, with the reason."""
 
     code: Name

@@ -36,8 +36,8 @@ from .messages import (
     Positive,
     PublisherMessage,
     Refuse,
+    SanitizedText,
     Text,
-    Worded,
     WorkerMessage,
     decode,
 )
@@ -70,7 +70,7 @@ class Published(msgspec.Struct, frozen=True):
 Ages = Annotated[list[Published], msgspec.Meta(max_length=VERSIONS_TOLD)]
 
 
-class Doing(Worded, frozen=True, omit_defaults=True):
+class Doing(SanitizedText, frozen=True, omit_defaults=True):
     """The state of a model at a worker: what it runs, what it is receiving, what failed."""
 
     epoch: Count = 0
@@ -97,7 +97,7 @@ class ModelRow(msgspec.Struct, frozen=True, omit_defaults=True):
     metadata: Metadata = {}
 
 
-class WorkerRow(Worded, frozen=True, omit_defaults=True):
+class WorkerRow(SanitizedText, frozen=True, omit_defaults=True):
     """A worker, and the state of each of its models."""
 
     name: Name
@@ -110,7 +110,7 @@ class WorkerRow(Worded, frozen=True, omit_defaults=True):
     pid: Count = 0
 
 
-class Happened(Worded, frozen=True, omit_defaults=True):
+class Happened(SanitizedText, frozen=True, omit_defaults=True):
     """An event of a worker; after `left` the worker is no longer on the roster."""
 
     kind: Name
@@ -153,7 +153,7 @@ class Check(Message, tag="check", frozen=True, kw_only=True):
 Sums = Annotated[list[Crc | None], msgspec.Meta(max_length=CHECK_NAMES_MAX)]
 
 
-class Checked(Message, Worded, tag="checked", frozen=True, kw_only=True):
+class Checked(Message, SanitizedText, tag="checked", frozen=True, kw_only=True):
     """The CRC-32C of each of some tensors (null: not comparable), or why there are none."""
 
     model: Name
@@ -173,7 +173,7 @@ class Verify(Message, tag="verify", frozen=True, kw_only=True):
     first: Count = 0
 
 
-class Difference(Worded, frozen=True):
+class Difference(SanitizedText, frozen=True):
     """A tensor that differs between a worker and its publisher."""
 
     name: Error
@@ -184,7 +184,7 @@ class Difference(Worded, frozen=True):
 Differences = Annotated[list[Difference], msgspec.Meta(max_length=DIFFERENCES_TOLD)]
 
 
-class Verified(Message, Worded, tag="verified", frozen=True, kw_only=True):
+class Verified(Message, SanitizedText, tag="verified", frozen=True, kw_only=True):
     """The differences of a worker's weights from the published ones, of the tensors compared."""
 
     worker: Name

@@ -80,11 +80,11 @@ class SealedVersion:
     """
 
     def __init__(
-        self, group: GroupKey, subject: Subject, room: NDArray[np.uint8], *, again: bool
+        self, group: GroupKey, subject: Subject, buffer: NDArray[np.uint8], *, again: bool
     ) -> None:
         self.group, self.subject, self._again = group, subject, again
         self._key = group.of_version(subject)
-        self._room = room
+        self._buffer_for = buffer
         self._chunks: dict[int, tuple[str, memoryview]] = {}  # send queues hold weak references
 
     def chunk(self, version: Sealable, index: int) -> tuple[str, memoryview]:
@@ -99,18 +99,18 @@ class SealedVersion:
         if found is not None:
             return found
         begin, end = version.plan.span(index)
-        room = self._room.data[begin:end]
+        buffer = self._buffer_for.data[begin:end]
         data = self.subject.associated(CHUNK, index, end - begin)
         plain = version.snapshot.bytes(begin, end)
         known = version.chunks.crcs[index]
-        look = None if self._again else known
-        tag, crc = seal(self._key, nonce_of(CHUNK, index), data, plain, room, look)
+        known_crc = None if self._again else known
+        tag, crc = seal(self._key, nonce_of(CHUNK, index), data, plain, buffer, known_crc)
         if known not in (None, crc):  # E3
             raise AssertionError(
                 f"chunk {index} of {version.target.model} has changed since it was hashed"
             )
         version.chunks.put(index, crc)
-        self._chunks[index] = tag.hex(), room
+        self._chunks[index] = tag.hex(), buffer
         return self._chunks[index]
 
     def is_of(self, group: GroupKey, version: Sealable) -> bool:
@@ -144,7 +144,9 @@ class Sealer:
     ) -> None:
         ciphers()  # raises if there are none
         self._draw, self._take, self._life = draw, take, life
-        self._of = weakref.WeakSet[Sealable]()  # of which chunks are sealed under this key
+        self._sealed_versions = weakref.WeakSet[
+            Sealable
+        ]()  # of which chunks are sealed under this key
         self.rekey(now)
 
     def rekey(self, now: float) -> None:
@@ -153,9 +155,9 @@ class Sealer:
         Drops all sealed chunks, so that queued ones are not sent: they are readable with the old
         key.
         """  # E6
-        for version in self._of:
+        for version in self._sealed_versions:
             version.sealed = None
-        self._of.clear()
+        self._sealed_versions.clear()
         self._group, self._since = GroupKey(self._draw()), now
         self._count = 0  # of messages sealed under it
         self._layouts: dict[str, tuple[Subject, bytes, str]] = {}  # by model, the last sealed one
@@ -176,11 +178,11 @@ class Sealer:
             MemoryError: There is not enough memory.
         """
         try:
-            self._room_of(model, nbytes, None)
+            self._take_buffer(model, nbytes, None)
         except InUseError:  # temporary: workers that need a chunk meanwhile fetch it again
             return
 
-    def _room_of(self, model: str, nbytes: int, of: Sealable | None) -> NDArray[np.uint8]:
+    def _take_buffer(self, model: str, nbytes: int, of: Sealable | None) -> NDArray[np.uint8]:
         """Take memory for a version; if all of it is in use, that of the oldest other version.
 
         The other version's chunks are sealed again if a worker fetches them.
@@ -195,7 +197,7 @@ class Sealer:
             except InUseError:
                 others = [
                     each
-                    for each in self._of
+                    for each in self._sealed_versions
                     if each.sealed is not None and each is not of and each.patch is None
                     if each.target.model == model
                 ]
@@ -214,12 +216,12 @@ class Sealer:
         if sealed is None or not sealed.is_of(self._group, version):
             plan, patch = version.plan, version.patch
             name = named.model, named.epoch, named.version
-            room = self._room(version)
+            buffer = self._buffer_for(version)
             subject = Subject(*name, plan.nbytes, plan.chunk_bytes, *_encoding_of(patch))
             again = version.was_sealed
-            sealed = version.sealed = SealedVersion(self._group, subject, room, again=again)
+            sealed = version.sealed = SealedVersion(self._group, subject, buffer, again=again)
             version.was_sealed = True
-            self._of.add(version)
+            self._sealed_versions.add(version)
         tag, payload = sealed.chunk(version, index)
         chunk = SealedChunk(
             model=named.model,
@@ -232,12 +234,12 @@ class Sealer:
         )
         return chunk, payload
 
-    def _room(self, version: Sealable) -> NDArray[np.uint8]:
+    def _buffer_for(self, version: Sealable) -> NDArray[np.uint8]:
         """Take memory for sealed bytes: from the model's buffers; for a patch, a new array."""
         nbytes = version.plan.nbytes
         if version.patch is not None:
             return np.empty(nbytes, np.uint8)
-        return self._room_of(version.target.model, nbytes, version)
+        return self._take_buffer(version.target.model, nbytes, version)
 
     def whole(self, announce: Announce, chunk: SealedChunk) -> Announce:
         """Return the announcement of a version whose only chunk, sealed, is its payload."""

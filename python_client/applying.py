@@ -582,7 +582,7 @@ class Applier:
         told = self._fail(staged, error, intact=undo(), still=True)
         log.error("%s", told)
         if writes:
-            self.lock_of(staged.model).despair(staged.model, told)
+            self.lock_of(staged.model).release_readers(staged.model, told)
         return told
 
     def _returned(self, staged: StagedVersion, late: LateError) -> NoReturn:

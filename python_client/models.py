@@ -21,7 +21,7 @@ from ..bus.memory.snapshots import NEVER, MakeRoom, Pool, nobody
 from ..bus.messages import DELTA, Running, Shared
 from ..bus.net.publisher_loop import Promise, Reply
 from ..bus.publisher.offers import hash_chunk
-from ..bus.publisher.roster import Taker
+from ..bus.publisher.roster import PatchCandidate
 from ..bus.publisher.version import Offer, OfferedPatch, Snapshot
 from ..codecs.checksum import CHUNK_BYTES_DEFAULT, digest_of
 from ..codecs.delta.encoding import encode
@@ -82,7 +82,7 @@ class Bases:
         self,
         offer: Offer,
         encoding: Encoding,
-        takers: Collection[Taker],
+        patch_candidates: Collection[PatchCandidate],
         deadline: Deadline = NEVER,
         *,
         to_all: bool = True,
@@ -96,7 +96,7 @@ class Bases:
             deadline: When it must be there, with patches or without: these may take a part of that.
             to_all: It is for all workers: where it is not patched, nothing is kept for anybody.
         """
-        if encoding == "raw" or _is_small(offer) or not takers:
+        if encoding == "raw" or _is_small(offer) or not patch_candidates:
             if to_all:
                 self.forget()
             return
@@ -108,7 +108,7 @@ class Bases:
             while to_all and self.kept and self.kept[0].form != form:
                 self._let_go()
             new = Base(offer.chunks, form, data, snapshot)
-            self._patch(offer, new, encoding, takers, _part_of(deadline))
+            self._patch(offer, new, encoding, patch_candidates, _part_of(deadline))
             offer.keep = True
             self.kept.append(new)
         finally:  # an interrupt comes at any time
@@ -122,21 +122,21 @@ class Bases:
         offer: Offer,
         new: Base,
         encoding: Encoding,
-        takers: Collection[Taker],
+        patch_candidates: Collection[PatchCandidate],
         deadline: Deadline,
     ) -> None:
         """Make the patches: first that on what most of those run who take them."""
         data = new.data
         some = ((base.chunks.digest, base.data) for base in self.kept if base.form == new.form)
         bases = {digest: old for digest, old in some if digest}  # else it is on its way
-        runs = Counter(taker.running for taker in takers if taker.running is not None)
+        runs = Counter(taker.running for taker in patch_candidates if taker.running is not None)
         found = dict[tuple[int, int], tuple[Running, Bytes]]()
         for running, _ in runs.most_common():
             if running.digest in bases:  # a patch is named, and sealed, by number: one on each (E3)
                 named = running.epoch, running.version
                 found.setdefault(named, (running, bases[running.digest]))
         for running, old in itertools.islice(found.values(), self._count):
-            on = [taker for taker in takers if taker.running == running]
+            on = [taker for taker in patch_candidates if taker.running == running]
             delta = encoding == "delta"
             way = Way(classes=True) if delta else self.chosen(offer.layout, old, data, on)
             made = None if way is None else self._made(way, running, old, offer, data, deadline)
@@ -190,7 +190,7 @@ class Bases:
         return OfferedPatch(DELTA, running, data, way.classes, work)
 
     def chosen(
-        self, layout: Layout, old: Bytes, new: Bytes, takers: Collection[Taker]
+        self, layout: Layout, old: Bytes, new: Bytes, patch_candidates: Collection[PatchCandidate]
     ) -> Way | None:
         """Return what patch is to be made; None: the version is there sooner without.
 
@@ -200,7 +200,7 @@ class Bases:
         all where it was measured anew: what a worker took once for a kind of patch that it was not
         sent again would be believed for ever.
         """
-        slow = sorted((t for t in takers if not math.isinf(t.rate)), key=lambda t: t.rate)
+        slow = sorted((t for t in patch_candidates if not math.isinf(t.rate)), key=lambda t: t.rate)
         if not slow:
             return None
         anew = self._decisions % PACE_EVERY == 0
@@ -304,14 +304,14 @@ class PublishedModel:
         self,
         offer: Offer,
         encoding: Encoding,
-        takers: Callable[[], Collection[Taker]],
+        patch_candidates: Callable[[], Collection[PatchCandidate]],
         deadline: Deadline,
         *,
         to_all: bool,
     ) -> None:
         """Have a version offered by patches too: see `Bases`. What ends this ends the version."""
         try:
-            some = () if encoding == "raw" or _is_small(offer) else takers()
+            some = () if encoding == "raw" or _is_small(offer) else patch_candidates()
             before = len(self.bases.kept)
             self.bases.offer(offer, encoding, some, deadline, to_all=to_all)
             if before and not self.bases.kept:

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict, TypeVar, cast
 import msgspec
 
 from ..bus.limits import WORKERS_MAX
-from ..bus.publisher.publication import CommitMode, Terms
+from ..bus.publisher.publication import CommitMode, PublishTerms
 from ..codecs.metadata import checked
 from ..codecs.precision import Precision, precision_of
 from ..codecs.renaming import Renaming, renaming_of
@@ -66,7 +66,7 @@ class Request(msgspec.Struct, frozen=True, eq=False):
         metadata: What is said of the version; None: nothing, or what was said before.
     """
 
-    terms: Terms
+    terms: PublishTerms
     replaces_latest: bool
     asks_for_digests: bool
     precision: Precision | None
@@ -110,7 +110,7 @@ def request(
     timeout = checks.seconds(timeout, "timeout", positive=True)
     to_all = names is None and needed is None
     wait, grace = settings.wait, settings.grace
-    terms = Terms(
+    terms = PublishTerms(
         workers=names,
         require=needed,
         named=named,

@@ -27,7 +27,7 @@ from ..bus.net.publisher_sockets import PublisherSockets
 from ..bus.publisher.effects import Effect
 from ..bus.publisher.machine import PublisherMachine
 from ..bus.publisher.publication import CommitMode
-from ..bus.publisher.roster import Taker
+from ..bus.publisher.roster import PatchCandidate
 from ..bus.publisher.state import PublisherState
 from ..bus.publisher.status import WorkerStatus
 from ..bus.publisher.version import Offer
@@ -52,7 +52,7 @@ from .keys import (
 )
 from .models import PublishedModel, after, restore
 from .observing.access import Http
-from .observing.shown import Shown
+from .observing.shown import HttpEndpoints
 from .observing.traces import settle
 from .options import (
     TIMEOUT,
@@ -63,7 +63,7 @@ from .options import (
     request,
     shows_keywords_of,
 )
-from .settings import Settings, had_more_keywords, of_bytes, settings_of
+from .settings import Settings, accepts_deprecated_keywords, of_bytes, settings_of
 from .state_folder import StateFolder, StateFolderError, StoredVersion, age_from_now, new_epoch
 
 log = logging.getLogger("weightbus.publisher")
@@ -114,7 +114,7 @@ class Publisher(InOneProcess):
 
     __module__ = "weightbus"
 
-    @had_more_keywords("Publisher")
+    @accepts_deprecated_keywords("Publisher")
     def __init__(
         self,
         address: str = "tcp://127.0.0.1:0",
@@ -129,41 +129,41 @@ class Publisher(InOneProcess):
         settings: Settings | None = None,
     ) -> None:
         """Bind the sockets and start. `help(weightbus.Publisher)` describes the parameters."""
-        few = self._settings = settings_of("Publisher", settings)
+        chosen = self._settings = settings_of("Publisher", settings)
         keys = publisher_keys(keys)
-        check_exposure(keys, insecure, address, few.data)
+        check_exposure(keys, insecure, address, chosen.data)
         expected = checks.whole(expect, "expect", 0, WORKERS_MAX)
         usual: Any = {keyword.name: keyword.default for keyword in keywords_of(self.publish)}
-        usual |= {"defaults": few, "expected": expected, "lost_after": few.lost_after}
+        usual |= {"defaults": chosen, "expected": expected, "lost_after": chosen.lost_after}
         self._request: Callable[..., Request] = partial(request, **usual)
         self._asked: tuple[Request, tuple[object, ...]] = self._request(), (object(),)  # the last
-        age = None if few.epoch is not None else age_from_now()
+        age = None if chosen.epoch is not None else age_from_now()
         self._models: dict[str, PublishedModel] = {}
         self._crowded = RateLimitedWarning(log, "workers may be missing here: %s")
-        self._probe = probe() if few.shared_memory else None  # kept: it goes with its last user
+        self._probe = probe() if chosen.shared_memory else None  # kept: it goes with its last user
         shared = self._probe.shared if self._probe is not None else None
         with contextlib.ExitStack() as undo:
             self._folder = None if state is None else StateFolder(Path(state), history)
             if self._folder is not None:
                 undo.enter_context(self._folder)
-            epoch = new_epoch(few.epoch, self._folder)
+            epoch = new_epoch(chosen.epoch, self._folder)
             restored = restore(self._folder, epoch, self._model) if self._folder else []
             grants = None if keys is None else Grants(keys.grants)
             secret = keys.secret if keys else ""
-            own = PublisherSockets(address, few.data, few.queue, secret, grants)
+            own = PublisherSockets(address, chosen.data, chosen.queue, secret, grants)
             sockets = undo.enter_context(contextlib.closing(own))
             self.address = sockets.address
             self.data_address = sockets.data_address
             if endpoints.is_local(self.address) and not endpoints.is_local(address):
                 log.warning("%s", _LOOPBACK.format(given=address, bound=self.address))
-            told = few.advertise or endpoints.advertised(self.address, self.data_address)
-            sealer = None if keys is None else new_sealer(few.rekey)
+            told = chosen.advertise or endpoints.advertised(self.address, self.data_address)
+            sealer = None if keys is None else new_sealer(chosen.rekey)
             draw = partial(secrets.token_hex, TOKEN_BYTES // 2)
             trust = group_keys(sealer), grants
             keeper = self._keeper = _keeper_of(self._folder, undo)
             recorded = None if keeper is None else keeper.recorded
-            about = epoch, told, few.timing, shared, age, draw, *trust, time.time, recorded
-            machine = PublisherMachine(PublisherState(*about, few.queue))
+            about = epoch, told, chosen.timing, shared, age, draw, *trust, time.time, recorded
+            machine = PublisherMachine(PublisherState(*about, chosen.queue))
             loop = PublisherLoop(machine, sockets, keeper, restored, sealer)
             if keeper is not None:
                 keeper.heed(lambda: loop.busy)
@@ -173,8 +173,8 @@ class Publisher(InOneProcess):
         self._loop.start()
         if keys is not None:
             revoked = partial(retire, self._models)  # not us: we may be dropped meanwhile
-            watch_keys(keys, few.timing, self._loop, revoked)
-        self.shown = Shown(self, self._loop)
+            watch_keys(keys, chosen.timing, self._loop, revoked)
+        self.shown = HttpEndpoints(self, self._loop)
         self.shown.serve(dashboard, metrics, self.close)
 
     def __reduce__(self) -> NoReturn:
@@ -191,7 +191,7 @@ class Publisher(InOneProcess):
         """This publisher's incarnation."""
         return self._loop.known.epoch
 
-    @had_more_keywords("publish")
+    @accepts_deprecated_keywords("publish")
     def prepare(self, model: str, weights: object, *, settings: Settings | None = None) -> None:
         """Do the one-time work of a model's first publish now; publish nothing.
 
@@ -208,15 +208,15 @@ class Publisher(InOneProcess):
             RuntimeError: As of `publish`.
         """
         self._check_usable()
-        few = self._settings if settings is None else settings_of("publish", settings)
+        chosen = self._settings if settings is None else settings_of("publish", settings)
         kept = self._model(model)
         _check_not_interrupted(kept)
         with kept.lock:
-            reserved = kept.reserve(weights, few.dtype, few.rename)
+            reserved = kept.reserve(weights, chosen.dtype, chosen.rename)
             if reserved is not None:
                 self._loop.decide(lambda machine, _now: machine.prepare(model, *reserved))
 
-    @had_more_keywords("publish")
+    @accepts_deprecated_keywords("publish")
     def publish(
         self,
         model: str,
@@ -283,7 +283,7 @@ class Publisher(InOneProcess):
         left = started + asked.terms.timeout - time.monotonic()
         return result_of(future, max(0.0, left) + ANSWER_SECONDS)
 
-    @had_more_keywords("publish")
+    @accepts_deprecated_keywords("publish")
     @shows_keywords_of(publish)
     def publish_async(
         self, model: str, weights: object, **options: Unpack[PublishOptions]
@@ -371,11 +371,11 @@ class Publisher(InOneProcess):
         if asked.encoding != "raw" or kept.bases.kept:
             shared, workers = offer.shared is not None, asked.terms.workers
 
-            def takers() -> list[Taker]:
-                asks = self._loop.takers(kept.name, workers, shared=shared)
+            def patch_candidates() -> list[PatchCandidate]:
+                asks = self._loop.patch_candidates(kept.name, workers, shared=shared)
                 return result_of(asks, ANSWER_SECONDS)
 
-            kept.offer(offer, asked.encoding, takers, until, to_all=not workers)
+            kept.offer(offer, asked.encoding, patch_candidates, until, to_all=not workers)
         self._loop.submit(offer, asked.terms, started, future)
 
     def wait_for_commit(
@@ -446,15 +446,15 @@ class Publisher(InOneProcess):
             ClosedError: The publisher is closed, or belongs to the parent of this forked process.
         """
         self._check_usable()
-        few = self._settings
-        precision, renaming = precision_of(few.dtype), renaming_of(few.rename)
+        chosen = self._settings
+        precision, renaming = precision_of(chosen.dtype), renaming_of(chosen.rename)
         names = {n: n for n in tensors} if renaming is None else renaming.of(tensors)
         return {
             names[name]: (dtype if precision is None else precision.of(names[name], dtype), shape)
             for name, (dtype, shape) in tensors.items()
         }
 
-    @had_more_keywords("publish")
+    @accepts_deprecated_keywords("publish")
     @shows_keywords_of(publish)
     async def publish_awaitable(
         self, model: str, weights: object, **options: Unpack[PublishOptions]
@@ -470,7 +470,7 @@ class Publisher(InOneProcess):
         """
         return await asyncio.wrap_future(self.publish_async(model, weights, **options))
 
-    @had_more_keywords("publish")
+    @accepts_deprecated_keywords("publish")
     @shows_keywords_of(publish)
     def rollback(
         self, model: str, to: tuple[int, int], **options: Unpack[PublishOptions]
@@ -620,14 +620,14 @@ class Publisher(InOneProcess):
         if known is not None:
             return known
         check_name(name, "model")
-        few, share = self._settings, self._probe is not None
+        chosen, share = self._settings, self._probe is not None
         made = PublishedModel(
             name,
-            few.chunk_bytes,
+            chosen.chunk_bytes,
             share=share,
-            bases=few.bases,
-            check=few.check_patches,
-            second=few.device_copy,
+            bases=chosen.bases,
+            check=chosen.check_patches,
+            second=chosen.device_copy,
             kept=self._folder is not None,
         )
         return self._models.setdefault(name, made)

@@ -522,7 +522,7 @@ class ReadingLock:
         """A model holds no version: have readers told, from now on. (For the writer.)"""
         self.torn[model] = error
 
-    def despair(self, model: str, error: Exception) -> None:
+    def release_readers(self, model: str, error: Exception) -> None:
         """Who writes has no time left: have readers told, and not wait any more until it is out."""
         with self._lock:
             self._late = model, error

@@ -55,7 +55,7 @@ class _Tied:
     objects: "list[torch.Tensor]"
 
 
-class Residence:
+class ResidentMemory:
     """Where a model lives, and how it is seen that it still does.
 
     Attributes:
@@ -120,7 +120,7 @@ def resident(model: M) -> M:
     return model
 
 
-def residence_of(model: object, layout: Layout) -> Residence:
+def residence_of(model: object, layout: Layout) -> ResidentMemory:
     """Move a model in, by the order of a layout that fits it, unless it lives there already.
 
     Raises:
@@ -137,7 +137,7 @@ def residence_of(model: object, layout: Layout) -> Residence:
         pages = pages_of(memory)
         if pages is not None:
             _RESIDENCES[address_of(memory)] = pages
-    return Residence(layout, memory, _outline(model), tied)
+    return ResidentMemory(layout, memory, _outline(model), tied)
 
 
 def _outline(model: object) -> Outline:
@@ -275,7 +275,7 @@ class ResidentTarget(Target):
 
     def __init__(self, model: object, copying: Target) -> None:
         self._model, self._copying = model, copying
-        self._residence: Residence | None = None
+        self._residence: ResidentMemory | None = None
         self._unfit: Layout | None = None  # the model could not move in by this layout
         self._before: NDArray[np.uint8] | None = None  # where the last `apply` left the old bytes
         self._warned = False
@@ -334,7 +334,7 @@ class ResidentTarget(Target):
         self._before = None
         self._copying.settle()
 
-    def _resident(self, layout: Layout) -> Residence | None:
+    def _resident(self, layout: Layout) -> ResidentMemory | None:
         """Return the model's residence, where it moves back to if something has moved it away."""
         residence = self._residence
         if residence is not None and residence.layout == layout and residence.has(self._model):

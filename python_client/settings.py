@@ -229,7 +229,7 @@ def of_bytes(settings: Settings) -> Settings:
     return Settings(**{name: getattr(settings, name) for name in _PUBLISH - {"dtype", "rename"}})
 
 
-def had_more_keywords(kind: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def accepts_deprecated_keywords(kind: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Have a call take what is in `Settings` now as keywords, too, with a warning, as it once did.
 
     Its signature stays what is written there.

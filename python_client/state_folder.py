@@ -153,7 +153,7 @@ def _go_on() -> None:
     """Nothing else is going on."""
 
 
-class Shelf:
+class StateIndex:
     """The versions that a table names, for whoever reads them.
 
     Args:
@@ -210,7 +210,7 @@ class Shelf:
         return Saved(stored, part.layout, part.data)
 
 
-def look_into(path: Path) -> Shelf:
+def look_into(path: Path) -> StateIndex:
     """Return what a folder holds now. It takes no lock: a publisher may have it, and write on.
 
     Raises:
@@ -220,11 +220,11 @@ def look_into(path: Path) -> Shelf:
     try:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            return Shelf(path, _unsealed(_read(TABLE, folder)))
+            return StateIndex(path, _unsealed(_read(TABLE, folder)))
         finally:
             os.close(folder)
     except FileNotFoundError:
-        return Shelf(path, _Table())
+        return StateIndex(path, _Table())
     except OSError as error:
         raise StateFolderError(f"{file} cannot be read: {error}") from None
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
@@ -234,7 +234,7 @@ def look_into(path: Path) -> Shelf:
         ) from None
 
 
-class StateFolder(Shelf, Closable):
+class StateFolder(StateIndex, Closable):
     """A folder, locked for one publisher until `close`. One thread at a time may write to it.
 
     Args:

@@ -45,7 +45,7 @@ from .observing.silence import Silence
 from .observing.traces import settle
 from .reading import READING_SECONDS, Reading, ReadingLock
 from .resident import ResidentTarget
-from .settings import Settings, had_more_keywords, settings_of
+from .settings import Settings, accepts_deprecated_keywords, settings_of
 from .targets import by_id, fault_of, targets_of
 
 log = logging.getLogger("weightbus.subscriber")
@@ -106,7 +106,7 @@ class Subscriber(InOneProcess):
 
     __module__ = "weightbus"
 
-    @had_more_keywords("Subscriber")
+    @accepts_deprecated_keywords("Subscriber")
     def __init__(
         self,
         address: str,
@@ -120,33 +120,33 @@ class Subscriber(InOneProcess):
         settings: Settings | None = None,
     ) -> None:
         """Start to receive. `help(weightbus.Subscriber)` describes the parameters."""
-        few = settings_of("Subscriber", settings)
+        chosen = settings_of("Subscriber", settings)
         keys = worker_keys(keys, name)
         self.name = check_name(_default_name(keys) if name is None else name, "worker")
         self._targets = targets_of(
             by_id(models),
             strict=strict,
             cast=cast,
-            sole_writer=few.sole_writer,
+            sole_writer=chosen.sole_writer,
             renaming=renaming_of(rename),
-            keep=ResidentTarget if few.resident else None,
+            keep=ResidentTarget if chosen.resident else None,
         )
         self.address, self._ready_queue = address, ReadyQueue()
         self._applied = self._ready_queue.changed
-        self._calls = Calls(few.apply_timeout)
+        self._calls = Calls(chosen.apply_timeout)
         self._running: dict[str, Update] = {}
         self._marks = itertools.count(1)
-        who = _identity(self.name, shared_memory=few.shared_memory)
+        who = _identity(self.name, shared_memory=chosen.shared_memory)
         like = {model: target.expected() for model, target in self._targets.items()}
         # What the thread holds must not hold us: see `dropped`.
         ring = None if keys is None else Keyring()
         fault = partial(fault_of, self._targets)
         machine = WorkerMachine(
-            who, self._targets, fault, few.bytes_max, few.timing, like, keyring=ring
+            who, self._targets, fault, chosen.bytes_max, chosen.timing, like, keyring=ring
         )
         with ExitStack() as undo:
             sockets = WorkerSockets(
-                address, machine.place, keys, machine.awaits, any_data_host=few.any_data_host
+                address, machine.place, keys, machine.awaits, any_data_host=chosen.any_data_host
             )
             undo.enter_context(closing(sockets))
             silence = Silence(address, machine, self._ready_queue, keyed=keys is not None)
@@ -156,10 +156,10 @@ class Subscriber(InOneProcess):
                 self._ready_queue,
                 partial(_look, self._calls, silence),
                 partial(_rename, self._running, self._applied),
-                shared_memory=few.shared_memory,
+                shared_memory=chosen.shared_memory,
             )
             about = self._targets, self._ready_queue, self._running, self._loop.tell, self._calls
-            self._applier = Applier(*about, few.before_apply, few.on_commit)
+            self._applier = Applier(*about, chosen.before_apply, chosen.on_commit)
             self._loop.apply_by(self._applier.in_turn)
             files = frozenset(m for m, target in self._targets.items() if target.on_disk)
             work = self._applier, self._ready_queue, self._loop.stop

@@ -136,7 +136,7 @@ class Segment:
             close(fd)  # at the interpreter's end `os` itself may be gone
 
 
-class Guarded(ABC):
+class StampedMemory(ABC):
     """Memory that is read under a lock, with its stamp checked before and after."""
 
     data: NDArray[np.uint8]
@@ -185,7 +185,7 @@ class Guarded(ABC):
         return b""
 
 
-class MappedSegment(Guarded):
+class MappedSegment(StampedMemory):
     """Another process's segment, read-only.
 
     Raises:

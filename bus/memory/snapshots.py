@@ -56,7 +56,7 @@ PATIENCE = 1.0  # seconds for sockets to release a snapshot, or the machine to g
 REUSE_PATIENCE = 0.05  # seconds of it that pass before another block is allocated
 CROSSING_SECONDS = 60.0  # limit for a device to transfer bytes; a GiB takes some hundredths
 _HANGS = f"a device has not handed over the bytes of a version within {CROSSING_SECONDS:g} s"
-LOOK = 0.05  # seconds before the machine is asked again, if it could give none up
+RETRY_SECONDS = 0.05  # seconds before the machine is asked again, if it could give none up
 
 Phase = Literal["held", "lent", "over"]
 
@@ -181,13 +181,13 @@ class Snapshot:
         self._lock, self._let_go = lock, let_go
         self._phase: Phase = "held"
         # Has one element while reclaimable: the thread that pops it gets the memory, lock-free.
-        self._offered = deque[None]()
+        self._reclaim_token = deque[None]()
         self._keepers = 0
         # A view of our own: sockets that send from it keep only the view alive.
         self._view: NDArray[np.uint8] | None = block.data.view()
-        self._in_hands = weakref.ref(self._view)
+        self._view_ref = weakref.ref(self._view)
         self._watched: weakref.ref[NDArray[np.uint8]] | None = None
-        self._given: dict[int, memoryview] = {}  # views for sending, by offset
+        self._sent_views: dict[int, memoryview] = {}  # views for sending, by offset
 
     # For the owner: a publishing thread, then the publisher's thread.
 
@@ -243,21 +243,21 @@ class Snapshot:
         block, whole = self._held()
         if block.late:
             block.arrive()
-        return self._given.setdefault(begin, whole.data[begin:end])
+        return self._sent_views.setdefault(begin, whole.data[begin:end])
 
     def lend(self) -> None:
         """Make the memory reclaimable by the next publish."""
         if self._phase == "held":
             self._phase = "lent"
-            self._offered.append(None)
+            self._reclaim_token.append(None)
 
     def release(self) -> None:
         """Release the bytes: they are not needed any more."""
         with self._lock:
             self._phase, self._block, self._view = "over", None, None
-            self._offered.clear()
-            self._given.clear()
-            if (held := self._in_hands()) is not None:  # by sockets, which may drop it at any time
+            self._reclaim_token.clear()
+            self._sent_views.clear()
+            if (held := self._view_ref()) is not None:  # by sockets, which may drop it at any time
                 self._watched = weakref.ref(held, partial(_notify, self._let_go))
             del held
             self._let_go.notify_all()
@@ -272,7 +272,7 @@ class Snapshot:
     def take_back(self) -> bool:
         """Own reclaimable memory again; False if it was reclaimed. Never waits."""
         try:
-            self._offered.pop()
+            self._reclaim_token.pop()
         except IndexError:
             return self._phase == "held"
         self._phase = "held"
@@ -286,7 +286,7 @@ class Snapshot:
             if self._keepers:
                 return False
             try:
-                self._offered.pop()
+                self._reclaim_token.pop()
             except IndexError:
                 return False
             self.release()
@@ -318,12 +318,12 @@ class Snapshot:
     @property
     def draining(self) -> bool:
         """Whether it was released, but sockets still send from it."""
-        return self._phase == "over" and self._in_hands() is not None
+        return self._phase == "over" and self._view_ref() is not None
 
     @property
     def in_use(self) -> bool:
         """Whether the bytes are needed, by sockets or otherwise."""
-        return self._phase != "over" or self._keepers > 0 or self._in_hands() is not None
+        return self._phase != "over" or self._keepers > 0 or self._view_ref() is not None
 
 
 def _notify(let_go: threading.Condition, _view: object) -> None:
@@ -420,13 +420,13 @@ class Pool:
             self._surplus = False
         block = self._reuse(nbytes)
         if block is None and replaces_latest:
-            block = self._take_lent(nbytes)
+            block = self._reclaim_latest(nbytes)
         # A block without a keeper counts again: there may be more than one too many.
         while block is None and self._counted() >= SNAPSHOTS_MAX and not self._free():
             self._wait(make_room, replaces_latest, min(self._patience, deadline.left()))
             block = self._reuse(nbytes)
         if block is None:
-            block = self._another(nbytes, deadline)
+            block = self._allocate(nbytes, deadline)
         snapshot = self._blocks[block] = Snapshot(block, self._lock, self._let_go)
         return snapshot
 
@@ -464,7 +464,7 @@ class Pool:
                 return block
         return None
 
-    def _take_lent(self, nbytes: int) -> MemoryBlock | None:
+    def _reclaim_latest(self, nbytes: int) -> MemoryBlock | None:
         """Reclaim the latest version's memory if possible, once sockets have released it."""
         for block, snapshot in self._blocks.items():
             if snapshot is not None and snapshot.take():
@@ -478,7 +478,7 @@ class Pool:
                 return other
         return None
 
-    def _another(self, nbytes: int, deadline: Deadline) -> MemoryBlock:
+    def _allocate(self, nbytes: int, deadline: Deadline) -> MemoryBlock:
         """Allocate a block, if necessary in place of one that a stopped worker holds."""
         if self._counted() >= SNAPSHOTS_MAX:
             del self._blocks[self._free()[0]]
@@ -498,7 +498,9 @@ class Pool:
         while not self._any_free():
             left = max(0.0, end - time.monotonic())
             given = not waiting and make_room(self._used(), replaces_latest, left)
-            self._wait_until(self._any_free, min(left, patience / 4 if given or waiting else LOOK))
+            self._wait_until(
+                self._any_free, min(left, patience / 4 if given or waiting else RETRY_SECONDS)
+            )
             waiting = False  # stop waiting for sockets: another block may do
             if not (given or left or self._any_free()):
                 raise WeightBusError(
@@ -525,17 +527,17 @@ class _Room:
     def __init__(self, nbytes: int) -> None:
         self.memory = memory_of(nbytes)
         self.spare = False  # it was not needed at the last allocation
-        self._given: weakref.ref[NDArray[np.uint8]] | None = None
+        self._sent_views: weakref.ref[NDArray[np.uint8]] | None = None
 
     @property
     def free(self) -> bool:
         """Whether the memory is no longer referenced."""
-        return self._given is None or self._given() is None
+        return self._sent_views is None or self._sent_views() is None
 
     def give(self) -> NDArray[np.uint8]:
         """Return a view of the memory; the room is free again once the view is collected."""
         view = self.memory.view()
-        self._given, self.spare = weakref.ref(view), False
+        self._sent_views, self.spare = weakref.ref(view), False
         return view
 
 

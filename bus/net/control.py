@@ -84,7 +84,7 @@ class WorkerSockets:
         any_data_host: bool = False,
     ) -> None:
         self.address, self._any_data_host = endpoints.check(address), any_data_host
-        self._asked = False  # whether `_ready` is the current state of the control socket
+        self._events_fresh = False  # whether `_ready` is the current state of the control socket
         self._ready = 0
         check_left()
         with contextlib.ExitStack() as undo:
@@ -101,11 +101,11 @@ class WorkerSockets:
             descriptor = int(self._control.get(zmq.FD))
             self._selector.register(descriptor, selectors.EVENT_READ, self._control)
             undo.pop_all()
-        self._told = curve.Changes(self._changes, keyed=keys is not None)
+        self._monitor_events = curve.ConnectionEvents(self._changes, keyed=keys is not None)
         self._incoming, self._awaits = Incoming(), awaits
         self._frame_head = FRAME_HEAD_MAX + (COMMAND_BYTES if keys is not None else 0)
         self._dial_at = math.inf  # when to reconnect after an exceeded limit
-        self._too_much = RateLimitedWarning(log, "hung up on the publisher: %s")
+        self._limit_warning = RateLimitedWarning(log, "hung up on the publisher: %s")
         self.data = Subscription(place, self.wake)
         self._watched: tuple[socket.socket, bool] | None = None
         try:
@@ -153,27 +153,27 @@ class WorkerSockets:
             seconds = min(seconds, AGAIN_SECONDS)
         seconds = min(seconds, self._incoming.look_at - now)
         data, wanted = self.data.pending, READABLE | (WRITABLE if writable else 0)
-        control = (self._ready if self._asked else self._ask()) & wanted
+        control = (self._ready if self._events_fresh else self._poll_events()) & wanted
         for key, _ in self._selector.select(0.0 if control or data else max(0.0, seconds)):
             if key.fileobj is self._waker:
                 self._waker.drain()
             elif key.data is self._control:
-                self._asked = False
+                self._events_fresh = False
             else:
                 data = data or (watched is not None and key.fileobj is watched[0])
-        control = (self._ready if self._asked else self._ask()) & wanted
+        control = (self._ready if self._events_fresh else self._poll_events()) & wanted
         return Activity(
             control=bool(control & READABLE), data=data, writable=bool(control & WRITABLE)
         )
 
-    def _ask(self) -> int:
+    def _poll_events(self) -> int:
         """Return the events of the control socket.
 
         Its descriptor signals only changes, and may not signal again once the socket was used: so
         check the events after each use, before the next wait.
         """
-        if not self._asked:
-            self._asked, self._ready = True, int(self._control.get(zmq.EVENTS))
+        if not self._events_fresh:
+            self._events_fresh, self._ready = True, int(self._control.get(zmq.EVENTS))
         return self._ready
 
     def _look(self, now: float) -> None:
@@ -181,7 +181,7 @@ class WorkerSockets:
         unseen, most = self._incoming.look(now), self._awaits() + UNASKED_BYTES_MAX
         if unseen <= most:
             return
-        self._too_much.warn(
+        self._limit_warning.warn(
             f"{unseen} bytes came from {self.address} that are in no message; this worker has "
             f"asked for so much that at most {most} may come at once. It dials again",
             now,
@@ -196,12 +196,12 @@ class WorkerSockets:
 
     def _look_up(self, lookup: Lookup, now: float) -> None:
         """Connect to a new address of the host, as long as nothing is connected."""
-        if not self._ask() & WRITABLE and lookup.process_events(now):
+        if not self._poll_events() & WRITABLE and lookup.process_events(now):
             self._dial(lookup.found)
 
     def _dial(self, endpoint: str) -> None:
         """Connect the control socket, in place of any earlier connection."""
-        self._asked, self._dial_at = False, math.inf
+        self._events_fresh, self._dial_at = False, math.inf
         if self._dialled:
             self._hang_up()
         self._control.setsockopt(zmq.IPV6, int("[" in endpoint))
@@ -226,9 +226,9 @@ class WorkerSockets:
 
     def receive(self) -> Sequence[Buffer] | None:
         """Return the frames of the next control message, if there is one."""
-        if not self._ask() & READABLE:
+        if not self._poll_events() & READABLE:
             return None
-        self._asked = False
+        self._events_fresh = False
         frames: list[zmq.Frame] = []
         more = True
         while more:
@@ -243,16 +243,16 @@ class WorkerSockets:
         """Send to the publisher, with a token upstream if possible; lost without a connection."""
         if token and self.data.say(WORD + token.encode() + header):
             return
-        self._asked = False
+        self._events_fresh = False
         with contextlib.suppress(zmq.Again):
             self._control.send(header, AT_ONCE)
 
     def changed(self, patience: float) -> tuple[bool, str]:
         """Return whether the control connection has changed, and why it was refused."""
-        before = self._told.descriptor, self._told.connections
-        changed = self._told.read(time.monotonic(), patience)
-        if (self._told.descriptor, self._told.connections) != before:
-            self._incoming.follow(self._told.descriptor, self._dialled)
+        before = self._monitor_events.descriptor, self._monitor_events.connections
+        changed = self._monitor_events.read(time.monotonic(), patience)
+        if (self._monitor_events.descriptor, self._monitor_events.connections) != before:
+            self._incoming.follow(self._monitor_events.descriptor, self._dialled)
         return changed
 
     def connect_data(self, endpoint: str, ticket: str = "") -> None:

@@ -24,7 +24,7 @@ def limit_of() -> float:
     return math.inf if limit == resource.RLIM_INFINITY else limit
 
 
-def spent(descriptor: int) -> bool:
+def nearly_exhausted(descriptor: int) -> bool:
     """True if few descriptors are left: a new one has the lowest free number."""
     return descriptor >= limit_of() - DESCRIPTORS_RESERVED
 
@@ -65,7 +65,7 @@ def used_by(pid: int) -> tuple[int, int] | None:
     return None
 
 
-class Crowd:
+class RejectedConnections:
     """Counts recent connections that were rejected because few descriptors are left."""
 
     def __init__(self) -> None:

@@ -34,13 +34,13 @@ class ForkHandle(Protocol):
 
 _living: "weakref.WeakSet[ForkHandle]" = weakref.WeakSet()
 _opening = threading.Lock()
-_told: list[None] = []  # whether the fork handler is registered
+_registered: list[None] = []  # whether the fork handler is registered
 
 
 def close_in_children(handle: ForkHandle) -> None:
     """Have forked children abandon an object, for as long as it lives."""
-    if not _told:
-        _told.append(None)
+    if not _registered:
+        _registered.append(None)
         os.register_at_fork(after_in_child=_abandon_all)
     _living.add(handle)
 

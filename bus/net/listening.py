@@ -40,7 +40,7 @@ _SIOCGIFADDR = 0x8915  # Linux's ioctl for the address of an interface
 T = TypeVar("T")
 
 
-class Leaves(Protocol):
+class PublisherEndpoints(Protocol):
     """A publisher's sockets.
 
     Attributes:
@@ -53,12 +53,12 @@ class Leaves(Protocol):
     data_address: str
 
 
-_here: "weakref.WeakValueDictionary[str, Leaves]" = weakref.WeakValueDictionary()
+_publishers: "weakref.WeakValueDictionary[str, PublisherEndpoints]" = weakref.WeakValueDictionary()
 
 
-def belongs(endpoint: str, publisher: Leaves) -> None:
+def register(endpoint: str, publisher: PublisherEndpoints) -> None:
     """Register the publisher of this process that has an endpoint, for its lifetime."""
-    _here[endpoint] = publisher
+    _publishers[endpoint] = publisher
 
 
 def bound(bind: Callable[[], T], endpoint: str, parameter: str, patience: float | None = None) -> T:
@@ -90,20 +90,20 @@ def bound(bind: Callable[[], T], endpoint: str, parameter: str, patience: float 
             looked = True  # a holder without a process may have ended meanwhile
             continue
         waited = time.monotonic() - started
-        if waited >= patience or not (leaving or _passes(endpoint, holder)):
+        if waited >= patience or not (leaving or _is_temporary(endpoint, holder)):
             raise _taken(endpoint, parameter, holder, waited)
         time.sleep(AGAIN_SECONDS)
 
 
-def _passes(endpoint: str, holder: SocketHolder | None) -> bool:
+def _is_temporary(endpoint: str, holder: SocketHolder | None) -> bool:
     """True if an endpoint is in use only temporarily."""
     connected = holder is None or not holder.listens
     return connected and endpoints.ipc_path(endpoint) is None and PROC.exists()
 
 
-def _at(endpoint: str) -> list[Leaves]:
+def _at(endpoint: str) -> list[PublisherEndpoints]:
     """Return the publishers of this process at an endpoint."""
-    return [here for own, here in list(_here.items()) if endpoints.same_place(endpoint, own)]
+    return [here for own, here in list(_publishers.items()) if endpoints.same_place(endpoint, own)]
 
 
 def _taken(
@@ -135,7 +135,7 @@ def _taken(
     )
 
 
-def _beside(endpoint: str, parameter: str, publisher: Leaves) -> str:
+def _beside(endpoint: str, parameter: str, publisher: PublisherEndpoints) -> str:
     """Return a hint if two publishers' ports collide: data is one port above an address."""
     if parameter == "address" and endpoints.same_place(endpoint, publisher.data_address):
         one = f"{endpoint} is the data socket of the publisher at {publisher.address}"
@@ -183,8 +183,8 @@ class Listener:
         if path.startswith("@"):
             self.socket = _listening_at(endpoints.ipc_name(path))
             return
-        with _folder_of(path):
-            if left_behind(path):
+        with _locked_folder(path):
+            if is_stale_socket(path):
                 _remove(path)
             self.socket = _listening_at(path)
             self._path, self._file = path, _identity(path)
@@ -194,7 +194,7 @@ class Listener:
         self.socket.close()
         path, self._path = self._path, ""
         if path:
-            with contextlib.suppress(OSError), _folder_of(path):
+            with contextlib.suppress(OSError), _locked_folder(path):
                 if _identity(path) == self._file:  # otherwise the path is another socket's
                     os.unlink(path)
         if self._folder:
@@ -203,7 +203,7 @@ class Listener:
 
 
 @contextlib.contextmanager
-def _folder_of(path: str) -> Generator[None]:
+def _locked_folder(path: str) -> Generator[None]:
     """Keep other publishers from binding in the folder of a path meanwhile, if possible."""
     folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
     try:
@@ -222,7 +222,7 @@ def _folder_of(path: str) -> Generator[None]:
         os.close(folder)
 
 
-def left_behind(path: str) -> bool:
+def is_stale_socket(path: str) -> bool:
     """Return whether a path is a socket without a listener."""
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
@@ -245,7 +245,7 @@ def _remove(path: str) -> None:
         os.unlink(path)
         return
     os.rename(path, away)
-    if left_behind(away):
+    if is_stale_socket(away):
         os.unlink(away)
         return
     try:

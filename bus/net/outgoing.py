@@ -251,7 +251,7 @@ class Copies:
         while self._total > self._most:
             min(self._sizes, key=lambda outgoing: outgoing.moved_at).hang_up()
 
-    def make_way(self, now: float) -> None:
+    def close_slow(self, now: float) -> None:
         """Close the connections that read their copies too slowly, since others wait."""
         for outgoing in list(self._sizes):
             stuck = now - outgoing.moved_at >= STUCK_SECONDS

@@ -236,11 +236,11 @@ class Peer:
         frame = self._curve.frame(command, command=True)
         self.commands += head_of(len(frame), 0) + frame
 
-    def worded(self, frames: Sequence[Buffer]) -> QueuedMessage:
+    def encode_effect(self, frames: Sequence[Buffer]) -> QueuedMessage:
         """Return the queued form of a message to this peer."""
         return PlainMessage(frames) if self._curve is None else SecretMessage(self._curve, frames)
 
-    def say_last(self, command: bytes) -> None:
+    def send_last(self, command: bytes) -> None:
         """Send a last handshake command, as far as the kernel accepts it immediately."""
         if self.open or not command:
             return

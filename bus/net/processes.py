@@ -30,7 +30,7 @@ _STATE, _STARTED = 0, 19  # fields of /proc/PID/stat behind the name
 # Linux's NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, `struct nlmsghdr`; and the position
 # of the inode in `struct inet_diag_msg`, which follows that.
 _SOCK_DIAG, _BY_FAMILY, _REQUEST, _HEADER = 4, 20, 1, struct.Struct("=IHHII")
-_INODE_AT, _TOLD_BYTES = _HEADER.size + 68, 4096
+_INODE_AT, _REPLY_BYTES = _HEADER.size + 68, 4096
 _LISTEN, _TIME_WAIT = 0x0A, 0x06  # states of Linux's TCP
 _ACCEPTS = 0x10000  # flag of a listening Unix socket
 PROC = Path("/proc/self/net")  # without it, no holder is found
@@ -85,7 +85,7 @@ def inode_of(connection: socket.socket) -> int | None:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
             kernel.setblocking(False)  # the answer is here once `send` returns
             kernel.send(header + asked)
-            told = kernel.recv(_TOLD_BYTES)
+            told = kernel.recv(_REPLY_BYTES)
         if _HEADER.unpack_from(told)[1] == _BY_FAMILY:
             return struct.unpack_from("=I", told, _INODE_AT)[0] or None
     return None

@@ -33,7 +33,7 @@ from ..limits import (
 from ..messages import TOKEN_BYTES, Buffer
 from ..token_bucket import TokenBucket
 from ..trust.grants import Grants
-from .descriptors import Crowd, spent
+from .descriptors import RejectedConnections, nearly_exhausted
 from .listening import Listener, bound
 from .outgoing import HOLD_SECONDS, NOT_READ, Copies, Outgoing, PlainMessage
 from .zmtp import (
@@ -86,7 +86,7 @@ class SubscriberConnection:
     ) -> None:
         self._socket = connection
         # What a subscriber sends fits the scratch, so no memory is allocated for it.
-        self._stream = Stream(_nowhere, b"XPUB", SCRATCH_BYTES - FRAME_HEAD_MAX, frames_max=1)
+        self._stream = Stream(_no_place, b"XPUB", SCRATCH_BYTES - FRAME_HEAD_MAX, frames_max=1)
         self._bucket = TokenBucket(SUBSCRIPTIONS, now)
         self.outgoing = Outgoing(
             connection, queue, self._stream.outgoing, copies, lambda: hang_up(self), now
@@ -163,7 +163,7 @@ class SubscriberConnection:
         self._socket.close()
 
 
-def _nowhere(_frames: Iterable[Buffer], _size: int) -> None:
+def _no_place(_frames: Iterable[Buffer], _size: int) -> None:
     """Return no place for a payload: subscribers send none."""
 
 
@@ -196,10 +196,10 @@ class PubSocket:
         queue: int,
         selector: selectors.BaseSelector,
         grants: Grants | None = None,
-        crowd: Crowd | None = None,
+        note_rejections: RejectedConnections | None = None,
         copies: Copies | None = None,
     ) -> None:
-        self._grants, self._crowd = grants, crowd or Crowd()
+        self._grants, self._crowd = grants, note_rejections or RejectedConnections()
         self._copies = copies or Copies(COPIES_BYTES_MAX)
         self._queue = queue
         self._selector = selector
@@ -300,7 +300,7 @@ class PubSocket:
         self._subscribers.clear()
         return True
 
-    def screen(self) -> None:
+    def close_revoked(self) -> None:
         """Close the connections whose keys are not allowed any more."""  # K8
         for subscriber in list(self._connections.values()):
             owner, grants = subscriber.owner, self._grants
@@ -337,7 +337,7 @@ class PubSocket:
             except OSError:
                 self._hang_up(subscriber)
 
-    def keep_up(self, topic: bytes) -> bool:
+    def has_room(self, topic: bytes) -> bool:
         """True if some subscriber of a topic has an empty queue, or the topic has no subscriber."""
         subscribers = self.subscribers(topic)
         for subscriber in subscribers:
@@ -400,7 +400,7 @@ class PubSocket:
             self._not_accepted.warn(error, now)
             self._pause(listener.socket, now)
             return
-        if spent(connection.fileno()):
+        if nearly_exhausted(connection.fileno()):
             self._crowd.note(connection.fileno(), _host_of(connection), now)
             connection.close()
             self._pause(listener.socket, now)

@@ -49,9 +49,9 @@ from ..publisher.effects import (
     Withdraw,
 )
 from ..publisher.machine import PublisherMachine
-from ..publisher.offers import Follows, Unhurried, hash_all, worded
-from ..publisher.publication import Publication, Terms
-from ..publisher.roster import Taker
+from ..publisher.offers import BackgroundHasher, Continuation, encode_effect, hash_all
+from ..publisher.publication import Publication, PublishTerms
+from ..publisher.roster import PatchCandidate
 from ..publisher.status import WorkerStatus
 from ..publisher.version import Offer, Snapshot
 from ..receipt import Receipt
@@ -63,7 +63,9 @@ from .threads import IoThread
 log = logging.getLogger("weightbus.publisher")
 
 TICK = 0.1  # seconds between two ticks while idle
-HELD_UP = 1.0  # seconds, or a ping interval: a tick later than this first waits for messages
+LATE_TICK_SECONDS = (
+    1.0  # seconds, or a ping interval: a tick later than this first waits for messages
+)
 BATCH = 64  # messages taken from one socket before the other is served
 FAILED_TURNS_MAX = 16  # in a row, before the thread ends: a temporary failure has passed by then
 PUSHING = "pushing a version, which workers fetch instead,"
@@ -103,17 +105,19 @@ class PublisherLoop:
         self._work: deque[tuple[Callable[[float], None], Future[Any] | Reply]] = deque()
         self._open: dict[int, Promise | Reply] = {}
         self._count = 0  # of publishes so far
-        self._unhurried = Unhurried()
+        self._unhurried = BackgroundHasher()
         self._full, self._events = RateLimitedWarning(log, "%s"), EventLog(log)
-        self._unasked = RateLimitedWarning(
+        self._unclaimed_failures = RateLimitedWarning(
             log, "a publish failed, and nobody asked for its result: %s"
         )
         self._faults: dict[str, RateLimitedWarning] = {}  # by place, of which there are few
-        self._broken: deque[Follows] = deque()  # consequences of failures, applied after the turn
+        self._failure_actions: deque[Continuation] = (
+            deque()
+        )  # consequences of failures, applied after the turn
         self._faulty = False  # something failed in this turn
         self._watchers: list[tuple[Condition, Future[None]]] = []
         self._listeners: list[EventCallback] = []
-        self.leaving = self._held_up = False
+        self.leaving = self._delayed = False
         self._ended: BaseException | None = None
         self.over = threading.Event()
         # Held to enqueue work and to end; reentrant, since a signal handler may enqueue work.
@@ -131,9 +135,11 @@ class PublisherLoop:
 
     def promise(self) -> "Promise":
         """Return the future to pass to `submit`."""
-        return Promise(self._unasked)
+        return Promise(self._unclaimed_failures)
 
-    def submit(self, offer: Offer, terms: Terms, started: float, answer: "Promise | Reply") -> None:
+    def submit(
+        self, offer: Offer, terms: PublishTerms, started: float, answer: "Promise | Reply"
+    ) -> None:
         """Publish; the answer gets the receipt, or a PublishError that contains it."""
 
         def work(now: float) -> None:
@@ -177,7 +183,7 @@ class PublisherLoop:
     def decide(self, how: Callable[[PublisherMachine, float], list[Effect]]) -> None:
         """Have the machine make a decision soon, and perform the effects."""
 
-        self._ask(lambda now: self._perform(how(self._machine, now), now))
+        self._call_soon(lambda now: self._perform(how(self._machine, now), now))
 
     def make_room(
         self, model: str, among: Collection[Snapshot], replaces_latest: bool, timeout: float
@@ -194,35 +200,37 @@ class PublisherLoop:
             return any(isinstance(effect, Release) for effect in effects)
 
         try:
-            return self._ask(work).result(timeout)
+            return self._call_soon(work).result(timeout)
         except FutureTimeout:
             return False
 
     def rekey(self) -> None:
         """Rotate the group key; workers with a session receive the new one."""
-        self._ask(self._rekey)
+        self._call_soon(self._rekey)
 
     def status(self) -> "Future[tuple[WorkerStatus, ...]]":
         """Request the status of all workers."""
-        return self._ask(lambda now: self._machine.status(now))
+        return self._call_soon(lambda now: self._machine.status(now))
 
     def unknown(self, names: Collection[str]) -> "Future[str]":
         """Request which of some names no worker has had; see `absent.unknown`."""
-        return self._ask(lambda _: absent.unknown(self._machine.state, names))
+        return self._call_soon(lambda _: absent.unknown(self._machine.state, names))
 
     def observe(self, asked: Observe) -> "Future[RosterPage]":
         """Request the answer for an observer."""
-        return self._ask(lambda now: self._machine.observers.pages(asked, now)[0])
+        return self._call_soon(lambda now: self._machine.observers.pages(asked, now)[0])
 
-    def takers(
+    def patch_candidates(
         self, model: str, workers: Collection[str] | None, *, shared: bool
-    ) -> "Future[list[Taker]]":
+    ) -> "Future[list[PatchCandidate]]":
         """Request the workers that accept patches; see `Roster.takers`."""
-        return self._ask(lambda _: self._machine.state.roster.takers(model, workers, shared=shared))
+        return self._call_soon(
+            lambda _: self._machine.state.roster.patch_candidates(model, workers, shared=shared)
+        )
 
     def committed(self, promise: "Promise") -> "Future[tuple[int, int] | None]":
         """Request epoch and number of a `together` publish that its workers must apply."""
-        return self._ask(lambda _now: promise.committed)
+        return self._call_soon(lambda _now: promise.committed)
 
     def watch(self, condition: Condition) -> "Future[None]":
         """Return a future that is done once a condition holds, which is checked in each turn."""
@@ -241,7 +249,7 @@ class PublisherLoop:
                 listener.tell(WorkerEvent(kind, status.name, text, status))
             self._listeners.append(listener)
 
-        return self._ask(work)
+        return self._call_soon(work)
 
     def unlisten(self, listener: EventCallback) -> None:
         """Send no more events to a listener."""
@@ -251,7 +259,7 @@ class PublisherLoop:
                 self._listeners.remove(listener)
 
         listener.end()
-        self._ask(work)
+        self._call_soon(work)
 
     def close(self, timeout: float = 10.0) -> None:
         """End the thread; open publishes are resolved with their current state."""
@@ -268,7 +276,7 @@ class PublisherLoop:
         self._sockets.wake()
         return not before
 
-    def _ask(self, question: Callable[[float], T]) -> "Future[T]":
+    def _call_soon(self, question: Callable[[float], T]) -> "Future[T]":
         """Return the future of a function's result, which the thread calls soon."""
         future: Future[T] = Future()
 
@@ -305,7 +313,7 @@ class PublisherLoop:
             failed = 0
             while not self.leaving:
                 try:
-                    next_tick = self._turn(next_tick)
+                    next_tick = self._run_once(next_tick)
                     failed = 0
                 except Exception as error:
                     failed += 1
@@ -313,7 +321,7 @@ class PublisherLoop:
                         raise
                     self._warn("a turn of the publisher's thread", error, time.monotonic())
                 if self._faulty:
-                    self._give_up_what_is_broken(time.monotonic())
+                    self._apply_failures(time.monotonic())
             now = time.monotonic()
             self._do_work(now)
             close = partial(self._machine.close, now)
@@ -343,7 +351,7 @@ class PublisherLoop:
             self._keeper.stop()
         self._sockets.close()
 
-    def _turn(self, next_tick: float) -> float:
+    def _run_once(self, next_tick: float) -> float:
         """Process what is ready, push what may be pushed, and tick when it is time."""
         if self._work:  # first, since a caller waits for it
             self._do_work(time.monotonic())
@@ -353,19 +361,19 @@ class PublisherLoop:
         activity = self._sockets.poll(wait)
         now = time.monotonic()
         if activity.control:
-            self._take_messages(now)
-        if activity.closed and self._take_messages(now):
+            self._process_messages(now)
+        if activity.closed and self._process_messages(now):
             self._take_closed(now)
         if activity.data:
-            self._take_heard(now)
+            self._process_input(now)
         if pushes:
             self._push(now)
         if self._unhurried.waiting:
-            self._go_on(now)
+            self._hash_more(now)
         if now >= next_tick:
-            grace = min(self._machine.state.timing.ping, HELD_UP)
-            self._held_up = now - next_tick >= grace and not self._held_up
-            if self._held_up:  # the host may have been suspended: judge silence later
+            grace = min(self._machine.state.timing.ping, LATE_TICK_SECONDS)
+            self._delayed = now - next_tick >= grace and not self._delayed
+            if self._delayed:  # the host may have been suspended: judge silence later
                 return now + grace
             self._tick(now)
             return now + TICK
@@ -373,7 +381,7 @@ class PublisherLoop:
 
     def _tick(self, now: float) -> None:
         if self._machine.state.malformed != self.known.malformed:
-            self._take_note(now)  # not for each message: there may be a flood
+            self._update_view(now)  # not for each message: there may be a flood
         for number, step in self._steps(now):
             try:
                 self._perform(step(), now)
@@ -383,11 +391,11 @@ class PublisherLoop:
                     self._fail(number, error, now)
         if self._sealer is not None and self._sealer.due(now):
             self._try("another group key", partial(self._rekey, now), now)
-        self._look(now)
+        self._check_watchers(now)
 
     def _steps(self, now: float) -> Iterator[tuple[int | None, Callable[[], list[Effect]]]]:
         """Yield what is due, each with its publish, if any; one may fail without the others."""
-        yield None, lambda: self._machine.crowded(self._sockets.turned_away(now), now)
+        yield None, lambda: self._machine.rejections(self._sockets.turned_away(now), now)
         yield from self._machine.steps(now)
         yield None, self._machine.freed
 
@@ -403,21 +411,21 @@ class PublisherLoop:
             else:
                 self._perform(effects, now)
 
-    def _go_on(self, now: float) -> None:
+    def _hash_more(self, now: float) -> None:
         """Hash or compare one more piece."""
         try:
             effects = self._unhurried.go_on(now)
         except Exception as error:
             self._warn("reading a version, whose publish fails,", error, now)
-            self._broken.append(self._unhurried.give_up())
+            self._failure_actions.append(self._unhurried.give_up())
         else:
             self._perform(effects, now)
 
     def _with_room(self) -> list[bytes]:
         """Return the topics being pushed for which some connection has room."""
-        keep_up = self._sockets.data.keep_up
+        has_room = self._sockets.data.has_room
         try:
-            return [topic for topic in self._machine.ready if keep_up(topic)]
+            return [topic for topic in self._machine.ready if has_room(topic)]
         except Exception as error:
             self._warn(PUSHING, error, time.monotonic())
             self._machine.stop_pushing([*self._machine.state.pushes])
@@ -434,9 +442,9 @@ class PublisherLoop:
                     future.set_exception(error)
             self._work.popleft()
             if self._watchers:
-                self._look(now)
+                self._check_watchers(now)
 
-    def _take_messages(self, now: float) -> bool:
+    def _process_messages(self, now: float) -> bool:
         """Process control messages; return whether all were taken."""
         for _ in range(BATCH):
             identity = b""
@@ -450,7 +458,7 @@ class PublisherLoop:
                 self._warn("taking a message of a worker, whose session ends,", error, now)
                 if not identity:
                     return False  # unknown: there may be more
-                self._broken.append(partial(self._machine.drop, identity, _why(error)))
+                self._failure_actions.append(partial(self._machine.drop, identity, _why(error)))
                 continue
             if effects:
                 self._perform(effects, now)
@@ -464,7 +472,7 @@ class PublisherLoop:
             effects = self._try("taking note of a connection that is closed", gone, now)
             self._perform(effects or [], now)
 
-    def _take_heard(self, now: float) -> None:
+    def _process_input(self, now: float) -> None:
         """Process subscribers' input; answer a subscription with a beacon to it alone."""
         data = self._sockets.data
         for _ in range(BATCH):
@@ -494,13 +502,13 @@ class PublisherLoop:
                     break
 
     def _perform(self, effects: list[Effect], now: float) -> None:
-        if self._machine.state.stale:
-            self._take_note(now)
+        if self._machine.state.view_outdated:
+            self._update_view(now)
         changed, sealer = False, self._sealer
         for each in effects:
             try:
                 asks = isinstance(each, SendChunk | BroadcastChunk | BroadcastWhole)
-                effect = worded(each, sealer) if asks or sealer is not None else each
+                effect = encode_effect(each, sealer) if asks or sealer is not None else each
                 match effect:
                     case Send():
                         self._send(effect, now)
@@ -515,7 +523,7 @@ class PublisherLoop:
                     case Follow(pid):
                         self._sockets.follow(pid)
                     case DropRevoked():
-                        self._sockets.data.screen()
+                        self._sockets.data.close_revoked()
                         self._rekey(now)
                     case Resolve():
                         self._resolve(effect)
@@ -544,14 +552,14 @@ class PublisherLoop:
                             text = f"{effect.text}; they connect to {self._sockets.address}"
                             effect = msgspec.structs.replace(effect, text=text)
                         self._events.write(effect, now)
-                        self._tell(effect, now)
+                        self._send_event(effect, now)
                         self._machine.observers.happened(effect, now)
             except Exception as error:
-                self._not_performed(each, error, now)
+                self._effect_failed(each, error, now)
         if changed and self._watchers:
-            self._look(now)
+            self._check_watchers(now)
 
-    def _take_note(self, now: float) -> None:
+    def _update_view(self, now: float) -> None:
         """Update the view that other threads read."""
         known = self._try("saying who is there", self._machine.known, now)
         self.known = known if known is not None else self.known
@@ -575,25 +583,27 @@ class PublisherLoop:
             self._warn(at, error, now)
             return None
 
-    def _not_performed(self, effect: Effect, error: Exception, now: float) -> None:
+    def _effect_failed(self, effect: Effect, error: Exception, now: float) -> None:
         """Handle an effect that failed: what depends on it fails, after this turn."""
         kind = type(effect).__name__
         self._warn(f"what it does at {kind}", error, now)
         match effect:
             case SendChunk(version) | BroadcastChunk(version) | BroadcastWhole(version):
                 unsent = partial(self._machine.give_up, version.target, _why(error))
-                self._broken.append(unsent)
+                self._failure_actions.append(unsent)
             case Send(to=identity):
-                self._broken.append(partial(self._machine.drop, identity, _why(error)))
+                self._failure_actions.append(partial(self._machine.drop, identity, _why(error)))
             case Stamp(version):
                 self._machine.unshared(version)
             case _:
                 pass  # a lost `Resolve` is detected below; other effects are repeated, or rare
 
-    def _give_up_what_is_broken(self, now: float) -> None:
+    def _apply_failures(self, now: float) -> None:
         """Apply the consequences of failures, and fail each publish whose result was lost."""
-        while self._broken:
-            effects = self._try("giving that up", partial(self._broken.popleft(), now), now)
+        while self._failure_actions:
+            effects = self._try(
+                "giving that up", partial(self._failure_actions.popleft(), now), now
+            )
             self._perform(effects or [], now)
         for number in [n for n in self._open if not self._machine.awaits(n)]:
             self._fail(number, RuntimeError(f"what became of this publish was lost: {DEFECT}"), now)
@@ -618,7 +628,7 @@ class PublisherLoop:
         if not self._sockets.send(send.to, [header] if payload is None else [header, payload]):
             self._perform(self._machine.unreachable(send.to, now), now)
 
-    def _tell(self, notice: Notice, now: float) -> None:
+    def _send_event(self, notice: Notice, now: float) -> None:
         """Send an event of a worker to all listeners."""
         if self._listeners and notice.kind in EVENT_KINDS:
             status = self._machine.status_of(notice.worker, now)
@@ -640,7 +650,7 @@ class PublisherLoop:
         else:
             future.set_exception(PublishError(effect.shortfall, effect.receipt))
 
-    def _look(self, now: float) -> None:
+    def _check_watchers(self, now: float) -> None:
         """Resolve the watchers whose condition holds."""
         for watcher in list(self._watchers):
             condition, future = watcher

@@ -15,9 +15,9 @@ from ..messages import Buffer
 from ..trust.curve_server import CurveServer
 from ..trust.grants import Grants
 from . import endpoints
-from .descriptors import Crowd, check_left
+from .descriptors import RejectedConnections, check_left
 from .inheritance import close_in_children, keep_in_children
-from .listening import belongs
+from .listening import register
 from .outgoing import Copies
 from .pub import PubSocket
 from .router import Router
@@ -71,22 +71,22 @@ class PublisherSockets:
         if grants is not None:
             curve = CurveServer(secret, lambda key: grants.of(key) is not None)
         check_left()
-        crowd, copies = Crowd(), Copies(COPIES_BYTES_MAX)
-        self.leaving, self._crowd = False, crowd
+        note_rejections, copies = RejectedConnections(), Copies(COPIES_BYTES_MAX)
+        self.leaving, self._crowd = False, note_rejections
         with contextlib.ExitStack() as undo:
             self._selector = undo.enter_context(new_selector())
             self._waker = undo.enter_context(contextlib.closing(Waker()))
             self.wake = self._waker.wake
             self._selector.register(self._waker, selectors.EVENT_READ)
-            self._router = Router(self._selector, crowd, copies, curve)
-            self.data = PubSocket(queue, self._selector, grants, crowd, copies)
+            self._router = Router(self._selector, note_rejections, copies, curve)
+            self.data = PubSocket(queue, self._selector, grants, note_rejections, copies)
             self.broadcast = self.data.send
             undo.callback(self._router.close, 0.0)
             undo.callback(self.data.close, 0.0)
             self.address = self._router.bind(address)
             self.data_address = self._bind_data(address, data)
-            belongs(self.address, self)
-            belongs(self.data_address, self)
+            register(self.address, self)
+            register(self.data_address, self)
             undo.pop_all()
         close_in_children(self)
 

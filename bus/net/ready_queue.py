@@ -33,12 +33,12 @@ class Waiter:
         error: The exception to raise.
     """
 
-    __slots__ = ("_asleep", "claimed", "error", "models", "over", "update")
+    __slots__ = ("_wake_lock", "claimed", "error", "models", "over", "update")
 
     def __init__(self, models: frozenset[str] | None) -> None:
         self.models, self.claimed, self.over = models, False, False
-        self._asleep = threading.Lock()  # held while it sleeps
-        self._asleep.acquire()
+        self._wake_lock = threading.Lock()  # held while it sleeps
+        self._wake_lock.acquire()
         self.update: Any = None
         self.error: BaseException | None = None
 
@@ -50,13 +50,13 @@ class Waiter:
     def wake(self) -> None:
         """Wake the waiting thread, to check again."""
         try:
-            self._asleep.release()
+            self._wake_lock.release()
         except RuntimeError:  # it is awake
             return
 
     def wait(self, seconds: float = threading.TIMEOUT_MAX) -> bool:
         """Wait for `wake`, for at most `seconds`; return whether it was woken."""
-        return self._asleep.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX))
+        return self._wake_lock.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX))
 
 
 class ReadyQueue:
@@ -73,7 +73,9 @@ class ReadyQueue:
         self._ready: dict[str, StagedVersion] = {}
         self._waiters: list[Waiter] = []  # not lent
         self._claimed: list[Waiter] = []  # lent, and to be woken
-        self._kept: deque[Waiter] = deque(maxlen=MODELS_MAX)  # results that no thread waited for
+        self._leftover: deque[Waiter] = deque(
+            maxlen=MODELS_MAX
+        )  # results that no thread waited for
         self._errors: deque[ApplyError] = deque(maxlen=MODELS_MAX)
         self._refusal: RefusedError | AddressError | None = None
         self._closed: BaseException | None = None
@@ -90,7 +92,7 @@ class ReadyQueue:
         with self.lock:
             older = self._ready.pop(staged.model, None)
             self._ready[staged.model] = staged
-            self._tell()
+            self._notify_all()
             return older
 
     def claim(self, model: str) -> Waiter | None:
@@ -115,7 +117,7 @@ class ReadyQueue:
             if staged.model in self._ready:
                 return False
             self._ready[staged.model] = staged
-            self._tell()
+            self._notify_all()
             return True
 
     def whole(self, staged: StagedVersion) -> None:
@@ -124,13 +126,13 @@ class ReadyQueue:
             awaited = (staged.model, *staged.key)
             if awaited in self._awaited:
                 self._whole[awaited] = staged
-                self._tell()
+                self._notify_all()
 
     def flush(self, mark: int) -> None:
         """Note that the publisher has received all messages before this mark."""
         with self.lock:
             self._flushed = max(self._flushed, mark)
-            self._tell()
+            self._notify_all()
 
     def reject(self, error: ApplyError) -> None:
         """Report a version that could not be applied; once for each version."""
@@ -140,13 +142,13 @@ class ReadyQueue:
                 return  # it is not awaited any more
             if key not in [(e.model, e.epoch, e.version) for e in self._errors]:
                 self._errors.append(error)
-                self._tell()
+                self._notify_all()
 
     def refuse(self, error: RefusedError) -> None:
         """Report that the publisher refuses this worker."""
         with self.lock:
             self._refusal = error
-            self._tell()
+            self._notify_all()
 
     @property
     def refused(self) -> bool:
@@ -166,7 +168,7 @@ class ReadyQueue:
         with self.lock:
             if text:
                 self._refusal = self._refusal or AddressError(text)
-                self._tell()
+                self._notify_all()
             elif before is not None:
                 self._refusal = None
 
@@ -174,13 +176,13 @@ class ReadyQueue:
         """Note that a session has begun."""
         with self.lock:
             self._refusal, self.joined_epoch = None, epoch
-            self._tell()
+            self._notify_all()
 
     def close(self, reason: BaseException) -> None:
         """Report that no version will come any more; only the first reason counts."""
         with self.lock:
             self._closed = self._closed or reason
-            self._tell()
+            self._notify_all()
 
     def close_in_child(self, reason: ClosedError) -> None:
         """Close it in a forked child, where the thread that held the lock does not exist."""
@@ -193,7 +195,7 @@ class ReadyQueue:
     def look(self) -> None:
         """Wake the waiting threads, to check whether to stop."""
         with self.lock:
-            self._tell()
+            self._notify_all()
 
     def take(
         self,
@@ -222,8 +224,8 @@ class ReadyQueue:
         try:
             with self.lock:
                 self.asked = True
-                if models is None and self._kept:
-                    return self._kept.popleft()
+                if models is None and self._leftover:
+                    return self._leftover.popleft()
                 self._waiters.append(waiter)
                 stopped = stop()
                 waits = not stopped and not self._news(models)
@@ -237,7 +239,7 @@ class ReadyQueue:
                     self._waiters.remove(waiter)
             if waiter.claimed:
                 self._await_end(waiter)
-                self._kept.append(waiter)
+                self._leftover.append(waiter)
             raise
         if not waiter.claimed:
             with self.lock:
@@ -276,7 +278,7 @@ class ReadyQueue:
         error, waiter = received.exception(), Waiter(None)
         waiter.end(received.result() if error is None else None, error)
         with self.lock:
-            self._kept.append(waiter)
+            self._leftover.append(waiter)
 
     @contextmanager
     def awaiting(self, model: str, key: tuple[int, int]) -> Generator[None]:
@@ -405,7 +407,7 @@ class ReadyQueue:
         """Whether no version will come any more."""
         return self._closed is not None
 
-    def _tell(self) -> None:
+    def _notify_all(self) -> None:
         self.changed.notify_all()
         for waiter in self._waiters + self._claimed:
             waiter.wake()

@@ -43,7 +43,7 @@ from ..messages import Buffer
 from ..token_bucket import TokenBucket
 from ..trust.curve_server import CROWDED, CurveError, CurveServer
 from . import endpoints
-from .descriptors import Crowd, limit_of, spent
+from .descriptors import RejectedConnections, limit_of, nearly_exhausted
 from .listening import Listener, bound
 from .outgoing import NOT_READ, Copies
 from .peer import Peer
@@ -83,11 +83,16 @@ class Router:
     def __init__(
         self,
         selector: selectors.BaseSelector,
-        crowd: Crowd,
+        note_rejections: RejectedConnections,
         copies: Copies,
         curve: CurveServer | None = None,
     ) -> None:
-        self._selector, self._crowd, self._copies, self._curve = selector, crowd, copies, curve
+        self._selector, self._crowd, self._copies, self._curve = (
+            selector,
+            note_rejections,
+            copies,
+            curve,
+        )
         self._listener: Listener | None = None
         self._over_tcp = True
         self._peers: dict[bytes, Peer] = {}
@@ -148,7 +153,7 @@ class Router:
                 if events & selectors.EVENT_WRITE:
                     self._write(peer, now)
             except OSError:
-                self._break_off(peer)
+                self._close_when_drained(peer)
 
     def receive(self, now: float) -> tuple[bytes, Sequence[Buffer]] | None:
         """Return the identity and the frames of the next message, if there is one."""
@@ -162,19 +167,19 @@ class Router:
                 self._reject(peer, error, now)
                 continue
             if message is None:
-                self._rest(peer, now)
+                self._all_taken(peer, now)
                 continue
             if not peer.proven:
-                self._prove(peer)
+                self._mark_proven(peer)
             if peer.unparsed:
                 self.ready.append(peer)
             else:
-                self._rest(peer, now)
+                self._all_taken(peer, now)
             self._last, self.key = peer, peer.key
             return peer.identity, message
         return None
 
-    def _rest(self, peer: Peer, now: float) -> None:
+    def _all_taken(self, peer: Peer, now: float) -> None:
         """Note that all complete messages of a peer are taken."""
         peer.ready = False
         if peer.broken:
@@ -194,7 +199,7 @@ class Router:
 
     def _reject(self, peer: Peer, error: ZmtpError | CurveError, now: float) -> None:
         if isinstance(error, CurveError):
-            peer.say_last(error.reply)
+            peer.send_last(error.reply)
         self._hung_up.warn(f"{peer.host or 'a process of this host'}: {error}", now)
         self._close(peer)
 
@@ -219,9 +224,9 @@ class Router:
         if peer is None or peer.broken:
             return False
         try:
-            peer.outgoing.put(peer.worded(frames), now)
+            peer.outgoing.put(peer.encode_effect(frames), now)
         except OSError:
-            self._break_off(peer)
+            self._close_when_drained(peer)
             return False
         self._watch(peer)
         return True
@@ -262,7 +267,7 @@ class Router:
         for peer in list(self._peers.values()):
             peer.outgoing.hold(now)
         if self._waiting:
-            self._copies.make_way(now)
+            self._copies.close_slow(now)
             self._retry_waiting(now)
 
     def _retry_waiting(self, now: float) -> None:
@@ -273,7 +278,7 @@ class Router:
                 try:
                     self._write(peer, now)
                 except OSError:
-                    self._break_off(peer)
+                    self._close_when_drained(peer)
 
     # Connections.
 
@@ -288,12 +293,12 @@ class Router:
                 self._pause(listener.socket, now)
                 return
             host = _host_of(address)
-            if not self._may_come(host, now) or not self._make_place(connection, host, now):
+            if not self._within_rate(host, now) or not self._make_room(connection, host, now):
                 connection.close()
                 continue
-            self._take_in(connection, host, now)
+            self._add(connection, host, now)
 
-    def _take_in(self, connection: socket.socket, host: str, now: float) -> None:
+    def _add(self, connection: socket.socket, host: str, now: float) -> None:
         connection.setblocking(False)
         if self._over_tcp:
             with contextlib.suppress(OSError):  # it is closed: the first read will tell
@@ -312,7 +317,7 @@ class Router:
         except OSError:
             self._close(peer)
 
-    def _may_come(self, host: str, now: float) -> bool:
+    def _within_rate(self, host: str, now: float) -> bool:
         """True if a host may connect again: its connections are limited in burst and rate."""
         if host not in self._hosts:
             if len(self._hosts) >= HOSTS_MAX:
@@ -322,9 +327,9 @@ class Router:
             self._hosts[host] = TokenBucket(CONNECT_RATE, now)
         return self._hosts[host].take(1, now)
 
-    def _make_place(self, connection: socket.socket, host: str, now: float) -> bool:
+    def _make_room(self, connection: socket.socket, host: str, now: float) -> bool:
         """Make room for a new connection, if necessary by closing an unproven one."""
-        crowded = spent(connection.fileno())
+        crowded = nearly_exhausted(connection.fileno())
         if crowded:
             self._crowd.note(connection.fileno(), host, now)
         elif len(self._unproven) < self._room:
@@ -334,11 +339,11 @@ class Router:
         most = max(self._by_host, key=self._by_host.__getitem__)
         oldest = next(peer for peer in self._unproven if peer.host == most)
         if self._curve is not None:
-            oldest.say_last(CROWDED)
+            oldest.send_last(CROWDED)
         self._close(oldest)
         return True
 
-    def _prove(self, peer: Peer) -> None:
+    def _mark_proven(self, peer: Peer) -> None:
         """Mark a connection that has sent a message: it makes room for new connections."""
         peer.proven = True
         self._forget_unproven(peer)
@@ -356,7 +361,7 @@ class Router:
         self._accept_at = now + 1.0
         self._selector.unregister(listener)
 
-    def _break_off(self, peer: Peer) -> None:
+    def _close_when_drained(self, peer: Peer) -> None:
         """Close a connection that has ended once its earlier messages are taken."""
         if not peer.ready:
             self._close(peer)

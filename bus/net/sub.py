@@ -92,7 +92,7 @@ class Subscription:
     def process_events(self, now: float) -> tuple[socket.socket, bool] | None:
         """Perform what is due; return the connection to watch, if any, and whether to write."""
         while self._dialled:
-            self._adopt(*self._dialled.popleft(), now)
+            self._use_connection(*self._dialled.popleft(), now)
         patience = SILENCE_SECONDS if self._stream.state == "open" else DIAL_SECONDS
         if self._socket is not None and now - self._heard_at >= patience:
             self._hang_up()
@@ -165,7 +165,7 @@ class Subscription:
         if not self.pending:
             self._drained = False
             if self._stream.missing != self._expected:
-                self._sleep_until_worth_it()
+                self._set_low_water()
         return message
 
     def _check_unread(self, stream: Stream) -> None:
@@ -184,7 +184,7 @@ class Subscription:
                 "second: a publisher sends a PING every few seconds"
             )
 
-    def _sleep_until_worth_it(self) -> None:
+    def _set_low_water(self) -> None:
         """Have the kernel wake us for a large part of what is missing, not for each packet."""
         count = min(self._stream.missing, LOW_WATER_BYTES)
         if count != self._expected and self._socket is not None:
@@ -218,7 +218,7 @@ class Subscription:
                 if found is not None:
                     found.close()
 
-    def _adopt(self, endpoint: str, found: socket.socket | None, now: float) -> None:
+    def _use_connection(self, endpoint: str, found: socket.socket | None, now: float) -> None:
         self._dialling = False
         if found is None:
             return

@@ -29,6 +29,7 @@ from ..effects import (
     Joined,
     Notice,
     Open,
+    Prefault,
     Ready,
     Redial,
     Refused,
@@ -37,7 +38,6 @@ from ..effects import (
     Reserve,
     Send,
     Subscribe,
-    Warm,
     Whole,
 )
 from ..errors import AddressError, ClosedError, RefusedError, on_one_line, rejected
@@ -89,7 +89,7 @@ class WorkerLoop:
         self._look, self._on_renamed = look, on_renamed
         self._views = MappedSegments() if shared_memory else None
         self._work: deque[Happening] = deque()
-        self._copier = Copier(partial(_hand_in, self._work, sockets))  # `tell` would keep us alive
+        self._copier = Copier(partial(_enqueue, self._work, sockets))  # `tell` would keep us alive
         self._stopping, self._refused = False, ""
         self._unreachable = RateLimitedWarning(log, "no pushed data: %s")
         self._failures = RateLimitedWarning(log, "%s")
@@ -146,7 +146,7 @@ class WorkerLoop:
         try:
             next_tick = time.monotonic()
             while not self._stopping:
-                next_tick = self._turn(next_tick)
+                next_tick = self._run_once(next_tick)
             self._do_work(time.monotonic())
             self._perform(self._machine.close)
         except BaseException as error:
@@ -161,7 +161,7 @@ class WorkerLoop:
         self._sockets.close()
         self._at_once = self._examine = None  # they may refer to the owner of this loop
 
-    def _turn(self, next_tick: float) -> float:
+    def _run_once(self, next_tick: float) -> float:
         """Process what is ready, and tick when it is time."""
         outside = self._machine.session == "outside"
         may_hello = outside and self._machine.may_say_hello(time.monotonic())
@@ -191,16 +191,16 @@ class WorkerLoop:
             if changed:
                 self._machine.changed(now)
             if refused:
-                self._perform(self._machine.shut_out, refused, now)
+                self._perform(self._machine.handshake_refused, refused, now)
             self._ready_queue.unknown(self._sockets.unknown(now))
             if self._sockets.data.needs_ticket:
                 self._perform(self._machine.without_ticket, now)
             self._perform(self._machine.tick, now)
-            self._perform(self._looked)
+            self._perform(self._call_look)
             return now + TICK
         return next_tick
 
-    def _looked(self) -> list[Effect]:
+    def _call_look(self) -> list[Effect]:
         self._look()
         return []
 
@@ -226,7 +226,7 @@ class WorkerLoop:
             except Exception as error:
                 text = f"{type(effect).__name__.lower()} has failed: {_cause(error)}"
                 self._failures.warn(text, time.monotonic())
-                answer = _undone(effect, text)
+                answer = _failure_event(effect, text)
                 if answer is not None:
                     self._done(answer)
 
@@ -250,7 +250,7 @@ class WorkerLoop:
                 token = self._machine.terms.upstream if effect.upstream else ""
                 self._sockets.send(encode(message), token)
             case Ready():
-                self._leave(effect.staged)
+                self._deliver(effect.staged)
             case Whole(staged):
                 self._ready_queue.whole(staged)
             case Reserve():
@@ -264,7 +264,7 @@ class WorkerLoop:
                 self._done(copied(copy))
             case Decode(job):
                 self._copier.copy(job)
-            case Warm(shared, nbytes):
+            case Prefault(shared, nbytes):
                 view = self._views.open(shared, nbytes) if self._views is not None else None
                 if view is not None and not view.touched:
                     self._copier.ahead(view.touching())
@@ -292,18 +292,18 @@ class WorkerLoop:
                 if self._examine is not None:
                     self._examine(check)
             case Notice(kind, text):
-                self._say(kind, f"{kind}: {text}", warning=effect.warning)
+                self._log(kind, f"{kind}: {text}", warning=effect.warning)
             case _:
                 raise AssertionError(f"a worker does not {effect}")
 
-    def _say(self, kind: str, text: str, *, warning: bool = False) -> None:
+    def _log(self, kind: str, text: str, *, warning: bool = False) -> None:
         """Log a text on one line, whatever characters it contains."""
         name, level = self._machine.identity.name, logging.WARNING if warning else logging.INFO
         line = printable(f"worker {name} of {self._sockets.address}: {text}")
         log.log(level, "%s", line, extra={"weightbus": {"kind": kind, "worker": name}})
 
     def _join(self, epoch: int) -> None:
-        self._say("joined", f"joined, epoch {epoch}")
+        self._log("joined", f"joined, epoch {epoch}")
         self._refused = ""
         self._ready_queue.join(epoch)
 
@@ -315,10 +315,10 @@ class WorkerLoop:
         )
         if said != self._refused:
             self._refused = said
-            self._say("refused", f"refused ({code}): {text}", warning=True)
+            self._log("refused", f"refused ({code}): {text}", warning=True)
         self._ready_queue.refuse(RefusedError(said, code))
 
-    def _leave(self, staged: StagedVersion) -> None:
+    def _deliver(self, staged: StagedVersion) -> None:
         small = staged.data.nbytes <= AT_ONCE_BYTES
         if small and self._at_once is not None and self._at_once(staged):
             self._do_work(time.monotonic())  # send its report now: the publisher waits for it
@@ -356,7 +356,7 @@ def _cause(error: Exception) -> str:
     return f"{type(error).__name__}: {error}{at}"
 
 
-def _undone(effect: Effect, why: str) -> Happening | None:
+def _failure_event(effect: Effect, why: str) -> Happening | None:
     """Return the event for an effect that was not performed, if the machine waits for one."""
     match effect:
         case Ready(staged):
@@ -373,7 +373,7 @@ def _undone(effect: Effect, why: str) -> Happening | None:
             return None
 
 
-def _hand_in(work: deque[Happening], sockets: WorkerSockets, event: Happening) -> None:
+def _enqueue(work: deque[Happening], sockets: WorkerSockets, event: Happening) -> None:
     """Pass an event to the worker's thread from another thread."""
     work.append(event)
     sockets.wake()

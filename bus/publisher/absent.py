@@ -18,12 +18,14 @@ from .effects import Effect
 from .roster import Peer
 from .state import Absence, PublisherState
 
-LOOKS = 6  # checks until a condition is reported
-LIKE = 0.8  # least `difflib` ratio of a typo: to `policy`, `polcy` has 0.91, `policy_old` 0.75
+CHECKS_UNTIL_HINT = 6  # checks until a condition is reported
+MIN_SIMILARITY = (
+    0.8  # least `difflib` ratio of a typo: to `policy`, `polcy` has 0.91, `policy_old` 0.75
+)
 NAMES_MAX = 16  # compared in one check: workers can bring any number of names
-NAMED = 3  # workers or models listed in one log line
+NAMES_LISTED = 3  # workers or models listed in one log line
 # Counters: `actor_1` and `actor_2`, or `actor-a` and `actor-b`, are not typos of each other.
-_COUNTS = re.compile(r"[._-]?\d+|[._-][A-Za-z]\b")
+_COUNTERS = re.compile(r"[._-]?\d+|[._-][A-Za-z]\b")
 
 
 def note(
@@ -51,11 +53,11 @@ def note(
 def unknown(state: PublisherState, names: Collection[str]) -> str:
     """Return an error text with the names that no worker ever had; empty if there are none."""
     known = {peer.name for peer in state.roster}
-    strange = [n for n in names if n not in known and not has_left(state, n)]
-    if not strange:
+    unknown_names = [n for n in names if n not in known and not has_left(state, n)]
+    if not unknown_names:
         return ""
     return (
-        f"no worker named {', '.join(sorted(strange))} has joined; known are "
+        f"no worker named {', '.join(sorted(unknown_names))} has joined; known are "
         f"{', '.join(sorted(known)) or 'none'}: check the name, or wait_for_workers() first"
     )
 
@@ -66,53 +68,60 @@ def has_left(state: PublisherState, name: str) -> bool:
     return absence is not None and absence.code == "left"
 
 
-def crowd(state: PublisherState, text: str, now: float) -> list[Effect]:
+def note_rejections(state: PublisherState, text: str, now: float) -> list[Effect]:
     """Record why connections were rejected before their hello, if any were; log it now and then."""
-    news = bool(text) and now - state.crowded_at >= CROWDED_SECONDS
-    state.stale |= text != state.crowded
-    state.crowded, state.crowded_at = text, now if news else state.crowded_at
-    return [Notice("crowded", text, warning=True)] if news else []
+    unreported = bool(text) and now - state.rejections_logged_at >= CROWDED_SECONDS
+    state.view_outdated |= text != state.rejections
+    state.rejections, state.rejections_logged_at = (
+        text,
+        now if unreported else state.rejections_logged_at,
+    )
+    return [Notice("crowded", text, warning=True)] if unreported else []
 
 
 def reasons(state: PublisherState, model: str) -> list[str]:
     """Return why each worker that wanted a model is absent, and why connections were rejected."""
     known = [absence.text for absence in state.absent.values() if model in absence.models]
-    return [*known, state.crowded] if state.crowded else known
+    return [*known, state.rejections] if state.rejections else known
 
 
-def meant_by(name: str, names: Iterable[str]) -> str:
+def likely_meant(name: str, names: Iterable[str]) -> str:
     """Return the name of `names` that `name` is probably a typo of; empty if there is none."""
-    plain = _COUNTS.sub("", name)
+    plain = _COUNTERS.sub("", name)
     first = name[0].lower()  # typos there are rare: `encoder` is no `decoder`
-    others = [n for n in names if _COUNTS.sub("", n) != plain and n[0].lower() == first]
-    return next(iter(difflib.get_close_matches(name, others, 1, LIKE)), "")
+    others = [n for n in names if _COUNTERS.sub("", n) != plain and n[0].lower() == first]
+    return next(iter(difflib.get_close_matches(name, others, 1, MIN_SIMILARITY)), "")
 
 
 def others_want(model: str, wanted: Sequence[str]) -> str:
     """Return a text with the models that live workers want instead of this one."""
-    shown = ", ".join(map(repr, wanted[:NAMED])) + (", ..." if len(wanted) > NAMED else "")
-    meant = meant_by(model, wanted)
+    shown = ", ".join(map(repr, wanted[:NAMES_LISTED])) + (
+        ", ..." if len(wanted) > NAMES_LISTED else ""
+    )
+    meant = likely_meant(model, wanted)
     question = f" (is {meant!r} meant?)" if meant else ""
     return f"no worker wants {model!r}, and those that are there want {shown}{question}"
 
 
-def overlooked(state: PublisherState, now: float) -> list[Effect]:
+def hints(state: PublisherState, now: float) -> list[Effect]:
     """Check for likely mistakes that have lasted for `hint_after`, if a check is due."""
     if now < state.hints_at:
         return []
-    state.hints_at = now + state.timing.hint_after / LOOKS
-    return [*_who_misspells(state, now), *_who_takes_nothing(state, now)]
+    state.hints_at = now + state.timing.hint_after / CHECKS_UNTIL_HINT
+    return [*_likely_typos(state, now), *_report_never_applied(state, now)]
 
 
-def _who_misspells(state: PublisherState, now: float) -> Iterator[Effect]:
+def _likely_typos(state: PublisherState, now: float) -> Iterator[Effect]:
     """Warn of models that workers want, that are not published, and that look like a typo."""
     published = [model for model, versions in state.store.items() if versions.any]
     if not published:
         return
     found = _live(state, lambda p: [m for m in p.hello.models if m not in published])
-    meant = {m: meant_by(m, published) for m in state.misspelt.news(found, NAMES_MAX)}
+    meant = {
+        m: likely_meant(m, published) for m in state.suspected_typos.unreported(found, NAMES_MAX)
+    }
     alike = {m: found[m] for m, other in meant.items() if other}
-    for model, peers in state.misspelt.lasting(alike, now - state.timing.hint_after, now):
+    for model, peers in state.suspected_typos.held_since(alike, now - state.timing.hint_after, now):
         others = [p for p in peers if meant[model] not in p.hello.models]
         if not others:
             continue  # a worker that wants both has made no typo
@@ -120,16 +129,16 @@ def _who_misspells(state: PublisherState, now: float) -> Iterator[Effect]:
             f"{_names(others, 'wants', 'want')} {model!r}, of which nothing is published: is "
             f"{meant[model]!r} meant?"
         )
-        if meant[model] not in state.told:
+        if meant[model] not in state.hinted:
             yield Notice("misspelt", text, others[0].name, warning=True)
         refuse = Refuse(code="no-model", text=text, model=model)  # P25
         yield from (Send(refuse, to=peer.identity) for peer in others)
 
 
-def _who_takes_nothing(state: PublisherState, now: float) -> Iterator[Effect]:
+def _report_never_applied(state: PublisherState, now: float) -> Iterator[Effect]:
     """Warn of workers that have staged a version and have never applied any."""
-    found = _live(state, lambda p: [m for m in p.incoming if _waits(state, p, m)])
-    for model, peers in state.untaken.lasting(found, now - state.timing.hint_after, now):
+    found = _live(state, lambda p: [m for m in p.incoming if _awaits_user(state, p, m)])
+    for model, peers in state.never_applied.held_since(found, now - state.timing.hint_after, now):
         version = peers[0].incoming[model].version
         text = (
             f"{_names(peers, 'has', 'have')} version {version} of {model}, and nothing there "
@@ -138,7 +147,7 @@ def _who_takes_nothing(state: PublisherState, now: float) -> Iterator[Effect]:
         yield Notice("untaken", text, peers[0].name, warning=True)
 
 
-def _waits(state: PublisherState, peer: Peer, model: str) -> bool:
+def _awaits_user(state: PublisherState, peer: Peer, model: str) -> bool:
     """True if a worker's first version is staged and waits for its user's code to apply it."""
     incoming, versions = peer.incoming[model], state.store.get(model)
     pending = versions.pending if versions is not None else None
@@ -159,5 +168,5 @@ def _names(peers: list[Peer], one: str, many: str) -> str:
     names = sorted(peer.name for peer in peers)
     if len(names) == 1:
         return f"worker {names[0]} {one}"
-    shown = ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")
+    shown = ", ".join(names[:NAMES_LISTED]) + (", ..." if len(names) > NAMES_LISTED else "")
     return f"{len(names)} workers ({shown}) {many}"

@@ -38,15 +38,15 @@ def must_hash(state: PublisherState, model: str, version: int) -> bool:
     return False
 
 
-def carried(
+def record_transport(
     state: PublisherState, peer: Peer, said: Staged | Applied, version: Version | None, now: float
 ) -> None:
     """Record how a worker received a version, and how fast. (D11)"""
     by: Chunked | None = version
     if version is not None and said.patch is not None:
         by = version.find(said.patch)
-    road = version is not None and version.shared is not None and peer.shared
-    if by is None or road or not said.digest:
+    by_shared_memory = version is not None and version.shared is not None and peer.shared
+    if by is None or by_shared_memory or not said.digest:
         return
     # The time of a version of one chunk says little about the link's rate.
     whole = isinstance(by, Version) and by.plan.count > 1 and isinstance(said, Applied)
@@ -54,9 +54,9 @@ def carried(
         peer.decoded(said.decode_us / 1e6, by.work, classes=by.classes)
     for call in state.calls.values():
         if call.version is version:
-            call.carried(peer.name, by)
+            call.record_transport(peer.name, by)
             if whole:
-                peer.link.brought(by.plan.nbytes, now - call.started)
+                peer.link.observe_rate(by.plan.nbytes, now - call.started)
 
 
 # Events.
@@ -98,7 +98,7 @@ def renewed(state: PublisherState, epoch: int) -> None:
 
 def returned(state: PublisherState, peer: Peer, now: float) -> list[Version]:
     """Handle a worker's (re)join; return the undecided versions that it has to stage."""
-    state.unheard.difference_update(peer.hello.models)
+    state.unreached_models.difference_update(peer.hello.models)
     waiting: list[Version] = []
     for call in state.calls.values():
         version = call.version
@@ -201,14 +201,14 @@ def settle(state: PublisherState, call: Publication, now: float) -> list[Effect]
     if achieved is not None and not call.resolved:
         call.resolved, missing, why = True, 0, ""
         if not achieved:
-            missing, why = call.missing, _why(state, call)
+            missing, why = call.missing, _shortfall_reason(state, call)
         if not (achieved and call.for_all):  # else every target is done
-            _explain(state, call, now)
+            _set_details(state, call, now)
         receipt, require = call.receipt(now, call.version.chunks.digest), call.terms.require
         about = receipt, achieved, call.done, missing, require, why, call.terms.named
         effects.append(Resolve(call.number, *about))
         if achieved and call.nobody:
-            effects += _to_nobody(state, call)
+            effects += _no_worker_notice(state, call)
     if call.resolved and (call.terms.commit == "auto" or call.decision != "open"):
         state.calls.pop(call.number, None)
     return effects
@@ -230,7 +230,7 @@ def _decided(state: PublisherState, call: Publication) -> list[Effect]:
     return [Send(abort, to=p.identity) for p in peers]
 
 
-def _away(state: PublisherState, call: Publication) -> list[str]:
+def _absence_reasons(state: PublisherState, call: Publication) -> list[str]:
     """Return a reason for each worker that wants the model and is not connected."""
     model = call.version.model
     lost = [p for p in state.roster if p.lost and model in p.hello.models]
@@ -238,35 +238,35 @@ def _away(state: PublisherState, call: Publication) -> list[str]:
     return [f"worker {p.name} is lost: {p.why}" for p in others] + reasons(state, model)
 
 
-def _wanted(state: PublisherState, model: str) -> str:
+def _other_models_text(state: PublisherState, model: str) -> str:
     """Return a text with the models that live workers want; empty if any wants this one."""
     wanted = {m for peer in state.roster if not peer.lost for m in peer.hello.models}
     return "" if model in wanted or not wanted else others_want(model, sorted(wanted))
 
 
-def _why(state: PublisherState, call: Publication) -> str:
+def _shortfall_reason(state: PublisherState, call: Publication) -> str:
     """Return why a call was ended early, and why expected workers are missing."""
     said = [call.ended] if call.ended else []
     if call.terms.named is not None:
         return "; ".join(said)
     if call.missing:
-        away = _away(state, call)
+        away = _absence_reasons(state, call)
         what = "are missing" if away else "never came"
-        why = "; ".join(away) or _wanted(state, call.version.model)
+        why = "; ".join(away) or _other_models_text(state, call.version.model)
         why = why or "nobody was refused, is lost or has left"
         said.append(f"{call.missing} of {call.terms.expect} workers {what} ({why})")
     return "; ".join(said)
 
 
-def _to_nobody(state: PublisherState, call: Publication) -> list[Effect]:
+def _no_worker_notice(state: PublisherState, call: Publication) -> list[Effect]:
     """Warn that a version was published to no worker; once, until a worker joins."""
     version = call.version
-    if version.model in state.unheard:
+    if version.model in state.unreached_models:
         return []
-    state.unheard.add(version.model)
-    away, wanted = _away(state, call), _wanted(state, version.model)
+    state.unreached_models.add(version.model)
+    away, wanted = _absence_reasons(state, call), _other_models_text(state, version.model)
     if wanted and not away:
-        state.told.add(version.model)
+        state.hinted.add(version.model)
     why = "; ".join(away) or wanted or "no worker has joined"
     text = (
         f"version {version.version} of {version.model} was published to nobody: {why}. It "
@@ -275,7 +275,7 @@ def _to_nobody(state: PublisherState, call: Publication) -> list[Effect]:
     return [Notice("nobody", text, warning=True)]
 
 
-def _explain(state: PublisherState, call: Publication, now: float) -> None:
+def _set_details(state: PublisherState, call: Publication, now: float) -> None:
     """Set the detail of every target that is not done: what it is doing."""
     model = call.version.model
     for target in call.targets.values():

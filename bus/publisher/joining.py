@@ -38,28 +38,30 @@ def hello(
     grant = state.grants.of(key) if state.grants is not None else None
     if grant is not None and not grant.fits(hello.name):  # K3
         text = f"its key is for the name {grant.name}; use that, or make a key for this one"
-        return _turn_away(state, identity, hello, "wrong-name", text, now)
+        return _refuse(state, identity, hello, "wrong-name", text, now)
     if grant is not None and grant.role == "observer":  # K4
         text = "an observer's key reads how things stand, and gets no weights"
-        return _turn_away(state, identity, hello, "not-allowed", text, now)
+        return _refuse(state, identity, hello, "not-allowed", text, now)
     fault = contradiction(hello)
     if fault:
         state.malformed += 1
-        return _turn_away(state, identity, hello, "malformed", fault, now)
+        return _refuse(state, identity, hello, "malformed", fault, now)
     never = _never_published(state, hello)
     if never:
-        return _turn_away(state, identity, hello, "stale-epoch", never, now)
+        return _refuse(state, identity, hello, "stale-epoch", never, now)
     if hello.epoch > state.epoch:
         age = None if state.age is None else state.age()
         epoch = epoch_above(hello, age, state.started_ms())
         if epoch is None:
-            return _turn_away(state, identity, hello, "stale-epoch", _stale(state, hello), now)
+            return _refuse(
+                state, identity, hello, "stale-epoch", _stale_epoch_text(state, hello), now
+            )
         since = now - state.renewed_at
         if since < state.timing.lost_after:
             return []  # hello is repeated; workers must not restart more often than that
         if since < state.renewal_pause:
-            text = _pausing(state, hello, since)
-            return _turn_away(state, identity, hello, "stale-epoch", text, now)
+            text = _renewal_pause_text(state, hello, since)
+            return _refuse(state, identity, hello, "stale-epoch", text, now)
         if state.recorded is not None and not state.recorded(epoch):  # P1
             return []  # hello is repeated; the epoch is recorded by then
         effects = _renew(state, epoch, hello, now)
@@ -80,16 +82,16 @@ def _admit(
         case "contested" if peer is not None:
             return [Send(Ping(token=0), to=peer.identity)]
         case "taken" if peer is not None:
-            return _turn_away(state, identity, hello, "name-taken", _name_taken(peer), now)
+            return _refuse(state, identity, hello, "name-taken", _name_taken(peer), now)
         case "full":
             text = "the roster is full: stop some workers, or start another publisher"
-            return _turn_away(state, identity, hello, "limit", text, now)
+            return _refuse(state, identity, hello, "limit", text, now)
         case _:
             assert peer is not None  # noqa: S101 - the other admissions have one
             return _welcome(state, peer, admission, now)
 
 
-def _turn_away(
+def _refuse(
     state: PublisherState, identity: bytes, hello: Hello, code: str, text: str, now: float
 ) -> list[Effect]:
     """Refuse a worker, and log that once although it asks repeatedly.
@@ -109,8 +111,8 @@ def _turn_away(
 
 def _welcome(state: PublisherState, peer: Peer, admission: str, now: float) -> list[Effect]:
     effects: list[Effect] = []
-    peer.contested_at, peer.mute_at, peer.rekeyed = None, math.inf, False
-    state.stale = True
+    peer.contested_at, peer.unresponsive_after, peer.rekeyed = None, math.inf, False
+    state.view_outdated = True
     state.absent.pop(peer.name, None)
     if admission != "known":
         effects.append(Notice("joined", f"worker {peer.name} joined", peer.name))
@@ -138,7 +140,7 @@ def _welcome(state: PublisherState, peer: Peer, admission: str, now: float) -> l
         keys=[] if state.keys is None else state.keys(peer),
     )
     prepared = state.prepared.values()
-    told = [e for each in prepared for e in _tell_prepared(peer, each)]
+    told = [e for each in prepared for e in _prepare_message(peer, each)]
     follow = Follow(peer.hello.pid)
     # `Follow` comes first: after the welcome the process may end before it can be looked up.
     return [follow, Send(welcome, to=peer.identity), *_rename(state, peer), *told, *effects]
@@ -191,10 +193,10 @@ def prepare(state: PublisherState, model: str, shared: Shared, nbytes: int) -> l
     prepared = Prepare(model=model, epoch=state.epoch, nbytes=nbytes, shared=shared)
     state.prepared[model] = prepared
     here = [peer for peer in state.roster if peer.shared]
-    return [effect for peer in here for effect in _tell_prepared(peer, prepared)]
+    return [effect for peer in here for effect in _prepare_message(peer, prepared)]
 
 
-def _tell_prepared(peer: Peer, prepared: Prepare) -> list[Effect]:
+def _prepare_message(peer: Peer, prepared: Prepare) -> list[Effect]:
     """Return a prepare for a live worker that wants the model and understands it."""
     wanted = prepared.model in peer.hello.models and MAPPING in peer.hello.features
     return [Send(prepared, to=peer.identity)] if wanted and not peer.lost else []
@@ -218,7 +220,7 @@ def _never_published(state: PublisherState, hello: Hello) -> str:
     return ""
 
 
-def _stale(state: PublisherState, hello: Hello) -> str:
+def _stale_epoch_text(state: PublisherState, hello: Hello) -> str:
     text = (
         f"this publisher is of epoch {state.epoch}, but {hello.name} runs weights of epoch "
         f"{hello.epoch}, from another publisher, and "
@@ -238,7 +240,7 @@ def _stale(state: PublisherState, hello: Hello) -> str:
     )
 
 
-def _pausing(state: PublisherState, hello: Hello, since: float) -> str:
+def _renewal_pause_text(state: PublisherState, hello: Hello, since: float) -> str:
     return (
         f"{hello.name} runs weights of epoch {hello.epoch}, and this publisher has taken epoch "
         f"{state.epoch} {span(since)} ago, on another worker's word: it takes a later one in "
@@ -261,7 +263,7 @@ def _renew(state: PublisherState, epoch: int, hello: Hello, now: float) -> list[
     if state.renewed_at > -math.inf:
         longest = RENEWAL_PAUSES * state.timing.lost_after
         state.renewal_pause = min(2 * state.renewal_pause, longest)
-    state.epoch, state.renewed_at, state.stale = epoch, now, True
+    state.epoch, state.renewed_at, state.view_outdated = epoch, now, True
     calls.renewed(state, epoch)
     state.prepared = {
         model: msgspec.structs.replace(prepared, epoch=epoch)

@@ -47,7 +47,7 @@ from ..trust.grants import Grant
 from . import absent, calls, faults, joining, publishing, reports, serving, sessions
 from .effects import Broadcast, Effect, HangUp, Resolve
 from .observers import Observers
-from .publication import Publication, Terms
+from .publication import Publication, PublishTerms
 from .publisher_view import PublisherView, ReachableWorker
 from .rate_limits import COST_HIGH, COST_LOW, RateLimits, cost_of
 from .roster import Peer
@@ -68,7 +68,7 @@ class PublisherMachine:
         self.state, self.observers = state, Observers(state)
         self._limits = RateLimits(state.timing)
 
-    def _freeing(self, effects: list[Effect]) -> list[Effect]:
+    def _with_freed_memory(self, effects: list[Effect]) -> list[Effect]:
         """Return the effects, with memory freed before calls resolve: callers may publish again."""
         free = list[Effect]()
         for versions in self.state.store.values():
@@ -122,18 +122,18 @@ class PublisherMachine:
             if peer.phase == "away":  # it reconnected with the same routing id
                 peer.move("spoke")
             effects = sessions.heard(self.state, peer, now) + sessions.tell_keys(self.state, peer)
-            effects += self._heed(peer, message, now)
+            effects += self._dispatch(peer, message, now)
             unlike, peer.unlike = peer.unlike, 0
             if unlike and not self._limits.allow(identity, COST_LOW * unlike, nbytes, now):
                 effects.append(HangUp())  # else it could report any number of wrong digests
             if now < self.observers.until:
                 self.observers.heard(peer, message)
-            return self._freeing(effects)
+            return self._with_freed_memory(effects)
         if isinstance(message, Hello):
-            return self._freeing(joining.hello(self.state, identity, message, now, key))
+            return self._with_freed_memory(joining.hello(self.state, identity, message, now, key))
         if isinstance(message, Bye):
             gone = [] if peer is None else sessions.leave(self.state, peer, "it said goodbye", now)
-            return self._freeing(gone)
+            return self._with_freed_memory(gone)
         text = "say hello first: this publisher does not know this connection"
         return [Send(Refuse(code="unknown-worker", text=text), to=identity)]  # P4
 
@@ -162,9 +162,9 @@ class PublisherMachine:
             return None
         if now < self.observers.until:
             self.observers.heard(peer, message)
-        return self._freeing(effects)
+        return self._with_freed_memory(effects)
 
-    def _heed(self, peer: Peer, message: Message, now: float) -> list[Effect]:
+    def _dispatch(self, peer: Peer, message: Message, now: float) -> list[Effect]:
         match message:
             case Fetch():
                 return serving.fetch(self.state, peer, message, now)
@@ -190,7 +190,7 @@ class PublisherMachine:
 
         Call it after all messages of that connection are handled: the last may be a `bye`.
         """
-        return self._freeing(sessions.unreachable(self.state, identity, now, ended))
+        return self._with_freed_memory(sessions.unreachable(self.state, identity, now, ended))
 
     def subscribed(self, topic: bytes) -> Beacon | None:
         """Return the beacon for a new subscriber, which confirms its subscription; else None."""
@@ -208,17 +208,17 @@ class PublisherMachine:
         grants = self.state.grants
         if grants is None or not grants.replace(by_key):
             return []
-        return self._freeing(sessions.revoke(self.state, now))
+        return self._with_freed_memory(sessions.revoke(self.state, now))
 
     # Calls of the user.
 
     def offer(self, offered: Offer) -> tuple[Version, list[Effect]]:
         """Make a version of an earlier publisher the latest, before any worker has joined."""
         version, effects = publishing.offer(self.state, offered)
-        return version, self._freeing(effects)
+        return version, self._with_freed_memory(effects)
 
     def publish(
-        self, number: int, offered: Offer, terms: Terms, started: float, now: float
+        self, number: int, offered: Offer, terms: PublishTerms, started: float, now: float
     ) -> tuple[Publication, list[Effect]]:
         """Publish a version to every worker that has the model, or to named workers.
 
@@ -233,11 +233,11 @@ class PublisherMachine:
             UnknownWorkerError: A named worker has never joined; nothing was published.
         """
         call, effects = publishing.publish(self.state, number, offered, terms, started, now)
-        return call, self._freeing(effects)
+        return call, self._with_freed_memory(effects)
 
     def end(self, call: Publication, why: str, now: float) -> list[Effect]:
         """End a call before its deadline, with the results so far; abort it if it is undecided."""
-        return self._freeing(calls.end(self.state, call, why, now))
+        return self._with_freed_memory(calls.end(self.state, call, why, now))
 
     def prepare(self, model: str, shared: Shared, nbytes: int) -> list[Effect]:
         """Tell workers of this host where the first version of a model will be in memory."""
@@ -256,13 +256,17 @@ class PublisherMachine:
         versions = self.state.store.get(model)
         if versions is not None:
             versions.give_up(among, replaces_latest=replaces_latest)
-        return self._freeing([])
+        return self._with_freed_memory([])
 
     # Results from the shell.
 
     def hashed(self, version: Version, now: float) -> list[Effect]:
         """Note that all chunks of a version are hashed."""
-        return [] if version.gone else self._freeing(reports.hashed(self.state, version, now))
+        return (
+            []
+            if version.gone
+            else self._with_freed_memory(reports.hashed(self.state, version, now))
+        )
 
     def arrived(self, version: Version, now: float) -> list[Effect]:
         """Note that more chunks arrived of a version that is published while it is received."""
@@ -271,11 +275,11 @@ class PublisherMachine:
         effects = serving.arrived(self.state, version, now)
         if version.hashing and version.chunks.digest:
             effects += reports.hashed(self.state, version, now)
-        return self._freeing(effects)
+        return self._with_freed_memory(effects)
 
     def compared(self, comparison: Comparison, _now: float) -> list[Effect]:
         """Handle the result of a comparison of a worker's weights with its version."""
-        return self._freeing(self.observers.checks.compared(comparison))
+        return self._with_freed_memory(self.observers.checks.compared(comparison))
 
     def rekeyed(self) -> list[Effect]:
         """Send workers the current group keys, each after its next message."""
@@ -289,11 +293,13 @@ class PublisherMachine:
 
     def drop(self, identity: bytes, why: str, now: float) -> list[Effect]:
         """End a worker's session after an exception that the worker caused; it joins again."""
-        return self._freeing(faults.drop(self.state, identity, why, now))
+        return self._with_freed_memory(faults.drop(self.state, identity, why, now))
 
     def give_up(self, version: Version, why: str, now: float) -> list[Effect]:
         """Fail the calls that published a version whose bytes cannot be read or sent."""
-        return self._freeing([] if version.gone else faults.give_up(self.state, version, why, now))
+        return self._with_freed_memory(
+            [] if version.gone else faults.give_up(self.state, version, why, now)
+        )
 
     def forget(self, number: int) -> None:
         """Drop a call whose result cannot be determined."""
@@ -321,13 +327,13 @@ class PublisherMachine:
 
     def push(self, now: float, topics: Collection[bytes] | None = None) -> list[Effect]:
         """Return the next chunks to publish, only of `topics` if given."""
-        return self._freeing(publishing.push(self.state, now, topics))
+        return self._with_freed_memory(publishing.push(self.state, now, topics))
 
     # Time.
 
     def tick(self, now: float) -> list[Effect]:
         """Handle everything that is due: beacons, lost workers, deadlines."""
-        return self._freeing([effect for _, step in self.steps(now) for effect in step()])
+        return self._with_freed_memory([effect for _, step in self.steps(now) for effect in step()])
 
     def steps(self, now: float) -> Iterator[tuple[int | None, Callable[[], list[Effect]]]]:
         """Yield the steps of `tick`, each with the number of its call; None: it concerns no call.
@@ -335,16 +341,16 @@ class PublisherMachine:
         If one step raises, the shell continues with the others and then calls `freed`.
         """
         state = self.state
-        yield None, partial(self._rest, now)
+        yield None, partial(self._tick_limits, now)
         yield None, partial(sessions.tick, state, now)
         yield None, partial(self._beacons, now)
         yield None, partial(publishing.push, state, now)
         yield None, partial(self.observers.checks.tick, now)
-        yield None, partial(absent.overlooked, state, now)
+        yield None, partial(absent.hints, state, now)
         for number, call in [*state.calls.items()]:
             yield number, partial(calls.settle, state, call, now)
 
-    def _rest(self, now: float) -> list[Effect]:
+    def _tick_limits(self, now: float) -> list[Effect]:
         self._limits.tick(now)
         return []
 
@@ -358,7 +364,7 @@ class PublisherMachine:
 
     def freed(self) -> list[Effect]:
         """Return the effects for memory that is no longer needed."""
-        return self._freeing([])
+        return self._with_freed_memory([])
 
     def close(self, now: float) -> list[Effect]:
         """Resolve every open call with its results so far."""
@@ -367,17 +373,17 @@ class PublisherMachine:
     def known(self) -> PublisherView:
         """Return the view for other threads, which is valid until the state is `stale` again."""
         state = self.state
-        state.stale = False
+        state.view_outdated = False
         reached = [
             ReachableWorker(peer.name, frozenset(peer.hello.models), peer.shared)
             for peer in state.roster
             if peer.subscribed and peer.phase != "lost"
         ]
-        return PublisherView(state.epoch, tuple(reached), state.crowded, state.malformed)
+        return PublisherView(state.epoch, tuple(reached), state.rejections, state.malformed)
 
-    def crowded(self, text: str, now: float) -> list[Effect]:
+    def rejections(self, text: str, now: float) -> list[Effect]:
         """Report connections that were rejected before their hello; empty `text`: none lately."""
-        return absent.crowd(self.state, text, now)
+        return absent.note_rejections(self.state, text, now)
 
     def present(self, model: str | None) -> int:
         """Return the number of live workers; with a model, of those that want it."""

@@ -107,7 +107,7 @@ class Observers:
     def __init__(self, state: PublisherState) -> None:
         self.checks, self._state = Checks(state), state
         self.until = 0.0
-        self._asked: dict[bytes, float] = {}  # by connection, the time of its last request
+        self._last_request: dict[bytes, float] = {}  # by connection, the time of its last request
         self._rows = TokenBucket(ROWS, 0.0)
         self._models: dict[str, _Model] = {}
         self._events: deque[tuple[int, float, Notice]] = deque()
@@ -179,11 +179,13 @@ class Observers:
         self, identity: bytes, asked: Observe, now: float
     ) -> list[RosterPage] | list[Refuse]:
         """Return pages for an observer, or a refusal if there are too many observers."""
-        self._asked = {who: at for who, at in self._asked.items() if now - at < OBSERVER_SECONDS}
-        if identity not in self._asked and len(self._asked) >= OBSERVERS_MAX:
+        self._last_request = {
+            who: at for who, at in self._last_request.items() if now - at < OBSERVER_SECONDS
+        }
+        if identity not in self._last_request and len(self._last_request) >= OBSERVERS_MAX:
             text = f"{OBSERVERS_MAX} observers look on already: end one of them, or wait a moment"
             return [Refuse(code="limit", text=text)]
-        self._asked[identity] = now
+        self._last_request[identity] = now
         return self.pages(asked, now)
 
     def pages(self, asked: Observe, now: float) -> list[RosterPage]:
@@ -194,7 +196,7 @@ class Observers:
                     self._note(peer, model)
         self.until = now + LOOKED_SECONDS
         for versions in self._state.store.values():
-            self._look(versions)
+            self._note_versions(versions)
         latest = self._state.roster.revision
         known = asked.epoch == self._state.epoch and asked.since <= latest
         since = asked.since if known else 0
@@ -230,7 +232,7 @@ class Observers:
             for page in pages
         ]
 
-    def _look(self, versions: Versions) -> None:
+    def _note_versions(self, versions: Versions) -> None:
         """Note a model's latest version, and the workers with a newer targeted one."""
         model, latest = self._models.setdefault(versions.model, _Model()), versions.latest
         if latest is not None and latest.key != model.latest:

@@ -34,7 +34,7 @@ from .effects import (
 from .publication import Publication
 from .version import Chunked, Offer, Version
 
-Follows = Callable[[float], list[Effect]]  # called with the time; returns the next effects
+Continuation = Callable[[float], list[Effect]]  # called with the time; returns the next effects
 
 SLICE_BYTES = 2**22  # hashed of a version between other work: a fraction of a millisecond
 
@@ -154,7 +154,7 @@ def hash_all(version: Version) -> Iterator[int]:
         yield version.plan.chunk_bytes
 
 
-class Unhurried:
+class BackgroundHasher:
     """A queue of long work on versions, such as hashing, done in small steps between other work.
 
     Attributes:
@@ -163,16 +163,18 @@ class Unhurried:
     """
 
     def __init__(self) -> None:
-        self.waiting = deque[tuple[Version, Iterator[int], Follows, Follows]]()
+        self.waiting = deque[tuple[Version, Iterator[int], Continuation, Continuation]]()
 
-    def add(self, version: Version, steps: Iterator[int], done: Follows, failed: Follows) -> None:
+    def add(
+        self, version: Version, steps: Iterator[int], done: Continuation, failed: Continuation
+    ) -> None:
         """Queue work, whose steps yield the bytes that each took.
 
         `done` is called after the last step, `failed` if a step raises.
         """
         self.waiting.append((version, steps, done, failed))
 
-    def give_up(self) -> Follows:
+    def give_up(self) -> Continuation:
         """Drop the work that `go_on` was doing, and return its `failed`."""
         return self.waiting.popleft()[-1]
 
@@ -189,14 +191,16 @@ class Unhurried:
         return effects
 
 
-def for_one(effect: SendChunk, sealer: Sealer | None = None) -> Send:
+def encode_for_worker(effect: SendChunk, sealer: Sealer | None = None) -> Send:
     """Return the message of an effect for one worker."""
     chunk_for = chunk_of if sealer is None else sealer.chunk
     chunk, payload = chunk_for(effect.version, effect.index)
     return Send(chunk, payload, effect.to)
 
 
-def for_all(effect: BroadcastChunk | BroadcastWhole, sealer: Sealer | None = None) -> Broadcast:
+def encode_for_all(
+    effect: BroadcastChunk | BroadcastWhole, sealer: Sealer | None = None
+) -> Broadcast:
     """Return the message of an effect for all subscribers."""
     if isinstance(effect, BroadcastChunk):
         chunk_for = chunk_of if sealer is None else sealer.chunk
@@ -213,7 +217,7 @@ def for_all(effect: BroadcastChunk | BroadcastWhole, sealer: Sealer | None = Non
     return Broadcast(control_topic(version.model), announce, payload)
 
 
-def _unsealed(effect: SendChunk | BroadcastChunk | BroadcastWhole) -> LoopEffect:
+def _without_memory_to_seal(effect: SendChunk | BroadcastChunk | BroadcastWhole) -> LoopEffect:
     """Return what to do instead if there is no memory to seal a chunk.
 
     The chunk is not sent, as if it were lost on the way: workers that need it fetch it, repeatedly.
@@ -230,17 +234,17 @@ def _unsealed(effect: SendChunk | BroadcastChunk | BroadcastWhole) -> LoopEffect
     return Notice("full", text, warning=True)
 
 
-def worded(effect: Effect, sealer: Sealer | None) -> LoopEffect:
+def encode_effect(effect: Effect, sealer: Sealer | None) -> LoopEffect:
     """Return an effect as the loop carries it out: encoded as a message, and sealed with keys."""
     if isinstance(effect, SendChunk | BroadcastChunk | BroadcastWhole):
-        asked = effect
+        request = effect
         try:
-            if isinstance(asked, SendChunk):
-                effect = for_one(asked, sealer)
+            if isinstance(request, SendChunk):
+                effect = encode_for_worker(request, sealer)
             else:
-                effect = for_all(asked, sealer)
+                effect = encode_for_all(request, sealer)
         except MemoryError:
-            effect = _unsealed(asked)
+            effect = _without_memory_to_seal(request)
     if sealer is not None:
         match effect:
             case Send():

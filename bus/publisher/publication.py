@@ -28,9 +28,9 @@ Wait = Literal["applied", "staged", "none"]
 CommitMode = Literal["auto", "together"]
 
 _FINISHED: frozenset[State] = frozenset({"applied", "skipped"})
-_THERE: frozenset[State] = frozenset({"applied", "skipped", "staged"})
+_STAGED_OR_APPLIED: frozenset[State] = frozenset({"applied", "skipped", "staged"})
 _UNFINISHED: frozenset[State] = frozenset({"behind", "staged"})
-_NOBODY: dict[State, int] = dict.fromkeys(TARGETS, 0)
+_ZERO_COUNTS: dict[State, int] = dict.fromkeys(TARGETS, 0)
 
 
 class Recipient(msgspec.Struct, eq=False):
@@ -44,7 +44,7 @@ class Recipient(msgspec.Struct, eq=False):
     nbytes: int = 0
 
 
-class Terms(msgspec.Struct, frozen=True, eq=False):
+class PublishTerms(msgspec.Struct, frozen=True, eq=False):
     """What a call of publish requires.
 
     Attributes:
@@ -94,24 +94,24 @@ class Publication:
         for_all: It is over when all targets are done, and not before.
     """
 
-    def __init__(self, number: int, version: Version, terms: Terms, started: float) -> None:
+    def __init__(self, number: int, version: Version, terms: PublishTerms, started: float) -> None:
         self.number, self.version, self.terms = number, version, terms
         self.started, self.deadline = started, started + terms.timeout
         self.decision: Decision = "open"
         self.resolved, self.ended = False, ""
-        self.done = _THERE if terms.wait == "staged" else _FINISHED
+        self.done = _STAGED_OR_APPLIED if terms.wait == "staged" else _FINISHED
         self.for_all = terms.require is None and terms.commit == "auto" and terms.wait != "none"
         self.targets: dict[str, Recipient] = {}
-        self._counts: dict[State, int] = {**_NOBODY}  # by state, the targets that count
-        self._away: dict[str, float] = {}  # by lost worker, until when the call waits for it
+        self._counts: dict[State, int] = {**_ZERO_COUNTS}  # by state, the targets that count
+        self._grace_ends: dict[str, float] = {}  # by lost worker, until when the call waits for it
 
     def aim(self, names: Collection[str]) -> None:
         """Set the targets, all of them `behind`."""
         self.targets = dict(zip(names, map(Recipient, names), strict=True))
         named = self.terms.named
         counted = len(self.targets) if named is None else len(named & self.targets.keys())
-        self._counts = {**_NOBODY, "behind": counted}
-        self._away = {}
+        self._counts = {**_ZERO_COUNTS, "behind": counted}
+        self._grace_ends = {}
 
     def welcome(self, name: str) -> None:
         """Add a worker that joined to the targets, if more workers are expected."""
@@ -123,12 +123,12 @@ class Publication:
     def renew(self) -> None:
         """Reset all targets but lost and left ones: the version has the key of a later epoch."""
         gone = [t for t in self.targets.values() if t.state in ("lost", "left")]
-        away = self._away
+        away = self._grace_ends
         self.aim(self.targets)
         for target in gone:
             event: TargetEvent = "lost" if target.state == "lost" else "left"
             self.move(target.name, event, target.at or 0.0, target.detail)
-        self._away = away
+        self._grace_ends = away
 
     def lose(self, name: str, now: float, detail: str, *, gone: bool = False) -> None:
         """Note that a worker is lost; `gone`: its connection is closed or its process has ended."""
@@ -136,7 +136,7 @@ class Publication:
         target = self.targets.get(name)
         named = self.terms.named
         if target is not None and target.state == "lost" and (named is None or name in named):
-            self._away[name] = now + (self.terms.grace_of_gone if gone else self.terms.grace)
+            self._grace_ends[name] = now + (self.terms.grace_of_gone if gone else self.terms.grace)
 
     def move(self, name: str, event: TargetEvent, now: float, detail: str = "") -> None:
         """Change a target's state as the table says; ignore workers that are no targets."""
@@ -148,10 +148,10 @@ class Publication:
                 self._counts[target.state] -= 1
                 self._counts[after] += 1
             target.state, target.detail = after, detail
-            self._away.pop(name, None)
+            self._grace_ends.pop(name, None)
             target.at = None if after == "behind" else now
 
-    def carried(self, name: str, by: Chunked) -> None:
+    def record_transport(self, name: str, by: Chunked) -> None:
         """Record how a worker received the version: whole, or as a patch."""
         target = self.targets.get(name)
         if target is not None:
@@ -190,9 +190,9 @@ class Publication:
 
     def _may_return(self, now: float) -> int:
         """Return how many lost workers the call waits for."""
-        return sum(until > now for until in self._away.values()) if self._away else 0
+        return sum(until > now for until in self._grace_ends.values()) if self._grace_ends else 0
 
-    def _may_come(self, now: float) -> int:
+    def _waited_for(self, now: float) -> int:
         """Return how many lost or expected workers the call waits for."""
         return self.missing + self._may_return(now)
 
@@ -200,7 +200,7 @@ class Publication:
         """Decide a `together` publish, if that is possible now, and return the decision."""
         if self.decision == "open" and self.terms.commit == "together":  # P10
             staged = self._count(_FINISHED) + self._counts["staged"]
-            possible = staged + self._counts["behind"] + self._may_come(now)
+            possible = staged + self._counts["behind"] + self._waited_for(now)
             if staged >= self._needed(now):
                 self._decide("enough")
             elif self.ended or possible < self._needed(now) or now >= self.deadline:
@@ -217,7 +217,7 @@ class Publication:
         done = self._count(self.done)
         if self.for_all and done == len(self.targets) >= self.terms.expect:
             return True  # fast path: after the last
-        open_ = self._count(_UNFINISHED - self.done) + self._may_come(now)
+        open_ = self._count(_UNFINISHED - self.done) + self._waited_for(now)
         over = open_ == 0 or now >= self.deadline or bool(self.ended)
         if self.terms.commit == "together" and self.decision == "abort":
             return False

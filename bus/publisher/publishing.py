@@ -10,7 +10,7 @@ from ..messages import DELTA, Progress, Whole, control_topic, data_topic, patch_
 from . import absent, calls
 from .effects import Broadcast, BroadcastWhole, Effect, Settled, Stamp, Withdraw
 from .offers import announcement
-from .publication import Publication, Terms
+from .publication import Publication, PublishTerms
 from .push import Push
 from .roster import Peer
 from .state import PublisherState
@@ -29,7 +29,12 @@ def offer(state: PublisherState, offered: Offer) -> tuple[Version, list[Effect]]
 
 
 def publish(
-    state: PublisherState, number: int, offered: Offer, terms: Terms, started: float, now: float
+    state: PublisherState,
+    number: int,
+    offered: Offer,
+    terms: PublishTerms,
+    started: float,
+    now: float,
 ) -> tuple[Publication, list[Effect]]:
     """Publish a version to every worker that has the model, or to named workers.
 
@@ -55,8 +60,8 @@ def publish(
         if peer.phase == "lost":
             call.move(peer.name, "lost", now, "it was lost before the publish")
             continue
-        peer.mute_at = min(peer.mute_at, now + state.timing.quiet)
-        if now < peer.mute_at and not (peer.incoming and versions.serves(peer)):
+        peer.unresponsive_after = min(peer.unresponsive_after, now + state.timing.quiet)
+        if now < peer.unresponsive_after and not (peer.incoming and versions.serves(peer)):
             version.read_by(peer.name)
     if terms.commit == "together":
         versions.await_commit(version)

@@ -31,14 +31,14 @@ class Push:
         self.done = False
         self.stalled = False  # no worker reports progress: it ends once the digest is known
         self._reported = 0
-        self._moved_at = now
+        self._progress_at = now
         self._patience = patience
         self._burst = max(1, min(BURST_BYTES // version.plan.chunk_bytes, queue))  # in chunks
 
     def report(self, chunks: int, now: float) -> None:
         """Note that a worker has this many chunks."""
         if chunks > self._reported:
-            self._reported, self._moved_at = chunks, now
+            self._reported, self._progress_at = chunks, now
 
     @property
     def ready(self) -> bool:
@@ -53,8 +53,8 @@ class Push:
         if not (self.stalled or self.next == self._count):
             chunks = self.version.chunks
             if not (chunks.whole or chunks.has(self.next)):
-                self._moved_at = now  # it waits for the chunk, not for workers
-            self.stalled = now - self._moved_at >= self._patience
+                self._progress_at = now  # it waits for the chunk, not for workers
+            self.stalled = now - self._progress_at >= self._patience
             return self._next(now)
         self.done = bool(self.version.target.chunks.digest)
         patch = self.version.patch is not None  # then the end is only for that patch (D7)
@@ -75,5 +75,5 @@ class Push:
         while self.next < last and chunks.has(self.next):
             self.next += 1
         if self.next > first:
-            self._moved_at = now
+            self._progress_at = now
         return [BroadcastChunk(self.version, i, self.topic) for i in range(first, self.next)]

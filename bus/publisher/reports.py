@@ -54,7 +54,7 @@ def staged(state: PublisherState, peer: Peer, message: Staged, now: float) -> li
     if peer.runs(message.model) < version.key:  # P19
         peer.note(message.model, message.version, "staged", None, now)
     versions.left(peer.name, older_than=message.version + 1)
-    calls.carried(state, peer, message, version, now)
+    calls.record_transport(state, peer, message, version, now)
     effects = calls.move(state, peer, "staged", now, version)
     if version is not versions.pending and not version.gone:
         effects.append(Send(commit_of(version), to=peer.identity))
@@ -91,7 +91,7 @@ def runs(state: PublisherState, peer: Peer, message: Applied, now: float) -> lis
     took = now - versions.times.get(message.version, now)
     peer.applied(model, running, took, current=True)
     if message.digest:
-        calls.carried(state, peer, message, version, now)
+        calls.record_transport(state, peer, message, version, now)
     versions.left(peer.name, older_than=message.version + 1)
     note = printable(message.note, TEXT_MAX) if message.note else ""
     return calls.arrived(state, peer, model, key, now, note)

@@ -36,7 +36,7 @@ class Delivery:
 
 
 @dataclass(slots=True)
-class Seen:
+class ObserverRecord:
     """What is kept of a worker only for observers and logs, by model."""
 
     told: dict[str, object] = field(default_factory=dict[str, object])  # last noted for observers
@@ -51,7 +51,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Taker:
+class PatchCandidate:
     """A worker that takes patches, and how fast it receives and decodes them.
 
     Attributes:
@@ -93,7 +93,7 @@ class Link:
         self.carried = kept * self.carried + nbytes
         self.waited = kept * self.waited + seconds
 
-    def brought(self, nbytes: int, seconds: float) -> None:
+    def observe_rate(self, nbytes: int, seconds: float) -> None:
         """Record that a version of `nbytes` bytes was applied `seconds` after its publish.
 
         A busy worker reports late, so one slow version only halves the estimate.
@@ -119,16 +119,16 @@ class Peer:
     why: str = ""  # why it was lost, and what it was doing then
     closed_at: float = 0.0  # when its connection was closed, if it is away
     # When it counts as unresponsive: it sent nothing since a version was announced to it.
-    mute_at: float = math.inf
+    unresponsive_after: float = math.inf
     stuck: bool = False  # it was reported as stuck
     contested_at: float | None = None  # when another instance asked for its name
     unlike: int = 0  # reports of wrong digests that the rate limit has not charged yet
     torn: set[str] = field(default_factory=set[str])  # models that it reported as torn (no version)
     revision: int = 0  # of the roster, at the last change of this that observers receive
-    seen: Seen = field(default_factory=Seen)
+    seen: ObserverRecord = field(default_factory=ObserverRecord)
     key: str = ""  # its public key, if the publisher has keys
     link: Link = field(default_factory=Link)
-    decode: dict[bool, float] = field(default_factory=dict[bool, float])  # see `Taker`
+    decode: dict[bool, float] = field(default_factory=dict[bool, float])  # see `PatchCandidate`
     warm: bool = False  # it has decoded a patch since it joined, so the memory for that is mapped
     rekeyed: bool = False  # it has not received the current group key
     ticket: str = ""  # for its next data connection, until redeemed; and when it was sent
@@ -220,7 +220,7 @@ class Roster:
         self._by_ticket: dict[str, Peer] = {}
         self._models = 0  # sum over all workers
         self.revision = 0
-        self._touched: dict[str, Peer] = {}  # by name, oldest change first
+        self._by_change: dict[str, Peer] = {}  # by name, oldest change first
 
     def __iter__(self) -> Iterator[Peer]:
         return iter(self._by_name.values())
@@ -232,12 +232,12 @@ class Roster:
         """Mark a worker as changed for observers."""
         self.revision += 1
         peer.revision = self.revision
-        self._touched.pop(peer.name, None)
-        self._touched[peer.name] = peer
+        self._by_change.pop(peer.name, None)
+        self._by_change[peer.name] = peer
 
     def changed(self, since: int) -> list[Peer]:
         """Return the workers that changed after revision `since`, oldest change first."""
-        found = [*takewhile(lambda p: p.revision > since, reversed(self._touched.values()))]
+        found = [*takewhile(lambda p: p.revision > since, reversed(self._by_change.values()))]
         found.reverse()
         return found
 
@@ -266,13 +266,15 @@ class Roster:
         """Return the worker that owns a ticket, and invalidate the ticket; None: no worker."""
         return self._by_ticket.pop(ticket, None)
 
-    def takers(self, model: str, workers: Collection[str] | None, *, shared: bool) -> list[Taker]:
+    def patch_candidates(
+        self, model: str, workers: Collection[str] | None, *, shared: bool
+    ) -> list[PatchCandidate]:
         """Return the workers that take patches and would be sent a version. (D2)
 
         `shared`: the version is in shared memory.
         """
         return [
-            Taker(p.running.get(model), p.link.rate, p.decode.copy())
+            PatchCandidate(p.running.get(model), p.link.rate, p.decode.copy())
             for p in self
             if model in p.hello.models and (workers is None or p.name in workers)
             if DELTA in p.hello.features and not (p.lost or (shared and p.shared))
@@ -303,7 +305,7 @@ class Roster:
             if peer.phase == "away":
                 peer.move("spoke")
             self._by_identity[identity] = peer
-            peer.seen = Seen()
+            peer.seen = ObserverRecord()
             self.touch(peer)
             return "known", peer
         if peer is not None and not peer.lost:
@@ -344,7 +346,7 @@ class Roster:
         """Remove a worker from the roster."""
         if self._by_name.pop(peer.name, None) is not None:
             self._models -= len(peer.hello.models)
-            del self._touched[peer.name]
+            del self._by_change[peer.name]
         self._by_identity.pop(peer.identity, None)
         self._by_token.pop(peer.token, None)
         self._by_ticket.pop(peer.ticket, None)

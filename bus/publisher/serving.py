@@ -19,23 +19,23 @@ def fetch(state: PublisherState, peer: Peer, fetch: Fetch, now: float) -> list[E
     version = versions.get(fetch.version) if versions else None
     if version is None and versions and fetch.version == 0:
         version = versions.latest_for(peer.name)
-        if version is not None and _may_need(peer, version):
+        if version is not None and _counts_as_receiving(peer, version):
             version = versions.get_latest_for(peer.name)
     if version is not None and fetch.patch is not None:
-        return _give_patch(state, peer, version, fetch, now)
+        return _send_patch(state, peer, version, fetch, now)
     code, text = refusal_of(fetch, version)
     if version is None or code:
-        return _turn_down(state, peer, fetch, code, text)
-    told = _told(peer, version, fetch.unpatched)
+        return _refuse(state, peer, fetch, code, text)
+    told = _unpatched_notice(peer, version, fetch.unpatched)
     if fetch.count:
-        return told + _give(state, peer, version, fetch, now)
+        return told + _send_chunks(state, peer, version, fetch, now)
     if versions is not None:  # it asks for the newest, so it drops older ones
         versions.left(peer.name, older_than=version.version)
     end = fetch.version > 0 and not fetch.layout  # such a fetch is for the `end`
     return told + describe(state, peer, version, layout=fetch.layout, end=end)
 
 
-def _give_patch(
+def _send_patch(
     state: PublisherState, peer: Peer, version: Version, fetch: Fetch, now: float
 ) -> list[Effect]:
     """Send chunks of a patch, or its end; refuse with `no-patch` if it does not exist."""
@@ -51,11 +51,11 @@ def _give_patch(
         )
         return [Send(refuse, to=peer.identity)]
     if fetch.count:
-        return _give(state, peer, patch, fetch, now)
+        return _send_chunks(state, peer, patch, fetch, now)
     return [Send(end_of(patch), to=peer.identity)]
 
 
-def _told(peer: Peer, version: Version, why: str) -> list[Effect]:
+def _unpatched_notice(peer: Peer, version: Version, why: str) -> list[Effect]:
     """Return a notice of why a worker does not use a version's patch, once."""  # D10
     if not why or not version.patches or peer.name in version.unpatched:
         return []
@@ -67,9 +67,7 @@ def _told(peer: Peer, version: Version, why: str) -> list[Effect]:
     return [Notice("unpatched", text, peer.name)]
 
 
-def _turn_down(
-    state: PublisherState, peer: Peer, fetch: Fetch, code: str, text: str
-) -> list[Effect]:
+def _refuse(state: PublisherState, peer: Peer, fetch: Fetch, code: str, text: str) -> list[Effect]:
     """Refuse a fetch; if the version is gone, announce the newest one instead."""
     refuse = Refuse(
         code=code, text=text, model=fetch.model, epoch=fetch.epoch, version=fetch.version
@@ -82,22 +80,24 @@ def _turn_down(
     return effects
 
 
-def _give(
+def _send_chunks(
     state: PublisherState, peer: Peer, chunked: Chunked, fetch: Fetch, now: float
 ) -> list[Effect]:
     version = chunked.target
-    if _may_need(peer, version):
+    if _counts_as_receiving(peer, version):
         version.read_by(peer.name)
         delivery = peer.note(version.model, version.version, "receiving", None, now)
         delivery.patch = chunked.patch
     state.store[version.model].left(peer.name, older_than=version.version)
     indexes: Iterable[int] = range(fetch.first, fetch.first + fetch.count)
     if not chunked.chunks.whole:
-        indexes = _here(version, peer, indexes, now + state.timing.patience_max)
+        indexes = _arrived_chunks(version, peer, indexes, now + state.timing.patience_max)
     return [SendChunk(chunked, index, peer.identity) for index in indexes]
 
 
-def _here(version: Version, peer: Peer, indexes: Iterable[int], until: float) -> list[int]:
+def _arrived_chunks(
+    version: Version, peer: Peer, indexes: Iterable[int], until: float
+) -> list[int]:
     """Return the chunks that have arrived; record the others as waited for, until `until`."""
     by_here = {True: list[int](), False: list[int]()}
     for index in indexes:
@@ -130,7 +130,7 @@ def describe(
     """
     header = version.layout.header if layout else None
     announce = announcement(version, undecided(state, version))
-    if _may_need(peer, version) and not state.store[version.model].serves(peer):
+    if _counts_as_receiving(peer, version) and not state.store[version.model].serves(peer):
         version.read_by(peer.name)
     effects: list[Effect] = [Send(announce, header, to=peer.identity)]
     if not end and peer.shared and version.shared:  # S10
@@ -144,7 +144,7 @@ def describe(
     return effects + versions.hash(version)
 
 
-def _may_need(peer: Peer, version: Version) -> bool:
+def _counts_as_receiving(peer: Peer, version: Version) -> bool:
     """True if a worker that fetches a version counts as receiving it.
 
     It may already run it: its report on the data connection can overtake its fetch. (P19)

@@ -21,7 +21,7 @@ REVOKED = "this publisher does not allow the key any more: ask whoever keeps its
 
 def ping(state: PublisherState, peer: Peer, ping: Ping) -> list[Effect]:
     """Answer a ping with a pong that has the worker's latest versions."""  # P17
-    state.stale |= (peer.subscribed, peer.shared) != (ping.subscribed, ping.shared)
+    state.view_outdated |= (peer.subscribed, peer.shared) != (ping.subscribed, ping.shared)
     peer.subscribed, peer.shared = ping.subscribed, ping.shared
     pong = Pong(token=ping.token, epoch=state.epoch, models=latest(state, peer))
     return [Send(pong, to=peer.identity)]
@@ -29,8 +29,8 @@ def ping(state: PublisherState, peer: Peer, ping: Ping) -> list[Effect]:
 
 def heard(state: PublisherState, peer: Peer, now: float) -> list[Effect]:
     """Note that a worker has sent a message; if it was lost, it is live again."""
-    lost, mute = peer.phase == "lost", now >= peer.mute_at
-    peer.heard_at, peer.mute_at = now, math.inf
+    lost, mute = peer.phase == "lost", now >= peer.unresponsive_after
+    peer.heard_at, peer.unresponsive_after = now, math.inf
     if lost or mute:
         keep_newest(state, peer)
     return back(state, peer, now) if lost else []
@@ -107,9 +107,11 @@ def tick(state: PublisherState, now: float) -> list[Effect]:
         why = f"its connection is closed, and it made no other in {state.timing.gone_after:g} s"
         effects += lose(state, peer, now, "overdue", why)
     there = [peer for peer in state.roster if not peer.lost]
-    effects += [_turned(state, p, now) for p in there if p.stuck != is_stuck(state, p, now)]
+    effects += [_toggle_stuck(state, p, now) for p in there if p.stuck != is_stuck(state, p, now)]
     for peer in there:
-        if now >= peer.mute_at:  # keep for it only the version of which it reported progress (P9)
+        if (
+            now >= peer.unresponsive_after
+        ):  # keep for it only the version of which it reported progress (P9)
             for versions in state.store.values():
                 incoming = peer.incoming.get(versions.model)
                 versions.left_all(peer.name, but=incoming.version if incoming else 0)
@@ -120,30 +122,30 @@ def lose(
     state: PublisherState, peer: Peer, now: float, event: WorkerEvent, why: str
 ) -> list[Effect]:
     """Mark a worker as lost by this event; one that is only `silent` may still run."""
-    phases = _doing(state, peer, now)
+    phases = _activity(state, peer, now)
     peer.why = why + (f" while {phases}" if phases else "")
     peer.move(event)
     peer.stuck = False
-    _forget(state, peer)
+    _drop_worker_state(state, peer)
     notice = Notice("lost", f"worker {peer.name} is lost: {peer.why}", peer.name, warning=True)
     return [notice, *calls.lost(state, peer, now, gone=event != "silent")]
 
 
-def _turned(state: PublisherState, peer: Peer, now: float) -> Notice:
+def _toggle_stuck(state: PublisherState, peer: Peer, now: float) -> Notice:
     """Toggle whether a worker is stuck, and return the notice."""
     peer.stuck = not peer.stuck
     if not peer.stuck:
         return Notice("back", f"worker {peer.name} moves again", peer.name)
-    return Notice("stuck", f"worker {peer.name} is stuck: {_doing(state, peer, now)}", peer.name)
+    return Notice("stuck", f"worker {peer.name} is stuck: {_activity(state, peer, now)}", peer.name)
 
 
-def _doing(state: PublisherState, peer: Peer, now: float) -> str:
+def _activity(state: PublisherState, peer: Peer, now: float) -> str:
     return "; ".join(phase_of(state, m, i, now) for m, i in peer.incoming.items())
 
 
-def _forget(state: PublisherState, peer: Peer) -> None:
+def _drop_worker_state(state: PublisherState, peer: Peer) -> None:
     """Drop a worker's deliveries, and the versions that are kept for it."""
-    state.stale = True
+    state.view_outdated = True
     peer.forget()
     for versions in state.store.values():
         versions.forget_worker(peer.name)
@@ -151,7 +153,7 @@ def _forget(state: PublisherState, peer: Peer) -> None:
 
 def leave(state: PublisherState, peer: Peer, why: str, now: float) -> list[Effect]:
     """Remove a worker that leaves in order; no call waits for it."""
-    _forget(state, peer)
+    _drop_worker_state(state, peer)
     state.roster.remove(peer)
     text = f"worker {peer.name} has left: {why}"
     failed = ((m, v, r) for m, (v, r) in peer.seen.failed.items() if v > peer.runs(m)[1])

@@ -27,26 +27,26 @@ class Absence:
     at: float
 
 
-class Lasting:
+class PersistentCondition:
     """A condition that holds for models at workers, and since when; reported once per model."""
 
     def __init__(self) -> None:
         self._since: dict[str, tuple[float, set[str]]] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
-    def news(self, found: Iterable[str], most: int) -> list[str]:
+    def unreported(self, found: Iterable[str], most: int) -> list[str]:
         """Return at most `most` models that were not reported yet; none after `ABSENT_MAX`."""
-        if len(self._told) >= ABSENT_MAX:
+        if len(self._reported) >= ABSENT_MAX:
             return []
-        return [model for model in found if model not in self._told][:most]
+        return [model for model in found if model not in self._reported][:most]
 
-    def lasting(
+    def held_since(
         self, found: dict[str, list[Peer]], since: float, now: float
     ) -> list[tuple[str, list[Peer]]]:
         """Record where the condition holds now, in `found`; return where it held since `since`."""
-        kept, told = self._since, list[tuple[str, list[Peer]]]()
+        kept, due = self._since, list[tuple[str, list[Peer]]]()
         self._since = {}
-        for model in self.news(found, ABSENT_MAX):
+        for model in self.unreported(found, ABSENT_MAX):
             names = {peer.name for peer in found[model]}
             began, before = kept.get(model, (now, names))
             names &= before
@@ -54,9 +54,9 @@ class Lasting:
                 continue  # no worker is the same as before: the condition ends by itself
             self._since[model] = began, names
             if began <= since:
-                self._told.add(model)
-                told.append((model, [peer for peer in found[model] if peer.name in names]))
-        return told
+                self._reported.add(model)
+                due.append((model, [peer for peer in found[model] if peer.name in names]))
+        return due
 
 
 @dataclass(slots=True, eq=False)
@@ -100,21 +100,21 @@ class PublisherState:
     # By model, where its first version will be in memory, until that is published.
     prepared: dict[str, Prepare] = field(init=False, default_factory=dict[str, Prepare])
     malformed: int = field(init=False, default=0)  # messages that broke the protocol
-    stale: bool = field(init=False, default=True)  # the last `PublisherView` is outdated
+    view_outdated: bool = field(init=False, default=True)  # the last `PublisherView` is outdated
     renewed_at: float = field(init=False, default=-math.inf)  # when it last took a later epoch
     renewal_pause: float = field(init=False)  # seconds from then until it may take another
     _first_epoch: int = field(init=False)  # the epoch that it started with
     beacon_at: float = field(init=False, default=0.0)  # when the next beacons are due
     # Workers that left or were refused, by name, oldest first.
     absent: dict[str, Absence] = field(init=False, default_factory=dict[str, Absence])
-    crowded: str = field(init=False, default="")  # why connections were rejected, if any were
-    crowded_at: float = field(init=False, default=-math.inf)  # when that was last logged
+    rejections: str = field(init=False, default="")  # why connections were rejected, if any were
+    rejections_logged_at: float = field(init=False, default=-math.inf)  # when that was last logged
     # Models that were published to no worker; and those logged with the models workers want.
-    unheard: set[str] = field(init=False, default_factory=set[str])
-    told: set[str] = field(init=False, default_factory=set[str])
+    unreached_models: set[str] = field(init=False, default_factory=set[str])
+    hinted: set[str] = field(init=False, default_factory=set[str])
     hints_at: float = field(init=False, default=0.0)  # when to check next for likely mistakes
-    misspelt: Lasting = field(init=False, default_factory=Lasting)
-    untaken: Lasting = field(init=False, default_factory=Lasting)
+    suspected_typos: PersistentCondition = field(init=False, default_factory=PersistentCondition)
+    never_applied: PersistentCondition = field(init=False, default_factory=PersistentCondition)
 
     def __post_init__(self) -> None:
         self.roster = Roster(self.timing.lost_after)

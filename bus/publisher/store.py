@@ -17,9 +17,9 @@ from .version import Offer, Snapshot, Version
 DIGESTS_KEPT = 1000  # versions that are gone but whose late acknowledgements can still be checked
 
 # The phases in which a version may be evicted for the next one, the least needed first.
-GIVEN_UP: tuple[VersionPhase, ...] = ("old", "targeted")
+EVICTABLE: tuple[VersionPhase, ...] = ("old", "targeted")
 # The same, if the next version replaces the latest.
-GIVEN_UP_FOR_ALL: tuple[VersionPhase, ...] = (*GIVEN_UP, "lent", "latest")
+EVICTABLE_FOR_ALL: tuple[VersionPhase, ...] = (*EVICTABLE, "lent", "latest")
 
 
 class Versions:
@@ -88,7 +88,7 @@ class Versions:
     def latest_for(self, worker: str) -> Version | None:
         """Return the newest committed version for a worker, for its attributes."""
         known = [v for v in (self.latest, self._targeted.get(worker)) if v is not None]
-        return max(filter(_there, known), key=lambda v: v.key, default=None)
+        return max(filter(_exists, known), key=lambda v: v.key, default=None)
 
     def get_latest_for(self, worker: str) -> Version | None:
         """Return the newest committed version for a worker, so that it can be sent."""
@@ -134,7 +134,7 @@ class Versions:
             return None
         version = self._versions.get(number)
         if version is not None:
-            return version.chunks.digest or ("" if _there(version) else None)
+            return version.chunks.digest or ("" if _exists(version) else None)
         known = self._digests.get(number)
         return "" if known is None else known or None
 
@@ -172,7 +172,7 @@ class Versions:
         `replaces_latest`: the next one is for all workers, so the latest may be evicted.
         """
         self._prune()
-        phases = GIVEN_UP_FOR_ALL if replaces_latest else GIVEN_UP
+        phases = EVICTABLE_FOR_ALL if replaces_latest else EVICTABLE
         found = [v for v in self if v.phase in phases and v.snapshot in among]
         if found:
             least = min(found, key=lambda v: (phases.index(v.phase), -v.version))
@@ -273,5 +273,5 @@ class Versions:
             del self._digests[next(iter(self._digests))]
 
 
-def _there(version: Version) -> bool:
+def _exists(version: Version) -> bool:
     return version.phase != "lent" or version.snapshot.there

@@ -89,13 +89,13 @@ class Comparison:
         self.version.sums[spec.begin] = total
 
     def _name(self, difference: Difference) -> None:
-        told = [*self._found, difference]
-        if len(told) <= DIFFERENCES_TOLD and len(msgspec.json.encode(told)) <= PAGE_BYTES:
-            self._found = told
+        listed = [*self._found, difference]
+        if len(listed) <= DIFFERENCES_TOLD and len(msgspec.json.encode(listed)) <= PAGE_BYTES:
+            self._found = listed
 
 
 @dataclass(frozen=True, slots=True)
-class _Open:
+class _OpenCheck:
     """A check that its worker has not answered yet."""
 
     asked: Verify
@@ -109,7 +109,7 @@ class Checks:
 
     def __init__(self, state: PublisherState) -> None:
         self._state = state
-        self._open: dict[str, _Open] = {}  # by worker
+        self._open: dict[str, _OpenCheck] = {}  # by worker
 
     def verify(self, observer: bytes, asked: Verify, now: float) -> list[Effect]:
         """Return a check to the worker that an observer asks about, or an answer why not."""
@@ -118,7 +118,7 @@ class Checks:
         if code or peer is None:
             return [_unverified(observer, asked, code, text)]
         epoch, version = key = peer.runs(asked.model)
-        self._open[asked.worker] = _Open(asked, observer, key, now)
+        self._open[asked.worker] = _OpenCheck(asked, observer, key, now)
         check = Check(model=asked.model, epoch=epoch, version=version, first=asked.first)
         return [Send(check, to=peer.identity)]
 

@@ -84,7 +84,7 @@ class BytesInPlace:
 
     def __init__(self, data: memoryview) -> None:
         self._data: memoryview | None = data  # None after `release`
-        self._given: dict[int, memoryview] = {}  # by begin: send queues hold weak references
+        self._views: dict[int, memoryview] = {}  # by begin: send queues hold weak references
 
     def bytes(self, begin: int, end: int) -> memoryview:
         """Return the bytes [begin, end)."""
@@ -94,7 +94,7 @@ class BytesInPlace:
 
     def chunk(self, begin: int, end: int) -> memoryview:
         """Return the bytes [begin, end), to be sent."""
-        return self._given.setdefault(begin, self.bytes(begin, end))
+        return self._views.setdefault(begin, self.bytes(begin, end))
 
 
 class Received(BytesInPlace):
@@ -124,7 +124,7 @@ class Received(BytesInPlace):
     def release(self) -> None:
         """Drop the bytes; the memory is free once queued chunks are sent."""
         self._view = self._data = None
-        self._given.clear()
+        self._views.clear()
 
     def stamp(self, model: str, epoch: int, version: int) -> bool:  # noqa: ARG002
         """Return False: no other process can read them."""

@@ -92,7 +92,7 @@ def pin(s: "zmq.Socket[bytes]", public: str, secret: str, publisher: str) -> Non
     s.setsockopt(zmq.CURVE_SERVERKEY, publisher.encode())
 
 
-class Changes:
+class ConnectionEvents:
     """The events of a connecting socket.
 
     Args:

@@ -87,10 +87,10 @@ class CurveConnection:
     def __init__(self, server: CurveServer) -> None:
         self._server, self._sodium = server, server.sodium
         self.key = ""
-        self._theirs = b""  # C'
+        self._peer_key = b""  # C'
         self._secret = self._cookie = b""
         self._shared = b""  # of C' and S, then of C' and S'
-        self._heard = self._sent = 0
+        self._last_received = self._last_sent = 0
 
     def answer(self, command: bytes, metadata: bytes) -> tuple[bytes, bytes | None]:
         """Handle a handshake command; return the reply and, after the last, the worker's metadata.
@@ -98,7 +98,7 @@ class CurveConnection:
         Raises:
             CurveError: The handshake has failed.
         """
-        if command.startswith(b"\x05HELLO") and not self._theirs:
+        if command.startswith(b"\x05HELLO") and not self._peer_key:
             return self._welcome(command), None
         if command.startswith(b"\x08INITIATE") and self._cookie:
             return self._ready(command, metadata)
@@ -107,8 +107,8 @@ class CurveConnection:
     def _welcome(self, hello: bytes) -> bytes:
         if len(hello) != _HELLO or hello[6] != 1:
             raise CurveError("a HELLO that is none")
-        self._theirs = hello[80:112]
-        self._shared = self._agree(self._theirs, self._server.secret)
+        self._peer_key = hello[80:112]
+        self._shared = self._agree(self._peer_key, self._server.secret)
         self._open(b"CurveZMQHELLO---", hello[112:])
         ours, self._secret = self._sodium.crypto_box_keypair()
         self._cookie, nonce = os.urandom(_COOKIE), os.urandom(16)
@@ -120,11 +120,11 @@ class CurveConnection:
             raise CurveError("an INITIATE that is none")
         if not hmac.compare_digest(initiate[9 : 9 + _COOKIE], self._cookie):
             raise CurveError("an INITIATE with another connection's cookie")
-        self._shared, self._cookie = self._agree(self._theirs, self._secret), b""
+        self._shared, self._cookie = self._agree(self._peer_key, self._secret), b""
         plain = self._open(b"CurveZMQINITIATE", initiate[9 + _COOKIE :])
         theirs, nonce, vouch = plain[:32], plain[32:48], plain[48:128]
         vouched = self._unbox(vouch, b"VOUCH---" + nonce, self._agree(theirs, self._secret))
-        if not hmac.compare_digest(vouched, self._theirs + self._server.public):
+        if not hmac.compare_digest(vouched, self._peer_key + self._server.public):
             raise CurveError("an INITIATE with another connection's vouch")
         key = z85.encode(theirs).decode()
         if not self._server.may_come(key):
@@ -151,16 +151,16 @@ class CurveConnection:
         return bool(plain[0] & _INNER_MORE), bool(plain[0] & _INNER_COMMAND), plain[1:]
 
     def _numbered(self, prefix: bytes, plain: bytes) -> bytes:
-        self._sent += 1
-        number = self._sent.to_bytes(8, "big")
+        self._last_sent += 1
+        number = self._last_sent.to_bytes(8, "big")
         return number + self._box(plain, prefix + number, self._shared)
 
     def _open(self, prefix: bytes, numbered: bytes) -> bytes:
         number = int.from_bytes(numbered[:8], "big")
-        if number <= self._heard:
+        if number <= self._last_received:
             raise CurveError("an encrypted frame that is repeated")
         plain = self._unbox(numbered[8:], prefix + numbered[:8], self._shared)
-        self._heard = number
+        self._last_received = number
         return plain
 
     def _agree(self, public: bytes, secret: bytes) -> bytes:

@@ -193,7 +193,7 @@ class Allowed:
         found, known, self.whole = dict[str, Grant](), dict[Path, _AllowedFile](), True
         files = _files(self._folder)
         if len(files) > KEYS_MAX:
-            self._tell(_too_many(self._folder, files))
+            self._report(_too_many(self._folder, files))
             files = [file for file in files if file in self.known]
         for file in files:
             try:
@@ -202,7 +202,7 @@ class Allowed:
             except ScarceError:
                 raise
             except KeysError as error:
-                self._tell(error)
+                self._report(error)
         self.known = MappingProxyType(known)
         return MappingProxyType(found)
 
@@ -218,11 +218,11 @@ class Allowed:
         except OSError as error:
             raise _unreadable(self._folder, error) from None
         for file, allowed in self.known.items():
-            if _may_be_there(file):
+            if _may_exist(file):
                 found.setdefault(allowed.public, Grant(allowed.name, allowed.role))
         return MappingProxyType(found)
 
-    def _tell(self, error: KeysError) -> None:
+    def _report(self, error: KeysError) -> None:
         if self._complain is None:
             raise error
         self._complain(error)
@@ -234,7 +234,7 @@ class Allowed:
             self.whole = False
             if file not in self.known:
                 raise
-            self._tell(
+            self._report(
                 UnreadableError(
                     f"{error}; until it can be, it allows what it did: remove it to end that"
                 )
@@ -347,7 +347,7 @@ def _stat(file: Path) -> os.stat_result | None:
     return None
 
 
-def _may_be_there(file: Path) -> bool:
+def _may_exist(file: Path) -> bool:
     """Return False if a file certainly does not exist; True otherwise."""
     try:
         os.stat(file)
@@ -364,14 +364,14 @@ def _path(given: str | Path) -> Path:
     return Path(given)
 
 
-def _at_once(file: str, flags: int) -> int:
+def _nonblocking_opener(file: str, flags: int) -> int:
     """Open a file in non-blocking mode: opening a named pipe would block otherwise."""
     return os.open(file, flags | os.O_NONBLOCK)
 
 
 def _read(file: Path, kind: type[_T], *, secret: bool = False) -> _T:
     try:
-        with open(file, "rb", opener=None if secret else _at_once) as opened:
+        with open(file, "rb", opener=None if secret else _nonblocking_opener) as opened:
             if secret and os.fstat(opened.fileno()).st_mode & stat.S_IRWXO:
                 raise KeysError(f"{file} is open to every user of this host: chmod 600 {file}")
             return msgspec.json.decode(opened.read(TEXT_MAX) or b"", type=kind)

@@ -179,13 +179,13 @@ class FetchPlanner:
 
     # Failed versions that are tried again. (W36)
 
-    def put_off(self, key: Key, now: float) -> None:
+    def back_off(self, key: Key, now: float) -> None:
         """Do not request a version for a while: twice as long as the last time."""
         longer = min(2 * self._backoff.pause, self._timing.patience_max)
         pause = longer if key == self._backoff.key else self._timing.patience
         self._backoff = _Backoff(key, now + pause, pause)
 
-    def put_off_no_longer(self, key: Key) -> None:
+    def end_backoff(self, key: Key) -> None:
         """End the pause of a version that is unavailable: an earlier one may be the latest now."""
         if key == self._backoff.key:
             self._backoff = replace(self._backoff, until=-math.inf)

@@ -90,7 +90,7 @@ class Follower:
         self.stale: Key = (0, 0)  # this version is not in shared memory any more: fetch it
         self.failed: Failed | None = None  # the last one, until another version is begun
         self._misfit: Announce | None = None  # rejected for its names or shapes; may fit later
-        self._look_at = math.inf  # when to check that again
+        self._recheck_at = math.inf  # when to check that again
         self._window = 0  # bytes of a window of the largest version that was begun in the session
 
     @property
@@ -137,12 +137,12 @@ class Follower:
                 return self._take_whole(arriving, data, now)
             if key < arriving.key or (self.versions.mode == "catching-up" and key != arriving.key):
                 return []  # W26
-        if data is not None and (straight := self._straight(announce, data)) is not None:
+        if data is not None and (straight := self._stage_whole(announce, data)) is not None:
             return [Ready(straight)]
         follows = announce.whole is not None or (pushed and not self.shared)  # W31, S8
         return self._begin(self.versions.expect(announce, pushed=follows), now, data)
 
-    def _straight(self, announce: Announce, data: Buffer) -> StagedVersion | None:
+    def _stage_whole(self, announce: Announce, data: Buffer) -> StagedVersion | None:
         """Stage a version that arrived whole and can be applied immediately; None if it cannot.
 
         This is the usual path of small versions. The result is the same as without this shortcut,
@@ -345,18 +345,18 @@ class Follower:
     def _refuse(self, entry: VersionEntry, code: str, text: str, now: float) -> list[Effect]:
         if code == "layout-mismatch":
             self._acceptance.doubt(entry.announce.layout)
-            self._misfit, self._look_at = entry.announce, now + self.timing.ping
+            self._misfit, self._recheck_at = entry.announce, now + self.timing.ping
         return self.fail(entry.key, code, text, now)
 
-    def _look_again(self, now: float) -> list[Effect]:
+    def _recheck_misfit(self, now: float) -> list[Effect]:
         """Fetch a version again that did not fit and does now: the user has changed the model."""
-        misfit, self._look_at = self._misfit, now + self.timing.ping
+        misfit, self._recheck_at = self._misfit, now + self.timing.ping
         if misfit is None or misfit.epoch != self.versions.heard[0]:
-            self._misfit, self._look_at = None, math.inf
+            self._misfit, self._recheck_at = None, math.inf
             return []
         if self._acceptance.fault(misfit) is not None:
             return []
-        self._misfit, self._look_at = None, math.inf
+        self._misfit, self._recheck_at = None, math.inf
         self.versions.forgive((misfit.epoch, misfit.version))
         return self.planner.latest(misfit.epoch, now, at_once=True)
 
@@ -412,7 +412,7 @@ class Follower:
             return self.patches.decode(entry)
         if transfer.chunks.proves(transfer.digest):  # W13
             return self._arrived(entry, now)
-        transfer.start_over()
+        transfer.restart()
         if transfer.restarts < RESTARTS_MAX:
             return []  # the next tick fetches it again
         text = f"the whole did not match its digest, {transfer.restarts} times"
@@ -459,7 +459,7 @@ class Follower:
         for entry in self.versions.all("announced", "arriving", "staged"):
             if entry.key == key:
                 self.versions.move(entry, "aborted")  # W14
-        self.planner.put_off_no_longer(key)
+        self.planner.end_backoff(key)
         if key == self.planner.only and not self.versions.has(key):
             return self.planner.forgo("it was aborted")
         return self._go_on(abort.epoch, now)
@@ -467,7 +467,7 @@ class Follower:
     def gone(self, epoch: int, version: int, now: float) -> list[Effect]:
         """Drop a version that the publisher no longer has; 0: it has none."""
         only = self.planner.only
-        self.planner.put_off_no_longer((epoch, version))
+        self.planner.end_backoff((epoch, version))
         for entry in self.versions.all("announced", "arriving"):
             named = version == entry.key[1] or (version == 0 and entry.phase == "announced")  # W27
             late = epoch not in (0, entry.key[0])  # a message of an older publisher
@@ -514,7 +514,7 @@ class Follower:
         """Process the result of an effect, or the outcome of a version that was ready."""
         match event:
             case Report():
-                return self._became(event, now)
+                return self._outcome(event, now)
             case Granted():
                 return self._granted(event, now)
             case Opened():
@@ -533,7 +533,7 @@ class Follower:
         """Report what delays the apply of a version: at once, and then with every ping."""
         return [reports.progress(entry)] if entry is not None and entry.blocked(text) else []
 
-    def _became(self, report: Report, now: float) -> list[Effect]:
+    def _outcome(self, report: Report, now: float) -> list[Effect]:
         """Process the user's report of a version: begun, put back, finished or dropped."""
         versions, what = self.versions, report.what
         entry = versions.find(report.key, "ready", "applying")
@@ -613,7 +613,7 @@ class Follower:
 
     def _forget_failure(self) -> None:
         """Forget the last failure: a version arrives. (That no version is running is kept.)"""
-        self._misfit, self._look_at = None, math.inf
+        self._misfit, self._recheck_at = None, math.inf
         if not self.torn:
             self.failed = None
 
@@ -621,7 +621,7 @@ class Follower:
         """Report to publisher and user that a version is not applied, for now or permanently."""
         epoch, version = key
         if code in TRANSIENT:
-            self.planner.put_off(key, now)
+            self.planner.back_off(key, now)
         self.failed = Failed(model=self.model, epoch=epoch, version=version, code=code, text=text)
         return [self._failure(self.failed), Rejected(self.model, epoch, version, code, text)]
 
@@ -671,10 +671,10 @@ class Follower:
 
     def tick(self, now: float) -> list[Effect]:
         """Fetch what is due."""
-        if now >= self._look_at and (asked := self._look_again(now)):
+        if now >= self._recheck_at and (asked := self._recheck_misfit(now)):
             return asked
         entry = self.versions.at["arriving"]
-        if entry is not None and entry.transfer.hopeless:  # W12
+        if entry is not None and entry.transfer.exhausted:  # W12
             if entry.transfer.patch is not None:
                 return self.patches.give_up(entry, "nothing more of it comes", now)
             return self._decline(entry, "digest-mismatch", NOTHING_FITS, now)

@@ -45,9 +45,9 @@ class Keyring:
         ciphers()  # raises if there are none
         self._keys: dict[str, GroupKey] = {}  # by id, the newest last
         self._counts: dict[str, int] = {}  # the highest counter that was opened, by id
-        self._alone_at = math.inf  # when all but the newest key expire
+        self._old_keys_expire_at = math.inf  # when all but the newest key expire
         self._secret = _NO_SECRET  # the version key that was derived last
-        self._lacking = False  # a message was sealed with an unknown key
+        self._key_missing = False  # a message was sealed with an unknown key
 
     def begin(self, keys: Sequence[str], until: float = math.inf) -> None:
         """Set the keys of a new session; all but the newest expire at `until`.
@@ -56,31 +56,31 @@ class Keyring:
         """
         self._keys = {key.id: key for key in map(_group_key, keys)}
         self._counts = {i: count for i, count in self._counts.items() if i in self._keys}
-        self._alone_at, self._lacking, self._secret = until, False, _NO_SECRET
+        self._old_keys_expire_at, self._key_missing, self._secret = until, False, _NO_SECRET
 
     def add(self, keys: Sequence[str], until: float) -> None:
         """Add keys after a rotation; the previous one expires at `until`.
 
         A listed key before a known one is older than that: it has expired, or was never known.
         """  # E6
-        self._lacking = False
+        self._key_missing = False
         told = [_group_key(key) for key in keys]
         here = [at for at, key in enumerate(told) if key.id in self._keys]
         for key in told[max(here, default=-1) + 1 :]:
             self._keys[key.id] = key
-            self._alone_at = until
+            self._old_keys_expire_at = until
         self._keep(GROUP_KEYS_MAX)
 
     def lacks(self, now: float) -> bool:
         """Drop expired keys; return whether a message was sealed with an unknown key."""
-        if now >= self._alone_at:
-            self._alone_at = math.inf
+        if now >= self._old_keys_expire_at:
+            self._old_keys_expire_at = math.inf
             self._keep(1)
-        return self._lacking
+        return self._key_missing
 
     def _key(self, key: str | None) -> GroupKey | None:
         found = self._keys.get(key or "")
-        self._lacking |= found is None
+        self._key_missing |= found is None
         return found
 
     def _keep(self, count: int) -> None:

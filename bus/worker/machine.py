@@ -21,11 +21,11 @@ from ..effects import (
     Joined,
     Notice,
     Open,
+    Prefault,
     Redial,
     Refused,
     Send,
     Subscribe,
-    Warm,
 )
 from ..epochs import Ages
 from ..errors import ProtocolError
@@ -157,7 +157,7 @@ class WorkerMachine:
         if not isinstance(arrived, Lease):
             return effects + (self._receive(arrived[1:], now, pushed=True) if inside else [])
         if inside and arrived.message is not None:
-            effects += self._take(arrived.message, arrived, now, pushed=True)
+            effects += self._process(arrived.message, arrived, now, pushed=True)
         if arrived.live:
             arrived.cancel()  # not used: its message is no longer needed
         return effects
@@ -205,12 +205,12 @@ class WorkerMachine:
             self.malformed += 1  # W21
             return []
         if isinstance(message, Check):  # checks are not answered when published (W35, E1)
-            return [] if pushed else self._take(message, None, now, pushed=False)
+            return [] if pushed else self._process(message, None, now, pushed=False)
         keyring = self._keyring if pushed else None
         heard = message if keyring is None else keyring.published(message, payloads)
-        return self._take(heard, payloads[0] if payloads else None, now, pushed=pushed)
+        return self._process(heard, payloads[0] if payloads else None, now, pushed=pushed)
 
-    def _take(
+    def _process(
         self, message: ToWorker | None, payload: Buffer | Lease | None, now: float, *, pushed: bool
     ) -> list[Effect]:
         """Process a well-formed message. (W3)"""
@@ -256,7 +256,7 @@ class WorkerMachine:
                 return (
                     []
                     if follower is None
-                    else self._of(follower, message, payload, now, pushed=pushed)
+                    else self._process_of_model(follower, message, payload, now, pushed=pushed)
                 )
 
     def _ignores(self, chunk: Chunk | SealedChunk, *, pushed: bool) -> bool:
@@ -268,7 +268,7 @@ class WorkerMachine:
         unfit = isinstance(chunk, SealedChunk) != keyed  # E1
         return unfit or (pushed and keyed and not arrives)  # E4
 
-    def _of(
+    def _process_of_model(
         self,
         follower: Follower,
         message: OfModel,
@@ -301,7 +301,7 @@ class WorkerMachine:
                 return follower.renamed(message, now)
             case Prepare():  # so that its first version does not wait for the mapping (S11)
                 wanted = self.terms.shared and message.nbytes <= self._bytes_max
-                return [Warm(message.shared, message.nbytes)] if wanted else []
+                return [Prefault(message.shared, message.nbytes)] if wanted else []
 
     def _check(self, check: Check, now: float) -> list[Effect]:
         """Examine the current weights, unless checks came too often."""  # W35
@@ -427,7 +427,7 @@ class WorkerMachine:
         deaf = now - self._answered_at >= timing.deaf_after
         return self.session != "outside" and (deaf or now - self._heard_at >= timing.lost_after)
 
-    def _call_again(self) -> list[Effect]:
+    def _reconnect(self) -> list[Effect]:
         text = "the publisher is silent: the weights stay in use, and this worker joins it again"
         lost: list[Effect] = (
             [Notice("lost", text, warning=True)] if self._change_session("silent") else []
@@ -435,7 +435,7 @@ class WorkerMachine:
         self._unanswered_since = self._redial_at = None
         return [*lost, Redial()]
 
-    def shut_out(self, why: str, now: float) -> list[Effect]:
+    def handshake_refused(self, why: str, now: float) -> list[Effect]:
         """Report a handshake without the right key; redial, as libzmq may have given up."""  # K5
         if self._redial_at is not None:
             return []
@@ -504,7 +504,7 @@ class WorkerMachine:
         """Perform what is due."""
         lacking = self._keyring is not None and self._keyring.lacks(now)  # outside too: keys expire
         if self._silent(now) or (self._redial_at is not None and now >= self._redial_at):
-            return self._call_again()
+            return self._reconnect()
         if not self.inside:
             return []
         effects = self._unheard(now)

@@ -181,7 +181,7 @@ SESSIONS: dict[Session, dict[Change, Session]] = {
 }
 
 # The messages and effects that each event causes. Requests and repeated reports need no event.
-SAYS: dict[
+EMITS: dict[
     Event | LackEvent | Way | Literal["late"] | ModeEvent | Change,
     tuple[type[Effect | Message], ...],
 ] = {

@@ -84,17 +84,17 @@ class Transfer:
         self.restarts = 0  # times the version did not match its digest
         self.digest: str | None = None  # from `end`
         self._reported_at = now  # when progress was reported last
-        self._asked = set[int]()
+        self._requested = set[int]()
         self._cursor = 0  # nothing below it is missing
         self._pushed = 0  # everything below it was pushed, or dropped on the way
         self._timing, self._keyring = timing, keyring
         self._heard_at = self._asked_at = now
         self._answered = -math.inf  # when the last ping was sent that was answered
-        self._patience = timing.patience
+        self._timeout = timing.patience
         self._gap = 0.0  # the longest recent time between two chunks, in seconds
         self._end_asked = False
         self._lease: Lease | None = None  # of the chunk that is leased
-        self._lent = NONE  # index of the leased chunk; bytes of it at the last look
+        self._leased = NONE  # index of the leased chunk; bytes of it at the last look
 
     @property
     def progress(self) -> int:
@@ -146,12 +146,12 @@ class Transfer:
         if pushed:
             self._pushed = max(self._pushed, index + 1)
         if isinstance(payload, Lease) and payload.live:
-            self._lease, self._lent = None, NONE
+            self._lease, self._leased = None, NONE
             if not payload.end(proof if isinstance(proof, int) else None):
                 self._reject(index)
                 return False
             crc = payload.crc
-        elif chunks.crcs[index] is not None or index == self._lent[0] or self._job is not None:
+        elif chunks.crcs[index] is not None or index == self._leased[0] or self._job is not None:
             return False
         else:
             sound = self._place(index, proof, b"" if isinstance(payload, Lease) else payload)
@@ -159,12 +159,12 @@ class Transfer:
                 self._reject(index)
                 return False
             crc = sound
-            self._asked.discard(index)
+            self._requested.discard(index)
         chunks.put(index, crc)
         self.tries = 0
         # Wait in proportion to the time between chunks, for slow links.
         self._gap = max(now - self._heard_at, self._gap * 7 / 8)  # W32
-        self._patience = min(max(self._timing.patience, 4 * self._gap), self._timing.patience_max)
+        self._timeout = min(max(self._timing.patience, 4 * self._gap), self._timing.patience_max)
         self._heard_at = now
         return True
 
@@ -196,7 +196,7 @@ class Transfer:
         index, chunks = chunk.index, self.chunks
         if index >= chunks.plan.count or chunks.crcs[index] is not None:
             return None
-        if index == self._lent[0] or self._job is not None:
+        if index == self._leased[0] or self._job is not None:
             return None
         if chunk.patch != self.patch:
             return None
@@ -208,8 +208,8 @@ class Transfer:
             return None
         if self._lease is not None:
             self.revoke()
-        self._asked.discard(index)
-        self._lent = index, 0
+        self._requested.discard(index)
+        self._leased = index, 0
         place = chunks.memory.data[begin:end]
         self._lease = Lease(place, chunk, self.revoke, opening=opening)
         return self._lease
@@ -221,8 +221,8 @@ class Transfer:
             return False
         if self._lease is not None:
             self._lease.end()
-            self._cursor = min(self._cursor, self._lent[0])
-            self._lease, self._lent = None, NONE
+            self._cursor = min(self._cursor, self._leased[0])
+            self._lease, self._leased = None, NONE
         return True
 
     def end(self, digest: str) -> None:
@@ -238,7 +238,7 @@ class Transfer:
         return job
 
     @property
-    def hopeless(self) -> bool:
+    def exhausted(self) -> bool:
         """Whether requests were repeated too often without any valid chunk."""
         return self.comes in ("received", "pulled") and self.tries >= TRIES_MAX
 
@@ -278,16 +278,16 @@ class Transfer:
         wanted: list[tuple[int, int]] = []
         if self.comes == "decoded":
             return wanted
-        if self._lease is not None and self._lease.count > self._lent[1]:
-            self._lent, self._heard_at = (self._lent[0], self._lease.count), now
+        if self._lease is not None and self._lease.count > self._leased[1]:
+            self._leased, self._heard_at = (self._leased[0], self._lease.count), now
         silent = now - self._heard_at
         if silent >= self._timing.quiet:  # W30
             self.pull()
         passed = self._answered > self._asked_at  # otherwise the answers are still on their way
-        if silent >= (self._patience if passed else self._timing.patience_max):  # W12
+        if silent >= (self._timeout if passed else self._timing.patience_max):  # W12
             self.tries += 1
             self._ask_again(now)
-            self._patience = min(2 * self._patience, self._timing.patience_max)  # W32
+            self._timeout = min(2 * self._timeout, self._timing.patience_max)  # W32
         if self.digest is None and self.comes != "received" and not self._end_asked:
             self._end_asked = True
             wanted.append((0, 0))
@@ -295,17 +295,21 @@ class Transfer:
         limit = len(crcs) if self.comes == "pulled" else self._pushed  # W10, W30
         while self._cursor < limit and crcs[self._cursor] is not None:
             self._cursor += 1
-        if self._cursor < limit and self._job is None and len(self._asked) <= WINDOW_CHUNKS // 2:
+        if (
+            self._cursor < limit
+            and self._job is None
+            and len(self._requested) <= WINDOW_CHUNKS // 2
+        ):
             wanted += self._ranges(limit)
         if wanted:
             self._asked_at = now
         return wanted
 
-    def start_over(self) -> None:
+    def restart(self) -> None:
         """Fetch the version again: it does not match its digest, or another digest was sent."""
         self.restarts += 1
         self.chunks.clear()
-        self._asked.clear()
+        self._requested.clear()
         self.digest, self._end_asked, self._cursor = None, False, 0
         self.pull()
 
@@ -318,11 +322,11 @@ class Transfer:
     def _ranges(self, limit: int) -> list[tuple[int, int]]:
         """Return ranges of missing chunks below a limit, as far as the window allows."""
         asked: list[tuple[int, int]] = []
-        while self._cursor < limit and len(self._asked) < WINDOW_CHUNKS:  # W11
+        while self._cursor < limit and len(self._requested) < WINDOW_CHUNKS:  # W11
             index, self._cursor = self._cursor, self._cursor + 1
-            if self.chunks.crcs[index] is not None or index in (self._lent[0], *self._asked):
+            if self.chunks.crcs[index] is not None or index in (self._leased[0], *self._requested):
                 continue
-            self._asked.add(index)
+            self._requested.add(index)
             first, count = asked.pop() if asked and sum(asked[-1]) == index else (index, 0)
             asked.append((first, count + 1))
         return asked
@@ -331,13 +335,13 @@ class Transfer:
         """Fetch a damaged chunk again: immediately for the first few, then after the timeout."""
         self.damaged += 1
         if self.damaged <= DAMAGED_MAX:
-            self._asked.discard(index)
-        if index not in self._asked:
+            self._requested.discard(index)
+        if index not in self._requested:
             self._cursor = min(self._cursor, index)
 
     def _ask_again(self, now: float) -> None:
-        self._cursor = min(self._cursor, *self._asked) if self._asked else self._cursor
-        self._asked.clear()
+        self._cursor = min(self._cursor, *self._requested) if self._requested else self._cursor
+        self._requested.clear()
         self._end_asked = False
         self._heard_at = now
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ...bus.event_log import RateLimitedWarning
-from ...bus.net.descriptors import RAISE, spent
+from ...bus.net.descriptors import RAISE, nearly_exhausted
 
 log = logging.getLogger("weightbus.http")
 
@@ -108,7 +108,7 @@ class Connections:
 
     def _take(self, connection: socket.socket, host: str) -> None:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if spent(connection.fileno()):
+        if nearly_exhausted(connection.fileno()):
             connection.close()
             text = f"its process keeps the last of its {limit:,} descriptors: {RAISE}"
             self._warn(f"the last from {host}, as {text}")

@@ -33,7 +33,7 @@ def tell(count: Count, publish: "Future[Receipt]") -> None:
     count(publish.result() if error is None else error.receipt, error)
 
 
-class Shown:
+class HttpEndpoints:
     """The pages of one publisher. It holds no publisher, and ends with it.
 
     Attributes:

@@ -40,7 +40,7 @@ from ..settings import Settings
 from ..subscriber import Subscriber
 from ..target import Names, Sums
 from ..targets import MemoryTarget
-from .carrier import TIMEOUT, Carrier, Prepared, Receiver, Weights
+from .carrier import TIMEOUT, Prepared, Receiver, Transport, Weights
 from .model import is_torchrl
 from .receiver import Destination
 from .sender import WorkerTransport
@@ -111,7 +111,7 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
 
     def _make_carrier(
         self, *, num_workers: int | None = None, pipes: Any = None, context: Any = None, **_: Any
-    ) -> Carrier:
+    ) -> Transport:
         if pipes is None and not is_torchrl(context):  # whose pipes are not ours to use
             pipes = getattr(context, "pipes", None)
         own, self._keys = handed_out(self.bind, keyed=self.keyed, insecure=self.insecure)
@@ -154,7 +154,7 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
         shared = self.shared_memory
         return Settings(ping=times.ping, lost_after=times.lost_after, shared_memory=shared)
 
-    def carrier_to(self, pipe_or_context: Any) -> Carrier:
+    def carrier_to(self, pipe_or_context: Any) -> Transport:
         if pipe_or_context is None:
             raise ValueError("pipe must be provided: the end of a pipe to the worker")
         if not hasattr(pipe_or_context, "send_bytes"):
@@ -310,7 +310,7 @@ def _check_sources(
             raise ValueError(f"{name} cannot be provided if {other} is provided")
 
 
-class _BusSender(Carrier):
+class _BusSender(Transport):
     """Sends over a publisher of its own; without a number of workers, to however many join."""
 
     def __init__(self, publisher: Publisher, num_workers: int | None = None) -> None:

@@ -24,7 +24,7 @@ from ...bus.receipt import Receipt, WorkerReceipt
 from ...codecs.layout import Layout
 from ...codecs.state import State
 from .call_receiver import MARGIN, Call, CallReceiver
-from .carrier import Carrier, Prepared, Weights, merged
+from .carrier import Prepared, Transport, Weights, merged
 from .model import Answer
 from .receiver import Destination
 
@@ -147,7 +147,7 @@ class Channel:
         return {"key": self.key, "_copied": True, "_epoch": 0, "_count": itertools.count(1)}
 
 
-class CallSender(Carrier):
+class CallSender(Transport):
     """Sends versions by calls."""
 
     def __init__(self, channel: Channel, peers: Peers, strategy: str) -> None:

@@ -3,7 +3,7 @@
 A scheme (scheme.py) prepares weights, addresses workers, keeps deadlines and judges receipts; it
 does all of that once. One over another means overrides two of its methods, and knows nothing else:
 
-    _make_carrier(...) -> Carrier        on the sender, at init_on_sender()
+    _make_carrier(...) -> Transport        on the sender, at init_on_sender()
     _make_receiver(...) -> Receiver      on the receiver, at init_on_receiver()
 
 A carrier brings `Weights` to workers and reports. What arrives at a receiver is given to its
@@ -62,7 +62,7 @@ WorkerIds: TypeAlias = int | list[int] | None  # None: all of them
 Prepared: TypeAlias = Weights | Mapping[int, Weights]  # the same for all, or each worker its own
 
 
-class Carrier:
+class Transport:
     """What carries weights to the workers: the sender's side."""
 
     anybody = False  # whether it takes any number for a worker's

@@ -5,13 +5,13 @@ from concurrent.futures import Future
 from typing import Any
 
 from ...bus.receipt import Receipt
-from .carrier import Carrier, Prepared, Receiver, Weights, WorkerIds
+from .carrier import Prepared, Receiver, Transport, Weights, WorkerIds
 from .model import POLICY, log
 from .receiver import Destination
 from .vintage import TransportBackend, WeightSyncScheme
 
 
-class _Nothing(Carrier, Receiver):
+class _Nothing(Transport, Receiver):
     """What carries nothing, on either side: a carrier, a receiver and a transport."""
 
     anybody = True
@@ -43,7 +43,7 @@ class NoWeightSyncScheme(WeightSyncScheme):
         **settings: Those of every scheme; they have no effect.
     """
 
-    def _make_carrier(self, **_: Any) -> Carrier:
+    def _make_carrier(self, **_: Any) -> Transport:
         return _Nothing()
 
     def _make_receiver(self, destination: Destination, **_: Any) -> Receiver:

@@ -20,7 +20,7 @@ from ...codecs.numpy_tensors import Bytes
 from ...codecs.state import State, Writer
 from .call_receiver import Call, Incoming, deliver
 from .call_sender import CallSender, Channel, Peers
-from .carrier import Carrier, Prepared, Receiver
+from .carrier import Prepared, Receiver, Transport
 from .model import Answer, Outcome, arguments, hand_over, keep, references, weights_of
 from .receiver import Destination, WeightReceiver
 from .sender import WeightSender, WorkerTransport
@@ -53,7 +53,7 @@ class RayWeightSyncScheme(WeightSyncScheme):
         super().__init__(strategy, **kwargs)
         self._channel = Channel()
 
-    def _make_carrier(self, **kwargs: Any) -> Carrier:
+    def _make_carrier(self, **kwargs: Any) -> Transport:
         actors = _actors_in(self.context, kwargs, ("remote_collectors", "actors", "actor_refs"))
         if not actors:
             raise ValueError("remote_collectors (or actors) must be provided via context or kwargs")
@@ -62,7 +62,7 @@ class RayWeightSyncScheme(WeightSyncScheme):
     def _make_receiver(self, destination: Destination, **kwargs: Any) -> Receiver:
         return self._channel.receiver(destination, **kwargs)
 
-    def carrier_to(self, pipe_or_context: Any) -> Carrier:
+    def carrier_to(self, pipe_or_context: Any) -> Transport:
         return CallSender(self._channel, _Actors([pipe_or_context]), self.strategy_str)
 
     def _transport_of(self, peer: Any) -> TransportBackend:
@@ -121,7 +121,7 @@ class RayModuleTransformScheme(RayWeightSyncScheme):
         """Remember the transform whose module this is about. (TorchRL calls this.)"""
         self._ray_transform = ray_transform
 
-    def _make_carrier(self, **kwargs: Any) -> Carrier:
+    def _make_carrier(self, **kwargs: Any) -> Transport:
         names = ("actor_refs", "actors", "remote_collectors")
         actors = _actors_in(self.context, kwargs, names)
         transform = self._ray_transform or kwargs.get("ray_transform")

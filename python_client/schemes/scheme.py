@@ -10,7 +10,7 @@ newer vintage of TorchRL's API; the door from the older one is vintage.py, and l
 
 To carry weights by another means, derive from `WeightSyncScheme` and override:
 
-    _make_carrier(**kwargs)                the sender's side (carrier.Carrier)
+    _make_carrier(**kwargs)                the sender's side (carrier.Transport)
     _make_receiver(destination, **kwargs)  the receiver's side (carrier.Receiver)
     carrier_to(pipe_or_context)            a carrier to one worker, 0, for `create_transport`
     _waits_for_first                       False: a receiver's connect() must not wait for weights
@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...bus.receipt import Receipt
 from .. import checks
-from .carrier import TIMEOUT, Carrier, Prepared, Receiver, Weights, WorkerIds
+from .carrier import TIMEOUT, Prepared, Receiver, Transport, Weights, WorkerIds
 from .model import POLICY, Subject, is_torchrl, log, model_in, own_weights
 from .receiver import Destination, ReceiverSide, ReceiverTransport
 from .sender import NothingToSendError, Sending, Sources, WorkerTransport, is_per_worker
@@ -77,7 +77,7 @@ class Scheme:
             now += ", connected" if side.connected else ""
         return f"<{type(self).__name__} of {self.model_id!r}: {now}>"
 
-    def _make_carrier(self, **kwargs: Any) -> Carrier:
+    def _make_carrier(self, **kwargs: Any) -> Transport:
         """Return what carries weights to the workers. Called by `init_on_sender`."""
         raise NotImplementedError
 
@@ -85,7 +85,7 @@ class Scheme:
         """Return what takes weights in. Called by `init_on_receiver`."""
         raise NotImplementedError
 
-    def carrier_to(self, pipe_or_context: Any) -> Carrier:
+    def carrier_to(self, pipe_or_context: Any) -> Transport:
         """Return a carrier to one worker, 0: the one that `pipe_or_context` leads to."""
         raise NotImplementedError
 

@@ -21,7 +21,7 @@ from ...bus.errors import PublishError
 from ...bus.receipt import Receipt, WorkerReceipt
 from ...codecs.errors import WeightBusError
 from .. import checks
-from .carrier import Carrier, Prepared, Weights, WorkerIds, merged
+from .carrier import Prepared, Transport, Weights, WorkerIds, merged
 from .model import POLICY
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Sending:
     One of them is the side of a scheme that is a sender, from `init_on_sender` to its shutdown.
     """
 
-    def __init__(self, carrier: Carrier) -> None:
+    def __init__(self, carrier: Transport) -> None:
         self.carrier, self.connected = carrier, False
         self.receipt: Receipt | None = None
         self._future: Future[Receipt] | None = None
@@ -230,7 +230,7 @@ def check(receipt: Receipt) -> None:
 
 
 def _send_each(
-    carrier: Carrier, weights: Mapping[int, Weights], timeout: float
+    carrier: Transport, weights: Mapping[int, Weights], timeout: float
 ) -> "Future[Receipt]":
     """Copy weights of each worker's own, start to send them, and return a future of one receipt.
 
@@ -353,7 +353,7 @@ class WeightSender:
 class WorkerTransport:
     """The way to one worker of a carrier, for whatever weights a scheme can prepare."""
 
-    def __init__(self, scheme: "Scheme", carrier: Carrier, worker: int = 0) -> None:
+    def __init__(self, scheme: "Scheme", carrier: Transport, worker: int = 0) -> None:
         self.worker = worker
         self._scheme, self._sending = scheme, Sending(carrier)
 
@@ -404,7 +404,7 @@ class WorkerTransport:
         """Nothing is left to do: `connect()` of the scheme has done it."""
 
 
-class _Registered(Carrier):
+class _Registered(Transport):
     """Transports that were made one by one (`scheme.create_transport`), as one carrier."""
 
     def __init__(self, transports: Mapping[int, WorkerTransport]) -> None:

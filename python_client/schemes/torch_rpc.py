@@ -20,7 +20,7 @@ from ...codecs.numpy_tensors import Bytes
 from ...codecs.state import State, Writer
 from .call_receiver import Call, Incoming, deliver
 from .call_sender import CallSender, Channel, Peers
-from .carrier import Carrier, Receiver
+from .carrier import Receiver, Transport
 from .model import Answer, Outcome
 from .receiver import Destination
 from .sender import WorkerTransport
@@ -53,7 +53,7 @@ class RPCWeightSyncScheme(WeightSyncScheme):
         super().__init__(strategy, **settings)
         self._channel = Channel()
 
-    def _make_carrier(self, **kwargs: Any) -> Carrier:
+    def _make_carrier(self, **kwargs: Any) -> Transport:
         def given(name: str) -> Any:
             value = kwargs.get(name)
             return getattr(self.context, name, None) if value is None else value
@@ -71,7 +71,7 @@ class RPCWeightSyncScheme(WeightSyncScheme):
     def _make_receiver(self, destination: Destination, **kwargs: Any) -> Receiver:
         return self._channel.receiver(destination, **kwargs)
 
-    def carrier_to(self, pipe_or_context: Any) -> Carrier:
+    def carrier_to(self, pipe_or_context: Any) -> Transport:
         return CallSender(self._channel, _Peers([_peer(pipe_or_context)]), self.strategy_str)
 
     def _transport_of(self, peer: Any) -> TransportBackend:

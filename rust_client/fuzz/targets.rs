@@ -19,7 +19,7 @@ use weightbus::messages::{encode, from_publisher, from_worker, FromWorker};
 use weightbus::publisher::content::Copier;
 use weightbus::publisher::effects::Effect as PublisherEffect;
 use weightbus::publisher::machine::{Age, Draw, PublisherMachine};
-use weightbus::publisher::publication::Terms;
+use weightbus::publisher::publication::PublishTerms;
 use weightbus::reports::Identity;
 use weightbus::staging::StagedVersion;
 use weightbus::zmtp::{Place, Places, Published, PublishedPayload, Stream};
@@ -310,7 +310,7 @@ fn publisher(corpus: &Corpus, dice: &mut Dice) {
                 let tensor = TensorView { name: "w", dtype: Dtype::U8, shape: &shape, bytes: &bytes };
                 let content = copier.copy(&[tensor], 1 + dice.below(20) as u64).map(Arc::new);
                 id += 1;
-                let terms = Terms::default();
+                let terms = PublishTerms::default();
                 content
                     .ok()
                     .and_then(|its| machine.publish(id, "policy", its, terms, now, now).ok())

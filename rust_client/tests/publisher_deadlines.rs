@@ -25,10 +25,10 @@ const SMALL: usize = 1 << 14; // computing with it takes no time, however busy a
 /// What does not wait for anybody else.
 const AT_ONCE: [&str; 5] = ["bind", "builder", "address", "data_address", "epoch"];
 
-type Call = fn(&Terms, Publishing);
+type Call = fn(&PublishTerms, Publishing);
 
 /// A publisher whose worker says nothing, and what it is asked. A publish is under way that would take far longer.
-struct Terms {
+struct PublishTerms {
     publisher: Publisher,
     bytes: Vec<u8>,
     file: Vec<u8>,
@@ -193,7 +193,7 @@ fn every_call_is_back_in_time() {
             let lasting = PublishOptions { timeout: LONG, ..options() };
             let large = TensorView { shape: &[LARGE as u64], bytes: &[7; LARGE], ..tensor(&[]) };
             let under_way = publisher.publish_later(MODEL, &[large], &lasting).unwrap();
-            let asked = Terms { publisher, bytes: bytes.clone(), file: file.clone() };
+            let asked = PublishTerms { publisher, bytes: bytes.clone(), file: file.clone() };
             let over = late(deadline, || call(&asked, under_way));
             assert_eq!(over, None, "{}, with its worker {}", name, peer);
         }

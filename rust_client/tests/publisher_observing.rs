@@ -15,7 +15,7 @@ use weightbus::publisher::content::Copier;
 use weightbus::publisher::effects::{Effect, WorkerEvent};
 use weightbus::publisher::grants::{Grant, Role};
 use weightbus::publisher::machine::PublisherMachine;
-use weightbus::publisher::publication::Terms;
+use weightbus::publisher::publication::PublishTerms;
 use weightbus::{Dtype, TensorView, WorkerState};
 
 const MODEL: &str = "m";
@@ -81,7 +81,10 @@ impl Bench {
         let content = Arc::new(Copier::default().copy(&[tensor], 1024).unwrap());
         let digest = content.digest.clone();
         let workers = Some(workers.iter().map(|&name| name.to_owned()).collect());
-        let asked = Terms { workers: workers.filter(|names: &Vec<_>| !names.is_empty()), ..Terms::default() };
+        let asked = PublishTerms {
+            workers: workers.filter(|names: &Vec<_>| !names.is_empty()),
+            ..PublishTerms::default()
+        };
         let effects = self.machine.publish(self.calls, MODEL, content, asked, self.now, self.now).unwrap();
         self.note(effects);
         digest
@@ -315,7 +318,7 @@ fn the_worst_worker_fits_a_page() {
         let bytes = [at as u8];
         let tensor = TensorView { name: "w", dtype: Dtype::U8, shape: &[1], bytes: &bytes };
         let content = Arc::new(Copier::default().copy(&[tensor], 1).unwrap());
-        model(&mut bench.machine, at, name, content, Terms::default(), bench.now, bench.now).unwrap();
+        model(&mut bench.machine, at, name, content, PublishTerms::default(), bench.now, bench.now).unwrap();
         let said = json!({"type": "failed", "model": name, "epoch": EPOCH, "version": 1, "code": "c".repeat(128), "text": "🚚\"".repeat(2048)});
         bench.say("w", said);
     }

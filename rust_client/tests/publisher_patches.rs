@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use weightbus::limits::Timing;
 use weightbus::messages::*;
-use weightbus::publisher::bases::{Bases, Taker};
+use weightbus::publisher::bases::{Bases, PatchCandidate};
 use weightbus::publisher::content::{Content, Copier};
 use weightbus::publisher::effects::Effect;
 use weightbus::publisher::machine::PublisherMachine;
-use weightbus::publisher::publication::Terms;
+use weightbus::publisher::publication::PublishTerms;
 use weightbus::{Dtype, Encoding, TensorView};
 
 const MODEL: &str = "m";
@@ -72,13 +72,13 @@ impl Bench {
         let tensor = TensorView { name: "w", dtype: Dtype::BF16, shape: &[50_000], bytes: &bytes };
         let content = Arc::new(Copier::default().copy(&[tensor], CHUNK_BYTES).unwrap());
         self.versions.push(content.clone());
-        let takers = self.machine.takers(MODEL, None);
+        let patch_candidates = self.machine.patch_candidates(MODEL, None);
         let until = Instant::now() + Duration::from_secs(600);
-        let offer = self.bases.offer(content, Encoding::DeltaFlat, &takers, true, until);
+        let offer = self.bases.offer(content, Encoding::DeltaFlat, &patch_candidates, true, until);
         self.patches = offer.patches.iter().map(|patch| patch.content.plan.count()).collect();
         self.on = offer.patches.iter().map(|patch| patch.id.version).collect();
         assert!(self.patches.iter().all(|&count| count > 2 * WINDOW));
-        let asked = Terms::default();
+        let asked = PublishTerms::default();
         let mut effects = self.machine.publish(number as u64, MODEL, offer, asked, NOW, NOW).unwrap();
         effects.extend(self.push());
         effects
@@ -221,7 +221,7 @@ fn links_are_known_by_what_workers_say_and_decide_whether_a_patch_is_made() {
     let mut bench = Bench::new();
     bench.join("w", true, true);
     bench.publish();
-    let rate = |bench: &Bench| bench.machine.takers(MODEL, None)[0].rate;
+    let rate = |bench: &Bench| bench.machine.patch_candidates(MODEL, None)[0].rate;
     assert!(rate(&bench).is_infinite());
     let said = |chunks| Progress {
         model: MODEL.to_owned(),
@@ -238,16 +238,21 @@ fn links_are_known_by_what_workers_say_and_decide_whether_a_patch_is_made() {
     }
     assert_eq!(rate(&bench), 10.0 * CHUNK_BYTES as f64, "ten chunks a second");
     bench.applied("w", 1);
-    let (first, rate_now) = (bench.versions[0].clone(), bench.machine.takers(MODEL, None));
+    let (first, rate_now) = (bench.versions[0].clone(), bench.machine.patch_candidates(MODEL, None));
     let mut bytes = first.bytes().to_vec();
     bytes[0] ^= 1;
     let tensor = TensorView { name: "w", dtype: Dtype::BF16, shape: &[50_000], bytes: &bytes };
     let content = Arc::new(Copier::default().copy(&[tensor], CHUNK_BYTES).unwrap());
     let until = Instant::now() + Duration::from_secs(600);
-    let patches = |takers: &[Taker]| {
-        bench.bases.clone().offer(content.clone(), Encoding::Auto, takers, true, until).patches.len()
+    let patches = |patch_candidates: &[PatchCandidate]| {
+        bench
+            .bases
+            .clone()
+            .offer(content.clone(), Encoding::Auto, patch_candidates, true, until)
+            .patches
+            .len()
     };
     assert_eq!(patches(&rate_now), 1);
-    let fast = Taker { rate: 1e15, ..rate_now[0].clone() };
+    let fast = PatchCandidate { rate: 1e15, ..rate_now[0].clone() };
     assert_eq!(patches(&[fast]), 0);
 }

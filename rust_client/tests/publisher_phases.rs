@@ -8,7 +8,7 @@ use weightbus::messages::{encode, FromPublisher, FromWorker, Hello, OfVersion};
 use weightbus::publisher::content::Copier;
 use weightbus::publisher::effects::Effect;
 use weightbus::publisher::machine::PublisherMachine;
-use weightbus::publisher::publication::Terms;
+use weightbus::publisher::publication::PublishTerms;
 use weightbus::WorkerState;
 
 const NOW: Duration = Duration::from_secs(10);
@@ -110,7 +110,7 @@ fn a_call_waits_for_who_falls_silent_or_is_gone_for_as_long_as_it_says() {
     for (closed, lost_at, grace) in [(false, 5000, 3000), (true, 2000, 1000)] {
         let mut publisher = publisher();
         let (grace_of_silent, grace_of_gone) = (Duration::from_secs(3), Duration::from_secs(1));
-        let asked = Terms { grace: grace_of_silent, grace_of_gone, ..Terms::default() };
+        let asked = PublishTerms { grace: grace_of_silent, grace_of_gone, ..PublishTerms::default() };
         let content = Arc::new(Copier::default().copy(&[], 1).unwrap());
         publisher.publish(1, "m", content, asked, NOW, NOW).unwrap();
         if closed {

@@ -25,7 +25,7 @@ use weightbus::publisher::content::{Content, Copier};
 use weightbus::publisher::effects::{Effect, Payload};
 use weightbus::publisher::grants::{ByKey, Grant, Role};
 use weightbus::publisher::machine::PublisherMachine;
-use weightbus::publisher::publication::Terms;
+use weightbus::publisher::publication::PublishTerms;
 use weightbus::publisher::sealer::Sealer;
 use weightbus::sealing::AVAILABLE;
 use weightbus::staging::{Source, StagedVersion};
@@ -139,7 +139,7 @@ struct World {
     bases: Bases,
     trained: Vec<u8>,
     receipts: BTreeMap<u64, (Receipt, bool)>,
-    asked: BTreeMap<u64, Terms>,
+    asked: BTreeMap<u64, PublishTerms>,
     ids: u64,
     number: u64,
     lives: u32,
@@ -261,14 +261,14 @@ impl World {
         }
     }
 
-    fn asked(&self, how: &How, require: Option<usize>, timeout: u32) -> Terms {
+    fn asked(&self, how: &How, require: Option<usize>, timeout: u32) -> PublishTerms {
         let workers = match how {
             How::For(at) => Some(vec![format!("w{}", at % self.workers.len())]),
             _ => None,
         };
         let count = self.workers.len();
         let require = require.map_or(Require::All, |least| Require::AtLeast(least % (count + 1)));
-        Terms {
+        PublishTerms {
             require: if workers.is_some() { Require::All } else { require },
             workers,
             wait: match how {
@@ -278,7 +278,7 @@ impl World {
             },
             commit: if matches!(how, How::Together) { CommitMode::Together } else { CommitMode::Auto },
             timeout: STEP * timeout,
-            ..Terms::default()
+            ..PublishTerms::default()
         }
     }
 
@@ -288,13 +288,13 @@ impl World {
         self.workers[at] = Worker::new(at, 1000 * self.lives, self.sealer.is_some());
     }
 
-    fn publish(&mut self, bytes: usize, chunk_bytes: u64, asked: Terms) -> u64 {
+    fn publish(&mut self, bytes: usize, chunk_bytes: u64, asked: PublishTerms) -> u64 {
         let data: Vec<u8> = (0..bytes).map(|_| self.dice.roll(256) as u8).collect();
         let content = content(&data, chunk_bytes);
         self.offer(data, content, asked, Encoding::Raw)
     }
 
-    fn train(&mut self, asked: Terms, encoding: Encoding) -> u64 {
+    fn train(&mut self, asked: PublishTerms, encoding: Encoding) -> u64 {
         for _ in 0..4 {
             let at = self.dice.roll(TRAINED as u32) as usize;
             self.trained[at] = self.trained[at].wrapping_add(1 + self.dice.roll(3) as u8);
@@ -305,13 +305,19 @@ impl World {
         self.offer(self.trained.clone(), content, asked, encoding)
     }
 
-    fn offer(&mut self, data: Vec<u8>, content: Arc<Content>, asked: Terms, encoding: Encoding) -> u64 {
+    fn offer(
+        &mut self,
+        data: Vec<u8>,
+        content: Arc<Content>,
+        asked: PublishTerms,
+        encoding: Encoding,
+    ) -> u64 {
         let together = asked.commit == CommitMode::Together;
         self.ids += 1;
         self.asked.insert(self.ids, asked.clone());
-        let takers = self.publisher.takers(MODEL, asked.workers.as_deref());
+        let patch_candidates = self.publisher.patch_candidates(MODEL, asked.workers.as_deref());
         let until = Instant::now() + Duration::from_secs(600);
-        let offer = self.bases.offer(content, encoding, &takers, asked.workers.is_none(), until);
+        let offer = self.bases.offer(content, encoding, &patch_candidates, asked.workers.is_none(), until);
         assert!(offer.faults.is_empty(), "{:?}", offer.faults);
         let published = self.publisher.publish(self.ids, MODEL, offer, asked, self.now, self.now);
         if let Ok(effects) = published {
@@ -650,7 +656,7 @@ proptest! {
         world.grant();
         let long = STEP * SOON; // also for one that has just been started again
         let asked =
-            Terms { expect: workers, timeout: long, grace: long, grace_of_gone: long, ..Terms::default() };
+            PublishTerms { expect: workers, timeout: long, grace: long, grace_of_gone: long, ..PublishTerms::default() };
         let last = world.publish(100, 9, asked);
         let mut steps = 0;
         while !world.receipts.contains_key(&last) {
@@ -680,7 +686,12 @@ fn what_has_changed_is_all_that_is_sent_where_a_worker_runs_what_it_changed_from
             world.advance(); // nothing is kept while nobody takes patches
         }
         for step in 0..8 {
-            let asked = Terms { expect: 3, timeout: STEP * SOON, grace: STEP * SOON, ..Terms::default() };
+            let asked = PublishTerms {
+                expect: 3,
+                timeout: STEP * SOON,
+                grace: STEP * SOON,
+                ..PublishTerms::default()
+            };
             let id = world.train(asked, Encoding::Delta);
             while !world.receipts.contains_key(&id) {
                 world.advance();
@@ -710,7 +721,8 @@ fn a_version_that_is_applied_together_is_applied_by_all_or_by_none() {
         }
         let timeout = STEP * (seed as u32 * 4 + 1);
         let commit = CommitMode::Together;
-        let id = world.publish(500, 50, Terms { commit, expect: 3, timeout, ..Terms::default() });
+        let id =
+            world.publish(500, 50, PublishTerms { commit, expect: 3, timeout, ..PublishTerms::default() });
         while !world.receipts.contains_key(&id) {
             world.advance();
             let ran = world.ran.values().flatten().count();
@@ -751,7 +763,7 @@ fn who_reports_other_bytes_never_counts() {
     publisher.receive(b"w", &hello(0, 0), 0, now);
     let content = content(b"bytes", 2);
     let digest = content.digest.clone();
-    publisher.publish(1, MODEL, content, Terms::default(), now, now).unwrap();
+    publisher.publish(1, MODEL, content, PublishTerms::default(), now, now).unwrap();
     let mut say = |digest: &str, epoch: u64| {
         let (model, digest) = (MODEL.to_owned(), digest.to_owned());
         let said = OfVersion { model, epoch, version: 1, digest, ..OfVersion::default() };

@@ -14,7 +14,7 @@ use weightbus::publisher::content::Copier;
 use weightbus::publisher::effects::Effect;
 use weightbus::publisher::grants::{Grant, Role};
 use weightbus::publisher::machine::PublisherMachine;
-use weightbus::publisher::publication::Terms;
+use weightbus::publisher::publication::PublishTerms;
 use weightbus::{Dtype, TensorView};
 
 const MODEL: &str = "m";
@@ -59,7 +59,9 @@ impl Bench {
             tensors.iter().copied().zip(shapes.iter().map(|shape| &shape[..])).map(view).collect();
         let content = Arc::new(Copier::default().copy(&views, 1 << 20).unwrap());
         let digest = content.digest.clone();
-        self.machine.publish(self.calls, MODEL, content, Terms::default(), self.now, self.now).unwrap();
+        self.machine
+            .publish(self.calls, MODEL, content, PublishTerms::default(), self.now, self.now)
+            .unwrap();
         for name in workers {
             let version = self.calls;
             let said = json!({"type": "applied", "model": MODEL, "epoch": EPOCH, "version": version, "digest": digest});

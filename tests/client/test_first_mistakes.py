@@ -18,7 +18,7 @@ import pytest
 
 from weightbus import Publisher, Settings, Subscriber
 from weightbus.bus.limits import Timing
-from weightbus.bus.publisher.absent import LOOKS, meant_by
+from weightbus.bus.publisher.absent import CHECKS_UNTIL_HINT, likely_meant
 from weightbus.bus.trust.keys import generate
 from weightbus.python_client.observing.silence import REACH
 from weightbus.tests.client.settling import settled
@@ -263,7 +263,7 @@ def test_it_is_told_within_five_seconds() -> None:
     usual = Timing()
     tick = 0.1
     assert usual.hint_after * (1 + REACH) + 2 * tick < 5.0, "who is at the address is asked as well"
-    assert usual.hint_after * (1 + 1 / LOOKS) + usual.ping + 2 * tick < 5.0
+    assert usual.hint_after * (1 + 1 / CHECKS_UNTIL_HINT) + usual.ping + 2 * tick < 5.0
     assert Timing(ping=10.0, lost_after=60.0).hint_after == usual.hint_after
 
 
@@ -281,4 +281,4 @@ def test_it_is_told_within_five_seconds() -> None:
     ],
 )
 def test_what_is_meant_by_a_name(name: str, names: list[str], meant: str) -> None:
-    assert meant_by(name, names) == meant
+    assert likely_meant(name, names) == meant

@@ -316,7 +316,7 @@ def test_a_lock_on_its_folder_keeps_no_path_from_being_bound(shared: Path) -> No
             listener = Listener(f"ipc://{path}")
             listener.socket.close()
         with closing(Listener(f"ipc://{path}")):
-            assert not listening.left_behind(str(path))
+            assert not listening.is_stale_socket(str(path))
         assert not path.exists()
 
 
@@ -326,7 +326,7 @@ def test_a_socket_that_took_the_place_of_one_left_behind_stays(
     """Two start at once, and a stranger's lock on the folder lets both look."""
     path = tmp_path / "socket"
     Listener(f"ipc://{path}").socket.close()
-    looked, others = listening.left_behind, list[Listener]()
+    looked, others = listening.is_stale_socket, list[Listener]()
 
     def looked_before(where: str) -> bool:
         found = looked(where)

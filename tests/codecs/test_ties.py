@@ -21,7 +21,7 @@ from weightbus.codecs.layout import Layout
 from weightbus.codecs.native import crc32c
 from weightbus.codecs.state import state_of
 from weightbus.python_client.loading import Pairs
-from weightbus.python_client.resident import Residence, residence_of
+from weightbus.python_client.resident import ResidentMemory, residence_of
 from weightbus.python_client.schemes.strategy import DestinationError, WeightStrategy
 from weightbus.tests.client.settling import settled
 from weightbus.tests.codecs.test_codecs_apply import published
@@ -198,7 +198,7 @@ def test_schemes_take_ties_on_one_side(form: Any, inplace: bool) -> None:
 def test_a_tied_model_can_be_resident_by_a_layout_with_one_of_its_names() -> None:
     for source in ({"embed.weight": one(2)}, {"lm_head.weight": one(2)}, Tied(2.0)):
         model = Tied()
-        assert isinstance(residence_of(model, published(source)[0]), Residence)
+        assert isinstance(residence_of(model, published(source)[0]), ResidentMemory)
         assert model.lm_head.weight is model.embed.weight
     for source in (Tied(tie=False), {"embed.weight": one(2), "other": one(2)}, {"other": one(2)}):
         with pytest.raises(StateError, match="exactly the published tensors"):

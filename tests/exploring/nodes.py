@@ -247,7 +247,7 @@ class _Forming:
             for buffer in given._free:  # noqa: SLF001 # pyright: ignore
                 buffer[:] = 0
         elif isinstance(given, Ages):
-            given._since = {}  # noqa: SLF001 # pyright: ignore
+            given._started_by = {}  # noqa: SLF001 # pyright: ignore
         elif isinstance(given, VersionEntry) and given.phase in WHOLE:  # how it came is over
             given.pushed = False
             given.transfer = NOT_YET
@@ -257,7 +257,7 @@ class _Forming:
         elif isinstance(given, Patching):
             given.buffer[:] = 0
         elif isinstance(given, BytesInPlace):
-            given._given = {}  # noqa: SLF001 # pyright: ignore
+            given._views = {}  # noqa: SLF001 # pyright: ignore
 
 
 @dataclass(frozen=True, slots=True)

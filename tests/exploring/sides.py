@@ -29,7 +29,7 @@ from weightbus.bus.net.copier import decoded
 from weightbus.bus.publisher.effects import Broadcast, HangUp, Hash, Resolve, Settled
 from weightbus.bus.publisher.effects import Effect as PublisherEffect
 from weightbus.bus.publisher.machine import PublisherMachine
-from weightbus.bus.publisher.publication import Terms
+from weightbus.bus.publisher.publication import PublishTerms
 from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import Offer, OfferedPatch, Version
 from weightbus.bus.staged import Patching, StagedVersion
@@ -344,15 +344,15 @@ class PublisherSide:
 
     def patch(self, offer: Offer, label: int) -> None:
         """Do as `python_client.models.Bases` does."""
-        takers = self.machine.state.roster.takers(MODEL, None, shared=False)
-        if not takers:
+        patch_candidates = self.machine.state.roster.patch_candidates(MODEL, None, shared=False)
+        if not patch_candidates:
             self._bases = ()
             return
         known = {hash_all(self.made(base)): base for base in self._bases}
         hash_all(offer)
         runs = {
             t.running: known[t.running.digest]
-            for t in takers
+            for t in patch_candidates
             if t.running is not None and t.running.digest in known
         }
         offer.patches = tuple(
@@ -364,7 +364,7 @@ class PublisherSide:
         offer = self.made(label)
         if self._patched:
             self.patch(offer, label)
-        terms = Terms(wait=wait, commit=commit, timeout=2.0, grace=TIMING.lost_after)
+        terms = PublishTerms(wait=wait, commit=commit, timeout=2.0, grace=TIMING.lost_after)
         call, effects = self.machine.publish(label, offer, terms, now, now)
         did.append(("published", call.version.key, label))
         self.do(effects, did, now)

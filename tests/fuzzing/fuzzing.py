@@ -44,7 +44,7 @@ from weightbus.bus.net.copier import decoded
 from weightbus.bus.net.zmtp import Stream, ZmtpError
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.offers import announcement, chunk_of, end_of
-from weightbus.bus.publisher.publication import Terms
+from weightbus.bus.publisher.publication import PublishTerms
 from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import Chunked, Offer, OfferedPatch, Version
 from weightbus.bus.staged import StagedVersion, StaleError
@@ -282,7 +282,7 @@ def publisher(case: Case) -> None:
     machine, clock = PublisherMachine(PublisherState(7, "tcp://p:1")), _Clock()
     offer = _patched(1, Running(6, 9, _version(9).digest))
     effects = machine.receive(b"w", [encode(_HELLO)], clock.now)
-    call, more = machine.publish(1, offer, Terms(timeout=60.0), 0.0, clock.now)
+    call, more = machine.publish(1, offer, PublishTerms(timeout=60.0), 0.0, clock.now)
     effects += more
     for index, frame in enumerate(frames_of(case)):
         perform(machine, effects, clock.now)

@@ -29,7 +29,7 @@ from weightbus.codecs import native
 from weightbus.codecs.errors import StateError
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.state import state_of, write_into
-from weightbus.python_client.resident import Residence, ResidentTarget, residence_of, resident
+from weightbus.python_client.resident import ResidentMemory, ResidentTarget, residence_of, resident
 from weightbus.python_client.targets import MemoryTarget
 from weightbus.tests.cli.starting import python
 
@@ -557,7 +557,7 @@ def test_whatever_happens_the_model_holds_one_version(steps: list[str], seed: in
 
 def test_a_residence_is_known_by_its_places() -> None:
     model = resident(nn.Linear(3, 3))
-    residence: Residence = residence_of(model, layout_of(model))
+    residence: ResidentMemory = residence_of(model, layout_of(model))
     assert residence.has(model)
     model.register_buffer("more", torch.zeros(1))
     assert not residence.has(model)

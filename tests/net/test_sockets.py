@@ -163,12 +163,12 @@ def test_a_connection_that_speaks_now_and_then_stays(
     assert publisher.data.receive_input() is None, "it has dialled again"
 
 
-@pytest.mark.parametrize("left_behind", [False, True])
+@pytest.mark.parametrize("is_stale_socket", [False, True])
 def test_of_two_publishers_at_one_path_the_first_is_undisturbed(
-    tmp_path: Path, left_behind: bool
+    tmp_path: Path, is_stale_socket: bool
 ) -> None:
     path = tmp_path / "bus"
-    if left_behind:
+    if is_stale_socket:
         with socket.socket(socket.AF_UNIX) as killed:
             killed.bind(str(path))
     with contextlib.ExitStack() as stack:
@@ -187,7 +187,7 @@ def test_of_two_publishers_that_find_a_path_left_behind_one_takes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second comes after the first has looked and before it has bound."""
-    path, look = tmp_path / "bus", listening.left_behind
+    path, look = tmp_path / "bus", listening.is_stale_socket
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(path))
     seconds: list[Future[listening.Listener]] = []
@@ -199,7 +199,7 @@ def test_of_two_publishers_that_find_a_path_left_behind_one_takes_it(
             wait(seconds, listening.LOCK_SECONDS / 4)
         return found
 
-    monkeypatch.setattr(listening, "left_behind", look_and_be_slow)
+    monkeypatch.setattr(listening, "is_stale_socket", look_and_be_slow)
     with ThreadPoolExecutor() as pool:
         first = listening.Listener(f"ipc://{path}")
         with pytest.raises(OSError, match="in use"):

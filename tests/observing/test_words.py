@@ -18,7 +18,7 @@ from weightbus.bus.effects import Notice
 from weightbus.bus.errors import ApplyError, ProtocolError, PublishError
 from weightbus.bus.event_log import EventLog, RateLimitedWarning
 from weightbus.bus.limits import ERROR_MAX, LABEL_MAX, TEXT_MAX
-from weightbus.bus.messages import Abort, Failed, Message, Refuse, Worded, from_publisher
+from weightbus.bus.messages import Abort, Failed, Message, Refuse, SanitizedText, from_publisher
 from weightbus.bus.observed import (
     RosterPage,
     ToPublisher,
@@ -105,7 +105,7 @@ KINDS: dict[type[Any], Any] = {
         (RosterPage | Verified | Refuse, to_observer),
     )
     for kind in get_args(union)
-    if issubclass(kind, Worded)
+    if issubclass(kind, SanitizedText)
 }
 FILLED = {
     "name": "w", "instance": "0" * 32, "models": {}, "model": "a", "epoch": 1, "version": 1,
@@ -120,7 +120,9 @@ def test_all_that_has_words_is_known_here() -> None:
     plain = {"shared", "data", "note"}
     for kind in unions:
         for name, text in bounded(kind):
-            assert issubclass(kind, Worded) or name in plain, f"{kind.__name__}.{name}: {text}"
+            assert issubclass(kind, SanitizedText) or name in plain, (
+                f"{kind.__name__}.{name}: {text}"
+            )
 
 
 def bounded(kind: type[Message]) -> list[tuple[str, int]]:

@@ -64,7 +64,7 @@ def test_here_is_what_came_and_was_verified(steps: list[str | tuple[str, int]]) 
     transfer, here = Transfer(announcement(version, None), chunks, 0.0, Timing()), dict[int, int]()
     for step in steps:
         if step == "start over":
-            transfer.start_over()
+            transfer.restart()
             here.clear()
         elif step == "new connection":
             transfer.reconnected(0.0)

@@ -43,7 +43,7 @@ from weightbus.bus.publisher.effects import Broadcast, Resolve
 from weightbus.bus.publisher.effects import Effect as PublisherEffect
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.offers import end_of
-from weightbus.bus.publisher.publication import CommitMode, Publication, Terms
+from weightbus.bus.publisher.publication import CommitMode, Publication, PublishTerms
 from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import Offer, Version
 from weightbus.bus.worker.events import Outcome, Report
@@ -258,7 +258,7 @@ class Trainer:
         offer = Offer.of("a", source.layout, CHUNK, PlainSnapshot(data, thief=thief))
         workers = tuple(p.name for p in self.machine.state.roster)[:1] if alone else None
         commit: CommitMode = "together" if together else "auto"
-        terms = Terms(workers=workers, commit=commit, timeout=timeout)
+        terms = PublishTerms(workers=workers, commit=commit, timeout=timeout)
         call, effects = self.machine.publish(next(self.ids), offer, terms, self.now, self.now)
         self.open[call.number] = call
         self.look(effects)

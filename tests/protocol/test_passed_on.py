@@ -32,7 +32,7 @@ from weightbus.bus.messages import (
 from weightbus.bus.publisher import offers
 from weightbus.bus.publisher.effects import Broadcast, Effect, Hash
 from weightbus.bus.publisher.machine import PublisherMachine
-from weightbus.bus.publisher.publication import Terms
+from weightbus.bus.publisher.publication import PublishTerms
 from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import Offer, Version
 from weightbus.bus.staged import StagedVersion
@@ -191,7 +191,7 @@ class Chain:
             self.does(self.publisher.push(self.now))
 
     def publish(self, made: Version, chunks: Chunks[Memory], **terms: object) -> Version:
-        offer, asked = Offer.received("a", made.layout, chunks), Terms(require=0, **terms)  # type: ignore[arg-type]
+        offer, asked = Offer.received("a", made.layout, chunks), PublishTerms(require=0, **terms)  # type: ignore[arg-type]
         call, effects = self.publisher.publish(1, offer, asked, self.now, self.now)
         self.does(effects)
         return call.version

@@ -45,7 +45,7 @@ from weightbus.bus.publisher.effects import (
     Withdraw,
 )
 from weightbus.bus.publisher.machine import PublisherMachine
-from weightbus.bus.publisher.publication import Terms
+from weightbus.bus.publisher.publication import PublishTerms
 from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import Offer, Version
 from weightbus.codecs.layout import Layout
@@ -76,7 +76,15 @@ class Road:
         self._bell = threading.Event()
         for name in (
             *("poll", "receive", "receive_input", "send", "broadcast", "withdraw", "hang_up"),
-            *("follow", "screen", "turned_away", "take_closed", "keep_up", "admit", "answer"),
+            *(
+                "follow",
+                "close_revoked",
+                "turned_away",
+                "take_closed",
+                "has_room",
+                "admit",
+                "answer",
+            ),
             "wake_up",
         ):
             setattr(self, name, self._breakable(name))
@@ -124,7 +132,7 @@ class Road:
     def _turned_away(self, _now: float) -> str:
         return ""
 
-    def _keep_up(self, _topic: bytes) -> bool:
+    def _has_room(self, _topic: bytes) -> bool:
         return True
 
     def _send(self, identity: bytes, frames: Sequence[Buffer]) -> bool:
@@ -157,7 +165,7 @@ class Scene:
 
     def submit(self, offer: Offer, *workers: str) -> Reply:
         reply = Reply()
-        terms = Terms(workers=workers or None, timeout=SECONDS)
+        terms = PublishTerms(workers=workers or None, timeout=SECONDS)
         self.loop.submit(offer, terms, time.monotonic(), reply)
         return reply
 
@@ -176,7 +184,7 @@ class Scene:
         assert reply.result(SECONDS).in_state("applied") == sorted(workers)
 
     def version_of(self, offer: Offer) -> Version | None:
-        found = self.loop._ask(  # noqa: SLF001 # pyright: ignore
+        found = self.loop._call_soon(  # noqa: SLF001 # pyright: ignore
             lambda _: [
                 v
                 for versions in self.machine.state.store.values()
@@ -306,13 +314,13 @@ PLACES: dict[str, tuple[Callable[[Scene], None], Callable[[Scene], None]]] = {
     "memory": (lambda s: s.fails(s.machine, "freed"), nothing),
     "known": (lambda s: s.fails(s.machine, "known"), bad_says(Ping(subscribed=False))),
     "a push": (lambda s: s.fails(s.machine, "push"), published(MODEL, "b")),
-    "keep_up": (lambda s: s.breaks("keep_up"), published("b")),
+    "has_room": (lambda s: s.breaks("has_room"), published("b")),
     "a send": (lambda s: s.breaks("send", about=b"bad"), bad_says(Ping())),
     "a broadcast": (lambda s: s.breaks("broadcast"), effect(Broadcast(b"b/ctl", Ping()))),
     "Withdraw": (lambda s: s.breaks("withdraw"), effect(Withdraw("b"))),
     "HangUp": (lambda s: s.breaks("hang_up"), effect(HangUp())),
     "Follow": (lambda s: s.breaks("follow"), effect(Follow(7))),
-    "DropRevoked": (lambda s: s.breaks("screen"), effect(DropRevoked())),
+    "DropRevoked": (lambda s: s.breaks("close_revoked"), effect(DropRevoked())),
     "Notice": (
         lambda s: s.fails(observers.Observers, "happened", lambda _, n, __: n.worker == "bad"),
         effect(Notice("back", "it is back", "bad")),
@@ -409,7 +417,7 @@ def test_a_publish_that_fails_fails_alone(scene: Scene, where: str) -> None:
                 calls, "settle", lambda _s, call, _n: call.version.snapshot is offer.snapshot
             )
         reply = Reply()
-        terms = Terms(commit="together" if "commit" in where else "auto", timeout=SECONDS)
+        terms = PublishTerms(commit="together" if "commit" in where else "auto", timeout=SECONDS)
         scene.loop.submit(offer, terms, time.monotonic(), reply)
         with pytest.raises(InjectedError):
             reply.result(SECONDS)

@@ -35,8 +35,8 @@ from weightbus.bus.messages import (
 )
 from weightbus.bus.publisher.effects import Broadcast, Resolve
 from weightbus.bus.publisher.machine import PublisherMachine
-from weightbus.bus.publisher.publication import Terms
-from weightbus.bus.publisher.roster import AT_MOST, LINK_BYTES, Link, Taker
+from weightbus.bus.publisher.publication import PublishTerms
+from weightbus.bus.publisher.roster import AT_MOST, LINK_BYTES, Link, PatchCandidate
 from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import Offer, OfferedPatch, Version, VersionPatch
 from weightbus.bus.sealer import Sealer
@@ -124,9 +124,9 @@ class Bench:
     def publish(self, *names: str, **shape: Any) -> tuple[Version, list[Any]]:
         self.number += 1
         made, workers = offer(self.number, **shape), names or None
-        takers = self.machine.state.roster.takers("a", workers, shared=False)
-        self.bases.offer(made, "delta", takers)
-        about = next(ids), made, Terms(workers=workers), self.now, self.now
+        patch_candidates = self.machine.state.roster.patch_candidates("a", workers, shared=False)
+        self.bases.offer(made, "delta", patch_candidates)
+        about = next(ids), made, PublishTerms(workers=workers), self.now, self.now
         call, effects = self.machine.publish(*about)
         effects = perform(self.machine, effects, self.now)
         return call.version, effects + self.push()
@@ -250,8 +250,8 @@ def test_there_is_one_patch_on_each_name_whatever_workers_say_that_they_run() ->
     bases = Bases("a")
     one, two, three = (offer(number) for number in range(3))
     for made in (one, two):
-        bases.offer(made, "delta", [Taker(None)])
-    wrong = Taker(Running(7, 2, one.chunks.digest))
+        bases.offer(made, "delta", [PatchCandidate(None)])
+    wrong = PatchCandidate(Running(7, 2, one.chunks.digest))
     bases.offer(three, "delta", [wrong, *runs(two, 2), *runs(two, 2)])
     assert [patch.base.digest for patch in three.patches] == [two.chunks.digest]
 
@@ -326,19 +326,23 @@ def test_patches_go_when_their_version_does_or_gets_another_name() -> None:
 def test_a_link_is_learned_from_what_is_reported() -> None:
     bench = Bench("p0", "w0")
     bench.publish()
-    assert bench.machine.state.roster.takers("a", None, shared=False) == [Taker(None)]
+    assert bench.machine.state.roster.patch_candidates("a", None, shared=False) == [
+        PatchCandidate(None)
+    ]
     for chunks in (0, 10, 20):
         bench.now += 0.5
         bench.say("p0", Progress(model="a", epoch=7, version=1, chunks=chunks))
     rate = 10 * CHUNK / 0.5
-    assert bench.machine.state.roster.takers("a", None, shared=False) == [Taker(None, rate)]
+    assert bench.machine.state.roster.patch_candidates("a", None, shared=False) == [
+        PatchCandidate(None, rate)
+    ]
 
 
 def test_a_link_is_learned_from_versions_that_are_too_small_for_words_on_their_way() -> None:
     bench = Bench("p0", "w0")
 
     def rate() -> float:
-        [taker] = bench.machine.state.roster.takers("a", None, shared=False)
+        [taker] = bench.machine.state.roster.patch_candidates("a", None, shared=False)
         return taker.rate
 
     for seconds, took in [(2.0, 2.0), (0.5, 0.5), (8.0, 1.0), (8.0, 2.0)]:  # busy, it says so late
@@ -409,7 +413,7 @@ def test_how_fast_a_worker_decodes_is_learned_from_what_it_says_once() -> None:
     five, _ = bench.publish()
     bench.applied("p0", five, on(four), decode_us=7)
     assert not five.patches[0].work, "nobody knows"
-    [taker] = bench.machine.state.roster.takers("a", None, shared=False)
+    [taker] = bench.machine.state.roster.patch_candidates("a", None, shared=False)
     assert taker.decode == pytest.approx({False: 4e-4, True: 6e-4})
 
 
@@ -452,14 +456,14 @@ def counted(
     return made, snapshot
 
 
-def runs(made: Offer, number: int = 1, rate: float = math.inf) -> list[Taker]:
-    return [Taker(Running(7, number, made.chunks.digest), rate)]
+def runs(made: Offer, number: int = 1, rate: float = math.inf) -> list[PatchCandidate]:
+    return [PatchCandidate(Running(7, number, made.chunks.digest), rate)]
 
 
 def test_nothing_builds_on_what_was_not_hashed_and_nothing_is_hashed_in_vain() -> None:
     bases, (one, kept), (two, _) = Bases("a"), counted(1, hashed=False), counted(2, hashed=False)
-    bases.offer(one, "delta", [Taker(None)])
-    bases.offer(two, "delta", [Taker(Running(7, 1, ""))])  # it was read in shared memory
+    bases.offer(one, "delta", [PatchCandidate(None)])
+    bases.offer(two, "delta", [PatchCandidate(Running(7, 1, ""))])  # it was read in shared memory
     assert (two.patches, kept.keepers) == ((), 1)
     assert not one.chunks.digest
     assert not two.chunks.digest
@@ -475,7 +479,7 @@ def test_whatever_ends_an_offer_in_the_middle_keeps_no_memory(
 ) -> None:
     model = PublishedModel("a", CHUNK, share=False)
     (one, kept), (two, snapshot) = counted(1), counted(2)
-    model.bases.offer(one, "delta", [Taker(None)])
+    model.bases.offer(one, "delta", [PatchCandidate(None)])
     monkeypatch.setattr(models, "encode", raising(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         model.offer(two, "delta", lambda: runs(one), NEVER, to_all=True)
@@ -502,7 +506,7 @@ def test_patches_leave_some_of_the_timeout_to_the_version(
         step()
         return encode_patch(*arguments, step=step, **options)
 
-    bases.offer(one, "delta", [Taker(None)], deadline)
+    bases.offer(one, "delta", [PatchCandidate(None)], deadline)
     monkeypatch.setattr(models, "encode", slow)
     bases.offer(two, "delta", runs(one), deadline)
     assert (two.patches, two.keep) == ((), True)
@@ -526,7 +530,7 @@ def test_a_check_of_a_patch_can_be_ended_between_two_blocks() -> None:
 
 def test_there_are_no_patches_between_versions_of_other_chunks() -> None:
     bases, (one, kept), (two, _) = Bases("a"), counted(1), counted(2, 2 * CHUNK)
-    bases.offer(one, "delta", [Taker(None)])
+    bases.offer(one, "delta", [PatchCandidate(None)])
     bases.offer(two, "delta", runs(one), to_all=False)
     assert (two.patches, kept.keepers) == ((), 1)
     three, _ = counted(3, 2 * CHUNK)
@@ -538,7 +542,7 @@ def test_there_are_no_patches_between_versions_of_other_chunks() -> None:
 @pytest.mark.parametrize("to_all", [True, False])
 def test_a_publish_to_some_takes_nothing_from_the_others(to_all: bool) -> None:
     bases, (one, kept), (two, _) = Bases("a"), counted(1), counted(2)
-    bases.offer(one, "delta", [Taker(None)])
+    bases.offer(one, "delta", [PatchCandidate(None)])
     bases.offer(two, "raw", [], to_all=to_all)
     assert kept.keepers == (0 if to_all else 1)
 
@@ -549,7 +553,7 @@ def test_memory_that_was_kept_for_patches_alone_is_given_back() -> None:
     held: list[int] = []
     for number, encoding in enumerate(ways):
         made, _ = model.snapshot({"w": weights(number)}, replaces_latest=True)
-        model.offer(made, encoding, lambda: [Taker(None)], NEVER, to_all=True)
+        model.offer(made, encoding, lambda: [PatchCandidate(None)], NEVER, to_all=True)
         if last is not None:
             last.snapshot.release()
         made.snapshot.lend()
@@ -564,7 +568,7 @@ def test_memory_that_was_kept_for_patches_alone_is_given_back() -> None:
 def offered(encoding: Any, rate: float, share: float = 0.01) -> int:
     """Return how many patches are offered to a worker that runs the version before."""
     bases, one, two = Bases("a"), offer(0), offer(1, share)
-    bases.offer(one, encoding, [Taker(None, rate)])
+    bases.offer(one, encoding, [PatchCandidate(None, rate)])
     bases.offer(two, encoding, runs(one, rate=rate))
     assert one.keep == two.keep == (encoding != "raw")
     return len(two.patches)
@@ -595,7 +599,7 @@ def test_auto_learns_how_fast_it_encodes_though_nothing_seemed_to_pay(
 
 def test_one_slow_encode_does_not_end_patches_for_ever() -> None:
     bases, (one, _) = Bases("a"), counted(1)
-    bases.offer(one, "auto", [Taker(None)])
+    bases.offer(one, "auto", [PatchCandidate(None)])
     made: list[int] = []
     for number in range(2, 4 + models.PACE_EVERY):
         two, _ = counted(number)
@@ -666,7 +670,9 @@ def test_what_is_chosen_is_there_soonest(
     assert may_pay(rate, encode, decode) or way is None
 
 
-def way(takers: list[Taker], monkeypatch: pytest.MonkeyPatch, *, anew: bool = False) -> bool | None:
+def way(
+    patch_candidates: list[PatchCandidate], monkeypatch: pytest.MonkeyPatch, *, anew: bool = False
+) -> bool | None:
     """Return what is chosen for workers that decode as fast as the publisher, unless they say."""
     monkeypatch.setattr(models, "estimate", lambda *_: WOULD)
     bases = Bases("a")
@@ -675,31 +681,37 @@ def way(takers: list[Taker], monkeypatch: pytest.MonkeyPatch, *, anew: bool = Fa
     bases._decode[:] = 1e-10, 2e-10  # noqa: SLF001 # pyright: ignore
     bases._decisions = 0 if anew else 1  # noqa: SLF001 # pyright: ignore
     layout = Layout.plan([("w", "BF16", (500_000,))])
-    found = bases.chosen(layout, weights(0), weights(1), takers)
+    found = bases.chosen(layout, weights(0), weights(1), patch_candidates)
     return None if found is None else found.classes
 
 
 def test_one_patch_is_for_the_slowest_that_gains_by_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow, quick, there = Taker(None, 1e6), Taker(None, 1e8), Taker(None, 5e9)
-    busy = Taker(None, 2e5, {False: 1e-4, True: 1e-4})  # it decodes for longer than it waits
-    for takers, classes in (
+    slow, quick, there = (
+        PatchCandidate(None, 1e6),
+        PatchCandidate(None, 1e8),
+        PatchCandidate(None, 5e9),
+    )
+    busy = PatchCandidate(
+        None, 2e5, {False: 1e-4, True: 1e-4}
+    )  # it decodes for longer than it waits
+    for patch_candidates, classes in (
         ([slow], True),
         ([quick], False),
         ([there], None),
-        ([Taker(None, math.inf)], None),
+        ([PatchCandidate(None, math.inf)], None),
         ([there, quick, slow], True),
         ([quick, there], False),
         ([busy, there], None),
         ([quick, busy], False),
-        ([Taker(None, 1e6, {True: 1e-7})], False),
+        ([PatchCandidate(None, 1e6, {True: 1e-7})], False),
     ):
-        assert way(takers, monkeypatch) is classes, takers
+        assert way(patch_candidates, monkeypatch) is classes, patch_candidates
 
 
 def test_a_kind_of_patch_that_once_took_long_is_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    taker = Taker(None, 1e8, {False: 1e-8})
+    taker = PatchCandidate(None, 1e8, {False: 1e-8})
     assert way([taker], monkeypatch) is True
     assert way([taker], monkeypatch, anew=True) is False
 
@@ -713,7 +725,7 @@ def test_a_patch_is_made_as_it_was_chosen(monkeypatch: pytest.MonkeyPatch) -> No
         two = Offer.of("a", LAYOUT, CHUNK, PlainSnapshot(bits.view(np.uint8)))
         hash_all(two)
         monkeypatch.setattr(bases, "chosen", lambda *_, classes=classes: Way(classes, 2.0))
-        bases.offer(one, "auto", [Taker(None)])
+        bases.offer(one, "auto", [PatchCandidate(None)])
         bases.offer(two, "auto", runs(one))
         [patch] = two.patches
         assert (patch.classes, patch.work) == (classes, 2.0 * LAYOUT.nbytes)

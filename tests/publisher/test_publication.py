@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 
 from weightbus.bus.publisher.phases import TARGETS, TargetEvent
-from weightbus.bus.publisher.publication import Publication, Terms
+from weightbus.bus.publisher.publication import Publication, PublishTerms
 from weightbus.bus.publisher.version import Offer, Version
 from weightbus.bus.receipt import State
 from weightbus.codecs.layout import Layout
@@ -35,7 +35,7 @@ def publication(
     """Return a publish that began at 0 and ends at 10, its targets in these states."""
     layout = Layout.plan([("w", "U8", (1,))])
     version = Version(Offer.of("a", layout, 1, PlainSnapshot(bytes(1))), 1, 1)
-    terms = Terms(
+    terms = PublishTerms(
         require=require, wait=wait, commit=commit, expect=expect, grace=grace, named=named
     )
     made = Publication(1, version, terms, 0.0)

@@ -17,7 +17,7 @@ from weightbus.bus.net.publisher_loop import PublisherLoop, Reply
 from weightbus.bus.net.publisher_sockets import Found, PublisherSockets
 from weightbus.bus.publisher import offers, roster
 from weightbus.bus.publisher.machine import PublisherMachine
-from weightbus.bus.publisher.publication import Terms
+from weightbus.bus.publisher.publication import PublishTerms
 from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import Offer
 from weightbus.codecs.layout import Layout
@@ -60,7 +60,7 @@ class Road:
         self.answers.append(bytes(frames[0]))
         return True
 
-    def keep_up(self, topic: bytes) -> bool:
+    def has_room(self, topic: bytes) -> bool:
         return self.room and topic == data_topic(MODEL)
 
     def broadcast(self, frames: Sequence[Buffer], _now: float) -> None:
@@ -97,10 +97,10 @@ def road(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Road, PublisherLoop]
     loop.close()
 
 
-def made(chunks: int, model: str = MODEL) -> tuple[Offer, Terms, float]:
+def made(chunks: int, model: str = MODEL) -> tuple[Offer, PublishTerms, float]:
     layout = Layout.plan([("w", "U8", (chunks * CHUNK,))])
     offer = Offer.of(model, layout, CHUNK, PlainSnapshot(bytes(chunks * CHUNK)))
-    return offer, Terms(timeout=SECONDS), time.monotonic()
+    return offer, PublishTerms(timeout=SECONDS), time.monotonic()
 
 
 def test_nothing_is_hashed_before_somebody_has_room_for_it(

@@ -60,7 +60,7 @@ from weightbus.bus.publisher.effects import (
     Settled,
 )
 from weightbus.bus.publisher.machine import PublisherMachine
-from weightbus.bus.publisher.publication import Terms
+from weightbus.bus.publisher.publication import PublishTerms
 from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import Offer, Version
 from weightbus.codecs.checksum import digest_of
@@ -109,7 +109,7 @@ class Bench:
         layout = Layout.plan([("w", "U8", (nbytes,))])
         fresh = workers is None and commit == "auto"
         offer = self.offer(layout, replaces_latest=fresh)
-        terms = Terms(
+        terms = PublishTerms(
             workers=workers,
             require=require,
             wait=wait,
@@ -1398,7 +1398,7 @@ def lent(*, thief: bool) -> tuple[Bench, Version]:
     bench, layout = Bench("w0"), Layout.plan([("w", "U8", (40,))])
     data = np.arange(40, dtype=np.uint8)
     offer, now = Offer.of("a", layout, CHUNK, PlainSnapshot(data, thief=thief)), bench.now
-    call, effects = bench.machine.publish(next(ids), offer, Terms(), now, now)
+    call, effects = bench.machine.publish(next(ids), offer, PublishTerms(), now, now)
     version = call.version
     perform(bench.machine, effects, now)
     bench.say("w0", report(Failed, version, code="no", text="not this one"))
@@ -1503,7 +1503,7 @@ def test_no_step_hashes_a_whole_version_and_what_needs_its_digest_comes_later() 
 
 def test_a_version_that_workers_must_hash_is_lent_when_its_digest_is_known() -> None:
     bench, layout = Bench(), Layout.plan([("w", "U8", (40,))])
-    offer, terms = bench.offer(layout, replaces_latest=True), Terms(wait="none", hash=True)
+    offer, terms = bench.offer(layout, replaces_latest=True), PublishTerms(wait="none", hash=True)
     call, effects = bench.machine.publish(next(ids), offer, terms, 0.0, bench.now)
     version = call.version
     assert Hash(version) in effects

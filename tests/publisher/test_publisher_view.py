@@ -20,7 +20,7 @@ from weightbus.bus.publisher.observers import Observers
 from weightbus.bus.publisher.publication import Publication, Recipient
 from weightbus.bus.publisher.publisher_view import PublisherView, ReachableWorker
 from weightbus.bus.publisher.push import Push
-from weightbus.bus.publisher.roster import Delivery, Link, Peer, Roster, Seen
+from weightbus.bus.publisher.roster import Delivery, Link, ObserverRecord, Peer, Roster
 from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.store import Versions
 from weightbus.bus.publisher.verifying import Checks
@@ -30,7 +30,7 @@ from weightbus.tests.compose.waiting import wait_for
 SECONDS = 30.0
 OWNER = "weightbus-publisher"  # the thread
 OWNED = (
-    *(PublisherMachine, PublisherState, Roster, Peer, Delivery, Link, Seen),
+    *(PublisherMachine, PublisherState, Roster, Peer, Delivery, Link, ObserverRecord),
     *(Versions, Version, Publication, Recipient, Push, Observers, Checks),
 )
 SIZE = 200_000  # numbers in a model: more than goes along with an announcement

@@ -453,7 +453,7 @@ def test_another_model_that_holds_no_version_is_no_matter() -> None:
         assert torn.answer().code == code
         error = ApplyError("late", model=other, epoch=7, version=1, code="apply")
         with late.lock.writing(SECONDS):
-            late.lock.despair(other, error)
+            late.lock.release_readers(other, error)
             assert late.answer().code == code
 
 

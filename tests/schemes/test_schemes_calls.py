@@ -12,7 +12,7 @@ from weightbus.bus.errors import PublishError
 from weightbus.codecs.state import State
 from weightbus.python_client.schemes.call_receiver import Call
 from weightbus.python_client.schemes.call_sender import CallSender, Channel, Peers
-from weightbus.python_client.schemes.carrier import Carrier, Weights
+from weightbus.python_client.schemes.carrier import Transport, Weights
 from weightbus.python_client.schemes.model import Answer
 from weightbus.python_client.schemes.sender import Sending
 
@@ -136,7 +136,7 @@ def test_answers_from_many_threads_make_one_receipt() -> None:
     assert peers.snapshots[0].ends == [True]
 
 
-class Silent(Carrier):
+class Silent(Transport):
     """A carrier that never answers, because its thread is stuck, say."""
 
     def __init__(self) -> None:

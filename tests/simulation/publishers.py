@@ -41,7 +41,7 @@ from weightbus.bus.publisher.effects import (
 )
 from weightbus.bus.publisher.effects import Effect as PublisherEffect
 from weightbus.bus.publisher.machine import PublisherMachine
-from weightbus.bus.publisher.publication import Publication, Terms
+from weightbus.bus.publisher.publication import Publication, PublishTerms
 from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import Offer, Version
 from weightbus.codecs.errors import WeightBusError
@@ -126,7 +126,7 @@ class Publisher:
         for stored in (self.disk or {}).values():
             self.offer_again(stored)
         self.promised: dict[tuple[bytes, str], Key] = {}  # by worker and model, in its welcome
-        self.unheard: dict[bytes, float] = {}  # since when those who were told say nothing
+        self.unreached_models: dict[bytes, float] = {}  # since when those who were told say nothing
         if self.disk and sim.chaotic:  # its trainer goes on at once, while workers come back
             pause = sim.changes.choice([0.0, 0.05, 0.3, 2.0])
             sim.later(pause, self.go_on, self.incarnation)
@@ -147,7 +147,7 @@ class Publisher:
         self.perform(effects)
         stored.names.add(version.key)
         now, ids = self.sim.now, self.sim.ids
-        terms = Terms(require=0, wait="none", timeout=0.0)
+        terms = PublishTerms(require=0, wait="none", timeout=0.0)
         publication = Publication(next(ids), version, terms, now)
         self.sim.invariants.on_publish(publication, stored.data)
 
@@ -202,7 +202,7 @@ class Publisher:
 
     def heard(self, identity: bytes, frames: Frames) -> None:
         """A worker that has a version, or wants none, need not find it here any more."""
-        self.unheard.pop(identity, None)
+        self.unreached_models.pop(identity, None)
         with suppress(ProtocolError):
             message = from_worker(frames)[0]
             if isinstance(message, Fetch | Progress):
@@ -227,7 +227,7 @@ class Publisher:
                 kept = promised[1] == epoch == self.machine.state.epoch  # else it has another name
                 assert not kept, f"{send.to!r} was welcomed with {promised}: it is gone"
             case Announce(model=model):
-                self.unheard.setdefault(send.to, self.sim.now)
+                self.unreached_models.setdefault(send.to, self.sim.now)
                 if model in self.copying and (send.to, model) in self.promised:
                     self.sim.met.add("kept though the next one is copied")
             case Commit(model=model):  # another is the latest from now on
@@ -238,7 +238,9 @@ class Publisher:
     def forget_promises_to_the_silent(self) -> None:
         """Keep nothing for whoever was told of a version and says nothing: it may be stopped."""
         quiet = self.machine.state.timing.quiet
-        silent = {each for each, since in self.unheard.items() if self.sim.now - since >= quiet}
+        silent = {
+            each for each, since in self.unreached_models.items() if self.sim.now - since >= quiet
+        }
         self.promised = {key: said for key, said in self.promised.items() if key[0] not in silent}
 
     def discharge(self, model: str) -> None:
@@ -259,7 +261,7 @@ class Publisher:
     def perform(self, effects: Sequence[PublisherEffect]) -> None:
         self.epochs.add(self.machine.state.epoch)  # it may have risen: recorded before it is told
         rng, now = self.sim.rng, self.sim.now
-        if self.machine.state.stale:
+        if self.machine.state.view_outdated:
             self.known = self.machine.known()
         for effect in effects:
             match effect:
@@ -280,7 +282,7 @@ class Publisher:
             case Broadcast():
                 if isinstance(effect.message, Announce):
                     for identity, _ in self.promised:
-                        self.unheard.setdefault(identity, self.sim.now)
+                        self.unreached_models.setdefault(identity, self.sim.now)
                 self.sim.broadcast(self, effect)
             case HangUp():
                 raise AssertionError("a worker was taken for a flood")
@@ -348,7 +350,7 @@ class Publisher:
         offer = self.made(model, layout, snapshot)
         require = rng.choice([None, None, 0, 1, 2])
         expected = workers is None and require is None and rng.random() < 0.2
-        terms = Terms(
+        terms = PublishTerms(
             workers=workers,
             require=require,
             expect=rng.choice([1, 2, 5]) if expected else 0,
@@ -385,10 +387,12 @@ class Publisher:
         if not self.sim.patched:
             return
         shared = offer.shared is not None
-        takers = self.machine.state.roster.takers(offer.model, workers, shared=shared)
+        patch_candidates = self.machine.state.roster.patch_candidates(
+            offer.model, workers, shared=shared
+        )
         encoding: Encoding = "delta" if self.sim.changes.random() < 0.9 else "raw"
         bases = self.bases.setdefault(offer.model, Bases(offer.model))
-        bases.offer(offer, encoding, takers)
+        bases.offer(offer, encoding, patch_candidates)
         self.sim.met |= {f"{len(offer.patches)} patches"}
 
     def withdraw_patches(self) -> None:
@@ -408,7 +412,7 @@ class Publisher:
         self,
         number: int,
         offer: Offer,
-        terms: Terms,
+        terms: PublishTerms,
         started: float,
         snapshot: Snapshot,
         incarnation: int,

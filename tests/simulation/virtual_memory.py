@@ -1,14 +1,14 @@
 """Shared memory without a kernel: segments of processes that live and die, and their locks.
 
-How they are read is the package's own code (`segment.Guarded`, `copier.copying`), and so is how
-they are taken and stamped (`snapshots`); here are only the memory, its stamp, and who locks it.
+Reading is the code of the package (`segment.StampedMemory`, `copier.copying`), and so are claims and
+stamps (`snapshots`); this module has only the memory, its stamp, and its lock.
 """
 
 from collections.abc import Callable
 
 import numpy as np
 
-from weightbus.bus.memory.segment import Guarded, stamp_of
+from weightbus.bus.memory.segment import StampedMemory, stamp_of
 from weightbus.bus.messages import Shared
 
 Lives = Callable[[], bool]  # whether a process does, which has what it locked and opened
@@ -53,7 +53,7 @@ class VirtualSegment:
         return self._views[-1]
 
 
-class VirtualView(Guarded):
+class VirtualView(StampedMemory):
     """A segment as a worker has opened it."""
 
     def __init__(self, segment: VirtualSegment, lives: Lives) -> None:

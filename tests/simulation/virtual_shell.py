@@ -16,7 +16,7 @@ from weightbus.bus.publisher.effects import (
     Stamp,
 )
 from weightbus.bus.publisher.machine import PublisherMachine
-from weightbus.bus.publisher.offers import chunk_of, hash_chunk, worded
+from weightbus.bus.publisher.offers import chunk_of, encode_effect, hash_chunk
 from weightbus.bus.publisher.version import Offer, Version
 from weightbus.bus.sealer import Sealer
 from weightbus.codecs.layout import Layout
@@ -28,7 +28,7 @@ def perform(
     """Do what concerns memory; return the rest, with the bytes that chunks consist of."""
     rest: list[Effect] = []
     for each in effects:
-        match effect := worded(each, sealer):
+        match effect := encode_effect(each, sealer):
             case Stamp(version):
                 if not version.snapshot.stamp(version.model, *version.key):
                     machine.unshared(version)

@@ -9,11 +9,11 @@ from weightbus.bus.effects import (
     Examine,
     Flushed,
     Notice,
+    Prefault,
     Redial,
     Refused,
     Rejected,
     Send,
-    Warm,
     Whole,
 )
 from weightbus.bus.lease import Lease
@@ -31,10 +31,10 @@ from weightbus.bus.messages import (
 )
 from weightbus.bus.worker.events import Happening
 from weightbus.bus.worker.machine import WorkerMachine
-from weightbus.bus.worker.phases import ARROWS, COMING, LACKS, MODES, SAYS, SESSIONS, TIMES
+from weightbus.bus.worker.phases import ARROWS, COMING, EMITS, LACKS, MODES, SESSIONS, TIMES
 
 # What needs no arrow: what is asked for, or for some while again; and answers.
-ASKED: set[type] = {Fetch, Hello, Ping, Pong, Notice, Flushed, Examine, Warm}
+ASKED: set[type] = {Fetch, Hello, Ping, Pong, Notice, Flushed, Examine, Prefault}
 HEARD: set[type] = {*ASKED, Connect, Refused, Progress, Failed, Rejected}  # to a ticket; to faults
 DONE: set[type] = {*ASKED, Progress, Rejected, Whole}  # to who wants one version and no other
 REPEATED: set[type] = {*ASKED, Progress, Applied, Staged, Failed, Redial}
@@ -57,7 +57,7 @@ for table in TABLES:
 
 
 def _seen(effects: list[Effect], anyway: set[type]) -> list[Effect]:
-    allowed = anyway.union(*(SAYS.get(event, ()) for event in taken))
+    allowed = anyway.union(*(EMITS.get(event, ()) for event in taken))
     for effect in effects:
         kind = type(effect.message) if isinstance(effect, Send) else type(effect)
         assert kind in allowed, f"{kind.__name__} goes out, and what has happened is {taken}"

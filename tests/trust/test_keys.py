@@ -485,12 +485,12 @@ def test_a_worker_dials_again_after_a_refusal_for_want_of_keys() -> None:
     machine = WorkerMachine(
         Identity("w", "0" * 32), ["m"], lambda _model, _layout: "", timing=QUICK.timing
     )
-    [refused] = machine.shut_out("why", 5.0)
+    [refused] = machine.handshake_refused("why", 5.0)
     assert (refused.code, refused.text) == ("keys", "why")  # type: ignore[union-attr]
-    assert machine.shut_out("why", 5.05) == [], "it was said a moment ago"
+    assert machine.handshake_refused("why", 5.05) == [], "it was said a moment ago"
     assert machine.tick(5.05) == []
     assert [type(effect).__name__ for effect in machine.tick(5.1)] == ["Redial"]
-    assert machine.shut_out("why", 5.2) != []
+    assert machine.handshake_refused("why", 5.2) != []
     told = Welcome(epoch=7, data="tcp://h:1", ping_ms=100, lost_ms=1000, models={})
     machine.receive([encode(told)], 5.25)
     effects = [type(effect).__name__ for effect in machine.tick(5.3)]
@@ -502,7 +502,7 @@ def test_handshakes_that_break_while_many_dial_at_once_say_nothing_of_keys() -> 
         monitor.bind("inproc://told")
         with context.socket(zmq.PAIR) as told:
             told.connect("inproc://told")
-            changes = curve.Changes(told, keyed=True)
+            changes = curve.ConnectionEvents(told, keyed=True)
 
             def why(event: int, now: float) -> str:
                 monitor.send_multipart([struct.pack("=HI", event, 0), b""])

@@ -40,7 +40,7 @@ from weightbus.bus.publisher.effects import (
     Release,
     SendChunk,
 )
-from weightbus.bus.publisher.offers import announcement, chunk_of, hash_chunk, worded
+from weightbus.bus.publisher.offers import announcement, chunk_of, encode_effect, hash_chunk
 from weightbus.bus.publisher.version import Version
 from weightbus.bus.sealer import Sealer
 from weightbus.bus.sealer import subject_of as subject_of_announced
@@ -208,8 +208,8 @@ def test_pushed_and_fetched_and_whole_are_the_same_bytes_sealed_once(
 
     monkeypatch.setattr("weightbus.bus.sealer.seal", counting)
     announce = announcement(version, None)
-    chunk = worded(BroadcastChunk(version, 0, b"m/dat"), by)
-    whole = worded(BroadcastWhole(version, announce), by)
+    chunk = encode_effect(BroadcastChunk(version, 0, b"m/dat"), by)
+    whole = encode_effect(BroadcastWhole(version, announce), by)
     assert isinstance(chunk, Broadcast)
     assert isinstance(whole, Broadcast)
     assert chunk.payload is whole.payload
@@ -217,7 +217,7 @@ def test_pushed_and_fetched_and_whole_are_the_same_bytes_sealed_once(
     assert (again, payload) == (chunk.message, chunk.payload)
     assert nonces.count(nonce_of(CHUNK, 0)) == 1
     assert bytes(chunk.payload or b"") != bytes(version.snapshot.bytes(0, 40))
-    first, second = (worded(Broadcast(b"", announce, b"layout"), by) for _ in range(2))
+    first, second = (encode_effect(Broadcast(b"", announce, b"layout"), by) for _ in range(2))
     assert isinstance(first, Broadcast)
     assert isinstance(second, Broadcast)
     assert first.payload == second.payload != b"layout"
@@ -229,7 +229,7 @@ def test_memory_is_let_go_with_the_version() -> None:
     version, by = numbered(16), sealer()
     by.chunk(version, 1)
     assert version.sealed is not None
-    assert worded(Release(version), by) == Release(version)
+    assert encode_effect(Release(version), by) == Release(version)
     assert version.sealed is None
 
 
@@ -243,9 +243,9 @@ def test_what_there_is_no_memory_to_seal_does_not_go_out_and_ends_nothing() -> N
     )
     announce = announcement(version, None)
     for effect in (SendChunk(version, 0, b"w"), BroadcastChunk(version, 0, b"m/dat")):
-        assert isinstance(worded(effect, by), Notice)
+        assert isinstance(encode_effect(effect, by), Notice)
     assert version.digest, "for its end, after which workers ask for what they miss"
-    whole = worded(BroadcastWhole(version, announce), by)
+    whole = encode_effect(BroadcastWhole(version, announce), by)
     assert isinstance(whole, Broadcast)
     assert whole.payload is None
     assert isinstance(whole.message, SealedMessage)
@@ -482,7 +482,7 @@ def test_an_announcement_counts_once_whether_there_is_a_place_for_its_payload_or
     worker = joined(by, keyring)
     version = numbered()
     for fits in (True, False):
-        said = worded(BroadcastWhole(version, announcement(version, None)), by)
+        said = encode_effect(BroadcastWhole(version, announcement(version, None)), by)
         assert isinstance(said, Broadcast)
         frames, size = [said.topic, encode(said.message)], 40 if fits else 41
         lease = worker.place(frames, size)

@@ -155,15 +155,15 @@ class Pair:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.sides = Side(), Side()
         self.straight = 0
-        short = self.sides[0].follower._straight  # noqa: SLF001 # pyright: ignore
+        short = self.sides[0].follower._stage_whole  # noqa: SLF001 # pyright: ignore
 
         def counted(announce: Announce, data: bytes) -> object:
             taken = short(announce, data)
             self.straight += taken is not None
             return taken
 
-        patch.setattr(self.sides[0].follower, "_straight", counted)
-        patch.setattr(self.sides[1].follower, "_straight", lambda _announce, _data: None)
+        patch.setattr(self.sides[0].follower, "_stage_whole", counted)
+        patch.setattr(self.sides[1].follower, "_stage_whole", lambda _announce, _data: None)
         self.now, self.newest = 1.0, 0
 
     def both(self, what: str, do: Callable[[Side], list[object]]) -> None:

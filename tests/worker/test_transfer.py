@@ -234,7 +234,7 @@ def test_a_wrong_digest_starts_over() -> None:
     road.transfer.end("0" * 64)
     assert road.complete
     assert not road.chunks.proves("0" * 64)
-    road.transfer.start_over()
+    road.transfer.restart()
     assert not road.complete
     assert road.transfer.restarts == 1
     assert road.wants(0.0) == [-1, 0, 1, 2]

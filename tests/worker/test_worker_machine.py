@@ -13,12 +13,12 @@ from weightbus.bus.effects import (
     Joined,
     Notice,
     Open,
+    Prefault,
     Ready,
     Redial,
     Refused,
     Send,
     Subscribe,
-    Warm,
 )
 from weightbus.bus.lease import Lease
 from weightbus.bus.limits import Timing
@@ -441,8 +441,8 @@ def test_memory_that_is_prepared_is_mapped_ahead_if_it_is_of_use() -> None:
         prepare("a", 101, EPOCH + 1),  # larger than this worker takes
         prepare("other", epoch=EPOCH + 1),  # which nobody wants here
     ):
-        assert not [e for e in bench.tell(told) if isinstance(e, Warm)]
-    assert bench.tell(prepare("a", epoch=EPOCH + 1)) == [Warm(Shared("a", "0" * 32), 4)]
+        assert not [e for e in bench.tell(told) if isinstance(e, Prefault)]
+    assert bench.tell(prepare("a", epoch=EPOCH + 1)) == [Prefault(Shared("a", "0" * 32), 4)]
 
 
 PROBES = {"probe": Memory()}
@@ -486,7 +486,7 @@ def test_what_comes_of_a_probe_that_was_left_changes_nothing(inside: bool, left:
         bench.now += bench.machine.timing.lost_after
         assert bench.machine.tick(bench.now) == [SILENT, Redial()], "it waits no longer"
     elif left == "keys":
-        bench.machine.shut_out("no key", bench.now)
+        bench.machine.handshake_refused("no key", bench.now)
     else:
         bench.hear(Refuse(code=left, text=""))
     assert bench.machine.session == "outside"

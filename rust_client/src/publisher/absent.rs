@@ -76,8 +76,8 @@ impl Absent {
 #[derive(Default)]
 pub struct Oversights {
     due: Time,
-    misspelt: Lasting,
-    untaken: Lasting,
+    suspected_typos: PersistentCondition,
+    never_applied: PersistentCondition,
 }
 
 /// By model, the names of workers for which a condition holds.
@@ -108,11 +108,11 @@ impl PublisherMachine {
         };
         let mut alike = found(&self.roster, unknown);
         let mut meant = BTreeMap::new();
-        for model in self.oversights.misspelt.news(alike.keys(), NAMES_MAX) {
+        for model in self.oversights.suspected_typos.unreported(alike.keys(), NAMES_MAX) {
             meant.insert(model.clone(), meant_by(&model, published.iter().copied()).map(str::to_owned));
         }
         alike.retain(|model, _| matches!(meant.get(model), Some(Some(_))));
-        for (model, names) in self.oversights.misspelt.lasting(alike, patience, now) {
+        for (model, names) in self.oversights.suspected_typos.held_since(alike, patience, now) {
             let meant = meant.remove(&model).flatten().unwrap_or_default();
             let apart = |name: &String| self.roster.get(name).map_or(false, |peer| peer.wants(&meant));
             let others: Vec<String> = names.into_iter().filter(|name| !apart(name)).collect();
@@ -144,8 +144,8 @@ impl PublisherMachine {
             let models = peer.incoming.keys().filter(|model| self.waits_for_its_user(peer, model));
             models.cloned().collect()
         };
-        let untaken = found(&self.roster, waiting);
-        for (model, names) in self.oversights.untaken.lasting(untaken, patience, now) {
+        let never_applied = found(&self.roster, waiting);
+        for (model, names) in self.oversights.never_applied.held_since(never_applied, patience, now) {
             let first = self.roster.get(&names[0]).and_then(|peer| peer.incoming.get(&model));
             let text = format!(
                 "{} version {} of {}, and nothing there applies it: is start() called, or receive() where weights \
@@ -196,14 +196,14 @@ pub fn why_nobody(model: &str, roster: &Roster) -> String {
 
 /// Conditions that hold for models at workers, and since when; each model is reported once.
 #[derive(Default)]
-struct Lasting {
+struct PersistentCondition {
     since: BTreeMap<String, (Time, BTreeSet<String>)>,
     told: BTreeSet<String>,
 }
 
-impl Lasting {
+impl PersistentCondition {
     /// Returns at most `most` models that were not reported yet; none once too many were.
-    fn news<'a>(&self, found: impl Iterator<Item = &'a String>, most: usize) -> Vec<String> {
+    fn unreported<'a>(&self, found: impl Iterator<Item = &'a String>, most: usize) -> Vec<String> {
         if self.told.len() >= TOLD_MAX {
             return Vec::new();
         }
@@ -211,10 +211,10 @@ impl Lasting {
     }
 
     /// Takes the conditions that hold now; returns those that held at every check for `patience`.
-    fn lasting(&mut self, mut found: Found, patience: Duration, now: Time) -> Vec<(String, Vec<String>)> {
+    fn held_since(&mut self, mut found: Found, patience: Duration, now: Time) -> Vec<(String, Vec<String>)> {
         let mut kept = std::mem::take(&mut self.since);
         let mut told = Vec::new();
-        for model in self.news(found.keys(), TOLD_MAX) {
+        for model in self.unreported(found.keys(), TOLD_MAX) {
             let mut names = found.remove(&model).unwrap_or_default();
             let mut began = now;
             if let Some((since, before)) = kept.remove(&model) {
@@ -333,13 +333,13 @@ mod tests {
             let names = names.iter().map(|name| (*name).to_owned()).collect();
             Found::from([("m".to_owned(), names)])
         };
-        let mut lasting = Lasting::default();
-        assert!(lasting.lasting(so(&["a"]), 2 * second, Time::ZERO).is_empty());
-        assert!(lasting.lasting(so(&["b"]), 2 * second, second).is_empty(), "another");
-        assert!(lasting.lasting(so(&["a", "b"]), 2 * second, 2 * second).is_empty(), "begun anew");
-        assert!(lasting.lasting(so(&["a", "b"]), 2 * second, 3 * second).is_empty());
-        let told = lasting.lasting(so(&["a", "b"]), 2 * second, 4 * second);
+        let mut held_since = PersistentCondition::default();
+        assert!(held_since.held_since(so(&["a"]), 2 * second, Time::ZERO).is_empty());
+        assert!(held_since.held_since(so(&["b"]), 2 * second, second).is_empty(), "another");
+        assert!(held_since.held_since(so(&["a", "b"]), 2 * second, 2 * second).is_empty(), "begun anew");
+        assert!(held_since.held_since(so(&["a", "b"]), 2 * second, 3 * second).is_empty());
+        let told = held_since.held_since(so(&["a", "b"]), 2 * second, 4 * second);
         assert_eq!(told, [("m".to_owned(), vec!["a".to_owned(), "b".to_owned()])]);
-        assert!(lasting.lasting(so(&["a", "b"]), 2 * second, 9 * second).is_empty(), "once");
+        assert!(held_since.held_since(so(&["a", "b"]), 2 * second, 9 * second).is_empty(), "once");
     }
 }

@@ -38,7 +38,7 @@ pub enum Encoding {
 
 /// A worker that accepts patches, and how soon it would have one.
 #[derive(Clone, Debug)]
-pub struct Taker {
+pub struct PatchCandidate {
     pub running: Option<Running>,
     /// Bytes per second of its link; infinite if unknown.
     pub rate: f64,
@@ -47,10 +47,10 @@ pub struct Taker {
     pub decode: [Option<f64>; 2],
 }
 
-impl Default for Taker {
+impl Default for PatchCandidate {
     /// An unknown worker.
-    fn default() -> Taker {
-        Taker { running: None, rate: f64::INFINITY, decode: [None; 2] }
+    fn default() -> PatchCandidate {
+        PatchCandidate { running: None, rate: f64::INFINITY, decode: [None; 2] }
     }
 }
 
@@ -81,14 +81,14 @@ impl Bases {
         &mut self,
         content: Arc<Content>,
         encoding: Encoding,
-        takers: &[Taker],
+        patch_candidates: &[PatchCandidate],
         to_all: bool,
         until: Instant,
     ) -> Offer {
         let nbytes = content.plan.nbytes;
         let whole = content.plan.count() <= 1 && nbytes <= WHOLE_BYTES_MAX;
         let unfit = whole || nbytes > self.bytes_max || self.count == 0;
-        if encoding == Encoding::Raw || unfit || takers.is_empty() {
+        if encoding == Encoding::Raw || unfit || patch_candidates.is_empty() {
             if to_all {
                 self.kept.clear();
             }
@@ -100,10 +100,10 @@ impl Bases {
         let mut offer = Offer { keep: true, ..content.clone().into() };
         let now = Instant::now();
         let deadline = now + until.saturating_duration_since(now) / OFFER_SHARE;
-        for (running, base) in self.bases_of(&content, takers) {
+        for (running, base) in self.bases_of(&content, patch_candidates) {
             let way = match encoding {
                 Encoding::Auto => {
-                    let on = takers.iter().filter(|taker| taker.running.as_ref() == Some(&running));
+                    let on = patch_candidates.iter().filter(|taker| taker.running.as_ref() == Some(&running));
                     self.chosen(&base, &content, on, deadline)
                 }
                 _ => Some(Way { classes: encoding == Encoding::Delta, work: 0.0 }),
@@ -152,10 +152,11 @@ impl Bases {
         &mut self,
         base: &Content,
         content: &Content,
-        takers: impl Iterator<Item = &'a Taker>,
+        patch_candidates: impl Iterator<Item = &'a PatchCandidate>,
         deadline: Instant,
     ) -> Option<Way> {
-        let mut slow: Vec<&Taker> = takers.filter(|taker| taker.rate.is_finite()).collect();
+        let mut slow: Vec<&PatchCandidate> =
+            patch_candidates.filter(|taker| taker.rate.is_finite()).collect();
         slow.sort_by(|one, other| one.rate.total_cmp(&other.rate));
         if slow.is_empty() {
             return None;
@@ -165,7 +166,7 @@ impl Bases {
             let _ = self.measure(base, content, deadline); // on failure the old values stay
         }
         self.decisions += 1;
-        let decode = |taker: &Taker| match anew {
+        let decode = |taker: &PatchCandidate| match anew {
             true => self.decode,
             false => [0, 1].map(|classes| taker.decode[classes].unwrap_or(self.decode[classes])),
         };
@@ -210,9 +211,13 @@ impl Bases {
     }
 
     /// Returns the bases of the patches to make, the one that most workers run first.
-    fn bases_of(&self, content: &Content, takers: &[Taker]) -> Vec<(Running, Arc<Content>)> {
+    fn bases_of(
+        &self,
+        content: &Content,
+        patch_candidates: &[PatchCandidate],
+    ) -> Vec<(Running, Arc<Content>)> {
         let mut runs: Vec<(&Running, usize)> = Vec::new();
-        for running in takers.iter().filter_map(|taker| taker.running.as_ref()) {
+        for running in patch_candidates.iter().filter_map(|taker| taker.running.as_ref()) {
             match runs.iter_mut().find(|(known, _)| *known == running) {
                 Some((_, count)) => *count += 1,
                 None => runs.push((running, 1)),
@@ -273,13 +278,13 @@ mod tests {
         Arc::new(Copier::default().copy(&[tensor], 1 << 20).unwrap())
     }
 
-    fn runs(number: u64, content: &Content) -> Taker {
+    fn runs(number: u64, content: &Content) -> PatchCandidate {
         let running = Running { epoch: 1, version: number, digest: content.digest.clone() };
-        Taker { running: Some(running), ..Taker::default() }
+        PatchCandidate { running: Some(running), ..PatchCandidate::default() }
     }
 
-    fn new() -> Taker {
-        Taker::default()
+    fn new() -> PatchCandidate {
+        PatchCandidate::default()
     }
 
     fn soon() -> Instant {
@@ -293,10 +298,10 @@ mod tests {
         let offer = bases.offer(first.clone(), Encoding::Delta, &[new()], true, soon());
         assert!(offer.keep && offer.patches.is_empty());
         bases.offer(second.clone(), Encoding::Delta, &[new()], true, soon());
-        let takers = [runs(1, &first), runs(2, &second), new(), runs(2, &second)];
+        let patch_candidates = [runs(1, &first), runs(2, &second), new(), runs(2, &second)];
         for encoding in [Encoding::Delta, Encoding::DeltaFlat] {
             let mut bases = bases.clone();
-            let offer = bases.offer(third.clone(), encoding, &takers, true, soon());
+            let offer = bases.offer(third.clone(), encoding, &patch_candidates, true, soon());
             let on: Vec<u64> = offer.patches.iter().map(|patch| patch.id.version).collect();
             assert_eq!(on, [2, 1]);
             let mut data = second.bytes().to_vec();
@@ -313,8 +318,8 @@ mod tests {
         let mut bases = Bases::new(2, u64::MAX);
         bases.offer(first.clone(), Encoding::Delta, &[new()], true, soon());
         bases.offer(second.clone(), Encoding::Delta, &[new()], true, soon());
-        let takers = [runs(2, &first), runs(2, &second), runs(2, &second)];
-        let offer = bases.offer(third, Encoding::Delta, &takers, true, soon());
+        let patch_candidates = [runs(2, &first), runs(2, &second), runs(2, &second)];
+        let offer = bases.offer(third, Encoding::Delta, &patch_candidates, true, soon());
         let on: Vec<String> = offer.patches.iter().map(|patch| patch.offered().digest).collect();
         assert!(on.len() == 1 && on[0] == second.digest);
     }
@@ -335,25 +340,25 @@ mod tests {
     #[test]
     fn nothing_is_kept_where_nobody_takes_patches_or_none_are_wanted() {
         let (first, second) = (version(1), version(2));
-        let takers = [runs(1, &first)];
+        let patch_candidates = [runs(1, &first)];
         let mut bases = Bases::new(2, u64::MAX);
-        bases.offer(first.clone(), Encoding::Delta, &takers, true, soon());
-        let offer = bases.offer(second.clone(), Encoding::Raw, &takers, false, soon()); // to some
+        bases.offer(first.clone(), Encoding::Delta, &patch_candidates, true, soon());
+        let offer = bases.offer(second.clone(), Encoding::Raw, &patch_candidates, false, soon()); // to some
         assert!(!offer.keep && bases.kept.len() == 1);
         bases.offer(second.clone(), Encoding::Delta, &[], true, soon());
         assert!(bases.kept.is_empty());
-        bases.offer(first.clone(), Encoding::Delta, &takers, true, soon());
-        bases.offer(second, Encoding::Raw, &takers, true, soon());
+        bases.offer(first.clone(), Encoding::Delta, &patch_candidates, true, soon());
+        bases.offer(second, Encoding::Raw, &patch_candidates, true, soon());
         assert!(bases.kept.is_empty());
     }
 
     #[test]
     fn a_patch_that_takes_too_long_is_none() {
         let (first, second) = (version(1), version(2));
-        let takers = [runs(1, &first)];
+        let patch_candidates = [runs(1, &first)];
         let mut bases = Bases::new(2, u64::MAX);
-        bases.offer(first, Encoding::Delta, &takers, true, soon());
-        let offer = bases.offer(second, Encoding::Delta, &takers, true, Instant::now());
+        bases.offer(first, Encoding::Delta, &patch_candidates, true, soon());
+        let offer = bases.offer(second, Encoding::Delta, &patch_candidates, true, Instant::now());
         assert!(offer.keep && offer.patches.is_empty() && offer.faults.len() == 1);
     }
 
@@ -364,8 +369,8 @@ mod tests {
             let mut bases = Bases::new(2, u64::MAX);
             bases.encode = [1.0; 2]; // measures, though no patch seems to pay
             bases.offer(first.clone(), Encoding::Auto, &[new()], true, soon());
-            let takers = [Taker { rate, ..runs(1, &first) }, runs(1, &first)];
-            let offer = bases.offer(second.clone(), Encoding::Auto, &takers, true, soon());
+            let patch_candidates = [PatchCandidate { rate, ..runs(1, &first) }, runs(1, &first)];
+            let offer = bases.offer(second.clone(), Encoding::Auto, &patch_candidates, true, soon());
             assert!(offer.keep && offer.patches.len() == count, "{}", rate);
             assert!(offer.patches.iter().all(|patch| patch.work >= second.plan.nbytes as f64));
         }
@@ -375,9 +380,11 @@ mod tests {
     fn one_patch_is_for_the_slowest_that_gains_by_any_and_one_slow_encode_ends_none_for_ever() {
         let mut bases = Bases::new(2, u64::MAX);
         let (first, second) = (version(1), version(2));
-        let slow = |rate: f64, decode: f64| Taker { rate, decode: [Some(decode); 2], ..new() };
+        let slow = |rate: f64, decode: f64| PatchCandidate { rate, decode: [Some(decode); 2], ..new() };
         let (busy, link) = (slow(2e5, 1e-2), slow(1e6, 1e-10)); // one decodes for longer than it waits
-        let mut way = |takers: &[&Taker]| bases.chosen(&first, &second, takers.iter().copied(), soon());
+        let mut way = |patch_candidates: &[&PatchCandidate]| {
+            bases.chosen(&first, &second, patch_candidates.iter().copied(), soon())
+        };
         assert!(way(&[&link]).is_some(), "and it has measured");
         assert!(way(&[&busy]).is_none());
         assert!(way(&[&link, &busy]).is_some());

@@ -63,9 +63,9 @@ use crate::fields::is_name;
 use crate::limits::{METADATA_BYTES_MAX, METADATA_MAX, METADATA_NAME_MAX};
 use crate::messages::CommitMode;
 use crate::threads::join_handle;
-use bases::{Bases, Taker};
+use bases::{Bases, PatchCandidate};
 use content::{Content, Copier};
-use publication::Terms;
+use publication::PublishTerms;
 use run::{Answer, Shared, Work};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -119,7 +119,7 @@ pub struct PublishOptions {
 
 impl Default for PublishOptions {
     fn default() -> PublishOptions {
-        let Terms { workers, require, wait, timeout, .. } = Terms::default();
+        let PublishTerms { workers, require, wait, timeout, .. } = PublishTerms::default();
         PublishOptions {
             workers,
             require,
@@ -280,15 +280,15 @@ impl Publisher {
         // wait while another thread makes a patch.
         let patience = if self.is_own_thread() { Duration::ZERO } else { asked.timeout };
         let mut its = its.take(began + patience).ok_or_else(|| late(model, patience))?;
-        let takers = match options.encoding {
+        let patch_candidates = match options.encoding {
             Encoding::Raw => Vec::new(),
-            _ => self.takers(model, &asked, until)?,
+            _ => self.patch_candidates(model, &asked, until)?,
         };
         let mut content = copy(&mut its.copier)
             .map_err(|text| Error::Setup(format!("{} cannot be published: {}", model, text)))?;
         content.metadata = options.metadata.clone();
         let to_all = asked.workers.is_none();
-        let offer = its.bases.offer(Arc::new(content), options.encoding, &takers, to_all, until);
+        let offer = its.bases.offer(Arc::new(content), options.encoding, &patch_candidates, to_all, until);
         let (sender, answer) = channel();
         let model = model.to_owned();
         self.shared.leave(Work::Publish { model, offer, asked, began, answer: sender })?;
@@ -299,15 +299,20 @@ impl Publisher {
     /// how soon a patch would arrive. In the publisher's own thread, or if that thread does not
     /// answer by `until`, returns one unknown worker: no patch is made, but the version is kept as
     /// a base.
-    fn takers(&self, model: &str, asked: &Terms, until: Instant) -> Result<Vec<Taker>, Error> {
+    fn patch_candidates(
+        &self,
+        model: &str,
+        asked: &PublishTerms,
+        until: Instant,
+    ) -> Result<Vec<PatchCandidate>, Error> {
         if self.is_own_thread() {
-            return Ok(vec![Taker::default()]);
+            return Ok(vec![PatchCandidate::default()]);
         }
         let (sender, answer) = channel();
         self.shared.leave(Work::Takers(model.to_owned(), asked.workers.clone(), sender))?;
         match answer.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            Ok(takers) => Ok(takers),
-            Err(RecvTimeoutError::Timeout) => Ok(vec![Taker::default()]),
+            Ok(patch_candidates) => Ok(patch_candidates),
+            Err(RecvTimeoutError::Timeout) => Ok(vec![PatchCandidate::default()]),
             Err(RecvTimeoutError::Disconnected) => Err(self.shared.closed()),
         }
     }
@@ -316,7 +321,7 @@ impl Publisher {
         lock(&self.thread).as_ref().map(|thread| thread.thread().id()) == Some(thread::current().id())
     }
 
-    fn asked(&self, model: &str, options: &PublishOptions) -> Result<Terms, Error> {
+    fn asked(&self, model: &str, options: &PublishOptions) -> Result<PublishTerms, Error> {
         let wrong = |text: String| Err(Error::Setup(text));
         if !is_name(model) {
             return wrong(format!(
@@ -355,7 +360,7 @@ impl Publisher {
                 "expect is about all workers: leave `workers` and `require` as they are".to_owned(),
             );
         }
-        Ok(Terms {
+        Ok(PublishTerms {
             workers: options.workers.clone(),
             require: options.require,
             wait: options.wait,

@@ -1,6 +1,6 @@
 //! Patches: which workers accept them, which subscribers can use which, how a version has arrived.
 
-use super::bases::Taker;
+use super::bases::PatchCandidate;
 use super::machine::PublisherMachine;
 use super::offer::{takes_patches, VersionPatch};
 use super::roster::Peer;
@@ -21,12 +21,12 @@ pub(super) struct Listeners {
 impl PublisherMachine {
     /// Returns what is known of each live worker that accepts patches and that a version would go
     /// to (D2).
-    pub fn takers(&self, model: &str, workers: Option<&[String]>) -> Vec<Taker> {
+    pub fn patch_candidates(&self, model: &str, workers: Option<&[String]>) -> Vec<PatchCandidate> {
         let named = |name: &String| workers.map_or(true, |workers| workers.contains(name));
         let live = self.roster.iter().filter(|peer| !peer.lost() && peer.wants(model) && takes_patches(peer));
         let taker = |peer: &Peer| {
             let (rate, decode) = (peer.link.rate(), peer.link.decode());
-            Taker { running: peer.running.get(model).cloned(), rate, decode }
+            PatchCandidate { running: peer.running.get(model).cloned(), rate, decode }
         };
         live.filter(|peer| named(&peer.hello.name)).map(taker).collect()
     }

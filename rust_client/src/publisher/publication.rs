@@ -34,7 +34,7 @@ pub enum Wait {
 
 /// The terms of one publish.
 #[derive(Clone, Debug)]
-pub struct Terms {
+pub struct PublishTerms {
     /// `None`: all workers that want the model.
     pub workers: Option<Vec<String>>,
     pub require: Require,
@@ -49,9 +49,9 @@ pub struct Terms {
     pub expect: usize,
 }
 
-impl Default for Terms {
-    fn default() -> Terms {
-        Terms {
+impl Default for PublishTerms {
+    fn default() -> PublishTerms {
+        PublishTerms {
             workers: None,
             require: Require::All,
             wait: Wait::Applied,
@@ -85,7 +85,7 @@ pub(crate) struct Publication {
     pub id: u64,
     pub model: String,
     pub key: Key,
-    pub terms: Terms,
+    pub terms: PublishTerms,
     pub decision: At<Decision, DecisionEvent>,
     pub resolved: bool,
     /// Why it was given up early; empty if it was not.
@@ -105,7 +105,7 @@ impl Publication {
         model: &str,
         key: Key,
         (nbytes, digest, metadata): (u64, &str, &Metadata),
-        terms: Terms,
+        terms: PublishTerms,
         started: Time,
     ) -> Publication {
         Publication {

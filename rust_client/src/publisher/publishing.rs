@@ -6,7 +6,7 @@ use super::effects::{Effect, Payload, WorkerEventKind};
 use super::machine::PublisherMachine;
 use super::offer::{Offer, VersionPatch};
 use super::phases::TargetEvent;
-use super::publication::{Publication, Terms, Wait};
+use super::publication::{Publication, PublishTerms, Wait};
 use super::push::{topic_of, Push, Step};
 use super::roster::Peer;
 use super::store::Version;
@@ -28,7 +28,7 @@ impl PublisherMachine {
         id: u64,
         model: &str,
         offer: impl Into<Offer>,
-        asked: Terms,
+        asked: PublishTerms,
         started: Time,
         now: Time,
     ) -> Result<Vec<Effect>, String> {
@@ -98,7 +98,7 @@ impl PublisherMachine {
         }
     }
 
-    fn targets(&self, model: &str, asked: &Terms) -> Result<Vec<String>, String> {
+    fn targets(&self, model: &str, asked: &PublishTerms) -> Result<Vec<String>, String> {
         let workers = match &asked.workers {
             None => return Ok(self.roster.wanting(model)),
             Some(workers) => workers,

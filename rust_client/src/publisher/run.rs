@@ -3,14 +3,14 @@
 //! Other threads submit work and wait for the answer. If the thread ends, for any reason, they get
 //! an error.
 
-use super::bases::Taker;
+use super::bases::PatchCandidate;
 use super::effects::{Effect, Payload, WorkerEvent, WorkerEventKind};
 use super::grants::ByKey;
 use super::keeper::Keeper;
 use super::machine::PublisherMachine;
 use super::offer::Offer;
 use super::pub_socket::PubSocket;
-use super::publication::Terms;
+use super::publication::PublishTerms;
 use super::receipt::Receipt;
 use super::router::Router;
 use super::sealer::Sealer;
@@ -45,12 +45,12 @@ pub enum Work {
     Publish {
         model: String,
         offer: Offer,
-        asked: Terms,
+        asked: PublishTerms,
         began: Instant,
         answer: Sender<Answer>,
     },
     /// Return what the workers that accept patches run of a model: all workers, or the named ones.
-    Takers(String, Option<Vec<String>>, Sender<Vec<Taker>>),
+    Takers(String, Option<Vec<String>>, Sender<Vec<PatchCandidate>>),
     Status(Sender<Roster>),
     /// Allow these keys, and no others.
     Grant(ByKey),
@@ -378,7 +378,7 @@ impl Loop {
                     self.look();
                 }
                 Some(Work::Takers(model, workers, answer)) => {
-                    drop(answer.send(self.machine.takers(&model, workers.as_deref())));
+                    drop(answer.send(self.machine.patch_candidates(&model, workers.as_deref())));
                 }
                 Some(Work::Grant(by_key)) => {
                     let effects = self.machine.grant(by_key, self.now());
@@ -392,7 +392,14 @@ impl Loop {
         }
     }
 
-    fn publish(&mut self, model: &str, offer: Offer, asked: Terms, began: Instant, answer: Sender<Answer>) {
+    fn publish(
+        &mut self,
+        model: &str,
+        offer: Offer,
+        asked: PublishTerms,
+        began: Instant,
+        answer: Sender<Answer>,
+    ) {
         self.ids += 1;
         let started = began.saturating_duration_since(self.begun);
         match self.machine.publish(self.ids, model, offer, asked, started, self.now()) {
