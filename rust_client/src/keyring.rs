@@ -11,7 +11,7 @@ use crate::sealing::{nonce_of, GroupKey, Opening, Secret, Subject, CHUNK, LAYOUT
 use crate::transfer::Time;
 use std::convert::TryInto;
 
-struct VersionEntry {
+struct HeldKey {
     key: GroupKey,
     count: u64, // the highest that was opened
 }
@@ -19,7 +19,7 @@ struct VersionEntry {
 /// What one worker can open. A worker that has one takes nothing that is not sealed.
 #[derive(Default)]
 pub struct Keyring {
-    held: Vec<VersionEntry>,                 // the newest last
+    held: Vec<HeldKey>,                      // the newest last
     alone_at: Option<Time>,                  // when the newest is the only one that counts
     last: Option<(String, Vec<u8>, Secret)>, // key of a version, the last that was used
     lacking: bool, // something came that was sealed with a key that nobody has told since
@@ -47,7 +47,7 @@ impl Keyring {
         for key in told.into_iter().skip(older) {
             if self.held.iter().all(|held| held.key.id != key.id) {
                 self.alone_at = if self.held.is_empty() { None } else { Some(until) };
-                self.held.push(VersionEntry { key, count: 0 }); // E6
+                self.held.push(HeldKey { key, count: 0 }); // E6
             }
         }
         self.keep(GROUP_KEYS_MAX);

@@ -107,7 +107,7 @@ impl Line {
     }
 }
 
-/// VersionEntry by those tests that look at the memory of this process, which is one for all of them.
+/// Held by those tests that look at the memory of this process, which is one for all of them.
 static MEMORY: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {

@@ -41,7 +41,7 @@ type Told = (Key, Option<(u64, Doing, u64)>, Option<(u64, String)>);
 
 /// What is kept of a worker for observers only, by model.
 #[derive(Default)]
-pub struct Seen {
+pub struct ObserverRecord {
     /// The version that it applied last, and the microseconds from publish to then.
     pub took: BTreeMap<String, (u64, u64)>,
     /// The version that it will not run, and why.

@@ -5,7 +5,7 @@
 
 use super::effects::Identity;
 use super::link::Link;
-use super::observers::Seen;
+use super::observers::ObserverRecord;
 use super::phases::{At, PeerEvent, PeerPhase, WORKERS};
 use crate::messages::{Doing, Hello, PatchId, Progress, Running};
 use crate::transfer::{ChunkPlan, Key, Time};
@@ -57,7 +57,7 @@ pub struct Peer {
     pub rekeyed: bool,
     pub link: Link,
     /// What observers were sent of it.
-    pub seen: Seen,
+    pub seen: ObserverRecord,
     // By model, the last version of which it reported a wrong digest.
     different: BTreeMap<String, Key>,
     // The roster's revision at the last change that observers are sent.
@@ -72,7 +72,7 @@ impl Peer {
             key: key.to_owned(),
             rekeyed: false,
             link: Link::default(),
-            seen: Seen::default(),
+            seen: ObserverRecord::default(),
             different: BTreeMap::new(),
             revision: 0,
             ticket: (String::new(), now),
@@ -415,7 +415,7 @@ impl Roster {
             if !peer.lost() {
                 peer.phase.take(PeerEvent::Spoke);
             }
-            peer.seen = Seen::default();
+            peer.seen = ObserverRecord::default();
             self.touch(&hello.name);
         }
     }
