@@ -1,17 +1,17 @@
-/* CRC-32C (Castagnoli), alone or while copying: one pass over the bytes. No Python in here.
+/* CRC-32C (Castagnoli), alone or while copying, in one pass over the bytes. Independent of Python.
  *
- * Theory of operation. A CRC is a remainder of polynomials over GF(2), so a block of bytes may be
- * replaced by another that is D bits further on if it is multiplied by x^D modulo P. Carry-less
- * multiplication does that for 64 bits at a time: several accumulators run over the data, each
- * folded over those of the others onto the bytes that come next, and crc32q reduces them in the end.
- * (V. Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction",
- * Intel, 2009.) Copying costs hardly more than reading then, as both wait for memory.
+ * Theory of operation. A CRC is a remainder of polynomials over GF(2), so a block of bytes can be
+ * folded onto a block D bits further on by multiplying it by x^D modulo P. Carry-less
+ * multiplication does that for 64 bits at a time: several accumulators run over the data, each is
+ * folded past the others onto the next bytes, and crc32q reduces them at the end. (V. Gopal et al.,
+ * "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel, 2009.) The
+ * copy takes hardly longer than the read, as both wait for memory.
  *
- * Each level of instructions is one function `wb_fold_*`; the best that the processor has is chosen
- * once, at `wb_choose`. With `to` null nothing is copied. Otherwise each byte is read once, or hashed
- * where it was copied to: a trainer may write to `from` meanwhile, and what lies in `to` is what was
- * hashed. `stream` writes around the caches: for blocks that are larger than these, and will not be
- * read soon by this core.
+ * Each instruction set has one function `wb_fold_*`; `wb_choose` selects the best one that the
+ * processor supports. With `to` null nothing is copied. Otherwise each byte is read once, or hashed
+ * in `to` after the copy: a trainer may write to `from` meanwhile, and the CRC is always that of
+ * the bytes in `to`. `stream` bypasses the caches: for blocks larger than these, which this core
+ * will not read soon.
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -20,9 +20,9 @@
 typedef uint32_t (*wb_fold)(uint32_t crc, uint8_t *to, const uint8_t *from, size_t n, int stream);
 
 #define WB_POLYNOMIAL 0x82f63b78u /* 0x1EDC6F41, bits reversed */
-#define WB_BLOCK 16384            /* copied by memcpy, then hashed while it is in the cache */
+#define WB_BLOCK 16384            /* copied by memcpy, then hashed while in the cache */
 
-/* Any processor: eight tables, eight bytes at a time. */
+/* For any processor: eight tables, eight bytes at a time. */
 
 static uint32_t wb_tables[8][256];
 
@@ -48,7 +48,7 @@ static uint32_t wb_hash_portable(uint32_t crc, const uint8_t *p, size_t n) {
     return crc;
 }
 
-/* Hash block by block, each where it was copied to just before. */
+/* Copy and hash block by block; each block is hashed in its destination. */
 #define WB_BY_BLOCKS(hash)                                                                      \
     (void)stream;                                                                               \
     crc = ~crc;                                                                                 \
@@ -92,7 +92,7 @@ static uint32_t wb_fold_arm(uint32_t crc, uint8_t *to, const uint8_t *from, size
 #define WB_FOR(levels) __attribute__((target(levels)))
 #define WB_IN(levels) __attribute__((target(levels), always_inline)) static inline
 
-/* x^(D+31) and x^(D-33) modulo P, bits reversed, for D bits: the low and the high half of 128. */
+/* x^(D+31) and x^(D-33) modulo P, bits reversed, to fold over D bits: for the low and high half. */
 #define WB_FOLD_128_BYTES _mm_set_epi64x(0x0d3b6092, 0x6992cea2)
 #define WB_FOLD_256_BYTES _mm512_broadcast_i32x4(_mm_set_epi64x(0xb9e02b86, 0xdcb17aa4))
 
@@ -111,9 +111,9 @@ static uint32_t wb_fold_sse(uint32_t crc, uint8_t *to, const uint8_t *from, size
     WB_BY_BLOCKS(wb_hash_sse)
 }
 
-enum wb_mode { WB_HASH, WB_COPY, WB_STREAM }; /* always a constant, so that no branch is left */
+enum wb_mode { WB_HASH, WB_COPY, WB_STREAM }; /* always constant, so branches are optimised away */
 
-/* Copy and hash what lies before `to` is aligned, as streaming stores ask; return its length. */
+/* Copy and hash the bytes before `to` is aligned for streaming stores; return their number. */
 WB_FOR(WB_SSE42)
 static size_t wb_align(uint32_t *crc, uint8_t *to, const uint8_t *from, size_t n) {
     size_t k = -(uintptr_t)to & 63;
@@ -191,14 +191,14 @@ static uint32_t wb_fold_vclmul(uint32_t crc, uint8_t *to, const uint8_t *from, s
 }
 #endif
 
-/* The levels that this processor has, the best first. */
+/* The instruction sets that this processor supports, the best first. */
 
 struct wb_level {
     const char *name;
     wb_fold fold;
 };
 
-static struct wb_level wb_levels[5]; /* the last one that is there has no name */
+static struct wb_level wb_levels[5]; /* ends with an entry without a name */
 
 static void wb_choose(void) {
     struct wb_level *level = wb_levels;

@@ -1,6 +1,6 @@
-/* The inner loops of `delta/kernels.py`, which is the only one to call them and says what each does;
- * `delta/numpy_kernels.py` has the same. A step is that of an element from base to target; those of
- * a class stand together. Whatever a body says is checked against the body and the block. */
+/* The inner loops of patches. Only `delta/kernels.py` calls them, and describes them;
+ * `delta/numpy_kernels.py` has the same. A step is the change of an element from base to target;
+ * steps of a class are adjacent. All values of a body are checked against body and block. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
@@ -12,13 +12,13 @@
 
 #define CLASSES 16
 #define FIELDS 5
-#define WINDOW 64 /* elements that are looked at at once */
+#define WINDOW 64 /* elements scanned at once */
 #define EVERY 31
 #define WIDTH_MAX 19
 #define RICE_MAX 18
 #define GOLOMB_BITS_MAX 16
 #define ELEMENTS_MAX ((size_t)1 << 18)
-#define NEVER ((uint32_t)1 << 30) /* a gap that no block has room for */
+#define NEVER ((uint32_t)1 << 30) /* a gap larger than any block */
 
 enum { PLAIN, INTEGER, BF16, F16 };
 enum { COUNT, GAP, LARGE, LARGE_GAP, SIZE }; /* the fields of a table's row */
@@ -28,7 +28,7 @@ struct pair {
     size_t elements;
 };
 
-struct classes { /* those that have steps */
+struct classes { /* the classes that have steps */
     int count, which[CLASSES];
     uint32_t begins[CLASSES];
 };
@@ -50,7 +50,7 @@ static inline uint16_t load16(const uint8_t *p) {
     return u;
 }
 
-/* The last window of a block is copied, and zeros follow. */
+/* Return a window of a block; the last one is copied and padded with zeros. */
 static inline const uint8_t *frame_of(struct frame *frame, const uint8_t *block, size_t at, size_t elements) {
     if (elements - at >= WINDOW) return block + 2 * at;
     memset(frame, 0, sizeof *frame);
@@ -72,7 +72,7 @@ static inline size_t lowest(uint64_t bits) { return (size_t)__builtin_ctzll(bits
 static inline int ones(uint64_t bits) { return __builtin_popcountll(bits); }
 static inline int length(uint64_t value) { return value ? 64 - __builtin_clzll(value) : 0; }
 
-/* Any processor. */
+/* For any processor. */
 
 #define NAME(function) function##_portable
 #define FOR
@@ -185,7 +185,7 @@ struct level {
     size_t (*find)(const uint8_t *, size_t, int, struct counter *, int, uint32_t *, int32_t *);
 };
 
-static struct level choice[4], *level = choice; /* the best first; the last one that is there has no name */
+static struct level choice[4], *level = choice; /* the best first; ends with a nameless entry */
 
 static void choose(void) {
     struct level *next = choice;
@@ -208,7 +208,7 @@ struct reader {
     const char *fault;
 };
 
-static inline uint64_t peek(const struct reader *reader) { /* 57 bits at least; zeros behind the end */
+static inline uint64_t peek(const struct reader *reader) { /* at least 57 bits, padded with zeros */
     size_t byte = reader->at / 8;
     uint64_t word = 0;
     if (byte + 8 <= reader->nbytes)
@@ -248,7 +248,7 @@ static inline uint32_t unary(struct reader *reader, uint32_t most) {
     }
 }
 
-/* Read gaps, of which none leads to `most` or beyond. */
+/* Read gaps; a fault if they lead to position `most` or beyond. */
 static int gaps_of(struct reader *reader, size_t count, int k, size_t most, uint32_t *gaps) {
     for (size_t i = 0; i < count && !reader->fault; i++) gaps[i] = unary(reader, (uint32_t)(most >> k)) << k;
     if (reader->fault || !room_for(reader, (uint64_t)count * (uint64_t)k)) return -1;
@@ -276,7 +276,7 @@ static int golomb_of(struct reader *reader, size_t count, int k, uint32_t *value
     return 0;
 }
 
-/* Read the gaps and the steps of a class; `spare` has room for twice as many. */
+/* Read the gaps and the steps of a class; `spare` has room for 2 * count values. */
 static int steps_of(struct reader *reader, const uint8_t *row, size_t count, size_t large, size_t elements,
                     uint32_t *gaps, int32_t *steps, uint32_t *spare) {
     if (gaps_of(reader, count, row[GAP], elements, gaps) < 0 || !room_for(reader, count)) return -1;
@@ -295,7 +295,7 @@ static int steps_of(struct reader *reader, const uint8_t *row, size_t count, siz
     return 0;
 }
 
-struct body { /* what is being read, and where to */
+struct body { /* the inputs and outputs of reading a body */
     const uint8_t *table, *base;
     size_t classes, elements;
     int kind;
@@ -334,7 +334,7 @@ static void place(struct reader *reader, const struct body *body, const uint32_t
         reader->fault = "a gap leads past the elements of a class; is this the base?";
 }
 
-/* Return how many steps a body has, or -1 and a fault. */
+/* Read a body; return its number of steps, or -1 and a fault. */
 static Py_ssize_t read_body(struct reader *reader, const struct body *body, size_t most) {
     uint32_t counts[CLASSES] = {0}, larges[CLASSES] = {0};
     size_t total = 0, begin = 0;
@@ -356,7 +356,7 @@ static Py_ssize_t read_body(struct reader *reader, const struct body *body, size
     return reader->fault ? -1 : (Py_ssize_t)total;
 }
 
-/* Writing bits; once there is no room, `full` says so and nothing is written. */
+/* Writing bits; without room, `full` is set and nothing more is written. */
 
 struct writer {
     uint8_t *at, *end;
@@ -364,7 +364,7 @@ struct writer {
     int count, full;
 };
 
-static inline void put_bits(struct writer *writer, uint64_t value, int width) { /* up to 32 */
+static inline void put_bits(struct writer *writer, uint64_t value, int width) { /* width <= 32 */
     writer->bits |= value << writer->count;
     writer->count += width;
     if (writer->count < 32) return;
@@ -406,7 +406,7 @@ static Py_ssize_t put_end(struct writer *writer, const uint8_t *begin) {
 
 static inline uint32_t size_of(int32_t step) { return (uint32_t)(step < 0 ? -step : step); }
 
-/* The large steps of a class in a block: gaps between them, and sizes less 2; return how many. */
+/* Find the large steps of a class in a block: gaps, and sizes minus 2; return their number. */
 static size_t larges_of(const int32_t *steps, size_t count, uint32_t *gaps, uint32_t *sizes) {
     size_t found = 0, next = 0;
     for (size_t i = 0; i < count; i++)
@@ -430,7 +430,7 @@ static void write_class(struct writer *writer, const uint8_t *row, const uint32_
     }
 }
 
-/* Choosing codes: for one class of all blocks of a group. */
+/* Choosing codes, for one class over all blocks of a group. */
 
 static int best_rice(const uint32_t *values, size_t count, uint64_t *cost) {
     uint64_t sum = 0, best = UINT64_MAX;
@@ -448,7 +448,8 @@ static int best_rice(const uint32_t *values, size_t count, uint64_t *cost) {
     return chosen;
 }
 
-/* `like` are the values by which it is chosen, of which the first `zeros` are not given. */
+/* Choose an Exp-Golomb parameter by the lengths of `values` + 1 and of `zeros` zeros; `cost` is
+ * that of `values` + `more` and of the zeros. */
 static int best_golomb(const uint32_t *values, size_t count, uint32_t more, size_t zeros, uint64_t *cost) {
     uint64_t lengths[18] = {zeros}, best = UINT64_MAX;
     int chosen = 0;
@@ -470,7 +471,7 @@ struct group {
     size_t blocks, classes, total;
 };
 
-/* Choose the codes of a class; `spare` has room for three times all steps. */
+/* Choose the codes of a class; `spare` has room for 3 * total values. */
 static void tune_class(const struct group *group, size_t c, uint8_t *row, uint32_t *spare) {
     uint32_t *gaps = spare, *large_gaps = spare + group->total, *sizes = large_gaps + group->total;
     size_t count = 0, larges = 0, at = 0;
@@ -498,7 +499,7 @@ static void tune_class(const struct group *group, size_t c, uint8_t *row, uint32
     else if (row[LARGE]) row[LARGE_GAP] = (uint8_t)large_gap, row[SIZE] = (uint8_t)size;
 }
 
-/* What Python calls. */
+/* The functions for Python. */
 
 #define BUFFERS_MAX 5
 
@@ -634,7 +635,7 @@ static PyObject *py_read(PyObject *module, PyObject *args) {
     return done(v, 5, count < 0 ? NULL : PyLong_FromSsize_t(count));
 }
 
-/* levels() -> the names of the levels of instructions that this processor has, the best first */
+/* levels() -> the names of the instruction sets that this processor supports, the best first */
 static PyObject *py_levels(PyObject *module, PyObject *none) {
     (void)module, (void)none;
     PyObject *names = PyList_New(0);
@@ -646,7 +647,7 @@ static PyObject *py_levels(PyObject *module, PyObject *none) {
     return names;
 }
 
-/* use(name): of these levels; for tests and benchmarks */
+/* use(name): select one of these; for tests and benchmarks */
 static PyObject *py_use(PyObject *module, PyObject *wanted) {
     (void)module;
     const char *name = PyUnicode_AsUTF8(wanted);

@@ -1,16 +1,16 @@
-/* Looking at all elements of a block, 64 at a time: included by `_delta.c` once for each level of
- * instructions, which defines
+/* Scans over all elements of a block, 64 at a time. `_delta.c` includes this file once for each
+ * instruction set, and defines before
  *
- *     NAME(function)          the name of a function at this level
+ *     NAME(function)          the name of a function for this instruction set
  *     FOR                     the attribute that permits its instructions
  *     struct NAME(window)     the classes of 64 elements
- *     NAME(load)(&w, p, kind) which it finds out
+ *     NAME(load)(&w, p, kind) determines these classes
  *     NAME(mask)(&w, c)       the elements of a class, one bit each
  *     NAME(differ)(p, q)      the elements that differ, one bit each
- *     NAME(nth)(mask, n)      the place of the nth bit that is set, from 0
+ *     NAME(nth)(mask, n)      the index of the nth bit that is set, from 0
  */
 
-/* How many elements of each class differ. */
+/* Count the elements of each class that differ; return the sum. */
 FOR static size_t NAME(compare)(const struct pair *pair, int kind, uint32_t *counts) {
     size_t total = 0;
     for (size_t at = 0; at < pair->elements; at += WINDOW) {
@@ -25,7 +25,7 @@ FOR static size_t NAME(compare)(const struct pair *pair, int kind, uint32_t *cou
     return total;
 }
 
-/* The gap and the step of each element that differs, those of class `c` from `begins[c]` on. */
+/* Write the gap and step of each element that differs; those of class `c` begin at `begins[c]`. */
 FOR static void NAME(take)(const struct pair *pair, int kind, const struct classes *there, uint32_t *gaps, int32_t *steps) {
     uint32_t seen[CLASSES] = {0}, next[CLASSES] = {0}, put[CLASSES];
     memcpy(put, there->begins, sizeof put);
@@ -58,7 +58,7 @@ FOR static void NAME(take)(const struct pair *pair, int kind, const struct class
     }
 }
 
-/* Walk through a block, counting down the gap of each class; return how many were found. */
+/* Scan a block, counting down each class's gap; write positions and steps; return their number. */
 FOR static size_t NAME(find)(const uint8_t *base, size_t elements, int kind, struct counter *counters, int count,
                              uint32_t *positions, int32_t *found) {
     size_t put = 0;

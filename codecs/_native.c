@@ -1,6 +1,6 @@
-/* What Python is too slow for, in C: checksums while copying, many small copies in one call, a look
- * at many tensors, and the exchange of pages. `native.py` is the only one to call it, says what each
- * function does, and has the same in Python. No protocol in here. */
+/* The C helper, for loops that are too slow in Python: checksums while copying, many small copies
+ * in one call, the inspection of many tensors, and the exchange of pages. Only `native.py` calls
+ * it; it describes the functions, and has the same in Python. Nothing depends on the protocol. */
 #define PY_SSIZE_T_CLEAN
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -12,12 +12,12 @@
 
 #include "_crc32c.h"
 
-#define LOCKED_BYTES 32768 /* of less than this, hashing does not let other threads run */
-#define AHEAD 4            /* tensors whose memory is fetched while others are copied */
+#define LOCKED_BYTES 32768 /* below this size, hashing keeps the GIL */
+#define AHEAD 4            /* prefetch the memory of the tensor that is this many ahead */
 
 static wb_fold fold;
 
-/* Buffers of arguments, all released together. */
+/* Buffers of arguments, which are all released together. */
 struct views {
     Py_buffer at[5];
     int count;
@@ -89,14 +89,14 @@ static int open_addresses(struct views *views, PyObject *const *args, int count)
     return 0;
 }
 
-/* Nothing is mapped below (vm.mmap_min_addr), so such an address is null, or an offset from it. */
+/* No memory is mapped below (vm.mmap_min_addr): such an address is null, or null plus an offset. */
 #define FIRST_ADDRESS 4096
 
 static int is_nowhere(uint64_t address, uint64_t size) {
     return (size != 0) & ((address < FIRST_ADDRESS) | (address + size < address));
 }
 
-/* Look at all of them before a byte is copied: a tensor may have been freed, or never have had memory. */
+/* Check all addresses before a byte is copied: a tensor may have been freed, or have no memory. */
 static int check_addresses(const uint64_t *addresses, const uint64_t *sizes, size_t count) {
     int wrong = 0;
     for (size_t i = 0; i < count; i++) wrong |= is_nowhere(addresses[i], sizes[i]);
@@ -115,7 +115,7 @@ static void fetch_ahead(const uint64_t *addresses, size_t index, size_t count) {
     for (int line = 0; line < 3; line++) __builtin_prefetch(next + 64 * line);
 }
 
-/* Copy around the caches: what is stored need not be fetched first, which saves a third of the way. */
+/* Copy with streaming stores: the destination is not read into the caches, a third less traffic. */
 static void copy_around(uint8_t *to, const uint8_t *from, size_t n) {
 #if defined(__x86_64__)
     size_t at = -(uintptr_t)to & 15;
@@ -145,14 +145,14 @@ static PyObject *copies(PyObject *module, PyObject *const *args, Py_ssize_t give
         fetch_ahead(from, i, count);
         if (stream && sizes[i] >= LOCKED_BYTES)
             copy_around((uint8_t *)(uintptr_t)to[i], (const uint8_t *)(uintptr_t)from[i], sizes[i]);
-        else if (sizes[i]) /* what is empty may lie nowhere */
+        else if (sizes[i]) /* an empty tensor may have no valid address */
             memcpy((void *)(uintptr_t)to[i], (const void *)(uintptr_t)from[i], sizes[i]);
     }
     Py_END_ALLOW_THREADS
     return close_views(&views, Py_NewRef(Py_None));
 }
 
-/* Where a gather is: so many bytes are done, which of a chunk hash to `crc`. */
+/* The progress of a gather: `done` bytes; `crc` is that of the current chunk so far. */
 struct place {
     uint8_t *to;
     size_t done, chunk_bytes;
@@ -197,7 +197,7 @@ static PyObject *gather(PyObject *module, PyObject *const *args, Py_ssize_t give
     return close_views(&views, Py_NewRef(Py_None));
 }
 
-/* The part of DLPack 1 that is looked through: see https://dmlc.github.io/dlpack/latest/. */
+/* The part of DLPack 1 that inspects tensors: see https://dmlc.github.io/dlpack/latest/. */
 
 typedef struct {
     void *data;
@@ -217,7 +217,7 @@ typedef struct {
 #define RANK_MAX 64
 #define COMPLEX 5
 
-struct mark { /* then shape and strides, `ndim` integers each */
+struct mark { /* followed by shape and strides, `ndim` integers each */
     uint64_t address;
     int32_t device, device_id, dtype, ndim;
 };
@@ -233,7 +233,7 @@ static Py_ssize_t mark_of(const Exchange *exchange, PyObject *tensor, char *out,
     if (exchange->look(tensor, &found) < 0) return -1;
     if (found.ndim < 0 || found.ndim > RANK_MAX || found.dtype.code == COMPLEX) {
         PyErr_SetString(PyExc_BufferError, "this is not all that there is to know of this tensor");
-        return -1; /* a complex one may be conjugated */
+        return -1; /* a complex tensor may be conjugated, which DLPack does not show */
     }
     uint64_t address = (uint64_t)(uintptr_t)found.data + found.byte_offset;
     if (address < FIRST_ADDRESS && has_elements(&found)) {
@@ -292,25 +292,27 @@ static PyObject *marks(PyObject *module, PyObject *const *args, Py_ssize_t given
 }
 
 #if defined(__linux__) && defined(MREMAP_DONTUNMAP) && defined(MAP_FIXED_NOREPLACE)
-#define TABLE_BYTES ((size_t)1 << 21) /* of pages that one table names: moved at once if they begin at a multiple */
+#define TABLE_BYTES ((size_t)1 << 21) /* memory of one page table: moved whole if aligned to this */
 
-static _Atomic int stopped; /* why nothing is exchanged any more */
+static _Atomic int stopped; /* the errno after which pages are no longer exchanged */
 
 static void *map(void *at, size_t nbytes, int protection, int how) {
     return mmap(at, nbytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | how, -1, 0);
 }
 
-/* Move pages; what they leave stays mapped, so that no other thread's memory can land there. But most failures come
-   when the kernel has unmapped `to` already: it is mapped again, empty. Below zero: another thread was quicker. */
+/* Move pages; `from` stays mapped, so that no other thread's memory can be mapped there. Most
+   failures occur after the kernel has unmapped `to`: it is then mapped again, empty. Returns an
+   errno; negative: another thread has mapped `to`. */
 static int move_pages_to(void *to, void *from, size_t nbytes) {
     if (mremap(from, nbytes, nbytes, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, to) != MAP_FAILED) return 0;
     int error = errno;
-    if (error == EINVAL || error == EPERM || error == ENOSYS) return error; /* that comes before anything is done */
+    if (error == EINVAL || error == EPERM || error == ENOSYS) return error; /* unchanged */
     stopped = error;
     return map(to, nbytes, PROT_READ | PROT_WRITE, MAP_FIXED_NOREPLACE) == to ? error : -error;
 }
 
-/* The same, to where tensors or a version lie: others' memory there would be written to as if it were theirs. */
+/* The same, to memory of tensors or a version. Aborts if another thread has mapped it, as later
+   writes to the tensors would corrupt that thread's memory. */
 static int move_pages_home(void *to, void *from, size_t nbytes) {
     int error = move_pages_to(to, from, nbytes);
     if (error >= 0) return error;
@@ -318,11 +320,11 @@ static int move_pages_home(void *to, void *from, size_t nbytes) {
     abort();
 }
 
-/* None of these two is unmapped or lost in between. */
+/* Exchange pages through `spare`; `one` and `other` always stay mapped, and no content is lost. */
 static int exchange_by(void *one, void *other, void *spare, size_t nbytes) {
     int error = move_pages_to(spare, one, nbytes);
     if (error) return error;
-    error = move_pages_home(one, other, nbytes); /* `one` is empty if that fails: it gets back what was there */
+    error = move_pages_home(one, other, nbytes); /* if it fails, `one` gets its own pages back */
     void *back = error ? one : other;
     if (move_pages_home(back, spare, nbytes)) memcpy(back, spare, nbytes);
     return error;
@@ -331,11 +333,11 @@ static int exchange_by(void *one, void *other, void *spare, size_t nbytes) {
 static int exchange_pages(void *one, void *other, size_t nbytes) {
     if (stopped) return stopped;
     size_t room = nbytes + TABLE_BYTES;
-    char *whole = map(NULL, room, PROT_NONE, 0); /* no page is ever made for it */
+    char *whole = map(NULL, room, PROT_NONE, 0); /* reserves only addresses, no pages */
     if (whole == MAP_FAILED) return ENOBUFS;
     char *spare = whole + (-(uintptr_t)whole & (TABLE_BYTES - 1));
     int error = exchange_by(one, other, spare, nbytes);
-    if (error < 0) return -error; /* it is another thread's now */
+    if (error < 0) return -error; /* another thread has mapped the addresses: do not unmap them */
     munmap(whole, room);
     return error;
 }
@@ -363,7 +365,7 @@ static PyObject *exchange(PyObject *module, PyObject *args) {
     return PyErr_SetFromErrno(PyExc_OSError);
 }
 
-/* levels() -> the names of the levels of instructions that this processor has, the best first */
+/* levels() -> the names of the instruction sets that this processor supports, the best first */
 static PyObject *levels(PyObject *module, PyObject *none) {
     (void)module, (void)none;
     PyObject *names = PyList_New(0);
@@ -375,7 +377,7 @@ static PyObject *levels(PyObject *module, PyObject *none) {
     return names;
 }
 
-/* use(name): of these levels; for tests and benchmarks */
+/* use(name): select one of these; for tests and benchmarks */
 static PyObject *use(PyObject *module, PyObject *wanted) {
     (void)module;
     const char *name = PyUnicode_AsUTF8(wanted);

@@ -1,9 +1,8 @@
-"""Applying a version: copying a data section into a target in place, all of it or nothing.
+"""Applying a version: copies a whole data section into a target, in place.
 
 A target is an `nn.Module`, a `TensorDict`, or a mapping of torch tensors or numpy arrays. Names,
-dtypes and shapes are all compared before the first byte is written. What is written keeps its
-memory (`data_ptr`), its device and its `requires_grad`. A module on the meta device is given
-memory.
+dtypes and shapes are all compared before the first byte is written. The target's tensors keep their
+memory (`data_ptr`), device and `requires_grad`. A module on the meta device is given memory.
 """
 
 import sys
@@ -39,29 +38,34 @@ if TYPE_CHECKING:
     from .device_memory import Pinned
     from .torch_loading import Loading
 
-STEP_BYTES = 2**22  # that are summed at once: a fraction of a millisecond
+STEP_BYTES = 2**22  # hashed in one step: a fraction of a millisecond
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """A target, taken apart: what a layout will be copied to, and why it cannot be."""
+    """The tensors of a target, and the reasons why some cannot be written to."""
 
     leaves: Mapping[str, Leaf]
     extra: "Mapping[str, Callable[[torch.Tensor], None]]"
     faults: list[str]
-    materialises: bool = False  # meta tensors are given memory
-    loading: "Loading | None" = None  # a copy is not all there is to it
+    materialises: bool = False  # whether meta tensors are given memory
+    loading: "Loading | None" = None  # set if a copy into its tensors is not enough
 
 
 def check(
     layout: Layout, target: object, *, strict: Strict = True, cast: bool = False
 ) -> list[str]:
-    """Tell in lines why the layout cannot be applied to the target; no lines if it can.
+    """Return lines that say why the layout cannot be applied to the target; none if it can.
 
-    Without `strict`, names that only one of the two has are passed over; with "target" only those
-    that the target lacks. A name that stands for the same tensor as one that both have is no
-    difference, on either side (`ties`). `cast` permits other dtypes (see `dtypes.castable`).
     Nothing is modified.
+
+    Args:
+        layout: The layout of a version.
+        target: The target.
+        strict: True: names must be equal. False: names that only one side has are ignored.
+            "target": names that only the layout has are ignored. A name tied to one that both
+            sides have is never a difference (`ties`).
+        cast: Whether dtypes may differ (see `dtypes.castable`).
     """
     return _compare(layout, _open(target), strict=strict, cast=cast)
 
@@ -73,7 +77,7 @@ def devices_within(target: object) -> "tuple[frozenset[torch.device], bool]":
 
 
 def calls_users(target: object) -> bool:
-    """Tell whether the user's code is called when a version is copied into a target."""
+    """Return whether copying a version into a target calls the user's code."""
     if not is_module(target):
         return False
     from . import torch_loading, torch_modules
@@ -85,13 +89,17 @@ def calls_users(target: object) -> bool:
 def summing(
     layout: Layout, target: object, names: Iterable[str], sums: list[int | None]
 ) -> Iterator[int]:
-    """Sum what a target holds by now of a layout, a little at a time.
+    """Compute checksums of a target's current tensors, step by step.
 
-    To `sums` goes the CRC-32C of each name's bytes, as a version would have them; None where they
-    cannot be compared with a version's: the target has no such tensor, or one of another dtype.
+    Args:
+        layout: The layout of a version.
+        target: The target.
+        names: Names of the layout.
+        sums: Gets the CRC-32C of each name's bytes, as a version would have them; None if they
+            cannot be compared: the target has no such tensor, or one of another dtype or shape.
 
     Yields:
-        The bytes of each step.
+        The number of bytes of each step.
     """
     leaves = _open(target).leaves
     known = layout.signatures
@@ -117,7 +125,7 @@ def _is_like(name: str, leaf: Leaf, spec: TensorSpec) -> bool:
 
 
 def _pieces(leaf: Leaf) -> Iterator[Leaf]:
-    """Cut a tensor in the order of its elements: to be summed, some are copied first."""
+    """Cut a tensor into pieces in element order, as hashing may copy a piece first."""
     if leaf.nbytes <= STEP_BYTES or not leaf.ndim:
         yield leaf
         return
@@ -145,12 +153,12 @@ def copy_into(
     strict: Strict = True,
     cast: bool = False,
 ) -> None:
-    """Copy a data section of `layout.nbytes` bytes into a target, once; see `Reader`."""
+    """Copy a data section of `layout.nbytes` bytes into a target; see `Reader.copy_into`."""
     Reader(layout, data).copy_into(target, strict=strict, cast=cast)
 
 
 def as_arrays(layout: Layout, data: numpy_tensors.Memory) -> dict[str, numpy_tensors.Array]:
-    """Return every name's tensor as a read-only array; those that are aligned share the memory."""
+    """Return every name's tensor as a read-only array; aligned ones share the memory of `data`."""
     section = Section(layout, data)
     for view in section.arrays.values():
         view.flags.writeable = False
@@ -160,8 +168,8 @@ def as_arrays(layout: Layout, data: numpy_tensors.Memory) -> dict[str, numpy_ten
 def as_tensors(layout: Layout, data: numpy_tensors.Memory) -> "dict[str, torch.Tensor]":
     """Return every name's tensor as a torch tensor.
 
-    Those that are aligned share the buffer's memory if it is writable. A read-only buffer is
-    copied, since torch has no read-only tensors.
+    Aligned ones share the buffer's memory if it is writable. A read-only buffer is copied, since
+    torch has no read-only tensors.
     """
     section = Section(layout, data)
     tensors = section.tensors
@@ -172,7 +180,7 @@ def as_tensors(layout: Layout, data: numpy_tensors.Memory) -> "dict[str, torch.T
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A target that was compared and paired before, for as long as it stays what it was."""
+    """The comparison of a target with the layout, valid until its outline changes."""
 
     target: object
     how: tuple[Strict, bool]
@@ -183,15 +191,15 @@ class _Known:
     sources: list[Leaf]
     large: list[Leaf]  # destinations whose storages are measured: see `torch_tensors.LARGE_BYTES`
     loading: "Loading | None"
-    narrowed: Narrowed | None  # what is converted to a dtype that does not hold all values
+    narrowed: Narrowed | None  # tensors converted to a dtype that cannot hold all values
 
 
 class _Pairs:
-    """What is written, each piece of memory once, and what it is read from.
+    """Pairs of a target's tensor and its published tensor, with each piece of memory once.
 
     Attributes:
-        written: Tensors of the target, and what is published for each.
-        tied: Those that are one here, and two as published.
+        written: Each tensor of the target to write, with the published tensor.
+        tied: Pairs of names that are one tensor in the target, and two in the version.
     """
 
     def __init__(self, layout: Layout, leaves: Mapping[str, Leaf]) -> None:
@@ -200,7 +208,7 @@ class _Pairs:
         taken: dict[Place, tuple[str, TensorSpec]] = {}
         for name, leaf in leaves.items():
             if name not in layout.signatures or (place := place_of(name, leaf)) is None:
-                continue  # not published, or no elements
+                continue  # not published, or empty
             spec = layout.by_name(name)
             first, other = taken.setdefault(place, (name, spec))
             if first == name:
@@ -209,9 +217,12 @@ class _Pairs:
                 self.tied.append((first, other, name, spec))
 
     def check(self, equal: Callable[[TensorSpec, TensorSpec], bool]) -> None:
-        """Raise StateError if what is one tensor in the target is two of different values.
+        """Check that tensors that are tied only in the target have equal values.
 
-        That depends on the values, so it is looked at in every version: `equal` does.
+        `equal` compares them in every version, as this depends on the values.
+
+        Raises:
+            StateError: They have different values.
         """
         for first, a, name, b in self.tied:
             if not equal(a, b):
@@ -222,11 +233,11 @@ class _Pairs:
 
 
 class Reader:
-    """Copies versions of one layout out of one buffer, again and again.
+    """Copies successive versions of one layout from one buffer to targets.
 
     Attributes:
-        begun: A target may have changed. (Whoever wants to know of one copy sets it back before.)
-        lost: Of the last copy, the values that were finite, and that the target cannot hold.
+        begun: Whether a target may have changed. (A caller resets it before a copy.)
+        lost: The finite values that the target of the last copy cannot hold.
     """
 
     def __init__(self, layout: Layout, data: numpy_tensors.Memory) -> None:
@@ -235,26 +246,26 @@ class Reader:
         self.lost: Found = {}
         self._known: _Known | None = None
         self._pinned: Pinned | None = None
-        # A second copy of the buffer, on a device, by what it is found there.
+        # The buffer's second copy on a device: its note, the device, and the mapped bytes.
         self._second: tuple[bytes, torch.device, torch.Tensor | None] | None = None
-        self._from_second = False  # it is what is copied from
+        self._from_second = False  # whether copies read the second copy
 
     def pin(self, devices: "Collection[torch.device]") -> None:
-        """Have devices copy from the buffer directly, from now on: that takes long, once."""
+        """Pin the buffer, so that devices copy directly from it; slow, but needed only once."""
         if devices and self._pinned is None:
             from . import device_memory
 
             self._pinned = device_memory.pinned(self.section.data, next(iter(devices)))
 
     def from_second(self, note: bytes, devices: "Collection[torch.device]") -> bool:
-        """Copy from now on, where it can be mapped, from a second copy of the buffer on a device.
+        """Copy from now on from the buffer's second copy on a device, if that can be mapped.
 
         Args:
-            note: By what it is found; nothing, or zeros: there is none.
-            devices: Where the target lies.
+            note: Identifies the second copy; empty or zeros: there is none.
+            devices: The devices of the target.
 
         Returns:
-            Whether it is to be had. Then nothing of the buffer is looked at.
+            Whether it is mapped; then the buffer itself is not read.
         """
         second: torch.Tensor | None = None
         if note.strip(b"\0") and len(devices) == 1 and self.section.aligned():
@@ -262,7 +273,7 @@ class Reader:
 
             (device,) = devices
             if self._second is None or self._second[:2] != (note, device):
-                self._known = None  # it may hold on to the one before
+                self._known = None  # it may refer to the previous one
                 self._second = note, device, device_memory.mapped(note, device)
             second = self._second[2]
         found = second is not None and second.numel() == self.section.data.nbytes
@@ -271,7 +282,7 @@ class Reader:
         return found
 
     def _in_second(self, spec: TensorSpec) -> "torch.Tensor | None":
-        """Return a tensor of the second copy, if that is what is copied from."""
+        """Return a tensor of the second copy; None if copies read the buffer."""
         if not self._from_second or self._second is None or self._second[2] is None:
             return None
         from . import torch_tensors
@@ -279,7 +290,7 @@ class Reader:
         return torch_tensors.shaped(self._second[2][spec.begin : spec.end], spec)
 
     def _source(self, spec: TensorSpec, leaf: Leaf) -> Leaf:
-        """Return where a tensor of the target is copied from."""
+        """Return the source of a tensor of the target."""
         there = self._in_second(spec)
         return self.section.like(spec.name, leaf) if there is None else there
 
@@ -295,9 +306,9 @@ class Reader:
         return np.array_equal(data[a.begin : a.end], data[b.begin : b.end])
 
     def differences(self, target: object, *, strict: Strict, cast: bool) -> Differences | None:
-        """Find where a target differs from the version; None if it pays to copy all of it.
+        """Find where a target differs from the version; None if a whole copy is as fast.
 
-        A target that was never copied to is not looked at.
+        None, too, for a target that this reader has not copied to yet.
         """
         known = self._known_as(target, outline_at_once(target), (strict, cast))
         if known is None:
@@ -310,7 +321,7 @@ class Reader:
     def _known_as(
         self, target: object, outline: Outline | None, how: tuple[Strict, bool]
     ) -> _Known | None:
-        """Return how a target was taken apart, if it is still that."""
+        """Return the earlier comparison of a target, if it is still valid."""
         known = self._known
         if known is None or outline is None or not (known.target is target and known.how == how):
             return None
@@ -326,12 +337,14 @@ class Reader:
         cast: bool = False,
         only: Differences | None = None,
     ) -> None:
-        """Copy the version into a target; the arguments are those of `check`.
+        """Copy the version into a target.
 
-        With `only` it is known what differs: nothing else is written.
+        Args:
+            target, strict, cast: As in `check`.
+            only: The differences from the version; nothing else is written. None: copy all.
 
         Raises:
-            StateError: The target does not fit, and was not touched; the text says how.
+            StateError: The target does not fit, and was not changed; the text gives the reasons.
         """
         outline = outline_at_once(target)
         known = self._known_as(target, outline, (strict, cast))
@@ -378,13 +391,13 @@ class Reader:
             self._known = _Known(target, how, outline.marks, *kept)
 
     def _lost(self, narrowed: Narrowed) -> Found:
-        """Count what a copy of these tensors has lost."""
+        """Count the values that a copy of these tensors has lost."""
         if self._from_second and self._second is not None and self._second[2] is not None:
             return narrowed.found_on(self._second[2], {})
         return narrowed.found(self.section.data, {})
 
     def values(self, leaves: "Mapping[str, Any]") -> "dict[str, torch.Tensor]":
-        """Return what is published for tensors of a module, under each of their names, to keep."""
+        """Return copies of the published values of a module's tensors, under all of their names."""
         layout = self.section.layout
         values: dict[str, torch.Tensor] = {}
         tied: dict[Place, torch.Tensor] = {}
@@ -396,11 +409,11 @@ class Reader:
         for name, leaf in leaves.items():
             place = place_of(name, leaf)
             if name not in values and place is not None and place in tied:
-                values[name] = tied[place]  # it was published under another name
+                values[name] = tied[place]  # published under another name
         return values
 
     def _examine(self, target: object, *, strict: Strict, cast: bool) -> tuple[_Target, _Pairs]:
-        """Compare a target with the layout; return it, and what is to be copied where."""
+        """Compare a target with the layout; return its tensors, and the pairs to copy."""
         opened = _open(target)
         layout = self.section.layout
         lines = _compare(layout, opened, strict=strict, cast=cast)
@@ -409,12 +422,12 @@ class Reader:
         if is_module(target) and any(map(_on_meta, opened.leaves.values())):
             from . import torch_modules
 
-            self.begun = True  # without memory it could not be used by mistake
+            self.begun = True  # the new memory has no values until the copy
             torch_modules.materialise(target)
             opened = _open(target)
         pairs = _Pairs(layout, opened.leaves)
         pairs.check(self._equal)
-        # Extra state first: it is the user's code, and may raise while nothing is written yet.
+        # Extra state first: it is the user's code, and may raise before anything is written.
         for name, put in opened.extra.items():
             if name in layout.signatures and not (opened.loading and opened.loading.makers):
                 self.begun = True
@@ -423,7 +436,7 @@ class Reader:
 
 
 def _narrowed(pairs: _Pairs) -> Narrowed | None:
-    """Return what of some pairs is converted to a dtype that does not hold all values."""
+    """Return the pairs that are converted to a dtype that cannot hold all values."""
     own = ((spec, signature(spec.name, leaf)[0]) for leaf, spec in pairs.written)
     targets = {spec.name: leaf for leaf, spec in pairs.written}
     return Narrowed.of(((spec, spec.dtype, dtype) for spec, dtype in own), targets)
@@ -446,7 +459,7 @@ def _compare(layout: Layout, target: _Target, *, strict: Strict, cast: bool) -> 
     published = dict(layout.signatures)
     lines = list(target.faults)
     if lines and not target.leaves:
-        return lines  # it could not even be opened
+        return lines  # its tensors could not be listed
     for name in target.extra:
         if published.pop(name, None) is None and strict:
             lines.append(f"{name}: extra state of the target, not published")
@@ -476,7 +489,7 @@ def differing(
     strict: Strict,
     cast: bool,
 ) -> list[str]:
-    """Return the faults of a target and how it differs; first of all why, if that can be seen."""
+    """Return a target's faults and differences; the first line explains them if possible."""
     lines = faults + difference(published, got, cast=cast, strict=strict)
     why = explanation(published, got) or (None if faults else _part(published, got, lines))
     why = why if lines else None
@@ -486,7 +499,7 @@ def differing(
 def _part(
     published: Mapping[str, Signature], got: Mapping[str, Signature], lines: list[str]
 ) -> str | None:
-    """Say what to do where only a part of a target is published, and the rest fits."""
+    """Return advice if the version fits but has only a part of the target's tensors; else None."""
     lacking = len(got.keys() - published.keys())
     if not published or published.keys() - got.keys() or len(lines) != lacking:
         return None

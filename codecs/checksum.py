@@ -1,4 +1,4 @@
-"""What proves that bytes arrived: a CRC-32C for each chunk, one digest for the whole."""
+"""Integrity checks: a CRC-32C for each chunk, one digest for the whole version."""
 
 import struct
 from collections.abc import Iterator, Sequence
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from .numpy_tensors import Memory
-else:  # Python's own: to set up OpenSSL's takes longer than to hash so few bytes
+else:  # Python's own SHA-256: OpenSSL's setup takes longer than hashing so few bytes
     try:
         from _sha2 import sha256
     except ImportError:  # before Python 3.12
         try:
             from _sha256 import sha256
-        except ImportError:  # it was built without
+        except ImportError:  # Python was built without it
             from hashlib import sha256
 
-CHUNK_BYTES_MIN: Final = 1  # tests cut small models into many chunks; nothing else needs so little
+CHUNK_BYTES_MIN: Final = 1  # only tests need such small chunks
 CHUNK_BYTES_DEFAULT: Final = 1 << 20  # larger ones gained nothing when measured over loopback
-CHUNK_BYTES_MAX: Final = 1 << 26  # one chunk is one ZeroMQ message, held whole by either side
+CHUNK_BYTES_MAX: Final = 1 << 26  # a chunk is one ZeroMQ message, held in memory by either side
 
 
 def digest(layout_id: str, chunk_bytes: int, crcs: Sequence[int]) -> str:
@@ -34,8 +34,8 @@ def digest(layout_id: str, chunk_bytes: int, crcs: Sequence[int]) -> str:
         the size of a chunk, u64 little-endian
         the CRC-32C of every chunk, each u32 little-endian, in order
 
-    It binds the layout, the order, and every chunk. It costs no second pass over the data, since
-    each chunk's CRC is known by then, and any language has the parts.
+    It covers the layout, the order, and every chunk. It needs no second pass over the data, since
+    each chunk's CRC is known already, and every language has a CRC-32C and SHA-256.
     """
     packed = struct.pack(f"<{len(crcs)}I", *crcs)
     return sha256(_before(layout_id, chunk_bytes) + packed).hexdigest()
@@ -43,7 +43,7 @@ def digest(layout_id: str, chunk_bytes: int, crcs: Sequence[int]) -> str:
 
 @lru_cache(maxsize=64)
 def _before(layout_id: str, chunk_bytes: int) -> bytes:
-    """Return what comes before the checksums, which is the same from version to version."""
+    """Return the bytes before the checksums, which are the same for every version."""
     return bytes.fromhex(layout_id) + chunk_bytes.to_bytes(8, "little")
 
 

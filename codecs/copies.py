@@ -1,12 +1,11 @@
-"""Copying many tensors, pair by pair, again and again.
+"""Repeated copies of many tensors, pair by pair.
 
-One call of a library costs more than to copy a small tensor. So those that are plain memory on
+A call of numpy or torch takes longer than copying a small tensor. So pairs that are plain memory on
 both sides are copied as memory; the others by numpy, or by one call of torch for all of them.
 
-What lies on a CUDA device is copied there, or from there, at the speed of the link
-(`device_copies`), while this process goes on.
+Tensors on a CUDA device are copied at the speed of the link (`device_copies`), asynchronously.
 
-Where few elements differ, `Differences` finds them beforehand, and writes these alone.
+If few elements differ, `Differences` finds them beforehand, and writes only these.
 """
 
 import math
@@ -25,27 +24,27 @@ if TYPE_CHECKING:
 
     from .device_copies import Arriving, DeviceCopies, Second
 
-STEP_BYTES = 2**26  # copied before somebody may look at the clock: some hundredths of a second
-SCAN_WORDS: Final = 2**17  # compared at once: what caches hold
-SMALL_BYTES: Final = 2**14  # to copy a tensor of this takes no longer than to look at it
-SPARSE: Final = 10  # one in so many words may differ: else it is about as fast to copy all
+STEP_BYTES = 2**26  # copied between two calls of `check`: some hundredths of a second
+SCAN_WORDS: Final = 2**17  # compared at once: fits into the caches
+SMALL_BYTES: Final = 2**14  # a tensor up to this size is copied as fast as it is compared
+SPARSE: Final = 10  # at most one word in 10 may differ: else copying all is about as fast
 
 Words = NDArray[np.unsignedinteger]
 
 
 class Copies:
-    """Copies from some tensors into others, as long as none of them moves or changes its shape.
+    """Copies between fixed pairs of tensors, as long as none moves or changes its shape.
 
     Args:
-        destinations: Where to, either all numpy arrays or all torch tensors where the source is.
-        sources: Where from. Neither is kept: whoever copies passes them again, with the same
-            memory (`state.Outline` tells).
-        private: Whether nobody but the caller knows the destinations: nobody is told of a change.
-        second: By way of which second copy on a device to copy from there.
+        destinations: The tensors to write; each is a numpy array exactly if its source is one.
+        sources: The tensors to read. Neither list is kept: callers pass both again to each method,
+            with the same memory (`state.Outline` detects changes).
+        private: Whether only the caller uses the destinations, so that autograd need not know.
+        second: The second copy on a device through which to copy from that device.
 
     Attributes:
-        devices: What is copied to or from devices; None if nothing is.
-        plain: Copies every tensor, as memory; None if there is more to it.
+        devices: The copies to or from devices; None if there are none.
+        plain: Copies every tensor as memory; None if that is not enough.
     """
 
     def __init__(
@@ -56,8 +55,8 @@ class Copies:
         private: bool = False,
         second: "Second | None" = None,
     ) -> None:
-        plain: list[tuple[int, int, int]] = []  # where to, where from, how much
-        self._changed: list[int] = []  # of these, the ones that torch must be told of
+        plain: list[tuple[int, int, int]] = []  # destination, source, bytes
+        self._changed: list[int] = []  # those whose version counter must be raised
         arrays: list[int] = []
         tensors: list[int] = []
         on_devices: list[int] = []
@@ -85,10 +84,10 @@ class Copies:
         self.plain = None if more else self._copy_plain
 
     def ready(self, destinations: Sequence[Leaf], sources: Sequence[Leaf]) -> None:
-        """Have all memory there that copies take.
+        """Allocate all memory that the copies need.
 
         Raises:
-            MemoryError: A device has none.
+            MemoryError: A device is out of memory.
         """
         if self.devices is not None:
             self.devices.ready(destinations, sources)
@@ -105,7 +104,7 @@ class Copies:
             try:
                 arriving.wait(check)
             except BaseException:
-                arriving.wait()  # nobody else may have the memory before
+                arriving.wait()  # the memory must not be reused before
                 raise
 
     def begin(
@@ -114,13 +113,13 @@ class Copies:
         sources: Sequence[Leaf],
         check: Callable[[], None] = lambda: None,
     ) -> "Arriving | None":
-        """Copy every tensor that lies in this process's memory, and have devices begin.
+        """Copy every tensor in this process's memory, and start the copies of devices.
 
         Returns:
-            What is waited for; None: it is all there.
+            The copies in progress; None: all are complete.
 
         Raises:
-            MemoryError: A device has no memory for it; nothing was copied.
+            MemoryError: A device is out of memory; nothing was copied.
         """
         if self.devices is not None:
             self.devices.ready(destinations, sources)
@@ -137,7 +136,7 @@ class Copies:
 
 
 def on_device(leaf: Leaf) -> bool:
-    """Tell whether a tensor lies on a CUDA device."""
+    """Return whether a tensor lies on a CUDA device."""
     return not isinstance(leaf, np.ndarray) and leaf.is_cuda
 
 
@@ -147,7 +146,7 @@ def devices_of(leaves: Iterable[Leaf]) -> "frozenset[torch.device]":
 
 
 def _steps(indexes: Sequence[int], leaves: Sequence[Leaf]) -> list[list[int]]:
-    """Cut tensors into steps, of one or of not many bytes."""
+    """Group tensors into steps of about `STEP_BYTES`, or of one larger tensor."""
     steps, nbytes = list[list[int]](), STEP_BYTES
     for index in indexes:
         if nbytes >= STEP_BYTES:
@@ -159,13 +158,13 @@ def _steps(indexes: Sequence[int], leaves: Sequence[Leaf]) -> list[list[int]]:
 
 
 def _some(leaves: Sequence[Leaf], indexes: Sequence[int]) -> list[Any]:
-    if len(indexes) == len(leaves):  # in order, each once
+    if len(indexes) == len(leaves):  # all of them, in order
         return [*leaves]
     return [leaves[index] for index in indexes]
 
 
 def plain_memory(destination: Leaf, source: Leaf) -> tuple[int, int, int] | None:
-    """Return both addresses and the bytes of tensors to be copied as memory; None of others."""
+    """Return both addresses and the size of a pair to copy as memory; None for other pairs."""
     to, from_ = _memory(destination), _memory(source)
     if to and from_ and destination.dtype == source.dtype and to[1] == from_[1]:
         return to[0], *from_
@@ -184,18 +183,18 @@ def _memory(leaf: Leaf, most: int = native.COPIED_BYTES_MAX) -> tuple[int, int] 
 
 
 class Differences:
-    """Where tensors differ from others, to be written there alone.
+    """The elements in which destinations differ from sources, to write only these.
 
     Args:
-        destinations, sources: As those of `Copies`.
+        destinations, sources: As in `Copies`.
 
     Raises:
-        ValueError: More differs than it pays to write alone, or a tensor is not plain memory.
+        ValueError: Too many elements differ, or a tensor is not plain memory.
     """
 
     def __init__(self, destinations: Sequence[Leaf], sources: Sequence[Leaf]) -> None:
         self._pairs = destinations, sources
-        self._held: list[Leaf] = []  # what is looked at, whatever a reader does to its tensor
+        self._held: list[Leaf] = []  # keeps the memory, even if a user replaces a tensor's data
         self._large: list[int] = []
         self._found: list[tuple[Words, NDArray[np.intp], Words]] = []
         small: list[int] = []
@@ -213,7 +212,7 @@ class Differences:
         to, from_ = _memory(held, sys.maxsize), _memory(source, sys.maxsize)
         if not (to and from_) or destination.dtype != source.dtype:
             raise ValueError("a tensor is not plain memory, or is converted")
-        width = math.gcd(*to, from_[0], 8)  # not of an element: the widest are compared soonest
+        width = math.gcd(*to, from_[0], 8)  # not of an element: wide words are compared faster
         there, new = (native.bytes_at(*each).view(f"u{width}") for each in (to, from_))
         at = self._where(there, new)
         if at.size:
@@ -231,7 +230,7 @@ class Differences:
         return np.concatenate(found)
 
     def write(self) -> None:
-        """Have all of the one be what the others are."""
+        """Write the differing elements, and copy the small tensors."""
         destinations, sources = self._pairs
         for there, at, values in self._found:
             there[at] = values

@@ -1,19 +1,19 @@
 """Copies to and from a CUDA device, of many tensors, at the speed of the link.
 
-Theory of operation: to begin a copy takes microseconds, however small it is, so small tensors cross
-the link together. They lie one after the other in a data section; a part of it, a *batch*, is
-gathered on the device (or scattered there) by a few kernels, and crosses in one copy. There are two
-halves of a stage for that: one is filled while the other crosses. Large tensors cross alone.
+Theory of operation: each copy takes microseconds to start, so small tensors are transferred
+together. They are adjacent in a data section. A part of it, a *batch*, is gathered (or scattered)
+on the device by a few kernels, and transferred in one copy. The staging buffer for that has two
+halves: one is filled while the other is transferred. Large tensors are transferred alone.
 
     out   tensors ──gather (near)──> half of the stage ──copy (link)──> memory
     in    memory ──copy (link)──> half of the stage ──scatter (near)──> tensors
 
-All of it runs on two streams of ours, behind whatever the caller's stream had been given, and what
-that is given next waits on the device for the end: so the caller may write to the tensors at once.
-The host waits only where it is told to.
+All of it runs on two streams of this module, after all earlier work of the caller's stream. Later
+work of that stream waits on the device for the end of the copies, so the caller may write to the
+tensors at once. The host waits only in `Arriving.wait`.
 
-Out, by way of a *mirror*: a second copy on the device, made first. Then the caller's stream waits
-for that alone, and what is there can cross at any time later.
+With a *mirror*, copies out of the device first make a second copy there. The caller's stream then
+waits only for that, and the second copy can be transferred at any later time.
 """
 
 import threading
@@ -30,32 +30,32 @@ from .device_memory import pieces
 
 Direction = Literal["in", "out"]
 Way = Literal["in", "out", "within"]
-Second = tuple[torch.Tensor, int]  # bytes there, and the address of the memory that they lie like
+Second = tuple[torch.Tensor, int]  # a second copy's bytes, and the address of the memory it mirrors
 Pair = tuple[torch.Tensor, torch.Tensor]
-Index = tuple[int | slice, ...]  # of a part of a tensor; empty: all of it
+Index = tuple[int | slice, ...]  # of a part of a tensor; empty: the whole tensor
 
-HALF_BYTES: Final = 2**25  # of the stage: of what crosses together. 0.6 ms on PCIe 5
-ALONE_BYTES: Final = 2**20  # a tensor of so many crosses alone: to begin is a tenth of its time
-ALIGNED: Final = 16  # a batch begins in the stage as it does in memory, modulo this
+HALF_BYTES: Final = 2**25  # half of the stage, the most in one transfer: 0.6 ms on PCIe 5
+ALONE_BYTES: Final = 2**20  # larger tensors are transferred alone: starting takes a tenth
+ALIGNED: Final = 16  # a batch begins in the stage at the same address modulo 16 as in memory
 PIECE_BYTES: Final = HALF_BYTES - ALIGNED
-# What torch copies together; others one by one.
+# Dtypes that torch copies in one call (`_foreach_copy_`); others are copied one by one.
 TOGETHER: Final = {
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
 }
-PAUSE_SHARE: Final = 0.01  # of the time that was waited: how long until somebody looks again
-PAUSES: Final = 2e-5, 1e-3  # seconds, at least and at most
+PAUSE_SHARE: Final = 0.01  # polling interval, as a share of the time waited so far
+PAUSES: Final = 2e-5, 1e-3  # seconds: the shortest and longest polling interval
 
 
 class Lane:
-    """What carries in one direction, for all of a process that copies to or from a device.
+    """The streams and the stage of one device and direction, shared by the whole process.
 
     Attributes:
-        near: The stream of what stays on the device.
-        link: The stream of what crosses.
-        free: Of each half of the stage: what was in it has been taken out.
-        full: Of each half of the stage: what is in it is whole.
-        lock: Of whoever puts something on these streams.
+        near: The stream of copies within the device.
+        link: The stream of transfers.
+        free: An event for each half of the stage: its content was consumed.
+        full: An event for each half of the stage: its content is complete.
+        lock: Held while work is queued on these streams.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -66,17 +66,17 @@ class Lane:
         self._stage: torch.Tensor | None = None
 
     def event(self) -> Any:
-        """Return what can be recorded, and waited for."""
+        """Return a new CUDA event."""
         return cast("Any", torch.cuda.Event)()
 
     def reached(self, stream: Any) -> Any:
-        """Return what is recorded on a stream now."""
+        """Return an event recorded on a stream now."""
         event = self.event()
         event.record(stream)
         return event
 
     def on(self, stream: Any) -> AbstractContextManager[None]:
-        """Have what follows run on a stream."""
+        """Make a stream current during a `with` block."""
         return cast("AbstractContextManager[None]", torch.cuda.stream(stream))
 
     def current(self) -> Any:
@@ -84,18 +84,18 @@ class Lane:
         return torch.cuda.current_stream(self.device)
 
     def capturing(self) -> bool:
-        """Return whether what the caller's stream is given is recorded, and not done."""
+        """Return whether the caller's stream is captured into a CUDA graph."""
         with torch.cuda.device(self.device):
             return torch.cuda.is_current_stream_capturing()
 
     def stage(self, half: int) -> torch.Tensor:
-        """Return the stage, of which each half has so many bytes at least.
+        """Return the stage; each half has at least `half` bytes.
 
         Raises:
-            MemoryError: The device has no memory for it.
+            MemoryError: The device is out of memory.
         """
         if self._stage is None or self._stage.numel() < 2 * half:
-            self.near.wait_stream(self.link)  # the old one may be the next to have its memory
+            self.near.wait_stream(self.link)  # the allocator may reuse the old stage's memory
             try:
                 with self.on(self.near):
                     self._stage = torch.empty(2 * half, dtype=torch.uint8, device=self.device)
@@ -121,11 +121,11 @@ def lane_of(device: torch.device, direction: Direction) -> Lane:
 
 
 class Arriving:
-    """Copies that have begun.
+    """Copies in progress.
 
     Args:
-        done: What the devices reach when they are done.
-        held: What must not be let go of before.
+        done: The events at the ends of the copies.
+        held: Objects to keep alive until then.
     """
 
     def __init__(self, done: Sequence[Any], held: object) -> None:
@@ -136,9 +136,9 @@ class Arriving:
         return all(event.query() for event in self._done)
 
     def wait(self, check: Callable[[], None] = lambda: None) -> None:
-        """Wait until all of it is there; `check` is called meanwhile, and may raise.
+        """Wait until all copies are complete; `check` is called repeatedly, and may raise.
 
-        What it raises stops no copy: wait again before the memory is used for anything else.
+        An exception from it stops no copy: wait again before the memory is reused.
         """
         begun = time.monotonic()
         while not self.done:
@@ -149,14 +149,14 @@ class Arriving:
 
 
 class _Group:
-    """Tensors that are copied within a device: those of one dtype in one call, the others alone."""
+    """Copies within a device: plain tensors of one dtype in one call, others one by one."""
 
     def __init__(self) -> None:
         self._alike: dict[torch.dtype, list[tuple[int, torch.Tensor]]] = {}
         self._others: list[tuple[int, Index, torch.Tensor]] = []
 
     def add(self, place: int, index: Index, tensor: torch.Tensor, ours: torch.Tensor) -> None:
-        """Have a tensor, or a part of it, copied to or from one of ours."""
+        """Add a pair: the user's tensor at `place`, or a part of it, and a tensor of the stage."""
         together = not index and ours.dtype in TOGETHER and tensor.nbytes < ALONE_BYTES
         if together and _plain(tensor, ours):
             self._alike.setdefault(ours.dtype, []).append((place, ours))
@@ -164,7 +164,7 @@ class _Group:
             self._others.append((place, index, ours))
 
     def run(self, tensors: Sequence[torch.Tensor], direction: Direction) -> None:
-        """Copy, in the current stream."""
+        """Queue the copies on the current stream."""
         for pairs in self._alike.values():
             theirs, ours = [tensors[place] for place, _ in pairs], [each for _, each in pairs]
             to, from_ = (ours, theirs) if direction == "out" else (theirs, ours)
@@ -176,7 +176,7 @@ class _Group:
 
 
 def _plain(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Tell whether two tensors are copied as bytes."""
+    """Return whether one tensor can be copied to the other as bytes."""
     return one.dtype == other.dtype and all(
         tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
         for tensor in (one, other)
@@ -184,7 +184,7 @@ def _plain(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _pieces(host: torch.Tensor, index: Index = ()) -> Iterator[Index]:
-    """Cut what is too large to cross together in the order of its elements."""
+    """Cut a tensor in element order into parts that fit into a half of the stage."""
     part = host[index] if index else host
     if part.nbytes <= PIECE_BYTES or not part.ndim:
         yield index
@@ -200,19 +200,19 @@ def _pieces(host: torch.Tensor, index: Index = ()) -> Iterator[Index]:
 
 
 class _Batch:
-    """What crosses together: adjacent in memory, by way of a half of the stage."""
+    """Adjacent memory that is transferred together, through a half of the stage."""
 
     def __init__(self, begin: int) -> None:
         self.begin = self.end = begin  # addresses
         self.members: list[tuple[int, Index]] = []
-        # The memory, and where it lies in the stage, which may be another one next time.
+        # Pairs of memory and stage; made anew when the stage is replaced.
         self.crossing: list[Pair] = []
         self.group = _Group()
 
     def lay(
         self, half: torch.Tensor, hosts: Sequence[torch.Tensor], devices: Sequence[torch.Tensor]
     ) -> None:
-        """Find out what is copied where."""
+        """Prepare the copies between memory, `half` and the device's tensors."""
         first, nbytes = self.begin % ALIGNED, self.end - self.begin
         staged, self.group = half[first : first + nbytes], _Group()
         for place, index in self.members:
@@ -259,10 +259,10 @@ class _Crossing:
         last.end = begin + host.nbytes
 
     def ready(self, hosts: Sequence[torch.Tensor], devices: Sequence[torch.Tensor]) -> None:
-        """Have the memory there that it takes.
+        """Allocate the stage.
 
         Raises:
-            MemoryError: The device has none.
+            MemoryError: The device is out of memory.
         """
         with self._lane.lock:
             self._lay(hosts, devices)
@@ -278,7 +278,7 @@ class _Crossing:
         self._stage = stage
 
     def begin(self, hosts: Sequence[torch.Tensor], devices: Sequence[torch.Tensor]) -> Any:
-        """Begin, behind what the caller's stream has; return what is reached at the end."""
+        """Queue the copies after the work of the caller's stream; return an event at their end."""
         lane = self._lane
         with lane.lock, torch.inference_mode():
             self._lay(hosts, devices)
@@ -324,7 +324,7 @@ class _Crossing:
         return lane.near
 
     def _cross(self, hosts: Sequence[torch.Tensor], devices: Sequence[torch.Tensor]) -> None:
-        """Copy what is large."""
+        """Transfer the large tensors."""
         with self._lane.on(self._lane.link):
             for place in self._alone:
                 host, device = hosts[place], devices[place]
@@ -337,7 +337,7 @@ class _Crossing:
 
 
 class _Mirrored:
-    """Copies from one device by way of a second copy there, which lies as the memory does."""
+    """Copies out of one device through a second copy there, laid out like the memory."""
 
     def __init__(
         self,
@@ -371,20 +371,20 @@ class _Mirrored:
         ]
 
     def ready(self, _hosts: Sequence[torch.Tensor], _devices: Sequence[torch.Tensor]) -> None:
-        """All of it is there."""
+        """Do nothing: no further memory is needed."""
 
     def begin(self, _hosts: Sequence[torch.Tensor], devices: Sequence[torch.Tensor]) -> Any:
-        """Begin; the caller's stream waits for the second copy alone."""
+        """Queue the copies; the caller's stream waits only for the second copy."""
         self.copy(devices)
         return self.cross()
 
     def copy(self, devices: Sequence[torch.Tensor]) -> Any:
-        """Begin with the second copy; return what is reached when it is there."""
+        """Queue the second copy; return an event at its end."""
         lane = self._lane
         with lane.lock, torch.inference_mode():
             current = lane.current()
             lane.near.wait_stream(current)
-            lane.near.wait_stream(lane.link)  # what crosses from there this moment
+            lane.near.wait_stream(lane.link)  # it may still transfer the previous second copy
             with lane.on(lane.near):
                 self._group.run(devices, "out")
             copied = lane.reached(lane.near)
@@ -392,7 +392,7 @@ class _Mirrored:
             return copied
 
     def cross(self) -> Any:
-        """Have the second copy cross; return what is reached at the end."""
+        """Queue the transfer of the second copy; return an event at its end."""
         lane = self._lane
         with lane.lock, torch.inference_mode():
             lane.link.wait_stream(lane.near)
@@ -417,10 +417,10 @@ class _Within:
             self._group.add(place, (), destinations[place], sources[place])
 
     def ready(self, _sources: Sequence[torch.Tensor], _to: Sequence[torch.Tensor]) -> None:
-        """All of it is there."""
+        """Do nothing: no further memory is needed."""
 
     def begin(self, _sources: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor]) -> Any:
-        """Begin; the sources are those that it was made with."""
+        """Queue the copies from the sources given at construction; return an event at their end."""
         lane = self._lane
         with lane.lock, torch.inference_mode():
             current = lane.current()
@@ -433,12 +433,12 @@ class _Within:
 
 
 class DeviceCopies:
-    """Copies of which one side at least lies on a device, again and again.
+    """Repeated copies with at least one side on a device.
 
     Args:
-        destinations, sources: As those of `copies.Copies`, of which these are a part.
-        places: Which of them.
-        second: By way of which second copy to copy out of its device.
+        destinations, sources: As in `copies.Copies`.
+        places: The indices of the pairs to copy.
+        second: The second copy through which to copy out of its device; None: copy directly.
     """
 
     def __init__(
@@ -469,10 +469,10 @@ class DeviceCopies:
                 self._outward.append(_Crossing(device, "out", destinations, sources, some))
 
     def ready(self, destinations: Sequence[Any], sources: Sequence[Any]) -> None:
-        """Have all memory there that it takes: what comes then asks for none.
+        """Allocate all memory, so that later calls allocate none.
 
         Raises:
-            MemoryError: A device has none.
+            MemoryError: A device is out of memory.
         """
         for outward in self._outward:
             outward.ready(destinations, sources)
@@ -480,13 +480,13 @@ class DeviceCopies:
             inward.ready(sources, destinations)
 
     def begin(self, destinations: Sequence[Any], sources: Sequence[Any]) -> Arriving:
-        """Begin to copy, once all is `ready`; see the theory of operation."""
+        """Queue all copies, after `ready`; see the theory of operation."""
         done = [each.begin(destinations, sources) for each in self._outward]
         done += [each.begin(sources, destinations) for each in self._inward]
         return Arriving(done, (destinations, sources))
 
     def copy(self, sources: Sequence[Any]) -> "Arriving":
-        """Begin with the second copy, of what is all copied by way of it; it crosses later."""
+        """Queue only the second copy; `cross` transfers it later. All pairs must use it."""
         done = [each.copy(sources) for each in self._outward if isinstance(each, _Mirrored)]
         return Arriving(done, sources)
 
@@ -497,13 +497,13 @@ class DeviceCopies:
 
 
 def _cut(memory: torch.Tensor, other: torch.Tensor) -> list[Pair]:
-    """Cut memory where one pinned piece of it ends, and the other bytes where it is cut."""
+    """Cut memory at the boundaries of its pinned pieces, and the other bytes alike."""
     cuts = pieces(memory.data_ptr(), memory.numel())
     return [(memory[begin:end], other[begin:end]) for begin, end in cuts]
 
 
 def _around(view: torch.Tensor, nbytes: int) -> torch.Tensor:
-    """Return the bytes of memory from where a view of it begins."""
+    """Return `nbytes` bytes of a view's storage, from the beginning of the view."""
     storage = view.untyped_storage()
     begin = view.data_ptr() - storage.data_ptr()
     flat: torch.Tensor = torch.empty(0, dtype=torch.uint8, device=view.device)
@@ -511,20 +511,20 @@ def _around(view: torch.Tensor, nbytes: int) -> torch.Tensor:
 
 
 class Readers:
-    """What streams have been given by those who read tensors, for whoever writes to them next.
+    """Events at the end of readers' work on devices, for the next writer to wait for.
 
-    To leave a block of code does not end what it has begun on a device.
+    A device may still execute a reader's work after its block of code has ended.
     """
 
     def __init__(self) -> None:
-        self.devices: frozenset[torch.device] = frozenset()  # where there is something to read
+        self.devices: frozenset[torch.device] = frozenset()  # the devices of all targets
         self._last: dict[tuple[torch.device, int], Any] = {}
 
     def left(self) -> None:
-        """Somebody has read, in this thread's current streams."""
+        """Record the end of a reader's work in this thread's current streams."""
         for device in self.devices:
             lane = lane_of(device, "in")
-            if lane.capturing():  # into a graph, which reads when it is replayed
+            if lane.capturing():  # a graph reads only when it is replayed
                 continue
             stream = lane.current()
             event = self._last.get((device, stream.cuda_stream))
@@ -533,6 +533,6 @@ class Readers:
             event.record(stream)
 
     def ordered(self) -> None:
-        """Have what this thread's current streams are given wait for them, on the devices."""
+        """Order later work of this thread's current streams after the readers' work."""
         for (device, _), event in [*self._last.items()]:
             lane_of(device, "in").current().wait_event(event)

@@ -1,10 +1,10 @@
-"""Memory that a CUDA device reaches: pages of ours that it copies from directly, and its own.
+"""Memory for a CUDA device: pinned pages of this process, and shareable device memory.
 
-Through the driver's library, since `torch` has no call for most of this and the runtime's library
-keeps the last error for whoever looks next. Where there is no such library (ROCm, macOS), nothing
-is pinned and nothing is shared: copies are slower, and right.
+It calls the driver's library, since `torch` has no calls for most of this, and the runtime library
+would leave its last error for the user's next check. Without the driver's library (ROCm, macOS)
+nothing is pinned or shared: copies are correct, but slower.
 
-Imported only where a tensor on a device is at hand. Nothing here starts CUDA by itself.
+This module is imported only for a tensor on a device. It never initialises CUDA itself.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ OUT_OF_MEMORY, ALREADY_REGISTERED = 2, 712
 PORTABLE, READ_ONLY = 1, 8
 LAZY_PEER_ACCESS = 1
 
-PIECE_BYTES = 2**27  # pinned at once
+PIECE_BYTES = 2**27  # pinned in one call
 
 HANDLE_BYTES, UUID_BYTES = 64, 16
 MAGIC = b"WBCUDA1\0"
@@ -39,7 +39,7 @@ class _Handle(ctypes.Structure):
 
 
 class DriverError(Exception):
-    """The driver refused; `code` is its CUresult."""
+    """A driver call failed; `code` is its CUresult."""
 
     def __init__(self, call: str, code: int) -> None:
         super().__init__(f"{call} failed with CUDA error {code}")
@@ -65,7 +65,7 @@ def _call(name: str, *arguments: Any) -> None:
 
 @contextmanager
 def _context(index: int) -> Generator[None]:
-    """Have the context that torch uses of a device be this thread's."""
+    """Make torch's context of a device current in this thread, during a `with` block."""
     device, context, before = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
     _call("cuDeviceGet", ctypes.byref(device), index)
     _call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
@@ -80,23 +80,22 @@ def _context(index: int) -> Generator[None]:
 
 
 class Pinned:
-    """Memory of this process, in pages that stay where they are, for as long as this lives.
+    """Memory of this process that is pinned for the lifetime of this object.
 
-    It is pinned in pieces (`pieces`), so that other threads that map memory get their turn in
-    between. CUDA refuses a copy that reaches from one into the next: what others copy from needs to
-    be pinned as a `whole`.
+    It is pinned in pieces (`pieces`), so that other threads can map memory in between. CUDA refuses
+    a copy across two pieces, so memory that other code copies from must be pinned as a `whole`.
 
     Args:
-        data: It. If it is read-only, the device can only read it.
-        index: The device whose context asks for it; all may use it.
-        whole: In one piece.
+        data: The memory. If it is read-only, the device can only read it.
+        index: The device whose context pins it; all devices may use it.
+        whole: Whether to pin it in one piece.
 
     Raises:
-        DriverError: It cannot be.
+        DriverError: It cannot be pinned.
     """
 
     def __init__(self, data: Bytes, index: int, *, whole: bool = False) -> None:
-        self._data, self._index = data, index  # no page is unmapped before it is let go of
+        self._data, self._index = data, index  # keeps the pages mapped until they are unpinned
         self._addresses: list[int] = []
         first: int = data.__array_interface__["data"][0]
         flags = ctypes.c_uint(PORTABLE if data.flags.writeable else PORTABLE | READ_ONLY)
@@ -109,19 +108,19 @@ class Pinned:
     def __del__(self) -> None:
         while addresses := getattr(self, "_addresses", None):
             address = addresses.pop()
-            with suppress(Exception), _context(self._index):  # the process may be at its end
+            with suppress(Exception), _context(self._index):  # the process may be exiting
                 _call("cuMemHostUnregister", ctypes.c_void_p(address))
 
 
 def pieces(address: int, nbytes: int) -> list[tuple[int, int]]:
-    """Return where the pieces begin and end that memory at an address is pinned in."""
+    """Return begin and end, as offsets, of the pieces in which memory is pinned."""
     first = PIECE_BYTES - address % PIECE_BYTES
     cuts = [0, *range(first, nbytes, PIECE_BYTES), nbytes]
     return list(pairwise(cuts))
 
 
 def pinned(data: Bytes, device: torch.device, *, whole: bool = False) -> Pinned | None:
-    """Pin memory; None if it is pinned, or cannot be, which is only slower."""
+    """Pin memory; None if it is pinned already, or cannot be, so that copies are only slower."""
     if not data.nbytes:
         return None
     try:
@@ -138,12 +137,12 @@ def pinned(data: Bytes, device: torch.device, *, whole: bool = False) -> Pinned 
 
 
 def _index(device: torch.device) -> int:
-    index = cast("int | None", device.index)  # none: of "cuda"
+    index = cast("int | None", device.index)  # None for "cuda"
     return torch.cuda.current_device() if index is None else index
 
 
 class _Memory:
-    """A piece of a device's memory, as `torch.as_tensor` takes it."""
+    """A block of a device's memory, in a form that `torch.as_tensor` takes."""
 
     def __init__(self, address: int, nbytes: int, index: int) -> None:
         self.address, self.index = address, index
@@ -155,7 +154,7 @@ class _Memory:
         }
 
     def tensor(self) -> torch.Tensor:
-        """Return it as bytes, which keep it."""
+        """Return it as uint8; the tensor keeps the memory alive."""
         return torch.as_tensor(self, device=f"cuda:{self.index}")
 
 
@@ -172,21 +171,21 @@ class _Others(_Memory):
 
 
 class Mirror:
-    """A device's memory that processes of this host may map.
+    """Memory of a device that other processes of this host may map.
 
-    Not from torch's allocator, which hands out parts of what it has, and maps some of it in ways
-    that no other process can open.
+    It does not come from torch's allocator, which returns parts of larger blocks, and maps some of
+    these in ways that other processes cannot open.
 
     Args:
-        device: Whose.
-        nbytes: How much, at least 1.
+        device: The device.
+        nbytes: The size in bytes, at least 1.
 
     Attributes:
-        flat: It, as bytes.
-        note: By what other processes find it; empty if they cannot.
+        flat: The memory, as uint8.
+        note: Identifies it to other processes; empty if they cannot map it.
 
     Raises:
-        MemoryError: The device has no such memory.
+        MemoryError: The device is out of memory.
     """
 
     def __init__(self, device: torch.device, nbytes: int) -> None:
@@ -199,7 +198,7 @@ class Mirror:
                 except DriverError as error:
                     if error.code != OUT_OF_MEMORY:
                         raise
-                    torch.cuda.empty_cache()  # what torch has, and does not use
+                    torch.cuda.empty_cache()  # free what torch holds and does not use
                     _call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(nbytes))
         except DriverError as error:
             if error.code == OUT_OF_MEMORY:
@@ -216,7 +215,7 @@ class Mirror:
 
 
 def noted(uuid: bytes, handle: bytes, nbytes: int) -> bytes:
-    """Return what other processes find memory by: its device, its handle and its size. (S12)"""
+    """Return a note from which other processes map memory: device, handle and size. (S12)"""
     return _NOTE.pack(MAGIC, uuid, handle, nbytes)
 
 
@@ -228,13 +227,13 @@ def _uuid(index: int) -> bytes:
 
 
 def mapped(note: bytes, device: torch.device) -> torch.Tensor | None:
-    """Return another process's memory on this device as bytes; None if it is not to be had."""
+    """Map another process's memory on this device, as uint8; None if that is not possible."""
     magic, uuid, raw, nbytes = _NOTE.unpack(note)
     index = _index(device)
     if magic != MAGIC or not nbytes:
         return None
     try:
-        if _uuid(index) != uuid:  # on another device
+        if _uuid(index) != uuid:  # the memory is on another device
             return None
         handle, address = _Handle.from_buffer_copy(raw), ctypes.c_uint64()
         with _context(index):

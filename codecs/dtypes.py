@@ -1,9 +1,9 @@
-"""The element types that travel: safetensors' names, and what numpy and torch call them.
+"""The supported dtypes: safetensors' names, and their names in numpy and torch.
 
-The rows stand in safetensors' own order (0.8.0), which decides where a tensor lies in a file: the
-last row first. Rows never get narrower on the way down, so that order also aligns every tensor.
-A row without a numpy or torch name still travels (a file target can take it); turning it into an
-array of that library is refused with words.
+The rows are in safetensors' own order (0.8.0), which decides where a tensor lies in a file: the
+last row comes first. Rows never get narrower on the way down, so this order also aligns every
+tensor. A dtype without a numpy or torch name can still be sent, for example to a file target; to
+make an array of that library from it raises StateError.
 """
 
 import sys
@@ -25,7 +25,7 @@ Kind = Literal["bool", "uint", "int", "float", "complex", "scale", "packed"]
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """One element type: its width, and its names elsewhere (None: that library has none)."""
+    """A dtype: its width, and its names in numpy and torch (None: the library has none)."""
 
     name: str
     bits: int
@@ -34,10 +34,10 @@ class DType:
     torch: str | None
 
 
-# F4 is two elements to a byte. torch holds the pair as one element (`_x2`), safetensors counts the
-# halves: a torch shape [2, 4] is [2, 8] in the file. ml_dtypes has float4 and float6 too, but
-# spends a whole byte on each element, so those are other bytes than the file's.
-# F8_E8M0 is a power of two without a sign, made for block scales: hence no float to cast to.
+# F4 has two elements per byte. torch holds the pair as one element (`_x2`), safetensors counts the
+# halves: a torch shape [2, 4] is [2, 8] in the file. ml_dtypes has float4 and float6, too, but
+# uses a whole byte for each element, so its bytes differ from the file's.
+# F8_E8M0 is a power of two without a sign, for block scales, so it is not a float to cast to.
 _ROWS = (
     DType("BOOL", 8, "bool", "bool", "bool"),
     DType("F4", 4, "packed", None, "float4_e2m1fn_x2"),
@@ -79,7 +79,7 @@ _FROM_NUMPY = {dtype: name for name, dtype in _TO_NUMPY.items()}
 
 
 def dtype_named(name: str) -> DType:
-    """Return the row of a safetensors dtype name; StateError lists the names there are."""
+    """Return the row of a safetensors dtype name; StateError lists the valid names."""
     row = DTYPES.get(name)
     if row is None:
         raise StateError(f"{name!r} is not a safetensors dtype; these are: {', '.join(DTYPES)}")
@@ -114,7 +114,7 @@ def torch_dtype(name: str) -> "torch.dtype":
     """Return torch's dtype for a safetensors dtype name."""
     import torch
 
-    if sys.byteorder != "little":  # torch has no byte orders, and the bytes on the wire have one
+    if sys.byteorder != "little":  # versions are little-endian, and torch has no byte orders
         raise StateError("torch tensors need a little-endian host; use numpy arrays on this one")
     row = dtype_named(name)
     found = getattr(torch, row.torch, None) if row.torch else None
@@ -136,10 +136,10 @@ def name_of_torch(dtype: "torch.dtype") -> str:
 
 
 def castable(source: str, destination: str) -> bool:
-    """Tell whether a permitted cast may turn one dtype into the other.
+    """Return whether a cast from `source` to `destination` is allowed.
 
-    Floats may round (a worker in bfloat16 under a trainer in float32 is what casts are for).
-    Integers may only widen: a wrapped token id or step counter is damage, not rounding.
+    Floats may round (for example a worker in bfloat16 with a trainer in float32). Integers may only
+    widen: a wrapped token id or step counter is data corruption, not rounding.
     """
     if source == destination:
         return True

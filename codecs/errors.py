@@ -1,13 +1,13 @@
 """The errors of the package's lowest layer, and the root of all its errors.
 
 WeightBusError
-├── LayoutError   bytes that are no layout, or tensors that cannot be laid out
+├── LayoutError   malformed layout, or tensors that cannot be laid out
 │   └── LimitError    well-formed, but over a limit
-│       └── TensorsError  of tensors
-├── PatchError    bytes that are no patch, or one of other weights than these
-├── SealError     nothing can be sealed or opened here
-├── StateError    a model, dict or TensorDict that cannot travel or cannot be written to
-└── (the rest stands in `bus/errors.py`)
+│       └── TensorsError  too many tensors
+├── PatchError    malformed patch, or a patch for other weights
+├── SealError     sealing is not available
+├── StateError    a model, dict or TensorDict that cannot be published or written to
+└── (the others are in `bus/errors.py`)
 """
 
 from .words import printable
@@ -16,8 +16,8 @@ from .words import printable
 class WeightBusError(Exception):
     """The root of every error that this package raises on purpose.
 
-    Its text may contain names and text from peers, and appears on terminals and in logs: everything
-    except its line breaks is escaped.
+    Its text may contain names and text from peers, and appears on terminals and in logs, so
+    unprintable characters except line breaks are escaped.
     """
 
     __module__ = "weightbus"
@@ -34,24 +34,24 @@ class LayoutError(WeightBusError, ValueError):
 
 
 class LimitError(LayoutError):
-    """A layout that is well-formed, but over a limit, which is named: others may read it."""
+    """A well-formed layout that exceeds a limit named in the text; other readers may accept it."""
 
 
 class TensorsError(LimitError):
-    """A layout of more tensors than are taken here."""
+    """A layout with more tensors than this process accepts."""
 
 
 class PatchError(WeightBusError, ValueError):
-    """A patch that is malformed, or does not lead from these weights to those that it says."""
+    """A patch that is malformed, or does not turn its base into its target."""
 
 
 class SealError(WeightBusError):
-    """Nothing can be sealed or opened here: the package that does it is not installed."""
+    """Sealing is not available, as the package `cryptography` is not installed."""
 
 
 class StateError(WeightBusError, ValueError):
-    """Weights that cannot be published, or a target that cannot take them; names the tensor and the
-    reason.
+    """Weights that cannot be published, or a target that cannot take them; the text names the
+    tensor and the reason.
     """
 
     __module__ = "weightbus"

@@ -1,6 +1,6 @@
-"""A layout: which tensors a version holds, and where each lies. It is a safetensors header.
+"""A layout: the tensors of a version and their positions, as a safetensors header.
 
-Theory of operation: the bytes of a version are a safetensors file, and its header says it all:
+Theory of operation: the bytes of a version are a safetensors file, and its header describes them:
 
     0        8                      8+n
     ├────────┼───────────────────────┼──────────────────────────────┤
@@ -9,16 +9,16 @@ Theory of operation: the bytes of a version are a safetensors file, and its head
     └────────┴───────────────────────┴──────────────────────────────┘
       └────── Layout.header ────────┘ └─────── Layout.nbytes ───────┘
 
-A layout is only ever made by `Layout.parse`, which believes nothing: it is what stands between a
-stranger's bytes and an array. `Layout.plan` writes a header and has it parsed like any other.
+Only `Layout.parse` makes layouts, and it checks everything, as the bytes may come from an untrusted
+peer. `Layout.plan` writes a header and parses it like any other.
 
-Tied tensors travel once. The other names stand in `__metadata__` as `name: kept name`, the way
+Tied tensors are sent once. Their other names are in `__metadata__` as `name: kept name`, as
 `safetensors.torch.save_model` writes them. An entry of `__metadata__` is an alias exactly if its
-value names a tensor and its key does not; everything else there is plain text about the file.
+value names a tensor and its key does not; all other entries are plain text about the file.
 
-A file has its tensors by dtype and name, a source has them in an order of its own: a function that
-is called with pairs may count them. Where the two differ, the text `ORDER` gives the source's: the
-places of its names in the file's order (the tensors, then the aliases, sorted).
+A file has its tensors by dtype and name, a source in its own order, which a function that loads
+pairs may rely on. Where the two differ, the text `ORDER` gives the source's order: the positions of
+its names in the file's order (the tensors, then the aliases, sorted).
 """
 
 import hashlib
@@ -36,11 +36,11 @@ from .errors import LayoutError, LimitError, TensorsError
 from .words import printable
 
 HEADER_BYTES_MAX: Final = 100_000_000  # safetensors' own bound; its readers refuse more
-TENSORS_MAX: Final = 1_000_000  # about what a header of that size can hold
+TENSORS_MAX: Final = 1_000_000  # about as many as a header of that size can hold
 RANK_MAX: Final = 64  # numpy's own bound on dimensions
 NAME_BYTES_MAX: Final = 4_096  # far beyond any module path; an error message must stay readable
-INT_MAX: Final = 2**53 - 1  # the last integer that every JSON reader keeps exact
-DIFFERENCE_LINES_MAX: Final = 20  # what a person reads before giving up
+INT_MAX: Final = 2**53 - 1  # the largest integer that every JSON reader keeps exact
+DIFFERENCE_LINES_MAX: Final = 20  # as many as a person reads
 NAME_SHOWN: Final = 256  # characters of a name in such a line
 
 METADATA: Final = "__metadata__"
@@ -50,14 +50,14 @@ ALIGNMENT: Final = 8  # the widest element; the data section begins at a multipl
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)]
 Signature = tuple[str, tuple[int, ...]]  # a tensor's dtype name and shape
-# Whose names must all be there: both sides', those of the target alone, or nobody's.
+# True: names must be equal. "target": the version must have the target's names. False: neither.
 Strict = bool | Literal["target"]
 
 
 class TensorSpec(msgspec.Struct, frozen=True, gc=False):
     """One tensor and the bytes of the data section that it owns.
 
-    There may be a million of them, so the garbage collector does not look at each.
+    The garbage collector does not track these objects, as there may be a million.
     """
 
     name: str
@@ -73,7 +73,7 @@ class TensorSpec(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True)
 class Layout:
-    """A checked layout. Two layouts are equal if their headers are, byte for byte."""
+    """A valid layout. Two layouts are equal if their headers are equal, byte for byte."""
 
     header: bytes
     tensors: tuple[TensorSpec, ...] = field(compare=False, repr=False)
@@ -87,7 +87,7 @@ class Layout:
         return f"<Layout {self.id[:12]}: {len(self.tensors)} tensors, {self.nbytes} bytes>"
 
     def names(self) -> tuple[str, ...]:
-        """All names, aliases included, in the order of the source that they come from."""
+        """Return all names, aliases included, in the order of the source."""
         return self._names
 
     @cached_property
@@ -100,12 +100,12 @@ class Layout:
         return tuple(sorted(self._by_name))
 
     def by_name(self, name: str) -> TensorSpec:
-        """Return the tensor that a name or an alias stands for; KeyError if there is none."""
+        """Return the tensor of a name or an alias; KeyError if there is none."""
         return self._by_name[name]
 
     @cached_property
     def signatures(self) -> Mapping[str, Signature]:
-        """The dtype and shape behind every name, aliases included."""
+        """The dtype and shape of every name, aliases included."""
         return {name: (spec.dtype, spec.shape) for name, spec in self._by_name.items()}
 
     @cached_property
@@ -115,16 +115,16 @@ class Layout:
 
     @cached_property
     def aligned(self) -> bool:
-        """Whether every tensor lies at a multiple of its element; planned layouts do."""
+        """Whether every tensor begins at a multiple of its element size; so in planned layouts."""
         return all(not spec.begin * 8 % DTYPES[spec.dtype].bits for spec in self.tensors)
 
     def filed(self, texts: Mapping[str, str], *, untied: bool = False) -> "Layout":
         """Return the layout of a file with the same tensors in the same order, and further texts.
 
         Args:
-            texts: What `metadata` says as well; what it says already stays, and so do ties. A text
-                that would make an alias of its key is left out.
-            untied: Give every alias a tensor of its own, right behind the one that it stands for.
+            texts: Entries to add to `metadata`; existing entries and ties stay. A text that would
+                make its key an alias is left out.
+            untied: Give every alias its own tensor, right after the tensor that it names.
         """
         kept = {key: text for key, text in self.metadata.items() if key not in self.aliases}
         names = {spec.name: [spec.name] for spec in self.tensors}
@@ -144,11 +144,12 @@ class Layout:
         """Return the layout of the same tensors, in the same places, under other names.
 
         Args:
-            names: What each name is called there, an alias as well, each otherwise. A text of
-                `metadata` that would then make an alias of its key, or has the key of one, goes.
+            names: The new name of each name, aliases included; all are different. A text of
+                `metadata` that would then make its key an alias, or whose key is an alias, is
+                dropped.
 
         Raises:
-            LayoutError: A name may not be one.
+            LayoutError: A name is invalid.
         """
         rows = [(names[spec.name], spec.dtype, spec.shape) for spec in self.tensors]
         aliases = {names[alias]: names[name] for alias, name in self.aliases.items()}
@@ -169,19 +170,19 @@ class Layout:
         metadata: Mapping[str, str] | None = None,
         names: Sequence[str] = (),
     ) -> "Layout":
-        """Lay tensors out, given as (name, dtype, shape); the same ones give the same bytes.
+        """Return the layout of some tensors; equal arguments give equal bytes.
 
         The data is in safetensors' own order (dtype, widest first, then name), so that the header
         is the one that safetensors itself writes, and every tensor is aligned to its element.
 
         Args:
-            entries: The tensors.
-            aliases: The other names of those that are tied.
-            metadata: Texts about them.
-            names: All names, aliases included, in the order of the source; without, the file's.
+            entries: The tensors as (name, dtype, shape).
+            aliases: The other names of tied tensors, each with the kept name.
+            metadata: Texts about the tensors.
+            names: All names, aliases included, in the order of the source; empty: the file's order.
 
         Raises:
-            LayoutError: A name, dtype, shape, alias or metadata entry that no layout may have.
+            LayoutError: A name, dtype, shape, alias or metadata entry is invalid.
         """
         texts = dict(metadata or {})
         for alias, kept in sorted((aliases or {}).items()):
@@ -205,14 +206,15 @@ class Layout:
     def parse(
         header: bytes | bytearray | memoryview, *, tensors_max: int = TENSORS_MAX
     ) -> "Layout":
-        """Read a safetensors header, its length prefix included. Any bytes are a layout or not.
+        """Parse a safetensors header, its length prefix included.
 
         Args:
-            header: The bytes.
-            tensors_max: How many tensors there may be: each takes some microseconds.
+            header: The bytes, which may be anything.
+            tensors_max: The largest number of tensors; each takes some microseconds.
 
         Raises:
-            LayoutError: What is wrong, where, and what was allowed. Nothing else is raised.
+            LayoutError: The header is invalid; the text says what is wrong, where, and what is
+                allowed. No other exception is raised.
         """
         header = bytes(header)
         infos, metadata = _decode(header, tensors_max)
@@ -249,17 +251,17 @@ _ENTRIES = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _INFO = msgspec.json.Decoder(_Info)
 _TEXTS = msgspec.json.Decoder(dict[str, str])
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)
-_SAME = {name: name for name in DTYPES}  # so that a million tensors share the names of dtypes
-BLOCK_BYTES: Final = 2**16  # of a header that is looked at at once
+_SAME = {name: name for name in DTYPES}  # interns dtype names, for a million tensors
+BLOCK_BYTES: Final = 2**16  # of a header, scanned at once
 
 
 _Rows = list[tuple[str, str, tuple[int, ...]]]
 
 
 def _order(rows: _Rows, aliases: Iterable[str], names: Sequence[str]) -> str:
-    """Return the text of the order of `names` over a file's; empty if they are in that order.
+    """Return the text for `ORDER`; empty if `names` are in the file's order.
 
-    Empty as well if the text is a tensor's name: it would make an alias of its key.
+    Empty as well if the text is a tensor's name, which would make its key an alias.
     """
     places = {name: at for at, name in enumerate([*(row[0] for row in rows), *sorted(aliases)])}
     order = [places[name] for name in names]
@@ -268,14 +270,14 @@ def _order(rows: _Rows, aliases: Iterable[str], names: Sequence[str]) -> str:
 
 
 def _reordered(by_name: dict[str, TensorSpec], text: str) -> dict[str, TensorSpec]:
-    """Return the tensors in the order of a text; as they are if that is no order of all of them."""
+    """Return the tensors in the order of a text; unchanged if the text is not an order of all."""
     in_file = {str(at): each for at, each in enumerate(by_name.items())}
     ordered = [in_file.pop(place, None) for place in text.split(",", len(by_name))]
     return by_name if in_file or None in ordered else dict(cast("list[Any]", ordered))
 
 
 def _encode(rows: _Rows, texts: Mapping[str, str], order: str = "") -> bytes:
-    """Write the header of tensors that already stand in file order."""
+    """Return the header of tensors that are already in file order."""
     texts = {key: text for key, text in texts.items() if key != ORDER} | (
         {ORDER: order} if order else {}
     )
@@ -298,7 +300,7 @@ def _encode(rows: _Rows, texts: Mapping[str, str], order: str = "") -> bytes:
 
 
 def _decode(header: bytes, tensors_max: int) -> tuple[dict[str, _Info], dict[str, str]]:
-    """Take a header apart into its typed entries and its metadata."""
+    """Decode a header into its typed entries and its metadata."""
     size = int.from_bytes(header[:PREFIX_BYTES], "little")
     if len(header) != PREFIX_BYTES + size or size > HEADER_BYTES_MAX:  # L1
         raise LayoutError(
@@ -325,11 +327,11 @@ def _decode(header: bytes, tensors_max: int) -> tuple[dict[str, _Info], dict[str
 
 
 def _check_spelling(text: bytes, keys: int) -> None:
-    """Refuse what readers of JSON disagree on: a key that stands twice, and minus zero.
+    """Refuse JSON that readers interpret differently: a duplicate key, and minus zero.
 
-    The same bytes would be two models. The decoder keeps the last of two equal keys and says
-    nothing; but outside of strings a JSON text has one colon for each key, and the types above
-    fix how many keys there are.
+    The same bytes would be two models. The decoder silently keeps the last of two equal keys. But
+    outside of strings a JSON text has one colon for each key, and the types above determine how
+    many keys there are.
     """
     colons = signs = 0
     for bare in _outside_of_strings(text):
@@ -342,12 +344,12 @@ def _check_spelling(text: bytes, keys: int) -> None:
 
 
 def _outside_of_strings(text: bytes) -> Iterator[bytes]:
-    """Return what of a JSON text is in no string, piece by piece: the whole may be large."""
+    """Yield the parts of a JSON text outside of strings, block by block, as it may be large."""
     at, inside = 0, False
     while at < len(text):
         end = at + BLOCK_BYTES
         block = text[at:end]
-        if (len(block) - len(block.rstrip(b"\\"))) % 2:  # what it escapes is in the next one
+        if (len(block) - len(block.rstrip(b"\\"))) % 2:  # the escaped byte is in the next block
             block += text[end : end + 1]
         at += len(block)
         pieces = _ESCAPE.sub(b"", block).split(b'"')
@@ -356,7 +358,7 @@ def _outside_of_strings(text: bytes) -> Iterator[bytes]:
 
 
 def _place(infos: Mapping[str, _Info]) -> tuple[TensorSpec, ...]:
-    """Order the tensors by where they lie, and check that they cover the data without gaps."""
+    """Sort the tensors by position, and check that they cover the data section without gaps."""
     specs = sorted(
         (
             TensorSpec(name, _SAME.get(info.dtype, info.dtype), info.shape, *info.data_offsets)
@@ -395,7 +397,7 @@ def _check_dtype(name: str, dtype: str) -> None:
 
 
 def _tensor_bytes(name: str, dtype: str, shape: tuple[int, ...]) -> int:
-    """Return the bytes of a tensor, none of its sizes being more than any reader can count."""
+    """Return the size of a tensor in bytes; refuse shapes beyond the range of other readers."""
     elements = extent = 1
     for size in shape:
         elements *= size
@@ -420,11 +422,17 @@ def difference(
     strict: Strict = True,
     remedies: bool = True,
 ) -> list[str]:
-    """Tell in lines how a target (`got`) differs from the published tensors (`expected`).
+    """Return lines that say how a target (`got`) differs from the published tensors (`expected`).
 
-    An empty list means that one can be applied to the other. `cast` permits another dtype (see
-    `castable`); without `strict`, a name that only one side has is passed over, and with "target"
-    one that only the publisher has. Without `remedies`, no option of a subscriber is advised.
+    Args:
+        expected, got: The signatures by name.
+        cast: Whether dtypes may differ (see `castable`).
+        strict: True: names must be equal. False: names that only one side has are ignored.
+            "target": names that only the publisher has are ignored.
+        remedies: Whether to advise options of a subscriber.
+
+    Returns:
+        The lines; none if the version can be applied to the target.
     """
     lines: list[str] = []
     for name in sorted(expected.keys() | got.keys()):
@@ -451,7 +459,7 @@ def _show(signature: Signature) -> str:
 
 
 def trimmed(lines: list[str], limit: int = DIFFERENCE_LINES_MAX) -> list[str]:
-    """Keep at most `limit` lines, the last of them saying how many more there are."""
+    """Return at most `limit` lines; if some are cut, the last one says how many."""
     if len(lines) <= limit:
         return lines
     return [*lines[: limit - 1], f"... and {len(lines) - limit + 1} more"]

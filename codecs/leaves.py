@@ -1,7 +1,4 @@
-"""Leaves: a model's tensors, of numpy or of torch, whose module is reached only where it is loaded.
-
-It must not be imported without need.
-"""
+"""Leaves: a model's tensors, of numpy or of torch. Torch is not imported without need."""
 
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -16,10 +13,7 @@ Leaf: TypeAlias = "torch.Tensor | numpy_tensors.Array"
 
 @cache
 def of_torch() -> Any:
-    """Return the module `torch_tensors`, for what is done in every publish.
-
-    An import statement each time takes too long.
-    """
+    """Return the module `torch_tensors`; cached, as an import statement per publish is too slow."""
     from . import torch_tensors
 
     return torch_tensors

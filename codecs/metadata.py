@@ -1,26 +1,26 @@
-"""Metadata: what a publisher says of a version beside its weights, as text by name.
+"""Metadata: text by name that a publisher attaches to a version.
 
-It is small, since it stands in every announcement of its version, in what each worker keeps of what
-runs, and in the answers to whoever looks on. It is neither part of a version's digest nor of its
-layout: the same weights with other words are the same version's bytes.
+It is small, since it is part of every announcement of its version, of each worker's record of the
+running version, and of answers to observers. It is part neither of a version's digest nor of its
+layout, so the same weights with other metadata have the same digest.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-ENTRIES_MAX: Final = 32  # step, loss, commit and the like: what a person reads in a table
-NAME_MAX: Final = 128  # characters of a name, which is a column's head or a label
-# Of names and texts together, as UTF-8. Written with JSON's longest escapes that is six times as
-# much, which fits a header of 64 KiB beside all else that an announcement may hold, sealed, too.
+ENTRIES_MAX: Final = 32  # step, loss, commit and the like: as many as a person reads in a table
+NAME_MAX: Final = 128  # characters of a name, which is a column's title or a label
+# Names and texts together, as UTF-8. JSON's longest escapes make it six times as long, which still
+# fits into a header of 64 KiB with everything else in an announcement, sealed or not.
 BYTES_MAX: Final = 4096
-FORMAT: Final = "format"  # what a file's own metadata says of the file: not of the version
+FORMAT: Final = "format"  # a key of a file's own metadata, which is not the version's
 
 
 def checked(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Return a copy of some metadata.
+    """Return a copy of valid metadata.
 
     Raises:
-        ValueError: It is not text by name, or there is too much of it, or a name is empty or too
+        ValueError: It is not a mapping of text to text, it is too large, or a name is empty or too
             long.
     """
     some = isinstance(metadata, Mapping)  # pyright: ignore - callers need not be checked
@@ -45,7 +45,7 @@ def checked(metadata: Mapping[str, str]) -> dict[str, str]:
 
 
 def fitting(entries: Iterable[tuple[str, str]]) -> tuple[dict[str, str], list[str]]:
-    """Return what of a file's metadata can travel, the first of it, and the names of the rest."""
+    """Return the entries of a file's metadata that fit, first ones first, and the other names."""
     found, rest, left = dict[str, str](), list[str](), BYTES_MAX
     for name, text in entries:
         if len(found) == ENTRIES_MAX or _fault(name, text) or _size(name, text) > left:
@@ -57,7 +57,7 @@ def fitting(entries: Iterable[tuple[str, str]]) -> tuple[dict[str, str], list[st
 
 
 def _fault(name: str, text: str) -> str:
-    """Return what is wrong with an entry, whatever the others are."""
+    """Return what is wrong with a single entry; empty if nothing."""
     if not 0 < len(name) <= NAME_MAX:
         return f"the name {name!r:.80} has {len(name)} characters; a name has 1 to {NAME_MAX}"
     try:

@@ -1,10 +1,10 @@
-"""The one door to the helper in C, with the same in Python for where it was not built.
+"""The only interface to the C helper, with the same functions in Python if it was not built.
 
-`WEIGHTBUS_NATIVE=0` in the environment chooses Python. Which one it is, and which instructions of
-the processor are used, `description` says; what they compute is the same to the bit.
+`WEIGHTBUS_NATIVE=0` in the environment selects Python. `description` names the implementation in
+use, and its instruction set; the results of both are equal to the bit.
 
-Addresses are those of memory that the caller keeps alive and that nobody else writes meanwhile.
-Either of the two refuses addresses where no memory can be, before it copies a byte.
+Addresses are those of memory that the caller keeps alive and that no other thread writes meanwhile.
+Both implementations refuse addresses where no memory can be, before they copy a byte.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Addresses = NDArray[np.uint64]
 
 CHOICE = "WEIGHTBUS_NATIVE"
-STREAM_BYTES = 2**25  # from here on, a copy is larger than what the caches keep for the reader
+STREAM_BYTES = 2**25  # from this size on, a copy does not stay in the caches, and bypasses them
 
 if not TYPE_CHECKING:
     _native = _delta = None
@@ -38,18 +38,18 @@ if not TYPE_CHECKING:
             from ..codecs import _delta
 
 BUILT: bool = _native is not None
-DELTA = _delta  # of `delta/kernels.py`, which calls it
+DELTA = _delta  # called by `delta/kernels.py`
 
-# Nothing is mapped below: such an address is null, or an offset from it, of memory that is freed.
+# No memory is mapped below: such an address is null, or null plus an offset, of freed memory.
 FIRST_ADDRESS = 4096
 
-# Tensors of up to this are copied as memory. In Python that keeps its lock, so it must not take
-# long; from there on the frameworks copy faster, too.
+# Tensors up to this size are copied as memory. The Python version holds the GIL, so its copies must
+# be short; above this size numpy and torch copy faster, too.
 COPIED_BYTES_MAX = sys.maxsize if BUILT else 2**15
 
 
 def description() -> str:
-    """Say which of the two it is."""
+    """Return the name of the implementation in use."""
     if BUILT:
         return f"native helper ({_native.levels()[0]})"
     chosen = os.environ.get(CHOICE) == "0"
@@ -59,25 +59,25 @@ def description() -> str:
 if TYPE_CHECKING:
 
     def crc32c(data: Memory, value: int = 0) -> int:
-        """Return the CRC-32C (Castagnoli) of a contiguous buffer, going on from `value`.
+        """Return the CRC-32C (Castagnoli) of a contiguous buffer, continued from `value`.
 
-        Nothing is copied; from 32 KiB on, other threads run meanwhile.
+        Nothing is copied; from 32 KiB on, the GIL is released.
         """
         raise NotImplementedError
 
-elif BUILT:  # unwrapped, since it is called for every piece of every chunk
+elif BUILT:  # without a wrapper, since it is called for every piece of every chunk
     crc32c = _native.crc32c
 else:
     from crc32c import crc32c as crc32c
 
 
 def copy_crc32c(to: "Bytes", from_: "Bytes", value: int = 0) -> int:
-    """Copy bytes and return their CRC-32C, in one pass where the helper is there.
+    """Copy bytes and return their CRC-32C; in one pass with the C helper.
 
     Args:
-        to: Where to; contiguous.
-        from_: As many bytes, which do not overlap with `to`.
-        value: The CRC-32C of what came before.
+        to: The destination; contiguous.
+        from_: The source, of the same size, without overlap.
+        value: The CRC-32C of the preceding bytes.
     """
     if BUILT:
         return _native.copy_crc32c(to, from_, value, to.nbytes >= STREAM_BYTES)
@@ -86,12 +86,17 @@ def copy_crc32c(to: "Bytes", from_: "Bytes", value: int = 0) -> int:
 
 
 def copies(to: Addresses, from_: Addresses, sizes: Addresses) -> Callable[[], None]:
-    """Return what copies so many bytes each from some addresses to others, again and again.
+    """Return a function that makes these copies each time that it is called.
 
-    What lies behind one another on both sides is copied as one.
+    Copies that are adjacent on both sides are joined.
+
+    Args:
+        to, from_: The addresses of each copy.
+        sizes: The bytes of each copy.
 
     Raises:
-        ValueError: There can be no memory at an address. (From what is returned, with the helper.)
+        ValueError: There can be no memory at an address. (With the C helper, the returned function
+            raises it.)
     """
     if BUILT:
         to, from_, sizes = joined(to, from_, sizes)
@@ -112,7 +117,7 @@ def copies(to: Addresses, from_: Addresses, sizes: Addresses) -> Callable[[], No
 def joined(
     to: Addresses, from_: Addresses, sizes: Addresses
 ) -> tuple[Addresses, Addresses, Addresses]:
-    """Return the same copies, in order of where to, with neighbours on both sides in one."""
+    """Return the same copies sorted by destination; those adjacent on both sides are joined."""
     if not len(to):
         return to, from_, sizes
     order = np.argsort(to, kind="stable")
@@ -123,7 +128,7 @@ def joined(
 
 
 def _check(addresses: Addresses, sizes: Addresses) -> None:
-    """Refuse addresses where there can be no memory, as the helper does."""
+    """Raise ValueError for addresses where there can be no memory, as the C helper does."""
     wrong = (sizes > 0) & ((addresses < FIRST_ADDRESS) | (addresses + sizes < addresses))
     if wrong.any():
         first = int(np.flatnonzero(wrong)[0])
@@ -134,7 +139,7 @@ def _check(addresses: Addresses, sizes: Addresses) -> None:
 
 
 def bytes_at(address: int, nbytes: int) -> "Bytes":
-    """Return what lies in memory; ValueError if there can be none at the address."""
+    """Return the bytes at an address, without a copy; ValueError if there can be no memory."""
     _check(np.array([address], np.uint64), np.array([nbytes], np.uint64))
     return np.frombuffer(memoryview((ctypes.c_uint8 * nbytes).from_address(address)), np.uint8)
 
@@ -144,14 +149,17 @@ def _view(address: int, nbytes: int) -> memoryview:
 
 
 def gather(to: "Bytes", from_: Addresses, sizes: Addresses, chunk_bytes: int) -> NDArray[np.uint32]:
-    """Copy pieces of memory behind one another; return the CRC-32C of each chunk of the whole.
+    """Copy pieces of memory into one buffer, end to end; return the CRC-32C of each chunk of it.
 
     Args:
-        to: Where to: exactly the sum of `sizes` bytes, contiguous. A piece that lies in its place
-            already, since its address is that, is only hashed.
+        to: The destination: contiguous, of exactly the sum of `sizes` bytes. A piece whose address
+            is its place in `to` is only hashed.
         from_: The address of each piece.
-        sizes: Bytes of each.
-        chunk_bytes: Bytes of a chunk; the last may be shorter.
+        sizes: The bytes of each piece.
+        chunk_bytes: Bytes per chunk; the last may be shorter.
+
+    Raises:
+        ValueError: There can be no memory at an address, or the sizes do not fit.
     """
     crcs = np.zeros(-(-to.nbytes // chunk_bytes), np.uint32)
     if BUILT:
@@ -171,15 +179,15 @@ def gather(to: "Bytes", from_: Addresses, sizes: Addresses, chunk_bytes: int) ->
 
 
 def marks(tensors: Sequence[object], exchange: object) -> bytes:
-    """Return address, device, dtype, shape and strides of each tensor, to be compared.
+    """Return address, device, dtype, shape and strides of each tensor as bytes, to be compared.
 
     Args:
-        tensors: Plain ones of the framework that `exchange` is of.
-        exchange: Its `__dlpack_c_exchange_api__`.
+        tensors: Plain tensors of one framework.
+        exchange: The framework's `__dlpack_c_exchange_api__`.
 
     Raises:
-        BufferError: One cannot be looked at in this way, or has elements and no memory.
-        NotImplementedError: There is no helper.
+        BufferError: A tensor cannot be inspected in this way, or has elements but no memory.
+        NotImplementedError: The C helper was not built.
     """
     if not BUILT:
         raise NotImplementedError(description())
@@ -190,14 +198,14 @@ def exchange(one: int, other: int, nbytes: int) -> None:
     """Exchange the pages of two private mappings, without copying a byte.
 
     Args:
-        one: Where the first begins, on a boundary of pages.
-        other: Where the second begins.
-        nbytes: Bytes of each, a multiple of a page.
+        one: The address of the first mapping, page-aligned.
+        other: The address of the second mapping, page-aligned.
+        nbytes: Bytes of each, a multiple of the page size.
 
     Raises:
-        OSError: It cannot be done here (Linux 5.7 or later can). Both hold what they held before.
-            Where it could not although it can be, it is not tried again in this process.
-        MemoryError: There is no room for as many bytes in between; nothing has changed.
+        OSError: The kernel cannot do it (Linux 5.7 or later can). Both mappings are unchanged.
+            After a failure on a kernel that can, this process does not try again.
+        MemoryError: There is no address space for `nbytes` more bytes; nothing has changed.
         ValueError: There can be no memory at an address.
     """
     if not BUILT:

@@ -1,4 +1,4 @@
-"""Numpy arrays as tensors of a layout: what they are, how their bytes come and go."""
+"""Numpy arrays as tensors of a layout: signatures, views, copies."""
 
 import sys
 from collections.abc import Hashable, Iterable, Sequence
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
-Memory: TypeAlias = "Buffer | Bytes"  # numpy declares its buffer protocol from Python 3.12 on
+Memory: TypeAlias = "Buffer | Bytes"  # numpy's types declare the buffer protocol from Python 3.12
 
 
 def signature(name: str, array: Array) -> Signature:
-    """Return an array's dtype name and shape; StateError if it cannot travel."""
-    masked = sys.modules.get("numpy.ma")  # numpy imports it when asked for: there are none before
+    """Return an array's dtype name and shape; StateError if it cannot be published."""
+    masked = sys.modules.get("numpy.ma")  # imported lazily: before that, no masked array exists
     if masked is not None and isinstance(array, masked.MaskedArray):
         raise StateError(f"{name}: a masked array would lose its mask; give it .filled() instead")
     try:
@@ -31,7 +31,7 @@ def signature(name: str, array: Array) -> Signature:
 
 
 def identity(array: Array) -> Hashable | None:
-    """Return what two arrays share exactly if they are the same elements; None if empty."""
+    """Return a key that is equal for arrays with the same elements; None if empty."""
     if not array.size:
         return None
     address = array.__array_interface__["data"][0]
@@ -39,15 +39,15 @@ def identity(array: Array) -> Hashable | None:
 
 
 def place(array: Array) -> tuple[Hashable, int, tuple[int, ...]]:
-    """Return the memory that an array's elements lie in, where there, and the strides in bytes."""
+    """Return the memory that an array lies in, its address there, and its strides in bytes."""
     return "cpu", array.__array_interface__["data"][0], array.strides
 
 
 def views(specs: Iterable[TensorSpec], data: Bytes) -> list[Array]:
     """Return each tensor's part of the data section as an array that shares its memory.
 
-    A part that is not aligned to its element (only files written by others have such) is copied
-    instead, so views to be written into must come from a layout that was planned here.
+    A part that is not aligned to its element (which occurs only in foreign files) is copied
+    instead, so writable views need a layout made by `Layout.plan`.
     """
     address: int = data.__array_interface__["data"][0]
     arrays: list[Array] = []
@@ -61,18 +61,18 @@ def views(specs: Iterable[TensorSpec], data: Bytes) -> list[Array]:
 
 
 def bytes_of(array: Array, spec: TensorSpec) -> Bytes:
-    """Return the bytes that an array has in a version; its own memory where they lie there so."""
+    """Return an array's bytes as in a version; without a copy if its memory has that form."""
     plain = np.ascontiguousarray(array, dtype=numpy_dtype(spec.dtype))
     return plain.reshape(-1).view(np.uint8)
 
 
 def copy(destinations: Sequence[Array], sources: Sequence[Array]) -> None:
-    """Copy arrays pairwise, casting where the dtypes differ: too large a value is infinity then."""
-    with np.errstate(over="ignore", invalid="ignore"):  # a warning may be an error, half-way
+    """Copy arrays pairwise, casting if the dtypes differ: too large values become infinite."""
+    with np.errstate(over="ignore", invalid="ignore"):  # warnings may be errors, which would abort
         for destination, source in zip(destinations, sources, strict=True):
             np.copyto(destination, source, casting="unsafe")
 
 
 def target_fault(name: str, array: Array) -> str | None:
-    """Say why an array cannot be written into; None if it can."""
+    """Return why an array cannot be written to; None if it can."""
     return None if array.flags.writeable else f"{name}: the array is read-only; give a writable one"

@@ -1,13 +1,13 @@
-"""Values that are lost to a narrower dtype: they were finite, and are beyond what it can hold.
+"""Finite values that are lost in a conversion, as they are beyond the range of a narrower dtype.
 
-A float32 value of 1e5 is infinite in float16. What becomes of such a value is the framework's
-affair (infinity; NaN, or the greatest value, in an 8-bit float that has no infinity); how many
-there are is counted here, and alike for all dtypes.
+A float32 value of 1e5 is infinite in float16. The framework decides what such a value becomes
+(infinity; or NaN or the greatest value in an 8-bit float without infinity); this module counts
+them, in the same way for all dtypes.
 
-To look for them must cost little beside the conversion. So what is looked at is the data section,
-where tensors of one dtype lie end to end: the least and the greatest of many elements, which torch
-finds with all of its threads, tell whether any has to be counted. Without torch, the bits of
-floats are compared: without the sign, they are in the order of magnitudes.
+The search must be cheap compared with the conversion. So it scans the data section, where tensors
+of one dtype are adjacent: the least and the greatest of many elements, which torch finds with all
+of its threads, show whether any values must be counted. Without torch, the bits of floats are
+compared: without the sign, they are ordered by magnitude.
 """
 
 import math
@@ -30,22 +30,22 @@ from .words import printable
 if TYPE_CHECKING:
     import torch
 
-LARGE_BYTES: Final = 2**16  # a tensor of so many is worth a call of its own
-BLOCK_BYTES: Final = 2**18  # looked at once: what caches hold
-TENSORS_SHOWN: Final = 4  # of those that have lost values: the first names show where it comes from
+LARGE_BYTES: Final = 2**16  # a tensor from this size on is checked in its own call
+BLOCK_BYTES: Final = 2**18  # scanned at once: fits into the caches
+TENSORS_SHOWN: Final = 4  # with lost values, in a text: the first names show the cause
 
-Found = Mapping[str, tuple[str, int]]  # by name: what it became, and how many values were lost
+Found = Mapping[str, tuple[str, int]]  # by name: the new dtype, and the number of lost values
 
 
 @dataclass(frozen=True, slots=True)
 class _Bits:
-    """A float dtype as integers.
+    """The bit patterns ("codes") of a float dtype.
 
     Attributes:
         width: Bytes of an element.
         greatest: The greatest finite value.
-        least: The least magnitude that is rounded to something beyond that.
-        end: The code behind that of the greatest finite value: of infinity, or of NaN.
+        least: The least magnitude that rounds to a value beyond `greatest`.
+        end: The code after that of `greatest`: of infinity, or of NaN.
     """
 
     width: int
@@ -61,8 +61,8 @@ def _bits(dtype: str) -> _Bits:
     width = kind.itemsize
     code = int(np.array(limits.max, kind).view(f"u{width}"))
     greatest = float(limits.max)
-    # Half a step beyond the greatest is as near to it as to what would come next, and then the one
-    # of an even code is taken. In the widest there is nothing beyond.
+    # A value half a step above `greatest` is a tie, and rounds to the even code. In the widest
+    # dtype nothing is beyond.
     step = math.ldexp(1.0, math.frexp(greatest)[1] - 1 - int(limits.nmant))
     least = greatest + step / 2
     if code % 2 == 0:
@@ -71,7 +71,7 @@ def _bits(dtype: str) -> _Bits:
 
 
 def narrows(source: str, destination: str) -> bool:
-    """Tell whether a conversion of one dtype to the other may lose finite values."""
+    """Return whether a conversion from `source` to `destination` may lose finite values."""
     if source == destination or {DTYPES[source].kind, DTYPES[destination].kind} != {"float"}:
         return False
     return _bits(source).greatest > _bits(destination).greatest
@@ -79,10 +79,10 @@ def narrows(source: str, destination: str) -> bool:
 
 @cache
 def _least_code(source: str, destination: str) -> int:
-    """Return the least code of a source that is lost to a destination."""
+    """Return the least code of `source` that is lost in `destination`."""
     kind, least = numpy_dtype(source), _bits(destination).least
     if source == "F64" and destination != "F32":
-        # It may be rounded to F32 first, so what is half a step of that below is lost as well.
+        # It may be rounded to F32 first, so values up to half a step of F32 below are lost, too.
         single = np.float32(least)
         if float(single) < least:
             single = np.nextafter(single, np.float32(np.inf))
@@ -97,14 +97,14 @@ def _least_code(source: str, destination: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Narrowed:
-    """Tensors whose values may be lost, by where they lie in a data section.
+    """Tensors that may lose values, with their places in a data section.
 
     Attributes:
-        tensors: They, and what each was converted from and to.
-        large: Of these, targets that are looked at themselves, since they are narrower than what
-            the section has of them, or are on a device.
-        runs: Where the others lie, without the gaps; their dtype; and the least code that has to be
-            looked at.
+        tensors: Each tensor, with its source and destination dtype.
+        large: Large target tensors, which are scanned themselves, since they are narrower than
+            their data in the section, or are on a device.
+        runs: Begin, end and dtype of adjacent other tensors in the section, and the least code
+            that requires a count.
     """
 
     tensors: Sequence[tuple[TensorSpec, str, str]]
@@ -117,10 +117,13 @@ class Narrowed:
         tensors: Iterable[tuple[TensorSpec, str, str]],
         targets: Mapping[str, Leaf] | None = None,
     ) -> "Narrowed | None":
-        """Return those that are narrowed, of some with their source and destination; or None.
+        """Return the tensors that are narrowed; None if none are.
 
-        The section holds either what they were converted from, or what they were converted to.
-        Where they are converted to is there for as long as what is returned.
+        Args:
+            tensors: Tensors with their source and destination dtype. The section holds each in
+                either of the two.
+            targets: The tensors that are converted to, by name, if they are not in the section. The
+                result keeps their memory.
         """
         large: dict[str, torch.Tensor] = {
             name: leaf.detach()
@@ -142,7 +145,7 @@ class Narrowed:
         return cls(some, looked_at, runs) if some else None
 
     def found_on(self, device: "torch.Tensor", sources: Mapping[str, Leaf]) -> Found:
-        """Count the same, of a section that lies on a device: it comes here if any was lost."""
+        """Count as `found` does, for a section on a device; it is copied here if any was lost."""
         from .dtypes import torch_dtype
 
         for begin, end, dtype, code in self.runs:
@@ -152,7 +155,7 @@ class Narrowed:
         return self.found(device.cpu().numpy(), sources) if any(map(_infinite, self.large)) else {}
 
     def _any(self, data: Bytes) -> bool:
-        """Tell whether values may have been lost: a greatest one is as great as that."""
+        """Return whether any values may have been lost."""
         return any(map(_infinite, self.large)) or any(_reaches(data, *run) for run in self.runs)
 
     def found(self, data: Bytes, sources: Mapping[str, Leaf]) -> Found:
@@ -160,7 +163,7 @@ class Narrowed:
 
         Args:
             data: The section.
-            sources: Where it holds what values became: what they were, by name.
+            sources: The original tensors by name, where the section holds converted values.
         """
         if not self._any(data):
             return {}
@@ -182,12 +185,12 @@ class Narrowed:
 
 
 def _infinite(became: "torch.Tensor") -> bool:
-    """Tell whether an element is infinite, or NaN."""
+    """Return whether any element is infinite or NaN."""
     return _is_beyond(became, math.inf)
 
 
 def _is_beyond(values: "torch.Tensor", least: float) -> bool:
-    """Tell whether an element is as great as that, with either sign, or NaN."""
+    """Return whether any element has at least this magnitude, or is NaN."""
     import torch
 
     low, high = torch.aminmax(values if values.itemsize > 1 else values.float())
@@ -199,7 +202,7 @@ def _value(dtype: str, code: int) -> float:
 
 
 def _reaches(data: Bytes, begin: int, end: int, dtype: str, code: int) -> bool:
-    """Tell whether an element of some has this code or a greater one, with either sign."""
+    """Return whether any element has at least this code, ignoring the sign bit."""
     width = _bits(dtype).width
     if "torch" in sys.modules and width > 1 and end > begin:
         run = TensorSpec("", dtype, ((end - begin) // width,), begin, end)
@@ -207,7 +210,7 @@ def _reaches(data: Bytes, begin: int, end: int, dtype: str, code: int) -> bool:
     sign = 1 << (8 * width - 1)
     for at in range(begin, end, BLOCK_BYTES):
         block = data[at : min(at + BLOCK_BYTES, end)]
-        # As integers with a sign, negative floats are the least; without, they are the greatest.
+        # Negative floats are the least as signed integers, and the greatest as unsigned ones.
         positive, all_of_it = block.view(f"i{width}"), block.view(f"u{width}")
         if int(positive.max()) >= code or int(all_of_it.max()) >= sign + code:
             return True
@@ -215,7 +218,7 @@ def _reaches(data: Bytes, begin: int, end: int, dtype: str, code: int) -> bool:
 
 
 def _count(values: Leaf, source: str, destination: str) -> int:
-    """Count the finite values that are beyond a destination."""
+    """Count the finite values that are lost in `destination`."""
     bits, least, count = _bits(source), _least_code(source, destination), 0
     kind = f"u{bits.width}"
     magnitude = np.array((1 << (8 * bits.width - 1)) - 1, kind)
@@ -226,7 +229,7 @@ def _count(values: Leaf, source: str, destination: str) -> int:
 
 
 def _blocks(values: Leaf, dtype: str) -> Iterator[NDArray[Any]]:
-    """Cut values, wherever they are, into arrays of one dimension."""
+    """Yield values as one-dimensional numpy arrays, copied from a device if necessary."""
     for part in _rows(values):
         if isinstance(part, np.ndarray):
             yield np.ascontiguousarray(part, numpy_dtype(dtype)).reshape(-1)
@@ -246,7 +249,7 @@ def _rows(values: Leaf) -> Iterator[Leaf]:
 
 
 def sentence(found: Found) -> str:
-    """Say in words what was lost."""
+    """Return a sentence on the lost values."""
     shown: list[str] = []
     for name, (dtype, count) in [*found.items()][:TENSORS_SHOWN]:
         values = "1 finite value is" if count == 1 else f"{count} finite values are"

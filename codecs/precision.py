@@ -1,7 +1,7 @@
-"""The precision that a version travels in: what a state's floats become while they are copied.
+"""Precision: the dtypes to which a state's floats are converted while they are copied.
 
-Only the form is another one. Whoever writes a state of it converts value by value on the way, as
-the protocol has it (5.2), so there is never a second copy of the model.
+Only the form changes. The copy itself converts each value, as the protocol specifies (5.2), so no
+second copy of the model is made.
 """
 
 from collections.abc import Container, Hashable, Mapping
@@ -14,7 +14,7 @@ from .errors import StateError
 from .leaves import Leaf
 from .state import Form, State, identity, is_module
 
-CONVERTED = ("BF16", "F16", "F32", "F64")  # among these
+CONVERTED = ("BF16", "F16", "F32", "F64")  # the dtypes that are converted, and converted to
 
 _NAMES = {
     known: name
@@ -25,26 +25,26 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """What is converted.
+    """A choice of dtypes.
 
     Attributes:
-        dtype: What parameters become; empty: patterns say what becomes what.
-        patterns: Shell patterns of names, each with a dtype; the first that matches counts.
+        dtype: The dtype of all parameters; empty: use `patterns`.
+        patterns: Shell patterns of names, each with a dtype; the first match counts.
     """
 
     dtype: str
     patterns: tuple[tuple[str, str], ...] = ()
 
     def form_of(self, state: State, source: object) -> Form:
-        """Return the form of a state in this precision; its own if nothing changes.
+        """Return the form of a state in this precision; its own form if nothing changes.
 
         Args:
-            state: It.
-            source: What it is the state of. A module knows its buffers, which have to be named;
-                of a mapping every float is a parameter.
+            state: The state.
+            source: The weights that it was made from. A module's buffers are converted only by a
+                pattern; in a mapping every float is a parameter.
 
         Raises:
-            StateError: A pattern matches nothing that can be converted.
+            StateError: A pattern matches no tensor that can be converted.
         """
         names = {name: [name] for name in state.signatures}
         for alias, name in state.aliases.items():
@@ -68,7 +68,7 @@ class Precision:
         return replace(state.form, signatures=signatures, known=None) if changed else state.form
 
     def of(self, name: str, dtype: str) -> str:
-        """Return what a tensor of a mapping becomes, by its name and its dtype."""
+        """Return the new dtype of a mapping's tensor, by its name and dtype."""
         if dtype not in CONVERTED:
             return dtype
         if self.dtype:
@@ -78,9 +78,12 @@ class Precision:
     def _wanted(
         self, names: list[str], leaf: Leaf, parameters: Container[Hashable] | None
     ) -> tuple[str, str]:
-        """Return what a tensor of these names becomes, and by which pattern; empty: what it is."""
+        """Return the matching pattern, and the new dtype of a tensor; empty if it is not converted.
+
+        `names` are all names of the tensor.
+        """
         if self.dtype:
-            same = identity(leaf)  # nobody can tell by its memory whose a tensor without any is
+            same = identity(leaf)  # None for an empty tensor, which has no identity
             mine = parameters is None or same in parameters or same is None
             return "", self.dtype if mine else ""
         for pattern, dtype in self.patterns:
@@ -90,7 +93,7 @@ class Precision:
 
 
 def _parameters(source: object) -> Container[Hashable] | None:
-    """Return who is a parameter of a module; None: it is no module, and all are."""
+    """Return the identities of a module's parameters; None: not a module, so all are parameters."""
     if not is_module(source):
         return None
     from .torch_modules import parameters_of
@@ -99,10 +102,12 @@ def _parameters(source: object) -> Container[Hashable] | None:
 
 
 def precision_of(asked: object) -> Precision | None:
-    """Return what a user asks for: a dtype, or patterns of names with dtypes; None if of nothing.
+    """Return the precision for a user's `dtype`: a dtype, or a mapping of patterns to dtypes.
+
+    None if nothing is to be converted.
 
     Raises:
-        ValueError: It makes no sense; the text says what does.
+        ValueError: `asked` is invalid; the text says what is allowed.
     """
     if not isinstance(asked, Mapping):
         return None if asked is None else Precision(_dtype(asked))

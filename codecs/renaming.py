@@ -1,9 +1,9 @@
-"""Other names for tensors, at either side of the bus: what they are called from here on.
+"""Renaming of tensors, at a publisher or at a worker.
 
-A trainer's model and a worker's may have one architecture and other names, since something wraps
-one of them. A renaming says what takes the place of what. At a publisher it goes from the names of
-the weights to those that are published, at a worker from these to the names of the target, and it
-is the same there as here. Tied names are renamed each by itself, and stay tied.
+The models of a trainer and a worker may have the same architecture but different names, for example
+if one of them is wrapped. At a publisher a renaming maps the names of the weights to the published
+names; at a worker it maps published names to the target's names, by the same rules. Tied names are
+renamed separately, and stay tied.
 """
 
 from collections import Counter
@@ -16,22 +16,22 @@ from .layout import METADATA, NAME_SHOWN
 from .state import Form
 from .words import printable
 
-# A beginning that is taken off; names, or beginnings of names, with what takes their place; or a
-# function that is given a name and returns another one.
+# A prefix to remove; a mapping of names, or prefixes, to replacements; or a function from a name to
+# a new name.
 Rename: TypeAlias = str | Mapping[str, str] | Callable[[str], str] | None
 
 DOT: Final = "."
-SHOWN: Final = 3  # names, of those that there are
+SHOWN: Final = 3  # existing names that an error text shows
 
 
 @dataclass(frozen=True, slots=True)
 class Renaming:
-    """What becomes of names.
+    """A mapping of names to new names.
 
     Attributes:
-        names: Whole names, with what they become.
-        beginnings: Beginnings of names, with what takes their place: the longest counts.
-        function: What is asked for every name instead.
+        names: Whole names, each with its new name.
+        beginnings: Prefixes, each with its replacement, longest first; the longest match counts.
+        function: A function from a name to its new name; if set, the other two are not used.
     """
 
     names: tuple[tuple[str, str], ...] = ()
@@ -39,11 +39,11 @@ class Renaming:
     function: Callable[[str], str] | None = None
 
     def of(self, names: Collection[str]) -> dict[str, str]:
-        """Return what each name becomes.
+        """Return the new name of each name.
 
         Raises:
-            StateError: Something that is to be renamed is not there, two names become one, or what
-                a name becomes cannot be one.
+            StateError: A name or prefix to rename does not exist, two names become the same, or a
+                new name is invalid.
         """
         whole = dict(self.names)
 
@@ -74,10 +74,10 @@ class Renaming:
             raise StateError(f"rename: {lacking[0]}; there are {some or 'no names'}, ...")
 
     def form_of(self, form: Form) -> Form:
-        """Return the form of a state under the names that its tensors become.
+        """Return the form of a state under its tensors' new names.
 
         Raises:
-            StateError: As of `of`.
+            StateError: As in `of`.
         """
         became = self.of([*form.signatures, *form.aliases])
         placed = zip(form.signatures.items(), form.places, strict=True)
@@ -93,11 +93,12 @@ class Renaming:
 
 
 def renaming_of(asked: object) -> Renaming | None:
-    """Return what a user asks for; None if for nothing.
+    """Return the renaming for a user's `rename`; None if nothing is to be renamed.
 
     Raises:
-        ValueError: It makes no sense; the text says what does.
-        TypeError: Nor is it of a kind that does.
+        ValueError: A prefix or its replacement is invalid; the text says what is allowed.
+        TypeError: `asked` is of a type that is not allowed.
+        StateError: A new name is invalid, or two names become the same.
     """
     if asked is None:
         return None
@@ -135,7 +136,11 @@ def renaming_of(asked: object) -> Renaming | None:
 
 
 def _check(became: Mapping[str, str]) -> None:
-    """Check that names become names, each another one."""
+    """Check that all new names are valid and different.
+
+    Raises:
+        StateError: They are not.
+    """
     for name, other in became.items():
         if not isinstance(other, str):  # pyright: ignore
             raise StateError(f"rename: {name!r} becomes {other!r}, which is no text")

@@ -1,15 +1,15 @@
-"""Bytes of versions and messages, sealed once for everybody who has the group key. (E1 to E4)
+"""Sealing of versions and messages, once for all holders of the group key. (E1 to E4)
 
-AES-256-GCM. A group key is drawn at random at each start, and never stored. From it comes a key for
-each version, by HKDF-SHA256 over all that names the version and its encoding; under that a nonce is
-purpose and index, of which each stands for one text for ever, since a version never changes. What
-is published beside chunks has a key of its own, and counts up.
+The cipher is AES-256-GCM. A group key is random, new at each start, and never stored. HKDF-SHA256
+derives a key for each version from it, over the version's name and encoding. A nonce under that key
+consists of purpose and index; each is used for one plaintext only, since a version never changes.
+Messages have their own key, and their nonces a counter.
 
-    group key ──> id                              which group key it was
+    group key ──> id                              identifies the group key
               ├─> key of messages ──> nonce: MESSAGE, count
               └─> key of a version ─> nonce: CHUNK, index | LAYOUT, 0
 
-`cryptography` is imported when something is sealed or opened first: nobody else needs it.
+`cryptography` is imported at the first use, as it is not needed without keys.
 """
 
 import hashlib
@@ -25,17 +25,17 @@ from .native import crc32c
 if TYPE_CHECKING:
     from .numpy_tensors import Memory
 
-AES_256_GCM: Final = "aes-256-gcm"  # how an announcement names it
+AES_256_GCM: Final = "aes-256-gcm"  # its name in an announcement
 KEY_BYTES: Final = 32
 TAG_BYTES: Final = 16
-SHORT_BYTES: Final = 2**15  # up to here one call is worth more than a copy
-PIECE_BYTES: Final = 2**18  # sealed or opened at once: still in the cache for the checksum
+SHORT_BYTES: Final = 2**15  # up to this size one call and a copy are faster than several calls
+PIECE_BYTES: Final = 2**18  # sealed or opened at once, so that it is in the cache for the checksum
 CHUNK, LAYOUT, MESSAGE = 1, 2, 3  # purposes
 
 
 @cache
 def ciphers() -> tuple[Any, Any, type[Exception]]:
-    """Return the cipher for what is short, that for pieces, and the error of what is forged.
+    """Return the cipher for short texts, the cipher for pieces, and the error of a wrong tag.
 
     Raises:
         SealError: `cryptography` is not installed.
@@ -58,12 +58,12 @@ def ciphers() -> tuple[Any, Any, type[Exception]]:
 
 
 def _expand(secret: bytes, info: bytes) -> bytes:
-    """HKDF-Expand of RFC 5869 for one block of SHA-256, which is as long as a key is."""
+    """HKDF-Expand of RFC 5869 for one block of SHA-256, which has the length of a key."""
     return hmac.digest(secret, info + b"\1", hashlib.sha256)
 
 
 class GroupKey:
-    """What all workers of a publisher have, and nobody else.
+    """The secret that a publisher shares with all of its workers.
 
     Args:
         key: 32 random bytes.
@@ -82,13 +82,13 @@ class GroupKey:
         return f"<GroupKey {self.id}>"
 
     def seal_message(self, count: int, plain: bytes) -> bytes:
-        """Return a message sealed, with its tag behind it."""  # E5
+        """Return a sealed message, followed by its tag."""  # E5
         data = struct.pack("<I2Q", MESSAGE, count, len(plain))
         sealed: bytes = self._messages.encrypt(nonce_of(MESSAGE, count), plain, data)
         return sealed
 
     def open_message(self, count: int, sealed: bytes) -> bytes | None:
-        """Return what was sealed as the message of this count; None if it was not."""
+        """Return the plaintext of a sealed message; None if it was not sealed with this count."""
         size = len(sealed) - TAG_BYTES
         if size < 0:
             return None
@@ -108,10 +108,10 @@ class Subject:
     """A version in one encoding.
 
     Attributes:
-        model, epoch, version: Its name.
+        model, epoch, version: Its model id, epoch and number.
         nbytes, chunk_bytes: Bytes of its data section, and of a chunk.
-        encoding: How its chunks are encoded.
-        base: Epoch and number of the version that the encoding builds on; zeros: on none.
+        encoding: The encoding of its chunks.
+        base: Epoch and number of the patch's base; zeros: not a patch.
     """
 
     model: str
@@ -124,19 +124,19 @@ class Subject:
 
     @cached_property
     def names(self) -> bytes:
-        """What a key is derived from: the same bytes for the same version, always."""
+        """The bytes from which the key is derived, always the same for the same version."""
         model, encoding = self.model.encode(), self.encoding.encode()
         numbers = struct.pack("<4Q", self.epoch, self.version, *self.base)
         return bytes([len(model)]) + model + bytes([len(encoding)]) + encoding + numbers
 
     def associated(self, purpose: int, index: int, size: int) -> bytes:
-        """Return what is bound to a payload of so many bytes."""
+        """Return the associated data of a payload of `size` bytes."""
         sizes = struct.pack("<I4Q", purpose, index, size, self.nbytes, self.chunk_bytes)
         return self.names + sizes
 
 
 def nonce_of(purpose: int, index: int) -> bytes:
-    """Return the 12 bytes that a key is used with once."""
+    """Return the 12 bytes of a nonce, which is used once with a key."""
     return struct.pack("<IQ", purpose, index)
 
 
@@ -148,9 +148,10 @@ def seal(
     to: "Memory",
     crc: int | None = None,
 ) -> tuple[bytes, int]:
-    """Seal bytes into other memory of that size; return the tag, and their CRC-32C.
+    """Seal bytes into other memory of the same size; return the tag, and the plaintext's CRC-32C.
 
-    One walk: each piece is hashed while it is in the cache; not if its CRC-32C is known.
+    This takes one pass: each piece is hashed while it is in the cache. If `crc` is given, nothing
+    is hashed, and `crc` is returned.
     """
     short, in_pieces, _ = ciphers()
     source, target = memoryview(plain).cast("B"), memoryview(to).cast("B")  # type: ignore[arg-type]
@@ -170,9 +171,9 @@ def seal(
 
 
 class Opening:
-    """One sealed payload that is being opened, piece by piece, as it arrives.
+    """Opens one sealed payload piece by piece, as it arrives.
 
-    What it makes of a piece proves nothing before `proves` has said so of all.
+    The plaintext is not authentic until `proves` has returned True.
     """
 
     def __init__(self, key: bytes, nonce: bytes, associated: bytes, tag: bytes) -> None:
@@ -181,14 +182,14 @@ class Opening:
         self._context: Any = None
 
     def take(self, sealed: "Memory", to: "Memory") -> None:
-        """Open the next piece into memory of its size, which may be the same."""
+        """Open the next piece into memory of its size, which may be the piece itself."""
         if self._context is None:
             self._context = self._in_pieces(self._key, self._nonce).decryptor()
             self._context.authenticate_additional_data(self._associated)
         self._context.update_into(sealed, to)
 
     def proves(self) -> bool:
-        """Return whether all of it is what was sealed, nothing more and nothing less."""
+        """Return whether the tag matches all the pieces, so that the plaintext is authentic."""
         try:
             self._context.finalize_with_tag(self._tag)
         except self._forged:
@@ -196,7 +197,7 @@ class Opening:
         return True
 
     def opens(self, sealed: "Memory", to: "Memory") -> int | None:
-        """Open all of it at once; return its CRC-32C, None if it is not what was sealed."""
+        """Open the whole payload; return the plaintext's CRC-32C, or None if the tag is wrong."""
         source, target = memoryview(sealed).cast("B"), memoryview(to).cast("B")  # type: ignore[arg-type]
         if len(source) <= SHORT_BYTES:
             return self._opens_short(source, target)

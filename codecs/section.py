@@ -1,4 +1,4 @@
-"""A data section in memory: the tensors of a layout as views of one buffer, made once and kept."""
+"""A data section in memory: the tensors of a layout as cached views of one buffer."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 class Section:
     """The data section of a version, over a buffer that outlives it.
 
-    Making a view costs more than copying a small tensor through it, so whoever uses a buffer for
-    version after version should keep the section of it. Views of a tensor that is not aligned to
-    its element are copies (see `numpy_tensors.views`); a planned layout in a buffer that is
-    aligned to 8 bytes has none.
+    Making a view takes longer than copying a small tensor, so callers that use one buffer for many
+    versions should keep its section. The view of a tensor that is not aligned to its element is a
+    copy (see `numpy_tensors.views`); this does not occur with a planned layout in a buffer that is
+    aligned to 8 bytes.
+
+    Raises:
+        LayoutError: The buffer does not have `layout.nbytes` bytes.
     """
 
     def __init__(self, layout: Layout, data: numpy_tensors.Memory) -> None:
@@ -41,17 +44,17 @@ class Section:
 
     @cached_property
     def tensors(self) -> "Mapping[str, torch.Tensor]":
-        """The tensors as torch tensors, aliases excluded; not to be written if read-only."""
+        """The tensors as torch tensors, by name, aliases excluded; read-only if the buffer is."""
         from . import torch_tensors
 
         views = torch_tensors.views(self.layout.tensors, self.data)
         return {spec.name: view for spec, view in zip(self.layout.tensors, views, strict=True)}
 
     def like(self, name: str, leaf: Leaf) -> Leaf:
-        """Return a tensor of the kind of `leaf`, which decides who copies."""
+        """Return a tensor as a numpy array or a torch tensor, whichever `leaf` is."""
         return self.arrays[name] if isinstance(leaf, np.ndarray) else self.tensors[name]
 
     def aligned(self) -> bool:
-        """Tell whether every view shares the buffer's memory, so that writing into it counts."""
+        """Return whether every view shares the buffer's memory, and none is a copy."""
         address: int = self.data.__array_interface__["data"][0]
         return self.layout.aligned and not address % 8

@@ -1,11 +1,10 @@
-"""A state: the named tensors of whatever a user calls a model, ready to be laid out and written.
+"""A state: the named tensors of a user's model, ready to be laid out and written.
 
 Sources are an `nn.Module` (its `state_dict()`), a `TensorDict`, or a mapping, nested or not, of
-torch tensors and numpy arrays, and of arrays that numpy can view (`__array__`): those of JAX,
-TensorFlow's tensors, variables of Keras and Flax. Nested keys are joined with dots. Names that
-stand for the very same elements (tied weights) become aliases of the one that the source has first,
-as who reads a file by name expects (`model.embed_tokens.weight`, not `lm_head.weight`); views that
-merely overlap travel separately.
+torch tensors, numpy arrays, and arrays that numpy can view (`__array__`): those of JAX, TensorFlow,
+Keras and Flax. Nested keys are joined with dots. Names of the same elements (tied weights) become
+aliases of the name that comes first in the source, as readers of a file expect
+(`model.embed_tokens.weight`, not `lm_head.weight`); views that only overlap are sent separately.
 """
 
 import sys
@@ -33,23 +32,23 @@ if TYPE_CHECKING:
     from .device_copies import Arriving, Second
     from .device_memory import Mirror, Pinned
 
-DEPTH_MAX = 64  # levels of nesting; a mapping that contains itself ends here
+DEPTH_MAX = 64  # levels of nesting; also stops at a mapping that contains itself
 WANTED = "an nn.Module, a TensorDict, or a mapping of names to torch tensors or numpy arrays"
 
 
-_INTERFACE, _DATA = attrgetter("__array_interface__"), itemgetter("data")  # where it begins
+_INTERFACE, _DATA = attrgetter("__array_interface__"), itemgetter("data")  # an array's address
 _SHAPE = attrgetter("dtype", "shape", "strides")
 
 Marks = tuple[Sequence[object], Sequence[object]]
 
 
 class Outline(msgspec.Struct, frozen=True, eq=False):
-    """A model's tensors, and what would be otherwise if anything but values had changed.
+    """A model's tensors, with marks that change if anything except values changes.
 
-    To take a model apart (names, dtypes, shapes, which tensors are tied) costs more than to copy
-    it, for small tensors many times more. A trainer publishes the same tensors again and again, so
-    what was found is kept, together with the marks: compare them with ==. Whoever kept the tensors
-    would keep their memory.
+    To analyse a model (names, dtypes, shapes, ties) takes longer than to copy it, for small tensors
+    many times longer. A trainer publishes the same tensors repeatedly, so the result of the
+    analysis is kept together with the marks, which are compared with ==. The tensors are not kept,
+    as that would keep their memory.
 
     Attributes:
         marks: Names and structure; and address, shape, contiguity and dtype of every tensor.
@@ -62,14 +61,16 @@ class Outline(msgspec.Struct, frozen=True, eq=False):
 
 @dataclass
 class Form:
-    """What of a state is the same from version to version: everything but values.
+    """The part of a state that is the same for every version: all except values.
 
     Attributes:
         signatures: The dtype and shape of every tensor, aliases excluded, sorted by name.
-        aliases: The other names of those that are tied.
+        aliases: The other names of tied tensors, each with the kept name.
         names: All names, aliases included, in the order of the source.
-        places: Where each of the tensors stands among the leaves of the state.
-        outline: The marks, which tell whether it still holds; None if only a long look does.
+        places: The index of each tensor among the leaves of the state.
+        outline: The marks by which a change is detected; None if only a new analysis detects it.
+        known: A layout that fits.
+        large: Indices of leaves whose storages are measured: see `torch_tensors.LARGE_BYTES`.
     """
 
     signatures: dict[str, Signature]
@@ -77,8 +78,8 @@ class Form:
     names: tuple[str, ...]
     places: list[int]
     outline: Marks | None
-    known: Layout | None = None  # one that fits
-    large: Sequence[int] = ()  # leaves whose storages are measured: see `torch_tensors.LARGE_BYTES`
+    known: Layout | None = None
+    large: Sequence[int] = ()
 
     @cached_property
     def planned(self) -> Layout:
@@ -91,16 +92,16 @@ class Form:
 
     @cached_property
     def in_order(self) -> bool:
-        """Whether the tensors are the first of the leaves, in order."""
+        """Whether the tensors are the first leaves, in order."""
         return self.places == [*range(len(self.places))]
 
     def fits(self, layout: Layout) -> bool:
-        """Tell whether the layout is one of exactly these tensors and aliases."""
+        """Return whether the layout has exactly these tensors and aliases."""
         return self.signatures == layout.own_signatures and self.aliases == layout.aliases
 
 
 class State(msgspec.Struct, eq=False):
-    """A form, and the tensors that have it, some of them perhaps under several names."""
+    """A form, and the tensors that have it; a tied tensor may occur more than once."""
 
     form: Form
     leaves: Sequence[Leaf]
@@ -119,7 +120,7 @@ class State(msgspec.Struct, eq=False):
 
     @property
     def aliases(self) -> dict[str, str]:
-        """The other names of those that are tied."""
+        """The other names of tied tensors."""
         return self.form.aliases
 
     @property
@@ -128,7 +129,7 @@ class State(msgspec.Struct, eq=False):
         return self.form.signatures
 
     def layout(self, previous: Layout | None = None) -> Layout:
-        """Return the layout of this state; `previous` itself, which is much faster, if it fits."""
+        """Return the layout of this state: `previous` itself if it fits, which is much faster."""
         if previous is None or previous is self.form.known:
             return previous or self.form.planned
         same = self.fits(previous) and self.form.names == previous.names()
@@ -136,7 +137,7 @@ class State(msgspec.Struct, eq=False):
         return self.form.known
 
     def fits(self, layout: Layout) -> bool:
-        """Tell whether the layout is one of exactly these tensors and aliases."""
+        """Return whether the layout has exactly these tensors and aliases."""
         return self.form.fits(layout)
 
 
@@ -145,10 +146,10 @@ def state_of(source: object, form: Form | None = None) -> State:
 
     Args:
         source: The weights.
-        form: Of the state before this; if it still holds, that saves most of the work.
+        form: The form of the previous state; if it is still valid, most of the work is skipped.
 
     Raises:
-        StateError: Something in it cannot travel. The text names it, and says what can.
+        StateError: A part of it cannot be published. The text names it and what to give instead.
     """
     outline, leaves = outline_at_once(source), None
     if outline is None and not is_module(source):
@@ -194,12 +195,12 @@ def state_of(source: object, form: Form | None = None) -> State:
 
 
 def in_memory(leaves: Iterable[Leaf]) -> bool:
-    """Tell whether all elements of some torch tensors are still in memory."""
+    """Return whether all elements of these torch tensors are still in memory."""
     return all(of_torch().memory_fault(leaf) is None for leaf in leaves)
 
 
 def outline_at_once(source: object) -> Outline | None:
-    """Return the outline of a source if that can be had without taking it apart."""
+    """Return the outline of a source; None if that needs an analysis of the source."""
     if type(source) is dict:
         flat = cast("dict[str, Any]", source)
         return outline_of(tuple(flat), list(flat.values()))
@@ -211,12 +212,12 @@ def outline_at_once(source: object) -> Outline | None:
 
 
 def outline_of(key: Sequence[object], leaves: Sequence[Leaf]) -> Outline | None:
-    """Return an outline; None if these tensors are of a kind that has to be looked at each time."""
+    """Return an outline; None if tensors of this kind must be analysed each time."""
     kinds = set(map(type, leaves))
     if kinds <= {np.ndarray}:
         arrays = [*map(_DATA, map(_INTERFACE, leaves))], [*map(_SHAPE, leaves)]
         return Outline((key, arrays), leaves)
-    if "torch" not in sys.modules:  # there can be no tensor, and it must not be imported
+    if "torch" not in sys.modules:  # then there is no tensor, and torch must not be imported
         return None
     tensors = of_torch().marks(leaves) if kinds <= of_torch().PLAIN else None
     return None if tensors is None else Outline((key, tensors), leaves)
@@ -225,12 +226,12 @@ def outline_of(key: Sequence[object], leaves: Sequence[Leaf]) -> Outline | None:
 def _places(
     unique: Mapping[str, Leaf], leaves: Mapping[str, Leaf], outline: Outline
 ) -> list[int] | None:
-    """Return where each tensor stands in the outline; None if one does not."""
+    """Return each tensor's index in the outline; None if one is not in it."""
     names, _ = outline.marks
     if len(names) == len(leaves) and [*names] == [*leaves]:
         order = {name: place for place, name in enumerate(leaves)}
         return [order[name] for name in unique]
-    # A module's outline has its own parameters; its state may have been made up of others.
+    # A module's outline has its own parameters; its `state_dict()` may return other tensors.
     found = {identity(leaf): place for place, leaf in enumerate(outline.leaves)}
     found.pop(None, None)
     places = [found.get(identity(leaf)) for leaf in unique.values()]
@@ -238,13 +239,12 @@ def _places(
 
 
 class Writer:
-    """Writes states of one layout into one buffer, again and again.
+    """Writes successive states of one layout into one buffer.
 
     Args:
-        layout: It.
+        layout: The layout.
         data: The buffer. It is pinned once a state lies on a device.
-        second: Whether to copy from a device by way of a second copy there, if all of the state
-            lies on that one.
+        second: Whether to copy a state that is all on one device through a second copy there.
     """
 
     def __init__(self, layout: Layout, data: numpy_tensors.Memory, *, second: bool = False) -> None:
@@ -260,20 +260,20 @@ class Writer:
         self._pieces: _Pieces | None = None
         self._second = second
         self._narrowed: Narrowed | None = None
-        self._late = False  # there is only a second copy of what was written last
+        self._late = False  # whether the last state is only in the second copy
         self._mirror: Mirror | None = None
         self._pinned: Pinned | None = None
 
     @property
     def note(self) -> bytes:
-        """By what other processes of this host find the second copy; empty if they do not."""
+        """Identifies the second copy to this host's processes; empty if they cannot map it."""
         return b"" if self._mirror is None else self._mirror.note
 
     def ready(self, state: State) -> None:
-        """Do once what can be done before a state is written.
+        """Do the one-time work that can be done before a state is written.
 
         Raises:
-            MemoryError: A device has no memory for that.
+            MemoryError: A device is out of memory.
             StateError: The state has other tensors than the layout; nothing was written.
         """
         self._pair(state)
@@ -286,21 +286,21 @@ class Writer:
         *,
         late: bool = False,
     ) -> "NDArray[np.uint32] | Arriving":
-        """Begin to write a state: what lies in this process's memory is copied at once.
+        """Begin to write a state; tensors in this process's memory are copied before it returns.
 
         Args:
-            state: It.
-            check: Called between steps, as by `write`.
-            chunk_bytes: Wanted is the CRC-32C of each chunk of so many bytes; 0: none.
-            late: If there is a `note`, and no CRC is wanted, make the second copy alone. The buffer
-                holds nothing of the state until `cross` has returned.
+            state: The state.
+            check: Called between steps; it may raise.
+            chunk_bytes: Return the CRC-32C of each chunk of this size; 0: none.
+            late: If there is a `note` and `chunk_bytes` is 0, make only the second copy. The buffer
+                does not hold the state until `cross` has returned.
 
         Returns:
-            The CRCs that are wanted. Of a state on devices, what arrives from there, where tensors
-            may be written to at once all the same.
+            The CRCs, uint32, empty if none were requested. For a state on devices, the copies in
+            progress instead; the caller may write to its tensors at once.
 
         Raises:
-            StateError, MemoryError: As from `ready`.
+            StateError, MemoryError: As in `ready`.
         """
         if state.form is not self._form:
             self._pair(state)
@@ -317,23 +317,23 @@ class Writer:
         return self._copies.begin(self._views, state.values, check) or np.empty(0, np.uint32)
 
     def cross(self, check: Callable[[], None]) -> None:
-        """Have the buffer hold what the second copy does; `check` is called while that crosses."""
+        """Copy the second copy to the buffer and wait for that; `check` is called meanwhile."""
         if self._copies.devices is not None:
             self._copies.devices.cross().wait(check)
 
     def write(self, state: State, check: Callable[[], None] = lambda: None) -> None:
         """Copy every tensor's bytes to its place, bit for bit.
 
-        `check` is called between steps; what it raises leaves the buffer half written.
+        `check` is called between steps; an exception from it leaves the buffer half written.
 
         Raises:
-            StateError, MemoryError: As from `ready`.
+            StateError, MemoryError: As in `ready`.
         """
         self._pair(state)
         self._copies.run(self._views, state.values, check)
 
     def lost(self, state: State) -> Found:
-        """Count the values that were finite, and are not in the state as it was just written."""
+        """Count the finite values of `state` that its last write could not represent."""
         if self._narrowed is None:
             return {}
         if self._late and self._mirror is not None:
@@ -345,24 +345,24 @@ class Writer:
         return self._pieces
 
     def _pair(self, state: State) -> None:
-        """Find out what is copied where, unless nothing but values has changed."""
+        """Prepare the copies for a state, unless its form is that of the previous one."""
         if state.form is self._form:
             return
         if not state.fits(self.section.layout):
             raise StateError(
                 f"the state has other tensors than {self.section.layout!r}; plan its layout anew"
             )
-        self._form, self._copies = None, Copies((), ())  # until all of it is there
+        self._form, self._copies = None, Copies((), ())  # if an exception follows
         self._views = [self.section.like(name, leaf) for name, leaf in state.tensors.items()]
         second = self._second_copy(state)
         self._copies = Copies(self._views, state.values, private=True, second=second)
         self._pieces = None
         self._narrowed = self._converted(state)
-        # A form without an outline says nothing of the memory: look again next time.
+        # A form without an outline does not detect moved tensors: prepare again next time.
         self._form = state.form if state.form.outline is not None else None
 
     def _converted(self, state: State) -> Narrowed | None:
-        """Return the tensors that are converted to a dtype which does not hold all values."""
+        """Return the tensors that are converted to a dtype that cannot hold all values."""
         pairs = zip(self._views, state.tensors.items(), strict=True)
         some = [(name, leaf) for view, (name, leaf) in pairs if view.dtype != leaf.dtype]
         layout = self.section.layout
@@ -370,7 +370,7 @@ class Writer:
         return Narrowed.of((spec, was, spec.dtype) for spec, was in specs)
 
     def _second_copy(self, state: State) -> "Second | None":
-        """Pin the buffer for a state on devices; return the second copy to be made, if one is."""
+        """Pin the buffer for a state on devices; return the second copy to use, if any."""
         devices, data = devices_of(state.values), self.section.data
         if not devices:
             self._mirror = None
@@ -385,13 +385,16 @@ class Writer:
             return None
         (device,) = devices
         if self._mirror is None or self._mirror.flat.device != device:
-            self._mirror = None  # first, to have room for another
+            self._mirror = None  # free its memory before the next one is allocated
             self._mirror = device_memory.Mirror(device, data.nbytes)
         return self._mirror.flat, data.__array_interface__["data"][0]
 
 
 class _Pieces:
-    """The tensors of a state in the order of a section: plain memory, or copied there before."""
+    """The tensors of a state in section order, for `native.gather`.
+
+    Tensors that are not plain memory are first copied to their places in the section.
+    """
 
     def __init__(self, section: Section, views: Sequence[Leaf], state: State) -> None:
         self._section, self._views = section, views
@@ -422,14 +425,17 @@ class _Pieces:
 
 
 def write_into(state: State, layout: Layout, data: numpy_tensors.Memory) -> None:
-    """Write a state into a buffer of `layout.nbytes` bytes once; see `Writer`."""
+    """Write a state into a buffer of `layout.nbytes` bytes; see `Writer.write`."""
     Writer(layout, data).write(state)
 
 
 def named_leaves(source: object, *, in_place: bool = False) -> dict[str, Leaf]:
     """Return every tensor of a source by its dotted name, tied ones under each of their names.
 
-    With `in_place`, whatever hands out copies instead of its own memory is refused.
+    With `in_place`, containers that return copies instead of their own memory are refused.
+
+    Raises:
+        StateError: A part of it cannot be published, or written to with `in_place`.
     """
     pairs: Iterator[tuple[str, Leaf]] = _walk(source, "", 0, in_place)
     if is_module(source):
@@ -447,7 +453,7 @@ def named_leaves(source: object, *, in_place: bool = False) -> dict[str, Leaf]:
 
 
 def signature(name: str, leaf: Leaf) -> Signature:
-    """Return the dtype name and shape of a tensor; StateError if it cannot travel."""
+    """Return the dtype name and shape of a tensor; StateError if it cannot be published."""
     if isinstance(leaf, np.ndarray):
         return numpy_tensors.signature(name, leaf)
     from . import torch_tensors
@@ -456,7 +462,7 @@ def signature(name: str, leaf: Leaf) -> Signature:
 
 
 def identity(leaf: Leaf) -> Hashable | None:
-    """Return what two leaves share exactly if they are the same elements; None if they are none."""
+    """Return a key that is equal for leaves with the same elements; None if empty."""
     if isinstance(leaf, np.ndarray):
         return numpy_tensors.identity(leaf)
     from . import torch_tensors
@@ -504,34 +510,34 @@ def _walk(node: object, path: str, depth: int, in_place: bool) -> Iterator[tuple
 
 
 def _imported(module: str, name: str) -> Any:
-    """Return what a module calls so; None while nobody has imported it, or another thread is at it.
+    """Return an attribute of a module; None if the module is not, or not yet wholly, imported.
 
-    Then nothing is of that kind yet.
+    In that case there is no object of that class yet.
     """
     return getattr(sys.modules.get(module), name, None)
 
 
 def is_tensor(value: object) -> "TypeGuard[torch.Tensor]":
-    """Tell a torch tensor, without importing torch."""
+    """Return whether `value` is a torch tensor, without importing torch."""
     tensor = _imported("torch", "Tensor")
     return tensor is not None and isinstance(value, tensor)
 
 
 def is_module(value: object) -> "TypeGuard[torch.nn.Module]":
-    """Tell a torch module that is not a TensorDict as well, without importing torch."""
+    """Return whether `value` is a torch module and not a TensorDict, without importing torch."""
     module = _imported("torch.nn", "Module")
     return module is not None and isinstance(value, module) and not is_tensordict(value)
 
 
 def is_tensordict(value: object) -> bool:
-    """Tell a TensorDict, or what counts as one, without importing it."""
+    """Return whether `value` is a TensorDict or tensor collection, without importing tensordict."""
     is_collection = _imported("tensordict", "is_tensor_collection")
     is_other = _imported("tensordict", "is_non_tensor")
     return bool(is_collection and is_other and is_collection(value) and not is_other(value))
 
 
 def _is_foreign(value: object) -> bool:
-    """Tell an array or variable of another framework: it says that numpy can view it."""
+    """Return whether `value` is another framework's array that numpy can view."""
     if (
         isinstance(value, (np.ndarray, np.generic, Mapping))
         or is_tensor(value)
@@ -543,14 +549,14 @@ def _is_foreign(value: object) -> bool:
 
 
 def _viewed(value: object, where: str) -> numpy_tensors.Array:
-    """Return another framework's array as one of numpy, without a copy where it lies on this host.
+    """Return another framework's array as a numpy array, without a copy if it lies on this host.
 
     Raises:
-        StateError: It has no values that numpy can have; the text says what to do.
+        StateError: Numpy cannot view it; the text says what to do.
     """
     try:
         array = np.asarray(value)
-    except Exception as error:  # a framework's own: deleted, on other hosts, or of another kind
+    except Exception as error:  # the framework's: deleted, on other hosts, or of another dtype
         reason = str(error).splitlines()[0] if str(error) else repr(error)
         raise StateError(
             f"{where}a {type(value).__name__} that numpy cannot view ({reason}); give np.asarray(x)"

@@ -1,10 +1,10 @@
-"""Names of a target that are one tensor, and tensors of a target that overlap in part.
+"""Tied tensors in a version or a target, and tensors of a target that overlap in part.
 
-A tied model may be published with each name of its tensor or with one of them (a checkpoint leaves
-`lm_head.weight` out where it is `embed_tokens.weight`), and a target may have it under one name or
-several. So names count for what they stand for: a published tensor has arrived if it is in the
-target by any of its names, and memory of the target is filled if any of its names is published.
-Memory that two tensors share in part cannot hold both, so it is refused.
+A tied tensor may be published under all of its names or under one (a checkpoint omits
+`lm_head.weight` if it is `embed_tokens.weight`), and a target may have it under one or several. So
+names are compared by their tensors: a published tensor has arrived if the target has it under any
+of its names, and a tensor of the target is filled if any of its names is published. Two tensors
+that overlap in part cannot both hold their values, so they are refused.
 """
 
 from collections.abc import Hashable, Iterator, Mapping
@@ -19,8 +19,8 @@ from .leaves import Leaf, of_torch
 from .state import signature
 from .words import printable
 
-# What numpy may try before it gives up telling whether two views have an element in common. What
-# slices and transposes make of a tensor takes a few steps.
+# Work that numpy may spend to decide whether two views share an element. Views made by slicing and
+# transposing take a few steps.
 OVERLAP_STEPS_MAX: Final = 100_000
 
 
@@ -29,14 +29,14 @@ Owner = tuple[str, str]  # a model, and the name of one of its tensors
 
 
 class Place(NamedTuple):
-    """Where a tensor lies. Two tensors are one if their places are equal.
+    """The place of a tensor in memory. Tensors with equal places are the same.
 
     Attributes:
-        memory: Whose addresses these are: a device's, or a storage's on the meta device.
-        begin: The address of its first element.
-        shape, strides: In elements, and in bytes; of sizes other than 1 alone.
-        dtype: Its name.
-        nbytes: Of an element.
+        memory: The address space: a device, or a storage on the meta device.
+        begin: The address of the first element.
+        shape, strides: Sizes in elements and strides in bytes, without dimensions of size 1.
+        dtype: The dtype's name.
+        nbytes: Bytes per element.
     """
 
     memory: Hashable
@@ -48,7 +48,7 @@ class Place(NamedTuple):
 
 
 def place_of(name: str, leaf: Leaf) -> Place | None:
-    """Return where a tensor lies; None of one without elements, or one that cannot travel."""
+    """Return a tensor's place; None if it is empty or cannot be published."""
     try:
         dtype, _ = signature(name, leaf)
     except StateError:
@@ -59,18 +59,18 @@ def place_of(name: str, leaf: Leaf) -> Place | None:
         memory, begin, strides = numpy_tensors.place(leaf)
     else:
         memory, begin, strides = of_torch().place(leaf)
-        dtype += " conj" * leaf.is_conj() + " neg" * leaf.is_neg()  # it is written otherwise
+        dtype += " conj" * leaf.is_conj() + " neg" * leaf.is_neg()  # its bytes mean other values
     sizes = [size for size in leaf.shape if size != 1]
     steps = [step for size, step in zip(leaf.shape, strides, strict=True) if size != 1]
     return Place(memory, begin, tuple(sizes), tuple(steps), dtype, leaf.itemsize)
 
 
 class Ties:
-    """How the names of a layout and of a target's tensors cover one another.
+    """The names of a layout and of a target that match only through tied names.
 
     Attributes:
-        arrived: Published names that need not be in the target: another name of the same is.
-        filled: Names of the target that need not be published: another name of the same memory is.
+        arrived: Published names that the target has under another name of the same tensor.
+        filled: Names of the target whose memory is published under another name.
     """
 
     def __init__(self, layout: Layout, leaves: Mapping[str, Leaf]) -> None:
@@ -83,7 +83,7 @@ class Ties:
         self.filled = {name for name in others if place_of(name, leaves[name]) in held}
 
     def faults(self) -> list[str]:
-        """Say in lines which tensors of the target, both of them published, overlap in part."""
+        """Return lines that name pairs of published tensors that overlap in part in the target."""
         names = {place: name for name, place in reversed(self._places.items()) if place is not None}
         found = (sorted(pair) for pair in _overlaps(names))
         pairs = ((printable(a, NAME_SHOWN), printable(b, NAME_SHOWN)) for a, b in found)
@@ -95,7 +95,7 @@ class Ties:
 
 
 def shared_memory(models: Mapping[str, Mapping[str, Leaf]]) -> list[tuple[Owner, Owner]]:
-    """Return which tensors of different models are one, or overlap: each by its model and name."""
+    """Return pairs of tensors of different models, as (model, name), that are tied or overlap."""
     owners: dict[Place, Owner] = {}
     found: list[tuple[Owner, Owner]] = []
     for model, leaves in models.items():
@@ -107,13 +107,13 @@ def shared_memory(models: Mapping[str, Mapping[str, Leaf]]) -> list[tuple[Owner,
 
 
 def _overlaps(names: Mapping[Place, T]) -> Iterator[tuple[T, T]]:
-    """Yield what pairs of tensors are called that overlap in part."""
+    """Yield the names of each pair of tensors that overlap in part."""
     by_memory: dict[Hashable, list[tuple[int, int, Place]]] = {}
     for place in names:
         begin, end = _bounds(place)
         by_memory.setdefault(place.memory, []).append((begin, end, place))
     for spans in by_memory.values():
-        before: list[tuple[int, int, Place]] = []  # those that end behind what begins next
+        before: list[tuple[int, int, Place]] = []  # those that end after the next one begins
         for span in sorted(spans):
             before = [each for each in before if each[1] > span[0]]
             for each in before:
@@ -123,15 +123,15 @@ def _overlaps(names: Mapping[Place, T]) -> Iterator[tuple[T, T]]:
 
 
 def _bounds(place: Place) -> tuple[int, int]:
-    """Return between which addresses a tensor lies, the last excluded."""
+    """Return the range of addresses of a tensor, the end excluded."""
     reach = [(size - 1) * step for size, step in zip(place.shape, place.strides, strict=True)]
     last = place.begin + sum(each for each in reach if each > 0) + place.nbytes
     return place.begin + sum(each for each in reach if each < 0), last
 
 
 def _share(one: Place, other: Place) -> bool:
-    """Tell whether two tensors have a byte in common. (Two columns of a matrix have none.)"""
-    share: Any = np.shares_memory  # declared for the steps -1 and 0 alone
+    """Return whether two tensors share a byte. (Two columns of a matrix do not.)"""
+    share: Any = np.shares_memory  # its stub allows only -1 and 0 for `max_work`
     try:
         return bool(share(_view(one), _view(other), max_work=OVERLAP_STEPS_MAX))
     except np.exceptions.TooHardError:
@@ -139,7 +139,7 @@ def _share(one: Place, other: Place) -> bool:
 
 
 class _View:
-    """Addresses as numpy takes them, which are not looked at, wherever they are."""
+    """A place in a form that numpy takes; numpy never reads the addresses."""
 
     def __init__(self, place: Place) -> None:
         self.__array_interface__ = {

@@ -1,8 +1,8 @@
-"""What `load_state_dict()` does to a module beside copying tensors.
+"""Modules whose `load_state_dict()` does more than copy tensors.
 
-A module may make something of its weights when they are loaded: a transposed copy, a scale folded
-in, one matrix of several parts. It says so by a hook of `load_state_dict()`, or by a method of its
-own for loading. Copied to alone, it would go on computing with the old weights.
+A module may derive data from its weights when they are loaded: a transposed copy, a folded scale,
+one matrix of several parts. It does so in a hook of `load_state_dict()`, or in its own loading
+method. After a plain copy it would still compute with the old weights.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,8 +15,8 @@ from torch import nn
 
 from .errors import StateError
 
-# Whose own methods and pre-hooks only rename what older versions have saved, or copy as torch does.
-# What is published has the target's names and shapes, so there they do what a copy does.
+# Packages whose loading methods and pre-hooks only rename entries of old checkpoints, or copy as
+# torch does. A version has the target's names and shapes, so for it they do no more than a copy.
 COPYING = ("torch.nn.", "torch.distributed.algorithms._checkpoint.", "tensordict.", "torchrl.")
 
 ADVICE = (
@@ -26,17 +26,17 @@ ADVICE = (
 
 Hook = Callable[[nn.Module, Any], object]
 
-_TORCHS: Any = nn.modules.module  # what it calls private is what `load_state_dict()` is made of
+_TORCHS: Any = nn.modules.module  # for the private parts of `load_state_dict()`
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """How a module is loaded that makes something of its weights then.
+    """The loading of a module that derives data from its weights.
 
     Attributes:
-        module: It.
-        makers: Paths of the parts that load in a way of their own, so that a copy is not enough.
-        hooks: What is called once tensors are copied, in torch's order, with the part it is of.
+        module: The module.
+        makers: Paths of submodules with their own loading method, so that a copy is not enough.
+        hooks: Hooks to call after a copy, in torch's order, each with its submodule.
     """
 
     module: nn.Module
@@ -44,27 +44,30 @@ class Loading:
     hooks: tuple[tuple[nn.Module, Hook], ...]
 
     def makes(self, name: str) -> bool:
-        """Tell whether a tensor's name is of a part that loads in a way of its own."""
+        """Return whether a tensor's name belongs to a submodule with its own loading method."""
         return any(not path or name.startswith(f"{path}.") for path in self.makers)
 
     def load(self, values: Mapping[str, torch.Tensor], *, strict: bool) -> None:
-        """Have the module load tensors by itself, and what else it has as it is; it may keep them.
+        """Call `load_state_dict()` with these tensors, and the module's own for all other names.
+
+        The module may keep the tensors.
 
         Raises:
-            Exception: What it raises; some of it may be loaded.
+            Exception: `load_state_dict()` raised it; a part may be loaded.
         """
-        named: Any = self.module.state_dict()  # with the numbers of its versions
+        named: Any = self.module.state_dict()  # with its `_metadata`, the modules' format versions
         for name, own in named.items():
             value = values.get(name, own)
             named[name] = value.clone() if value is own and isinstance(own, torch.Tensor) else value
         load: Callable[..., object] = self.module.load_state_dict
-        load(named) if strict else load(named, strict=False)  # own methods may not have the word
+        load(named) if strict else load(named, strict=False)  # an override may not take `strict`
 
     def finish(self, *, strict: bool) -> None:
-        """Have the module do what it would, were the tensors that it has now loaded.
+        """Run the module's loading code on its current tensors, after a copy.
 
         Raises:
-            Exception: What it raises.
+            StateError: A hook reports missing or unexpected keys.
+            Exception: The module's code raised it.
         """
         if self.makers:
             self.load({}, strict=strict)
@@ -80,7 +83,7 @@ class Loading:
 
 
 def loading_of(module: nn.Module) -> Loading | None:
-    """Return how a module is loaded; None if a copy into its tensors is all there is to it."""
+    """Return how a module is loaded; None if a copy into its tensors is enough."""
     parts = [*_in_order(module, "")]
     makers = [path for path, part in parts if _loads_by_itself(part)]
     if not _copies(module.load_state_dict):
@@ -94,7 +97,7 @@ def loading_of(module: nn.Module) -> Loading | None:
 
 
 def _in_order(module: Any, path: str) -> Iterator[tuple[str, nn.Module]]:
-    """Yield every part as `load_state_dict` comes to its end: what is inside of it first."""
+    """Yield every submodule in the order in which `load_state_dict` finishes them: inner first."""
     for name, inner in module._modules.items():  # noqa: SLF001
         if inner is not None:
             yield from _in_order(inner, f"{path}.{name}".lstrip("."))

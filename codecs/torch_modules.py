@@ -1,7 +1,7 @@
-"""Torch modules, taken apart: which tensors travel by which names, and where a version goes.
+"""Tensors of torch modules: which ones are published under which names, and which are written to.
 
-Extra state is what `get_extra_state()` returns. The schemes carry that of every submodule: a tensor
-as `<path>._extra_state`, or a mapping of tensors, nested or not, each of which travels as
+Extra state is the value of `get_extra_state()`. The schemes send that of every submodule: a tensor
+as `<path>._extra_state`, or a mapping of tensors, nested or not, each as
 `<path>._extra_state.<key>`. A dot within a key would look like nesting, so keys are written with
 `%2E` for a dot and `%25` for a percent sign.
 """
@@ -34,20 +34,20 @@ _OVERRIDDEN = ("state_dict", "_save_to_state_dict", "get_extra_state", "set_extr
 _AFTER_LOADING, _BEFORE_LOADING = "_load_state_dict_post_hooks", "_load_state_dict_pre_hooks"
 EXTRA_STATE = "_extra_state"  # the last part of its name in every state_dict()
 
-Format = Literal["tensordict", "state_dict"]  # names by every tensor, or by `state_dict()`
+Format = Literal["tensordict", "state_dict"]  # names of all tensors, or those of `state_dict()`
 Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleParts:
-    """What of a module a version can reach.
+    """The parts of a module that a version can write to.
 
     Attributes:
         tensors: Its tensors by name, tied ones under each name, sharing its memory.
         extra: The modules with extra state, by the name of that state.
-        faults: What stands in the way of writing into it.
-        optional: Names of buffers that are not persistent, so that not every sender has them.
-        loading: How it is loaded, if a copy into its tensors is not all there is to it.
+        faults: Reasons why it cannot be written to.
+        optional: Names of non-persistent buffers, which not every sender has.
+        loading: How it is loaded, if a copy into its tensors is not enough.
     """
 
     tensors: Tensors
@@ -57,7 +57,7 @@ class ModuleParts:
     loading: Loading | None = None
 
     def part_of(self, name: str) -> str | None:
-        """Return the name of the extra state that a tensor's name belongs to, if it does to any."""
+        """Return the name of the extra state that a tensor's name belongs to; None if to none."""
         if name in self.extra:
             return name
         head, mark, _ = name.rpartition(f"{EXTRA_STATE}.")
@@ -72,9 +72,10 @@ class ModuleParts:
 
 
 def parts_of(module: nn.Module) -> ModuleParts:
-    """Return the tensors of a module's `state_dict()` that can be written to; what cannot.
+    """Return the tensors of a module's `state_dict()` that can be written to, and the faults.
 
-    What `state_dict()` makes on the fly is among them if the module itself knows how it is loaded.
+    Tensors that `state_dict()` makes on the fly are included if the module's own loading method
+    takes them.
     """
     if fault := _unfit(module) or _unshaped(module):
         return ModuleParts({}, {}, [fault])
@@ -130,12 +131,12 @@ def parts_by(module: nn.Module, names: Format) -> ModuleParts:
 
 
 def _unfit(module: nn.Module) -> str | None:
-    """Say why a copy into a module's tensors would not be what it computes with."""
+    """Return why a module would not compute with a copy into its tensors; None if it would."""
     return shards_fault(module) or gathered_fault(module) or quantised_fault(module)
 
 
 def put_extra(parts: ModuleParts, tensors: Tensors) -> None:
-    """Give modules their extra state back; all of them, or none and an exception."""
+    """Set the extra state of all modules; if one raises, restore the others' and re-raise."""
     before = {name: _cloned(name, value) for name, value in extra_of(parts.extra).items()}
     done: list[str] = []
 
@@ -152,11 +153,11 @@ def put_extra(parts: ModuleParts, tensors: Tensors) -> None:
         raise
 
 
-# What travels.
+# What is published.
 
 
 def leaves_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield what `state_dict()` holds; StateError where that is no tensor."""
+    """Yield the entries of `state_dict()`; StateError for one that is not a tensor."""
     for name, value in _state_dict(module).items():
         if not isinstance(value, torch.Tensor):
             raise StateError(
@@ -169,7 +170,8 @@ def leaves_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def contents_of(module: nn.Module, names: Format) -> dict[str, Any]:
     """Return what the schemes send of a module, by name, in its own memory.
 
-    By "state_dict", adapters are merged if there are any (PEFT), and what is no tensor is left in.
+    With "state_dict", adapters are merged if there are any (PEFT), and entries that are not tensors
+    are included.
 
     Raises:
         StateError: This process does not have all of its tensors.
@@ -191,9 +193,9 @@ def contents_of(module: nn.Module, names: Format) -> dict[str, Any]:
 
 
 def shards_fault(module: nn.Module) -> str | None:
-    """Say which part of a module has a `state_dict()` that waits for all ranks; None if none has.
+    """Return a text on a submodule whose `state_dict()` waits for all ranks; None if none does.
 
-    Whoever called it in one process would wait for as long as the ranks' own timeout.
+    A call in only one process would block until the ranks' own timeout.
     """
     home = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")
     sharded = getattr(home, "FullyShardedDataParallel", None)  # none while it is being imported
@@ -219,7 +221,7 @@ def _state_dict(module: nn.Module) -> dict[str, Any]:
 
 
 def _offloaded(module: nn.Module) -> Tensors:
-    """Return what a module is given before each pass; StateError if some of it is not here."""
+    """Return a module's offloaded tensors; StateError if some are not in memory."""
     there, gone = offloaded(module)
     if gone:
         raise StateError(f"{gone[0]}: {OFFLOADED}{PUBLISH}")
@@ -227,7 +229,7 @@ def _offloaded(module: nn.Module) -> Tensors:
 
 
 def parameters_of(module: nn.Module) -> Iterator[torch.Tensor]:
-    """Yield what a module computes with as its parameters."""
+    """Yield the tensors that a module computes with as its parameters, offloaded ones included."""
     there, _ = offloaded(module)
     for name, parameter in module.named_parameters(remove_duplicate=False):
         yield there.get(name, parameter)
@@ -239,9 +241,9 @@ def _check_placeholders(module: nn.Module, tensors: Iterable[object]) -> None:
 
 
 def _placeholders(module: nn.Module, tensors: Iterable[object]) -> list[str]:
-    """Say which parameters are placeholders of ZeRO 3, if some of the module's tensors are empty.
+    """Return texts on parameters that are placeholders of ZeRO 3, if some tensors are empty.
 
-    Those know it, and the tensors that `state_dict()` makes of them do not.
+    The parameters have the marks of placeholders, the tensors of `state_dict()` do not.
     """
     if all(each.numel() for each in tensors if type(each) is torch.Tensor):
         return []
@@ -264,7 +266,7 @@ def extra_of(parts: Mapping[str, nn.Module]) -> Tensors:
 
 
 def outline(module: nn.Module) -> Outline | None:
-    """Return a module's outline; None if its `state_dict()` may say something else every time."""
+    """Return a module's outline; None if its `state_dict()` may return other tensors each time."""
     key: list[object] = []
     leaves: list[torch.Tensor] = []
     for part in module.modules():
@@ -273,7 +275,7 @@ def outline(module: nn.Module) -> Outline | None:
         inside = vars(part)
         key += (part, *inside["_modules"], *inside["_modules"].values())
         key.append(len(inside["_non_persistent_buffers_set"]))
-        # With another hook, it is loaded in another way (`torch_loading`).
+        # A new hook changes how it is loaded (`torch_loading`).
         key += (len(inside[_AFTER_LOADING]), len(inside[_BEFORE_LOADING]))
         for name, tensor in (*inside["_parameters"].items(), *inside["_buffers"].items()):
             key += (name, tensor is None)
@@ -286,16 +288,16 @@ def outline(module: nn.Module) -> Outline | None:
 
 
 def on_meta(module: nn.Module) -> bool:
-    """Tell whether a module has parameters or buffers without memory, and is given none."""
+    """Return whether a module has meta parameters or buffers that are not offloaded ones."""
     if not any(tensor.is_meta for _, _, tensor in _slots(module)):
         return False
     return any(tensor.is_meta for tensor in (_tensors(module) | offloaded(module)[0]).values())
 
 
 def materialise(module: nn.Module) -> None:
-    """Give every meta parameter and buffer of a module memory of its own, tied ones in common.
+    """Give every meta parameter and buffer of a module memory; tied ones stay tied.
 
-    `Module.to_empty` would untie tied weights and wipe the tensors that do have values. The device
+    `Module.to_empty` would untie tied weights and discard the tensors that have values. The device
     is that of the module's first real tensor, else torch's default.
     """
     real = (tensor.device for _, _, tensor in _slots(module) if not tensor.is_meta)
@@ -304,7 +306,7 @@ def materialise(module: nn.Module) -> None:
 
 
 def replace_tensors(module: nn.Module) -> None:
-    """Give every parameter and buffer new memory with the same values, tied ones in common."""
+    """Give every parameter and buffer new memory with the same values; tied ones stay tied."""
 
     def copied(old: torch.Tensor, name: str) -> torch.Tensor:
         new = _cloned(name, old.detach())
@@ -314,7 +316,7 @@ def replace_tensors(module: nn.Module) -> None:
 
 
 def _exchange(module: nn.Module, new: Callable[[torch.Tensor, str], torch.Tensor | None]) -> None:
-    """Put another tensor in place of each that has one, and the same one wherever it is."""
+    """Replace each tensor for which `new` returns another one, wherever it is used."""
     made: dict[torch.Tensor, torch.Tensor | None] = {}  # tensors are hashed by identity
     for part in module.modules():
         others: Tensors = {}
@@ -331,14 +333,14 @@ def _exchange(module: nn.Module, new: Callable[[torch.Tensor, str], torch.Tensor
 
 
 def take_out_of_shared_memory(module: nn.Module) -> None:
-    """Give tensors in shared memory memory of their own, with the same values, tied ones in common.
+    """Move tensors out of shared memory into private memory, with the same values and ties.
 
     Parameters and buffers stay the same objects.
     """
     own: dict[int, torch.Tensor] = {}
     for _, _, tensor in _slots(module):
         if tensor.device.type != "cpu" or _is_lazy(tensor) or memory_fault(tensor):
-            continue  # whoever reads or writes its values is told
+            continue  # reading or writing its values raises a clear error
         if not cast("Any", tensor).is_shared():
             continue
         shared = tensor.untyped_storage()
@@ -354,23 +356,23 @@ def _with_memory(old: torch.Tensor, device: torch.device) -> torch.Tensor:
     new = torch.empty_like(old, device=device, requires_grad=False)
     if isinstance(old, nn.Parameter):
         new = nn.Parameter(new, requires_grad=old.requires_grad)
-        vars(new).update(vars(old))  # what frameworks pin to their parameters
+        vars(new).update(vars(old))  # attributes that frameworks set on parameters
     return new
 
 
-# A module's own.
+# Helpers.
 
 
 def _has_a_mind_of_its_own(part: nn.Module) -> bool:
     kind, inside = type(part), vars(part)
     if not all(isinstance(inside.get(name), dict) for name in _CONTENTS):
-        return True  # a script module keeps them elsewhere
+        return True  # a ScriptModule stores them elsewhere
     hooks = inside["_state_dict_hooks"] or inside["_state_dict_pre_hooks"]
     return bool(hooks) or any(getattr(kind, n) is not getattr(nn.Module, n) for n in _OVERRIDDEN)
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Return where a tensor's elements lie; 0 if it has none."""
+    """Return the address of a tensor's elements; 0 if it has no memory."""
     if _is_lazy(tensor) or tensor.is_meta or not is_one_block(tensor) or memory_fault(tensor):
         return 0
     return tensor.data_ptr()
@@ -381,25 +383,25 @@ def _is_lazy(tensor: torch.Tensor) -> bool:
 
 
 def _cloned(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a tensor; StateError if it has no memory, where torch would read at null."""
+    """Return a copy of a tensor; StateError if it has no memory, where torch would crash."""
     if fault := memory_fault(tensor):
         raise StateError(f"{name}: {fault}")
     return tensor.clone()
 
 
 def _modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Return every module within one, once for each of its paths."""
+    """Return every submodule, once for each of its paths."""
     return cast("Iterator[tuple[str, nn.Module]]", module.named_modules(remove_duplicate=False))
 
 
 def _slots(module: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
-    """Yield every place of a parameter or a buffer: whose it is, its name there, what is in it."""
+    """Yield every parameter and buffer as (submodule, name there, tensor)."""
     for part in module.modules():
         yield from ((part, name, tensor) for name, tensor in _held(part))
 
 
 def _held(part: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the parameters and buffers that a part computes with, without those of its parts."""
+    """Yield the parameters and buffers of a submodule itself, without those of its children."""
     if torch_params.is_params(part):
         yield from torch_params.held(part)
     else:
@@ -408,7 +410,7 @@ def _held(part: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _tensors(module: nn.Module) -> Tensors:
-    """Return every parameter and buffer, tied ones under each of their names."""
+    """Return every parameter and buffer by name, tied ones under each of their names."""
     return {
         f"{path}.{name}".lstrip("."): tensor if _is_lazy(tensor) else tensor.detach()
         for path, part in _modules(module)
@@ -424,7 +426,7 @@ def _lost_buffers(module: nn.Module) -> Iterator[str]:
 
 
 def _unshaped(module: nn.Module) -> str | None:
-    """Name a tensor without a shape for which `state_dict()` would fail; None if there is none."""
+    """Return a text on a tensor without a shape, which `state_dict()` cannot return; else None."""
     for path, part in _modules(module):
         if torch_params.is_params(part):
             for name, tensor in torch_params.held(part):
@@ -434,10 +436,10 @@ def _unshaped(module: nn.Module) -> str | None:
 
 
 def _left_on_meta(module: nn.Module, loading: Loading | None) -> list[str]:
-    """Say which tensors a module on meta has that nothing fills: it would compute with them.
+    """Return texts on a meta module's attributes that stay meta tensors after a version is applied.
 
-    Loading or extra state may fill them, a hook before each pass may, and modules that are called
-    with TensorDictParams have others meanwhile: what they are is not looked at.
+    Loading code, extra state or a forward pre-hook may fill such tensors, and modules called with
+    TensorDictParams use other ones, so these modules are not checked.
     """
     parts = [*module.modules()]
     if loading is not None or not on_meta(module) or any(map(torch_params.is_params, parts)):
@@ -471,7 +473,7 @@ def _in_attribute(value: Any) -> list[torch.Tensor]:
 def with_extra(
     module: nn.Module, method: Literal["get_extra_state", "set_extra_state"]
 ) -> dict[str, nn.Module]:
-    """Return the modules that have a method of their own for extra state, by that state's name."""
+    """Return the modules that override a method for extra state, by that state's name."""
     return {
         f"{path}.{EXTRA_STATE}".lstrip("."): part
         for path, part in _modules(module)
@@ -495,7 +497,7 @@ def _flatten(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _put(part: nn.Module, root: str, tensors: Tensors) -> None:
-    """Call `set_extra_state` with what `_flatten` was given; with nothing, not at all."""
+    """Call `set_extra_state` with the value that `_flatten` took apart; not if there is none."""
     if root in tensors:
         part.set_extra_state(tensors[root].clone())
     elif tensors:

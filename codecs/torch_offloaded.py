@@ -1,8 +1,8 @@
-"""Modules that compute with other tensors than those that they have between two passes.
+"""Modules that compute with other tensors than those that they hold between two passes.
 
 accelerate offloads a module (`cpu_offload`, `disk_offload`, a `device_map`): its tensors are on the
 meta device, and a hook fetches their values from a mapping before each pass. FSDP2 gathers
-parameters for a pass, and writes to what it gathered are lost.
+parameters for a pass, and discards writes to the gathered parameters.
 """
 
 import sys
@@ -31,10 +31,7 @@ MADE = (
 
 
 def offloaded(module: nn.Module) -> tuple[Tensors, list[str]]:
-    """Return the tensors that a module is given before each pass, and what of them is not here.
-
-    Both by the names that they have in the module.
-    """
+    """Return a module's offloaded tensors by name, and the names of those not in memory."""
     found: Tensors = {}
     gone: list[str] = []
     for path, part in _modules(module):
@@ -54,7 +51,10 @@ def offloaded(module: nn.Module) -> tuple[Tensors, list[str]]:
 
 
 def offload_faults(module: nn.Module, *, loaded: bool) -> list[str]:
-    """Say what of a module cannot be written to; `loaded` if a copy is not all there is to it."""
+    """Return texts on offloaded tensors that cannot be written to.
+
+    `loaded`: a copy into the module's tensors is not enough (`torch_loading`).
+    """
     there, gone = offloaded(module)
     if there and loaded:
         return [f"{next(iter(there))}: {MADE}"]
@@ -62,14 +62,14 @@ def offload_faults(module: nn.Module, *, loaded: bool) -> list[str]:
 
 
 def gathered_fault(module: nn.Module) -> str | None:
-    """Say which part of a module keeps its parameters elsewhere than in what it has now."""
+    """Return a text on a submodule whose parameters are currently gathered by FSDP2; else None."""
     kind: Any = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
     path = next(
         (
             path
             for path, part in _modules(module)
             if kind is not None and isinstance(part, kind)
-            # A DTensor is refused for what it is.
+            # Sharded parameters are DTensors, which are refused with their own text.
             if any(type(each) in (torch.Tensor, nn.Parameter) for each in part.parameters())
         ),
         None,
@@ -84,7 +84,7 @@ def gathered_fault(module: nn.Module) -> str | None:
 
 
 def quantised_fault(module: nn.Module) -> str | None:
-    """Say which part of a module bitsandbytes has quantised: its scales are no tensors of it."""
+    """Return a text on a submodule that bitsandbytes has quantised; None if there is none."""
     for path, part in _modules(module):
         home = any(kind.__module__.startswith("bitsandbytes.") for kind in type(part).__mro__)
         weight: Any = vars(part)["_parameters"].get("weight") if home else None
@@ -102,7 +102,7 @@ def _modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _hooks(part: nn.Module) -> Iterator[Any]:
-    """Yield the hooks of accelerate that offload a part."""
+    """Yield the hooks of accelerate that offload a submodule."""
     hook: Any = vars(part).get("_hf_hook")
     for each in getattr(hook, "hooks", (hook,)):
         if getattr(each, "offload", False) is True and hasattr(each, "weights_map"):
@@ -110,7 +110,7 @@ def _hooks(part: nn.Module) -> Iterator[Any]:
 
 
 def _in_memory(held: Any, name: str) -> torch.Tensor | None:
-    """Return the tensor that accelerate's mapping holds by a name, if it holds that very one."""
+    """Return the tensor that accelerate's mapping has under a name; None if it is not in memory."""
     while hasattr(held, "dataset") and hasattr(held, "prefix"):
         held, name = held.dataset, f"{held.prefix}{name}"
     inside = cast("object", held if isinstance(held, dict) else getattr(held, "state_dict", None))

@@ -1,7 +1,7 @@
-"""The tensors of a `TensorDictParams`, which computes with those of the TensorDict within it.
+"""The tensors of a `TensorDictParams`, which computes with those of the TensorDict inside it.
 
-It is a module, too, but what it lists as its parameters may be others: whoever puts the tensors of
-a policy on the meta device, as TorchRL's collectors do, exchanges those of the TensorDict alone.
+It is a module, too, but may list other tensors as its parameters: code that moves a policy to the
+meta device, such as TorchRL's collectors, replaces only the tensors of the TensorDict.
 """
 
 import sys
@@ -13,24 +13,24 @@ from torch import nn
 
 
 def is_params(part: nn.Module) -> bool:
-    """Tell a `TensorDictParams`, without importing tensordict."""
+    """Return whether a module is a `TensorDictParams`, without importing tensordict."""
     kind: Any = getattr(sys.modules.get("tensordict"), "TensorDictParams", None)
     return kind is not None and isinstance(part, kind)
 
 
 def held(params: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield its tensors by the names that they have in `state_dict()`."""
+    """Yield its tensors under their names in `state_dict()`."""
     for key, value in params._param_td.items(True, True):  # noqa: SLF001 - nothing else leads there
         if isinstance(value, torch.Tensor):
             yield _name(key), value
 
 
 def put(params: Any, others: Mapping[str, torch.Tensor]) -> None:
-    """Have it compute with other tensors in place of those that have these names."""
+    """Replace the tensors with these names."""
     if not others:
         return
-    # It gets another TensorDict, since this one may be locked as a part of others, and moves what
-    # is put there to the device that it has been given.
+    # It gets a new TensorDict, since the current one may be locked as a part of others, and moves
+    # tensors that are set in it to its device.
     inside = params._param_td  # noqa: SLF001
     made = inside.copy().clear_device_()
     for key in [*made.keys(True, True)]:

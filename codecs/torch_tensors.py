@@ -1,6 +1,6 @@
-"""Torch tensors as tensors of a layout: what they are, how their bytes come and go.
+"""Torch tensors as tensors of a layout: signatures, views, copies, faults.
 
-Imported only where a torch object is at hand, so that a numpy-only process needs no torch.
+Imported only for a torch object, so that a process with only numpy needs no torch.
 """
 
 import contextlib
@@ -24,10 +24,10 @@ PLAIN = {torch.Tensor, torch.nn.Parameter}
 _EXCHANGE: object = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)  # torch 2.10
 _SHAPE, _DTYPE = operator.attrgetter("shape"), operator.attrgetter("dtype")
 
-# Devices whose tensors lie at addresses that copies read from. Others (XLA, say) may show none.
+# Devices whose tensors have real addresses. Tensors on others (such as XLA) may have none.
 _ADDRESSED: Final = ("cpu", "cuda", "xpu")
-# A tensor of so many bytes has its storage measured before every copy, which takes a hundred times
-# as long. Of a smaller one the address is compared, which changes when its storage is freed.
+# From this size on, a tensor's storage is measured before every copy; the copy takes a hundred
+# times as long. For a smaller one the address is compared, which changes when its storage is freed.
 LARGE_BYTES: Final = 2**20
 
 GATHER: Final = (
@@ -38,7 +38,7 @@ GATHER: Final = (
 
 
 def signature(name: str, tensor: torch.Tensor) -> Signature:
-    """Return a tensor's dtype name and shape; StateError if it cannot travel."""
+    """Return a tensor's dtype name and shape; StateError if it cannot be published."""
     if type(tensor) not in PLAIN and torch.nn.parameter.is_lazy(tensor):
         raise StateError(f"{name}: has no shape yet; run the module once to initialise it")
     if not is_one_block(tensor):
@@ -50,7 +50,7 @@ def signature(name: str, tensor: torch.Tensor) -> Signature:
     except StateError as error:
         raise StateError(f"{name}: {error}") from None
     shape = tuple(tensor.shape)
-    if dtype == "F4":  # two elements to each of torch's
+    if dtype == "F4":  # torch counts pairs of elements
         if not shape:
             raise StateError(f"{name}: a 0-d {tensor.dtype} is two elements and has no dimension")
         shape = (*shape[:-1], 2 * shape[-1])
@@ -58,15 +58,15 @@ def signature(name: str, tensor: torch.Tensor) -> Signature:
 
 
 def is_one_block(tensor: torch.Tensor) -> bool:
-    """Tell a tensor that has elements in memory, with strides, from all the other kinds."""
+    """Return whether a tensor is strided memory: not sparse, nested, quantised or a wrapper."""
     if tensor.layout is not torch.strided or tensor.is_nested:
         return False
-    # Nearly all are plain, and this is the slow question.
+    # Nearly all are plain; the check of others is slow.
     return type(tensor) in PLAIN or not is_traceable_wrapper_subclass(tensor)
 
 
 def _in_other_blocks(tensor: torch.Tensor) -> str:
-    """Say what a tensor is that is not one block of elements, and what to give instead."""
+    """Return a text on a tensor that is not strided memory, and on what to give instead."""
     kind = type(tensor).__name__
     if _is_a(tensor, "torch.distributed.tensor", "DTensor"):
         return (
@@ -80,7 +80,7 @@ def _in_other_blocks(tensor: torch.Tensor) -> str:
 
 
 def _is_a(tensor: torch.Tensor, module: str, name: str) -> bool:
-    """Tell a tensor of a class whose module is only imported by whoever uses it."""
+    """Return whether a tensor is of a class in a module that may not be imported."""
     kind = getattr(sys.modules.get(module), name, None)
     return kind is not None and isinstance(tensor, kind)
 
@@ -89,11 +89,11 @@ def _is_a(tensor: torch.Tensor, module: str, name: str) -> bool:
 
 
 def memory_fault(tensor: torch.Tensor) -> str | None:
-    """Say why not all elements of a tensor are in memory, and what to do; None if they are.
+    """Return why not all elements of a tensor are in memory, and what to do; None if they are.
 
-    Whoever copies such a tensor reads at address null, or behind its memory: the process ends.
-    On the meta device a tensor has no memory by intent, so that is no fault. Nor is it looked at
-    what is not one block.
+    A copy of such a tensor would read at address null, or beyond its memory, and crash. A tensor on
+    the meta device has no memory by design, which is not a fault. Tensors that are not strided are
+    not checked.
     """
     if type(tensor) not in PLAIN and _is_a(tensor, "torch._subclasses.fake_tensor", "FakeTensor"):
         return (
@@ -109,7 +109,7 @@ def memory_fault(tensor: torch.Tensor) -> str | None:
 
 
 def _reach(tensor: torch.Tensor) -> int:
-    """Return how many bytes of its storage a tensor reaches into."""
+    """Return the end of a tensor in its storage, in bytes."""
     elements = tensor.numel()
     if elements and not tensor.is_contiguous():
         sizes = zip(tensor.shape, tensor.stride(), strict=True)
@@ -118,7 +118,7 @@ def _reach(tensor: torch.Tensor) -> int:
 
 
 def _without_storage(tensor: torch.Tensor, error: RuntimeError) -> str | None:
-    """Say what a tensor is that cannot be asked for its memory."""
+    """Return a text on a tensor whose `data_ptr()` or storage raises; None if that is expected."""
     if not is_one_block(tensor) or tensor.device.type not in (*_ADDRESSED, "meta"):
         return None
     return (
@@ -128,7 +128,7 @@ def _without_storage(tensor: torch.Tensor, error: RuntimeError) -> str | None:
 
 
 def _explained(tensor: torch.Tensor) -> str | None:
-    """Say what a tensor is whose address is null, or whose storage is too short; None if sound."""
+    """Return a text on a tensor with a null address or a short storage; None if it is valid."""
     if not tensor.numel():
         return placeholder_fault(tensor)
     if not is_one_block(tensor) or tensor.device.type not in (*_ADDRESSED, "meta"):
@@ -136,7 +136,7 @@ def _explained(tensor: torch.Tensor) -> str | None:
     storage, reach = tensor.untyped_storage(), _reach(tensor)
     try:
         storage.data_ptr()
-    except RuntimeError:  # there is none behind it, whatever its size
+    except RuntimeError:  # the storage has no memory, whatever its size
         return _wrapping(tensor)
     if tensor.is_meta:
         return None
@@ -170,7 +170,7 @@ def _wrapping(tensor: torch.Tensor) -> str:
 
 
 def placeholder_fault(tensor: torch.Tensor) -> str | None:
-    """Say that an empty tensor is what ZeRO 3 leaves in place of a parameter; None if it is not."""
+    """Return a text if an empty tensor is ZeRO 3's placeholder of a parameter; else None."""
     number = getattr(tensor, "ds_id", None)
     if number is None or tensor.numel() or not getattr(tensor, "ds_numel", 1):
         return None
@@ -182,7 +182,7 @@ def placeholder_fault(tensor: torch.Tensor) -> str | None:
 
 
 def large(tensors: Iterable[object]) -> list[int]:
-    """Return which of some tensors are measured again in every publish."""
+    """Return the indices of the tensors whose storages are measured in every publish."""
     return [
         place
         for place, each in enumerate(tensors)
@@ -191,7 +191,7 @@ def large(tensors: Iterable[object]) -> list[int]:
 
 
 def identity(tensor: torch.Tensor) -> Hashable | None:
-    """Return what two tensors share exactly if they are the same elements; None if empty."""
+    """Return a key that is equal for tensors with the same elements; None if empty."""
     if not tensor.numel() or tensor.is_meta:
         return None
     where = tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride()
@@ -199,9 +199,9 @@ def identity(tensor: torch.Tensor) -> Hashable | None:
 
 
 def place(tensor: torch.Tensor) -> tuple[Hashable, int, tuple[int, ...]]:
-    """Return the memory that a tensor's elements lie in, where there, and the strides in bytes."""
+    """Return the memory that a tensor lies in, its address there, and its strides in bytes."""
     strides = tuple(step * tensor.itemsize for step in tensor.stride())
-    if tensor.is_meta:  # every storage begins at 0 there
+    if tensor.is_meta:  # there every storage begins at address 0
         begin = int(tensor.storage_offset()) * tensor.itemsize
         return ("meta", cast("Any", tensor.untyped_storage())._cdata), begin, strides  # noqa: SLF001
     where = tensor.device.type if tensor.device.type == "cpu" else str(tensor.device)
@@ -209,14 +209,14 @@ def place(tensor: torch.Tensor) -> tuple[Hashable, int, tuple[int, ...]]:
 
 
 def marks(tensors: Sequence[torch.Tensor]) -> Sequence[object] | None:
-    """Return what tells plain tensors that were exchanged or reshaped; None if some have none.
+    """Return marks of plain tensors, which change if one is replaced or reshaped.
 
-    A tensor without memory has none, so that each look at it is a long one, which names it.
+    None if there are no marks, as for a tensor without memory: the full analysis then reports it.
     """
     if native.BUILT and _EXCHANGE is not None:
-        with contextlib.suppress(BufferError, RuntimeError):  # complex ones, and those below
+        with contextlib.suppress(BufferError, RuntimeError):  # complex tensors, and those below
             return native.marks(tensors, _EXCHANGE)
-    # Four lists and not one of tuples, since ten thousand tensors are nothing unusual.
+    # Four lists instead of one of tuples, for speed: ten thousand tensors are common.
     try:
         addresses = [*map(torch.Tensor.data_ptr, tensors)]
         if min(addresses, default=native.FIRST_ADDRESS) < native.FIRST_ADDRESS and any(
@@ -231,7 +231,7 @@ def marks(tensors: Sequence[torch.Tensor]) -> Sequence[object] | None:
 
 
 def bare(tensor: torch.Tensor) -> bool:
-    """Tell whether the bytes in memory, one after the other, are what the tensor holds."""
+    """Return whether a tensor can be copied as contiguous bytes of this process's memory."""
     return (
         tensor.device.type == "cpu"
         and is_one_block(tensor)
@@ -241,7 +241,7 @@ def bare(tensor: torch.Tensor) -> bool:
 
 
 def bytes_of(tensor: torch.Tensor) -> Bytes:
-    """Return the bytes that a tensor has in a version; its own memory where they lie there so."""
+    """Return a tensor's bytes as in a version; without a copy if its memory has that form."""
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     data: Bytes = plain.reshape(-1).view(torch.uint8).numpy()
     return data
@@ -250,18 +250,18 @@ def bytes_of(tensor: torch.Tensor) -> Bytes:
 def views(specs: Iterable[TensorSpec], data: Bytes) -> list[torch.Tensor]:
     """Return each tensor's part of the data section as a tensor that shares its memory.
 
-    A part that is not aligned to its element (only files written by others have such) is copied
-    instead, so views to be written into must come from a layout that was planned here. Torch knows
-    no read-only tensors: views of read-only data must not be written into.
+    A part that is not aligned to its element (which occurs only in foreign files) is copied
+    instead, so writable views need a layout made by `Layout.plan`. Torch has no read-only tensors:
+    do not write to views of read-only data.
     """
     address: int = data.__array_interface__["data"][0]
     if not data.size:
         flat = torch.empty(0, dtype=torch.uint8)
     elif data.flags.writeable:
         flat = torch.frombuffer(data, dtype=torch.uint8)
-    else:  # by the bare address, since torch warns of a read-only buffer every time
+    else:  # through ctypes, since torch warns about each read-only buffer
         memory = (ctypes.c_uint8 * data.size).from_address(address)
-        vars(memory)["owner"] = data  # lives for as long as any tensor of it does
+        vars(memory)["owner"] = data  # kept alive by every tensor of it
         flat = torch.frombuffer(memory, dtype=torch.uint8)
     tensors: list[torch.Tensor] = []
     for spec in specs:
@@ -273,21 +273,21 @@ def views(specs: Iterable[TensorSpec], data: Bytes) -> list[torch.Tensor]:
 
 
 def shaped(part: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """Return a tensor's part of the data section, which lies anywhere, as that tensor."""
+    """Return a tensor's part of the data section, on any device, as that tensor."""
     shape = spec.shape if spec.dtype != "F4" else (*spec.shape[:-1], spec.shape[-1] // 2)
     return part.view(torch_dtype(spec.dtype)).view(shape)
 
 
 def owner(spec: TensorSpec, data: Bytes) -> torch.Tensor:
-    """Return a tensor's part of the data section as a tensor with a storage of just these bytes."""
+    """Return a tensor's part of the data section as a tensor with its own storage object."""
     return shaped(torch.frombuffer(data[spec.begin : spec.end], dtype=torch.uint8), spec)
 
 
 def rehouse_fault(tensor: torch.Tensor, *, parts: bool = False) -> str | None:
-    """Say why a tensor cannot be given other memory while it stays the same object; None if it can.
+    """Return why a tensor cannot be moved to other memory as the same object; None if it can.
 
-    The object must be all that there is of it: whoever shares its storage would keep the old one.
-    With `parts`, it may be a part of a storage that is moved as a whole.
+    No other tensor may share its storage, as that tensor would keep the old one. With `parts`, it
+    may be a part of a storage that is moved as a whole.
     """
     if type(tensor) not in PLAIN:
         return f"a {type(tensor).__name__}, no plain tensor"
@@ -308,18 +308,18 @@ def rehouse_fault(tensor: torch.Tensor, *, parts: bool = False) -> str | None:
 def copy(destinations: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     """Copy tensors pairwise, in place, casting and moving between devices where they differ."""
     # In one call, since a Python loop over many small tensors takes three times as long.
-    # Inference mode rather than no_grad, since a target may hold tensors that were made in it.
+    # Inference mode, not no_grad, since a target may hold tensors that were made in inference mode.
     with torch.inference_mode():
         torch._foreach_copy_(destinations, sources)  # pyright: ignore
 
 
 def changed(tensors: list[torch.Tensor]) -> None:
-    """Say that memory was written to, so that a backward pass that needs the old values fails."""
+    """Raise the version counters of written tensors: a backward pass on old values then fails."""
     torch.autograd.graph.increment_version(tensors)
 
 
 def target_fault(name: str, tensor: torch.Tensor) -> str | None:
-    """Say why a tensor cannot be written into; None if it can."""
+    """Return why a tensor cannot be written to; None if it can."""
     if tensor.is_meta:
         return f"{name}: on the meta device, without memory; only a module is given memory here"
     shape, stride = tensor.shape, tensor.stride()

@@ -1,8 +1,8 @@
-"""Why the names of two models differ, where one is the other in a wrapper: one line that says so.
+"""One-line explanations of name differences between a model and the same model in a wrapper.
 
-What wraps a module (a compiler, data parallelism, an adapter) gives its tensors longer names, all
-of them alike. Twenty lines of names hide that; the one line here names what stands in front, at the
-end or between, and what to give instead.
+A wrapper (a compiler, data parallelism, an adapter) makes all tensor names longer in the same way.
+A list of twenty names hides that; the one line made here names the prefix, suffix or inner part,
+and what to give instead.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ from itertools import islice
 
 from .words import printable
 
-# What wrappers put into names: whose it is, and where the module inside is.
+# Parts that wrappers add to names: the wrapper, and what to give instead.
 WRAPPERS = {
     "_orig_mod.": ("torch.compile", "model._orig_mod"),
     "module.": ("DistributedDataParallel, DataParallel or AveragedModel", "model.module"),
@@ -23,7 +23,7 @@ WRAPPERS = {
     "base_model.model.": ("PEFT", "model.merge_and_unload(), or the adapter's tensors alone"),
     "base_layer.": ("PEFT, inside", "model.merge_and_unload(), or the adapter's tensors alone"),
 }
-# How tensors end that only quantised modules have.
+# Suffixes of tensors that only quantised modules have.
 QUANTISED = {
     ".absmax": "bitsandbytes",
     ".quant_map": "bitsandbytes",
@@ -33,8 +33,8 @@ QUANTISED = {
     "._packed_params._packed_params": "torch.ao.quantization",
     ".weight_scale": "compressed-tensors or fp8",
 }
-LOOKED_AT = 64  # names that are tried for what all of them have in front, or at the end
-# What stands at the end of names where the tensor is not the one that it is computed to.
+LOOKED_AT = 64  # names that are tried for a common prefix or suffix
+# Suffixes of tensors from which a parametrisation computes the weight, and how to undo it.
 COMPUTED = {
     "_orig": (
         "pruning or spectral norm",
@@ -44,17 +44,17 @@ COMPUTED = {
     "_g": ("weight norm", "torch.nn.utils.remove_weight_norm()"),
     "_v": ("weight norm", "torch.nn.utils.remove_weight_norm()"),
 }
-SIGNS = "._"  # with one of which an end begins
-SHARE = 0.5  # of the names that differ, on the side that has fewer, that a line must explain
-SHOWN = 64  # characters of what stands in front or at the end
+SIGNS = "._"  # a suffix begins with one of these
+SHARE = 0.5  # of the differing names on the side with fewer: an explanation must cover more
+SHOWN = 64  # characters of a prefix or suffix
 
 
 def explanation(published: Collection[str], own: Collection[str]) -> str | None:
-    """Return one line that says why names differ, if that is plain to see.
+    """Return one line that explains why names differ; None if there is no simple explanation.
 
     Args:
         published: The names of a version.
-        own: Those of the target.
+        own: The names of the target.
     """
     theirs, ours = set(published) - set(own), set(own) - set(published)
     if quantised := _quantised(theirs, ours):
@@ -78,7 +78,7 @@ def _enough(found: int, longer: Collection[str], shorter: Collection[str]) -> bo
 
 
 def _prefix(longer: set[str], shorter: set[str]) -> str:
-    """Return what stands in front of the names of one side, and not of the other."""
+    """Return the prefix that the names of one side have and those of the other lack."""
     ends: dict[str, list[str]] = {}
     for name in shorter:
         ends.setdefault(name.rpartition(".")[2], []).append(name)
@@ -95,7 +95,7 @@ def _prefix(longer: set[str], shorter: set[str]) -> str:
 
 
 def _suffix(longer: set[str], shorter: set[str]) -> str:
-    """Return what stands at the end of the names of one side, and not of the other."""
+    """Return the suffix that the names of one side have and those of the other lack."""
     begins: dict[str, list[str]] = {}
     for name in shorter:
         begins.setdefault(name.rpartition(".")[0], []).append(name)
@@ -113,7 +113,7 @@ def _suffix(longer: set[str], shorter: set[str]) -> str:
 
 
 def _inside(longer: set[str], shorter: set[str]) -> str:
-    """Return which wrappers' parts stand in names of one side, and not of the other."""
+    """Return the wrapper's part that names of one side contain and those of the other lack."""
     bare, found = Counter[str](), Counter[str]()
     for name in longer:
         rest = name
@@ -126,12 +126,12 @@ def _inside(longer: set[str], shorter: set[str]) -> str:
 
 
 def _said(whose: str, how: str, part: str, less: str, more: str) -> str:
-    """Say whose names are longer, by what, and what to give instead: another model, or `rename`.
+    """Return a line on the side with longer names, and on what to give: a model, or `rename`.
 
     Args:
-        whose: Whose.
+        whose: The side with longer names, in words.
         how, part: How the names differ.
-        less, more: What renames to shorter names, and to longer ones.
+        less, more: The values of `rename=` that give shorter and longer names.
     """
     known = [(text, inner) for each, (text, inner) in WRAPPERS.items() if each in part]
     who = f" ({' in '.join(text for text, _ in known)})" if known else ""

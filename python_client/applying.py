@@ -1,4 +1,4 @@
-"""Applying versions where the user wants it: hooks, the lock of readers, and what to report."""
+"""Applies versions in the user's thread or in the background: hooks, readers' lock, reports."""
 
 import logging
 import sys
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("weightbus.subscriber")
 
-# That a version in the background waits for readers, who queue behind it. Then those that have are
-# let in, well before their own time is over: one that never leaves is no reason to fail all others.
+# How long a version in the background waits for readers, while later readers queue behind it. Then
+# these are admitted, well before their own timeout: one reader that never leaves must not fail all.
 PATIENCE_SECONDS = READING_SECONDS / 2
-WARN_SECONDS = 1.0  # that readers may be in a version's way before it is said
-PINNED_MAX = 4  # buffers, as many as a worker has of a model and of what it reads
-NEVER: Callable[[], bool] = bool  # tells that nothing is to stop: it returns False
+WARN_SECONDS = 1.0  # that a version waits for readers before a warning
+PINNED_MAX = 4  # pinned buffers, as many as a worker has for one model
+NEVER: Callable[[], bool] = bool  # a `stop` function that always returns False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Update:
         nbytes: Bytes of its tensors.
         digest: The digest of its bytes, as reported to the publisher; empty if it was read from
             shared memory and no publish asked for it.
-        seconds: The time of the copy into the target.
+        seconds: The duration of the copy into the target.
         metadata: The publisher's metadata, as text by name.
     """
 
@@ -113,7 +113,7 @@ class Offer(Named):
     """A `staged` version that is about to be applied, for `before_apply`.
 
     Attributes:
-        model, epoch, version, nbytes, digest, metadata: As of `Pairs`.
+        model, epoch, version, nbytes, digest, metadata: As in `Pairs`.
     """
 
     __module__ = "weightbus.types"
@@ -128,15 +128,15 @@ class Offer(Named):
 
 
 class Staged:
-    """A version that is here, verified, and applied only when you say so.
+    """A received, verified version that is applied only by `apply()`.
 
     Until `release()`, or the end of a `with` block, no newer version of its model takes its place.
 
     Args:
         model, key: Its model id; its epoch and number.
-        apply: Applies it within so many seconds, and waits for that.
-        pin: Has a device copy directly from where it lies.
-        hold: Keeps newer ones out until it is closed.
+        apply: Applies it, given model, key and timeout in seconds.
+        pin: Pins its memory for copies to a device.
+        hold: Keeps newer versions from replacing it until closed.
 
     Attributes:
         model, epoch, version: Its model id, epoch and number.
@@ -154,15 +154,20 @@ class Staged:
     ) -> None:
         self.model, (self.epoch, self.version) = model, key
         self._apply, self._pin = apply, pin
-        self._release = weakref.finalize(self, hold.close)  # or newer ones would never come
+        self._release = weakref.finalize(self, hold.close)  # or newer versions would wait for ever
 
     def pin(self, device: "torch.device | str") -> None:
-        """Have a CUDA device copy directly from where the version lies.
+        """Pin the version's memory, so that a CUDA device copies directly from it.
 
-        Do it before you pause what runs on the old weights, if a function loads versions to a
-        device: copies then take a fraction of the time. It takes long, once for each of the two
-        buffers that versions arrive in. Where it cannot be done, copies are only slower; the log
-        says so.
+        If a function loads versions to a device, call this before you pause work on the old
+        weights: copies then take a fraction of the time. Pinning is slow, once for each of the two
+        buffers that versions arrive in. If it fails, the log warns, and copies are only slower.
+
+        Args:
+            device: The CUDA device; any other device is ignored.
+
+        Raises:
+            RuntimeError: It was released.
         """
         if not self._release.alive:
             raise RuntimeError(f"{self} was released: stage it again")
@@ -174,14 +179,15 @@ class Staged:
         If it was published with `commit="together"`, this waits for the publisher's decision.
 
         Args:
-            timeout: Seconds to wait for that, and for readers to leave.
+            timeout: Seconds to wait for the decision, and for readers to leave.
 
         Returns:
-            What was applied, also if it was before; None: not in time. You may call it again.
+            The applied version, also if it was applied before; None: not in time, and you may call
+            it again.
 
         Raises:
             ApplyError: It cannot be applied; the weights are unchanged. With code `gone`: the
-                publisher has given it up.
+                publisher has aborted it.
             TornError: The apply failed half-way; see `Subscriber.reading`.
             ClosedError: The subscriber is closed.
             RuntimeError: It was released.
@@ -192,7 +198,7 @@ class Staged:
         return self._apply(self.model, (self.epoch, self.version), timeout)
 
     def release(self) -> None:
-        """Go on to newer versions. Again, it does nothing."""
+        """Allow newer versions to take its place; idempotent."""
         self._release()
 
     def __repr__(self) -> str:
@@ -206,14 +212,14 @@ class Staged:
 
 
 class Applier:
-    """What applies the versions that are ready, in whatever thread it is called.
+    """Applies the versions that are ready, in the calling thread.
 
     Args:
-        targets: By model, where its versions go.
-        handoff: Where they are left.
-        runs: By model, what was applied last; changed under `handoff.changed`.
-        tell: Takes word of what became of each.
-        calls: Has the user's code called, under its deadline.
+        targets: The target of each model.
+        handoff: Holds the versions that are ready.
+        runs: The last applied version of each model; changed under `handoff.changed`.
+        tell: Reports events to the worker's thread.
+        calls: Calls the user's code with a deadline.
         before_apply, on_commit: The user's hooks.
     """
 
@@ -229,12 +235,12 @@ class Applier:
     ) -> None:
         self._targets, self._ready_queue, self._runs, self._tell = targets, ready_queue, runs, tell
         self._calls, self._before_apply, self._on_commit = calls, before_apply, on_commit
-        self._layouts: dict[str, Layout] = {}  # by model, of what runs
-        self._approved: dict[str, tuple[int, int]] = {}  # by `before_apply`, the last of each model
-        self._wanted: dict[str, tuple[int, int]] = {}  # by model, a version alone
+        self._layouts: dict[str, Layout] = {}  # by model, of the running version
+        self._approved: dict[str, tuple[int, int]] = {}  # by model, last seen by `before_apply`
+        self._wanted: dict[str, tuple[int, int]] = {}  # by model, the only version to apply
         self._pinned: list[tuple[NDArray[np.uint8], object]] = []  # buffers, and their pages
         self._held_up = RateLimitedWarning(log, "new weights wait for who uses the old ones: %s")
-        # Models whose small versions take no time: no disk and no code of the user's is waited for.
+        # Models that may be applied in the worker's thread: no disk, no user code.
         self._quick = frozenset[str]()
         if before_apply is None and on_commit is None:
             quick = (m for m, t in targets.items() if not (t.asks_user or t.on_disk))
@@ -245,11 +251,11 @@ class Applier:
         self._files = {model: ReadingLock() for model, target in targets.items() if target.on_disk}
 
     def lock_of(self, model: str) -> ReadingLock:
-        """Return the lock of a model: a file has one of its own, and keeps nobody waiting."""
+        """Return the lock of a model; each file target has its own, so it blocks no other model."""
         return self._files.get(model, self.lock)
 
     def look(self) -> None:
-        """Have whatever waits here see whether to stop, or whether the subscriber was closed."""
+        """Make waiting threads check `stop`, and whether the subscriber was closed."""
         self._ready_queue.look()
         for lock in (self.lock, *self._files.values()):
             lock.look()
@@ -264,8 +270,11 @@ class Applier:
     ) -> Update | None:
         """Apply the newest version that is ready, waiting for one; see `Subscriber.receive`.
 
-        Only versions of these `models`, if some are named. Readers of one that has come are given
-        so much `patience` at least. Once it is to `stop`, nothing more is applied.
+        Args:
+            timeout: Seconds to wait.
+            models: Apply only versions of these models; None: of any.
+            patience: The least number of seconds to wait for readers, once a version is ready.
+            stop: Returns whether to stop; then nothing more is applied.
         """
         self.lock.check_not_reading()
         deadline = time.monotonic() + timeout
@@ -294,7 +303,7 @@ class Applier:
         timeout: float,
         stop: Callable[[], bool] = NEVER,
     ) -> Update | None:
-        """Apply one version, waiting for it if need be, and no other; see `Subscriber.receive`."""
+        """Apply one version and no other, waiting for it; see `Subscriber.receive`."""
         self.lock.check_not_reading()
         deadline = time.monotonic() + timeout
         if epoch is None and not self._ready_queue.wait_joined(timeout, stop):
@@ -304,7 +313,7 @@ class Applier:
             return self._apply_exact(model, key, deadline, stop)
 
     def stage(self, model: str, version: int, epoch: int | None, timeout: float) -> Staged:
-        """Wait until one version is here, and have no other take its place."""
+        """Wait until one version is received, and keep others from replacing it."""
         deadline = time.monotonic() + timeout
         if epoch is None and not self._ready_queue.wait_joined(timeout):
             raise TimeoutError(f"{model} version {version}: no publisher after {timeout:g} s")
@@ -325,7 +334,7 @@ class Applier:
         )
 
     def _pin(self, staged: StagedVersion | None, device: "torch.device | str") -> None:
-        """Have a device copy directly from where a version lies, and from there again later."""
+        """Pin a version's buffer for copies to a device; it stays pinned for later versions."""
         import torch
 
         from ..codecs import device_memory
@@ -343,10 +352,10 @@ class Applier:
 
     @contextmanager
     def _only(self, model: str, key: tuple[int, int]) -> Generator[None]:
-        """Want one version of a model, and no other meanwhile.
+        """Restrict a model to one version during the `with` block.
 
         Raises:
-            RuntimeError: One of the model is wanted already.
+            RuntimeError: The model is already restricted to a version.
         """
         with self._ready_queue.changed:
             wanted = self._wanted.setdefault(model, key)
@@ -360,7 +369,7 @@ class Applier:
                 self._tell(Wanted(model, key))
                 yield
         finally:
-            self._tell(Wanted(model, None))  # else it would end what is wanted next
+            self._tell(Wanted(model, None))  # before another call can restrict the model
             del self._wanted[model]
 
     def _apply_exact(
@@ -377,7 +386,7 @@ class Applier:
                 return self._runs[model] if self._running(model) == key else update
 
     def runs(self, model: str, key: tuple[int, int]) -> Layout | None:
-        """Return the layout of a version, if it is the one that runs; stay in `lock` meanwhile."""
+        """Return the layout of a version; None if it does not run. The caller holds `lock`."""
         return self._layouts[model] if self._running(model) == key else None
 
     def _running(self, model: str) -> tuple[int, int] | None:
@@ -387,7 +396,11 @@ class Applier:
     def _attempt(
         self, staged: StagedVersion, deadline: float, stop: Callable[[], bool]
     ) -> tuple[bool, Update | None]:
-        """Apply a version that is ready; return whether that was all there was time for."""
+        """Apply a version that is ready.
+
+        Returns:
+            Whether to stop waiting for another version, and the applied version, if any.
+        """
         waits, lock = False, self.lock_of(staged.model)
         try:
             if self._before_apply is not None:
@@ -398,32 +411,35 @@ class Applier:
             with self._writing(lock, staged, left, lambda: self._ready_queue.closed or stop()):
                 waits = False
                 update = self._apply(lock, staged)
-        except InUseError:  # somebody is reading and does not leave: later, then
+        except InUseError:  # readers did not leave: apply it later
             self._put_back(staged)
             self._ready_queue.check_open()
             return True, None
-        except StaleError:  # a newer version took its place in shared memory: wait for that
+        except StaleError:  # a newer version took its place in shared memory: wait for that one
             self._say(staged, "stale")
             return False, None
         except BaseException:
-            if waits:  # Ctrl-C while readers were waited for, for instance
+            if waits:  # for instance Ctrl-C while waiting for readers
                 self._put_back(staged)
             raise
         return update is not None, update
 
     def _put_back(self, staged: StagedVersion) -> None:
         self._say(staged, "put-back")
-        if not self._ready_queue.put_back(staged):  # a newer one has come meanwhile
+        if not self._ready_queue.put_back(staged):  # a newer version is ready
             self._say(staged, "newer")
 
     def at_once(self, staged: StagedVersion) -> bool:
-        """Apply a small version, if it takes no time; return whether that is done with.
+        """Apply a small version in the worker's thread, if nothing blocks that.
 
-        It is called in the worker's thread: to wake another would take longer.
+        To wake another thread would take longer.
+
+        Returns:
+            Whether the version was handled here.
         """
         if staged.model not in self._quick or self._ready_queue.closed:
             return False
-        if not self.lock.write_at_once(_doing(staged)):  # somebody is reading
+        if not self.lock.write_at_once(_doing(staged)):  # the lock is in use
             return False
         update: Update | None = None
         try:
@@ -437,15 +453,19 @@ class Applier:
         return True
 
     def in_turn(self, staged: StagedVersion) -> bool:
-        """The same, in the stead of a thread that waits in `receive`, if there is one.
+        """Apply a small version in the worker's thread, for a thread that waits in `receive`.
 
-        But work for a device belongs on the stream of that thread, and a span in its context.
+        Not for targets on a device, as copies belong on the waiting thread's stream; and not with
+        OpenTelemetry, as the span belongs in that thread's context.
+
+        Returns:
+            Whether the version was handled here.
         """
         if staged.model not in self._quick or SDK in sys.modules:
             return False
         if self._targets[staged.model].devices:
             return False
-        if not self.lock.write_at_once(_doing(staged)):  # somebody is reading
+        if not self.lock.write_at_once(_doing(staged)):  # the lock is in use
             return False
         try:
             turn = self._ready_queue.claim(staged.model)
@@ -456,7 +476,7 @@ class Applier:
             except StaleError:
                 self._say(staged, "stale")
                 turn.end(None)
-            except BaseException as error:  # it is raised where the turn was lent
+            except BaseException as error:  # raised in the waiting thread
                 turn.end(None, error)
         finally:
             self.lock.written()
@@ -466,11 +486,11 @@ class Applier:
         self._tell(Report(staged.model, staged.key, what))
 
     def _approve(self, staged: StagedVersion, before_apply: Callable[[Offer], object]) -> None:
-        """Let the user look at a version, once, while readers go on with the one before."""
+        """Call `before_apply` once for a version, while readers still read the previous one."""
         if self._outdated(staged.model, staged.key):
             return
         if self._approved.get(staged.model) == staged.key:
-            return  # it was put back since: readers did not leave
+            return  # it was approved, then put back as readers did not leave
         self._say(staged, "taken")
         look = partial(before_apply, Offer(staged))
         try:
@@ -505,14 +525,17 @@ class Applier:
     def _apply(
         self, lock: ReadingLock, staged: StagedVersion, *, at_once: bool = False
     ) -> Update | None:
-        """Apply a version; what fails once bytes have changed leaves none, unless it is undone.
+        """Apply a version. After a failure that cannot be undone, the model holds no version.
 
-        Where it is the worker's thread that applies it `at_once`, nobody can ask meanwhile how far
-        that is, so only the end is told.
+        With `at_once`, the worker's own thread applies it and cannot handle events meanwhile, so
+        only the end is reported.
+
+        Returns:
+            The applied version; None if a newer one already runs.
         """
         key = staged.key
         if self._outdated(staged.model, key):
-            self._say(staged, "newer")  # another thread was faster, with a newer one
+            self._say(staged, "newer")  # another thread has applied a newer version
             return None
         if not at_once:
             self._tell(Report(staged.model, key, "taken"))
@@ -532,7 +555,7 @@ class Applier:
             if isinstance(error, StaleError) and not isinstance(error, OverwrittenError):
                 raise  # nothing was copied
             self._failed(staged, error, intact=_undone(target, torn=mended))
-        # Here first, then at the publisher: whoever waits for its receipt must find it here.
+        # Before the report: code that waits for the publisher's receipt must see the version here.
         with self._ready_queue.lock:
             self._runs[staged.model], self._layouts[staged.model] = update, staged.layout
             self._ready_queue.changed.notify_all()
@@ -552,7 +575,7 @@ class Applier:
             lock.ordered()
         second = bool(devices) and target.from_second(staged)
         apply: Callable[[], object] = partial(target.apply, staged)
-        if target.asks_user:  # how far it has come then only it could say
+        if target.asks_user:  # only the user's code knows how much it has changed: no undo
             late = partial(self._late, staged, "its target", lambda: False, writes=True)
             apply = partial(self._calls.make, apply, late)
         if staged.shared is None:
@@ -574,7 +597,7 @@ class Applier:
         *,
         writes: bool = False,
     ) -> ApplyError:
-        """The time of the user's code is over, and it has not returned. (In another thread.)"""
+        """Report that the user's code has passed its deadline. (Called in another thread.)"""
         error = TimeoutError(
             f"{what} did not return within {self._calls.seconds:g} s: make it faster, or raise "
             "apply_timeout="
@@ -586,25 +609,25 @@ class Applier:
         return told
 
     def _returned(self, staged: StagedVersion, late: LateError) -> NoReturn:
-        """The user's code has returned after all: the next version can be applied."""
+        """Report that late user code has returned, so that the next version can be applied."""
         kept = self._targets[staged.model].keeps(staged.key)
-        # Or whatever was told when its time was over.
+        # The outcome that was reported at the deadline counts, not this one.
         self._tell(Report(staged.model, staged.key, "declined", kept=kept))
         raise late.told
 
     def _failed(self, staged: StagedVersion, error: BaseException, *, intact: bool) -> NoReturn:
-        """Tell everybody that a version could not be applied, and what runs then."""
+        """Report to readers and the publisher that a version was not applied; raise the error."""
         told = self._fail(staged, error, intact=intact)
         try:
             raise told if isinstance(error, Exception) else error
-        finally:  # they refer to this frame, and so to the version's memory, as it does to them
+        finally:  # break the cycle of errors and this frame, which holds the version's memory
             del told, error
 
     def _fail(
         self, staged: StagedVersion, error: BaseException, *, intact: bool, still: bool = False
     ) -> ApplyError:
         target, misfit = self._targets[staged.model], ""
-        if intact and isinstance(error, StateError):  # it fitted when it came
+        if intact and isinstance(error, StateError):  # it fitted when it arrived
             misfit = target.fault(staged.layout)
         if misfit:
             told = rejected(staged.model, *staged.key, "layout-mismatch", misfit)
@@ -630,12 +653,12 @@ def _doing(staged: StagedVersion) -> str:
 
 
 def _cut(text: str) -> str:
-    """Shorten what a worker says of itself to what may travel."""
+    """Shorten a text to the longest label that a message may carry."""
     return text if len(text) <= LABEL_MAX else f"{text[: LABEL_MAX - 1]}…"
 
 
 def _undone(target: Target, *, torn: bool) -> bool:
-    """Have a target hold what it held before, if it can; return whether that is a version."""
+    """Undo a target's last apply if possible; return whether it then holds a whole version."""
     try:
         return target.undo() and not torn
     except Exception:

@@ -1,7 +1,7 @@
-"""Awaiting in a coroutine what waits in a thread: cut short when cancelled, and nothing is lost.
+"""Runs blocking calls in threads for coroutines; a cancelled call ends early and loses no result.
 
-Each call has a thread of its own. The event loop's executor has a few for everybody, and one that
-waits there for hours would keep others out.
+Each call has its own thread: in the event loop's executor, which has few threads for all users, a
+call that waits for hours would block others.
 """
 
 import asyncio
@@ -14,14 +14,14 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-OUTLAST_SECONDS = 10.0  # that a cancelled call is waited for: a copy has to end, a hook may hang
+OUTLAST_SECONDS = 10.0  # to wait for a cancelled call: a copy must end, but a hook may hang
 
 
 class CancelToken:
-    """Has a thread stop waiting: its caller was cancelled.
+    """Makes a thread stop waiting when its caller is cancelled.
 
     Args:
-        wake: Has the thread look at the token.
+        wake: Makes the thread check the token.
     """
 
     def __init__(self, wake: Callable[[], object]) -> None:
@@ -41,22 +41,22 @@ async def in_thread(
     cut: Callable[[], object] | None = None,
     keep: "Callable[[Future[T]], object] | None" = None,
 ) -> T:
-    """Do something in a thread of its own, with this task's context.
+    """Run `work` in a new thread with this task's context, and return its result.
 
     Args:
-        work: It.
-        name: What the thread is called.
-        cut: Called when the task is cancelled, so that `work` ends soon; that is waited for.
-        keep: Takes what came of it nevertheless.
+        work: The function to call.
+        name: The thread's name.
+        cut: Called when the task is cancelled, to make `work` end soon; the task waits for it.
+        keep: Called with the future of a cancelled call once `work` ends.
     """
     loop, over, future = asyncio.get_running_loop(), asyncio.Event(), Future[T]()
 
     def run() -> None:
         try:
             future.set_result(work())
-        except BaseException as error:  # also what would end a thread: it is for who awaits
+        except BaseException as error:  # also SystemExit: the awaiting task raises it
             future.set_exception(error)
-        with suppress(RuntimeError):  # the event loop is closed by now
+        with suppress(RuntimeError):  # the event loop is closed
             loop.call_soon_threadsafe(over.set)
 
     context = copy_context()
@@ -74,7 +74,7 @@ async def in_thread(
 
 
 async def _outlast(over: asyncio.Event) -> None:
-    """Wait for something, though this task is cancelled, and though it were once more."""
+    """Wait for `over`, even if this task is cancelled again."""
     deadline = asyncio.get_running_loop().time() + OUTLAST_SECONDS
     while not over.is_set() and asyncio.get_running_loop().time() < deadline:
         with suppress(asyncio.CancelledError, TimeoutError):

@@ -1,6 +1,6 @@
-"""Applying in the background: threads of its own, and small versions in the bus's thread.
+"""Applies versions in the background: in separate threads, or small ones in the worker's thread.
 
-Nothing here holds the subscriber: one that nobody refers to any more ends, though it was started.
+No object here refers to the subscriber, so that the garbage collector can end a started one.
 """
 
 import logging
@@ -17,23 +17,23 @@ from .applying import PATIENCE_SECONDS, Applier
 
 log = logging.getLogger("weightbus.subscriber")
 
-FILE_THREADS_MAX = 8  # that write files, side by side
+FILE_THREADS_MAX = 8  # threads that write files in parallel
 
 
 class Background:
-    """What applies the versions of one subscriber while nobody calls `receive`.
+    """The threads that apply one subscriber's versions after `start`.
 
     Args:
-        name: What the worker is called.
-        applier: What applies them.
-        handoff: Where they are left.
+        name: The worker's name.
+        applier: Applies the versions.
+        handoff: Holds the versions that are ready.
         stop: Ends the worker.
         others: The models whose targets are in memory.
-        files: Those whose targets are files.
+        files: The models whose targets are files.
 
     Attributes:
-        threads: Those that were started.
-        error: What went wrong last.
+        threads: The threads that were started.
+        error: The last error.
     """
 
     def __init__(
@@ -60,23 +60,23 @@ class Background:
             self.threads.append(thread)  # `close` joins it, so it must have started
 
     def _shares(self) -> list[frozenset[str]]:
-        """Return the models of each thread that applies: a file waits for nobody but its disk."""
+        """Return the models of each thread; files have separate ones, as a disk may be slow."""
         shares = [self._others]
         shares += [frozenset(self._files[n::FILE_THREADS_MAX]) for n in range(FILE_THREADS_MAX)]
         return [models for models in shares if models]
 
     def at_once(self, staged: StagedVersion) -> bool:
-        """Apply a version in the worker's thread, if that takes no time."""
+        """Apply a version in the worker's thread if nothing blocks that; see `Applier.at_once`."""
         try:
             return self._applier.at_once(staged)
-        except BaseException as error:  # this is the bus's thread
+        except BaseException as error:  # it must not end the worker's thread
             self._note(error)
         return True
 
     def _run(self, models: frozenset[str], *, first: bool) -> None:
         try:
             self._apply_until_closed(models, first=first)
-        except BaseException as error:  # nobody would apply any more: it is over for all
+        except BaseException as error:  # no thread would apply these models: end the worker
             log.exception("%s: the thread that applies has failed", self._name)
             self._ready_queue.close(error)
             self._stop()
@@ -88,11 +88,11 @@ class Background:
             except ClosedError:
                 return
             except (RefusedError, AddressError) as error:
-                if first:  # the others are told the same, and it is in the log already
+                if first:  # the other threads get the same error, and it is logged already
                     self._keep(error)
                 if self._ready_queue.wait_closed(1.0):
                     return
-            except BaseException as error:  # a hook may call sys.exit(), which would end this
+            except BaseException as error:  # for instance a hook's sys.exit()
                 self._note(error)
 
     def _note(self, error: BaseException) -> None:
@@ -102,7 +102,7 @@ class Background:
         self._keep(known)
 
     def _keep(self, known: WeightBusError) -> None:
-        for each in (known, known.__cause__):  # they are kept, but not what was in those frames
+        for each in (known, known.__cause__):  # keep the errors without their frames' locals
             clear_frames(each.__traceback__ if each is not None else None)
         with self._ready_queue.changed:
             self.error = known

@@ -1,7 +1,7 @@
 """Calls of the user's code, which have a deadline. (W24)
 
-A call runs in the thread that makes it, and nobody can end it. Once its time is over that is said
-for it, in another thread, and whatever it returns later counts for nothing.
+A call runs in the thread that makes it, and cannot be stopped. When its deadline passes, another
+thread reports the failure, and the result of the call is then ignored.
 """
 
 import logging
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class LateError(Exception):
-    """A call has returned after its deadline; `told` is what was said then."""
+    """A call has returned after its deadline; `told` is the error reported at the deadline."""
 
     def __init__(self, told: ApplyError) -> None:
         super().__init__(str(told))
@@ -29,7 +29,7 @@ class LateError(Exception):
 
 @dataclass(eq=False)
 class _Call:
-    """A call that is under way, and what becomes of it when its time is over."""
+    """A call in progress: its deadline, and the function that reports when it has passed."""
 
     due: float
     give_up: Callable[[], ApplyError]
@@ -37,7 +37,7 @@ class _Call:
     giving_up: threading.Thread | None = None
 
     def over(self) -> None:
-        """Say that its time is over."""
+        """Report that the deadline has passed."""
         self.told = self.give_up()
 
 
@@ -45,30 +45,31 @@ class Calls:
     """The calls of one subscriber.
 
     Args:
-        seconds: How long each may take.
+        seconds: The time limit of each call.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._turn = threading.RLock()  # files are written by threads of their own, side by side
+        self._turn = threading.RLock()  # one call at a time, though several threads write files
         self._lock = threading.Lock()
         self._under_way: set[_Call] = set()
 
     @property
     def under_way(self) -> bool:
-        """Whether any of the user's code runs."""
+        """Whether any call is in progress."""
         return bool(self._under_way)
 
     def make(self, work: Callable[[], T], give_up: Callable[[], ApplyError]) -> T:
-        """Call the user's code, which only one thread does at a time.
+        """Call the user's code; only one thread at a time does so.
 
         Args:
-            work: It.
-            give_up: Called in another thread if the time is over before it returns; says so.
+            work: The user's code.
+            give_up: Called in another thread if the deadline passes first: reports the failure and
+                returns the error.
 
         Raises:
-            LateError: It has returned, or raised, only after that.
-            BaseException: What it raised in time, or what is no Exception: it ends a thread.
+            LateError: `work` returned, or raised an Exception, after the deadline.
+            BaseException: `work` raised it before the deadline, or it is not an Exception.
         """
         with self._turn:
             return self._make(_Call(time.monotonic() + self.seconds, give_up), work)
@@ -84,7 +85,7 @@ class Calls:
         except BaseException:
             with self._lock:
                 self._under_way.discard(call)
-            if call.giving_up is not None:  # what it puts back is not to be put back twice at once
+            if call.giving_up is not None:  # it may undo the apply, as the caller will, too
                 call.giving_up.join()
             raise
         self._end(call, "it has returned")
@@ -100,7 +101,7 @@ class Calls:
             raise LateError(call.told) from (how if isinstance(how, Exception) else None)
 
     def look(self) -> None:
-        """See whose time is over. (For the worker's thread, often; it must not wait.)"""
+        """Check the deadlines. (Called often by the worker's thread, so it must not block.)"""
         if not self._under_way:
             return
         with self._lock:
@@ -109,6 +110,6 @@ class Calls:
                 if call.giving_up is None and now >= call.due:
                     thread = threading.Thread(target=call.over, name="weightbus-overdue")
                     thread.daemon = True
-                    with suppress(RuntimeError):  # there are too many threads: next time, then
+                    with suppress(RuntimeError):  # no thread can be started: retry at the next look
                         thread.start()
                         call.giving_up = thread

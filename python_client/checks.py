@@ -1,6 +1,6 @@
-"""What callers may pass, checked before anything happens: times, counts, choices.
+"""Checks of arguments: names, times, counts, choices.
 
-Each function returns the value or raises a ValueError that says what was given and what is allowed.
+Each function returns the value, or raises a ValueError with the value and what is allowed.
 """
 
 import inspect
@@ -14,15 +14,19 @@ from ..bus.messages import NAME_PATTERN
 
 T = TypeVar("T")
 
-SECONDS_MAX = 1_000_000  # eleven days: more than anybody waits, less than what timers can count
+SECONDS_MAX = 1_000_000  # eleven days: longer than any useful wait, within the range of timers
 _NAME = re.compile(NAME_PATTERN)
 
 
 def check_name(name: str, what: str) -> str:
-    """Return the name of a model or worker if it may be one.
+    """Return the name of a model or worker.
+
+    Args:
+        name: The name.
+        what: What it names, for the error text.
 
     Raises:
-        ValueError: It may not.
+        ValueError: The name is invalid.
     """
     if not isinstance(name, str) or _NAME.match(name) is None:  # pyright: ignore
         raise ValueError(
@@ -35,15 +39,18 @@ def check_name(name: str, what: str) -> str:
 def seconds(
     value: object, name: str, *, positive: bool = False, most: float = SECONDS_MAX
 ) -> float:
-    """Return a time to wait. One below zero is a deadline that has passed, and counts as 0.
+    """Return a time to wait, in seconds. A negative one is a deadline in the past: 0 is returned.
 
     Args:
-        value: What was given.
-        name: What the caller calls it.
+        value: The value.
+        name: The argument's name, for the error text.
         positive: Whether it must be above 0.
-        most: How long it may be.
+        most: The largest allowed value.
+
+    Raises:
+        ValueError: It is not a number of seconds within bounds.
     """
-    given = math.nan if isinstance(value, bool) else value  # True is a number to Python
+    given = math.nan if isinstance(value, bool) else value  # a bool is an int in Python
     number = float(given) if isinstance(given, numbers.Real) else math.nan
     if not -math.inf < number <= most or (positive and number <= 0):
         least = "above 0" if positive else "from 0"
@@ -52,7 +59,7 @@ def seconds(
 
 
 def whole(value: object, name: str, least: int, most: int) -> int:
-    """Return a whole number within bounds."""
+    """Return a whole number from `least` to `most`."""
     given = math.nan if isinstance(value, bool) else value
     number = int(given) if isinstance(given, numbers.Integral) else least - 1
     if not least <= number <= most:
@@ -73,10 +80,11 @@ def instance(value: object, name: str, kind: type[T]) -> T | None:
 
 
 def hook(value: object, name: str) -> Callable[..., Any] | None:
-    """Return what can be called, or None.
+    """Return a plain function or other callable, or None.
 
     Raises:
-        TypeError: It is a coroutine function: nobody would wait for what it returns.
+        TypeError: It is a coroutine function, whose result would never be awaited.
+        ValueError: It is not callable.
     """
     if value is not None and not callable(value):
         raise ValueError(f"{name}={value!r}: give a function, or leave it out")

@@ -1,12 +1,11 @@
-"""How what has a thread or a connection ends: in a with block, by `close()`, or dropped without.
+"""Closing publishers and subscribers: by a `with` block, by `close()`, or by garbage collection.
 
-The thread of a publisher or subscriber that is dropped would run on and keep it alive for the other
-side: it would be waited for, though nobody can ever call it again. So nothing that the thread holds
-may hold its owner, and when that is collected the thread is told to end: it says goodbye and closes
-the sockets, and nobody waits for it, since the garbage collector must not.
+If the thread of a dropped publisher or subscriber kept running, the other side would still wait for
+it. So no object that the thread holds may refer to the owner. When the owner is collected, the
+thread is stopped: it sends `bye` and closes the sockets. The collector does not wait for that.
 
-A forked child has a copy of the owner and none of its threads. The copy is marked as the child
-begins, so each call of it can say so at the price of reading an attribute.
+A forked child has a copy of the owner and none of its threads. The copy is marked right after the
+fork, so each call can detect it by reading one attribute.
 """
 
 import logging
@@ -22,7 +21,7 @@ log = logging.getLogger("weightbus")
 
 
 class Closable(ABC):
-    """What is closed at the end of a with block."""
+    """An object that is closed at the end of a `with` block."""
 
     def __enter__(self) -> Self:
         return self
@@ -32,11 +31,11 @@ class Closable(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End it."""
+        """Close the object."""
 
 
 class AsyncClosable(Closable):
-    """What may be closed in a coroutine as well."""
+    """An object that can also be closed from a coroutine."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -46,14 +45,14 @@ class AsyncClosable(Closable):
 
     @abstractmethod
     async def close_awaitable(self) -> None:
-        """End it, and let the event loop go on meanwhile."""
+        """Close the object without blocking the event loop."""
 
 
 class InOneProcess(AsyncClosable):
-    """What works only in the process that made it; see `end_with`."""
+    """An object that works only in the process that made it; see `end_with`."""
 
-    _process = 0  # that made it
-    _inherited = False  # this is the copy that a forked child has
+    _process = 0  # the pid of the process that made it
+    _inherited = False  # whether this is the copy in a forked child
 
     def _belong_here(self) -> None:
         self._process = os.getpid()
@@ -63,14 +62,14 @@ class InOneProcess(AsyncClosable):
         _owners.add(self)
 
     def _become_copy(self) -> None:
-        """Refuse every call from now on; other threads may have held any lock, so take none."""
+        """Refuse every call from now on. Take no lock: a thread of the parent may have held it."""
         self._inherited = True
 
     def _check_process(self) -> None:
-        """Check that this process has made it.
+        """Check that this process made the object.
 
         Raises:
-            ClosedError: A process that was forked has not.
+            ClosedError: This is a forked child of that process.
         """
         if self._inherited:
             raise self._forked()
@@ -86,7 +85,7 @@ class InOneProcess(AsyncClosable):
 
 
 _owners: "weakref.WeakSet[InOneProcess]" = weakref.WeakSet()
-_owners_marked: list[None] = []  # once the interpreter has been asked to
+_owners_marked: list[None] = []  # not empty once the fork handler is registered
 
 
 def _mark_copies() -> None:
@@ -95,15 +94,15 @@ def _mark_copies() -> None:
 
 
 class Loop(Protocol):
-    """A thread of ours."""
+    """The thread of a publisher or subscriber."""
 
     def stop(self) -> bool:
-        """Have it end; return False if somebody has done so before."""
+        """Ask the thread to end; return False if it was asked before."""
         ...
 
 
 def end_with(owner: InOneProcess, loop: Loop) -> None:
-    """Have a loop end when its owner is collected; forked children get marked copies of it."""
+    """Stop `loop` when its owner is collected; mark the owner's copies in forked children."""
     owner._belong_here()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     finalizer = weakref.finalize(owner, _end, loop, repr(owner), os.getpid())
     finalizer.atexit = False  # threads end with the process
@@ -112,5 +111,5 @@ def end_with(owner: InOneProcess, loop: Loop) -> None:
 def _end(loop: Loop, what: str, pid: int) -> None:
     if os.getpid() == pid and loop.stop():  # a forked child has no thread to end
         text = f"{what} was dropped without close(): call it, or use a with block"
-        log.warning("%s", text)  # Python shows no ResourceWarning unless it is told to
+        log.warning("%s", text)  # by default Python does not show a ResourceWarning
         warnings.warn(text, ResourceWarning, stacklevel=2)

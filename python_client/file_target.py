@@ -1,15 +1,15 @@
-"""A safetensors file that always holds one whole version, for readers who know nothing of the bus.
+"""`FileTarget`: a safetensors file that always holds one whole version, for any program to read.
 
-Theory of operation: a version is written beside the file, under another name, and renamed over it:
-whoever opens the file finds one whole version, and an attempt that fails leaves it as it was. A
-link is followed, unless another user made it: what it leads to is replaced, and the link stays. Who
-may read or write the file that is replaced may do so with the new one, and nobody else; a file that
-was not there before is made as any other program of this user would make it (`umask`). Another
-user's file in a folder that anybody may write to is not replaced: the new file would be theirs.
+Theory of operation: a version is written beside the file, under another name, and renamed over it.
+So a program that opens the file finds one whole version, and a failed attempt changes nothing. A
+link is followed, unless another user made it: its target is replaced, and the link stays. The new
+file has the permissions of the one that it replaces; a first file gets those of any new file of
+this user (`umask`). Another user's file in a world-writable folder is not replaced, as the new file
+would belong to that user.
 
-Its header is not the layout of the version, but one of the same tensors in the same order that says
-what readers ask for: `"format": "pt"`, without which transformers 4 reads none; and the version's
-metadata beside it, but for what readers would take for the name of a tied tensor.
+The file's header is not the layout of the version. It has the same tensors in the same order, and
+metadata that readers need: `"format": "pt"`, which transformers 4 requires; and the version's
+metadata, except entries that readers would take for the name of a tied tensor.
 """
 
 import errno
@@ -31,10 +31,10 @@ from ..codecs.native import crc32c
 from .places import Place, check_owner, open_plain, place_of
 from .target import Names, Sums, Target
 
-FORMAT = {"format": "pt"}  # what save_pretrained says: tensors named and laid out as PyTorch's are
-ACCESS_LIST = "system.posix_acl_access"  # the attribute with what goes beyond the mode, on Linux
+FORMAT = {"format": "pt"}  # as `save_pretrained` writes it: tensors named and laid out as PyTorch's
+ACCESS_LIST = "system.posix_acl_access"  # the extended attribute of POSIX ACLs, on Linux
 MOUNTED = "it is mounted by itself, so no new file can take its place: mount its folder instead"
-NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # how a file is opened that must not be there yet
+NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # flags for a file that must not exist yet
 KINDS = {
     stat.S_IFDIR: (errno.EISDIR, "a folder"),
     stat.S_IFIFO: (errno.EINVAL, "a FIFO"),
@@ -54,9 +54,9 @@ class FileTarget(Target):
             metadata has its other names, as in `safetensors.torch.save_model`.
 
     Raises:
-        OSError: The path names something that is no file, or its folder is not writable; or a
-            link on the way, or the file in a folder for all, is another user's. The text says
-            which, with the errno.
+        OSError: The path is not that of a regular file, or its folder is not writable; or a link in
+            the path, or the file in a world-writable folder, belongs to another user. The text has
+            the reason, and `errno` is set.
     """
 
     __module__ = "weightbus"
@@ -65,12 +65,12 @@ class FileTarget(Target):
 
     def __init__(self, path: str | Path, *, untied: bool = False) -> None:
         self._path, self._untied = Path(path), untied
-        # Of the last version its layout and metadata, and the layout of its file.
+        # The last version's layout and metadata, and the layout of its file.
         self._known: tuple[Layout, Mapping[str, str], Layout] | None = None
-        self._before: BinaryIO | None = None  # what the last version has replaced
-        self._kept: str | None = None  # another name of that
-        self._home: Place | None = None  # where the last version is, or was to be
-        self._replaced = False  # whether it is there
+        self._before: BinaryIO | None = None  # the file that the last version replaced
+        self._kept: str | None = None  # a hidden hard link to that file
+        self._home: Place | None = None  # the place of the last `apply`
+        self._replaced = False  # whether that `apply` has replaced the file
         try:
             with place_of(self._path) as home:
                 _check_not_mounted(home.path)
@@ -79,14 +79,17 @@ class FileTarget(Target):
                 _clear_away(home)
                 trial = _hidden(home)
                 os.close(open_plain(trial, NEW, home.folder))
-                _remove(trial, home)  # another one may just have cleared it away
+                _remove(trial, home)  # another target's `_clear_away` may have removed it already
         except OSError as error:
             raise self._explained(error) from error
 
     def summing(self, layout: Layout, names: Names, sums: Sums) -> Iterator[int]:
-        """Sum what the file holds, which somebody else may have written.
+        """Compute checksums of the file's tensors; another program may have written the file.
 
         Arguments are those of `Target.summing`.
+
+        Raises:
+            FileNotFoundError: The file is gone.
         """
         with place_of(self._path) as home:
             file = _opened(home)
@@ -113,12 +116,12 @@ class FileTarget(Target):
         Arguments are those of `Target.apply`.
 
         Raises:
-            OSError: It could not be written; the file is as it was.
+            OSError: The version could not be written; the file is unchanged.
         """
         self.settle()
         try:
             home = self._home = place_of(self._path)
-            self._before = _opened(home)  # its bytes stay for as long as it is open
+            self._before = _opened(home)  # open, it keeps the old bytes
             self._kept = None if self._before is None else _other_name(home, self._before)
             _replace(home, self._before, lambda file: self._write(file, staged))
         except OSError as error:
@@ -126,7 +129,7 @@ class FileTarget(Target):
         self._replaced = True
 
     def undo(self) -> bool:
-        """Put the file back that was there before, or have none if there was none."""
+        """Restore the previous file, or remove the new one if there was none."""
         before, home = self._before, self._home if self._replaced else None
         try:
             if home is not None and before is None:
@@ -138,7 +141,7 @@ class FileTarget(Target):
         return True
 
     def _put_back(self, home: Place) -> bool:
-        """Rename the file that was there before; return whether it had another name for that."""
+        """Rename the previous file's hidden link back; return whether there was one."""
         if self._kept is None:
             return False
         try:
@@ -148,9 +151,9 @@ class FileTarget(Target):
         return True
 
     def settle(self) -> None:
-        """Let go of what was there before."""
+        """Release the previous file."""
         if self._kept is not None and self._home is not None:
-            with suppress(OSError):  # then the next subscriber of this file clears it away
+            with suppress(OSError):  # then the next target of this file removes it
                 os.unlink(self._kept, dir_fd=self._home.folder)
         if self._before is not None:
             self._before.close()
@@ -173,7 +176,7 @@ class FileTarget(Target):
             file.write(staged.data[spec.begin : spec.end].data)
 
     def _explained(self, error: OSError) -> OSError:
-        """Name the file that is meant, not the one that is written beside it; what to do, too."""
+        """Return an error that names the user's path, not the temporary file, and what to do."""
         folder, text = Path(os.path.realpath(self._path)).parent, error.strerror
         if error.errno in (errno.ENOENT, errno.ENOTDIR) and not folder.is_dir():
             text = f"there is no folder {folder} to write it into; make it first"
@@ -181,10 +184,10 @@ class FileTarget(Target):
 
 
 def _check_not_mounted(path: Path) -> None:
-    """Check that another file may take the place of a path.
+    """Check that a file can be renamed over a path.
 
     Raises:
-        OSError: The kernel does not let it: something is mounted there.
+        OSError: The path is a mount point, so the kernel refuses it.
     """
     try:
         mounts = Path("/proc/self/mountinfo").read_bytes().splitlines()
@@ -196,11 +199,11 @@ def _check_not_mounted(path: Path) -> None:
 
 
 def _opened(home: Place) -> BinaryIO | None:
-    """Open what is to be replaced; None if nothing is there yet.
+    """Open the file that will be replaced; None if there is none yet.
 
     Raises:
-        OSError: It is no file that could be replaced, or may not be read, so not put back either;
-            or it is another user's, in a folder that anybody may write to.
+        OSError: It is not a regular file; or it is not readable, so it could not be restored; or it
+            belongs to another user and its folder is world-writable.
     """
     try:
         found = os.stat(home.name, dir_fd=home.folder, follow_symlinks=False)
@@ -236,21 +239,21 @@ def _replace(home: Place, before: BinaryIO | None, write: Callable[[BinaryIO], o
 
 
 def _temporary(home: Place, mode: int) -> tuple[str, int]:
-    """Make a file beside another, and hold its lock: somebody is at it."""
+    """Make a temporary file beside the target, and lock it, so that no `_clear_away` removes it."""
     while True:
         hidden = _hidden(home)
         handle = open_plain(hidden, NEW, home.folder, mode)
         try:
             ours = _locked(handle) and os.fstat(handle).st_nlink > 0
-        except OSError:  # there are no locks here, so nobody clears anything away either
+        except OSError:  # no locks on this file system, so no `_clear_away` removes files either
             ours = True
         if ours:
             return hidden, handle
-        os.close(handle)  # it was cleared away before it had its lock
+        os.close(handle)  # it was removed before it was locked
 
 
 def _permit_alike(handle: int, before: int) -> None:
-    """Let those use a new file, as yet its owner's alone, who may use the old one; nobody else."""
+    """Give a new file, still private, the owner and permissions of the old one, and no more."""
     old, new = os.fstat(before), os.fstat(handle)
     mode = stat.S_IMODE(old.st_mode)
     try:
@@ -259,21 +262,21 @@ def _permit_alike(handle: int, before: int) -> None:
                 os.fchown(handle, old.st_uid, -1)
         if old.st_gid != new.st_gid:
             os.fchown(handle, -1, old.st_gid)
-    except OSError:  # another group would have its rights: it has those of others
+    except OSError:  # the new file has another group: give that group the rights of others
         mode = (mode & ~0o070) | (mode & 0o007) << 3
-    with suppress(OSError):  # there are none here
+    with suppress(OSError):  # no ACLs on this file system
         try:
             os.setxattr(handle, ACCESS_LIST, os.getxattr(before, ACCESS_LIST))
         except OSError as error:
-            if error.errno == errno.ENODATA:  # nor shall there be what the folder gives
+            if error.errno == errno.ENODATA:  # the old file has none: remove the folder's default
                 os.removexattr(handle, ACCESS_LIST)
-    with suppress(OSError):  # whoever has mounted this decides, or it stays its owner's alone
+    with suppress(OSError):  # mount options set the mode, or the file stays private
         os.fchmod(handle, mode)
 
 
 def _other_name(home: Place, before: BinaryIO) -> str | None:
-    """Give a file another name, under its lock, to be put back at once: a copy takes long."""
-    with suppress(OSError):  # there are no links here, or no locks, or others have it
+    """Hard-link a file under a hidden name and lock it, so that undo is a rename, not a copy."""
+    with suppress(OSError):  # no hard links or locks on this file system, or another holds the lock
         if _locked(before.fileno()):
             hidden, folder = _hidden(home), home.folder
             os.link(home.name, hidden, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
@@ -291,7 +294,7 @@ def _remove(name: str, home: Place) -> None:
 
 
 def _clear_away(home: Place) -> None:
-    """Remove what killed subscribers have left of this file: nobody holds its lock."""
+    """Remove temporary files of killed subscribers: those that no process has locked."""
     left = re.compile(re.escape(f".{home.name}.") + r"[0-9a-f]{16}")
     folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=home.folder)
     try:
@@ -299,7 +302,7 @@ def _clear_away(home: Place) -> None:
     finally:
         os.close(folder)
     for name in filter(left.fullmatch, names):
-        with suppress(OSError):  # it is gone, or no file, or another user's
+        with suppress(OSError):  # it is gone, or not a regular file, or another user's
             handle = open_plain(name, os.O_RDONLY, home.folder)
             try:
                 if _locked(handle):
@@ -309,7 +312,7 @@ def _clear_away(home: Place) -> None:
 
 
 def _locked(handle: int) -> bool:
-    """Take the lock of a file, which the kernel ends with its holder; return whether it is ours."""
+    """Lock a file until it is closed or the process ends; return False if it is locked already."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

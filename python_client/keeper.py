@@ -1,13 +1,12 @@
-"""The thread that keeps a publisher's latest versions on disk, out of everybody's way.
+"""The thread that writes a publisher's latest versions to disk without delaying publishes.
 
-Theory of operation: `offer` leaves a version and returns; a newer one of the model takes its place,
-so a slow disk skips versions as a slow worker does. The thread looks for what was left a few times
-a second, waits a while for a moment without a publish, and keeps the version's memory only while it
-writes: the publisher takes other memory meanwhile. After a version it rests for a multiple of what
-that took, since the system is still busy with what was written, and the processors are the
-trainer's. What goes wrong is a warning, and is tried again with the next version. Nobody waits for
-the disk but `close`: a new epoch is not taken before it is on disk, but the publisher goes on, and
-whoever made it necessary asks again.
+Theory of operation: `offer` stores a version and returns; a newer version of the model replaces it,
+so a slow disk skips versions as a slow worker does. The thread looks for stored versions several
+times a second, waits for a moment without a publish, and holds the version's memory only while it
+writes; the publisher uses other memory meanwhile. After each version it rests for a multiple of the
+time that the write took, since the kernel is still writing, and the processors belong to the
+trainer. An error is logged, and the next version is tried. Only `close` waits for the disk: the
+publisher adopts a new epoch only when it is on disk, but asks again later instead of waiting.
 """
 
 import logging
@@ -25,25 +24,25 @@ from .state_folder import StateFolder, StoredVersion, newest, parts_of
 log = logging.getLogger("weightbus.state")
 
 LOOK_SECONDS = 0.05  # between two looks for a version to write
-REST_TIMES = 9  # the disk is left alone for so many times what a version took: a tenth is ours,
-REST_SECONDS = 5.0  # but for no longer: so much later a version is safe, beside its own time
-CALM_SECONDS = 1.0  # how long one version waits, in all, for moments without a publish
-PAUSE_SECONDS = 0.005  # between two looks whether a publish is over
-RECORD_SECONDS = 1.0  # how long a new epoch waits for the disk: less than workers wait for a sign
-AHEAD = 10_000  # so far above an epoch is what is recorded: who asks again may ask for a later one
-STOP_SECONDS = 10.0  # to write what is left when nobody waits for it
+REST_TIMES = 9  # rest for this multiple of a write's duration: the disk is busy a tenth of the time
+REST_SECONDS = 5.0  # the longest rest, which delays the next version by as much
+CALM_SECONDS = 1.0  # how long one version waits, in total, for moments without a publish
+PAUSE_SECONDS = 0.005  # between two checks whether a publish is over
+RECORD_SECONDS = 1.0  # how long a new epoch waits for the disk: less than workers' `lost_after`
+AHEAD = 10_000  # record an epoch this far ahead, so that the next request may be higher
+STOP_SECONDS = 10.0  # to write what is left after `stop`
 WARN_SECONDS = 60.0  # between two warnings that the disk fails
 
 
 class _Latest(NamedTuple):
-    """What is to be written: a version as it was when it was left."""
+    """A version to be written, as it was when it was offered."""
 
     model: str
     key: tuple[int, int]
     names: frozenset[tuple[int, int]]
     layout: Layout
     chunk_bytes: int
-    digest: str  # empty: nobody has hashed it by then
+    digest: str  # empty: not hashed yet
     metadata: dict[str, str]
     snapshot: Snapshot
 
@@ -53,21 +52,21 @@ class _OutOfTimeError(Exception):
 
 
 class Keeper:
-    """Writes into a state folder, in a thread of its own; closes the folder in the end.
+    """Writes to a state folder in a separate thread, which finally closes the folder.
 
     Args:
-        folder: Where to.
+        folder: The state folder.
     """
 
     def __init__(self, folder: StateFolder) -> None:
         self._folder = folder
         self._is_busy: Callable[[], bool] = lambda: False
-        self._offered: dict[str, _Latest] = {}  # by model, what waits to be written
-        self._lacking: dict[str, str] = {}  # by model, why its latest is not on disk
+        self._offered: dict[str, _Latest] = {}  # by model, the version to write
+        self._lacking: dict[str, str] = {}  # by model, why its latest version is not on disk
         self._epoch = self._on_disk = folder.epoch
-        self._asked_at: float | None = None  # for an epoch that is not on disk yet
+        self._asked_at: float | None = None  # when an epoch that is not on disk was requested
         self._wake = threading.Event()
-        self._deadline: float | None = None  # to be done by then, since the publisher is closing
+        self._deadline: float | None = None  # set when the publisher closes
         self._calm_by = 0.0
         self._warned_at = -WARN_SECONDS
         self._thread = threading.Thread(target=self._run, name="weightbus-state", daemon=True)
@@ -76,7 +75,7 @@ class Keeper:
     # For any thread.
 
     def offer(self, version: Version) -> None:
-        """Have a version written, unless a newer one comes before its turn. Never waits."""
+        """Queue a version to be written; a newer one of its model replaces it. Never blocks."""
         self._offered[version.model] = _Latest(
             version.model,
             version.key,
@@ -89,13 +88,13 @@ class Keeper:
         )
 
     def heed(self, is_busy: Callable[[], bool]) -> None:
-        """Wait for moments without a publish, as far as this tells of one that is under way."""
+        """Set the function that returns whether a publish is in progress; writes then pause."""
         self._is_busy = is_busy
 
     def recorded(self, epoch: int) -> bool:
-        """Return whether an epoch may be taken: it is on disk, or was waited for for long enough.
+        """Return whether an epoch may be adopted: it is on disk, or the disk is too slow.
 
-        Never waits: whoever needs it asks again. Only the publisher's thread asks.
+        Never blocks: the caller, the publisher's thread, asks again.
         """
         now = time.monotonic()
         if epoch > self._on_disk:
@@ -115,12 +114,15 @@ class Keeper:
         return True
 
     def stop(self) -> None:
-        """Write what is left and end, without anybody waiting for it."""
+        """Start to write what is left and end the thread; does not wait for it."""
         self._deadline = self._deadline or time.monotonic() + STOP_SECONDS
         self._wake.set()
 
     def close(self, timeout: float) -> bool:
-        """Write what is left and end; return whether all is on disk. It warns of what is not."""
+        """Write what is left and end the thread; return whether all is on disk.
+
+        Versions that are not on disk after `timeout` seconds are logged.
+        """
         self._deadline = time.monotonic() + timeout
         self._wake.set()
         self._thread.join(timeout)
@@ -134,7 +136,7 @@ class Keeper:
             )
         return not lacking
 
-    # For the thread itself.
+    # For this object's thread.
 
     def _run(self) -> None:
         try:
@@ -144,7 +146,7 @@ class Keeper:
                 self._write_all()
             self._write_all()
         except _OutOfTimeError:
-            log.debug("out of time")  # `close` says what is lacking
+            log.debug("out of time")  # `close` logs the missing versions
         finally:
             if self._deadline is not None:
                 self._folder.close()
@@ -162,13 +164,13 @@ class Keeper:
                 del self._lacking[model]
             except _OutOfTimeError:
                 raise
-            except Exception as error:  # a full disk, mostly; whatever it is, publishing goes on
+            except Exception as error:  # usually a full disk; publishing must go on
                 self._lacking[model] = str(error)
                 self._warn(version, error)
             self._rest(begun)
 
     def _rest(self, begun: float) -> None:
-        """Leave the disk alone, but for an epoch that somebody waits for."""
+        """Rest from writing, except for a requested epoch."""
         now = time.monotonic()
         until = now + min(REST_TIMES * (now - begun), REST_SECONDS)
         while self._deadline is None and now < until:
@@ -178,7 +180,11 @@ class Keeper:
             now = time.monotonic()
 
     def _breathe(self) -> None:
-        """Let a publish go first, and write an epoch if somebody waits for that."""
+        """Pause during a publish, and write a requested epoch.
+
+        Raises:
+            _OutOfTimeError: The publisher is closing, and its deadline has passed.
+        """
         self._write_epoch()
         while self._deadline is None and self._is_busy() and time.monotonic() < self._calm_by:
             self._wake.wait(PAUSE_SECONDS)
@@ -190,7 +196,7 @@ class Keeper:
         if self._epoch > self._folder.epoch:
             try:
                 self._folder.begin(self._epoch)
-            except Exception as error:  # whatever it is, the versions can be written
+            except Exception as error:  # versions can still be written
                 self._warn(None, error)
             else:
                 self._on_disk = self._folder.epoch
@@ -198,7 +204,7 @@ class Keeper:
     def _write(self, version: _Latest) -> None:
         data = version.snapshot.keep()
         if data is None:
-            return  # its memory has the next version already, which will be offered in a moment
+            return  # its memory holds the next version, which will be offered soon
         try:
             chunk_bytes, layout, key = version.chunk_bytes, version.layout, version.key
             digest = version.digest or digest_of(layout.id, data, chunk_bytes)

@@ -1,4 +1,4 @@
-"""Keys as users give them: what `keys=` and the environment mean, and where keys must be."""
+"""Keys from users: resolves `keys=` and WEIGHTBUS_KEYS, and checks where keys are required."""
 
 import logging
 import os
@@ -29,13 +29,13 @@ from .models import PublishedModel
 
 log = logging.getLogger("weightbus.publisher")
 
-KEYS = "WEIGHTBUS_KEYS"  # of the environment, where no keys are given: a path, or empty
-LOOK_SECONDS_MIN, LOOK_SECONDS_MAX = 0.02, 1.0  # between two looks at the folder of keys
+KEYS = "WEIGHTBUS_KEYS"  # the environment variable that replaces a missing `keys=`: a path
+LOOK_SECONDS_MIN, LOOK_SECONDS_MAX = 0.02, 1.0  # between two checks of the key folder
 ALARM_SECONDS = 60.0  # between two alarms while the folder cannot be read
 
 
 def publisher_keys(given: PublisherKeys | str | Path | None) -> PublisherKeys | None:
-    """Return a publisher's keys; None: it has none.
+    """Return a publisher's keys; None if it has none.
 
     Raises:
         KeysError: They cannot be read.
@@ -47,7 +47,7 @@ def publisher_keys(given: PublisherKeys | str | Path | None) -> PublisherKeys | 
 
 
 def worker_keys(given: WorkerKeys | str | Path | None, name: str | None) -> WorkerKeys | None:
-    """Return the keys of a worker, of this name if it has one; None: it has none.
+    """Return a worker's keys, selected by `name` if it is given; None if it has none.
 
     Raises:
         KeysError: They cannot be read.
@@ -62,7 +62,7 @@ def _path(given: object) -> str:
     if given is None:
         return os.environ.get(KEYS, "")
     if not isinstance(given, str | Path):
-        what = type(given).__name__  # and no more: it may hold a secret
+        what = type(given).__name__  # not the value, which may be a secret
         raise KeysError(f"keys= is a {what}: give a path, or keys that were read")
     return str(given)
 
@@ -70,16 +70,19 @@ def _path(given: object) -> str:
 def handed_out(
     bind: str, *, keyed: bool | None, insecure: bool
 ) -> tuple[PublisherKeys | None, WorkerKeys | None]:
-    """Draw keys of a publisher, and of workers that are told theirs by whoever starts them.
+    """Generate keys for a publisher, and for workers that get theirs from the starting process.
 
     Args:
-        bind: Where the publisher will listen.
-        keyed: Whether there are to be any; None: if other hosts can reach that address, and the
-            environment names none.
-        insecure: Whether they may reach it without.
+        bind: The address that the publisher will bind.
+        keyed: Whether to generate keys; None: if other hosts can reach `bind`, and the environment
+            names no keys.
+        insecure: Whether other hosts may reach it without keys.
+
+    Returns:
+        The publisher's keys and the workers' keys; None for both if none are generated.
 
     Raises:
-        AddressError: The address makes no sense.
+        AddressError: The address is invalid.
     """
     exposed = not (endpoints.is_local(bind) or insecure or os.environ.get(KEYS))
     if not (exposed if keyed is None else keyed):
@@ -89,20 +92,20 @@ def handed_out(
 
 
 def new_sealer(rekey: float) -> Sealer:
-    """Return what seals all that a publisher publishes, with another group key every so often.
+    """Return a publisher's sealer, which changes the group key every `rekey` seconds.
 
     Raises:
-        SealError: Nothing can be sealed here.
+        SealError: Sealing is not possible on this host.
     """
     draw = partial(secrets.token_bytes, KEY_BYTES)
     return Sealer(draw, SealedMemory().take, rekey, time.monotonic())
 
 
 def check_exposure(keys: PublisherKeys | None, insecure: bool, *addresses: str | None) -> None:
-    """Check that nobody on a network is let in by mistake.
+    """Check that a publisher that other hosts can reach has keys, unless it is `insecure`.
 
     Raises:
-        AddressError: An address can be reached from other hosts, and there are no keys.
+        AddressError: Other hosts can reach an address, and there are no keys.
     """
     exposed = [a for a in addresses if a is not None and not endpoints.is_local(a)]
     if exposed and keys is None and not insecure:
@@ -114,17 +117,23 @@ def check_exposure(keys: PublisherKeys | None, insecure: bool, *addresses: str |
 
 
 def group_keys(sealer: Sealer | None) -> Callable[[Peer], list[str]] | None:
-    """Return what says which group keys a worker gets: whoever joins has a key that may have it."""
+    """Return a function from a worker to its group keys: every worker that joins gets all."""
     return None if sealer is None else lambda _peer: sealer.keys
 
 
 def watch_keys(
     keys: PublisherKeys, timing: Timing, loop: PublisherLoop, revoked: Callable[[], None]
 ) -> None:
-    """Look at a publisher's folder of keys in a thread of its own: a disk may take its time.
+    """Watch a publisher's key folder in a separate thread, as a disk may be slow.
 
-    A change counts within one ping interval. The thread ends with the publisher's. `revoked` is
-    called there once what a key may do was taken away. Without a folder nothing ever changes.
+    A change takes effect within one ping interval. The thread ends with the publisher's thread.
+    Keys that were not read from a folder never change.
+
+    Args:
+        keys: The publisher's keys.
+        timing: Its times, which set the interval.
+        loop: Its thread, which gets the changes.
+        revoked: Called in the publisher's thread when a key lost rights.
     """
     errors = _FolderErrors()
     allowed = keys.allowed(errors.add)
@@ -136,10 +145,10 @@ def watch_keys(
 
 
 class _Watch:
-    """Looks at the folder again and again.
+    """Polls the key folder.
 
-    A look needs a descriptor, and one is kept for it. If that is not to be had either, a file's
-    removal still counts, as it is seen without one.
+    Reading it needs a descriptor, and one is reserved for that. If even this one is not available,
+    a removed file still revokes its key, as a removal is detected without a descriptor.
     """
 
     def __init__(
@@ -151,16 +160,16 @@ class _Watch:
     ) -> None:
         self._allowed, self._errors, self._loop = allowed, errors, loop
         self._revoked, self._spare = revoked, Spare()
-        self._seen: object = None  # it is read anew at first: what was read may be older
+        self._seen: object = None  # read again at first, as the keys may be outdated by now
         self._granted: Mapping[str, Grant] | None = None
-        self._alarm_at = 0.0  # when the next alarm may be; 0: none was since the last good look
+        self._alarm_at = 0.0  # earliest time of the next alarm; 0: none since the last success
 
     def run(self, every: float) -> None:
-        """Look every so many seconds, until the publisher has ended."""
+        """Check the folder every `every` seconds, until the publisher has ended."""
         while not self._loop.over.wait(every):
             try:
                 self._look_somehow()
-            except Exception as error:  # what was granted stays so until this can be read
+            except Exception as error:  # grants stay as they are until the folder can be read
                 self._alarm(
                     f"{error}. Until it can be, nothing changes: a key whose file is removed stays "
                     "good. Mend the folder, or stop the publisher"
@@ -226,24 +235,24 @@ def _grant(
 
 
 def retire(models: Mapping[str, PublishedModel]) -> None:
-    """Publish nothing more where somebody may read whose key was revoked."""
+    """Stop publishing into memory that a worker with a revoked key may still have mapped."""
     for model in list(models.values()):
         model.pool.retire()
 
 
 class _FolderErrors:
-    """Errors of a key folder: each is logged once for as long as look after look finds it."""
+    """Errors of a key folder: each is logged when it appears, not again while it persists."""
 
     def __init__(self) -> None:
         self._before, self._now = set[str](), set[str]()
 
     def add(self, error: Exception) -> None:
-        """Log an error, unless the look before found it as well."""
+        """Log an error, unless the previous check found it, too."""
         text = str(error) or type(error).__name__
         if text not in self._before:
             log.warning("what keys may do: %s", text)
         self._now.add(text)
 
     def next_look(self) -> None:
-        """End a look."""
+        """End a check of the folder."""
         self._before, self._now = self._now, set[str]()

@@ -1,8 +1,8 @@
-"""The names of a face of the package, each loaded when it is first used."""
+"""Lazy exports of a module: each name is imported when it is first used."""
 
 from importlib import import_module
 
-TYPE_CHECKING = False  # as in the face of the package
+TYPE_CHECKING = False  # without importing `typing`, which is slow
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -13,16 +13,16 @@ def lazy(
     """Return the `__getattr__` and the `__dir__` of a module.
 
     Args:
-        face: Its globals.
-        package: What the modules are in that have the names.
-        homes: The module of each name.
+        face: The module's globals.
+        package: The package that `homes` is relative to.
+        homes: The module that defines each name.
     """
 
     def load(name: str) -> object:
         home = homes.get(name)
         if home is None:
             raise AttributeError(f"module {face['__name__']!r} has no attribute {name!r}")
-        face[name] = value = getattr(import_module(f".{home}", package), name)  # found from now on
+        face[name] = value = getattr(import_module(f".{home}", package), name)  # cached
         return value
 
     def names() -> list[str]:

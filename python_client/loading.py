@@ -1,4 +1,4 @@
-"""Targets that are functions: an engine loads a version by itself, from where the bus has it."""
+"""Targets that are functions: an engine loads a version directly from the bus's memory."""
 
 import atexit
 import ctypes
@@ -27,7 +27,7 @@ log = logging.getLogger("weightbus.subscriber")
 
 
 class UnchangedError(WeightBusError):
-    """Raise this in a target function that has changed nothing yet.
+    """Raise this in a target function that has not changed any weights.
 
     The previous version then still runs. After any other exception no version runs, because only
     the function knows what it has changed.
@@ -37,11 +37,11 @@ class UnchangedError(WeightBusError):
 
 
 class UnreadableTargetError(WeightBusError):
-    """What a target holds cannot be read back."""
+    """The content of a target cannot be read back."""
 
 
-# Versions that somebody goes on using. Their segments stay locked, whoever forgets to release them:
-# in the publisher's memory another version would take their place.
+# Versions kept by `Pairs.keep`. This reference keeps their segments locked even if the user drops
+# the release function; otherwise the publisher would reuse the memory.
 _HELD: set[ExitStack] = set()
 HELD_WARN = 4
 
@@ -53,12 +53,12 @@ def _release(hold: ExitStack) -> None:
 
 @atexit.register
 def _release_all() -> None:
-    while _HELD:  # while what it takes to unlock them is still there
+    while _HELD:  # unlock while the modules that this needs still exist
         _HELD.pop().close()
 
 
 class Named:
-    """What users are told of a staged version before it is applied."""
+    """The public attributes of a staged version, before it is applied."""
 
     def __init__(self, staged: StagedVersion) -> None:
         self.model, (self.epoch, self.version) = staged.model, staged.key
@@ -72,7 +72,7 @@ class Pairs(Named):
     Iterating yields (name, torch tensor) pairs; `arrays()` yields the same with numpy arrays. A
     tied tensor appears once under each of its names. All are views of the bus's memory, without a
     copy. Do not write to them: a numpy array raises, but a write to a torch tensor in the
-    publisher's memory ends the process. Do not keep them after the function has returned, unless
+    publisher's memory crashes the process. Do not use them after the function has returned, unless
     you called `keep()`: the memory will hold another version.
 
     Attributes:
@@ -87,7 +87,7 @@ class Pairs(Named):
     def __init__(self, staged: StagedVersion) -> None:
         super().__init__(staged)
         self._layout = staged.layout
-        # What numpy and torch make of this holds it, so that it tells whether anything is kept.
+        # Every numpy and torch view refers to this object, so `_viewed` detects remaining views.
         lent = (ctypes.c_uint8 * self.nbytes).from_address(address_of(staged.data))
         vars(lent)["owner"] = staged.data
         data = np.frombuffer(memoryview(lent), np.uint8)
@@ -110,23 +110,23 @@ class Pairs(Named):
             yield name, self._lent().arrays[self._layout.by_name(name).name]
 
     def keep(self) -> Callable[[], None]:
-        """Keep the tensors as they are after the function has returned, until you release them.
+        """Keep the tensors valid after the function has returned, until you release them.
 
-        For an engine that runs on them where they lie. The bus needs other memory for the next
-        version then: with each version that is kept, one more of its size.
+        For an engine that runs directly on these tensors. The bus then needs other memory for the
+        next version: one more buffer of its size for each version that is kept.
 
         Returns:
             A function that releases them, from any thread. Call it once nothing uses them.
 
         Raises:
-            RuntimeError: The function has returned, or has called this before.
+            RuntimeError: The target function has returned, or has called this before.
         """
         self._lent()
         if self.kept:
             raise RuntimeError(f"{self.model} version {self.version} cannot be kept twice")
         assert self._staged is not None  # noqa: S101 - it goes with the tensors
         hold = ExitStack()
-        hold.enter_context(suppress(OverwrittenError))  # what was read since is not for us to say
+        hold.enter_context(suppress(OverwrittenError))  # raised at release, too late to act on
         hold.enter_context(self._staged.reading())
         self.kept = True
         _HELD.add(hold)
@@ -147,7 +147,7 @@ class Pairs(Named):
         return self._section
 
     def end(self) -> bool:
-        """Nothing can be had here any more; return whether somebody has views without `keep`."""
+        """End the access to the tensors; return whether views remain without `keep`."""
         self._section = self._staged = None
         return not self.kept and self._viewed() is not None
 
@@ -156,19 +156,19 @@ class FunctionTarget(Target):
     """A function that loads versions.
 
     Args:
-        load: It; called with `Pairs`.
+        load: The function; it takes a `Pairs`.
     """
 
     asks_user = True
 
     def __init__(self, load: Callable[[Pairs], object]) -> None:
         self._load = load
-        self._unchanged = False  # by the last apply
-        self._kept: tuple[int, int] | None = None  # the version that it has kept last
+        self._unchanged = False  # whether the last apply raised UnchangedError
+        self._kept: tuple[int, int] | None = None  # the last version that it kept
         self._warned = False
 
     def summing(self, layout: Layout, names: Names, sums: Sums) -> Iterator[int]:
-        """Nobody but the function knows where they went.
+        """Raise an error: only the function knows where it put the weights.
 
         Raises:
             UnreadableTargetError: Always.
@@ -179,7 +179,7 @@ class FunctionTarget(Target):
         )
 
     def apply(self, staged: StagedVersion) -> None:
-        """Have the function load a version."""
+        """Call the function with a version."""
         pairs, self._unchanged = Pairs(staged), False
         try:
             _check_done(self._load(pairs))
@@ -199,19 +199,23 @@ class FunctionTarget(Target):
             )
 
     def keeps(self, key: tuple[int, int]) -> bool:
-        """Return whether the function has said so."""
+        """Return whether the function called `keep()` for this version."""
         return key == self._kept
 
     def undo(self) -> bool:
-        """Say whether the function has changed nothing: that is its own word."""
+        """Return whether the function raised `UnchangedError`; it cannot be undone."""
         return self._unchanged
 
     def settle(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: there is no old content to release."""
 
 
 def _check_done(returned: object) -> None:
-    """Check that the function has done its work, and not left it for later."""
+    """Check that the function did not return a coroutine or generator.
+
+    Raises:
+        TypeError: It did, so nothing was loaded.
+    """
     if inspect.isawaitable(returned) or inspect.isgenerator(returned):
         close = getattr(returned, "close", None)
         if close is not None:

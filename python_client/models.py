@@ -1,4 +1,4 @@
-"""What a publisher keeps of each model: memory, form and layout, and what patches build on."""
+"""The publisher's state of each model: memory, form, layout, and the bases of patches."""
 
 import contextlib
 import itertools
@@ -43,24 +43,24 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("weightbus.publisher")
 
-ENCODE_PACE = 1e-8  # seconds a byte, until something was encoded here, or decoded
-PACE_SHARE = 0.5  # of what was measured last in what is believed
-PACE_EVERY = 32  # decisions, of which the first measures on a sample: what is believed may be wrong
+ENCODE_PACE = 1e-8  # seconds per byte: the first estimate of encoding and decoding
+PACE_SHARE = 0.5  # weight of the last measurement in the estimate
+PACE_EVERY = 32  # decisions between two measurements on a sample, as the estimate may be wrong
 BOTH = False, True  # patches without classes, and with them
-OFFER_SHARE = 0.5  # of the time that is left, for patches: the version itself takes some, too
+OFFER_SHARE = 0.5  # of the remaining time, for patches: sending the version takes some, too
 
 
 class Base(NamedTuple):
     """A version that patches may build on."""
 
-    chunks: Chunks[object]  # the machine's by now: only their digest is read, which stays
-    form: tuple[str, int]  # its layout, and the size of its chunks: its digest needs both
+    chunks: Chunks[object]  # owned by the publisher's thread: read only their digest
+    form: tuple[str, int]  # layout id and chunk size, which the digest covers
     data: Bytes
-    snapshot: Snapshot  # which keeps them
+    snapshot: Snapshot  # keeps `data` valid
 
 
 class Bases:
-    """The versions of one model that patches may build on. Whoever calls anything has its lock.
+    """The versions of one model that patches may build on. Callers hold the model's lock.
 
     Args:
         model: Its name.
@@ -68,15 +68,15 @@ class Bases:
         check: Whether each patch is decoded, and compared, before it is offered.
 
     Attributes:
-        kept: They, the newest last.
+        kept: The bases, the newest last.
     """
 
     def __init__(self, model: str, count: int = BASES, *, check: bool = True) -> None:
         self._model, self._count, self._check = model, count, check
         self.kept: deque[Base] = deque()
-        # Seconds that a byte takes, as of late, of patches without classes and with them.
+        # Recent seconds per byte, of patches without classes and with them.
         self._encode, self._decode = [ENCODE_PACE] * 2, [ENCODE_PACE] * 2
-        self._decisions = 0  # on whether a patch pays
+        self._decisions = 0  # how often `chosen` has compared patches
 
     def offer(
         self,
@@ -87,14 +87,14 @@ class Bases:
         *,
         to_all: bool = True,
     ) -> None:
-        """Have a version offered by patches too, and keep it for patches to come. (D1, D2)
+        """Add patches to a version, and keep it as a base of later patches. (D1, D2)
 
         Args:
-            offer: What was copied a moment ago, and nobody has been told of.
-            encoding: Whether that is wanted.
-            takers: Who takes patches.
-            deadline: When it must be there, with patches or without: these may take a part of that.
-            to_all: It is for all workers: where it is not patched, nothing is kept for anybody.
+            offer: The version, copied and not announced yet.
+            encoding: "delta" or "auto"; "raw": no patches.
+            takers: The workers that take patches.
+            deadline: The deadline of the publish; patches may take a part of the time left.
+            to_all: The version is for all workers: if it gets no patches, all bases are dropped.
         """
         if encoding == "raw" or _is_small(offer) or not patch_candidates:
             if to_all:
@@ -111,7 +111,7 @@ class Bases:
             self._patch(offer, new, encoding, patch_candidates, _part_of(deadline))
             offer.keep = True
             self.kept.append(new)
-        finally:  # an interrupt comes at any time
+        finally:  # a KeyboardInterrupt can be raised at any point
             if not any(base.snapshot is snapshot for base in self.kept):
                 snapshot.let_go()
         while len(self.kept) > self._count:
@@ -125,14 +125,14 @@ class Bases:
         patch_candidates: Collection[PatchCandidate],
         deadline: Deadline,
     ) -> None:
-        """Make the patches: first that on what most of those run who take them."""
+        """Make the patches, first the one on the version that most takers run."""
         data = new.data
         some = ((base.chunks.digest, base.data) for base in self.kept if base.form == new.form)
-        bases = {digest: old for digest, old in some if digest}  # else it is on its way
+        bases = {digest: old for digest, old in some if digest}  # empty: not all chunks are hashed
         runs = Counter(taker.running for taker in patch_candidates if taker.running is not None)
         found = dict[tuple[int, int], tuple[Running, Bytes]]()
         for running, _ in runs.most_common():
-            if running.digest in bases:  # a patch is named, and sealed, by number: one on each (E3)
+            if running.digest in bases:  # named and sealed by its base's number: one each (E3)
                 named = running.epoch, running.version
                 found.setdefault(named, (running, bases[running.digest]))
         for running, old in itertools.islice(found.values(), self._count):
@@ -143,7 +143,7 @@ class Bases:
             offer.patches += () if made is None else (made,)
 
     def forget(self) -> None:
-        """Keep nothing for patches to build on."""
+        """Drop all bases."""
         while self.kept:
             self._let_go()
 
@@ -159,9 +159,9 @@ class Bases:
         new: Bytes,
         deadline: Deadline,
     ) -> OfferedPatch | None:
-        """Return the patch from one version to another, if it is smaller than that.
+        """Return the patch from `old` to `new`; None if that fails or makes it no smaller.
 
-        Whatever goes wrong, the version can still be sent as it is.
+        A failure is logged and not raised: the version can still be sent whole.
         """
         for index in offer.chunks.unhashed():
             hash_chunk(offer, index)
@@ -192,13 +192,14 @@ class Bases:
     def chosen(
         self, layout: Layout, old: Bytes, new: Bytes, patch_candidates: Collection[PatchCandidate]
     ) -> Way | None:
-        """Return what patch is to be made; None: the version is there sooner without.
+        """Return the kind of patch to make; None: the whole version arrives sooner.
 
-        There is one patch on a base, for all that run it. So it is the one that is best for the
-        slowest of them that gains by any: it is the last that the publish waits for. Of whom no
-        rate is known, it is fast enough; who has not decoded any yet does so as this does. So do
-        all where it was measured anew: what a worker took once for a kind of patch that it was not
-        sent again would be believed for ever.
+        There is one patch per base, for all workers that run it. So it is the one that is best for
+        the slowest worker that gains by a patch, as the publish waits for this worker last. A
+        worker without a known rate counts as fast enough. A worker that has not decoded a kind of
+        patch is assumed to be as fast as this process; with a new measurement all workers are.
+        Otherwise a worker's old rate for a kind of patch that it no longer receives would never be
+        corrected.
         """
         slow = sorted((t for t in patch_candidates if not math.isinf(t.rate)), key=lambda t: t.rate)
         if not slow:
@@ -223,7 +224,7 @@ class Bases:
         return next((way for way in ways if way is not None), None)
 
     def _measure(self, layout: Layout, old: Bytes, new: Bytes) -> None:
-        """Take the time that a sample takes; else nobody would know if none pays."""
+        """Measure encoding and decoding on a sample, as perhaps no patch is made meanwhile."""
         some, where = sample(layout)
         before, after = old[where], new[where]
         work = estimate(some, before, after).work * some.nbytes
@@ -244,12 +245,12 @@ class Bases:
 
 
 def _is_small(offer: Offer) -> bool:
-    """Return whether it goes along with its announcement, and nothing could be faster."""
+    """Return whether the version travels inside its announcement, so that no patch is faster."""
     return offer.chunks.plan.count <= 1 and offer.layout.nbytes <= WHOLE_BYTES_MAX
 
 
 def _part_of(deadline: Deadline) -> Deadline:
-    """Return when patches must be made: all of the version must still be sent in time."""
+    """Return the deadline of patches, which leaves time to send the whole version instead."""
     text = (
         f"it was not made in {OFFER_SHARE:.0%} of what was left of the timeout, so workers take "
         "all of the version: give a longer timeout, or publish it raw"
@@ -258,15 +259,15 @@ def _part_of(deadline: Deadline) -> Deadline:
 
 
 class PublishedModel:
-    """One model of a publisher. Whoever calls anything here has the `lock`.
+    """One model of a publisher. Callers of its methods hold `lock`.
 
     Args:
         name: Its name.
-        chunk_bytes: Bytes of a chunk.
-        share: Whether workers on this host may read it.
-        bases: How many versions are kept for patches to build on.
+        chunk_bytes: Bytes per chunk.
+        share: Whether workers on this host may read its memory.
+        bases: How many versions are kept as bases of patches.
         check: Whether each patch is decoded, and compared, before it is offered.
-        second: Whether weights on a device are copied by way of a second copy there.
+        second: Whether weights on a device are first copied within the device.
         kept: Whether each version is written to disk.
     """
 
@@ -288,14 +289,14 @@ class PublishedModel:
         self._form: Form | None = None
         self._layout: Layout | None = None
         self._overflows = OverflowLog(log)
-        # What became what, last: a form, in a precision and under other names.
+        # The last conversion: form, precision, renaming, resulting form.
         self._converted: tuple[Form, Precision | None, Renaming | None, Form] | None = None
 
     def wait_for_lock(self, deadline: Deadline) -> None:
-        """Take the lock once nobody else copies this model.
+        """Acquire the lock, which another thread holds while it copies this model.
 
         Raises:
-            DeadlineError: Somebody copies it for too long.
+            DeadlineError: That thread holds it for too long.
         """
         while not self.lock.acquire(timeout=deadline.left()):
             deadline.check()
@@ -309,7 +310,7 @@ class PublishedModel:
         *,
         to_all: bool,
     ) -> None:
-        """Have a version offered by patches too: see `Bases`. What ends this ends the version."""
+        """Add patches to a version: see `Bases.offer`. An exception releases the snapshot."""
         try:
             some = () if encoding == "raw" or _is_small(offer) else patch_candidates()
             before = len(self.bases.kept)
@@ -326,10 +327,10 @@ class PublishedModel:
         precision: Precision | None = None,
         renaming: Renaming | None = None,
     ) -> tuple[State, Layout]:
-        """Return the state of some weights and its layout, the ones before if nothing changed.
+        """Return the state of some weights and its layout, which is reused if nothing changed.
 
         Raises:
-            StateError: They cannot travel, or not in this precision or under these names, or not in
+            StateError: They cannot be published, or not in this precision, under these names or in
                 chunks of this size.
         """
         state = state_of(weights, self._form)
@@ -361,20 +362,20 @@ class PublishedModel:
     def reserve(
         self, weights: object, dtype: Dtype = None, rename: Rename = None
     ) -> tuple[Shared, int] | None:
-        """Take memory for weights like these; return where workers find it, and its size.
+        """Reserve memory for weights like these; return its segment and its size in bytes.
 
-        None: they do not, or there was memory before.
+        None: workers cannot read the memory, or it was already reserved.
         """
         state, layout = self.describe(weights, precision_of(dtype), renaming_of(rename))
         shared = self.pool.reserve(state, layout)
         return None if shared is None else (shared, layout.nbytes)
 
     def look(self, offer: Offer) -> None:
-        """Say in an offer, once it is all there, which values its dtype cannot hold.
+        """Note in a completely copied offer which values its dtype cannot hold.
 
-        The log has each tensor once.
+        Each tensor is logged once.
         """
-        lost, offer.lost = offer.lost, None  # which refers to the user's tensors
+        lost, offer.lost = offer.lost, None  # the function refers to the user's tensors
         try:
             found: Found = {} if lost is None else lost()
         except BaseException:
@@ -398,24 +399,24 @@ class PublishedModel:
         """Copy weights into memory to be published, or read them from disk.
 
         Args:
-            weights: What to copy.
-            replaces_latest: The version will be the latest for all at once.
-            precision: What to convert while it is copied.
-            renaming: What the tensors are called in the version.
-            hashed: Whether to hash it while it is copied: it will be sent, or its digest asked for.
-            make_room: Asks for memory where all of it is in use.
-            deadline: When it must be there.
+            weights: The weights, or a `Saved` version.
+            replaces_latest: The version will be the latest one for all workers at once.
+            precision: The dtypes to convert to while copying.
+            renaming: The tensors' names in the version.
+            hashed: Whether to hash while copying: it will be sent, or its digest is needed.
+            make_room: Called to free memory when all of it is in use.
+            deadline: When the copy must be complete.
 
         Returns:
-            What to offer. And, of weights on a device, what must arrive before: then it is to be
-            hashed, if need be, or, if it came too late, released.
+            The offer. And, for weights on a device, the copy that is still in progress: once it is
+            complete, the caller hashes the offer if needed; if it is late, the caller releases it.
 
         Raises:
-            StateError: They cannot travel.
+            StateError: The weights cannot be published.
             StateFolderError: The file is damaged.
-            ValueError: What is on disk is not converted.
+            ValueError: `precision` or `renaming` is given for a `Saved` version.
             WeightBusError: All memory stayed in use.
-            DeadlineError: There was no time.
+            DeadlineError: The copy was not complete in time.
         """
         if isinstance(weights, Saved):
             if precision is not None or renaming is not None:
@@ -428,7 +429,7 @@ class PublishedModel:
         else:
             saved, chunk_bytes = None, self._chunk_bytes
             state, layout = self.describe(weights, precision, renaming)
-        # A disk may be slow, and its file damaged: the latest stays until another is there.
+        # A disk may be slow, and a file damaged: keep the latest version until the new one is read.
         over = replaces_latest and saved is None
         snapshot = self.pool.take(layout.nbytes, make_room, replaces_latest=over, deadline=deadline)
         about = self.name, layout, chunk_bytes, snapshot, snapshot.shared
@@ -458,7 +459,7 @@ class PublishedModel:
 def restore(
     folder: StateFolder, epoch: int, model_of: Callable[[str], PublishedModel]
 ) -> list[Offer]:
-    """Read the latest version of each model back, and record what is offered in this epoch."""
+    """Read back the latest version of each model, and record what is offered in this epoch."""
     found: dict[StoredVersion, Offer] = {}
     for model in folder.models():
         stored = folder.versions(model)[0]
@@ -489,19 +490,19 @@ def after(
     deadline: Deadline,
     held: threading.Lock,
 ) -> None:
-    """Go on with a publish once its weights are there, in a thread of its own.
+    """Continue a publish in a separate thread, once its copy from a device is complete.
 
-    A device may be busy for any time, and nothing stops a copy that it has begun: if the deadline
-    comes first, the publish has failed, and its memory serves nothing else until the copy is over.
+    A device may be busy for any time, and a copy that it has begun cannot be stopped: if the
+    deadline passes first, the publish fails, and its memory is not reused until the copy ends.
 
     Args:
-        arriving: What is waited for.
-        offer: Of what.
-        hashed: Whether to hash it then.
-        submit: Publishes it.
-        future: Fails if that is not to be.
-        deadline: When it must be there.
-        held: The lock of the model, which is taken, and let go in the end.
+        arriving: The copy in progress.
+        offer: The offer that it belongs to.
+        hashed: Whether to hash the offer afterwards.
+        submit: Publishes the offer.
+        future: Gets the exception if the publish fails.
+        deadline: When the copy must be complete.
+        held: The model's lock, already acquired; it is released at the end.
     """
 
     def wait() -> None:
@@ -512,17 +513,17 @@ def after(
                 deadline.check()
             submit()
         except BaseException as error:
-            with contextlib.suppress(Exception):  # it is cancelled
+            with contextlib.suppress(Exception):  # the future is cancelled
                 future.set_exception(error)
-            with contextlib.suppress(Exception):  # of a failed device, nothing arrives
+            with contextlib.suppress(Exception):  # the device has failed
                 arriving.wait()
             offer.snapshot.release()
         finally:
             held.release()
 
-    # Not waited for at the end of the process: a device that hangs would hang that, too.
+    # A daemon thread: a device that hangs must not block the end of the process.
     thread = threading.Thread(target=wait, name="weightbus-arrival", daemon=True)
     try:
         thread.start()
-    except RuntimeError:  # no more threads are to be had
+    except RuntimeError:  # no thread can be started
         wait()

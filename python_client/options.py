@@ -1,4 +1,4 @@
-"""The keywords of publish, and what a call that is given some asks for."""
+"""The keywords of `publish`, and the `Request` that they are checked into."""
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -16,16 +16,16 @@ from .checks import check_name
 from .settings import Encoding, Settings, settings_of
 
 Way = TypeVar("Way", bound=Callable[..., Any])
-# All workers, those that are not lost, this many, or those of these names.
+# "all": all workers; "alive": those that are not lost; a number of workers; or names of workers.
 Require = Literal["all", "alive"] | int | Collection[str]
 
-TIMEOUT = 60.0  # seconds that a publish gets unless it is told otherwise
-ALL = "all", "alive"  # what `require` may be in place of a number
+TIMEOUT = 60.0  # default timeout of a publish, in seconds
+ALL = "all", "alive"  # the values of `require` that are not a number or names
 COMMITS: tuple[CommitMode, ...] = "auto", "together"
 
 
 class PublishOptions(TypedDict, total=False):
-    """The keywords of publish, for what passes them on; `Publisher.publish` says what they mean."""
+    """The keywords of `Publisher.publish`, for functions that pass them on."""
 
     workers: Iterable[str] | None
     require: Require
@@ -37,12 +37,12 @@ class PublishOptions(TypedDict, total=False):
 
 
 def keywords_of(call: Callable[..., object]) -> list[inspect.Parameter]:
-    """Return the keywords of a call."""
+    """Return the keyword-only parameters of a call."""
     return [p for p in inspect.signature(call).parameters.values() if p.kind is p.KEYWORD_ONLY]
 
 
 def shows_keywords_of(publish: Callable[..., object]) -> Callable[[Way], Way]:
-    """Have `help()` and the documentation show a call's `**options` as the keywords they are."""
+    """Show a call's `**options` as the keywords of `publish` in `help()` and the documentation."""
 
     def decorate(call: Way) -> Way:
         own = inspect.signature(call)
@@ -54,16 +54,16 @@ def shows_keywords_of(publish: Callable[..., object]) -> Callable[[Way], Way]:
 
 
 class Request(msgspec.Struct, frozen=True, eq=False):
-    """What a call of publish asks for, checked.
+    """The checked arguments of one publish.
 
     Attributes:
-        terms: What it requires of workers.
-        replaces_latest: What it publishes is the latest version for all at once.
-        asks_for_digests: Workers say what they have hashed before all of it was sent to anybody.
-        precision: What is converted while it is copied; None: nothing.
-        encoding: How it goes to workers that take patches.
-        renaming: What the tensors are called in the version; None: what they are called here.
-        metadata: What is said of the version; None: nothing, or what was said before.
+        terms: What it requires of workers, and by when.
+        replaces_latest: The version becomes the latest one for all workers at once.
+        asks_for_digests: Workers report digests, so the version is hashed while it is copied.
+        precision: The dtypes to convert to while copying; None: no conversion.
+        encoding: How it is sent to workers that take patches.
+        renaming: The tensors' names in the version; None: their own names.
+        metadata: The version's metadata; None: none, or that of the stored version.
     """
 
     terms: PublishTerms
@@ -88,15 +88,16 @@ def request(
     expected: int,
     lost_after: float,
 ) -> Request:
-    """Check the keywords of a call.
+    """Check the keywords of a publish.
 
     Args:
-        workers, require, expect, commit, timeout, metadata, settings: Its keywords.
-        defaults: The publisher's settings, checked before.
-        expected, lost_after: What the publisher was told of these.
+        workers, require, expect, commit, timeout, metadata, settings: As in `Publisher.publish`.
+        defaults: The publisher's settings, already checked.
+        expected: The Publisher's `expect`.
+        lost_after: The Publisher's `lost_after`, in seconds.
 
     Raises:
-        ValueError: A value makes no sense.
+        ValueError: A value is invalid.
     """
     settings = defaults if settings is None else settings_of("publish", settings)
     names = None if workers is None else _names(workers)
@@ -142,7 +143,7 @@ def _names(workers: Iterable[str]) -> tuple[str, ...]:
 
 
 def _named(require: object, workers: tuple[str, ...] | None) -> frozenset[str] | None:
-    """Return the workers that are required by name, if they are."""
+    """Return the names in `require`; None if it does not hold names."""
     if isinstance(require, str | int) or not isinstance(require, Collection):
         return None
     named = frozenset(check_name(name, "worker") for name in cast("Collection[str]", require))
@@ -164,7 +165,7 @@ def _needed(require: object, names: tuple[str, ...] | None) -> int:
 
 
 def _expected(asked: int, *, to_all: bool) -> int:
-    """Return how many workers all are at least."""
+    """Return the least number of workers that "all" means, checked."""
     if not to_all:
         raise ValueError(
             f"expect={asked} is for a publish to all workers: leave out workers= and require=, "

@@ -1,4 +1,4 @@
-"""What is logged of values that a narrower dtype cannot hold."""
+"""Logging of values that a narrower dtype cannot hold."""
 
 import logging
 
@@ -6,10 +6,10 @@ from ..codecs.overflow import Found, sentence
 
 
 class OverflowLog:
-    """The tensors of one model whose values were lost so far: the log has each once.
+    """Logs the tensors of one model that lost values, each tensor once.
 
     Args:
-        log: Takes the warnings.
+        log: The logger for warnings.
     """
 
     def __init__(self, log: logging.Logger) -> None:
@@ -17,7 +17,7 @@ class OverflowLog:
         self._logged = set[str]()
 
     def note(self, version: str, found: Found) -> str:
-        """Return in words which values a version has lost; log the tensors that are new."""
+        """Return a sentence on the values that a version has lost; log tensors not logged yet."""
         news = {name: each for name, each in found.items() if name not in self._logged}
         if news:
             self._logged.update(news)

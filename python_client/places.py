@@ -1,9 +1,10 @@
 """Files in folders that other users of the host may write to as well.
 
-Theory of operation: a path is followed once, name by name, and its folder is held open. All else
-is done relative to that descriptor, so it stays in that folder, whatever a path leads to meanwhile.
+Theory of operation: a path is resolved once, name by name, and its folder is held open. All later
+operations are relative to that descriptor, so they stay in that folder even if the path changes.
 A link is followed only if this user or root made it, since another user's link leads to a file of
-that user's choice. Nothing is opened that would wait, such as a FIFO for its other end.
+that user's choice. Files are opened without blocking, as opening a FIFO would wait for its other
+end.
 """
 
 import errno
@@ -15,11 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-LINKS_MAX = 40  # in one path, as the kernel has it
+LINKS_MAX = 40  # links in one path, the kernel's own limit
 LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # to open a file with, beside what for
-TRIES = 10  # to open a file that others make and remove at the same time
+PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # added to the access mode
+TRIES = 10  # to open a file that other processes make and remove at the same time
 
 
 class Place:
@@ -27,8 +28,8 @@ class Place:
 
     Attributes:
         folder: The folder's descriptor, for `dir_fd`.
-        name: The name in it, which is no link.
-        path: Both, for words.
+        name: The name in it, which is not a link.
+        path: The path of both, for error texts.
     """
 
     def __init__(self, folder: int, name: str, path: Path) -> None:
@@ -49,17 +50,18 @@ class Place:
         self.close()
 
     def close(self, close: Callable[[int], None] = os.close) -> None:
-        """Let go of the folder; calling it twice is fine."""
+        """Close the folder; idempotent."""
         folder, self.folder = self.folder, -1
         if folder >= 0:
             close(folder)
 
 
 def place_of(path: Path) -> Place:
-    """Find the folder and the name that a path leads to; there need be no file of that name.
+    """Resolve a path to its folder and name; no file of that name needs to exist.
 
     Raises:
-        OSError: A folder is not there, or a link on the way is another user's; the text says whose.
+        OSError: A folder does not exist, or a link in the path belongs to another user, whom the
+            text names.
     """
     todo = [*reversed(path.absolute().parts[1:])]
     folder, at, links, name = os.open("/", FOLDER), Path("/"), 0, "."
@@ -88,7 +90,7 @@ def _check_links(links: int, path: Path) -> None:
 
 
 def _target(name: str, folder: int, at: Path) -> str:
-    """Return where a link leads; empty if it is none.
+    """Return the target of a link; empty if `name` is not a link.
 
     Raises:
         PermissionError: Another user made the link.
@@ -114,10 +116,10 @@ def _target(name: str, folder: int, at: Path) -> str:
 
 
 def open_plain(name: str, flags: int, folder: int, mode: int = 0o600) -> int:
-    """Open a file of a folder, without waiting and without following a link.
+    """Open a regular file in a folder, without blocking and without following a link.
 
     Raises:
-        OSError: It is a link, or no file.
+        OSError: It is a link, or not a regular file.
     """
     handle = os.open(name, flags | PLAIN, mode, dir_fd=folder)
     if stat.S_ISREG(os.fstat(handle).st_mode):
@@ -127,10 +129,10 @@ def open_plain(name: str, flags: int, folder: int, mode: int = 0o600) -> int:
 
 
 def open_lock(name: str, folder: int, mode: int = 0o600) -> int:
-    """Open a file of a folder for its lock; make it if it is not there.
+    """Open a lock file in a folder; make it if it does not exist.
 
     Raises:
-        PermissionError: Another user made it, and could keep it locked.
+        PermissionError: Another user made it, and could hold the lock.
         OSError: It cannot be opened.
     """
     for _ in range(TRIES):
@@ -144,21 +146,22 @@ def open_lock(name: str, folder: int, mode: int = 0o600) -> int:
             return handle
         with suppress(FileExistsError):
             handle = open_plain(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, folder, mode)
-            os.fchmod(handle, mode)  # whatever the umask is
+            os.fchmod(handle, mode)  # regardless of the umask
             return handle
     raise FileExistsError(errno.EEXIST, "it is made and removed again and again", name)
 
 
 def check_owner(handle: int, name: str, folder: int, open_to_others: int) -> None:
-    """Check that no other user has put a file into a folder where any user can.
+    """Check that a file in a folder of several users is not another user's.
 
     Args:
         handle, name: The file.
         folder: The folder.
-        open_to_others: The bits of its mode of which one says that any user can.
+        open_to_others: Mode bits; the check applies only if the folder has one of them.
 
     Raises:
-        PermissionError: Somebody has, who is neither root nor the folder's owner.
+        PermissionError: The file belongs to a user who is not this user, root or the folder's
+            owner.
     """
     about, where = os.fstat(handle), os.fstat(folder)
     if where.st_mode & open_to_others and about.st_uid not in (os.geteuid(), 0, where.st_uid):
@@ -171,7 +174,7 @@ def check_owner(handle: int, name: str, folder: int, open_to_others: int) -> Non
 
 
 def user(number: int) -> str:
-    """Return what a user of this host is called."""
+    """Return a user of this host in words, by name if it has one."""
     try:
         return f"user {pwd.getpwuid(number).pw_name}"
     except KeyError:

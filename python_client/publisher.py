@@ -1,4 +1,4 @@
-"""Publishing: `Publisher` snapshots a model, sends it, and reports what each worker did."""
+"""`Publisher` copies a model's weights, sends them to workers, and reports each worker's result."""
 
 import asyncio
 import contextlib
@@ -68,7 +68,7 @@ from .state_folder import StateFolder, StateFolderError, StoredVersion, age_from
 
 log = logging.getLogger("weightbus.publisher")
 
-CLOSE_SECONDS = 10.0  # that closing gives the disk for the last versions
+CLOSE_SECONDS = 10.0  # that `close` waits until the last versions are on disk
 
 _LATE = (
     "{model}: the weights were not copied within {timeout} s, so nothing was published; give it a "
@@ -87,8 +87,8 @@ class Publisher(InOneProcess):
 
     Args:
         address: The control socket binds here; workers need only this address. Port 0 takes a free
-            port; `publisher.address` then has it. Of 0.0.0.0 it has 0.0.0.0, which is no address to
-            connect to from elsewhere: give workers this host's name.
+            port; `publisher.address` then has it. If you bind 0.0.0.0, `publisher.address` also
+            contains 0.0.0.0, to which other hosts cannot connect: give workers this host's name.
         keys: A folder made by `weightbus keygen`, or its contents: only workers with a key in it
             can join. None: use WEIGHTBUS_KEYS; without it, no keys.
         insecure: Without keys, allow an address that other hosts can reach.
@@ -96,20 +96,20 @@ class Publisher(InOneProcess):
             later with this folder offers these versions again.
         history: How many older versions of each model the folder keeps, for `rollback`.
         expect: The least number of workers that "all" means in `publish`, unless that call sets
-            another.
-        dashboard, metrics: Serve a live page, and metrics for Prometheus, here
+            another number.
+        dashboard, metrics: Where to serve a live page, and metrics for Prometheus
             (`docs/guides/operating.md`): `HOST:PORT`, or an `Http` that also sets who has access.
         settings: Rarely needed options: times, sockets, memory, patches. Its options for a publish
-            hold for each publish without its own settings.
+            apply to each publish that has no settings of its own.
 
     Raises:
         AddressError: An address is invalid or in use, or other hosts can reach it without keys.
         KeysError: The keys cannot be read.
-        OSError: Too few descriptors are left for sockets; it names `ulimit -n`.
-        StateFolderError: Another publisher uses the folder, or it is not writable.
+        OSError: Too few file descriptors are left for sockets; the text names `ulimit -n`.
+        StateFolderError: Another publisher uses the folder, or the folder is not writable.
 
-    Any thread may call any method. If you drop a Publisher without `close()`, Python closes it when
-    it collects it, with a `ResourceWarning`. In a forked process, make a new Publisher.
+    Any thread may call any method. A Publisher that is dropped without `close()` is closed by the
+    garbage collector, with a `ResourceWarning`. In a forked process, make a new Publisher.
     """
 
     __module__ = "weightbus"
@@ -140,7 +140,7 @@ class Publisher(InOneProcess):
         age = None if chosen.epoch is not None else age_from_now()
         self._models: dict[str, PublishedModel] = {}
         self._crowded = RateLimitedWarning(log, "workers may be missing here: %s")
-        self._probe = probe() if chosen.shared_memory else None  # kept: it goes with its last user
+        self._probe = probe() if chosen.shared_memory else None  # freed with its last reference
         shared = self._probe.shared if self._probe is not None else None
         with contextlib.ExitStack() as undo:
             self._folder = None if state is None else StateFolder(Path(state), history)
@@ -172,7 +172,7 @@ class Publisher(InOneProcess):
             undo.pop_all()
         self._loop.start()
         if keys is not None:
-            revoked = partial(retire, self._models)  # not us: we may be dropped meanwhile
+            revoked = partial(retire, self._models)  # no reference to `self`, which may be dropped
             watch_keys(keys, chosen.timing, self._loop, revoked)
         self.shown = HttpEndpoints(self, self._loop)
         self.shown.serve(dashboard, metrics, self.close)
@@ -188,14 +188,14 @@ class Publisher(InOneProcess):
 
     @property
     def epoch(self) -> int:
-        """This publisher's incarnation."""
+        """The epoch of this publisher; it rises with each start."""
         return self._loop.known.epoch
 
     @accepts_deprecated_keywords("publish")
     def prepare(self, model: str, weights: object, *, settings: Settings | None = None) -> None:
         """Do the one-time work of a model's first publish now; publish nothing.
 
-        It describes the weights and allocates memory for a copy; workers on this host map that
+        This computes the layout and allocates memory for a copy; workers on this host map that
         memory in advance. The first publish is then about as fast as later ones.
 
         Args:
@@ -204,8 +204,8 @@ class Publisher(InOneProcess):
             settings: The settings that `publish` will get.
 
         Raises:
-            StateError: The weights cannot travel.
-            RuntimeError: As of `publish`.
+            StateError: The weights cannot be published.
+            RuntimeError: As in `publish`.
         """
         self._check_usable()
         chosen = self._settings if settings is None else settings_of("publish", settings)
@@ -235,19 +235,19 @@ class Publisher(InOneProcess):
         Args:
             model: The model's id, 1 to 128 characters of A-Z a-z 0-9 . _ -
             weights: An `nn.Module`, a `TensorDict`, or a mapping of names to torch tensors, numpy
-                arrays, or what numpy can view (arrays of JAX, TensorFlow, Keras and Flax). It is
-                copied before this call waits for workers.
+                arrays, or objects that numpy can view (arrays of JAX, TensorFlow, Keras and Flax).
+                It is copied before this call waits for workers.
             workers: Names of the workers that get it; None: all that want the model. Workers that
                 join later get the latest version that was published to all.
             require: How many of them must succeed: "all"; "alive" (all except workers that are lost
-                meanwhile, which the receipt names); a number (0: none); or the names of those that
-                must, which are waited for until they join. Other workers get the version, too, and
-                are not waited for.
+                meanwhile, which the receipt names); a number (0: none); or the names of the workers
+                that must, also if they have not joined yet. Other workers get the version, too, but
+                the call does not wait for them.
             expect: The least number of workers that "all" means: the call waits until missing
                 workers join and succeed. None: the Publisher's `expect`.
-            commit: "auto": each worker applies as soon as it can. "together": none applies before
-                `require` workers have staged; if too few do in time, none applies at all.
-            timeout: Seconds for all of this.
+            commit: "auto": each worker applies as soon as it can. "together": no worker applies
+                before `require` workers have staged; if too few do in time, none applies at all.
+            timeout: Seconds for the whole call.
             metadata: Text by name that travels with the version, such as `{"step": "12000"}`: at
                 most 32 entries and 4 KiB. It is in each worker's `Update`, in the receipt, in files
                 that workers write, and in operators' views.
@@ -255,21 +255,22 @@ class Publisher(InOneProcess):
                 `encoding`, `rename`. None: the Publisher's settings.
 
         Returns:
-            A receipt: what each worker did, and when. If no worker is there and none is expected,
-            its `workers` is empty, and the version waits for workers that join. The log then warns
-            once and gives the reason: which workers are lost, have left or are refused, or which
-            models the workers want.
+            A receipt: what each worker did, and when. If no worker is connected and none is
+            expected, its `workers` is empty, and the version waits for workers that join. The log
+            then warns once and gives the reason: which workers are lost, have left or are refused,
+            or which models the workers want.
 
         Raises:
             PublishError: Fewer workers succeeded than required. It carries the receipt, and says
                 which workers are missing.
             UnknownWorkerError: A worker of that name has never joined; nothing was published.
-            StateError: The weights cannot travel, or not under these names; nothing was published.
+            StateError: The weights cannot be published, or not under these names; nothing was
+                published.
             DeadlineError: The weights were not copied in time; nothing was published. (A copy of
                 one tensor is never interrupted.)
             ClosedError: The publisher is closed.
-            RuntimeError: This is called in a signal handler (or a `__del__`) that has interrupted
-                this very thread while it copies this model for a publish.
+            RuntimeError: A signal handler (or a `__del__`) made this call while the thread that it
+                interrupted was copying this model for a publish.
         """
         started = time.monotonic()
         given = workers, require, expect, commit, timeout, metadata, settings
@@ -290,21 +291,22 @@ class Publisher(InOneProcess):
     ) -> "Future[Receipt]":
         """Publish, and return a future of the receipt as soon as the weights are copied.
 
-        You may change the weights at once. Arguments are those of `publish`, and so are the errors
-        of this call and of the future. A newer version overtakes an older one that is still on its
-        way: a worker that goes directly to the newer one is `skipped` for the older one, which is
-        success. If the publish fails and you drop the future without asking for its result, the log
-        warns.
+        You may change the weights at once. Arguments are those of `publish`; its errors are raised
+        by this call or by the future. A newer version replaces an older one that is still being
+        sent: a worker that goes directly to the newer one is `skipped` for the older one, which
+        counts as success. If the publish fails and you drop the future without asking for its
+        result, the log warns.
         """
         started, future = time.monotonic(), self._loop.promise()
         self._begin(model, weights, self._request(**options), started, future)
         return self.shown.count(future, started) if self.shown.counting else future
 
     def _check(self, given: tuple[Any, ...]) -> Request:
-        """Return what a call asks for, by its keywords in order, and keep it for the next."""
+        """Check the keywords of a call, given in order; cache the request for the next call."""
         named = dict(zip(PublishOptions.__annotations__, given, strict=True))
         asked = self._request(**named)
-        fixed = isinstance(named["require"], str | int)  # or their owner may change them, as these
+        # Mutable arguments are not cached: the caller may change them.
+        fixed = isinstance(named["require"], str | int)
         if fixed and named["workers"] is None and named["metadata"] is None:
             self._asked = asked, given
         return asked
@@ -317,7 +319,7 @@ class Publisher(InOneProcess):
         started: float,
         future: Promise | Reply,
     ) -> None:
-        """Copy the weights and have them published; `future` is what comes of it."""
+        """Copy the weights and submit them; `future` gets the receipt or the error."""
         if self._loop.leaving or self._inherited:
             self._check_usable()
         terms = asked.terms
@@ -365,7 +367,7 @@ class Publisher(InOneProcess):
         until: Deadline,
         future: Promise | Reply,
     ) -> None:
-        """Have published what was copied, with patches if those are wanted."""
+        """Submit copied weights to the publisher's thread, with patches if requested."""
         if offer.lost is not None:
             kept.look(offer)
         if asked.encoding != "raw" or kept.bases.kept:
@@ -383,19 +385,19 @@ class Publisher(InOneProcess):
     ) -> tuple[int, int] | None:
         """Wait until a `together` publish is decided; return the version that workers now apply.
 
-        Until then its bytes travel and are verified, and no worker has changed anything. So what
-        must stand still while weights change, such as a server's requests, need not do so before.
+        Until then its bytes are sent and verified, and no worker has changed anything. So a server
+        that must pause requests while weights change needs to pause them only after this call.
 
         Args:
-            publishing: What `publish_async(..., commit="together")` returned.
-            timeout: Seconds; the publish has a deadline of its own, by which it is decided.
+            publishing: The future from `publish_async(..., commit="together")`.
+            timeout: Seconds to wait; the publish is decided by its own deadline in any case.
 
         Returns:
-            Its (epoch, version), once enough workers have staged it. None: it is given up, or not
-            decided yet; the future says why.
+            Its (epoch, version), once enough workers have staged it. None: it was aborted, or is
+            not decided yet; the future has the reason.
 
         Raises:
-            TypeError: It is no future of `publish_async`.
+            TypeError: `publishing` is not a future of `publish_async`.
             ClosedError: The publisher is closed, or belongs to the parent of this forked process.
         """
         self._check_process()
@@ -412,18 +414,18 @@ class Publisher(InOneProcess):
         return result_of(self._loop.committed(promise), ANSWER_SECONDS)
 
     def give_up(self, publishing: "Future[Receipt]", why: str) -> None:
-        """End a `together` publish now, before its deadline; its future has what became of it.
+        """End a `together` publish now, before its deadline; its future gets the result.
 
         If it is not decided yet, no worker applies it. If it is, workers may still apply it; the
-        future then raises `PublishError`, whose receipt says how far each of them is. One that is
-        over stays as it is.
+        future then raises `PublishError`, whose receipt has the state of each worker. If the
+        publish has ended already, this does nothing.
 
         Args:
-            publishing: What `publish_async(..., commit="together")` returned.
-            why: What the error says about the reason.
+            publishing: The future from `publish_async(..., commit="together")`.
+            why: The reason that the error gives.
 
         Raises:
-            TypeError: It is no future of `publish_async`.
+            TypeError: `publishing` is not a future of `publish_async`.
             ClosedError: The publisher is closed, or belongs to the parent of this forked process.
         """
         self._check_usable()
@@ -436,13 +438,16 @@ class Publisher(InOneProcess):
         self._loop.decide(ended)
 
     def described(self, tensors: Mapping[str, Signature]) -> dict[str, Signature]:
-        """Return names, dtypes and shapes that a mapping of such tensors is published with.
+        """Return the names, dtypes and shapes with which these tensors would be published.
 
         Args:
-            tensors: By name, dtype and shape of each. None of them is tied to another.
+            tensors: Dtype and shape of each tensor, by name. No two of them are tied.
+
+        Returns:
+            Dtype and shape by name, after `rename` and `dtype` of the publisher's settings.
 
         Raises:
-            StateError: A name of the publisher's settings is none of theirs.
+            StateError: The publisher's settings name a tensor that is not in `tensors`.
             ClosedError: The publisher is closed, or belongs to the parent of this forked process.
         """
         self._check_usable()
@@ -463,8 +468,8 @@ class Publisher(InOneProcess):
 
         If you cancel it, the version is still published; only the receipt is lost.
 
-        It copies the weights before it first suspends, so any code that runs next may change them.
-        The event loop waits during this copy, about a second per GB. If that is too long, use
+        It copies the weights before it first suspends, so other tasks may change them at once. The
+        copy blocks the event loop for about a second per GB. If that is too long, use
         `await asyncio.to_thread(publisher.publish, ...)`, and do not change the weights before it
         returns.
         """
@@ -486,11 +491,11 @@ class Publisher(InOneProcess):
 
         Returns:
             A receipt, as from `publish`. The version has a new number; the bytes and the digest are
-            the old ones.
+            those of the older version.
 
         Raises:
             StateFolderError: There is no such version on disk, or its file is damaged.
-            PublishError, UnknownWorkerError, ClosedError: As of `publish`.
+            PublishError, UnknownWorkerError, ClosedError: As in `publish`.
         """
         folder = self._need_folder()
         if options.get("settings") is None:
@@ -500,15 +505,18 @@ class Publisher(InOneProcess):
     def history(self, model: str) -> list[StoredVersion]:
         """Return the versions of a `model` that are on disk, the newest first.
 
-        A version appears a moment after its publish, when it is written. The list has the latest
+        A version appears once it is written, shortly after its publish. The list has the latest
         version and at most `history` older ones.
+
+        Raises:
+            StateFolderError: The publisher has no state folder.
         """
         return self._need_folder().versions(check_name(model, "model"))
 
     def workers(self) -> dict[str, WorkerStatus]:
-        """Return all workers, lost ones included, and the version that each of them runs.
+        """Return all workers by name, lost ones included, and the version that each of them runs.
 
-        If the publisher closes new connections because it lacks descriptors, the log warns.
+        If the publisher rejects new connections because it lacks descriptors, the log warns.
         """
         self._check_usable()
         if away := self._loop.known.turned_away:
@@ -519,10 +527,11 @@ class Publisher(InOneProcess):
         return {w.name: w for w in result_of(self._loop.status(), ANSWER_SECONDS)}
 
     def wait_for_workers(self, count: int, timeout: float, model: str | None = None) -> None:
-        """Wait until `count` workers are there; with `model`, workers that want this model.
+        """Wait until `count` workers are connected; with `model`, workers that want this model.
 
         Raises:
-            WorkersMissingError: Fewer joined within `timeout` seconds; it names those that did.
+            WorkersMissingError: Fewer joined within `timeout` seconds; the error names those that
+                did.
         """
         self._await_workers(self._watch(count, timeout, model), count, timeout, model)
 
@@ -535,7 +544,7 @@ class Publisher(InOneProcess):
         await in_thread(work, "weightbus-wait", future.cancel)
 
     def _watch(self, count: int, timeout: float, model: str | None) -> "Future[None]":
-        """Return what is done once so many workers are there."""
+        """Return a future that is done once `count` workers are connected."""
         self._check_usable()
         checks.whole(count, "count", 0, WORKERS_MAX)
         checks.seconds(timeout, "timeout")
@@ -560,11 +569,11 @@ class Publisher(InOneProcess):
             ) from None
 
     def on_worker(self, callback: Callable[[WorkerEvent], object]) -> Callable[[], None]:
-        """Call a callback for each change of a worker; first, for the workers already there.
+        """Call `callback` for each change of a worker; first, for each worker already connected.
 
-        It runs in a thread of its own, one event after another. It may be slow, and may call any
+        It runs in a thread of its own, one event at a time. It may be slow, and may call any
         method of this publisher. Its exceptions are logged. A callback that falls 10,000 events
-        behind misses the oldest; `event.missed` says how many.
+        behind misses the oldest ones; `event.missed` counts them.
 
         Args:
             callback: Takes a `WorkerEvent`.
@@ -586,19 +595,19 @@ class Publisher(InOneProcess):
             raise
 
         def end() -> None:
-            if not self._inherited:  # the parent's goes on
+            if not self._inherited:  # the parent's thread still runs
                 self._loop.unlisten(listener)
 
         return end
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
-        """End open publishes in their current state and close the sockets. You may call it twice.
+        """End open publishes in their current state and close the sockets; idempotent.
 
         Args:
             timeout: Seconds to write the latest versions to the state folder, if there is one. A
                 warning names versions that were not written by then.
         """
-        if self._inherited:  # the parent's goes on
+        if self._inherited:  # the parent's thread still runs
             return
         deadline = time.monotonic() + timeout
         self.shown.close()
@@ -608,10 +617,10 @@ class Publisher(InOneProcess):
             self._keeper.close(max(0.0, deadline - time.monotonic()))
 
     async def close_awaitable(self, timeout: float = CLOSE_SECONDS) -> None:
-        """Close from a coroutine; a thread does the work, so the event loop goes on.
+        """Close from a coroutine: a thread does the work, so the event loop is not blocked.
 
         Args:
-            timeout: As of `close`.
+            timeout: As in `close`.
         """
         await in_thread(partial(self.close, timeout), "weightbus-close")
 
@@ -652,10 +661,10 @@ class Publisher(InOneProcess):
 
 
 def _check_not_interrupted(kept: PublishedModel) -> None:
-    """Check that this thread may wait until nobody copies a model.
+    """Check that this thread may wait for the model's lock.
 
     Raises:
-        RuntimeError: It copies the model itself: a signal handler has interrupted it.
+        RuntimeError: It holds the lock itself: a signal handler has interrupted its copy.
     """
     caller = sys._getframe(1)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     frame = caller.f_back
@@ -671,13 +680,13 @@ def _check_not_interrupted(kept: PublishedModel) -> None:
 
 
 def _there(status: tuple[WorkerStatus, ...], model: str | None) -> list[str]:
-    """Return the names of the workers that are there, and want a model, if one is given."""
+    """Return the names of the workers that are not lost and, if `model` is given, want it."""
     live = [w for w in status if w.state != "lost"]
     return sorted(w.name for w in live if model is None or model in w.models)
 
 
 def _keeper_of(folder: StateFolder | None, undo: contextlib.ExitStack) -> Keeper | None:
-    """Return what writes into a folder, if there is one; it ends if the rest cannot be made."""
+    """Return the writer of a state folder, if there is one; `undo` closes it."""
     if folder is None:
         return None
     keeper = Keeper(folder)
@@ -686,7 +695,7 @@ def _keeper_of(folder: StateFolder | None, undo: contextlib.ExitStack) -> Keeper
 
 
 def _promise(publishing: "Future[Receipt]", call: str) -> Promise:
-    """Return what `publish_async` returned; TypeError for any other future."""
+    """Return a future of `publish_async`; raise TypeError for any other future."""
     if not isinstance(publishing, Promise):
         raise TypeError(f"{call} takes a future of publish_async, not {publishing!r}")
     return publishing

@@ -1,13 +1,13 @@
-"""A lock that many readers share and one writer takes alone: forward passes, and an apply.
+"""A readers-writer lock: many forward passes share it, and an apply takes it exclusively.
 
-A writer that waits goes before readers that come later, so that steady forward passes cannot keep
-new weights out; and when it is done, all readers that queue are let in before the next writer, so
-that steady publishing cannot keep them out either. Who reads or writes may read inside, and so may
-whatever has its context: a task that it starts, a thread of `asyncio.to_thread`. So it is blocks
-that are counted, not threads, and a block may end in another thread than it began in.
+A waiting writer goes before readers that arrive later, so steady forward passes cannot block new
+weights. After a write, all queued readers enter before the next writer, so steady publishing cannot
+block readers. A reader or writer may read inside its own block, and so may any code with its
+context: a task that it starts, a thread of `asyncio.to_thread`. So the lock counts blocks, not
+threads, and a block may end in another thread than it began in.
 
-Nobody waits without a deadline, and who gave up is told who was in the way. After a write that
-failed half-way there is nothing to read until one has succeeded.
+Every wait has a deadline, and the error after it names the holders of the lock. After a write that
+failed half-way, readers get an error until a write succeeds.
 """
 
 import asyncio
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("weightbus.subscriber")
 
-READING_SECONDS = 60.0  # that a reader waits for an apply unless told otherwise
-LOST_SECONDS = 0.5  # between two looks of a waiting writer at whether readers are still there
+READING_SECONDS = 60.0  # default timeout of a reader that waits for an apply
+LOST_SECONDS = 0.5  # interval in which a waiting writer checks for lost readers
 
 T = TypeVar("T")
 
-_CONTEXTLIB = contextlib.__file__  # whose frames are between a block and an ExitStack's user
+_CONTEXTLIB = contextlib.__file__  # its frames lie between a block and the user of an ExitStack
 
-Alive = Callable[[int], bool]  # tells whether a thread still does what it began
+Alive = Callable[[int], bool]  # returns whether a thread, by its ident, is still in its block
 
 
 class InUseError(TimeoutError):
@@ -51,36 +51,36 @@ class InUseError(TimeoutError):
 
 
 class Holder:
-    """Who reads or writes, and since when.
+    """A reader or writer of a lock.
 
     Attributes:
-        lock: What it holds.
-        doing: What is done, for those who wait for its end.
-        thread: The one in which it began.
-        loop, task: The event loop that ran there, and its task at that moment, if there were any.
-        since: When, in seconds on the monotonic clock.
+        lock: The lock.
+        doing: What it does, for error texts.
+        thread: The ident of the thread in which it began.
+        loop, task: The event loop that ran in that thread, and its current task, if any.
+        since: When it began, in seconds on the monotonic clock.
     """
 
     __slots__ = ("__weakref__", "doing", "lock", "loop", "since", "task", "thread")
 
     def __init__(self, lock: "ReadingLock", doing: str) -> None:
-        """It begins here and now."""
+        """Begin in this thread and task, now."""
         self.lock, self.doing = lock, doing
         self.thread, self.since = threading.get_ident(), time.monotonic()
         self.loop: AbstractEventLoop | None = asyncio._get_running_loop()  # noqa: SLF001
-        self.task: weakref.ref[Task[Any]] | None = None  # one that is dropped meanwhile leaves
+        self.task: weakref.ref[Task[Any]] | None = None  # weak: a dropped task leaves
         if self.loop is not None and (task := asyncio.current_task()) is not None:
             self.task = weakref.ref(task)
 
     def hold(self) -> None:
-        """From now on it is known to this thread or task, and to those that inherit from it."""
+        """Add it to the holders of this context, and of contexts copied from it."""
         held = _held.get()
         _held.set((*(h for h in held if h.lock.has(h)), self) if held else (self,))
 
     def let_go(self) -> None:
-        """It is known here no longer."""
+        """Remove it from the holders of this context."""
         held = _held.get()
-        if held and held[-1] is self:  # else it began elsewhere: the lock tells
+        if held and held[-1] is self:  # else it began in another context; `ReadingLock.has` tells
             _held.set(held[:-1])
 
     def __str__(self) -> str:
@@ -88,7 +88,7 @@ class Holder:
         return f"{self.doing}{self._where()} in {self._who()} for {seconds}"
 
     def _where(self) -> str:
-        """Say where in the user's code it began, if that is known."""
+        """Return where in the user's code it began; empty if unknown."""
         return ""
 
     def _who(self) -> str:
@@ -103,7 +103,7 @@ class Holder:
         return f"task {task.get_name()} ({code.rpartition('<locals>.')[2]}) of {thread}"
 
 
-# What this thread or task holds, or has inherited; some may have been let go meanwhile.
+# The holders that this context began or inherited; some may have left since.
 _held: ContextVar[tuple[Holder, ...]] = ContextVar("weightbus_held", default=())
 
 
@@ -111,20 +111,21 @@ class Reading(Holder, Generic[T]):
     """A block in which nothing is written: for `with`, and in coroutines for `async with`.
 
     Args:
-        lock: What is taken.
+        lock: The lock to take.
         timeout: Seconds to wait for a writer.
-        running: Says what is read, for the block.
-        model: What alone is read: that another holds no version is no matter. None: all.
-        lacks: Says what there is to be read first, and is not; empty: nothing. It is waited for.
-        doing: What is done, for writers that wait for its end.
-        alive: Where the end may be left out, tells a waiting writer whether it was.
+        running: Returns the value that the block yields.
+        model: The only model that is read, so that the state of others is ignored. None: all.
+        lacks: Returns an error text while a needed version is missing, else an empty string. The
+            reader waits until nothing is missing.
+        doing: What the block does, for error texts of waiting writers.
+        alive: For hooks whose end may never be called: returns whether the block is still entered.
 
     Raises:
-        TimeoutError: A writer was at it for longer than `timeout` seconds; it says who. Or what
-            `lacks` says did not come.
-        RuntimeError: A block of `with` would have to wait for another task of its own event loop,
-            which cannot go on meanwhile.
-        Exception: What was handed to `tear`, or, if nobody waits any more, to `despair`.
+        TimeoutError: A writer took longer than `timeout` seconds; the text names it. Or a version
+            was still missing.
+        RuntimeError: A plain `with` would wait for another task of its own event loop, which cannot
+            continue meanwhile.
+        Exception: The error passed to `tear`, or to `despair`, which ends the waiting.
     """
 
     __slots__ = (
@@ -150,11 +151,11 @@ class Reading(Holder, Generic[T]):
         doing: str = "reading (`reading()`)",
         alive: Alive | None = None,
     ) -> None:
-        self.lock, self.doing = lock, doing  # the rest on entering
+        self.lock, self.doing = lock, doing  # `_begin` sets the other attributes of a Holder
         self.timeout, self._running, self.model = timeout, running, model
         self.lacks, self.alive, self.asynchronous = lacks, alive, False
         self._awaited: list[None] | None = None
-        # Where it began: not the frame, which would keep a generator and its block for ever.
+        # Where it began; a reference to the frame would keep a generator and its block alive.
         self._code: CodeType | None = None
         self._at = 0
 
@@ -164,7 +165,7 @@ class Reading(Holder, Generic[T]):
         self.hold()
         if self.loop is not None and self.task is not None and self.alive is None:
             self._awaited = []
-            self.loop.call_soon(self._awaited.append, None)  # comes to it only if there is an await
+            self.loop.call_soon(self._awaited.append, None)  # runs only if the block awaits
         return self._running()
 
     def __exit__(self, *error: object) -> None:
@@ -189,14 +190,14 @@ class Reading(Holder, Generic[T]):
             raise RuntimeError(f"this block has begun already ({self}): call reading() for each")
         self.asynchronous = asynchronous
         super().__init__(self.lock, self.doing)
-        if self.alive is None:  # else it is a hook that begins
+        if self.alive is None:  # else a hook begins it, not the user's code
             frame = sys._getframe(2)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
             while frame.f_code.co_filename == _CONTEXTLIB and frame.f_back is not None:
                 frame = frame.f_back
             self._code, self._at = frame.f_code, frame.f_lasti
 
     def _where(self) -> str:
-        """Say where it began: threads of a pool, and tasks, lead nowhere."""
+        """Return the file and line: the name of a pool's thread or a task does not lead there."""
         if self._code is None:
             return ""
         *_, folder, file = ("", *Path(self._code.co_filename).parts)
@@ -209,7 +210,7 @@ class Reading(Holder, Generic[T]):
 
     @property
     def lost(self) -> bool:
-        """Whether its end was left out, or will never come."""
+        """Whether it ended without leaving the lock, or can never leave."""
         if self.loop is not None and self.loop.is_closed():
             return True
         return self.alive is not None and not self.alive(self.thread)
@@ -218,33 +219,33 @@ class Reading(Holder, Generic[T]):
 class ReadingLock:
     """A readers-writer lock that prefers the writer, and then the readers that have queued.
 
-    A reader that meets no writer takes no lock of the system's: it notes itself, and only then
-    looks whether somebody writes or waits to; a writer says that it waits, and only then looks for
-    readers. So one of the two sees the other.
+    Without a writer, a reader takes no system lock: it registers itself, then checks for an active
+    or waiting writer. A writer registers as waiting, then checks for readers. So at least one of
+    the two sees the other.
 
     Attributes:
-        torn: By model, what has left it without a version. (For the writer.)
-        streams: Of those who read on devices; None: nobody does. (For the writer.)
+        torn: By model, the error that left it without a version. (For the writer.)
+        streams: CUDA streams of readers; None: no target is on a device. (For the writer.)
     """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._left = threading.Condition(self._lock)  # somebody has, for writers
+        self._left = threading.Condition(self._lock)  # wakes waiting writers
         self._readers: dict[Reading[Any], None] = {}
-        self._queue: dict[Reading[Any], Callable[[], object]] = {}  # and what wakes each
+        self._queue: dict[Reading[Any], Callable[[], object]] = {}  # with each one's wake function
         self._writer: Holder | None = None
         self._waiting_writers = 0
         self.torn: dict[str, Exception] = {}
-        # The writer of this model has no time left, and goes on all the same.
+        # The model and error of a writer that has passed its deadline and still runs.
         self._late: tuple[str, Exception] | None = None
         self._warned = False
         self.streams: Readers | None = None
 
     def reads_on(self, devices: "frozenset[torch.device]") -> None:
-        """Have writers wait, from now on, for what readers have begun on these CUDA devices, too.
+        """Make later writers also wait for work that readers started on these CUDA devices.
 
-        To leave a block does not end that. It waits there, not here: a writer that copies in this
-        thread's current streams need not be told.
+        Such work goes on after its block. The devices wait for it, not the host: copies in the
+        writer's current streams are ordered after it; see `ordered`.
         """
         if devices and self.streams is None:
             from ..codecs.device_copies import Readers
@@ -254,7 +255,7 @@ class ReadingLock:
             self.streams.devices |= devices
 
     def ordered(self) -> None:
-        """Have what is begun in this thread's current streams wait for readers that have left."""
+        """Order new work in this thread's current streams after the work of readers that left."""
         if self.streams is not None:
             self.streams.ordered()
 
@@ -262,10 +263,10 @@ class ReadingLock:
         """Return a block in which nothing is written; see `Reading`."""
         return Reading(self, timeout, lambda: None, model)
 
-    # For blocks.
+    # For readers.
 
     def enter(self, reading: Reading[Any]) -> None:
-        """Begin to read, waiting in this thread; `leave` must follow."""
+        """Begin to read, blocking this thread until then; `leave` must follow."""
         if self._entered_at_once(reading):
             return
         woken = threading.Event()
@@ -274,7 +275,7 @@ class ReadingLock:
                 woken.wait(reading.timeout)
 
     async def enter_async(self, reading: Reading[Any]) -> None:
-        """Begin to read, waiting in this task; `leave` must follow."""
+        """Begin to read, awaiting in this task; `leave` must follow."""
         if self._entered_at_once(reading):
             return
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
@@ -285,7 +286,7 @@ class ReadingLock:
                         await woken.wait()
 
     def leave(self, reading: Reading[Any]) -> None:
-        """End what was begun; nothing if a writer took it for one that would not leave any more."""
+        """End a reading; does nothing if a writer has already removed it as lost."""
         try:
             if self.streams is not None:
                 self.streams.left()
@@ -304,10 +305,10 @@ class ReadingLock:
 
     @contextmanager
     def _in_line(self, reading: Reading[Any], wake: Callable[[], object]) -> Generator[bool]:
-        """Enter; yield whether that has to be waited for, in as much time as the block has."""
+        """Enter or queue; yield whether the caller must wait to be woken, for at most `timeout`."""
         with self._lock:
-            inside = self.held  # and nobody writes then, nor will before this is in, too
-            self._left.notify_all()  # a writer may have seen this reader, which is none yet
+            inside = self.held  # then no other writer can begin before this reader has entered
+            self._left.notify_all()  # `_entered_at_once` registered it for a moment: look again
             waits = not self._is_due(reading, inside=inside)
             if waits:
                 self._queue[reading] = wake
@@ -324,7 +325,7 @@ class ReadingLock:
             raise
 
     def _is_due(self, reading: Reading[Any], *, inside: bool) -> bool:
-        """Tell whether a reader that comes now is let in, if only to be told what is wrong."""
+        """Return whether a new reader may enter now, if only to raise an error."""
         if inside or self._late is not None:
             return True
         free = not (self._writer or self._waiting_writers) or self._passes(reading)
@@ -335,10 +336,14 @@ class ReadingLock:
         return reading.lacks is None or torn or not reading.lacks()
 
     def _passes(self, reading: Reading[Any]) -> bool:
-        """Tell whether a `with` goes before a waiting writer: it would wait for its own thread.
+        """Return whether a `with` goes before a waiting writer, as its thread must not block.
 
-        Without an `await` inside it is over before those of its event loop leave that the writer
-        waits for, and delays nobody. With one it might be in the writer's way for ever.
+        This is so if the writer waits for an `async with` block of the same event loop: a `with`
+        block without an `await` ends before that one can leave, so it delays nothing.
+
+        Raises:
+            RuntimeError: The writer waits only for `with` blocks of this event loop. These await
+                inside, and more of them could block the writer for ever.
         """
         loop = None if reading.asynchronous else reading.loop
         beside = [r for r in self._readers if r.loop is loop] if loop is not None else []
@@ -350,7 +355,7 @@ class ReadingLock:
         return bool(beside)
 
     def _check_in(self, reading: Reading[Any], *, inside: bool) -> None:
-        """Check that a reader has got in, and that there is something to read."""
+        """Check that a reader has entered, and that all that it reads holds a version."""
         waits = reading in self._queue
         if waits and (self._writer or self._waiting_writers):
             raise TimeoutError(
@@ -366,20 +371,20 @@ class ReadingLock:
 
     @property
     def blocked_by(self) -> str:
-        """Who is in the way: whoever writes, or those whom a writer waits for."""
+        """The holders of the lock, in words: the writer, or else the readers."""
         return _all([self._writer] if self._writer else self._readers)
 
     def has(self, holder: Holder) -> bool:
-        """Tell whether somebody reads or writes."""
+        """Return whether `holder` reads, writes, or is queued to read."""
         return holder in self._readers or holder in self._queue or holder is self._writer
 
     @property
     def held(self) -> bool:
-        """Whether this very thread or task reads or writes, or what it has inherited from."""
+        """Whether this thread or task, or one that it inherits from, reads or writes."""
         return any(h is self._writer or h in self._readers for h in _held.get())
 
     def warn_of_await(self, reading: Reading[Any]) -> None:
-        """Say, once, that a `with` has awaited inside."""
+        """Log once that a plain `with` has awaited inside."""
         if not self._warned:
             self._warned = True
             log.warning(
@@ -392,10 +397,10 @@ class ReadingLock:
     # For writers.
 
     def check_not_reading(self) -> None:
-        """Check that this thread or task may write, before what cannot be undone is done.
+        """Check that this thread or task may write, before it does anything irreversible.
 
         Raises:
-            RuntimeError: It is reading: it would wait for itself.
+            RuntimeError: It is reading, so it would wait for itself.
         """
         if any(h in self._readers for h in _held.get()):
             raise RuntimeError("receive() inside reading(): leave the reading block first")
@@ -409,18 +414,18 @@ class ReadingLock:
         stop: Callable[[], bool] = lambda: False,
         waiting: Callable[[str], object] | None = None,
     ) -> Generator[None]:
-        """Write: nobody reads or writes meanwhile.
+        """Write, exclusively, during the `with` block.
 
         Args:
-            timeout: Seconds to wait for others to leave.
-            doing: What is done, for those who wait for its end.
-            stop: Tells whether to give up, though nobody were in the way; see `look`.
-            waiting: Told again and again who is in the way, while that is waited for.
+            timeout: Seconds to wait for other holders to leave.
+            doing: What the block does, for error texts.
+            stop: Returns whether to stop waiting; see `look`.
+            waiting: Called repeatedly during the wait, with the names of the holders.
 
         Raises:
-            InUseError: Readers were at it for longer; it says who.
-            RuntimeError: This very thread or task is reading, or tasks of an event loop that would
-                stand still meanwhile.
+            InUseError: The lock was not free in time; the text names its holders.
+            RuntimeError: This thread or task is reading, or tasks of this thread's event loop are,
+                which the wait would block.
         """
         writer = Holder(self, doing)
         with self._lock:
@@ -433,7 +438,7 @@ class ReadingLock:
                     raise InUseError(
                         f"the weights were in use for more than {timeout} s: {self.blocked_by}"
                     )
-                self._writer = writer  # before it is none that waits any more
+                self._writer = writer  # before `_waiting_writers` falls, so that readers see one
                 writer.since = time.monotonic()
             finally:
                 self._waiting_writers -= 1
@@ -447,14 +452,14 @@ class ReadingLock:
             writer.let_go()
 
     def write_at_once(self, doing: str) -> bool:
-        """Begin to write if nobody is in the way, and return whether that is so.
+        """Begin to write if the lock is free; return whether it was.
 
-        Then `written` must follow, and nothing of the user's be called before: this thread does not
-        know that it may read.
+        If so, `written` must follow, and no user code may be called before: its context does not
+        know that this thread may read.
         """
         writer = Holder(self, doing)
         with self._lock:
-            self._waiting_writers += 1  # readers see that, or are seen here
+            self._waiting_writers += 1  # a reader either sees this, or is seen below
             if not (self._writer or self._readers):
                 self._writer = writer
             self._waiting_writers -= 1
@@ -465,7 +470,7 @@ class ReadingLock:
         return True
 
     def written(self) -> None:
-        """Whoever began to write is done."""
+        """End the write."""
         with self._lock:
             self._writer = self._late = None
             if self._queue:
@@ -480,7 +485,7 @@ class ReadingLock:
         stop: Callable[[], bool],
         waiting: Callable[[str], object] | None,
     ) -> bool:
-        """Wait until nobody else reads or writes; readers that are gone do not count."""
+        """Wait until the lock is free; return whether it is. Lost readers are removed."""
         deadline = time.monotonic() + timeout
         while True:
             look = min(LOST_SECONDS, deadline - time.monotonic())
@@ -505,12 +510,12 @@ class ReadingLock:
             )
 
     def look(self) -> None:
-        """Have those who wait to write see whether they are to stop."""
+        """Make waiting writers call `stop` again."""
         with self._lock:
             self._left.notify_all()
 
     def _let_in(self) -> None:
-        """Let those in who have queued; who lacks something waits on."""
+        """Admit queued readers, except those that still lack a version."""
         for reading, wake in [*self._queue.items()]:
             if self._late is not None or self._has_all_for(reading):
                 del self._queue[reading]
@@ -519,17 +524,17 @@ class ReadingLock:
                 wake()
 
     def tear(self, model: str, error: Exception) -> None:
-        """A model holds no version: have readers told, from now on. (For the writer.)"""
+        """Mark a model as holding no version: readers get `error`. (For the writer.)"""
         self.torn[model] = error
 
     def release_readers(self, model: str, error: Exception) -> None:
-        """Who writes has no time left: have readers told, and not wait any more until it is out."""
+        """Note that the writer is past its deadline: until it ends, readers get `error` at once."""
         with self._lock:
             self._late = model, error
             self._let_in()
 
     def mend(self, model: str) -> bool:
-        """A model holds a version again; return whether it did not before. (For the writer.)"""
+        """Mark a model as holding a version; return whether it was torn. (For the writer.)"""
         return self.torn.pop(model, None) is not None
 
 
@@ -538,5 +543,5 @@ def _all(holders: Iterable[Holder]) -> str:
 
 
 def _call_in(loop: AbstractEventLoop, call: Callable[[], object]) -> None:
-    with suppress(RuntimeError):  # the loop is closed, with whoever waited in it
+    with suppress(RuntimeError):  # the loop is closed, and its tasks with it
         loop.call_soon_threadsafe(call)

@@ -1,9 +1,9 @@
-"""Resident models: their tensors lie in one mapping of ours, in the order of a layout.
+"""Resident models: their tensors lie in one mapping of the bus, in the order of a layout.
 
-A version that is whole in staging memory is then applied by exchanging pages with it: what it takes
-no longer depends on the bytes. Parameters stay the objects that they are, and `data_ptr` stays what
-it became when they moved in. The bytes of the version before are in the staging memory afterwards,
-so applying can be undone.
+A version in staging memory is applied by exchanging pages with the model, in a time that hardly
+depends on its size. Parameters stay the same objects, and `data_ptr` does not change after the
+move. Afterwards the staging memory holds the bytes of the previous version, so the apply can be
+undone.
 """
 
 import logging
@@ -42,21 +42,21 @@ log = logging.getLogger("weightbus.subscriber")
 
 M = TypeVar("M")
 
-CONSOLIDATED = "_consolidated"  # where a TensorDict keeps its one storage, if it has one
+CONSOLIDATED = "_consolidated"  # attribute of a consolidated TensorDict that holds its one storage
 
-_RESIDENCES: WeakValueDictionary[int, Pages] = WeakValueDictionary()  # by where a model begins
+_RESIDENCES: WeakValueDictionary[int, Pages] = WeakValueDictionary()  # by a model's first address
 
 
 @dataclass(frozen=True, slots=True)
 class _Tied:
-    """A tensor of a layout, and all objects of a model that are it."""
+    """A tensor of a layout, and all objects of a model that share its memory."""
 
     spec: TensorSpec
     objects: "list[torch.Tensor]"
 
 
 class ResidentMemory:
-    """Where a model lives, and how it is seen that it still does.
+    """The memory of a resident model, and the marks by which a change is detected.
 
     Attributes:
         layout: The order of its tensors.
@@ -71,24 +71,24 @@ class ResidentMemory:
         self._tensors = [tensor for each in tied for tensor in each.objects]
 
     def has(self, model: object) -> bool:
-        """Return whether every tensor of a model still lies in its place, and none was added."""
+        """Return whether every tensor of a model still lies in this memory, and none was added."""
         try:
             return _outline(model).marks == self._outline
         except StateError:
             return False
 
     def exchange(self, data: NDArray[np.uint8]) -> None:
-        """Exchange what the model holds with these bytes, and tell autograd.
+        """Exchange the model's pages with those of `data`, and raise autograd's version counters.
 
         Raises:
-            OSError, MemoryError: It cannot be done here; nothing has changed.
-            ValueError: These bytes have no pages of their own; nothing has changed.
+            OSError, MemoryError: The kernel refuses it; nothing has changed.
+            ValueError: `data` does not have its own pages; nothing has changed.
         """
         exchange(self.memory, data)
         of_torch().changed(self._tensors)
 
     def copy(self, data: NDArray[np.uint8]) -> None:
-        """Copy these bytes into the model, and tell autograd."""
+        """Copy `data` into the model, and raise autograd's version counters."""
         np.copyto(self.memory, data)
         of_torch().changed(self._tensors)
 
@@ -98,8 +98,8 @@ def resident(model: M) -> M:
 
     They stay the same objects, each with its own storage, so saving one of them does not save the
     others; tied ones stay tied. Only tensors of a version move: a non-persistent buffer stays where
-    it is. A model that has already moved stays. A consolidated `TensorDict` becomes an ordinary
-    one, as after `unlock_()`, because its single storage has another order.
+    it is. A model that has already moved is not moved again. A consolidated `TensorDict` becomes an
+    ordinary one, as after `unlock_()`, because its single storage has another order.
 
     Call it before you make views of the weights (`weight.data`, a flat copy of parameters): views
     keep the old memory. Do not register this memory with a device or a network card
@@ -113,18 +113,18 @@ def resident(model: M) -> M:
         The model.
 
     Raises:
-        StateError: A tensor cannot be moved: it is named, and the model is as it was.
-        MemoryError: There is no memory for a second copy, which is needed while they move.
+        StateError: A tensor cannot be moved; the text names it, and the model is unchanged.
+        MemoryError: There is no memory for the second copy that the move needs.
     """
     residence_of(model, state_of(model).layout())
     return model
 
 
 def residence_of(model: object, layout: Layout) -> ResidentMemory:
-    """Move a model in, by the order of a layout that fits it, unless it lives there already.
+    """Make a model resident in the order of a layout that fits it, unless it is already.
 
     Raises:
-        StateError: A tensor cannot be moved: it is named, and the model is as it was.
+        StateError: A tensor cannot be moved; the text names it, and the model is unchanged.
         MemoryError: There is no memory for a second copy.
     """
     tied = _tied(model, layout)
@@ -141,10 +141,10 @@ def residence_of(model: object, layout: Layout) -> ResidentMemory:
 
 
 def _outline(model: object) -> Outline:
-    """Look at a model, as cheaply as can be.
+    """Return the outline of a model, as cheaply as possible.
 
     Raises:
-        StateError: Its tensors cannot be looked at, or may be others every time.
+        StateError: Its tensors cannot be listed, or may be different ones each time.
     """
     outline = outline_at_once(model)
     if outline is None and not is_module(model):
@@ -159,7 +159,7 @@ def _outline(model: object) -> Outline:
 
 
 def _check_loading(model: object) -> None:
-    """Raise StateError if a model does more than hold tensors when it is loaded."""
+    """Raise StateError if loading a model runs its own code, not only copies tensors."""
     if calls_users(model):
         raise StateError(
             f"a {type(model).__name__} makes something of its weights when they are loaded, which "
@@ -171,7 +171,7 @@ def _tied(model: object, layout: Layout) -> list[_Tied]:
     """Pair the tensors of a layout with the objects of a model.
 
     Raises:
-        StateError: They do not fit, or an object cannot be given other memory.
+        StateError: They do not fit, or an object cannot be moved to other memory.
     """
     leaves = named_leaves(model, in_place=True)
     whose = _one_for_one(layout, leaves)
@@ -191,9 +191,9 @@ def _tied(model: object, layout: Layout) -> list[_Tied]:
 
 
 def _one_for_one(layout: Layout, leaves: Mapping[str, Leaf]) -> dict[str, Hashable] | None:
-    """Return what tells the tensor of a model that each of a layout is, by any of its names.
+    """Return, by tensor name of a layout, the identity of the model's tensor.
 
-    None: one of a layout is several here, or none; or the other way round.
+    None: the tensors of layout and model do not correspond one to one, under any of their names.
     """
     found: dict[str, set[Hashable]] = {spec.name: set() for spec in layout.tensors if spec.nbytes}
     for name, spec in (
@@ -211,16 +211,19 @@ def _one_for_one(layout: Layout, leaves: Mapping[str, Leaf]) -> dict[str, Hashab
 
 
 def _storage_of(model: object) -> int | None:
-    """Return where a consolidated TensorDict has the storage that its tensors are parts of."""
+    """Return the address of a consolidated TensorDict's storage; None for any other model."""
     held = None if is_module(model) else getattr(model, CONSOLIDATED, None)
     address: int | None = None if held is None else held["storage"].untyped_storage().data_ptr()
     return address
 
 
 def _check(tied: list[_Tied], others: "Iterable[torch.Tensor]", whole: int | None) -> None:
-    """Check that each tensor can move, and leaves nothing behind that is part of it.
+    """Check that each tensor can move, and that no tensor left behind shares its storage.
 
-    The storage at `whole` moves as a whole: any number of these tensors may be parts of it.
+    The storage at address `whole` moves as a whole: any number of tensors may be parts of it.
+
+    Raises:
+        StateError: A tensor cannot move.
     """
     storages: dict[int, str] = {}
     for each in tied:
@@ -242,7 +245,7 @@ def _check(tied: list[_Tied], others: "Iterable[torch.Tensor]", whole: int | Non
 
 
 def _inhabited(tied: list[_Tied], layout: Layout) -> NDArray[np.uint8] | None:
-    """Return the memory that all of these lie in already, each in its place; else None."""
+    """Return the memory in which all these tensors lie in their places already; else None."""
     first = next(iter(tied), None)
     if first is None:
         return None
@@ -257,7 +260,7 @@ def _inhabited(tied: list[_Tied], layout: Layout) -> NDArray[np.uint8] | None:
 
 
 def _move_in(tied: Iterable[_Tied], memory: NDArray[np.uint8]) -> None:
-    """Give every tensor its place: first all values are there, then all objects change over."""
+    """Move every tensor: first copy all values, then switch all objects to the new memory."""
     places = [of_torch().owner(each.spec, memory) for each in tied]
     of_torch().copy(places, [each.objects[0] for each in tied])
     for each, place in zip(tied, places, strict=True):
@@ -266,18 +269,18 @@ def _move_in(tied: Iterable[_Tied], memory: NDArray[np.uint8]) -> None:
 
 
 class ResidentTarget(Target):
-    """A resident model where it can be one; else a model that is copied to.
+    """A model that is resident if possible, and is copied to otherwise.
 
     Args:
-        model: It.
-        copying: The same model, overwritten in place.
+        model: The model.
+        copying: A target that copies to the same model.
     """
 
     def __init__(self, model: object, copying: Target) -> None:
         self._model, self._copying = model, copying
         self._residence: ResidentMemory | None = None
-        self._unfit: Layout | None = None  # the model could not move in by this layout
-        self._before: NDArray[np.uint8] | None = None  # where the last `apply` left the old bytes
+        self._unfit: Layout | None = None  # the model cannot be resident in this layout
+        self._before: NDArray[np.uint8] | None = None  # the old bytes, after an exchange of pages
         self._warned = False
         self.asks_user = copying.asks_user
 
@@ -298,7 +301,7 @@ class ResidentTarget(Target):
         return self._copying.summing(layout, names, sums)
 
     def apply(self, staged: StagedVersion) -> None:
-        """Exchange pages with staging memory; copy from a segment, which is others', too."""
+        """Exchange pages with staging memory; copy from a segment, which other workers share."""
         self._before = None
         residence = self._resident(staged.layout)
         if residence is not None and staged.shared is None:
@@ -313,13 +316,13 @@ class ResidentTarget(Target):
         self.detail = self._copying.detail
 
     def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
-        """The model's memory, where pages were exchanged: the others hold the version before."""
+        """Return the model's memory after an exchange; staging holds the previous version then."""
         if self._before is not None and self._residence is not None:
             return self._residence.memory
         return self._copying.lies_in(staged)
 
     def undo(self) -> bool:
-        """Have the old bytes in place again; say whether they are."""
+        """Restore the old bytes; return whether they are in place."""
         before, self._before = self._before, None
         if before is None or self._residence is None:
             return self._copying.undo()
@@ -330,12 +333,12 @@ class ResidentTarget(Target):
         return True
 
     def settle(self) -> None:
-        """Let go of the old bytes."""
+        """Release the old bytes."""
         self._before = None
         self._copying.settle()
 
     def _resident(self, layout: Layout) -> ResidentMemory | None:
-        """Return the model's residence, where it moves back to if something has moved it away."""
+        """Return the model's residence, after moving it again if necessary; None if it cannot."""
         residence = self._residence
         if residence is not None and residence.layout == layout and residence.has(self._model):
             return residence

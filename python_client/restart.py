@@ -1,4 +1,4 @@
-"""Restarting a trainer: it loads the weights that it published last."""
+"""`load`: a restarted trainer loads the weights that it published last."""
 
 import logging
 import os
@@ -13,7 +13,7 @@ from .state_folder import Saved, StateFolderError, StoredVersion, look_into
 
 log = logging.getLogger("weightbus.state")
 
-LOOKS_MAX = 10  # at a folder whose publisher deletes what was named there a moment before
+LOOKS_MAX = 10  # attempts to read a folder whose publisher deletes files at the same time
 
 
 def load(
@@ -27,9 +27,9 @@ def load(
 ) -> StoredVersion | None:
     """Load the latest version in a publisher's state folder into a module, in place.
 
-    The version has only the published weights: no optimizer, no random state. A publisher may use
-    the folder at the same time, in this process or another. Its newest version may not be on disk
-    yet; `publisher.close()` waits for it.
+    The version has only the published weights: no optimizer state, no random state. A publisher may
+    use the folder at the same time, in this process or another. Its newest version may not be on
+    disk yet; `publisher.close()` waits for it.
 
     Args:
         state: The folder of `Publisher(state=...)`.
@@ -37,18 +37,18 @@ def load(
         into: An `nn.Module`, a `TensorDict`, or a mapping of names to torch tensors or numpy
             arrays, with the published names and shapes. Its tensors are overwritten.
         version: Epoch and version of an older version, as in `Publisher.history`; None: the latest.
-        strict: Whether both must have the same names. With False, the version may have more tensors
-            than `into`; these are skipped.
+        strict: Whether version and `into` must have the same names. With False, the version may
+            have more tensors than `into`; these are skipped.
         cast: Whether to convert values to the dtypes of `into`: a version published with
             `Settings(dtype="bf16")` is stored in bf16.
 
     Returns:
         The loaded version: `epoch`, `version`, `metadata` and more. None, without a change, if the
-        folder does not exist or has no version yet: this is the first start.
+        folder does not exist or has no version yet, as at the first start.
 
     Raises:
         StateFolderError: The folder has versions, but not this one or none of this model; or its
-            file is damaged. Nothing was changed.
+            file is damaged. `into` was not changed.
         StateError: The version does not fit `into`, which was not changed; the text names the
             tensors.
         ValueError: The model id or the version is invalid.
@@ -74,7 +74,7 @@ def load(
 
 
 def _find(path: Path, model: str, version: tuple[int, int] | None) -> Saved | None:
-    """Return a version, opened: it stays, though its file may be deleted a moment later."""
+    """Open a version; None if the folder has none. It stays readable if its file is deleted."""
     for look in range(1, LOOKS_MAX + 1):
         shelf = look_into(path)
         if not shelf.models():

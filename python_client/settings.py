@@ -1,4 +1,4 @@
-"""What few need to set, in one object, and old keywords that are in it now."""
+"""`Settings`: rarely needed options in one object, and the deprecated keywords that it replaces."""
 
 import dataclasses
 import functools
@@ -30,13 +30,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Encoding = Literal["raw", "delta", "auto"]
-Dtype = str | Mapping[str, str] | None  # of all parameters, or by patterns of names; as they are
+Dtype = str | Mapping[str, str] | None  # of all parameters; by name patterns; None: unchanged
 
-REKEY_SECONDS = 86_400.0  # that one group key is in force, unless the user says otherwise
-BASES = 2  # versions that patches may build on: what most workers run, and what those who missed it
-QUEUE_MAX = 2**20  # messages that may wait for one slow worker, each of which is a chunk or less
+REKEY_SECONDS = 86_400.0  # default lifetime of a group key
+BASES = 2  # default number of patch bases: the version of most workers, and one for the others
+QUEUE_MAX = 2**20  # messages queued for one slow worker, each at most one chunk
 
-# What takes which of them. All that is of a publish is taken by a publisher, too: for each of its.
+# The settings that each call accepts. A Publisher also takes those of a publish, as defaults.
 _PUBLISH = {"wait", "verify", "grace", "dtype", "encoding", "rename"}
 _BOTH = {"ping", "lost_after", "shared_memory"}
 _PUBLISHER = {"data", "advertise", "epoch", "chunk_bytes", "queue", "rekey", "bases"}
@@ -55,14 +55,14 @@ _OF = {
 class Settings:
     """Rarely needed options: `Subscriber(..., settings=weightbus.Settings(lost_after=30.0))`.
 
-    A Publisher, a Subscriber and each way to publish take one, and refuse options that are not
-    theirs, by name.
+    A Publisher, a Subscriber and each publish method accept one, and raise ValueError for an option
+    that does not apply to them.
 
     Attributes:
         ping: For both sides: seconds between two pings; 0.001 to 3,600.
-        lost_after: For both sides: seconds of silence after which the other side is lost; at least
-            twice `ping`, and at most 36,000. The other times follow from these two (section 11 of
-            the protocol).
+        lost_after: For both sides: seconds without a message after which the other side is lost; at
+            least twice `ping`, and at most 36,000. The other times follow from these two (section
+            11 of the protocol).
         shared_memory: For both sides: workers of the publisher's user on its host read versions
             from its memory. Versions are then not sent, hashed or staged: the copy into the model
             is the only copy. A stamp and a lock keep each version whole.
@@ -71,19 +71,20 @@ class Settings:
             when they have the whole, verified version, which they apply at their next safe point.
             "none": at once.
         verify: For a publish: workers that read shared memory also hash it. (Workers always verify
-            versions from the network.) It costs about as much as the copy.
+            versions from the network.) This takes about as long as the copy.
         grace: For a publish: seconds to wait for a lost worker, which may return; 0: do not wait.
-            None: wait `lost_after` for a worker that becomes silent, and do not wait for one that
-            is known to be gone: its process ended, or its connection closed and it made no other. A
-            publish does not wait for a worker that says goodbye; it no longer counts as one of
-            "all".
-        dtype: For a publish, and `prepare`: the dtype in which float parameters travel: "bf16",
-            "f16", "f32" or "f64". A mapping of name patterns, such as `{"*.bias": "f32"}`, sets it
-            by name: the first match counts, for buffers, too. The copy converts them. A worker with
-            another dtype needs `cast=True`. None: no conversion.
+            None: wait `lost_after` for a worker that becomes unresponsive, and do not wait for one
+            that is known to be gone: its process ended, or its connection closed and it made no
+            other. A publish does not wait for a worker that closes its session; this worker no
+            longer counts for "all".
+        dtype: For a publish, and `prepare`: the dtype in which float parameters are published:
+            "bf16", "f16", "f32" or "f64". A mapping of name patterns, such as
+            `{"*.bias": "f32"}`, sets it by name, also for buffers: the first match counts. The copy
+            converts them. A worker with another dtype needs `cast=True`. None: no conversion.
         encoding: For a publish: what it sends over the network to workers that take patches. "raw":
             the whole version. "delta": only changes since the version that they run. "auto":
-            changes, if they are likely to arrive sooner. It encodes before it waits for workers.
+            changes, if they are likely to arrive sooner. Patches are encoded before the publish
+            waits for workers.
         rename: For a publish, and `prepare`: changes the tensors' names for the version. "module."
             removes this prefix. A mapping maps old names to new ones; a key that ends with a dot is
             a prefix ("" matches all names), and the longest match counts. A function gets each name
@@ -91,15 +92,15 @@ class Settings:
 
         data: For a publisher: the address of the data socket; None: the next port (or path) after
             its own address.
-        advertise: For a publisher: the data address that it tells workers; None: it follows from
+        advertise: For a publisher: the data address that workers receive; None: it follows from
             `data`.
-        epoch: For a publisher: the number of this start. Workers refuse a lower epoch than that of
+        epoch: For a publisher: the epoch of this start. Workers refuse a lower epoch than that of
             their weights. None: milliseconds since 1970. If the clock is behind that of an earlier
             publisher, a worker's report shows that this publisher started later; it then raises its
-            epoch and announces its versions anew. An epoch that you give never changes.
+            epoch and announces its versions again. An explicit epoch never changes.
         chunk_bytes: For a publisher: bytes per chunk.
-        queue: For a publisher: how many messages wait for a slow worker before it drops pushed
-            ones, which the worker then fetches.
+        queue: For a publisher: how many messages may be queued for a slow worker before pushed ones
+            are dropped, which the worker then fetches.
         rekey: For a publisher with keys: seconds between two changes of the group key.
         bases: For a publisher: how many versions it keeps in memory as bases of patches: the
             version that workers run, and older ones for workers that missed a version.
@@ -111,28 +112,29 @@ class Settings:
             and host, copy from there.
 
         before_apply: For a worker: called with each `Offer` before any byte of the model changes,
-            in the thread that will apply it; readers go on meanwhile. If it raises, the version is
+            in the thread that will apply it; readers are not blocked. If it raises, the version is
             not applied, the publisher gets the reason, and the old version still runs.
         on_commit: For a worker: called with each `Update` after its bytes are in place and before
-            anyone reads them, in the thread that applied it. It is a part of the apply: if it
+            any reader reads them, in the thread that applied it. It is a part of the apply: if it
             raises, the version has failed. A file then gets its old content back. A model in memory
             then holds no version: `reading()` raises until an apply succeeds.
         apply_timeout: For a worker: seconds that each call of the user's code may take
-            (`before_apply`, `on_commit`, a target function). After that the version has failed, and
-            the publisher and readers learn it at once. Nothing can stop the call, so the next
-            version is applied after it returns.
+            (`before_apply`, `on_commit`, a target function). After that the version has failed,
+            which is reported to the publisher and to readers at once. The call itself cannot be
+            stopped, so the next version is applied after it returns.
         bytes_max: For a worker: the largest version to accept, in bytes.
         resident: For a worker: move models into the bus's own memory (see `weightbus.resident()`).
             A version from the network is then applied by exchanging pages instead of copying. All
             weights change at once, and the apply can be undone. But code that reads the weights
             outside `reading()` during an apply may see zeros. A model that cannot move is copied
-            to; a warning says why.
+            to; a warning gives the reason.
         sole_writer: For a worker: only the subscriber writes to models in memory; no other code
             does, not even in `reading()`. For a patched version it then writes only the differences
             while readers wait.
-        any_data_host: For a worker: connect for pushed data to whatever address the publisher
-            names, also on another host. Otherwise only to the host of the publisher's own address
-            (for `ipc`: its path with a suffix); data elsewhere is fetched instead, with a warning.
+        any_data_host: For a worker: accept any data address that the publisher sends, also on
+            another host. Otherwise the worker connects only to the host of the publisher's own
+            address (for `ipc`: its path with a suffix); data from elsewhere is fetched instead of
+            pushed, with a warning.
 
     Raises:
         AddressError: `advertise` is invalid.
@@ -185,7 +187,7 @@ class Settings:
             endpoints.check(self.advertise)
         if self.epoch is not None:
             checks.whole(self.epoch, "epoch", 1, INTEGER_MAX)
-        ChunkPlan(0, self.chunk_bytes)  # refuses a size out of bounds
+        ChunkPlan(0, self.chunk_bytes)  # raises if the size is out of bounds
         checks.whole(self.queue, "queue", 1, QUEUE_MAX)
         checks.seconds(self.rekey, "rekey", positive=True)
         checks.whole(self.bases, "bases", 1, PATCHES_MAX)
@@ -196,7 +198,7 @@ class Settings:
 
     @property
     def timing(self) -> Timing:
-        """How long to wait for signs of life, as machines have it."""
+        """`ping` and `lost_after` in the form that the protocol machines take."""
         return Timing(ping=self.ping, lost_after=self.lost_after)
 
 
@@ -204,14 +206,14 @@ _DEFAULTS = Settings()
 
 
 def settings_of(kind: str, settings: Settings | None) -> Settings:
-    """Return what a Publisher, a Subscriber or a publish was given, if all of it is its own.
+    """Return the settings of a Publisher, a Subscriber or a publish, checked.
 
     Args:
-        kind: Which of them it is.
-        settings: What it was given; None: the defaults.
+        kind: Which of them: a key of `_OF`.
+        settings: The user's settings; None: the defaults.
 
     Raises:
-        ValueError: It is no `Settings`, or something in it is not for this.
+        ValueError: `settings` is not a `Settings`, or an option in it does not apply to this kind.
     """
     settings = checks.instance(settings, "settings", Settings)
     if settings is None:
@@ -225,14 +227,14 @@ def settings_of(kind: str, settings: Settings | None) -> Settings:
 
 
 def of_bytes(settings: Settings) -> Settings:
-    """Return what a Publisher's settings say of a publish of bytes, which are not converted."""
+    """Return a Publisher's settings for a publish of stored bytes, which are not converted."""
     return Settings(**{name: getattr(settings, name) for name in _PUBLISH - {"dtype", "rename"}})
 
 
 def accepts_deprecated_keywords(kind: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Have a call take what is in `Settings` now as keywords, too, with a warning, as it once did.
+    """Make a call accept options of `Settings` as deprecated keywords, with a warning.
 
-    Its signature stays what is written there.
+    The call's visible signature does not change.
     """
 
     def decorate(call: Callable[P, T]) -> Callable[P, T]:
@@ -260,7 +262,7 @@ def accepts_deprecated_keywords(kind: str) -> Callable[[Callable[P, T]], Callabl
 
 
 def _moved(kwargs: Mapping[str, Any], moved: dict[str, Any]) -> Settings:
-    """Return the settings of a call, with what was given in the old way put into them."""
+    """Return the settings of a call, updated with its deprecated keywords."""
     timing = checks.instance(moved.pop("timing", None), "timing", Timing)
     times = {} if timing is None else {"ping": timing.ping, "lost_after": timing.lost_after}
     moved |= times

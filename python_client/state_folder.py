@@ -1,21 +1,22 @@
-"""What of a publisher outlives it: a folder with its versions, its epoch, and a lock.
+"""A publisher's persistent state: a folder with its versions, its epoch, and a lock.
 
-    weightbus.json                         the epoch, and what each file is: name, digest, chunks
-    policy@1795253000123-42.safetensors    a version: model, epoch, number; its very bytes
-    weightbus.lock                         locked by the publisher that has the folder
+    weightbus.json                         the epoch, and of each file: name, digest, chunk size
+    policy@1795253000123-42.safetensors    a version: model, epoch, number; its exact bytes
+    weightbus.lock                         locked by the publisher that uses the folder
 
-Theory of operation: only what `weightbus.json` names exists. A version is written beside its place,
-synced, renamed, and its folder synced; then the table is replaced in the same way; then the files
-that it no longer names are deleted. So a crash at any moment leaves the table before or the one
-after, and either names whole files only. Bytes may rot, and people may copy files about: the table
-carries its own hash, and a version is held against its digest whenever it is read.
+Theory of operation: only the files that the table, `weightbus.json`, names count. A version is
+written under a temporary name, synced, renamed, and its folder synced; then the table is replaced
+in the same way; then files that it no longer names are deleted. So after a crash at any moment the
+folder has either the old or the new table, and either names only whole files. Bytes may rot, and
+users may copy files: the table contains its own hash, and a version is checked against its digest
+each time it is read.
 
-Versions are weights, so the folder and its files are their owner's alone, as far as this module
-makes them: modes 0700 and 0600. A folder with the set-group-ID bit is meant for a group, which gets
-the folder's own rights to the files. The folder is held open, and files are opened relative to it;
-no link is followed in it, and in a folder that any user may write to no other user's file is used.
+Versions are weights, so the folder and its files are private where this module creates them: modes
+0700 and 0600. A folder with the set-group-ID bit is meant for a group, which gets the folder's own
+rights to the files. The folder is held open, and files are opened relative to it. No link in it is
+followed, and in a world-writable folder no other user's file is used.
 
-Nothing here is a thread; `keeper.py` has the one that writes.
+This module starts no thread; `keeper.py` has the thread that writes.
 """
 
 import contextlib
@@ -55,13 +56,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("weightbus.state")
 
-# For a publisher of this process that has the folder, and may be on its way out.
+# How long to wait for a lock of this process, whose publisher may be closing; polling interval.
 LOCK_SECONDS, LOOK_SECONDS = 1.0, 0.02
 LOCK, TABLE, DAMAGED = "weightbus.lock", "weightbus.json", "weightbus.json.damaged"
-PARTIAL = ".partial"  # the end of the name of a file that is being written
-HISTORY_MAX = 10_000  # further files of a model: the table is written anew with every version
-NAMES_MAX = 64  # names of the same bytes: a worker that missed so many restarts fetches them again
-SLICE_BYTES = 2**22  # written at once, between two looks at what else is going on
+PARTIAL = ".partial"  # suffix of a file that is being written
+HISTORY_MAX = 10_000  # older files of a model: the table is rewritten with every version
+NAMES_MAX = 64  # keys of the same bytes: a worker that missed more restarts fetches them again
+SLICE_BYTES = 2**22  # written between two calls of `breathe`
 
 _OURS = re.compile(rf"[A-Za-z0-9._-]{{1,128}}@([0-9]{{1,16}})-[0-9]{{1,16}}{re.escape(SUFFIX)}\Z")
 
@@ -69,7 +70,7 @@ Key = tuple[int, int]  # epoch, version
 
 
 class StateFolderError(WeightBusError, OSError):
-    """A state folder is in use, cannot be written, or does not hold what is wanted of it."""
+    """A state folder is in use, cannot be written, or does not have the requested version."""
 
     __module__ = "weightbus"
 
@@ -80,6 +81,7 @@ class StoredVersion(msgspec.Struct, frozen=True):
     Attributes:
         model, epoch, version: Its model id, epoch and number when it was published.
         nbytes: Bytes of its tensors.
+        chunk_bytes: Bytes per chunk.
         digest: The digest of its bytes, in chunks of `chunk_bytes`.
         names: Every (epoch, version) under which these bytes were offered, the newest first.
         metadata: Its metadata, as text by name.
@@ -101,7 +103,7 @@ class StoredVersion(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> Key:
-        """The order of versions: epoch, then version."""
+        """Its (epoch, version), by which versions are ordered."""
         return self.epoch, self.version
 
     @property
@@ -111,8 +113,8 @@ class StoredVersion(msgspec.Struct, frozen=True):
 
 
 class _Table(msgspec.Struct, frozen=True):
-    epoch: Count = 0  # the greatest that this folder's publishers ever had
-    versions: tuple[StoredVersion, ...] = ()  # as they were written
+    epoch: Count = 0  # the highest epoch of this folder's publishers
+    versions: tuple[StoredVersion, ...] = ()  # in the order in which they were written
 
 
 class _Sealed(msgspec.Struct, frozen=True):
@@ -122,12 +124,12 @@ class _Sealed(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A version that is to be read from disk: what to publish instead of weights.
+    """A version opened from disk, which can be published in place of weights.
 
     Attributes:
-        stored: What it is.
+        stored: Its entry in the table.
         layout: Its layout, byte for byte as it was published.
-        data: The file's data section. Nobody has checked it yet; `copy_to` does.
+        data: The file's data section, not verified yet; `copy_to` verifies it.
     """
 
     stored: StoredVersion
@@ -135,10 +137,10 @@ class Saved:
     data: Bytes
 
     def copy_to(self, memory: Bytes) -> None:
-        """Copy the bytes, and hold the copy against the digest.
+        """Copy the bytes, and check the copy against the digest.
 
         Raises:
-            StateFolderError: They are not what was published.
+            StateFolderError: The digest does not match.
         """
         np.copyto(memory, self.data)
         found = digest_of(self.layout.id, memory, self.stored.chunk_bytes)
@@ -150,22 +152,22 @@ class Saved:
 
 
 def _go_on() -> None:
-    """Nothing else is going on."""
+    """Do nothing: the default of `breathe`."""
 
 
 class StateIndex:
-    """The versions that a table names, for whoever reads them.
+    """Read access to the versions that a table names.
 
     Args:
         path: The folder.
-        table: What its table says.
+        table: Its table.
     """
 
     def __init__(self, path: Path, table: _Table) -> None:
         self.path, self._table = path, table
 
     def models(self) -> list[str]:
-        """Return the models of which there are versions."""
+        """Return the models that have versions, sorted."""
         return sorted({stored.model for stored in self._table.versions})
 
     def versions(self, model: str) -> list[StoredVersion]:
@@ -174,10 +176,10 @@ class StateIndex:
         return sorted(found, key=lambda stored: stored.key, reverse=True)
 
     def find(self, model: str, key: Key) -> StoredVersion:
-        """Return one version, by any of its names.
+        """Return one version, by any of its keys.
 
         Raises:
-            StateFolderError: It is not here; the error says which are.
+            StateFolderError: It is not in the folder; the text lists the versions that are.
         """
         versions = self.versions(model)
         for stored in versions:
@@ -190,10 +192,10 @@ class StateIndex:
         )
 
     def open(self, stored: StoredVersion) -> Saved:
-        """Open a version's file; its bytes are read, and checked, where they are copied.
+        """Open a version's file; its bytes are read and verified only by `Saved.copy_to`.
 
         Raises:
-            StateFolderError: It is gone, cut short, or not what was written.
+            StateFolderError: The file is gone, truncated, or another model's.
         """
         path = self.path / stored.file
         try:
@@ -211,7 +213,7 @@ class StateIndex:
 
 
 def look_into(path: Path) -> StateIndex:
-    """Return what a folder holds now. It takes no lock: a publisher may have it, and write on.
+    """Return the folder's current versions. Takes no lock, so a publisher may write meanwhile.
 
     Raises:
         StateFolderError: Its table cannot be read, or is damaged.
@@ -238,11 +240,11 @@ class StateFolder(StateIndex, Closable):
     """A folder, locked for one publisher until `close`. One thread at a time may write to it.
 
     Args:
-        path: The folder; made if it is not there.
+        path: The folder; made if it does not exist.
         history: How many older versions of each model are kept beside the latest.
 
     Raises:
-        StateFolderError: Another publisher has it, or it cannot be used.
+        StateFolderError: Another publisher uses it, or it cannot be used.
     """
 
     def __init__(self, path: Path, history: int = 0) -> None:
@@ -254,7 +256,7 @@ class StateFolder(StateIndex, Closable):
             about = os.fstat(self._home)
             group = about.st_mode & (stat.S_IRGRP | stat.S_IWGRP)
             self._mode = 0o600 | (group if about.st_mode & stat.S_ISGID else 0)
-            # Who may read a file may lock it, so whose group may only read opens no lock.
+            # A user who can read the lock file can hold its lock, so a group needs write access.
             lock_mode = self._mode if group & stat.S_IWGRP else 0o600
         except OSError as error:
             raise StateFolderError(f"{path} cannot be a state folder: {error}") from None
@@ -284,7 +286,7 @@ class StateFolder(StateIndex, Closable):
             except BlockingIOError:
                 holder = os.pread(self._lock, 512, 0).decode(errors="replace").strip()
             if holder == here and not until:
-                gc.collect()  # it may be one that nobody refers to any more, and ends soon
+                gc.collect()  # the publisher may be unreferenced, and is then closed soon
                 until = time.monotonic() + LOCK_SECONDS
             if time.monotonic() < until:
                 time.sleep(LOOK_SECONDS)
@@ -304,7 +306,7 @@ class StateFolder(StateIndex, Closable):
         os.pwrite(self._lock, f"{here}\n".encode(), 0)
 
     def _tighten(self, lock_mode: int) -> None:
-        """Take from other users what earlier publishers have let them read."""
+        """Remove other users' access to files that earlier releases created with wider modes."""
         if os.fstat(self._home).st_mode & stat.S_IWOTH:
             log.warning(
                 "every user of this host may write to the state folder %s, and so have other "
@@ -323,9 +325,9 @@ class StateFolder(StateIndex, Closable):
             )
 
     def _make_private(self, name: str, mode: int | None) -> bool:
-        """Return whether a file was open to others, and is so no more."""
+        """Restrict a file's mode; return whether it was too wide."""
         mode = self._mode if mode is None else mode
-        with contextlib.suppress(OSError):  # it is gone, no file, or not ours to change
+        with contextlib.suppress(OSError):  # it is gone, not a regular file, or another user's
             file = open_plain(name, os.O_RDONLY, self._home)
             try:
                 found = stat.S_IMODE(os.fstat(file).st_mode)
@@ -337,7 +339,7 @@ class StateFolder(StateIndex, Closable):
         return False
 
     def _tidy(self) -> None:
-        """Delete what a publisher left behind that was killed while it wrote."""
+        """Delete files that a publisher left when it was killed while writing."""
         named = {stored.file for stored in self._table.versions}
         for name in os.listdir(self._home):
             whole = _OURS.match(name.removesuffix(PARTIAL))
@@ -345,7 +347,7 @@ class StateFolder(StateIndex, Closable):
                 self._remove(name)
 
     def _read_table(self) -> _Table:
-        """Return the table; an empty one, and a word to whoever reads logs, if it is damaged."""
+        """Return the table; if it is damaged, move it aside, log that, and return an empty one."""
         file = self.path / TABLE
         used = (int(m[1]) for name in os.listdir(self._home) if (m := _OURS.match(name)))
         least = min(max(used, default=0), INTEGER_MAX)
@@ -371,13 +373,13 @@ class StateFolder(StateIndex, Closable):
 
     @property
     def epoch(self) -> int:
-        """The greatest epoch that this folder's publishers ever had."""
+        """The highest epoch of this folder's publishers."""
         return self._table.epoch
 
     # Writing.
 
     def begin(self, epoch: int, offered: Iterable[StoredVersion] = ()) -> None:
-        """Record an epoch before anybody hears of it, and what is offered as its version 1.
+        """Record an epoch before it is announced, and the versions offered as its version 1.
 
         Raises:
             StateFolderError: It cannot be written.
@@ -401,29 +403,29 @@ class StateFolder(StateIndex, Closable):
     def write(
         self, stored: StoredVersion, parts: Iterable["Buffer"], breathe: Callable[[], None] = _go_on
     ) -> None:
-        """Write a version, and delete what is older than the history goes back.
+        """Write a version, and delete versions beyond the history.
 
         Args:
-            stored: What it is.
+            stored: Its entry for the table.
             parts: Its bytes: the layout, then the data section.
-            breathe: Called between two slices; whatever it raises ends the writing.
+            breathe: Called between two slices; an exception from it aborts the write.
 
         Raises:
-            OSError: There is no room, or the disk fails. What was here before still is.
+            OSError: The disk is full or fails. The previous versions are still there.
         """
         older = [s for s in self.versions(stored.model) if s.key != stored.key]
         dropped = older[self._history :]
-        gone = {*dropped}  # of which there may be thousands, as there may be versions
+        gone = {*dropped}  # a set, as there may be thousands
         kept = tuple(s for s in self._table.versions if s not in gone and s.file != stored.file)
         try:
             self._replace(stored.file, parts, breathe)
-            self._sync_folder()  # before the table names it
+            self._sync_folder()  # before the table names the file
             self._replace_table(_Table(max(self.epoch, stored.epoch), (*kept, stored)))
         except BaseException:
             if stored not in self._table.versions:
                 self._remove(stored.file)
             raise
-        self._sync_folder()  # before what it names no longer goes
+        self._sync_folder()  # before files that it no longer names are deleted
         for old in dropped:
             self._remove(old.file)
 
@@ -436,14 +438,14 @@ class StateFolder(StateIndex, Closable):
     def _replace(
         self, name: str, parts: Iterable["Buffer"], breathe: Callable[[], None] = _go_on
     ) -> None:
-        """Put a file in its place, whole, whatever happens meanwhile."""
+        """Replace a file atomically."""
         partial, new = name + PARTIAL, os.O_WRONLY | os.O_CREAT | os.O_EXCL
         self._remove(partial)
         try:
-            with self._spare.lent():  # it is written where connections have taken all descriptors
+            with self._spare.lent():  # connections may have used up all other descriptors
                 file = open_plain(partial, new, self._home)
                 try:
-                    os.fchmod(file, self._mode)  # whatever the umask is
+                    os.fchmod(file, self._mode)  # regardless of the umask
                     for part in parts:
                         _write(file, memoryview(part).cast("B"), breathe)
                     os.fsync(file)
@@ -462,14 +464,14 @@ class StateFolder(StateIndex, Closable):
         os.fsync(self._home)
 
     def close(self) -> None:
-        """Let others have the folder. Calling it twice is fine."""
+        """Release the folder for other publishers; idempotent."""
         keep_in_children(self)
         if self._lock >= 0:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)  # a child that was forked just now has it, too
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # explicitly, as a forked child may share it
         self.close_in_child()
 
     def close_in_child(self) -> None:
-        """Close what a forked child has inherited, which would keep the folder from others."""
+        """Close a forked child's inherited descriptors, which would keep the folder locked."""
         held, self._lock, self._home = (self._lock, self._home), -1, -1
         for descriptor in held:
             if descriptor >= 0:
@@ -477,7 +479,7 @@ class StateFolder(StateIndex, Closable):
 
 
 def _opened(path: Path) -> int:
-    """Open a state folder; make it if it is not there."""
+    """Open a state folder; make it if it does not exist."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     with place_of(path) as place:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -485,7 +487,7 @@ def _opened(path: Path) -> int:
 
 
 def _read(name: str, folder: int) -> bytes:
-    """Read a file of a folder that no other user has put there."""
+    """Read a file in a folder; refuse another user's file."""
     file = open_plain(name, os.O_RDONLY, folder)
     with os.fdopen(file, "rb") as opened:
         check_owner(file, name, folder, stat.S_ISVTX | stat.S_IWOTH)
@@ -493,7 +495,7 @@ def _read(name: str, folder: int) -> bytes:
 
 
 def _locker_of(lock: int) -> int:
-    """Return which process holds the lock of a file; 0: the system does not tell."""
+    """Return the pid that holds the lock of a file; 0 if /proc/locks does not show it."""
     inode = str(os.fstat(lock).st_ino)
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/locks").read_text().splitlines():
@@ -523,17 +525,25 @@ def _unsealed(text: bytes) -> _Table:
 
 
 def newest(names: Iterable[Key]) -> tuple[Key, ...]:
-    """Return as many of the names of some bytes as are kept, the newest first."""
+    """Return the newest `NAMES_MAX` names, the newest first."""
     return tuple(sorted(set(names), reverse=True)[:NAMES_MAX])
 
 
 def parts_of(layout: Layout, data: Bytes) -> list["Buffer"]:
-    """Return what a version's file consists of."""
+    """Return the parts of a version's file: layout and data section."""
     return [layout.header, cast("Buffer", data)]
 
 
 def new_epoch(asked: int | None, folder: StateFolder | None) -> int:
-    """Return a new publisher's epoch: above all of its folder's, whatever the clock says."""
+    """Return a new publisher's epoch: higher than all of its folder's, whatever the clock says.
+
+    Args:
+        asked: The user's epoch; None: milliseconds since 1970.
+        folder: The state folder, if there is one.
+
+    Raises:
+        ValueError: `asked` is not higher than the folder's epochs.
+    """
     least = 1 if folder is None else folder.epoch + 1  # P1
     if asked is None:
         return max(time.time_ns() // 1_000_000, least)
@@ -542,7 +552,7 @@ def new_epoch(asked: int | None, folder: StateFolder | None) -> int:
 
 
 def age_from_now() -> Callable[[], float]:
-    """Return what tells the seconds since now by a clock that runs on while the host sleeps."""
+    """Return a function: seconds since this call, by a clock that runs while the host sleeps."""
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     started = time.clock_gettime(clock)
     return lambda: time.clock_gettime(clock) - started

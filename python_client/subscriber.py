@@ -1,4 +1,4 @@
-"""Subscribing: `Subscriber` receives versions and applies them in place, at a safe point."""
+"""`Subscriber` receives versions and applies them in place, at a safe point."""
 
 import itertools
 import logging
@@ -53,9 +53,9 @@ log = logging.getLogger("weightbus.subscriber")
 T = TypeVar("T")
 
 CLIENT = "weightbus-python/0.1.0"
-HOOK_SECONDS = 1.0  # that close() waits for the user's code
-ROUND_SECONDS = 30.0  # that an `async for` waits at a time; readers of it wait for no longer
-COPY_SECONDS = 10.0  # and for a copy into the model, which should not change any more afterwards
+HOOK_SECONDS = 1.0  # that `close` waits for the user's code
+ROUND_SECONDS = 30.0  # of one wait in `async for`, and the most that it waits for readers
+COPY_SECONDS = 10.0  # that `close` waits for a copy, after which the model no longer changes
 
 _here: "WeakValueDictionary[tuple[str, str], Subscriber]" = WeakValueDictionary()
 
@@ -75,10 +75,10 @@ class Subscriber(InOneProcess):
         keys: A worker's file from `weightbus keygen`, its folder (then `name` selects the file), or
             the file's contents: the worker connects only to that publisher. None: use
             WEIGHTBUS_KEYS; without it, no keys.
-        strict: Whether publisher and target must have the same tensor names. With False, a version
+        strict: Whether version and target must have the same tensor names. With False, a version
             may have more tensors than the target; the worker skips them, but still verifies and
-            reports the whole version. It always refuses a version that lacks a tensor of the
-            target.
+            reports the whole version. A version that lacks a tensor of the target is always
+            refused.
         cast: Whether to convert values to the target's dtypes.
         rename: Maps published names to the targets' names, for all `models`, in the form that
             `Settings` describes for a publish. `before_apply` gets the published names. A function
@@ -88,20 +88,19 @@ class Subscriber(InOneProcess):
     Raises:
         AddressError: The address is invalid.
         KeysError: The keys cannot be read.
-        OSError: Too few descriptors are left for sockets; it names `ulimit -n`.
-        ValueError: A name is invalid, or cannot be renamed so; or `models` is no mapping of ids to
-            targets.
+        OSError: Too few file descriptors are left for sockets (the text names `ulimit -n`); or a
+            path names something that is not a file, or its folder is not writable.
+        ValueError: A name or a renaming is invalid; or `models` is not a mapping of ids to targets.
         TypeError: A hook is a coroutine function.
-        OSError: A path names something that is no file, or a folder that is not writable.
 
     The subscriber always receives versions in the background. It applies them where you call
     `receive()`, or, after `start()`, in the background. In a forked process, make a new one.
 
-    Keep it in a variable: if you drop it without `close()`, it leaves, with a warning, when Python
-    collects it, even after `start()`. If a hook or a target function refers to it (a closure, a
-    bound method of its owner), it lives as long as the process: close it, or use a `weakref` there.
-    A new one with the same `address` and `name` in this process closes the old one and takes its
-    place, so you may run a notebook cell again.
+    Keep it in a variable: a Subscriber that is dropped without `close()` is closed by the garbage
+    collector, with a warning, even after `start()`. If a hook or a target function refers to it (a
+    closure, a bound method of its owner), it lives as long as the process: close it, or use a
+    `weakref` there. A new Subscriber with the same `address` and `name` in this process closes the
+    old one and takes its place, so you may run a notebook cell again.
     """
 
     __module__ = "weightbus"
@@ -138,7 +137,7 @@ class Subscriber(InOneProcess):
         self._marks = itertools.count(1)
         who = _identity(self.name, shared_memory=chosen.shared_memory)
         like = {model: target.expected() for model, target in self._targets.items()}
-        # What the thread holds must not hold us: see `dropped`.
+        # No object that the thread holds may refer to `self`: see `closing`.
         ring = None if keys is None else Keyring()
         fault = partial(fault_of, self._targets)
         machine = WorkerMachine(
@@ -172,7 +171,7 @@ class Subscriber(InOneProcess):
         self._loop.start()
 
     def _take_over(self) -> None:
-        """Close the one of this process that has the name: its user may have forgotten it."""
+        """Close this process's earlier subscriber of the same name, such as a notebook's."""
         before = _here.get((self.address, self.name))
         _here[self.address, self.name] = self
         if before is not None:
@@ -188,7 +187,7 @@ class Subscriber(InOneProcess):
 
     def _become_copy(self) -> None:
         super()._become_copy()
-        self._ready_queue.close_in_child(self._forked())  # what was staged asks there
+        self._ready_queue.close_in_child(self._forked())  # a `Staged` of the parent waits there
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -199,7 +198,7 @@ class Subscriber(InOneProcess):
     def __repr__(self) -> str:
         return f"<Subscriber {self.name} of {self.address}: {', '.join(self._targets)}>"
 
-    # Applying where the caller is.
+    # Applying in the caller's thread.
 
     def receive(
         self,
@@ -217,7 +216,7 @@ class Subscriber(InOneProcess):
             timeout: Seconds to wait.
             version: Apply only this version: a number in the publisher's epoch, or (epoch, version)
                 as in a receipt. Until it is applied or this call returns, no newer version of its
-                model replaces it. It may already run.
+                model replaces it. If it already runs, the call returns at once.
             model: The model of that version, if this subscriber has several.
 
         Returns:
@@ -232,7 +231,8 @@ class Subscriber(InOneProcess):
             ClosedError: The subscriber is closed, or applies in the background.
             KeyError: There is no such model.
             ValueError: There are several models, and `model` is missing.
-            RuntimeError: Another `version` of the model is awaited, or staged.
+            RuntimeError: Another `version` of the model is awaited or staged; or this thread or
+                task is inside `reading()`.
         """
         return self._receive(timeout, version, model, NEVER)
 
@@ -266,24 +266,24 @@ class Subscriber(InOneProcess):
     def stage(
         self, timeout: float, *, version: int | tuple[int, int], model: str | None = None
     ) -> Staged:
-        """Wait until one version is here and verified, and apply it when you say so.
+        """Wait until one version is received and verified; its `apply()` then applies it.
 
         While it is staged, the weights do not change and no newer version of its model takes its
-        place. A version that is published with `commit="together"` is acknowledged as staged, and
-        its publisher then decides. What is published otherwise is here already or on its way.
+        place. The worker acknowledges a version published with `commit="together"` as staged, and
+        the publisher then decides whether to commit it. Other versions are sent in any case.
 
             with worker.stage(30, version=(epoch, number)) as staged:
                 update = staged.apply(10)
 
         Args:
             timeout: Seconds to wait.
-            version: Which: a number in the publisher's epoch, or (epoch, version).
+            version: The version: a number in the publisher's epoch, or (epoch, version).
             model: The model of that version, if this subscriber has several.
 
         Raises:
-            TimeoutError: It is not here in time.
+            TimeoutError: It did not arrive in time.
             ApplyError: It does not fit, or is no longer available (code `gone`).
-            RefusedError, AddressError, ClosedError, KeyError, ValueError: As of `receive`.
+            RefusedError, AddressError, ClosedError, KeyError, ValueError: As in `receive`.
             RuntimeError: Another version of the model is staged.
         """
         self._check_usable()
@@ -291,13 +291,16 @@ class Subscriber(InOneProcess):
         return self._applier.stage(name, number, epoch, checks.seconds(timeout, "timeout"))
 
     def flush(self, timeout: float) -> bool:
-        """Wait until the publisher has heard all that this worker has said; return whether it has.
+        """Wait until the publisher has received every report of this worker so far.
 
-        For code that answers elsewhere as well, for example a server's call, and must not be heard
-        there first: a failure is in the receipt by then.
+        Use it before you answer on another channel, such as a server's API, so that the publisher's
+        receipt already has this worker's failure when that answer arrives.
 
         Args:
             timeout: Seconds to wait.
+
+        Returns:
+            Whether the publisher has received them.
 
         Raises:
             ClosedError: The subscriber belongs to the parent of this forked process.
@@ -314,17 +317,18 @@ class Subscriber(InOneProcess):
         version: int | tuple[int, int] | None = None,
         model: str | None = None,
     ) -> Update | None:
-        """Receive from a coroutine: waits and applies in a thread of its own.
+        """Receive from a coroutine: wait and apply in a separate thread.
 
-        Arguments, result and errors are those of `receive`. If you cancel it, it applies nothing. A
-        copy that has begun ends first, and the next call without `version` returns its `Update`.
+        Arguments, result and errors are those of `receive`. If you cancel it, it applies nothing,
+        except that a copy that has begun is completed first; the next call without `version` then
+        returns its `Update`.
         """
         cut = CancelToken(self._applier.look)
         work = partial(self._receive, timeout, version, model, cut)
         return await in_thread(work, "weightbus-receive", cut.cancel, self._keep)
 
     def _keep(self, received: "Future[Update | None]") -> None:
-        """Keep for the next call what one that was cancelled had applied already, or failed to."""
+        """Keep the result of a cancelled call for the next call."""
         error = received.exception()
         if isinstance(error, ApplyError) or (error is None and received.result() is not None):
             self._ready_queue.keep(received)
@@ -337,6 +341,13 @@ class Subscriber(InOneProcess):
         Separate threads write files, so a slow disk delays no other model; still, only one thread
         at a time calls the user's code. An error is logged and kept in `error`; the weights stay as
         they were, unless it is a `TornError`.
+
+        Returns:
+            This subscriber.
+
+        Raises:
+            ClosedError: It was started before, a thread of it has failed, or it belongs to the
+                parent of this forked process.
         """
         self._check_usable()
         self._loop.apply_by(self._background.at_once)
@@ -355,29 +366,29 @@ class Subscriber(InOneProcess):
             with worker.reading() as running:  # in a coroutine, async with
                 answer = model(question), running.version
 
-        New weights that have arrived go first: later readers queue until they are applied. In a
-        coroutine, `async with` queues without stopping the event loop, and may await inside. A
+        New weights that have arrived have priority: later readers queue until they are applied. In
+        a coroutine, `async with` queues without blocking the event loop, and may await inside. A
         plain `with` in a coroutine must not await: it raises if it would wait for another task of
         its own loop. You may nest blocks, also in tasks and threads that inherit the context
         (`asyncio.gather`, `asyncio.to_thread`).
 
         Args:
             timeout: Seconds to wait for an apply, or for a first version.
-            model: The model to read; None: all. A file target may be replaced meanwhile, unless you
-                name it; a program that has opened the file keeps the old content.
+            model: The model to read; None: all. A file target may be replaced during the block,
+                unless you name its model; a program that has opened the file keeps the old content.
             needs_version: Wait until each model that is read runs a version.
 
         Returns:
-            A context manager for `with` and `async with`, for one block. It yields the version that
-            runs (`version`, `epoch`; 0 if none does yet), if you name the model or there is only
-            one.
+            A context manager for `with` and `async with`, for one block. It yields a `Running`,
+            whose `version` and `epoch` are those of the model that you name, or of the only model;
+            0 if it runs no version yet.
 
         Raises:
             TimeoutError: An apply, with its hooks, took longer than `timeout` seconds; the text
-                names the version, the thread and the time. Or no version came.
-            TornError: An apply failed half-way, so the weights are parts of two versions. The next
-                apply that succeeds repairs them: the worker tries this version a few times more,
-                and any newly published one.
+                names the version, the thread and the time. Or no version arrived.
+            TornError: An apply failed half-way, so the weights are a mix of two versions. The next
+                successful apply repairs them: the worker retries this version a few times, and
+                applies any newly published one.
             RuntimeError: A plain `with` in a coroutine would wait for its own event loop.
             ClosedError: A thread of the subscriber has failed, or it belongs to the parent of this
                 forked process.
@@ -385,7 +396,7 @@ class Subscriber(InOneProcess):
         """
         if self._inherited:
             raise self._forked()
-        self._ready_queue.check_alive()  # else weights would stay as they are for ever, in silence
+        self._ready_queue.check_alive()  # a failed thread would leave outdated weights, unnoticed
         timeout, lacks = checks.seconds(timeout, "timeout"), None
         if model is not None:
             self._targets[model]
@@ -407,8 +418,8 @@ class Subscriber(InOneProcess):
     ) -> Update | None:
         """Wait until a `model` runs this `version` or a newer one; None after `timeout` seconds.
 
-        A restarted publisher counts from 1 again, in a later epoch. With `epoch` (for example a
-        receipt's), versions of earlier epochs do not count.
+        A restarted publisher numbers versions from 1 again, in a later epoch. With `epoch` (for
+        example a receipt's), versions of earlier epochs do not count.
 
         Raises:
             KeyError: This subscriber does not have that model.
@@ -450,10 +461,11 @@ class Subscriber(InOneProcess):
         """Yield each version as it is applied, until the subscriber is closed.
 
         Without `start()`, this loop applies versions, as `receive_awaitable` does, between two
-        turns. After `start()`, it first yields the version that already runs, and delays no apply.
+        iterations. After `start()`, it first yields the version that already runs, and delays no
+        apply.
 
         Raises:
-            ApplyError, TornError, RefusedError, AddressError: As of `receive`, without `start()`.
+            ApplyError, TornError, RefusedError, AddressError: As in `receive`, without `start()`.
             ClosedError: A thread of the subscriber has failed, or it belongs to the parent of this
                 forked process.
         """
@@ -472,7 +484,7 @@ class Subscriber(InOneProcess):
                 yield update
 
     async def _next(self, seen: dict[str, Update]) -> Update | None:
-        """Return a version that runs and was not seen yet."""
+        """Return a running version that is not in `seen`; None if none appears in time."""
         cut = CancelToken(self._ready_queue.look)
 
         def news() -> Update | None:
@@ -492,11 +504,11 @@ class Subscriber(InOneProcess):
             seen[update.model] = update
         return update
 
-    # How things stand.
+    # Status.
 
     @property
     def error(self) -> WeightBusError | None:
-        """The last error in the background, if there is one; in a forked child, that it is one."""
+        """The last error in the background, or None; in a forked child, a `ClosedError`."""
         if self._inherited:
             return self._forked()
         failure = self._ready_queue.failure
@@ -505,6 +517,10 @@ class Subscriber(InOneProcess):
     def update(self, model: str) -> Update | None:
         """Return the version that a `model` runs; None before the first, or if an apply failed
         half-way.
+
+        Raises:
+            KeyError: This subscriber does not have that model.
+            ClosedError: The subscriber belongs to the parent of this forked process.
         """
         if self._inherited:
             raise self._forked()
@@ -529,9 +545,9 @@ class Subscriber(InOneProcess):
         return self._ready_queue.wait_joined(checks.seconds(timeout, "timeout"))
 
     def close(self) -> None:
-        """Say goodbye and close the sockets. You may call it twice.
+        """Leave the publisher and close the sockets; idempotent.
 
-        Afterwards the weights no longer change. It does not wait for user code that does not
+        Afterwards the weights no longer change. It does not wait long for user code that does not
         return. In a forked child it does nothing.
         """
         if self._inherited:
@@ -551,7 +567,7 @@ class Subscriber(InOneProcess):
             )
 
     async def close_awaitable(self) -> None:
-        """Close from a coroutine; a thread does the work, so the event loop goes on."""
+        """Close from a coroutine: a thread does the work, so the event loop is not blocked."""
         await in_thread(self.close, "weightbus-close")
 
     def _check_usable(self) -> None:
@@ -562,13 +578,13 @@ class Subscriber(InOneProcess):
 
 
 def _lacks(runs: Mapping[str, Update], models: tuple[str, ...], address: str) -> str:
-    """Say which models run no version yet; nothing if all do."""
+    """Return an error text that names the models without a version; empty if there are none."""
     missing = ", ".join(model for model in models if model not in runs)
     return missing and f"no version of {missing} runs here yet: does {address} publish it?"
 
 
 def _left_of(threads: list[threading.Thread], end: float) -> bool:
-    """Wait for threads until this moment; return whether some are still there."""
+    """Join threads until `end`, on the monotonic clock; return whether some are still alive."""
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
     return any(thread.is_alive() for thread in threads)
@@ -591,7 +607,7 @@ def _identity(name: str, *, shared_memory: bool) -> Identity:
 
 
 def _rename(runs: dict[str, Update], changed: threading.Condition, renamed: Renamed) -> None:
-    """A restarted publisher has what runs here as a version of its own: no bytes change."""
+    """Record the version's new key: a restarted publisher offers the bytes that run here."""
     with changed:
         known = runs[renamed.model]
         runs[renamed.model] = replace(

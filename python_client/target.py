@@ -1,4 +1,4 @@
-"""What a version can be applied to: what each kind of target says and does."""
+"""`Target`: the interface of everything that a version can be applied to."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -19,12 +19,12 @@ Sums = list[int | None]
 
 
 class Target(ABC):
-    """What a version can be applied to; as it stands here, one of which nothing is known before.
+    """Something that a version can be applied to. The defaults are those of an unknown target.
 
     Attributes:
-        asks_user: Applying calls the user's code, which has a deadline and may take its time.
-        detail: What is to be said of the last `apply` in the publisher's receipt.
-        on_disk: It is a file: a disk may take its time, and there are no readers to keep out.
+        asks_user: Whether `apply` calls the user's code, which may be slow and has a deadline.
+        detail: A remark on the last `apply` for the publisher's receipt; empty: none.
+        on_disk: Whether it is a file: the disk may be slow, and no readers must be locked out.
     """
 
     asks_user = False
@@ -33,51 +33,51 @@ class Target(ABC):
 
     @property
     def devices(self) -> "frozenset[torch.device]":
-        """The CUDA devices that its tensors are on, as far as that was seen."""
+        """The CUDA devices of its tensors, as far as they are known."""
         return frozenset()
 
     def from_second(self, staged: StagedVersion) -> bool:
-        """Whether it copies from the second copy of the bytes, if `staged` is applied next."""
+        """Return whether `apply` of `staged` would copy from its second copy, on a device."""
         del staged
         return False
 
     def fault(self, layout: Layout) -> str:
-        """Say why a `layout` cannot be applied here; nothing if it can. Changes nothing."""
+        """Return why a `layout` cannot be applied here; empty if it can. Changes nothing."""
         del layout
         return ""
 
     def ahead(self, staged: StagedVersion) -> None:
-        """Do what can be done before `staged` is applied, while readers go on; change nothing."""
+        """Prepare to apply `staged`, while readers still read; does not change the target."""
         del staged
 
     @abstractmethod
     def apply(self, staged: StagedVersion) -> None:
-        """Apply a version: all of it, or an exception."""
+        """Apply a whole version, or raise an exception."""
 
     @abstractmethod
     def undo(self) -> bool:
-        """Have what was there before the last `apply` in place again; say whether it is.
+        """Restore the content before the last `apply`; return whether it is in place.
 
-        It is called after that has failed, or the user's part of it.
+        Called after `apply`, or the user's hook after it, has failed.
         """
 
     @abstractmethod
     def settle(self) -> None:
-        """The last `apply` stands: let go of what was there before."""
+        """Make the last `apply` final: release the content before it."""
 
     def expected(self) -> Expected:
-        """Say what is known of versions that fit."""
+        """Return what is known of versions that fit."""
         return Expected()
 
     def keeps(self, key: tuple[int, int]) -> bool:
-        """Whether the user goes on using the memory of a version (its `key`) after its `apply`."""
+        """Return whether the user keeps using the memory of version `key` after its `apply`."""
         del key
         return False
 
     def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
-        """Return where the bytes of `staged`, just applied, lie from now on, in one piece."""
+        """Return the contiguous bytes of `staged`, which was just applied; None: there are none."""
         return staged.own
 
     @abstractmethod
     def summing(self, layout: Layout, names: Names, sums: Sums) -> Iterator[int]:
-        """Sum what is there by now, a little at a time: see `codecs.apply.summing`."""
+        """Compute checksums of the current content step by step: see `codecs.apply.summing`."""

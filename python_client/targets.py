@@ -1,10 +1,10 @@
-"""Where a worker's versions go: into a model's own memory, or into a file.
+"""The kinds of targets that a worker's versions are applied to.
 
 nn.Module, TensorDict, mapping of torch tensors or numpy arrays      copied in place
 a path                                                               written, then renamed
 a function                                                           called to load it (`loading`)
 
-Each of them may have other names than what is published (`RenamedTarget`).
+`RenamedTarget` wraps any of them for a version with other tensor names.
 """
 
 import logging
@@ -38,10 +38,10 @@ from .target import Names, Sums, Target
 if TYPE_CHECKING:
     import torch
 
-# Others may write the layout of the same tensors with spaces, aliases and metadata of their own.
+# Other publishers may add spaces, aliases and metadata to the layout of the same tensors.
 LAYOUT_SLACK_BYTES = 2**20
-LAYOUTS_MAX = 4  # kept under other names
-READERS_MAX = 4  # readers kept, of the last applies: two staging buffers, or a publisher's blocks
+LAYOUTS_MAX = 4  # renamed layouts that are cached
+READERS_MAX = 4  # cached readers: of two staging buffers, or of a publisher's blocks
 
 
 log = logging.getLogger("weightbus.subscriber")
@@ -51,15 +51,15 @@ class MemoryTarget(Target):
     """A module, TensorDict or mapping whose tensors are overwritten in place.
 
     Args:
-        target: It.
-        strict: Whether both sides must have the same names; else a version may have more of them,
-            but none less, or nothing might be applied and reported as if it were.
+        target: The module, TensorDict or mapping.
+        strict: Whether both sides must have the same names; else a version may have more names but
+            not fewer, as a version that changes nothing must not be reported as applied.
         cast: Whether values may be converted to the target's dtype.
-        sole_writer: Whether nobody else writes there while a version is applied, or just before.
-        write: Who writes what a reader has, in place of a copy into each tensor.
+        sole_writer: Whether no other code writes to the target, also before an apply.
+        write: Writes a reader's tensors to the target; None: copy each tensor.
     """
 
-    # A plain attribute, which costs no call: it is looked at for every version.
+    # A plain attribute, not a property: it is read for every version.
     devices: "frozenset[torch.device]" = frozenset()
 
     def __init__(
@@ -73,36 +73,36 @@ class MemoryTarget(Target):
     ) -> None:
         self._target, self._cast, self._sole_writer = target, cast, sole_writer
         self._write = write
-        # What differs from a version that comes next, and how many writes there had been when that
-        # was looked for. Each counts twice, so that nobody who looks in the middle is believed.
+        # The next version, `_writes` when it was compared, and where it differs. Each apply raises
+        # `_writes` at its begin and end, so that differences found during an apply are not used.
         self._differ: tuple[StagedVersion, int, Differences] | None = None
         self._writes = 0
         self._overflows = OverflowLog(log)
         self._strict: Strict = strict or "target"
-        self._readers: list[tuple[StagedVersion, Reader]] = []  # of the buffers used lately
-        self._begun = False  # the last apply may have changed something
+        self._readers: list[tuple[StagedVersion, Reader]] = []  # of recently used buffers
+        self._begun = False  # whether the last apply may have changed the target
         self.asks_user = calls_users(target)
-        self.devices, self._on_devices = devices_within(target)  # as of when a buffer was new
+        self.devices, self._on_devices = devices_within(target)  # updated with each new buffer
 
     def from_second(self, staged: StagedVersion) -> bool:
-        """Map it, if there is one on the device that all tensors are on."""
+        """Map the second copy, if it is on the device of all tensors; return whether that is so."""
         if not self.devices:
             return False
         note = staged.note if self._on_devices and not staged.hash_chunks else b""
         return self._reader(staged).from_second(note, self.devices)
 
     def fault(self, layout: Layout) -> str:
-        """Name the tensors that differ."""
+        """Return a text that names the tensors that do not fit; empty if all do."""
         lines = check(layout, self._target, strict=self._strict, cast=self._cast)
         return "\n".join(trimmed(lines))
 
     def expected(self) -> Expected:
-        """Say what its tensors would be published as, each once, if they could be."""
+        """Return the size of its tensors' own layout and bytes, as bounds for a version."""
         try:
             layout = state_of(self._target).layout()
-        except StateError:  # on the meta device, for instance
+        except StateError:  # for instance on the meta device
             return Expected()
-        if self._strict is not True:  # others may have any number of names beside
+        if self._strict is not True:  # a version may have any number of further names
             return Expected(layout.nbytes)
         longest = 2 * len(layout.header) + LAYOUT_SLACK_BYTES
         return Expected(layout.nbytes, min(longest, Expected().layout_bytes))
@@ -111,7 +111,7 @@ class MemoryTarget(Target):
         return summing(layout, self._target, names, sums)
 
     def ahead(self, staged: StagedVersion) -> None:
-        """Find what differs, where few elements can and nobody else writes."""
+        """Pin a new buffer for a device; or find the elements that a patched version changes."""
         self._differ = None
         data, layout = staged.data, staged.layout
         known = [r for old, r in self._readers if old.data is data and old.layout is layout]
@@ -124,12 +124,12 @@ class MemoryTarget(Target):
         if not self._sole_writer or staged.patch is None:
             return
         writes = self._writes
-        with suppress(Exception):  # what is wrong with the target is for `apply` to say
+        with suppress(Exception):  # `apply` raises the error
             found = known[0].differences(self._target, strict=self._strict, cast=self._cast)
             self._differ = None if found is None else (staged, writes, found)
 
     def apply(self, staged: StagedVersion) -> None:
-        """Copy every tensor to its place; or what differs, if that is known."""
+        """Copy every tensor to its place; only the differences, if `ahead` found them."""
         differ, self._differ = self._differ, None
         only = differ[2] if differ and differ[:2] == (staged, self._writes) else None
         self._begun, self._writes = False, self._writes + 1
@@ -147,49 +147,49 @@ class MemoryTarget(Target):
             self.detail = self._overflows.note(version, reader.lost)
 
     def undo(self) -> bool:
-        """Say whether nothing was changed: nobody keeps the bytes of the version before."""
+        """Return whether nothing was changed; the previous bytes are not kept."""
         self._writes += 1
         return not self._begun
 
     def settle(self) -> None:
-        """Nothing is kept."""
+        """Note the end of the apply; there are no previous bytes to release."""
         self._writes += 1
 
     def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
-        """They lie where they were copied from."""
+        """Return the staging buffer, which was copied from; None for shared memory."""
         return staged.data if staged.shared is None else None
 
     def _reader(self, staged: StagedVersion) -> Reader:
-        """Return a reader of this layout in this buffer, the one used before if there is one."""
+        """Return a reader of this buffer in this layout, a cached one if possible."""
         data, layout, alike = staged.data, staged.layout, self._readers
         known = [r for old, r in alike if old.data is data and old.layout is layout]
         reader = known[0] if known else Reader(layout, data)
         if not known:
-            if not reader.section.aligned():  # its views are copies, of this version alone
+            if not reader.section.aligned():  # its views are copies of this version: do not cache
                 return reader
             alike = [each for each in alike if each[0].layout is layout]
-        self._readers = [*alike[1 - READERS_MAX :], (staged, reader)]  # others hold old memory
+        self._readers = [*alike[1 - READERS_MAX :], (staged, reader)]  # drop those of old memory
         return reader
 
 
 class RenamedTarget(Target):
-    """A target that has other names than what is published: it is given versions under its own.
+    """A target whose tensor names differ from the published ones; it gets renamed versions.
 
     Args:
-        target: It.
-        renaming: What the published names become.
+        target: The target with its own names.
+        renaming: Maps published names to the target's names.
     """
 
     def __init__(self, target: Target, renaming: Renaming) -> None:
         self._target, self._renaming = target, renaming
         self.asks_user, self.on_disk = target.asks_user, target.on_disk
 
-        # Layouts with their names here; a new tuple each time, since two threads use it.
+        # Renamed layouts; replaced, never changed, since two threads use the tuple.
         self._known: tuple[tuple[Layout, Layout, Mapping[str, str]], ...] = ()
-        self._looked_at: tuple[StagedVersion, StagedVersion] | None = None  # by `ahead`
+        self._looked_at: tuple[StagedVersion, StagedVersion] | None = None  # last one, and renamed
 
     def fault(self, layout: Layout) -> str:
-        """Say what cannot be renamed; then what the target says."""
+        """Return why the layout cannot be renamed, or else the target's own answer."""
         try:
             renamed, _ = self._of(layout)
         except (StateError, LayoutError) as error:
@@ -201,27 +201,27 @@ class RenamedTarget(Target):
         return self._target.devices
 
     def from_second(self, staged: StagedVersion) -> bool:
-        """What the target says of the version under its names here."""
+        """Return the target's answer for the renamed version."""
         if self._looked_at is None or self._looked_at[0] is not staged:
             self._looked_at = staged, self._here(staged)
         return self._target.from_second(self._looked_at[1])
 
     def expected(self) -> Expected:
-        """Say what the target says, but for the length of names."""
+        """Return the target's answer without a bound on the layout, as names change in length."""
         return Expected(self._target.expected().nbytes)
 
     def summing(self, layout: Layout, names: Names, sums: Sums) -> Iterator[int]:
-        """Sum what is there by those names."""
+        """Compute checksums under the target's names."""
         renamed, became = self._of(layout)
         return self._target.summing(renamed, [became[name] for name in names], sums)
 
     def ahead(self, staged: StagedVersion) -> None:
-        """Do it for the version under its names here."""
+        """Prepare the target for the renamed version."""
         self._looked_at = staged, self._here(staged)
         self._target.ahead(self._looked_at[1])
 
     def apply(self, staged: StagedVersion) -> None:
-        """Apply the version under its names here, which is the very object that `ahead` had."""
+        """Apply the renamed version: the same object that `ahead` passed, by which it is known."""
         known, self._looked_at = self._looked_at, None
         self._target.apply(known[1] if known and known[0] is staged else self._here(staged))
         self.detail = self._target.detail
@@ -242,7 +242,7 @@ class RenamedTarget(Target):
         return structs.replace(staged, layout=self._of(staged.layout)[0])
 
     def _of(self, layout: Layout) -> tuple[Layout, Mapping[str, str]]:
-        """Return a layout under the names of the target, and what became of its own."""
+        """Return a layout under the target's names, and the new name of each published one."""
         for known, renamed, became in self._known:
             if known is layout:
                 return renamed, became
@@ -253,7 +253,7 @@ class RenamedTarget(Target):
 
 
 def fault_of(targets: Mapping[str, Target], model: str, layout: Layout) -> str:
-    """Say why a layout cannot be applied. (Called by the background thread.)"""
+    """Return why a layout cannot be applied; empty if it can. (Called by the worker's thread.)"""
     try:
         return targets[model].fault(layout)
     except Exception as error:
@@ -261,10 +261,10 @@ def fault_of(targets: Mapping[str, Target], model: str, layout: Layout) -> str:
 
 
 def by_id(models: object) -> Mapping[str, object]:
-    """Return targets by model id, if they are that: the id may have been forgotten.
+    """Return `models` if it maps model ids to targets; users may pass a bare target by mistake.
 
     Raises:
-        ValueError: They are not.
+        ValueError: It does not.
     """
     outer = 'write Subscriber(address, {"policy": ...}), with the id that publish() is given'
     if is_tensordict(models) or not isinstance(models, Mapping):
@@ -280,7 +280,7 @@ def by_id(models: object) -> Mapping[str, object]:
 
 
 def _shown(value: object) -> str:
-    return " ".join(repr(value).split())[:100]  # of a module, one line
+    return " ".join(repr(value).split())[:100]  # a module's repr has many lines
 
 
 def _is_tensor(value: object) -> bool:
@@ -288,7 +288,7 @@ def _is_tensor(value: object) -> bool:
 
 
 def is_function(named: object) -> bool:
-    """Return whether a target is a function. (A module can be called, too.)"""
+    """Return whether a target is a function. (A module is callable, too.)"""
     return callable(named) and not (is_module(named) or isinstance(named, Mapping))
 
 
@@ -301,10 +301,16 @@ def targets_of(
     renaming: Renaming | None = None,
     keep: Callable[[object, Target], Target] | None = None,
 ) -> dict[str, Target]:
-    """Return the target of each model that a user named; one that is a target already is taken.
+    """Return a `Target` for each of the user's models; a `Target` is returned as it is.
 
-    `keep` makes of a model in memory, and the target that copies to it, the target that is used. A
-    `renaming` says what published names become in all of them.
+    Args:
+        models: The user's targets, by model id.
+        strict, cast, sole_writer: As in `MemoryTarget`.
+        renaming: Maps published names to the targets' names, for all models.
+        keep: Makes the final target of a model in memory, from it and the target that copies to it.
+
+    Raises:
+        ValueError: An object is not a target.
     """
 
     in_memory: dict[str, Mapping[str, Leaf]] = {}
@@ -334,7 +340,7 @@ def targets_of(
 
 
 def _warn_of_shared_memory(models: Mapping[str, Mapping[str, Leaf]]) -> None:
-    """Warn where a version of one model overwrites tensors of another, such as a shared trunk."""
+    """Warn about models that share tensors, such as a trunk: each overwrites the other's."""
     found: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for (one, name), (other, also) in shared_memory(models):
         found.setdefault((one, other), []).append((name, also))

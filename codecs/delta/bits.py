@@ -1,8 +1,8 @@
-"""Strings of bits in numpy, and the codes of a patch in them; no loop runs over elements.
+"""Bit strings in numpy, and the codes of a patch; no Python loop runs over elements.
 
-A Rice code has a parameter k: `v >> k` in unary (so many zeros, then a one), and the low k bits.
-An Exp-Golomb code has n zeros and a one, then n + k bits: n is what makes `v + 2**k` have one bit
-more than these. Codes of many values are stored split, first all that is unary, then all low bits.
+A Rice code has a parameter k: `v >> k` in unary (that many zeros, then a one), and the low k bits.
+An Exp-Golomb code has n zeros and a one, then n + k bits, where `v + 2**k` has n + k + 1 bits.
+Codes of many values are stored split: first all unary parts, then all low bits.
 """
 
 from typing import Final
@@ -12,19 +12,19 @@ from numpy.typing import NDArray
 
 from ..errors import PatchError
 
-Bit = NDArray[np.uint8]  # one bit to a byte
+Bit = NDArray[np.uint8]  # one bit per byte
 Values = NDArray[np.int64]
 
-GOLOMB_BITS_MAX: Final = 16  # no step has a size of more
+GOLOMB_BITS_MAX: Final = 16  # the size of every step fits
 
 
 def fixed(values: Values, width: int) -> Bit:
-    """Return numbers of a fixed width, the lowest bit of each first."""
+    """Return the bits of fixed-width numbers, the lowest bit of each first."""
     return ((values[:, None] >> np.arange(width)) & 1).astype(np.uint8).ravel()
 
 
 def unary(values: Values) -> Bit:
-    """Return numbers as so many zeros and a one."""
+    """Return the unary codes of numbers: n zeros and a one."""
     ends = np.cumsum(values + 1)
     out = np.zeros(ends[-1] if len(ends) else 0, np.uint8)
     out[ends - 1] = 1
@@ -45,18 +45,18 @@ def golomb(values: Values, k: int) -> list[Bit]:
 
 
 def bit_length(values: Values) -> Values:
-    """Return how many bits each number has; 0 has none. They have at most 53."""
+    """Return the number of bits of each number (0 for 0), which is at most 53."""
     return np.frexp(values.astype(np.float64))[1].astype(np.int64)
 
 
 def _places(widths: Values) -> Values:
-    """Return 0, 1, 2, … up to each width, one after another."""
+    """Return 0, 1, …, width - 1 for each width, concatenated."""
     ends = np.cumsum(widths)
     return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - widths, widths)
 
 
 def positions(gaps: Values, most: int) -> Values:
-    """Return the positions that gaps lead to."""
+    """Return the positions that follow from gaps; PatchError if one is `most` or more."""
     at = np.cumsum(gaps + 1) - 1
     if len(at) and at[-1] >= most:
         raise PatchError(f"gaps lead to position {at[-1]} of {most}")
@@ -64,7 +64,7 @@ def positions(gaps: Values, most: int) -> Values:
 
 
 class BitReader:
-    """Reads a string of bits from its first to its last."""
+    """Reads a bit string from its beginning; raises PatchError if it is malformed."""
 
     def __init__(self, data: NDArray[np.uint8]) -> None:
         self._bits = np.unpackbits(data, bitorder="little")
@@ -72,7 +72,7 @@ class BitReader:
         self._at = 0
 
     def take(self, count: int) -> Bit:
-        """Return the next bits."""
+        """Return the next `count` bits."""
         begin, self._at = self._at, self._at + count
         if self._at > len(self._bits):
             raise PatchError(f"the body of a block ends {self._at - len(self._bits)} bits early")
@@ -83,7 +83,7 @@ class BitReader:
         return int.from_bytes(np.packbits(self.take(width), bitorder="little").tobytes(), "little")
 
     def fixed(self, count: int, width: int) -> Values:
-        """Return so many numbers of a fixed width."""
+        """Return the next `count` numbers of a fixed width."""
         if not width:
             return np.zeros(count, np.int64)
         packed = np.packbits(self.take(count * width).reshape(count, width), 1, "little")
@@ -91,7 +91,7 @@ class BitReader:
         return np.asarray(packed.astype(np.int64) @ weights, np.int64)
 
     def unary(self, count: int) -> Values:
-        """Return so many numbers in unary."""
+        """Return the next `count` unary numbers."""
         first = np.searchsorted(self._ones, self._at)
         ones = self._ones[first : first + count]
         if len(ones) < count:
@@ -101,22 +101,22 @@ class BitReader:
         return values
 
     def rice(self, count: int, k: int) -> Values:
-        """Return so many numbers that were coded with a parameter."""
+        """Return the next `count` numbers of Rice codes with parameter `k`."""
         high = self.unary(count)
         return (high << k) + self.fixed(count, k)
 
     def golomb(self, count: int, k: int) -> Values:
-        """Return so many numbers that were coded with a parameter."""
+        """Return the next `count` numbers of Exp-Golomb codes with parameter `k`."""
         widths = self.unary(count) + k
         if count and int(widths.max()) > GOLOMB_BITS_MAX:
             raise PatchError(f"a step has {widths.max()} bits; {GOLOMB_BITS_MAX} are allowed")
         bits = self.take(int(widths.sum())).astype(np.int64) << _places(widths)
-        sums = np.concatenate([[0], np.cumsum(bits)])  # below 2**16 each, so they stay exact
+        sums = np.concatenate([[0], np.cumsum(bits)])  # exact, as each is below 2**16
         ends = np.cumsum(widths)
         return np.asarray(sums[ends] - sums[ends - widths] + (1 << widths) - (1 << k), np.int64)
 
     def end(self) -> None:
-        """Check that only the bits that fill the last byte are left, and are zero."""
+        """Check that only the zero bits that pad the last byte are left."""
         rest = self._bits[self._at :]
         if len(rest) > 7 or rest.any():
             raise PatchError(f"{len(rest)} bits are left in the body of a block; up to 7 zeros may")

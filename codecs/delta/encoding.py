@@ -1,8 +1,8 @@
-"""Making a patch: what differs between two versions of one layout, in as few bytes as can be.
+"""Encoding of a patch: the difference between two versions of one layout, as small as possible.
 
-Each block gets the mode that costs least. Steps are coded with one class or, where the exponent of
-an element is known, sixteen: P(change) halves from one exponent to the next, so the gaps between
-changed elements of a class are shorter than those between changed elements.
+Each block gets the mode with the fewest bytes. Steps are coded with one class or, for dtypes with a
+known exponent, with sixteen: the probability of a change halves from one exponent to the next, so
+the gaps between changed elements are shorter when only elements of the same class are counted.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ from .patch import Delta
 
 
 def _nothing() -> None:
-    """Nobody minds how long it takes."""
+    """Do nothing: the default of `step`."""
 
 
 def encode(
@@ -38,15 +38,15 @@ def encode(
     """Return the patch that leads from one data section to another, bit for bit.
 
     Args:
-        layout: Of both.
-        base: What the receiver has.
-        target: What it is to have.
-        digests: Of base and target, by `chunk_bytes`, if they are known.
-        chunk_bytes: By which digests are computed.
-        classes: Whether steps may be coded by class: fewer bytes, and a receiver that decodes
-            looks at every element of the base.
+        layout: The layout of both.
+        base: The data section that the receiver has.
+        target: The data section that it shall get.
+        digests: The digests of base and target for `chunk_bytes`, if they are known.
+        chunk_bytes: The chunk size of the digests.
+        classes: Whether steps may be coded by class: fewer bytes, but a receiver must read every
+            element of the base.
         check: Whether to decode the patch, and compare.
-        step: Called every now and then; what it raises ends this.
+        step: Called repeatedly; an exception from it aborts the encoding.
 
     Raises:
         PatchError: A data section is not of the layout, or the patch failed its check.
@@ -68,7 +68,7 @@ def encode(
 
 
 def section_bytes(layout: Layout, data: Memory) -> Bytes:
-    """Return a data section as bytes; PatchError if it is not of the layout."""
+    """Return a data section as bytes; PatchError if its size is not that of the layout."""
     flat = np.frombuffer(cast("memoryview", data), np.uint8)
     if flat.size != layout.nbytes:
         raise PatchError(f"a data section of {flat.size} bytes; {layout!r} has another")
@@ -76,7 +76,7 @@ def section_bytes(layout: Layout, data: Memory) -> Bytes:
 
 
 def _group(blocks: Sequence[fmt.Block], old: Bytes, new: Bytes, classes: bool) -> list[bytes]:
-    """Return the parts of a group, coded in the way that takes the fewest bytes."""
+    """Return the parts of a group in the coding with the fewest bytes."""
     pairs = [(old[b.begin : b.end], new[b.begin : b.end]) for b in blocks]
     kind = blocks[0].kind
     ways = [fmt.PLAIN] if kind == fmt.PLAIN else [fmt.INTEGER]
@@ -87,14 +87,14 @@ def _group(blocks: Sequence[fmt.Block], old: Bytes, new: Bytes, classes: bool) -
 
 
 class _Group:
-    """Blocks that share a table; what is known of one without steps is kept."""
+    """Blocks that share a table; caches the coding of each block without steps."""
 
     def __init__(self, blocks: Sequence[fmt.Block], pairs: Sequence[tuple[Bytes, Bytes]]) -> None:
         self._blocks, self._pairs = blocks, pairs
         self._without: dict[int, tuple[int, bytes]] = {}
 
     def coded(self, way: int) -> list[bytes]:
-        """Return entries, table and bodies: with steps of this kind, or none if it is PLAIN."""
+        """Return entries, table and bodies: with steps of this kind, without steps for PLAIN."""
         bodies, table = self._stepped(way) if way != fmt.PLAIN else ({}, b"")
         coded = [
             (fmt.STEPS, bodies[index]) if index in bodies else self._without_steps(index)
@@ -106,7 +106,7 @@ class _Group:
     def _stepped(self, kind: int) -> tuple[dict[int, bytes], bytes]:
         """Return the bodies of the blocks for which steps are best, and the table of their codes.
 
-        Those for which they are not, even with a table of their own, leave this one to the others.
+        A block for which steps are not best even with its own table does not affect the table.
         """
         found = {index: kernels.take(*pair, kind) for index, pair in enumerate(self._pairs)}
         found = {index: each for index, each in found.items() if each[1].size}
@@ -144,12 +144,12 @@ class _Group:
 
 
 def _overwrite_least(changes: int, width: int) -> int:
-    """Return the bytes that overwriting so many elements takes at least."""
+    """Return the least number of bytes that overwriting `changes` elements takes."""
     return 3 + changes // 8 + changes * width
 
 
 def _overwritten(block: fmt.Block, before: Bytes, after: Bytes) -> tuple[int, bytes]:
-    """Return mode and body of a block that says what differs, or all if that is less."""
+    """Return mode and body of a block without steps: changed elements, or all bytes if shorter."""
     unit = f"<u{block.width}"
     changes = int(np.count_nonzero(before.view(unit) != after.view(unit)))
     if not changes:

@@ -1,4 +1,4 @@
-"""The parts of a patch (encoding `delta-1`): its header, its blocks, and the tables of its codes.
+"""The format of a patch (encoding `delta-1`): its header, its blocks, and the tables of its codes.
 
 A patch turns the data section of a base into that of a target of the same layout, bit for bit.
 `docs/DELTA.md` defines every byte.
@@ -8,7 +8,7 @@ A patch turns the data section of a base into that of a target of the same layou
     │ header │ group 0 │ group 1 │ …    a group: │ entries │ table │ body of block 0 │ …
     └────────┴─────────┴─────────┴───
 
-Which blocks there are follows from the layout alone, so no patch can name one twice, or none.
+The blocks follow from the layout alone, so a patch cannot repeat or omit one.
 """
 
 import struct
@@ -27,8 +27,8 @@ from ..layout import Layout
 
 NAME: Final = "delta-1"
 MAGIC: Final = b"WBDELTA1"
-BLOCK_ELEMENTS: Final = 2**18  # decoded alone: what a processor's second cache holds
-GROUP_BLOCKS: Final = 16  # share a table: enough that it weighs nothing
+BLOCK_ELEMENTS: Final = 2**18  # a block is decoded alone, and fits into a second-level cache
+GROUP_BLOCKS: Final = 16  # blocks that share a table, so that its size does not matter
 CLASSES: Final = 16  # of base values; narrower ones gained half a percent when measured
 
 HEADER: Final = struct.Struct("<8sIIQ32s32s32s")
@@ -36,10 +36,10 @@ CHUNKS_MAX: Final = 2**20  # of a version, as in the protocol: a digest takes by
 ENTRY_BYTES_MAX: Final = 4  # 28 bits: a block has at most 2^21 bytes, and two bits are its mode
 
 UNCHANGED, STEPS, OVERWRITE, RAW = range(4)  # modes of a block
-PLAIN, INTEGER, BF16, F16 = range(4)  # what is known of elements: nothing, 16 bits, an exponent
+PLAIN, INTEGER, BF16, F16 = range(4)  # kinds of elements: any, 16 bits, with an exponent
 
 COUNT_BITS, GAP_BITS, LARGE_BITS, LARGE_GAP_BITS, SIZE_BITS = 5, 5, 5, 5, 4  # of a table's fields
-EVERY: Final = 31  # in place of the width of a count: each step has a size
+EVERY: Final = 31  # in place of the width of the large count: every step has a size
 WIDTH_MAX: Final = BLOCK_ELEMENTS.bit_length()  # of a count
 RICE_MAX: Final = 18
 STEP_MAX: Final = 2**16 - 1
@@ -50,11 +50,11 @@ KINDS = {"BF16": BF16, "F16": F16, "I16": INTEGER, "U16": INTEGER}
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """So many elements of one dtype, end to end: bytes `begin` to `end` of the data section."""
+    """Adjacent elements of one dtype: bytes `begin` to `end` of the data section."""
 
     begin: int
     end: int
-    width: int  # bytes of an element; 1 where it has fewer bits
+    width: int  # bytes of an element; 1 if it has fewer than 8 bits
     kind: int
 
     @property
@@ -63,12 +63,12 @@ class Block:
 
     @property
     def elements(self) -> int:
-        """How many elements it has."""
+        """The number of elements."""
         return self.nbytes // self.width
 
 
 def groups(layout: Layout) -> Iterator[list[Block]]:
-    """Yield the blocks of a layout in order, by groups; a group is of one dtype."""
+    """Yield the blocks of a layout in order, in groups of one dtype."""
     for dtype, specs in groupby((s for s in layout.tensors if s.nbytes), lambda s: s.dtype):
         stretch = list(specs)
         width = max(DTYPES[dtype].bits // 8, 1)
@@ -81,11 +81,11 @@ def groups(layout: Layout) -> Iterator[list[Block]]:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a patch says of itself: the versions that it leads from and to."""
+    """The header of a patch: its base and its target, by digest."""
 
     layout_id: str
     nbytes: int
-    chunk_bytes: int  # by which both digests are computed
+    chunk_bytes: int  # the chunk size of both digests
     base: str
     target: str
 
@@ -95,7 +95,7 @@ class Header:
 
     @staticmethod
     def parse(data: memoryview) -> "Header":
-        """Read the header of a patch, and nothing behind it."""
+        """Parse the header of a patch; PatchError if it is malformed."""
         if len(data) < HEADER.size:
             raise PatchError(f"a patch of {len(data)} bytes; its header alone has {HEADER.size}")
         magic, flags, chunk_bytes, nbytes, *ids = HEADER.unpack_from(data)
@@ -114,7 +114,7 @@ class Header:
 
 
 def pack_entry(mode: int, nbytes: int) -> bytes:
-    """Return the entry of a block: its mode and the bytes of its body, seven bits to a byte."""
+    """Return the entry of a block: its mode and the size of its body, seven bits per byte."""
     value, out = nbytes << 2 | mode, bytearray()
     while value > 127:
         out.append(value & 127 | 128)
@@ -123,7 +123,11 @@ def pack_entry(mode: int, nbytes: int) -> bytes:
 
 
 def parse_entry(data: memoryview, at: int, block: Block) -> tuple[int, int, int]:
-    """Read the entry of a block at a position; return mode, bytes of its body, and what is next."""
+    """Parse a block's entry at a position; return mode, size of the body, and the end position.
+
+    Raises:
+        PatchError: The entry is malformed.
+    """
     value = 0
     for number in range(ENTRY_BYTES_MAX):
         if at >= len(data):
@@ -150,7 +154,7 @@ def parse_entry(data: memoryview, at: int, block: Block) -> tuple[int, int, int]
 
 
 def pack_table(table: Table) -> bytes:
-    """Return the bytes of a table: the number of classes, then its fields, bit by bit."""
+    """Return the bytes of a table: the number of classes, then the fields of each, as bits."""
     bits, at = 0, 0
     for row in table.tolist():
         for value, width in _fields(row):
@@ -173,7 +177,11 @@ def _fields(row: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def parse_table(data: memoryview, at: int, kind: int) -> tuple[Table, int]:
-    """Read the table of a group at a position; return it, and the position behind it."""
+    """Parse a group's table at a position; return it, and its end position.
+
+    Raises:
+        PatchError: The table is malformed.
+    """
     classes = data[at] if at < len(data) else 0
     if classes != 1 and not (classes == CLASSES and kind in (BF16, F16)):
         raise PatchError(f"a table of {classes} classes at byte {at}; 1 is allowed, or {CLASSES}")
@@ -197,7 +205,7 @@ def _row(bits: "_Bits") -> list[int]:
 
 
 class _Bits:
-    """The few bits of a table, lowest first."""
+    """Reads the bits of a table, the lowest first."""
 
     def __init__(self, data: bytes) -> None:
         self._value, self._left, self._at = int.from_bytes(data, "little"), 8 * len(data), 0
@@ -212,7 +220,7 @@ class _Bits:
         return value
 
     def end(self) -> int:
-        """Return how many bytes were taken; the bits that fill the last one are zero."""
+        """Return the number of bytes read; PatchError if the bits after the table are not zero."""
         nbytes = -(-self._at // 8)
         if self._value >> self._at & (1 << 8 * nbytes - self._at) - 1:
             raise PatchError("the bits behind a table are not zero")

@@ -1,7 +1,7 @@
-"""The inner loops of encoding and decoding a block: by the helper in C, or by numpy.
+"""The inner loops of encoding and decoding a block, in C or in numpy.
 
-Bytes of blocks are given as they lie in a data section, aligned or not. Steps of a block, and all
-that goes with them, stand in the order of their classes, and within one in that of the elements.
+The bytes of blocks need not be aligned. The steps of a block, and the gaps that belong to them, are
+ordered by class, and within a class by element.
 """
 
 import numpy as np
@@ -18,20 +18,21 @@ Steps = NDArray[np.int32]
 Found = tuple[Positions, Positions, Steps]  # counts, gaps and steps
 
 BUILT: bool = native.DELTA is not None
-_OVERWRITE_HEAD = 3  # 19 bits of a count, and 5 of a parameter
+_OVERWRITE_HEAD = 3  # bytes: 19 bits of a count, and 5 of a Rice parameter
 
 
 def take(base: Bytes, target: Bytes, kind: int) -> Found:
     """Compare two blocks of 16-bit elements; return counts, gaps and steps.
 
     Args:
-        base: One block.
-        target: The other, of as many bytes.
-        kind: With `BF16` or `F16`, elements fall into classes; with any other, into one.
+        base: A block of the base.
+        target: The same block of the target.
+        kind: `BF16` or `F16`: elements have 16 classes; else one.
 
     Returns:
-        How many elements of each class differ; the gap before each, in elements of its class that
-        do not; and its step, from the place of one bit pattern to that of the other.
+        For each class the number of elements that differ; for each of these the gap before it, in
+        unchanged elements of its class; and its step, from the base's element to the target's in
+        the order of `numpy_kernels.keys`.
     """
     if not BUILT:
         return numpy_kernels.take(base, target, kind)
@@ -46,9 +47,9 @@ def tune(counts: Positions, gaps: Positions, steps: Steps) -> Table:
     """Choose the codes for the steps of a group.
 
     Args:
-        counts: By block and class.
-        gaps: Of all blocks, one after another.
-        steps: As the gaps.
+        counts: The counts, by block and class.
+        gaps: The gaps of all blocks, concatenated.
+        steps: The steps of all blocks, concatenated.
     """
     if not BUILT:
         return numpy_kernels.tune(counts, gaps, steps)
@@ -60,7 +61,7 @@ def tune(counts: Positions, gaps: Positions, steps: Steps) -> Table:
 def write(
     counts: Positions, gaps: Positions, steps: Steps, table: Table, nbytes_max: int
 ) -> bytes | None:
-    """Return the body of a block that holds these steps; None if it has more bytes than that."""
+    """Return the body of a block with these steps; None if it exceeds `nbytes_max` bytes."""
     if not BUILT:
         return numpy_kernels.write(counts, gaps, steps, table, nbytes_max)
     room = np.empty(nbytes_max, np.uint8)
@@ -69,25 +70,25 @@ def write(
 
 
 def read(body: Bytes, table: Table, base: Bytes, kind: int) -> tuple[Positions, NDArray[np.uint16]]:
-    """Return the positions in a block that steps change, each once, and what they change it to.
+    """Return the positions that a body with steps changes, each once, and their new elements.
 
     Raises:
-        PatchError: The body is malformed, or this is not the block that it was made for.
+        PatchError: The body is malformed, or `base` is not the block that it was made for.
     """
     if not BUILT:
         return numpy_kernels.read(body, table, base, kind)
-    # Each step takes two bits at least, and changes another element.
+    # Each step takes at least two bits, and changes a different element.
     most = min(4 * body.size, base.size // 2)
     at, values = np.empty(most, np.uint32), np.empty(most, np.uint16)
     try:
         count = native.DELTA.read(body, table, base, kind, at, values)
     except ValueError as error:
         raise PatchError(str(error)) from None
-    return at[:count].copy(), values[:count].copy()  # callers keep them, and this much is rare
+    return at[:count].copy(), values[:count].copy()  # callers keep them; `most` is rarely needed
 
 
 def write_overwrite(base: Bytes, target: Bytes, width: int) -> bytes:
-    """Return the body of a block that names the elements that differ, of any width."""
+    """Return the body of a block that overwrites the elements that differ, of any width."""
     unit = f"<u{width}"
     old, new = base.view(unit), target.view(unit)
     at = np.flatnonzero(old != new)
@@ -99,7 +100,7 @@ def write_overwrite(base: Bytes, target: Bytes, width: int) -> bytes:
 
 
 def read_overwrite(body: Bytes, width: int, elements: int) -> tuple[Positions, NDArray[np.uint8]]:
-    """Return the positions that such a body names, and the new elements, by bytes.
+    """Return the positions that such a body overwrites, and the bytes of the new elements.
 
     Raises:
         PatchError: The body is malformed.

@@ -1,6 +1,6 @@
-"""What is done to the elements of a block, in numpy: finding steps, choosing codes, both ways.
+"""The inner loops of patches in numpy: finding steps, choosing codes, writing and reading them.
 
-`kernels.py` says what each function does; the helper in C has the same, to the bit.
+`kernels.py` describes the functions; the C helper has the same, with equal results to the bit.
 """
 
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ Counts = NDArray[np.uint32]
 
 
 def keys(elements: Elements) -> NDArray[np.int32]:
-    """Return the places of bit patterns in the order of the numbers: all NaN at the ends."""
+    """Return the ranks of bit patterns in the order of their numbers, with NaNs at both ends."""
     u = elements.astype(np.int32)
     return np.where(u & 0x8000, 0xFFFF - u, u | 0x8000)
 
 
 def elements_of(placed: NDArray[np.int32]) -> Elements:
-    """Return the bit patterns in places."""
+    """Return the bit patterns with these ranks; the inverse of `keys`."""
     return np.where(placed & 0x8000, placed & 0x7FFF, 0xFFFF - placed).astype(np.uint16)
 
 
@@ -60,7 +60,7 @@ def _gaps(at: NDArray[np.int64]) -> Counts:
 
 
 def _ranks(chosen: NDArray[np.bool_], at: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how many are chosen before each position."""
+    """Return the number of chosen elements before each position."""
     packed = np.packbits(chosen, bitorder="little")
     words = np.zeros(-(-len(packed) // 8) * 8, np.uint8)
     words[: len(packed)] = packed
@@ -85,7 +85,7 @@ def tune(counts: Counts, gaps: Counts, steps: NDArray[np.int32]) -> Table:
 
 
 def _row(counts: bits.Values, gaps: bits.Values, sizes: bits.Values) -> list[int]:
-    """Return the codes of a class."""
+    """Return a class's row of the table, from its counts, gaps and step sizes."""
     width, gap = int(counts.max()).bit_length(), best_rice(gaps)[0]
     at = np.flatnonzero(sizes > 1)
     block = np.repeat(np.arange(len(counts)), counts)[at]
@@ -104,7 +104,7 @@ def _row(counts: bits.Values, gaps: bits.Values, sizes: bits.Values) -> list[int
 
 
 def best_rice(values: bits.Values) -> tuple[int, int]:
-    """Return the parameter that costs least of the three next to the mean, and what that is."""
+    """Return the cheapest of the three Rice parameters near the mean, and its cost in bits."""
     if not len(values):
         return 0, 0
     middle = max((int(values.sum()) * 11 // (16 * len(values))).bit_length() - 1, 0)
@@ -117,7 +117,7 @@ def best_rice(values: bits.Values) -> tuple[int, int]:
 
 
 def _best_golomb(like: bits.Values, values: bits.Values) -> tuple[int, int]:
-    """Return a good parameter, chosen by the lengths of numbers, and what the values cost."""
+    """Return an Exp-Golomb parameter that suits `like`, and the cost of `values` in bits."""
     lengths = np.bincount(bits.bit_length(like), minlength=17).astype(np.int64)
     guesses = [
         (int((lengths * (1 + k + 2 * np.maximum(np.arange(17) - k, 0))).sum()), k)
@@ -185,7 +185,7 @@ def _large_count(reader: bits.BitReader, large: int) -> int:
 def _read_class(
     reader: bits.BitReader, row: Sequence[int], count: int, large_count: int, elements: int
 ) -> tuple[bits.Values, bits.Values]:
-    """Return the ranks of the changed elements among those of their class, and their steps."""
+    """Return the ranks of changed elements within their class, and their steps."""
     _, gap, large, large_gap, size = row
     ranks = bits.positions(reader.rice(count, gap), elements)
     negative = reader.take(count)
@@ -199,7 +199,7 @@ def _read_class(
 
 
 def _select(classes: NDArray[np.uint8], number: int, ranks: bits.Values) -> bits.Values:
-    """Return where the elements of these ranks in a class lie."""
+    """Return the positions of a class's elements by their ranks in the class."""
     there = np.flatnonzero(classes == number) if len(ranks) else ranks
     if len(ranks) and ranks[-1] >= len(there):
         raise PatchError(

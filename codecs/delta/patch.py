@@ -1,8 +1,8 @@
-"""A patch that came: checked, then applied to its base, all of it or nothing.
+"""A received patch: it is checked, then applied to its base as a whole or not at all.
 
-All that can be wrong with it is found before a byte is written: `Delta` checks whatever can be
-checked without the base, and `apply` decodes every block against it first. What was decoded is
-kept for the writing as long as that is little; the rest is decoded again.
+All faults except a wrong result are found before a byte is written: `Delta` checks what can be
+checked without the base, and `apply` first decodes every block against the base. Small decoded
+changes are kept for writing; the others are decoded again.
 """
 
 from collections.abc import Callable, Generator
@@ -19,7 +19,7 @@ from ..numpy_tensors import Bytes, Memory
 from . import format as fmt
 from . import kernels
 
-KEPT: Final = 8  # changes are kept up to so small a part of the data section
+KEPT: Final = 8  # decoded changes are kept up to 1/8 of the data section's size
 
 Elements = NDArray[np.uint16] | Bytes
 Change = tuple[kernels.Positions | None, Elements]
@@ -27,7 +27,7 @@ Change = tuple[kernels.Positions | None, Elements]
 
 @dataclass(frozen=True, slots=True)
 class BlockPatch:
-    """What a patch says of one block."""
+    """The part of a patch for one block."""
 
     block: fmt.Block
     mode: int
@@ -35,10 +35,10 @@ class BlockPatch:
     table: fmt.Table | None
 
     def decode(self, base: Bytes) -> Change:
-        """Return the positions that change and their elements, or None and all bytes.
+        """Return the changed positions and their new elements, or None and all bytes.
 
         Raises:
-            PatchError: The body is malformed, or this is not its base.
+            PatchError: The body is malformed, or `base` is not its base.
         """
         block = self.block
         try:
@@ -52,7 +52,7 @@ class BlockPatch:
         return None, self.body
 
     def put(self, change: Change, block: Bytes) -> None:
-        """Write what was decoded into the bytes of the block."""
+        """Write a decoded change into the bytes of the block."""
         at, elements = change
         if at is None:
             block[:] = elements
@@ -65,8 +65,8 @@ class Delta:
     """A patch for a layout.
 
     Attributes:
-        header: What it says of itself.
-        parts: What it says of each block that changes.
+        header: Its header.
+        parts: Its part for each block that changes.
 
     Raises:
         PatchError: It is malformed, or for another layout.
@@ -89,7 +89,7 @@ class Delta:
             raise PatchError(f"{len(view) - at} bytes follow behind the last block")
 
     def _parse_group(self, blocks: list[fmt.Block], view: memoryview, at: int) -> int:
-        """Read a group at a position; return what is behind it."""
+        """Parse a group at a position; return its end position."""
         entries: list[tuple[int, int]] = []
         for block in blocks:
             mode, nbytes, at = fmt.parse_entry(view, at, block)
@@ -109,16 +109,16 @@ class Delta:
     def apply(
         self, base: Bytes, out: Bytes | None = None, *, base_digest: str | None = None
     ) -> Bytes:
-        """Return the target's data section; nothing is written unless all of it decodes.
+        """Return the target's data section; nothing is written unless all blocks decode.
 
         Args:
             base: The base's data section.
-            out: Where to write, which may be the base itself; else memory is taken.
-            base_digest: The digest of `base`, if it is known to be that; else it is computed.
+            out: The memory to write to, which may be `base` itself; None: allocate it.
+            base_digest: The digest of `base`, if it is known; else it is computed.
 
         Raises:
-            PatchError: This is not the base, or a block is malformed: `out` is what it was. Or the
-                result is not the target: `out` is of no use then.
+            PatchError: `base` is not the base, or a block is malformed: `out` is unchanged. Or the
+                result is not the target: `out` is then invalid.
         """
         out = np.empty_like(base) if out is None else out
         for _ in self.steps(base, out, base_digest=base_digest):
@@ -126,13 +126,13 @@ class Delta:
         return out
 
     def steps(self, base: Bytes, out: Bytes, *, base_digest: str | None = None) -> Generator[None]:
-        """Do what `apply` does, a block or a chunk at each step: whoever runs it can stop it."""
+        """Do the work of `apply`, a block or a chunk per step, so that the caller can stop it."""
         wanted = self.header
         found = base_digest or (yield from self._digesting(base))
         if found != wanted.base:
             raise PatchError(f"the patch is for the base {wanted.base[:12]}, not {found[:12]}")
         room = base.size // KEPT
-        changes: list[Change | None] = []  # what is little enough to be kept
+        changes: list[Change | None] = []  # None: too large to keep
         for part in self.parts:
             at, elements = change = part.decode(base)
             taken = 0 if at is None else at.nbytes + elements.nbytes
@@ -152,7 +152,7 @@ class Delta:
             raise PatchError(f"the patch leads to {made[:12]}, and says {wanted.target[:12]}")
 
     def _digesting(self, data: Bytes) -> Generator[None, None, str]:
-        """Return the digest of a data section, a chunk at each step."""
+        """Return the digest of a data section; hashes a chunk per step."""
         chunk_bytes, crcs = self.header.chunk_bytes, list[int]()
         for crc in crcs_of(data, chunk_bytes):
             crcs.append(crc)
@@ -162,9 +162,9 @@ class Delta:
     def compare(
         self, base: Bytes, target: Bytes, step: Callable[[], object] = lambda: None
     ) -> None:
-        """Check that the patch leads from one data section to the other; PatchError if not.
+        """Check that the patch turns `base` into `target`; PatchError if not.
 
-        `step` is called between two blocks; what it raises ends this.
+        `step` is called after each block; an exception from it aborts the check.
         """
         changed = {part.block.begin: part for part in self.parts}
         for block in (block for blocks in fmt.groups(self._layout) for block in blocks):

@@ -1,12 +1,10 @@
-"""What a patch would take, from a sample: nobody need scan two versions to learn that all differs.
+"""Estimates from a sample whether a patch arrives sooner than the whole version.
 
-A patch is a little more than the entropy of which elements change, and what they change to. Which
-ones change is told apart by class where that is known (`encoding.py`), which saves a part of it,
-and takes longer. So a version is there soonest as it is over the fastest links, by a patch with
-classes over the slowest, and by one without in between.
+A patch takes a little more than the entropy of the changed positions and of the changes. Coding by
+class (`encoding.py`) saves a part of the former, and takes longer. So the whole version arrives
+first over the fastest links, a patch with classes over the slowest, and one without in between.
 
-What is told of patches with classes and without stands in pairs, without first, so that `classes`
-is the index.
+Values for patches without and with classes are pairs in this order, so that `classes` is the index.
 """
 
 import math
@@ -22,25 +20,25 @@ from ..layout import Layout
 from ..numpy_tensors import Bytes
 from .format import HEADER, PLAIN, groups
 
-SAMPLES: Final = 64  # places that are looked at, at least if there are as many blocks
-SAMPLE_BYTES: Final = 2**18  # at all of them
-STEPS: Final = 2**12  # whose size is looked at
-TINY: Final = 2.0**-64  # in place of no share at all, whose logarithm times 0 is 0
-STEP_BITS: Final = 2.0  # of a step of one unit, sign included; of others twice their logarithm more
-SAVED: Final = 0.7  # what is left of the entropy of positions where they are told apart by class
-SAMPLE_BLOCKS: Final = 2  # of which the pace of encoding is taken: a megabyte of 16 bits
-CHANGED: Final = 40.0  # times that an element takes if it changes, on top of what each one takes
-WORTH: Final = 1.1  # a patch must save so much more than it takes: what is known of links is rough
+SAMPLES: Final = 64  # sampled blocks, at least, if there are as many
+SAMPLE_BYTES: Final = 2**18  # of all samples together
+STEPS: Final = 2**12  # steps whose sizes are sampled
+TINY: Final = 2.0**-64  # replaces a share of 0, whose logarithm is multiplied by 0
+STEP_BITS: Final = 2.0  # of a step of size 1, with sign; a larger one takes 2 * log2(size) more
+SAVED: Final = 0.7  # the part of the positions' entropy that remains with classes
+SAMPLE_BLOCKS: Final = 2  # blocks to measure encoding with: a megabyte of 16-bit elements
+CHANGED: Final = 40.0  # extra work of a changed element, relative to an unchanged one
+WORTH: Final = 1.1  # a patch must save more time than it takes, by this factor: rates are rough
 
 Pair = Sequence[float]
 
 
 class Estimate(NamedTuple):
-    """What patches would take.
+    """The estimated cost of patches.
 
     Attributes:
-        sizes: Bytes of either kind.
-        work: What it takes to make or decode one, over what it would take if nothing had changed.
+        sizes: Their bytes, without and with classes.
+        work: The time to make or decode one, relative to a version in which nothing changes.
     """
 
     sizes: Pair
@@ -48,21 +46,21 @@ class Estimate(NamedTuple):
 
 
 class Way(NamedTuple):
-    """How a patch is made: with classes or without, and the `work` of it; 0: that is not known."""
+    """A kind of patch: with classes or without, and its `work`; 0 if that is unknown."""
 
     classes: bool
     work: float = 0.0
 
 
 def chosen(nbytes: int, would: Estimate, rate: float, encode: Pair, decode: Pair) -> Way | None:
-    """Return which patch is there soonest; None: the version is, as it is.
+    """Return the kind of patch that arrives first; None: the whole version does.
 
     Args:
-        nbytes: Of the version.
-        would: What patches would take.
-        rate: Bytes a second that the link carries.
-        encode: Seconds for each byte of a version of which nothing changes, at the publisher.
-        decode: The same, at the worker.
+        nbytes: Bytes of the version.
+        would: The estimated cost of patches.
+        rate: The rate of the link, in bytes per second.
+        encode: Seconds per byte at the publisher, for a version in which nothing changes.
+        decode: The same at the worker.
     """
     costs = [(e + d) * nbytes * would.work for e, d in zip(encode, decode, strict=True)]
     seconds = [cost + size / rate for cost, size in zip(costs, would.sizes, strict=True)]
@@ -77,7 +75,7 @@ def may_pay(rate: float, encode: Pair, decode: Pair) -> bool:
 
 
 def estimate(layout: Layout, base: Bytes, target: Bytes) -> Estimate:
-    """Return about what patches from one data section to another would take."""
+    """Estimate the cost of patches from one data section to another."""
     blocks = [block for each in groups(layout) for block in each]
     step = max(1, len(blocks) // SAMPLES)
     blocks = blocks[step // 2 :: step]
@@ -94,16 +92,17 @@ def estimate(layout: Layout, base: Bytes, target: Bytes) -> Estimate:
 
 
 def sample(layout: Layout) -> tuple[Layout, slice]:
-    """Return a layout of some blocks of the largest group alone, and where they are.
+    """Return a layout of a few blocks of the largest group, and their place in the data section.
 
-    How long its patch takes to encode says how long all of it does: a group shares one table.
+    The time to encode its patch predicts that of the whole version. The blocks are of one group,
+    since a group shares a table.
     """
     group = max(groups(layout), key=lambda blocks: blocks[-1].end - blocks[0].begin)
     group = group[:SAMPLE_BLOCKS]
     begin, end = group[0].begin, group[-1].end
     dtype = next(spec.dtype for spec in layout.tensors if spec.begin <= begin < spec.end)
     bits = DTYPES[dtype].bits
-    if bits % 8:  # they are bytes to a patch
+    if bits % 8:  # a patch treats them as bytes
         dtype, bits = "U8", 8
     count = 8 * (end - begin) // bits
     return Layout.plan([("sample", dtype, (count,))]), slice(begin, end)
@@ -112,9 +111,10 @@ def sample(layout: Layout) -> tuple[Layout, slice]:
 def _found(
     width: int, kind: int, places: list[slice], old: Bytes, new: Bytes
 ) -> NDArray[np.float64]:
-    """Return about how many bits the changes of some elements take, in places of one dtype.
+    """Estimate the changes in some places of one dtype.
 
-    Without classes and with them; then how many elements change, how many there are, and bytes.
+    Returns:
+        Bits of the changes without classes, and with them; changed elements; elements; bytes.
     """
     before, after = (
         np.concatenate([data[each] for each in places]).view(f"<u{width}") for data in (old, new)
@@ -135,7 +135,7 @@ def _found(
 
 
 def _mean_log2(old: NDArray[Any], new: NDArray[Any]) -> float:
-    """Return about the mean logarithm of some steps; none is 0."""
+    """Return roughly the mean binary logarithm of some steps, none of which is 0."""
     every = max(1, old.size // STEPS)
     steps = np.abs(new[::every].astype(np.int64) - old[::every].astype(np.int64))
     return float(np.log2(steps).mean()) if steps.size else 0.0

@@ -1,13 +1,12 @@
-"""Checkpoints: a model that lies in safetensors files, one or many, as the weights of a publish.
+"""Opens checkpoints: models in one or more safetensors files, as weights to publish.
 
-Theory of operation: a file's header is believed only after `read_layout`; its tensors are views of
-the mapped file, so a publish copies them once, from the page cache into its own memory. Numpy is
-all that this needs.
+A file's header is used only after `read_layout` has checked it. Tensors are views of the mapped
+file, so a publish copies them once, from the page cache into its own memory. Only numpy is needed.
 
-A mapped file that somebody writes into shows the new bytes, and one that is cut short ends the
-process that reads there. So whoever expects the files to change (a watcher) passes `load=True`:
-they are read whole, and refused if they changed meanwhile. Whoever does not can ask `changed` when
-all is done.
+A mapped file shows bytes that are written into it later, and reading beyond the end of a truncated
+file kills the process (SIGBUS). So a caller that expects changes (a watcher) passes `load=True`:
+the files are read whole, and rejected if they changed meanwhile. Others can check `changed`
+afterwards.
 
 A path is one of: a file; a folder with one safetensors file; a folder with shards and their index,
 as Hugging Face writes them; that index.
@@ -38,18 +37,18 @@ from .shards import INDEX_SUFFIX, SUFFIX, CheckpointError, find, is_index, read_
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-READ_BYTES = 16 << 20  # read at once: large enough for any disk, small enough for a progress bar
+READ_BYTES = 16 << 20  # per read: large enough for any disk, small enough for a progress bar
 
-Progress = Callable[[int], None]  # so many more bytes are done
+Progress = Callable[[int], None]  # called with the number of further bytes
 
 
 class File(NamedTuple):
-    """How a file stands: two that were written one after the other differ in something of it.
+    """The identity of a file's content: each write changes some of these fields.
 
     Attributes:
-        name, inode, size: The file.
-        written_ns: Its modification time, which whoever copies a file may set.
-        changed_ns: Its change time, which nobody can.
+        name, inode, size: The file's name, inode number and size in bytes.
+        written_ns: The modification time (mtime), which programs can set.
+        changed_ns: The change time (ctime), which programs cannot set.
     """
 
     name: str
@@ -64,7 +63,7 @@ Stamp = tuple[File, ...]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One file of a checkpoint: its layout, and its data section as bytes."""
+    """One file of a checkpoint: its path, its layout, and the bytes of its data section."""
 
     path: Path
     layout: Layout
@@ -75,10 +74,10 @@ class Checkpoint:
     """The tensors of one or more files, checked against their headers and their index.
 
     Attributes:
-        path: What was opened.
-        parts: Its files.
-        stamp: How they stood when they were opened.
-        aliases: Other names of tensors, by alias.
+        path: The path that was opened.
+        parts: The files.
+        stamp: The state of the files when they were opened.
+        aliases: The stored name of each tied tensor, by alias.
     """
 
     def __init__(self, path: Path, parts: tuple[Part, ...], stamp: Stamp) -> None:
@@ -94,12 +93,12 @@ class Checkpoint:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors, tied ones once."""
+        """The bytes of all tensors, with tied tensors once."""
         return sum(part.layout.nbytes for part in self.parts)
 
     @cached_property
     def metadata(self) -> Mapping[str, str]:
-        """The files' own texts, such as `format`, without those on names: ties, the order."""
+        """The files' own metadata, such as `format`, without the entries for ties and order."""
         texts: dict[str, str] = {}
         for part in self.parts:
             texts.update(part.layout.metadata)
@@ -107,7 +106,7 @@ class Checkpoint:
 
     @cached_property
     def layout(self) -> Layout:
-        """The layout that a publish of this checkpoint has, whatever files it lies in."""
+        """The layout of a publish of this checkpoint, independent of its division into files."""
         groups: dict[str, list[str]] = {
             spec.name: [spec.name] for part in self.parts for spec in part.layout.tensors
         }
@@ -122,12 +121,12 @@ class Checkpoint:
                 aliases.update(dict.fromkeys(others, first))
             else:  # without elements there is nothing to share
                 entries.extend((name, spec.dtype, spec.shape) for name in others)
-        # Of several files none has the order of all; how they are divided must not matter.
+        # No single shard has the order of all names, and the division must not matter.
         order = self.parts[0].layout.names() if len(self.parts) == 1 else ()
         return Layout.plan(entries, aliases, names=order)
 
     def spec(self, name: str) -> TensorSpec:
-        """Return the tensor behind a name or an alias, as its file has it."""
+        """Return the specification of a tensor in its file, by name or alias."""
         return self._home[name].layout.by_name(name)
 
     def raw(self, name: str) -> Bytes:
@@ -136,10 +135,10 @@ class Checkpoint:
         return part.data[spec.begin : spec.end]
 
     def arrays(self) -> dict[str, Array]:
-        """Return every name's tensor, aliases included, as a read-only array: what to publish.
+        """Return the tensor of every name and alias as a read-only array, to publish.
 
         Raises:
-            CheckpointError: A tensor is of a dtype that numpy does not have.
+            CheckpointError: A tensor has a dtype that numpy does not have.
         """
         arrays: dict[str, Array] = {}
         for part in self.parts:
@@ -155,7 +154,7 @@ class Checkpoint:
         return {name: arrays[name] for name in self.layout.names()}
 
     def digest(self, progress: Progress | None = None) -> str:
-        """Return the digest that a publish of this checkpoint in default chunks has."""
+        """Return the digest of a publish of this checkpoint with the default chunk size."""
         crcs: list[int] = []
         crc, room = 0, CHUNK_BYTES_DEFAULT
         for spec in self.layout.tensors:
@@ -173,12 +172,12 @@ class Checkpoint:
         return digest(self.layout.id, CHUNK_BYTES_DEFAULT, crcs)
 
     def changed(self) -> bool:
-        """Tell whether a file was written or replaced since this checkpoint was opened."""
+        """Return whether a file was written or replaced since this checkpoint was opened."""
         return stamp_of(self.path) != self.stamp
 
 
 def stamp_of(path: Path) -> Stamp:
-    """Return what differs whenever a checkpoint's files were written; () while there are none."""
+    """Return the state of a checkpoint's files, which each write changes; () without files."""
     if is_index(path):
         path = path.parent
     files = [path]
@@ -188,7 +187,7 @@ def stamp_of(path: Path) -> Stamp:
     for file in files:
         try:
             now = file.stat()
-        except FileNotFoundError:  # gone since it was listed, or not there yet
+        except FileNotFoundError:  # removed since it was listed, or not written yet
             continue
         rows.append(File(file.name, now.st_ino, now.st_mtime_ns, now.st_ctime_ns, now.st_size))
     return tuple(rows)
@@ -202,11 +201,11 @@ def open_checkpoint(
     Args:
         path: A safetensors file, a folder with one, a folder with shards and their index, or
             that index.
-        load: Read the files into memory instead, which guards against changes (see above).
-        progress: Told the bytes read, with `load`.
+        load: Read the files into memory instead, and reject files that change meanwhile.
+        progress: Called with the number of bytes of each read, with `load`.
 
     Raises:
-        CheckpointError: It is damaged, incomplete, contradictory, or no checkpoint at all.
+        CheckpointError: It is damaged, incomplete, contradictory, or not a checkpoint.
         OSError: A file cannot be read.
     """
     stamp = stamp_of(path)

@@ -1,6 +1,6 @@
-"""Files and folders that hold no safetensors: what they are, and what to do about it.
+"""Identifies files and folders of other formats than safetensors, with advice.
 
-Nothing here is opened: names and first bytes say enough. Nothing is ever unpickled.
+It looks only at names and first bytes. Nothing is ever unpickled.
 """
 
 import re
@@ -12,7 +12,7 @@ TORCH = (
     "and write its weights with safetensors.torch.save_file"
 )
 
-# What a file begins with, what that is, and what to do.
+# The first bytes of a file, its format, and advice.
 BEGINNINGS: tuple[tuple[bytes, str, str], ...] = (
     (LFS, "a Git LFS pointer, not the file itself", "get the file with `git lfs pull`"),
     (b"/annex/objects/", "a git-annex pointer", "get the file with `git annex get`"),
@@ -31,7 +31,7 @@ BEGINNINGS: tuple[tuple[bytes, str, str], ...] = (
 )
 BEGINNING_BYTES = max(len(beginning) for beginning, _, _ in BEGINNINGS)
 
-# What a folder holds, by a pattern of names, what that is, and what to do.
+# A pattern of file names in a folder, the format, and advice.
 FOLDERS: tuple[tuple[str, str, str], ...] = (
     (
         "*.distcp",
@@ -67,7 +67,7 @@ PART = re.compile(r"shard-\d+-model-\d+-of-\d+\.safetensors\Z")
 
 
 def part_of(path: Path) -> str:
-    """Return of what a file holds a part of each tensor, and what to do; empty if it does not."""
+    """Return the format of a file that has one process's part of each tensor, or empty."""
     if not PART.match(path.name):
         return ""
     return (
@@ -78,7 +78,7 @@ def part_of(path: Path) -> str:
 
 
 def file_of(beginning: bytes) -> str:
-    """Return what a file is that begins so, and what to do; empty if that is not known."""
+    """Return the format of a file with this beginning, and advice; empty if unknown."""
     lowered = beginning.lstrip().lower()
     for known, what, advice in BEGINNINGS:
         if beginning.startswith(known) or (known[:1] == b"<" and lowered.startswith(known.lower())):
@@ -87,7 +87,7 @@ def file_of(beginning: bytes) -> str:
 
 
 def folder_of(path: Path) -> str:
-    """Return what lies in a folder without safetensors, and what to do; empty if nothing known."""
+    """Return the format of a folder without safetensors, and advice; empty if unknown."""
     for pattern, what, advice in FOLDERS:
         if next(path.glob(pattern), None) is not None:
             return f"{what}: {advice}"

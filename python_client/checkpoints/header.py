@@ -1,10 +1,10 @@
-"""The header of a file that somebody else wrote, read as safetensors' own library reads it.
+"""Reads the header of any safetensors file, with the rules of the safetensors library.
 
-On the wire a layout has one spelling, which every language reads alike (`Layout.parse`). A file has
-more, and the library opens them: `__metadata__` that is null, keys beside dtype, shape and offsets,
-an entry as an array, white space before the JSON. Such a header is written anew, with the same
-tensors in the same places. What the library refuses is refused here; what it opens and no version
-can carry is a `LimitError`, which names the limit.
+On the wire, a layout has one canonical form, which every language reads alike (`Layout.parse`). The
+library also opens other forms: a null `__metadata__`, additional keys in an entry, an entry as an
+array, white space before the JSON. Such a header is rewritten, with the same tensors at the same
+positions. A header that the library rejects is rejected here; one that it opens but that no version
+can have is a `LimitError`, which names the limit.
 """
 
 import json
@@ -16,21 +16,21 @@ import msgspec
 from ...codecs.errors import LayoutError, LimitError
 from ...codecs.layout import ALIGNMENT, INT_MAX, METADATA, PREFIX_BYTES, RANK_MAX, Layout
 
-FIELDS = ("dtype", "shape", "data_offsets")  # of an entry, in the order that an array has them in
-DEPTH_MAX = 127  # of brackets in brackets: what the library's own reader of JSON takes
-UNSIGNED_MAX = 2**64 - 1  # the library's sizes and offsets
+FIELDS = ("dtype", "shape", "data_offsets")  # of an entry, in the order of an array
+DEPTH_MAX = 127  # of nesting: the limit of the library's JSON parser
+UNSIGNED_MAX = 2**64 - 1  # of the library's sizes and offsets
 
 
 class _Object(list[tuple[str, Any]]):
-    """An object of JSON with every key that stands there, also twice."""
+    """A JSON object as a list of pairs, which keeps duplicate keys."""
 
 
 def read_layout(header: bytes) -> Layout:
-    """Return the layout of a file that begins with this header, its 8 bytes of length included.
+    """Return the layout of a file's header, which includes the 8 bytes of its length.
 
     Raises:
-        LimitError: The library opens it, but no version can carry it.
-        LayoutError: The library refuses it.
+        LimitError: The library opens the header, but no version can have it.
+        LayoutError: The library rejects the header.
     """
     try:
         return Layout.parse(header)
@@ -44,14 +44,14 @@ def read_layout(header: bytes) -> Layout:
 
 
 def _spelled_anew(text: bytes, error: LayoutError) -> bytes:
-    """Return the JSON of a header in the spelling of the wire.
+    """Return the JSON of a header in the form of the wire.
 
     Raises:
-        LimitError: A key stands twice, or a shape is beyond what may travel.
-        LayoutError: `error`, if it is none in any spelling.
+        LimitError: A key is duplicated, or a shape exceeds the limits.
+        LayoutError: `error`, if the library rejects the header.
     """
     try:
-        msgspec.json.decode(text)  # is stricter than `json`: no NaN, no halves of surrogates
+        msgspec.json.decode(text)  # stricter than `json`: no NaN, no unpaired surrogates
         read = json.loads(text.decode(), object_pairs_hook=_Object, parse_int=_integer)
     except (ValueError, msgspec.MsgspecError, RecursionError):
         raise error from None
@@ -73,7 +73,7 @@ def _spelled_anew(text: bytes, error: LayoutError) -> bytes:
 
 
 def _integer(digits: str) -> int | float:
-    """Return a number as the library takes it: as a size, -0 is none, nor is one above 64 bits."""
+    """Return a number as the library reads it: a float if it is negative (-0 too) or too large."""
     number = int(digits) if len(digits) < 40 else UNSIGNED_MAX + 1
     return number if digits[0] != "-" and number <= UNSIGNED_MAX else float(number)
 
@@ -94,7 +94,7 @@ def _texts(value: object, error: LayoutError) -> dict[str, str]:
 
 
 def _entry(name: str, value: Any, error: LayoutError) -> dict[str, object]:
-    """Return what a header says of one tensor, without what nobody asked for."""
+    """Return the entry of one tensor as a dict of its `FIELDS` only."""
     if isinstance(value, _Object):
         _known_once(value, FIELDS, error)
         found = dict(value)
@@ -106,7 +106,7 @@ def _entry(name: str, value: Any, error: LayoutError) -> dict[str, object]:
         raise error
     dtype, shape, offsets = map(found.get, FIELDS)
     if isinstance(dtype, _Object) and [each for _, each in dtype] == [None]:
-        dtype = dtype[0][0]  # as the library's reader writes a choice without a value
+        dtype = dtype[0][0]  # the other form of an enum variant in the library's parser
     if not isinstance(dtype, str) or not _sizes(shape) or not _sizes(offsets) or len(offsets) != 2:
         raise error
     if len(shape) > RANK_MAX or max((*shape, *offsets)) > INT_MAX:
@@ -118,12 +118,12 @@ def _entry(name: str, value: Any, error: LayoutError) -> dict[str, object]:
 
 
 def _sizes(value: Any) -> TypeGuard[list[int]]:
-    """Tell whether something is a list of sizes: neither truth values nor fractions are."""
+    """Return whether a value is a list of integers, without booleans and floats."""
     return type(value) is list and all(type(each) is int for each in _listed(value))
 
 
 def _depth(value: Any) -> int:
-    """Return how many brackets lie in each other."""
+    """Return the nesting depth of lists and objects in a value."""
     depth, rows = -1, [[value]]
     while rows:
         depth += 1
@@ -132,7 +132,7 @@ def _depth(value: Any) -> int:
 
 
 def _listed(value: Any) -> list[Any]:
-    """Return what a list or an object holds; of anything else, nothing."""
+    """Return the values of a list or an object; empty for any other value."""
     if isinstance(value, _Object):
         return [inner for _, inner in value]
     return cast("list[object]", value) if isinstance(value, list) else []

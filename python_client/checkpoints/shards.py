@@ -1,8 +1,7 @@
-"""Shards: which files make up a checkpoint, and whether they hold what their index says.
+"""Finds the files of a checkpoint, and checks shards against their index.
 
-A large model is often cut into several safetensors files beside an index, in the manner of Hugging
-Face: a JSON object whose `weight_map` names, for every tensor, the file in the same folder that
-holds it.
+A large model is often divided into several safetensors files with an index, as Hugging Face writes
+it: a JSON object whose `weight_map` has, for every tensor, the name of its file in the same folder.
 """
 
 import json
@@ -20,24 +19,24 @@ from .foreign import BEGINNING_BYTES, file_of, folder_of, part_of
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
-INDEX_BYTES_MAX = HEADER_BYTES_MAX  # it names what the headers name
-NAMES_SHOWN = 3  # in an error; the rest is counted
+INDEX_BYTES_MAX = HEADER_BYTES_MAX  # an index has the same names as the headers
+NAMES_SHOWN = 3  # in an error; the others are counted
 
 
 class CheckpointError(WeightBusError, ValueError):
-    """A checkpoint that cannot be read; says which file and tensor, and what to do."""
+    """A checkpoint cannot be read; the text has the file, the tensor, and advice."""
 
 
 def is_index(path: Path) -> bool:
-    """Tell whether a path is named like an index."""
+    """Return whether a path has the name of an index."""
     return path.name.endswith(INDEX_SUFFIX)
 
 
 def find(path: Path) -> Path:
-    """Return the file to begin with: the path itself, or a folder's one index or one file.
+    """Return the file to open: the path itself, or the only index or file of a folder.
 
     Raises:
-        CheckpointError: The folder holds none, or several.
+        CheckpointError: The folder has none, or several.
     """
     if not path.is_dir():
         return path
@@ -64,7 +63,7 @@ def find(path: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An index: which tensor is in which file."""
+    """An index: the file name of each tensor."""
 
     path: Path
     weight_map: Mapping[str, str]
@@ -73,7 +72,7 @@ class Index:
         """Return the shards, sorted.
 
         Raises:
-            CheckpointError: Some are not there; it says what they would hold.
+            CheckpointError: Some are missing; the text has them and their tensors.
         """
         files = [self.path.parent / name for name in sorted(set(self.weight_map.values()))]
         missing = {file.name for file in files if not file.is_file()}
@@ -87,7 +86,7 @@ class Index:
         return files
 
     def check(self, layouts: Mapping[Path, Layout]) -> None:
-        """Hold the shards against the index: every name in its one place, none left over.
+        """Check that the shards have each name of the index, in its file only, and no other names.
 
         Raises:
             CheckpointError: The first contradiction, with its file and tensor.
@@ -118,11 +117,11 @@ AGAIN = "write or download the checkpoint again, into an empty folder"
 
 
 def read_index(path: Path) -> Index:
-    """Read an index, believing nothing.
+    """Read and check an index.
 
     Raises:
-        CheckpointError: It is no index, or leads out of its folder.
-        OSError: It cannot be read.
+        CheckpointError: The file is not an index, or names files outside its folder.
+        OSError: The file cannot be read.
     """
     size = path.stat().st_size
     if size > INDEX_BYTES_MAX:
@@ -153,7 +152,7 @@ class _Index(msgspec.Struct):
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse a key that stands twice: of two places for a tensor, which is it?"""
+    """Return pairs as a dict; ValueError for a duplicate key, since its file would be ambiguous."""
     made = dict(pairs)
     if len(made) != len(pairs):
         (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)
@@ -162,6 +161,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _some(names: list[str]) -> str:
-    """Name the first few."""
+    """Return the first names, and the number of the others."""
     more = len(names) - NAMES_SHOWN
     return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,13 +1,14 @@
-"""Watching a checkpoint: when its files have changed, and are whole, and are of one save.
+"""Watches a checkpoint, and returns it when its files have changed, are complete, and of one save.
 
-Theory of operation: files that stood still from one look to the next are taken to be written. They
-have changed if any of their times has, the change time included, since `cp -p`, `rsync -t` and
-`tar -x` set the other. Where only that changed, or where times are in whole seconds so that two
-writes can look alike, the digest decides whether there is anything new.
+Files that did not change between two checks are assumed to be complete. They have changed if any of
+their times has, also the change time, since `cp -p`, `rsync -t` and `tar -x` set the modification
+time. If only the change time differs, or if times are in whole seconds so that two writes may look
+alike, the digest decides whether the content is new.
 
-Shards that are saved again where they lie are, for seconds, of two saves. Whoever saves them writes
-the index last, so a set is one save if no shard is newer than its index, and none is left of what
-was loaded before. A set that stays otherwise is taken after `SET_SECONDS`, with a warning.
+Shards that are overwritten in place are a mixture of two saves for some seconds. Savers write the
+index last, so the files are of one save if no shard is newer than the index, and none is left of
+the previous checkpoint. A mixture that does not change is loaded after `SET_SECONDS`, with a
+warning.
 """
 
 import time
@@ -18,20 +19,20 @@ from ...codecs.errors import LayoutError
 from .checkpoint import Checkpoint, File, Progress, Stamp, open_checkpoint, stamp_of
 from .shards import CheckpointError, is_index
 
-POLL_SECONDS = 0.5  # between two looks; files that stood still for one are taken to be written
-SET_SECONDS = 30.0  # that shards stand still as a mixture, until that is taken to be meant
-AGAIN_SECONDS = 2.0  # after which times in whole seconds would tell of a later write
+POLL_SECONDS = 0.5  # between two checks; files that do not change meanwhile count as complete
+SET_SECONDS = 30.0  # without a change until a mixture of shards is assumed to be intended
+AGAIN_SECONDS = 2.0  # after which a later write differs even in whole seconds
 
 
 class Watch:
-    """A path whose every new checkpoint is wanted.
+    """Returns each new checkpoint at a path.
 
     Args:
-        path: What `open_checkpoint` takes. It may come into being later.
-        report: Told in words why a changed file cannot be loaded yet, once for each reason, and
-            what is odd about one that is.
-        sleep: Waits so many seconds.
-        now: Returns the time as files have it, in seconds since 1970.
+        path: A path for `open_checkpoint`. It may not exist yet.
+        report: Called with the reason why changed files cannot be loaded yet, once for each reason,
+            or with a warning about loaded ones.
+        sleep: Waits a number of seconds.
+        now: Returns the time of file systems, in seconds since 1970.
     """
 
     def __init__(
@@ -42,13 +43,13 @@ class Watch:
         now: Callable[[], float] = time.time,
     ) -> None:
         self._path, self._report, self._sleep, self._now = path, report, sleep, now
-        self._loaded: Stamp | None = None  # how the files stood when they were loaded last
-        self._digest = ""  # of what was loaded last
-        self._doubt = False  # whether a write since then could have left no trace
+        self._loaded: Stamp | None = None  # the state of the files loaded last
+        self._digest = ""  # of the checkpoint loaded last
+        self._doubt = False  # whether a later write could have left all times unchanged
         self._reported = ""
 
     def wait_for_change(self) -> None:
-        """Wait until the files are others than those loaded last, stand still, and are one save."""
+        """Wait until the files differ from those loaded last, do not change, and are one save."""
         seen, still = stamp_of(self._path), 0.0
         while True:
             self._sleep(POLL_SECONDS)
@@ -69,7 +70,7 @@ class Watch:
             self._say(f"{mixed}: waiting up to {SET_SECONDS:g} s for the rest of the save")
 
     def _mixture(self, seen: Stamp) -> str:
-        """Say why files may be of two saves; empty if they are of one."""
+        """Return why files may be of two saves; empty if they are of one."""
         indexes = [file for file in seen if is_index(Path(file.name))]
         shards = [file for file in seen if not is_index(Path(file.name))]
         loaded = {*(self._loaded or ())}
@@ -77,17 +78,16 @@ class Watch:
             return ""
         (index,), newest = indexes, max(shards, key=lambda file: file.changed_ns)
         if self._loaded is None and self._now() - newest.changed_ns / 1e9 > SET_SECONDS:
-            return ""  # whoever wrote that is done
+            return ""  # that save ended before this watch began
         if newest.changed_ns > index.changed_ns:
             return f"{self._path}: {newest.name} is newer than {index.name}, which is written last"
         old = next((file.name for file in shards if file in loaded), "")
         return f"{self._path}: {index.name} is new, and {old} is not" if old else ""
 
     def load(self, progress: Progress | None = None) -> Checkpoint | None:
-        """Load the files; None if they are not whole, and then `report` has been told why.
+        """Load the files; None if they are incomplete, with a `report`, or if nothing is new.
 
-        None as well if there is nothing new in them. What is returned was read from files that
-        nobody wrote to meanwhile.
+        The files did not change while they were read.
         """
         try:
             checkpoint = open_checkpoint(self._path, load=True, progress=progress)
@@ -98,7 +98,7 @@ class Watch:
         before, stamp = self._loaded or (), checkpoint.stamp
         alike = digest == self._digest and _written(before) == _written(stamp)
         self._loaded, self._digest, self._reported = stamp, digest, ""
-        # Once again, if a later write of as many bytes would have left the times as they are.
+        # Load again later, if a write of as many bytes could leave the times unchanged.
         self._doubt = before != stamp and any(map(_coarse, stamp))
         return None if alike else checkpoint
 
@@ -109,10 +109,10 @@ class Watch:
 
 
 def _written(stamp: Stamp) -> list[tuple[str, int, int, int]]:
-    """Return all of a stamp but when anything else about a file changed, such as its mode."""
+    """Return a stamp without the change times, which a change of a file's mode sets too."""
     return [(file.name, file.inode, file.written_ns, file.size) for file in stamp]
 
 
 def _coarse(file: File) -> bool:
-    """Tell whether a file's times are in whole seconds, as some mounts have them."""
+    """Return whether a file's times are in whole seconds, as on some file systems."""
     return not file.written_ns % 10**9 and not file.changed_ns % 10**9

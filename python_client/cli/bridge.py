@@ -1,4 +1,4 @@
-"""`weightbus bridge`: the versions of a model, into servers that load them from a folder."""
+"""`weightbus bridge`: makes servers load the versions of a model from a folder."""
 
 import time
 from collections.abc import Sequence
@@ -17,21 +17,21 @@ from .subscribe import LOOK_SECONDS, Wanted, follow
 
 
 class AbsentError(WeightBusError, TimeoutError):
-    """A server does not answer as its kind does."""
+    """Some servers did not answer in time."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """What the command line says of servers.
+    """The options for servers on the command line.
 
     Attributes:
-        urls, kind, token: They.
-        folder, seen: Where versions are written, and what servers call that.
-        like: A folder with the files beside the weights, and the names that must come.
-        adapter: The adapter's name at the servers; None: versions are the whole model.
-        pause: What becomes of running requests; None: what the kind does by default.
-        seconds: That a server may take to load a version, or to be there at the start.
-        unchecked: Whether versions are loaded that cannot be known to fit.
+        urls, kind, token: The servers' URLs, their kind, and their API key.
+        folder, seen: The folder of versions, and its path on the servers; None: the same.
+        like: A checkpoint whose other files are copied, and whose names versions must have.
+        adapter: The adapter's name on the servers; None: versions are whole models.
+        pause: The pause mode, for running requests; None: the kind's default.
+        seconds: Limit for a server to load a version, or to answer at the start.
+        unchecked: Whether versions are loaded without comparing them.
     """
 
     urls: Sequence[str]
@@ -47,7 +47,7 @@ class Served:
 
     @property
     def how(self) -> How:
-        """How servers are treated."""
+        """The settings for all servers."""
         seen = str(self.folder.absolute()) if self.seen is None else self.seen.rstrip("/")
         return How(self.pause, self.seconds, self.folder, seen)
 
@@ -55,7 +55,7 @@ class Served:
         """Return the servers, which `undo` closes.
 
         Raises:
-            UsageError: They are described in a way that can never work.
+            UsageError: An option is invalid.
         """
         kind = ENGINES.get(self.kind)
         if kind is None:
@@ -76,10 +76,10 @@ class Served:
         return [kind(server, self.how) for server in servers]
 
     def target(self, engines: Sequence[Engine]) -> ServedTarget:
-        """Return where versions go.
+        """Return the target of versions.
 
         Raises:
-            UsageError: That cannot be written to, or `like` cannot be read.
+            UsageError: The folder cannot be written to, or `like` cannot be read.
         """
         if self.adapter == "":
             raise UsageError("--lora: give the name that requests call the adapter by")
@@ -94,7 +94,7 @@ class Served:
 
 
 def bridge(screen: Screen, wanted: Wanted, served: Served) -> int:
-    """Have servers load one version, or every version until stopped."""
+    """Load one version on the servers, or every version until stopped."""
     wanted.check()
     with ExitStack() as undo:
         engines = served.engines(undo)
@@ -108,10 +108,10 @@ def bridge(screen: Screen, wanted: Wanted, served: Served) -> int:
 
 
 def _wait_for_servers(screen: Screen, served: Served, target: ServedTarget) -> None:
-    """Wait until all servers answer, and have those go on that an earlier bridge left paused.
+    """Wait until all servers answer, and resume those that an earlier bridge left paused.
 
     Raises:
-        AbsentError: Some do not.
+        AbsentError: Some do not answer in time.
     """
     end = time.monotonic() + served.seconds
     with screen.waiting(f"waiting for {', '.join(served.urls)}"):
@@ -123,7 +123,7 @@ def _wait_for_servers(screen: Screen, served: Served, target: ServedTarget) -> N
 
 
 class _Look:
-    """Looks at the servers, and tells what there is to tell, once."""
+    """Checks the servers, and warns of each problem once."""
 
     def __init__(self, screen: Screen, target: ServedTarget) -> None:
         self._screen, self._target = screen, target

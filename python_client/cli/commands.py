@@ -1,4 +1,4 @@
-"""The commands: their names, arguments and help. What each of them does stands in `cli_<name>`."""
+"""The commands: their names, arguments and help texts. The module of each name implements it."""
 
 from collections.abc import Callable
 from functools import partial
@@ -35,20 +35,20 @@ P = ParamSpec("P")
 
 
 class _Command(TyperCommand):
-    """A command whose `--help` takes no value, and says so."""
+    """A command whose `--help` is shown without a value."""
 
     def get_help_option(self, ctx: typer.Context) -> TyperOption | None:  # type: ignore[override]
         return _without_value(super().get_help_option(ctx))
 
 
 class _Commands(TyperGroup):
-    """The commands, and a `--help` that takes no value, and says so."""
+    """The group of commands, whose `--help` is shown without a value."""
 
     def get_help_option(self, ctx: typer.Context) -> TyperOption | None:  # type: ignore[override]
         return _without_value(super().get_help_option(ctx))
 
     def get_params(self, ctx: typer.Context) -> list[Any]:  # type: ignore[override]
-        """Return the options; those that install completion take no value either."""
+        """Return the options; flags, such as those for completion, are shown without a value."""
         found = super().get_params(ctx)
         for option in found:
             if isinstance(option, TyperOption) and option.is_flag:
@@ -96,7 +96,7 @@ SECONDS_MIN = 0.1
 def _seconds(value: float | None) -> float | None:
     try:
         return None if value is None else checks.seconds(value, "seconds")
-    except ValueError as error:  # "nan" and "inf" are numbers to a command line
+    except ValueError as error:  # typer accepts "nan" and "inf" as numbers
         raise typer.BadParameter(str(error)) from None
 
 
@@ -165,7 +165,7 @@ def _version(wanted: bool) -> None:
 def _end_with(
     as_json: bool, work: Callable[Concatenate[Screen, P], int], *args: P.args, **options: P.kwargs
 ) -> NoReturn:
-    """Do a command's work on a screen, and exit with its status."""
+    """Run a command with a screen, and exit with its exit code."""
     screen = Screen(as_json)
     raise typer.Exit(conclude(screen, partial(work, screen, *args, **options)))
 
@@ -205,7 +205,7 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="The random seed.")] = 0,
 ) -> None:
     """Watch a policy learn here while worker processes run its newest weights."""
-    # The demo brings its own screen, and says which extra it lacks.
+    # The demo has its own screen, and reports a missing extra itself.
     from ...examples.demo.course import run_demo
 
     course = partial(run_demo, workers, seconds, plot, as_json, model, seed)

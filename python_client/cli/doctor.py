@@ -1,4 +1,4 @@
-"""`weightbus doctor`: what stands in the way of a bus, here and at an address, and what to do."""
+"""`weightbus doctor`: shows problems of this host and of a publisher, with advice."""
 
 import time
 from pathlib import Path
@@ -29,7 +29,7 @@ BY_REFUSAL = {
 
 
 def doctor(screen: Screen, address: str | None, timeout: float, keys: Path | None) -> int:
-    """Look at this host, and at a publisher if one is given; show what was found."""
+    """Check this host, and the publisher at `address` if given; show the findings."""
     if address is not None:
         try:
             endpoints.check(address)
@@ -51,7 +51,7 @@ def doctor(screen: Screen, address: str | None, timeout: float, keys: Path | Non
 
 
 def _look(address: str, timeout: float, path: Path | None) -> tuple[list[Finding], bool]:
-    """Look at a publisher; return what was found, and whether it told how things stand."""
+    """Check a publisher; return the findings, and whether its roster was read."""
     keys: WorkerKeys | None = None
     found = list[Finding]()
     try:

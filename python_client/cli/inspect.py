@@ -1,4 +1,4 @@
-"""`weightbus inspect`: what a checkpoint holds, and the digest that a publish of it has."""
+"""`weightbus inspect`: shows the tensors of a checkpoint, and the digest of its publish."""
 
 import re
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from ..checkpoints.checkpoint import Checkpoint, open_checkpoint
 from .outcome import DONE, UsageError
 from .screen import DIM, Screen, counted, plain, size, table
 
-ROWS = 20  # tensors shown unless all are wanted
+ROWS = 20  # tensors shown without --all
 
 
 def inspect(screen: Screen, path: Path, every: bool) -> int:
@@ -44,7 +44,7 @@ def inspect(screen: Screen, path: Path, every: bool) -> int:
 
 
 def _dtypes(checkpoint: Checkpoint) -> Mapping[str, int]:
-    """Count the tensors of each dtype, the commonest first."""
+    """Return the number of tensors of each dtype, the most frequent first."""
     names = [spec.dtype for spec in checkpoint.layout.tensors]
     return {name: names.count(name) for name in sorted(set(names), key=names.count, reverse=True)}
 
@@ -91,5 +91,5 @@ def _tensors(checkpoint: Checkpoint, every: bool) -> Table:
 
 
 def _natural(name: str) -> list[tuple[str, int]]:
-    """Sort layer 10 after layer 9."""
+    """Return a key that sorts layer 10 after layer 9."""
     return [(text, int(number or -1)) for text, number in re.findall(r"(\D*)(\d*)", name)]

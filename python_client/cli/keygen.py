@@ -1,4 +1,4 @@
-"""`weightbus keygen`: keys of a publisher, and of the workers that may have its weights."""
+"""`weightbus keygen`: makes the keys of a publisher, and of its workers and observers."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,7 +12,7 @@ from .screen import DIM, Screen
 def keygen(
     screen: Screen, folder: Path, workers: Iterable[str] | None, observers: Iterable[str] | None
 ) -> int:
-    """Make the publisher's pair if there is none yet, and one for each of these names."""
+    """Make the publisher's key pair if there is none yet, and one for each name."""
     names: dict[str, Role] = dict.fromkeys(workers or (), "worker")
     for name in observers or ():
         if name in names:

@@ -1,4 +1,4 @@
-"""The command line's entry: the console script `weightbus` and `python -m weightbus`."""
+"""The entry point of the command line: the script `weightbus` and `python -m weightbus`."""
 
 import contextlib
 import os
@@ -6,14 +6,14 @@ import signal
 import sys
 from types import FrameType
 
-EXTRA = {"typer", "click", "rich"}  # what the extra `cli` brings
+EXTRA = {"typer", "click", "rich"}  # the packages of the extra `cli`
 
 
 def main() -> None:
-    """Run the command line; ends the process with one of the exit codes in `outcome`."""
-    # Until a command deals with signals (`outcome`), and after it: no traceback, from wherever.
+    """Run the command line; exits the process with one of the exit codes in `outcome`."""
+    # Before and after a command, which handles signals itself (`outcome`), show no traceback.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        with contextlib.suppress(ValueError):  # only the main thread may say what signals do
+        with contextlib.suppress(ValueError):  # only the main thread may set signal handlers
             signal.signal(signal.SIGINT, _leave)
     try:
         from .commands import app

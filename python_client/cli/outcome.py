@@ -1,10 +1,10 @@
-"""How a command ends: its exit code, and one line about what went wrong instead of a traceback.
+"""Ends a command with its exit code, and one line about an error instead of a traceback.
 
-0     done; or what runs until it is stopped (publish --watch, subscribe, bridge) was stopped
+0     done; or a command without an end (publish --watch, subscribe, bridge) was stopped
 1     not achieved: too few workers, a version that could not be applied, a server that refuses, a
-      damaged file, an address that is taken, an extra that is not installed
-2     wrong usage: what can never work, such as a missing file or a name that may not be one
-129   hung up (SIGHUP: its terminal or ssh session was closed) before it was done
+      damaged file, an address in use, an extra that is not installed
+2     wrong usage: a call that can never work, such as with a missing file or an invalid name
+129   hung up (SIGHUP: the terminal or ssh session was closed) before it was done
 130   interrupted (SIGINT, Ctrl-C) before it was done
 143   terminated (SIGTERM) before it was done
 """
@@ -21,19 +21,19 @@ from ...codecs.errors import WeightBusError
 from .screen import Screen
 
 DONE, NOT_ACHIEVED, WRONG_USAGE = 0, 1, 2
-AGAIN_SECONDS = 0.01  # until a signal is handled that came at a bad moment
+AGAIN_SECONDS = 0.01  # before another attempt to handle a signal (`_holds_a_lock_halfway`)
 SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
 class UsageError(Exception):
-    """The command was called in a way that can never work."""
+    """The command's arguments can never work."""
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asks the process to end.
+    """A signal requests the end of the process.
 
     Attributes:
-        signal: Which one.
+        signal: The signal.
     """
 
     def __init__(self, number: int) -> None:
@@ -42,7 +42,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def conclude(screen: Screen, command: Callable[[], int]) -> int:
-    """Run a command and return its exit code; whatever is expected to go wrong becomes words."""
+    """Run a command and return its exit code; expected errors become error messages."""
     try:
         with _stoppable():
             return command()
@@ -52,7 +52,7 @@ def conclude(screen: Screen, command: Callable[[], int]) -> int:
         screen.error(f"stopped by {stopped.signal.name} before it was done")
         screen.emit("stopped", achieved=False, signal=stopped.signal.name)
         return 128 + stopped.signal
-    except BrokenPipeError:  # whoever read our output has left: nobody to tell
+    except BrokenPipeError:  # the reader of standard output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NOT_ACHIEVED
     except (WeightBusError, OSError) as error:
@@ -67,9 +67,9 @@ def _fail(screen: Screen, error: Exception, code: int) -> int:
 
 @contextlib.contextmanager
 def _stoppable() -> Generator[None]:
-    """Turn SIGINT, SIGTERM and SIGHUP into `Stopped`, in whatever the main thread is doing."""
+    """Raise `Stopped` in the main thread on SIGINT, SIGTERM and SIGHUP."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may say what signals do
+        yield  # only the main thread may set signal handlers
         return
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -83,7 +83,7 @@ def _stoppable() -> Generator[None]:
     for number in SIGNALS:
         if (
             before[number] is not signal.SIG_IGN
-        ):  # as for nohup, or a job of a shell without job control
+        ):  # ignored under nohup, and in jobs of a shell without job control
             signal.signal(number, stop)
     try:
         yield
@@ -94,10 +94,10 @@ def _stoppable() -> Generator[None]:
 
 
 def _holds_a_lock_halfway(frame: FrameType) -> bool:
-    """Tell whether an exception now would leave a lock of `threading` held, or release it twice.
+    """Return whether an exception now would leave a lock of `threading` held, or released twice.
 
-    Its classes in Python take and release a lock in methods of their own; an exception of a signal
-    handler in these is lost between the lock and the `with` that releases it.
+    The classes of `threading` that are written in Python acquire and release a lock in their own
+    methods; a signal handler's exception in these comes between the lock and its `with` statement.
     """
     halfway = "__enter__", "__exit__", "_acquire_restore", "_release_save"
     code = frame.f_code

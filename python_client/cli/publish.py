@@ -1,4 +1,4 @@
-"""`weightbus publish`: a checkpoint's weights, to all workers that come for them."""
+"""`weightbus publish`: publishes the weights of a checkpoint to workers."""
 
 import contextlib
 import logging
@@ -26,14 +26,14 @@ from ..settings import Encoding, Settings
 from .outcome import DONE, NOT_ACHIEVED, Stopped, UsageError
 from .screen import DIM, STATE_STYLES, Bars, Screen, counted, plain, said_of, size, table
 
-LOOK_SECONDS = 0.1  # between two looks at what the workers are doing
-BARS_MAX = 8  # workers that get a bar each; of more, one bar says what all of them have
-GRACE_SECONDS = 10.0  # beyond its deadline, what a publish gets before its thread counts as dead
+LOOK_SECONDS = 0.1  # between two checks of the workers' progress
+BARS_MAX = 8  # workers with a bar each; more workers share one bar
+GRACE_SECONDS = 10.0  # after a publish's deadline, until its thread counts as dead
 
 
 @dataclass(frozen=True)
 class PageOptions:
-    """What is to be shown over HTTP, and to whom."""
+    """The options for the HTTP pages."""
 
     dashboard: str | None = None
     metrics: str | None = None
@@ -41,10 +41,10 @@ class PageOptions:
     insecure: bool = False
 
     def at(self, address: str | None) -> Http | None:
-        """Return where one of them is served.
+        """Return the address of a page, with its access rules; None without an address.
 
         Raises:
-            UsageError: That makes no sense, or would show everything to everybody.
+            UsageError: The address is invalid, or would give everyone access.
         """
         try:
             return None if address is None else Http(address, self.token, insecure=self.insecure)
@@ -54,7 +54,7 @@ class PageOptions:
 
 @dataclass(frozen=True)
 class Order:
-    """What the command line asks for."""
+    """The options of the command."""
 
     path: Path
     model: str
@@ -72,10 +72,10 @@ class Order:
     metadata: Sequence[str] = ()
 
     def check(self) -> None:
-        """Refuse what can never work.
+        """Reject options that can never work.
 
         Raises:
-            UsageError: It says what, and what to write instead.
+            UsageError: An option is invalid; the text says what to write instead.
         """
         if not self.watch and not self.path.exists():
             raise UsageError(f"{self.path} does not exist; give a .safetensors file or a folder")
@@ -93,7 +93,7 @@ class Order:
 
     @property
     def dtype(self) -> str | Mapping[str, str] | None:
-        """What to convert: one dtype, or patterns of names (`PATTERN=DTYPE`) with theirs."""
+        """The conversion: one dtype, or a dtype for each name pattern (`PATTERN=DTYPE`)."""
         if len(self.dtypes) == 1 and "=" not in self.dtypes[0]:
             return self.dtypes[0]
         pairs = (each.rpartition("=") for each in self.dtypes)
@@ -101,10 +101,10 @@ class Order:
 
     @property
     def said(self) -> dict[str, str]:
-        """What the user says of each version.
+        """The user's metadata for each version.
 
         Raises:
-            UsageError: One of them is no `NAME=TEXT`.
+            UsageError: An entry is not `NAME=TEXT`.
         """
         for each in self.metadata:
             if not each.partition("=")[0] or "=" not in each:
@@ -114,7 +114,7 @@ class Order:
         return {name: text for name, _, text in (each.partition("=") for each in self.metadata)}
 
     def metadata_of(self, screen: Screen, checkpoint: Checkpoint) -> dict[str, str]:
-        """Return what is said of a version: the user's words, then what its files say."""
+        """Return the metadata of a version: the user's entries first, then those of its files."""
         said = self.said
         texts = {name: t for name, t in checkpoint.metadata.items() if name != FORMAT}
         found, rest = fitting({**said, **texts, **said}.items())
@@ -169,7 +169,7 @@ def _publish_changes(screen: Screen, order: Order) -> int:
                     if missing:
                         screen.warn(f"{missing}. Workers that join later get the latest version")
                 receipt, shortfall = _send(screen, order, publisher, checkpoint, order.timeout)
-                published = receipt.version  # before it is told: a signal may come right after
+                published = receipt.version  # before it is shown: a signal may arrive right after
                 _show(screen, receipt, shortfall)
     except Stopped as stopped:
         screen.say(f"stopped by {stopped.signal.name} after {counted(published, 'version')}", DIM)
@@ -212,7 +212,7 @@ def _introduce(screen: Screen, order: Order, publisher: Publisher) -> None:
 
 
 class _Log(logging.Handler):
-    """Shows what is logged, but for what `_tell` tells."""
+    """Shows log records, except the worker events that `_tell` shows."""
 
     def __init__(self, screen: Screen) -> None:
         super().__init__(logging.WARNING)
@@ -226,7 +226,7 @@ class _Log(logging.Handler):
 
 @contextlib.contextmanager
 def _logged(screen: Screen) -> Generator[None]:
-    """Show what the package logs, for as long as the block runs."""
+    """Show the package's log records while the block runs."""
     log, handler = logging.getLogger("weightbus"), _Log(screen)
     log.addHandler(handler)
     try:
@@ -236,7 +236,7 @@ def _logged(screen: Screen) -> Generator[None]:
 
 
 def _tell(screen: Screen, event: WorkerEvent) -> None:
-    """Tell what has become of a worker: nobody calls publish meanwhile, whose receipt would."""
+    """Show an event of a worker; between two publishes no receipt would show it."""
     text = f"{time.strftime('%H:%M:%S')}  {event.text}"
     if event.missed:
         text += f" (and {counted(event.missed, 'event')} before it)"
@@ -248,7 +248,7 @@ def _tell(screen: Screen, event: WorkerEvent) -> None:
 
 
 def _next(screen: Screen, order: Order, watch: Watch) -> Checkpoint:
-    """Wait for the next checkpoint that is whole, showing how far its reading is."""
+    """Wait for the next complete checkpoint, and read it with a progress bar."""
     while True:
         with screen.waiting(f"watching {order.path}"):
             watch.wait_for_change()
@@ -260,7 +260,7 @@ def _next(screen: Screen, order: Order, watch: Watch) -> Checkpoint:
 
 
 def _wait_for_workers(screen: Screen, order: Order, publisher: Publisher, deadline: float) -> str:
-    """Wait for as many workers as are expected; return why they are too few, if they are."""
+    """Wait for the expected number of workers; return why there are too few; empty if enough."""
     with screen.waiting("") as waiting:
         while True:
             here = sum(
@@ -290,10 +290,10 @@ def _send(
     checkpoint: Checkpoint,
     timeout: float,
 ) -> tuple[Receipt, str]:
-    """Publish, showing how far every worker is; return the receipt, and why it falls short."""
+    """Publish with a progress bar for each worker; return the receipt, and why it falls short."""
     with screen.bars() as bars:
         before = publisher.workers()
-        # Verified on every road, since whoever moves files wants to compare digests.
+        # Verified over every transport, so that users can compare digests of files.
         future = publisher.publish_async(
             order.model,
             checkpoint.arrays(),
@@ -302,7 +302,7 @@ def _send(
             settings=Settings(
                 verify=True, grace=order.grace, dtype=order.dtype, encoding=order.encoding
             ),
-            expect=0 if order.watch else order.expect,  # with --watch, whoever is there
+            expect=0 if order.watch else order.expect,  # with --watch, the connected workers
         )
         give_up = time.monotonic() + timeout + GRACE_SECONDS
         while not wait([future], LOOK_SECONDS).done:
@@ -367,7 +367,7 @@ def _show(screen: Screen, receipt: Receipt, shortfall: str) -> None:
 def _emit_nothing(
     screen: Screen, order: Order, publisher: Publisher, checkpoint: Checkpoint, why: str
 ) -> None:
-    """Write the receipt of a publish that never began: the same fields, without a version."""
+    """Write the receipt of a publish that did not begin: the same fields, without a version."""
     screen.emit(
         "receipt",
         achieved=False,

@@ -1,8 +1,8 @@
-"""What a command shows: words, tables and bars for people, or lines of JSON for programs.
+"""The output of a command: text, tables and progress bars, or lines of JSON for programs.
 
-People read standard output; bars and errors go to standard error, so that a pipe gets neither. With
-`--json` standard output carries JSON only, one object a line, the last of them the result, and the
-words go to standard error. Every object has a `kind`.
+Text goes to standard output; bars and errors go to standard error, so that a pipe gets neither.
+With `--json`, standard output has only JSON, one object a line, the last of them the result, and
+text goes to standard error. Every object has a `kind`.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from ...codecs.words import printable
 
 GOOD, BAD, DIM = "green", "red", "bright_black"
 PIPE_COLUMNS = 240
-SAID_SHOWN = 40  # characters of each text of metadata: a commit has so many
+SAID_SHOWN = 40  # characters of each metadata text: the length of a commit hash
 
 STATE_STYLES = {
     "applied": GOOD,
@@ -44,50 +44,50 @@ STATE_STYLES = {
 
 
 class Screen:
-    """Where a command's output goes.
+    """Writes the output of a command.
 
     Args:
-        as_json: Whether standard output is for a program.
+        as_json: Whether standard output is JSON.
     """
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
         self._errors = Console(stderr=True, highlight=False)
         out = Console(highlight=False)
-        if not out.is_terminal:  # nothing is cut off in a file or a pipe
+        if not out.is_terminal:  # do not cut lines in a file or a pipe
             out = Console(highlight=False, width=PIPE_COLUMNS)
         self._people = self._errors if as_json else out
 
     def say(self, text: str, style: str = "") -> None:
-        """Show a line of words."""
+        """Show a line of text."""
         self._people.print(Text(visible(text), style=style), soft_wrap=True)
 
     def show(self, what: RenderableType) -> None:
-        """Show something larger, to people only."""
+        """Show a table or the like; nothing with `--json`."""
         if not self.as_json:
             self._people.print(what)
 
     def warn(self, text: str) -> None:
-        """Show what is odd but does not end the command."""
+        """Show a warning, on standard error."""
         self._errors.print(f"[yellow]warning:[/] {escape(visible(text))}", soft_wrap=True)
 
     def note(self, text: str) -> None:
-        """Show what happens meanwhile, beside bars and whatever waits."""
+        """Show an event while bars or a spinner run, on standard error."""
         self._errors.print(Text(visible(text), style=DIM), soft_wrap=True)
 
     def error(self, text: str) -> None:
-        """Show what went wrong."""
+        """Show an error, on standard error."""
         self._errors.print(f"[bold red]error:[/] {escape(visible(text))}", soft_wrap=True)
 
     def emit(self, kind: str, **fields: object) -> None:
-        """Write an object, to programs only."""
+        """Write a JSON object; nothing without `--json`."""
         if self.as_json:
             sys.stdout.write(json.dumps({"kind": kind, **fields}) + "\n")
             sys.stdout.flush()
 
     @contextlib.contextmanager
     def waiting(self, text: str) -> Generator["Waiting"]:
-        """Show that something is awaited, for as long as the block runs."""
+        """Show a spinner with a text while the block runs."""
         with Progress(
             SpinnerColumn(style="cyan"),
             TextColumn("{task.description}"),
@@ -99,7 +99,7 @@ class Screen:
 
     @contextlib.contextmanager
     def bars(self) -> Generator["Bars"]:
-        """Show bars with rate and time left, for as long as the block runs."""
+        """Show progress bars with rate and remaining time while the block runs."""
         with Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=32),
@@ -115,30 +115,30 @@ class Screen:
 
 
 class Waiting:
-    """A spinner with words."""
+    """A spinner with a text."""
 
     def __init__(self, progress: Progress, text: str) -> None:
         self._progress = progress
         self._task = progress.add_task(escape(printable(text)), total=None)
 
     def say(self, text: str) -> None:
-        """Show other words."""
+        """Change the text."""
         self._progress.update(self._task, description=escape(printable(text)))
 
 
 class Bars:
-    """Bars of bytes, each under a name."""
+    """Progress bars of bytes, by name."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._tasks: dict[str, TaskID] = {}
 
     def move(self, name: str, done: int, total: int, note: str = "") -> None:
-        """Set a bar to so many bytes of a total."""
+        """Set a bar to `done` of `total` bytes."""
         self._progress.update(self._task(name, total), completed=done, note=escape(printable(note)))
 
     def advance(self, name: str, by: int, total: int) -> None:
-        """Move a bar on by so many bytes."""
+        """Advance a bar by `by` bytes."""
         self._progress.update(self._task(name, total), advance=by)
 
     def _task(self, name: str, total: int) -> TaskID:
@@ -150,17 +150,17 @@ class Bars:
 
 
 def visible(text: str) -> str:
-    """Return a text, of which others may have supplied a part, without what moves a cursor."""
+    """Return a text, perhaps with parts from peers, without terminal control characters."""
     return "\n".join(printable(line) for line in text.split("\n"))
 
 
 def plain(text: str, style: str = "") -> Text:
-    """Return one line of somebody else's words, none of which is markup."""
+    """Return a line from a peer as text without markup and control characters."""
     return Text(printable(text), style)
 
 
 def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
-    """Return an empty table in the house's style; columns named in `right` hold numbers."""
+    """Return an empty table; the columns in `right` are right-aligned."""
     made = Table(box=None, padding=(0, 3, 0, 0), header_style=DIM, pad_edge=False)
     for column in columns:
         made.add_column(column, justify="right" if column in right else "left", overflow="fold")
@@ -173,12 +173,12 @@ def counted(number: int, noun: str) -> str:
 
 
 def size(nbytes: int) -> str:
-    """Return bytes as people read them."""
+    """Return a number of bytes with a decimal unit."""
     return decimal(nbytes)
 
 
 def said_of(metadata: Mapping[str, str]) -> str:
-    """Return what is said of a version in one line: of a long text, its beginning."""
+    """Return the metadata of a version in one line, with long texts cut."""
     return " ".join(
         f"{printable(name)}={printable(text, SAID_SHOWN)}" for name, text in metadata.items()
     )

@@ -1,8 +1,8 @@
-"""`weightbus status`: whether everybody runs the newest versions, for scripts.
+"""`weightbus status`: reports to scripts whether all workers run the newest versions.
 
-0     everybody does, or has had a newer one for no longer than it may take to apply it
-1     somebody is behind for longer, lost, stuck or has failed it; or fewer are there than expected
-2     no publisher answers, or it lets nobody look on, or has too much to tell for the time
+0     all workers do, or are behind for less than the time allowed for an apply
+1     some workers are behind for longer, lost, stuck or failed; or fewer are there than expected
+2     no publisher answers, or it refuses observers, or its roster is too large for the timeout
 """
 
 import time
@@ -22,7 +22,7 @@ from .outcome import DONE, NOT_ACHIEVED, UsageError
 from .screen import BAD, DIM, GOOD, Screen, counted, plain, said_of, size, table
 
 UNREACHABLE = 2
-ROWS_SHOWN = 200  # of a table, each of which takes milliseconds; more than a person reads
+ROWS_SHOWN = 200  # of a table: more than a person reads, and each takes milliseconds to draw
 STYLES = {"current": GOOD, "behind": "yellow", "stuck": BAD, "failed": BAD, "lost": BAD}
 
 
@@ -34,7 +34,7 @@ def status(
     keys: Path | None = None,
     within: float = BEHIND_SECONDS,
 ) -> int:
-    """Show whether everybody runs the newest versions, and return that."""
+    """Show whether all workers run the newest versions; return the exit code."""
     with observer_of(address, keys) as observer:
         try:
             why = "" if observer.look(timeout) else unread(observer, address, timeout)
@@ -58,11 +58,11 @@ def status(
 
 
 def observer_of(address: str, keys: Path | None) -> Observer:
-    """Look on at a publisher.
+    """Return an observer of the publisher at `address`.
 
     Raises:
         KeysError: The keys cannot be read.
-        UsageError: That is no address.
+        UsageError: The address is invalid.
     """
     try:
         return Observer(address, worker_keys(keys, None))
@@ -71,7 +71,7 @@ def observer_of(address: str, keys: Path | None) -> Observer:
 
 
 def unread(observer: Observer, address: str, timeout: float) -> str:
-    """Say why an observer could not look on."""
+    """Return why an observer could not read the roster."""
     if observer.heard_at is not None:
         return (
             f"the publisher at {address} answers, but its roster could not be read within "
@@ -92,11 +92,11 @@ def _well(view: View, standings: list[Standing]) -> str:
 def shortfall(
     view: View, standings: list[Standing], expect: int, within: float = BEHIND_SECONDS
 ) -> str:
-    """Say why not everybody is up to date, or will be within so many seconds; empty: it is so.
+    """Return which workers are not up to date, or behind for `within` seconds or more; empty: none.
 
-    Between a publish and its last apply somebody always is behind: whoever asks by chance then
-    wants no alarm. How long somebody is behind counts from the first version that it lacks, so
-    that one which never applies is overdue, however often something is published.
+    Between a publish and its last apply some workers are always behind, which is no alarm. The time
+    counts from the first version that a worker lacks, so a worker that never applies is overdue,
+    however often versions are published.
     """
     bad = [
         f"{s.worker} failed {s.model}"
@@ -112,12 +112,12 @@ def shortfall(
 
 
 def _in_time(standing: Standing, within: float) -> bool:
-    late = standing.lag_s  # None: nobody knows since when
+    late = standing.lag_s  # None: unknown
     return standing.verdict == "behind" and late is not None and late < within
 
 
 def show(screen: Screen, standings: list[Standing]) -> None:
-    """Show a table of who stands how, the first of them: a table of all would take its time."""
+    """Show a table of the first standings: drawing all of them could take seconds."""
     if standings:
         screen.show(rows_of(standings[:ROWS_SHOWN]))
     if len(standings) > ROWS_SHOWN:
@@ -125,7 +125,7 @@ def show(screen: Screen, standings: list[Standing]) -> None:
 
 
 def show_models(screen: Screen, view: View, now: float) -> dict[str, dict[str, object]]:
-    """Show what is said of the latest version of each model; return the models for programs."""
+    """Show the metadata of each model's latest version; return the models for JSON."""
     models: dict[str, dict[str, object]] = {}
     for name, (row, age) in view.models(now).items():
         if row.metadata:
@@ -140,7 +140,7 @@ def show_models(screen: Screen, view: View, now: float) -> dict[str, dict[str, o
 
 
 def rows_of(standings: list[Standing]) -> Table:
-    """Return a table of who stands how with what."""
+    """Return a table with a row for each standing."""
     rows = table(
         "worker", "model", "state", "version", "behind", "doing", "rate", "language", "host",
         "road", "encoding", "error", right=("version", "behind", "rate"),
@@ -155,7 +155,7 @@ def rows_of(standings: list[Standing]) -> Table:
 
 
 def _doing(s: Standing) -> str:
-    """Return what a worker does, or how its last version went."""
+    """Return the phase of a worker, or the duration of its last apply."""
     if s.verdict == "lost":
         return f"silent {span(s.silent_s)}"
     took = f"applied in {span(s.took_s)}" if s.verdict == "current" and s.took_s else ""
@@ -163,7 +163,7 @@ def _doing(s: Standing) -> str:
 
 
 def fields(standing: Standing) -> dict[str, object]:
-    """Return how a worker stands, for programs."""
+    """Return a standing as a dict, for JSON."""
     found = asdict(standing)
     found["rate"] = round(standing.rate)
     found["silent_s"] = round(standing.silent_s, 3)

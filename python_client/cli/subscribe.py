@@ -1,4 +1,4 @@
-"""`weightbus subscribe`: the versions of a model, into a safetensors file."""
+"""`weightbus subscribe`: writes the versions of a model to a safetensors file."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -18,8 +18,8 @@ from ..target import Target
 from .outcome import DONE, Stopped, UsageError
 from .screen import DIM, Screen, counted, said_of, size
 
-LOOK_SECONDS = 0.2  # between two looks at whether the publisher is there
-ONCE_SECONDS = 300.0  # what --once waits for a version unless told otherwise
+LOOK_SECONDS = 0.2  # between two checks of the connection
+ONCE_SECONDS = 300.0  # that --once waits for a version by default
 
 
 class NothingCameError(WeightBusError, TimeoutError):
@@ -28,7 +28,7 @@ class NothingCameError(WeightBusError, TimeoutError):
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which versions a command line asks for, from whom."""
+    """The options for receiving versions."""
 
     address: str
     model: str
@@ -38,10 +38,10 @@ class Wanted:
     keys: Path | None
 
     def check(self) -> None:
-        """Refuse what can never work.
+        """Reject options that can never work.
 
         Raises:
-            UsageError: It says what, and what to write instead.
+            UsageError: An option is invalid; the text says what to write instead.
         """
         try:
             check_name(self.model, "model")
@@ -75,9 +75,9 @@ def follow(
     look: Callable[[], object] = bool,
     **fields: object,
 ) -> int:
-    """Apply one version, or every version until stopped, and say `where` it went.
+    """Apply one version, or every version until stopped, and show each with the text `where`.
 
-    While none comes, `look` is called.
+    `look` is called repeatedly while no version arrives.
     """
     targets = {wanted.model: target}
     with Subscriber(wanted.address, targets, name=wanted.name, keys=wanted.keys) as subscriber:
@@ -99,10 +99,10 @@ def _receive_all(
         while True:
             try:
                 update = receive()
-            except ApplyError as error:  # all is as it was; the next version may fit
+            except ApplyError as error:  # nothing was changed; the next version may fit
                 screen.error(str(error))
                 continue
-            written += 1  # before it is told: a signal may come right after
+            written += 1  # before it is shown: a signal may arrive right after
             show(update)
     except Stopped as stopped:
         screen.say(f"stopped by {stopped.signal.name} after {counted(written, 'version')}", DIM)
@@ -115,8 +115,8 @@ def _receive(
     """Wait for a version and apply it.
 
     Raises:
-        NothingCameError: None came in time.
-        ApplyError: It could not be applied.
+        NothingCameError: No version came in time.
+        ApplyError: The version could not be applied.
         RefusedError: The publisher refuses this worker.
     """
     patience = wanted.patience
@@ -129,7 +129,7 @@ def _receive(
                 what = f"a version of {wanted.model}" if there else "a publisher"
                 waiting.say(f"waiting for {what} at {wanted.address}")
                 update = subscriber.receive(LOOK_SECONDS)
-            except AddressError as error:  # its host may come yet
+            except AddressError as error:  # the host's name may be resolved later
                 if not unknown:
                     unknown = str(error)
                     screen.warn(unknown)

@@ -1,6 +1,6 @@
-"""`weightbus top`: who runs what, as it changes, the worst first; keys sort, filter and quit.
+"""`weightbus top`: a live table of workers, the worst first; keys sort, filter and quit.
 
-`rich` draws it, which the command line has anyway; its terminal is asked for single keys meanwhile.
+`rich` draws it, which the command line needs anyway. The terminal is in cbreak mode meanwhile.
 """
 
 import contextlib
@@ -26,8 +26,8 @@ from .outcome import DONE, NOT_ACHIEVED
 from .screen import BAD, DIM, GOOD, Screen, counted, plain, said_of
 from .status import fields, observer_of, rows_of, show, show_models, unread
 
-LOOK_SECONDS = 0.5  # between two questions
-CHROME_LINES = 6  # that are no rows: titles, head and keys
+LOOK_SECONDS = 0.5  # between two requests
+CHROME_LINES = 6  # lines other than rows: titles, head and keys
 TROUBLE_STYLES = {"problem": BAD, "note": "yellow"}
 KEYS = "q quit   s sort   / filter, then Enter   Esc all"
 
@@ -42,13 +42,13 @@ SORTS: dict[str, Callable[[Standing], tuple[object, ...]]] = {
 
 @dataclass
 class Choice:
-    """What the user wants to see; keys change it.
+    """The user's choice of rows, which keys change.
 
     Attributes:
-        sort: By what.
-        text: What a row must have in it.
-        typing: Whether keys go into `text`.
-        over: Whether to end.
+        sort: The name of the order.
+        text: The text that rows must contain.
+        typing: Whether keys are added to `text`.
+        over: Whether to quit.
     """
 
     sort: str = "trouble"
@@ -78,7 +78,7 @@ class Choice:
             self.text += key
 
     def of(self, standings: list[Standing]) -> list[Standing]:
-        """Return what is wanted, in order."""
+        """Return the chosen standings, sorted."""
         return sorted(filter(self._wanted, standings), key=SORTS[self.sort])
 
     def _wanted(self, s: Standing) -> bool:
@@ -95,7 +95,7 @@ def top(
     timeout: float,
     keys: Path | None = None,
 ) -> int:
-    """Show who runs what: once, or until the user has seen enough."""
+    """Show the workers, once or until the user quits; return the exit code."""
     with observer_of(address, keys) as observer:
         reached = observer.look(timeout)
         if not reached:
@@ -133,7 +133,7 @@ def _tell(screen: Screen, observer: Observer, choice: Choice) -> None:
 
 
 def _stream(screen: Screen, observer: Observer, choice: Choice) -> None:
-    """Write an object for each look, until a signal comes."""
+    """Write a JSON object every second, until a signal arrives."""
     while True:
         _tell(screen, observer, choice)
         until = time.monotonic() + 2 * LOOK_SECONDS
@@ -175,7 +175,7 @@ def _picture(observer: Observer, address: str, choice: Choice, rows: int) -> Gro
 
 
 def _line(trouble: Trouble) -> Text:
-    """Return what is wrong on one line of a terminal, however narrow that is."""
+    """Return a trouble as one line, cut at the width of the terminal."""
     line = plain(trouble.text, TROUBLE_STYLES.get(trouble.state, ""))
     line.no_wrap, line.overflow = True, "ellipsis"
     return line
@@ -183,7 +183,7 @@ def _line(trouble: Trouble) -> Text:
 
 @contextlib.contextmanager
 def _keys() -> Generator[Callable[[float], str]]:
-    """Yield what waits for keys and returns them; without a terminal it only waits."""
+    """Yield a function that waits for keys and returns them; without a terminal it only waits."""
     if not sys.stdin.isatty():
         yield _no_keys
         return

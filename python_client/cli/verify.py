@@ -1,4 +1,4 @@
-"""`weightbus verify`: whether workers still have what was published, tensor by tensor."""
+"""`weightbus verify`: compares workers' current weights with the published ones, by tensor."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,14 +24,14 @@ STYLES: dict[Verdict, str] = {"same": GOOD, "unknown": "yellow", "differs": BAD}
 
 @dataclass(frozen=True)
 class Found:
-    """What was found of a worker's weights."""
+    """The result for the weights of a worker."""
 
     standing: Standing
     told: Verified
 
     @property
     def verdict(self) -> Verdict:
-        """Whether they are what was published, as far as can be told."""
+        """Whether the weights equal the published ones, as far as is known."""
         if self.told.differing:
             return "differs"
         some = self.told.unlike < self.told.count or not self.told.names  # a version may be empty
@@ -39,12 +39,12 @@ class Found:
 
     @property
     def _missing(self) -> int:
-        """How many tensors the worker has said nothing of."""
+        """The number of tensors without a checksum from the worker."""
         return self.told.names - self.told.count
 
     @property
     def why(self) -> str:
-        """What differs, or why it is not known."""
+        """The tensors that differ, or why the result is not known."""
         told = self.told
         if told.differing:
             names = [each.name for each in told.differences[:NAMES_SHOWN]]
@@ -67,7 +67,7 @@ def verify(
     timeout: float,
     keys: Path | None = None,
 ) -> int:
-    """Have workers' weights held against what was published, and show what differs."""
+    """Compare the weights of workers with the published ones; return the exit code."""
     found: list[Found] = []
     with observer_of(address, keys) as observer:
         try:

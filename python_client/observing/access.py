@@ -1,8 +1,8 @@
-"""Where a page of a publisher's is served, and who may look at it.
+"""The address of a publisher's page, and the rules of access to it.
 
-Whoever runs on this host may look, unless it came by a name that is not this host's: a page of
-somebody else's in a browser here could be made to ask in its name. From other hosts it takes a
-token, or the user's word that none is needed.
+Clients on this host have access, unless their request names another host: by DNS rebinding, a
+foreign page in a local browser could send such requests. Clients on other hosts need a token,
+unless the user allows access without one.
 """
 
 import socket
@@ -62,7 +62,7 @@ class Http:
         return host.strip("[]"), int(port)
 
     def knows(self, host: str) -> bool:
-        """Return whether somebody who asks for this `host` has come by a name of this one."""
+        """Return whether the `host` of a request is a name or an address of this host."""
         name = host.rpartition("]")[0][1:] if host.startswith("[") else host.partition(":")[0]
         own = ("localhost", self.host, socket.gethostname(), *self.hosts)
         return name.lower() in {each.lower() for each in own} or ip_address(name) is not None

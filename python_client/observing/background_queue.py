@@ -1,4 +1,4 @@
-"""Jobs that run in a thread of their own, which lives while there are any."""
+"""A queue of jobs that run in a thread of its own, which exists only while there are jobs."""
 
 import threading
 from collections import deque
@@ -8,11 +8,11 @@ Job = Callable[[], None]
 
 
 class BackgroundQueue:
-    """Runs one job after another, for threads that must not wait.
+    """Runs jobs one after another, for threads that must not block.
 
     Args:
         name: The name of the thread.
-        most: The number of jobs that may wait.
+        most: The maximum number of waiting jobs.
     """
 
     def __init__(self, name: str, most: int) -> None:
@@ -29,7 +29,7 @@ class BackgroundQueue:
             if not self._at_work:
                 try:
                     threading.Thread(target=self._run, name=self._name, daemon=True).start()
-                except (RuntimeError, MemoryError):  # of threads, or for one more
+                except (RuntimeError, MemoryError):  # no thread can be started
                     return False
             self._at_work = True
             self._waiting.append(job)

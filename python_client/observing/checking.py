@@ -1,7 +1,7 @@
-"""What a worker's weights are by now: summed for whoever asks, between two applies. (W35)
+"""Computes checksums of a worker's current weights, between two applies. (W35)
 
-In a thread of its own, which is there while there is something to do. An apply waits for it no
-longer than for a step of some MiB; if another version runs then, the sums are of no use.
+It runs in a thread of its own, which exists only while there are requests. An apply waits for at
+most one step of some MiB; if another version runs afterwards, the sums are discarded.
 """
 
 import logging
@@ -19,16 +19,16 @@ from .background_queue import BackgroundQueue
 
 log = logging.getLogger("weightbus.subscriber")
 
-BUSY_SECONDS = 1.0  # that an apply is waited for
+BUSY_SECONDS = 1.0  # to wait for an apply
 
 
 class Checker:
-    """Answers what the weights of some models are.
+    """Answers requests for checksums of the current weights.
 
     Args:
-        targets: By model, where they are.
-        applier: Knows what runs, and keeps it from changing meanwhile.
-        tell: Takes the answers.
+        targets: The targets, by model.
+        applier: Knows the applied versions, and has the lock of each model.
+        tell: Called with each answer.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class Checker:
         tell: Callable[[Examined], None],
     ) -> None:
         self._targets, self._applier, self._tell = targets, applier, tell
-        self._queue = BackgroundQueue("weightbus-check", int(CHECKS.burst))  # no more come at once
+        self._queue = BackgroundQueue("weightbus-check", int(CHECKS.burst))  # no more at once
 
     def ask(self, check: Check) -> None:
-        """Answer this soon."""
+        """Queue a request; `tell` gets the answer, at once if the queue is full."""
         if not self._queue.put(partial(self._examine, check)):
             text = "it has no thread for that now: ask again in a moment"
             self._tell(Examined(unchecked(check, "busy", text)))
@@ -56,7 +56,7 @@ class Checker:
             return unchecked(check, "busy", str(error))
         except UnreadableTargetError as error:
             return unchecked(check, "unsupported", str(error))
-        except (WeightBusError, OSError) as error:  # no version runs, or the file is no longer one
+        except (WeightBusError, OSError) as error:  # no version runs, or the file was changed
             return unchecked(check, "unreadable", str(error))
         except Exception as error:
             log.exception("the current weights of %s cannot be checked", check.model)

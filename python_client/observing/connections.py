@@ -1,10 +1,10 @@
-"""The connections of a page: how many there may be, and how long one may be silent.
+"""Accepts the HTTP connections of a page, with bounds on their number and on silent ones.
 
 A connection takes a descriptor of the publisher's process, and a page's port may be open to hosts
 that have no access. So a connection is *unproven* until a request on it has access. An unproven one
-is closed after `SILENT_SECONDS`, or earlier if another one needs its place: the oldest goes first.
-So a flood of silent connections keeps nobody with access out. Accepting is our own, since asyncio's
-accepts without a bound, and logs a traceback 128 times a second when there is no descriptor left.
+is closed after `SILENT_SECONDS`, or earlier if another connection needs its place, the oldest
+first. So a flood of silent connections does not lock out clients with access. asyncio's server is
+not used: it accepts without a bound, and logs a traceback 128 times a second without descriptors.
 """
 
 import asyncio
@@ -22,23 +22,23 @@ from ...bus.net.descriptors import RAISE, nearly_exhausted
 
 log = logging.getLogger("weightbus.http")
 
-# At most, and of the descriptors that the process may have one in `SHARE`: the others are for
-# workers. 32 browsers may look on at once, each with a few connections.
+# The maximum is also limited to one in `SHARE` of the process's descriptors: the others are for
+# workers. It allows 32 browsers (`STREAMS_MAX`) with a few connections each.
 CONNECTIONS_MAX, SHARE = 128, 8
-UNPROVEN_MAX = 16  # of one host: a browser opens six at once, and proves itself at once
-SILENT_SECONDS = 5.0  # that a connection may take to its first request
-IDLE_SECONDS = 30.0  # between two requests on one connection; Prometheus asks every 15 s
-UNREAD_SECONDS = 30.0  # that what was sent may lie unread, until the kernel closes the connection
-BACKLOG = 128  # connections that the kernel keeps until they are accepted
-ACCEPTS = 16  # connections accepted at once, after which others have their turn
-PAUSE_SECONDS = 1.0  # between two attempts to accept while there is no descriptor for that
-LOOK_SECONDS = 0.5  # between two looks for silent ones
+UNPROVEN_MAX = 16  # of one host: a browser opens six at once, which soon have access
+SILENT_SECONDS = 5.0  # until the first request with access
+IDLE_SECONDS = 30.0  # between two requests on one connection; Prometheus sends one every 15 s
+UNREAD_SECONDS = 30.0  # until the kernel closes a connection whose peer does not acknowledge data
+BACKLOG = 128  # connections that the kernel queues until they are accepted
+ACCEPTS = 16  # connections accepted per event, so that others are served
+PAUSE_SECONDS = 1.0  # between two attempts to accept without free descriptors
+LOOK_SECONDS = 0.5  # between two checks for silent connections
 SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """A connection, which is over once its socket is closed."""
+    """A connection, which exists until its socket is closed."""
 
     socket: socket.socket
     host: str
@@ -48,10 +48,10 @@ class _Connection:
 
 
 class Connections:
-    """Accepts connections, and closes those that must not stay. Only its event loop's thread calls.
+    """Accepts connections, and closes silent and surplus ones. Belongs to its event loop's thread.
 
     Args:
-        listeners: The sockets that listen.
+        listeners: The listening sockets.
         make: Makes the protocol of a connection.
         where: The address, for the log.
     """
@@ -63,7 +63,7 @@ class Connections:
         where: str,
     ) -> None:
         self._listeners, self._make = listeners, make
-        self._each: dict[int, _Connection] = {}  # by descriptor; one that is taken anew is over
+        self._each: dict[int, _Connection] = {}  # by descriptor; a reused one replaces the old
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._closed = RateLimitedWarning(
@@ -74,7 +74,7 @@ class Connections:
         self._look()
 
     def close(self) -> None:
-        """Accept no more; those that are there stay."""
+        """Stop accepting; existing connections stay open."""
         self._timer.cancel()
         for listener in self._listeners:
             self._loop.remove_reader(listener)
@@ -100,7 +100,7 @@ class Connections:
             except OSError as error:
                 if error.errno not in SCARCE:
                     raise
-                self._loop.remove_reader(listener)  # or it would be called at once, again and again
+                self._loop.remove_reader(listener)  # otherwise the loop would call this at once
                 self._loop.call_later(PAUSE_SECONDS, self._resume, listener)
                 self._warn(f"{error.strerror}; {RAISE}")
                 return
@@ -137,11 +137,11 @@ class Connections:
     async def _serve(self, each: _Connection) -> None:
         try:
             each.transport, _ = await self._loop.connect_accepted_socket(self._make, each.socket)
-        except OSError:  # the peer is gone already
+        except OSError:  # the peer has closed already
             each.socket.close()
 
     def _open(self) -> list[_Connection]:
-        """Forget those that are closed; return the others, the oldest first."""
+        """Return the open connections, oldest first, and forget closed ones."""
         self._each = {n: each for n, each in self._each.items() if each.socket.fileno() >= 0}
         return sorted(self._each.values(), key=lambda each: each.since)
 
@@ -157,7 +157,7 @@ class Connections:
         if isinstance(each.transport, asyncio.Transport):
             each.transport.abort()
         else:
-            with suppress(OSError):  # its transport, about to be made, finds the end
+            with suppress(OSError):  # the transport that is being made will see the end
                 each.socket.shutdown(socket.SHUT_RDWR)
 
     def _warn(self, why: str) -> None:
@@ -168,7 +168,7 @@ def listening(host: str, port: int) -> list[socket.socket]:
     """Return sockets that listen at every address of a host.
 
     Raises:
-        OSError: None can be bound, or one is in use.
+        OSError: No address can be bound, or one is in use.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     bound: list[socket.socket] = []

@@ -1,4 +1,4 @@
-"""The page on which people look at a bus, live by server-sent events."""
+"""The dashboard page, updated live by server-sent events."""
 
 import asyncio
 import base64
@@ -26,16 +26,16 @@ from .web import HEADERS, STOPPING
 
 log = logging.getLogger("weightbus.dashboard")
 
-LOOK_SECONDS = 0.5  # between two looks at what has changed
-STILL_SECONDS = 5.0  # after which a stream on which nothing changes says that it is there
-STREAMS_MAX = 32  # browsers at once: each costs memory, and a message for each change
-KEEP_SECONDS = MOMENT_SECONDS / 2  # between two looks for the history, whether anybody looks or not
-KEEP_SHARE = 0.02  # of a core that these may take at most
+LOOK_SECONDS = 0.5  # between two checks for changes
+STILL_SECONDS = 5.0  # between keep-alives on a stream without changes
+STREAMS_MAX = 32  # concurrent browsers: each costs memory, and a message for each change
+KEEP_SECONDS = MOMENT_SECONDS / 2  # between two samples for the history, with or without browsers
+KEEP_SHARE = 0.02  # of a core that sampling may take at most
 
 
 @dataclass(frozen=True, slots=True)
 class _Picture:
-    """How things stand, as the page is told it; `number` counts up with each that differs."""
+    """The state that the page shows, encoded; `number` increases with each change."""
 
     number: int = 0
     asked: Observe = field(default_factory=Observe)
@@ -64,24 +64,24 @@ class Dashboard:
         )
 
     async def page(self, _request: web.Request) -> web.StreamResponse:
-        """Answer with the page: one file that asks for nothing but the stream."""
+        """Answer with the page, a single file that requests nothing but the stream."""
         headers = {**HEADERS, "Content-Security-Policy": self._policy}
         return web.Response(
             body=self._page, content_type="text/html", charset="utf-8", headers=headers
         )
 
     async def state(self, _request: web.Request) -> web.StreamResponse:
-        """Answer with how things stand, once, for programs."""
+        """Answer once with the current state, for programs."""
         picture = await self._current(anew=True)
         return web.Response(body=picture.state, content_type="application/json", headers=HEADERS)
 
     async def history(self, _request: web.Request) -> web.StreamResponse:
-        """Answer with what there was in the last minutes, once, for programs."""
+        """Answer once with the history, for programs."""
         _, told = history_of(self._history, -1, time.monotonic())
         return web.Response(body=told, content_type="application/json", headers=HEADERS)
 
     async def events(self, request: web.Request) -> web.StreamResponse:
-        """Tell a browser how things stand, whenever that has changed."""
+        """Send a browser the state whenever it changes."""
         if self._streams >= STREAMS_MAX:
             text = f"{STREAMS_MAX} browsers look on already: close one of them"
             return web.Response(status=503, text=text, headers=HEADERS)
@@ -92,25 +92,25 @@ class Dashboard:
             await response.prepare(request)
             await self._stream(response, request.app[STOPPING])
         except (WeightBusError, ConnectionError):
-            pass  # the publisher is closed, or the browser is
+            pass  # the publisher or the browser is closed
         finally:
             self._streams -= 1
         return response
 
     def count(self, receipt: Receipt, error: PublishError | None) -> None:
-        """A call of publish is over."""
+        """Record the end of a publish in the history."""
         self._history.published(receipt, str(error or ""), time.monotonic())
 
     async def watch(self, stopping: asyncio.Event) -> None:
-        """Keep the history, whether anybody looks on or not, until there is no publisher."""
-        with contextlib.suppress(WeightBusError):  # it is closed
+        """Sample for the history, with or without browsers, until the publisher is closed."""
+        with contextlib.suppress(WeightBusError):  # the publisher is closed
             while not stopping.is_set():
                 async with self._lock:
                     try:
                         await asyncio.to_thread(self._keep)
                     except WeightBusError:
                         raise
-                    except Exception as error:  # this look is lost, and no later one
+                    except Exception as error:  # only this sample is lost
                         self._failures.warn(f"{type(error).__name__}: {error}", time.monotonic())
                 pause = max(KEEP_SECONDS, self._keep_at - time.monotonic())
                 with contextlib.suppress(TimeoutError):
@@ -121,7 +121,7 @@ class Dashboard:
         while not stopping.is_set():
             picture = await self._current(anew=told < 0)
             now = time.monotonic()
-            if self._history.changes != since:  # first: the page then draws both at once
+            if self._history.changes != since:  # before the state, so that the page draws once
                 since, moments = history_of(self._history, since, now)
                 await response.write(b"event: history\ndata: " + moments + b"\n\n")
                 told_at = now
@@ -135,23 +135,23 @@ class Dashboard:
                 await asyncio.wait_for(stopping.wait(), LOOK_SECONDS)
 
     async def _current(self, *, anew: bool) -> _Picture:
-        """Return how things stand.
+        """Return the current state, which streams share for `LOOK_SECONDS`.
 
-        All who look on within a while share one look. In it are ages, which those who saw it come
-        go on counting by themselves; `anew`: for whoever did not, they are those of now.
+        The state contains ages, which a page goes on counting from the time it gets the state;
+        `anew`: for a new page, the ages are those of now.
         """
         async with self._lock:
             return await asyncio.to_thread(self._draw, anew=anew)
 
     def _look(self) -> float:
-        """Bring the view up to date, unless that was done a moment ago; return the time."""
+        """Update the view, unless that was done just before; return the time."""
         if time.monotonic() - self._looked_at >= LOOK_SECONDS / 2:
             self._view = self._refresh()
             self._looked_at = time.monotonic()
         return time.monotonic()
 
     def _keep(self) -> list[Standing]:
-        """Take note of how everybody stands, and return that."""
+        """Add a sample of all workers to the history, and return it."""
         now = self._look()
         standings = self._view.standings(now)
         self._history.looked(self._view, standings, now)
@@ -160,7 +160,7 @@ class Dashboard:
         return standings
 
     def _draw(self, *, anew: bool) -> _Picture:
-        """Return how things stand, with another number if that differs from what was told."""
+        """Return the current state, with a new number if it differs from the last one."""
         now, before = self._look(), self._picture
         old = anew and now - before.made_at >= LOOK_SECONDS / 2
         due = now >= self._keep_at
@@ -177,7 +177,7 @@ class Dashboard:
 
 
 def page_of(page: str, style: str, script: str) -> tuple[bytes, str]:
-    """Return the page in one piece, and the policy by which nothing runs but what is in it."""
+    """Return the page in one piece, and a content security policy that allows only its own code."""
     whole = page.replace("/* page.css */", style).replace("/* page.js */", script)
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; "
@@ -191,7 +191,7 @@ def _hash(text: str) -> str:
 
 
 def _shortfalls(history: History, now: float) -> list[Trouble]:
-    """Return what publishes of the last minutes fell short of."""
+    """Return troubles for models with publishes that fell short in the last minutes."""
     minutes = MOMENTS_MAX * MOMENT_SECONDS / 60
     return [
         Trouble(
@@ -208,7 +208,7 @@ def _shortfalls(history: History, now: float) -> list[Trouble]:
 def json_of(
     view: View, standings: Sequence[Standing], found: Sequence[Trouble], now: float
 ) -> bytes:
-    """Return what the page shows, as it is told."""
+    """Return the state for the page, as JSON."""
     models = [
         {
             "name": n,
@@ -235,10 +235,10 @@ def json_of(
 
 
 def history_of(history: History, since: int, now: float) -> tuple[int, bytes]:
-    """Return what has changed of the history since then, as the page is told it."""
+    """Return the history's change count, and its changes since the count `since`, as JSON."""
     changes, models = history.moments(since, now)
     told = {
-        "since": since,  # -1: this is all of it
+        "since": since,  # -1: the whole history
         "now": now / MOMENT_SECONDS,
         "moment_s": MOMENT_SECONDS,
         "moments": MOMENTS_MAX,

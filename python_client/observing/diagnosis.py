@@ -1,4 +1,4 @@
-"""What a roster says of a bus: who cannot take versions, and what to do about it."""
+"""Finds problems of a bus in its roster: workers that cannot apply versions, with advice."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from ...bus.units import span
 from .obstacles import Finding, Severity
 from .view import Standing, View
 
-CLOCK_SECONDS = 2.0  # by which clocks may differ: epochs order publishers that start later
-EVENTS_SECONDS = 60.0  # for which a refusal is news
-WORKERS_TOLD = 20  # of a kind one by one: as many as a person reads
-TROUBLES_TOLD = 8  # before one looks at workers at all
-NAMED = 3  # workers of one trouble, by name
+CLOCK_SECONDS = 2.0  # that clocks may differ: epochs of restarted publishers are ordered by time
+EVENTS_SECONDS = 60.0  # that a refusal is reported
+WORKERS_TOLD = 20  # workers listed one by one: as many as a person reads
+TROUBLES_TOLD = 8  # troubles shown, so that the workers below them stay visible
+NAMED = 3  # workers named in one trouble
 START_ONE = "start one: a Subscriber in a program of yours, or weightbus subscribe"
-BEHIND_SECONDS = 5.0  # for which to be behind is nothing but being at it
+BEHIND_SECONDS = 5.0  # that a worker may be behind without trouble: it is applying
 
 BY_CODE = {
     "layout-mismatch": (
@@ -31,12 +31,12 @@ BY_CODE = {
 
 
 def diagnose(view: View, now: float, ahead: float | None) -> Iterator[Finding]:
-    """Say what is wrong with a bus, as far as its publisher tells.
+    """Yield findings about a bus, from the data of its publisher.
 
     Args:
-        view: What the publisher has told.
-        now: The time.
-        ahead: By how many seconds the publisher's clock is ahead of the one here; None: not told.
+        view: The view of the roster.
+        now: The time on the monotonic clock.
+        ahead: Seconds that the publisher's clock is ahead of the local one; None: unknown.
     """
     yield from _clock(ahead)
     count = len(view.workers)
@@ -57,13 +57,13 @@ def diagnose(view: View, now: float, ahead: float | None) -> Iterator[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Something that is wrong, in a line, with all those whom it is wrong with.
+    """One line about a problem, with all workers that have it.
 
     Attributes:
-        state: `problem`, or `note`: it may pass by itself.
-        text: What, and who: without ages, so that it changes only if something has.
-        advice: What to do; empty where nothing is to be done.
-        verdict, model: Which rows show it; empty: all, or none.
+        state: `problem`; or `note`: it may resolve itself.
+        text: The problem and the workers, without ages, so that it changes only with the problem.
+        advice: What to do; empty: nothing.
+        verdict, model: Select the rows with the problem; empty: all rows, or none.
     """
 
     state: Severity
@@ -74,12 +74,12 @@ class Trouble:
 
 
 def troubles(view: View, standings: Sequence[Standing], now: float) -> list[Trouble]:
-    """Return what is wrong, the worst first: what whoever looks at a bus has to see first.
+    """Return the problems of a bus, the worst first.
 
     Args:
-        view: What the publisher has told.
-        standings: How everybody stands now, the worst first.
-        now: The time.
+        view: The view of the roster.
+        standings: The state of each worker with each of its models, the worst first.
+        now: The time on the monotonic clock.
     """
     found = [_trouble(group) for group in _groups(standings)]
     refused = {e.text for e, at in view.events if e.kind == "refused" and now - at < EVENTS_SECONDS}
@@ -100,7 +100,7 @@ def troubles(view: View, standings: Sequence[Standing], now: float) -> list[Trou
 
 
 def _groups(standings: Sequence[Standing]) -> list[list[Standing]]:
-    """Return those whom the same is wrong with: lost ones are so with all of their models."""
+    """Return standings grouped by problem; a lost worker counts once, for all of its models."""
     groups: dict[tuple[str, str, str], list[Standing]] = {}
     lost = set[str]()
     key: tuple[str, str, str]

@@ -1,8 +1,8 @@
-"""The last quarter of an hour of a publisher: its publishes, and how far its workers were behind.
+"""Records the last 15 minutes of a publisher: its publishes, and how far its workers were behind.
 
-It is kept where the publisher is, so that whoever opens the page afterwards sees it, too. Time is
-cut into moments of some seconds; of each there are a few numbers for each model, whatever the
-number of workers and of publishes.
+The history is in the publisher's process, so that a page opened later shows it too. Time is divided
+into moments of `MOMENT_SECONDS`, each with a few numbers for each model, independent of the number
+of workers and publishes.
 """
 
 import threading
@@ -18,25 +18,25 @@ from .view import Standing, View
 
 MOMENT_SECONDS = 5.0
 MOMENTS_MAX = 180  # 15 minutes
-MODELS_MAX = 64  # a publisher has a few: 64 are some 2 MB; of more, those heard of last
-TEXT_MAX = 200  # characters of why a publish fell short
+MODELS_MAX = 64  # a publisher has a few; 64 take some 2 MB. Beyond it, the oldest is dropped
+TEXT_MAX = 200  # characters of the reason why a publish fell short
 
 
 class Moment(msgspec.Struct, array_like=True):
-    """Some seconds of a model, told as a list of these.
+    """`MOMENT_SECONDS` of a model, encoded as a list of these fields.
 
     Attributes:
-        at: Which: the seconds since the clock began, over `MOMENT_SECONDS`.
-        version: The latest by then.
-        publishes: Calls of publish that ended.
-        short: How many of those achieved less than was required.
-        applied_s: Seconds from publishing to applied, of the slowest worker; 0: none applied.
-        late: How many workers were not up to date, at most at once; of these `bad` were lost or
-            stuck, or had failed.
-        lag: Versions that the worst of those that are there was behind, at most.
-        lag_s: Seconds since the first of these was published.
-        who: That worker.
-        changed: When it was changed last, in changes of the history.
+        at: The number of the moment: the monotonic time over `MOMENT_SECONDS`.
+        version: The latest version in it.
+        publishes: The number of publishes that ended.
+        short: How many of them achieved less than was required.
+        applied_s: Seconds from publish to applied of the slowest worker; 0: none applied.
+        late: The maximum number of workers that were not up to date at once.
+        bad: The maximum number of workers that were lost or stuck or had failed at once.
+        lag: Versions that the worst worker that was not lost was behind, at most.
+        lag_s: Seconds since the first of these versions was published.
+        who: The name of that worker.
+        changed: The change count of the history at its last change.
     """
 
     at: int
@@ -54,7 +54,7 @@ class Moment(msgspec.Struct, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """A publish that achieved less than was required: of which model, why, and when."""
+    """A publish that achieved less than was required: its model, the reason, and the time."""
 
     model: str
     text: str
@@ -62,7 +62,7 @@ class Shortfall:
 
 
 class History:
-    """What there was. Any thread may call any method."""
+    """The moments of all models. Any thread may call any method."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -72,11 +72,11 @@ class History:
 
     @property
     def changes(self) -> int:
-        """How often it has changed."""
+        """The change count."""
         return self._changes
 
     def published(self, receipt: Receipt, shortfall: str, now: float) -> None:
-        """A call of publish is over; `shortfall` says what it lacks, if it does."""
+        """Record the end of a publish; `shortfall` is the reason if it achieved too little."""
         took = [w.seconds for w in receipt.workers.values() if w.state == "applied" and w.seconds]
         with self._lock:
             self._changes += 1
@@ -90,7 +90,7 @@ class History:
                 self._short[receipt.model] = Shortfall(receipt.model, text, now)
 
     def looked(self, view: View, standings: Sequence[Standing], now: float) -> None:
-        """Take note of how everybody stands now."""
+        """Record the state of all workers."""
         by_model: dict[str, list[Standing]] = {}
         for standing in standings:
             by_model.setdefault(standing.model, []).append(standing)
@@ -106,7 +106,7 @@ class History:
                         moment.changed = self._changes
 
     def moments(self, since: int, now: float) -> tuple[int, dict[str, list[Moment]]]:
-        """Return how often it has changed, and what has since then, the oldest first."""
+        """Return the change count, and the moments changed since `since`, oldest first."""
         first = number_of(now) - MOMENTS_MAX + 1
         with self._lock:
             found = {
@@ -117,14 +117,14 @@ class History:
             return self._changes, found
 
     def short(self, now: float) -> list[tuple[Shortfall, int]]:
-        """Return the last publish of each model that fell short, and how many there were."""
+        """Return each model's last publish that fell short, and the number of such publishes."""
         _, told = self.moments(0, now)
         counts = {name: sum(m.short for m in moments) for name, moments in told.items()}
         with self._lock:
             return [(self._short[name], count) for name, count in counts.items() if count]
 
     def _moment(self, model: str, now: float) -> Moment:
-        """Return a model's moment of now, which is about to change."""
+        """Return a model's current moment, for a change; add it if necessary."""
         moments = self._models.setdefault(model, deque(maxlen=MOMENTS_MAX))
         self._models.move_to_end(model)
         while len(self._models) > MODELS_MAX:
@@ -137,7 +137,7 @@ class History:
 
 
 def number_of(now: float) -> int:
-    """Return which moment a time is in."""
+    """Return the number of the moment of a time."""
     return int(now // MOMENT_SECONDS)
 
 
@@ -152,6 +152,6 @@ def _note(moment: Moment, version: int, standings: Sequence[Standing]) -> None:
 
 
 def _applied(moment: Moment, took: Sequence[float]) -> bool:
-    """Take note of how long versions took to be applied; return whether that is news."""
+    """Record the seconds that versions took to be applied; return whether the maximum rose."""
     before, moment.applied_s = moment.applied_s, max([moment.applied_s, *took])
     return moment.applied_s > before

@@ -1,6 +1,6 @@
-"""What Prometheus is told of a publisher: one table of metrics, of which the documents are made.
+"""The Prometheus metrics of a publisher, in one table, which the documentation is made from.
 
-Labels are bounded: models and workers beyond a bound are not told one by one, but in the sums.
+Labels are bounded: models and workers beyond a bound have no series of their own, only in sums.
 """
 
 import math
@@ -20,18 +20,18 @@ from ...bus.net.callbacks import EVENT_KINDS, WorkerEvent
 from ...bus.receipt import Receipt
 from .view import VERDICTS, Standing, View
 
-MODELS_LABELLED = 64  # models that are told one by one: a publisher has a few
+MODELS_LABELLED = 64  # models with their own series: a publisher has a few
 WORKERS_LABELLED = (
-    256  # workers: each is a series for each of its models, for as long as it is kept
+    256  # workers with their own series: one for each model, as long as Prometheus keeps it
 )
-OTHER = "other"  # the label of models beyond that
-# Text that is told as a number. Other text is not told: as a label, each new one would be a series.
+OTHER = "other"  # the label of further models
+# Metadata exported as a number. Other text is not exported: each new label would be a new series.
 NUMBER = re.compile(r"[+-]?[0-9]{1,32}(\.[0-9]{0,32})?([eE][+-]?[0-9]{1,4})?")
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 
 class Row(NamedTuple):
-    """A metric: what it is called, of what kind, by which labels, and what it says."""
+    """The description of a metric: its name, kind, labels and help text."""
 
     name: str
     kind: str
@@ -80,17 +80,17 @@ METRICS: Final = {
 
 
 class Metrics(Collector):
-    """What a publisher tells Prometheus, in a registry of its own.
+    """The metrics of a publisher, in a registry of their own.
 
     Args:
-        refresh: Brings the view up to date.
-        malformed: Says how many messages broke the protocol.
+        refresh: Returns an up-to-date view.
+        malformed: Returns the number of messages that broke the protocol.
     """
 
     def __init__(self, refresh: Callable[[], View], malformed: Callable[[], int]) -> None:
         self.registry = prometheus_client.CollectorRegistry(auto_describe=False)
         self._refresh, self._malformed = refresh, malformed
-        self._lock = threading.Lock()  # the view is of one thread at a time
+        self._lock = threading.Lock()  # only one thread at a time may use the view
         self._known: set[str] = set()
         self._publishes = self._counter("weightbus_publishes_total")
         self._bytes = self._counter("weightbus_published_bytes_total")
@@ -108,19 +108,19 @@ class Metrics(Collector):
         return prometheus_client.Counter(name, row.help, row.labels, registry=self.registry)
 
     def text(self) -> bytes:
-        """Return all of it, as Prometheus reads it."""
+        """Return all metrics in Prometheus's text format."""
         with self._lock:
             return prometheus_client.generate_latest(self.registry)
 
     def count(self, receipt: Receipt, error: PublishError | None) -> None:
-        """A call of publish is over."""
+        """Count a publish that ended."""
         model = self._label(receipt.model)
         self._publishes.labels(model, "missed" if error else "achieved").inc()
         self._bytes.labels(model).inc(receipt.nbytes)
         self._seconds.labels(model).observe(receipt.seconds)
 
     def event(self, event: WorkerEvent) -> None:
-        """Something became of a worker."""
+        """Count an event of a worker."""
         self._events.labels(event.kind).inc()
 
     def _label(self, model: str) -> str:
@@ -129,7 +129,7 @@ class Metrics(Collector):
         return model if model in self._known else OTHER
 
     def collect(self) -> Iterable[Metric]:
-        """Yield what is known now."""
+        """Yield the current metrics of models and workers."""
         view, now = self._refresh(), time.monotonic()
         row = METRICS["weightbus_malformed_messages_total"]
         malformed = CounterMetricFamily(row.name, row.help)

@@ -1,6 +1,6 @@
-"""Looking on from anywhere: an observer's connection to a publisher.
+"""An observer: a connection that requests the roster of a publisher from anywhere.
 
-It asks, and puts the answers together (`view.py`). It is no worker: no version waits for it.
+Its answers are merged in a `View` (`view.py`). An observer is not a worker: publishes ignore it.
 """
 
 import logging
@@ -22,40 +22,42 @@ from .view import View
 
 log = logging.getLogger("weightbus.observer")
 
-ASKS = Rate(12, 6)  # below what a publisher puts up with (CONTROL_RATE, at the price of a stranger)
-ANSWER_SECONDS = 1.0  # after which a question is asked again
-CHECK_SECONDS = 10.0  # the same, where a worker has to look
-LOOK_SECONDS = 0.25  # between two looks at the connection
-BROKEN_SECONDS = 2.0  # for which handshakes break off before that is a matter of keys
-TRIES = 5  # to verify a worker that goes from version to version meanwhile
-REDIAL_SECONDS = 5.0  # without an answer, after which the connection is made anew
+ASKS = Rate(12, 6)  # below the publisher's CONTROL_RATE at the cost of an unknown peer
+ANSWER_SECONDS = 1.0  # until a request is repeated
+CHECK_SECONDS = 10.0  # the same for a request that a worker must answer
+LOOK_SECONDS = 0.25  # between two checks of the connection
+BROKEN_SECONDS = 2.0  # of failing handshakes before the keys are reported as the cause
+TRIES = 5  # to verify a worker that applies new versions meanwhile
+REDIAL_SECONDS = 5.0  # without an answer before reconnecting
 
 
 class Observer(Closable):
     """An observer of one publisher. It belongs to one thread.
 
     Args:
-        address: The publisher's control socket, as workers are told it.
-        keys: Those of an observer; None: there are none.
+        address: The address of the publisher's control socket, as workers use it.
+        keys: The keys of an observer; None: no keys.
 
     Attributes:
-        view: What is known so far.
-        ahead: By how many seconds the publisher's clock is, give or take the way; None: not told.
+        view: The view of the roster so far.
+        heard_at: The monotonic time of the last answer; None: no answer yet.
+        ahead: Seconds that the publisher's clock is ahead, plus or minus the latency; None:
+            unknown.
 
     Raises:
-        AddressError: The address makes no sense.
+        AddressError: The address is invalid.
         KeysError: The keys cannot be read.
     """
 
     def __init__(self, address: str, keys: WorkerKeys | None = None) -> None:
         self.view = View()
-        self.heard_at: float | None = None  # when the publisher answered last
+        self.heard_at: float | None = None
         self.ahead: float | None = None
         self._sockets = WorkerSockets(address, lambda _frames, _size: None, keys)
         self._failures = RateLimitedWarning(
             log, "an answer of the publisher could not be taken: %s"
         )
-        self._tried_at = time.monotonic()  # to connect, or heard
+        self._tried_at = time.monotonic()  # of the last connect or answer
         self._allowance = TokenBucket(ASKS, self._tried_at)
 
     def close(self) -> None:
@@ -63,10 +65,10 @@ class Observer(Closable):
         self._sockets.close()
 
     def look(self, timeout: float) -> bool:
-        """Bring the view up to what there is now; return whether that was possible in time.
+        """Update the view to the present state; return whether it is complete within `timeout` s.
 
         Raises:
-            RefusedError: The publisher wants no observer more, or not this one.
+            RefusedError: The publisher refuses observers, or this one.
         """
         until, goal = time.monotonic() + timeout, None
         self.view.whole = False
@@ -78,13 +80,13 @@ class Observer(Closable):
         return False
 
     def verify(self, worker: str, model: str, timeout: float) -> Verified:
-        """Hold a worker's weights against what was published.
+        """Compare a worker's weights with the published ones.
 
         Returns:
-            What all the publisher's answers come to. Of code `silent` where there was none in time.
+            The publisher's answers, merged; with code `silent` if they are not complete in time.
 
         Raises:
-            RefusedError: The publisher wants no observer more, or not this one.
+            RefusedError: The publisher refuses observers, or this one.
         """
         until, tries = time.monotonic() + timeout, 0
         none = total = Verified(worker=worker, model=model)
@@ -96,7 +98,7 @@ class Observer(Closable):
             changed = total.count and answer.version and _key(answer) != _key(total)
             if tries < TRIES and (changed or answer.code in ("changed", "gone")):
                 tries, total, asked = tries + 1, none, replace(asked, first=0)
-                continue  # from the beginning, of what runs now
+                continue  # from the beginning, with the version that runs now
             if changed:
                 text = f"it went on to another version {TRIES + 1} times while it was looked at"
                 named = {"epoch": answer.epoch, "version": answer.version, "names": answer.names}
@@ -109,7 +111,7 @@ class Observer(Closable):
         return replace(total, code="silent", text=text)
 
     def _ask(self, question: Observe | Verify, until: float) -> bool:
-        """Send a question as soon as that may be; return whether there was time for it."""
+        """Send a request when connection and rate limit allow; return False if not in time."""
         while (now := time.monotonic()) < until:
             if now - self._tried_at > REDIAL_SECONDS:
                 self._sockets.redial()
@@ -123,7 +125,7 @@ class Observer(Closable):
         return False
 
     def _verified(self, asked: Verify, until: float) -> Verified | None:
-        """Return the answer to a question, if it comes in time."""
+        """Return the answer to a request; None if it does not come in time."""
         while time.monotonic() < until:
             for answer in self._answers(until):
                 if isinstance(answer, Verified) and asked == replace(
@@ -133,7 +135,7 @@ class Observer(Closable):
         return None
 
     def _wait(self, until: float, *, writable: bool = False) -> Activity:
-        """Wait for an answer; with `writable`, for a publisher as well."""
+        """Wait for an answer; with `writable`, also until a request can be sent."""
         _, refused = self._sockets.changed(BROKEN_SECONDS)
         if refused:
             raise RefusedError(f"observing is refused: {refused}", "keys")
@@ -141,7 +143,7 @@ class Observer(Closable):
         return self._sockets.poll(max(0.0, left), writable=writable)
 
     def _answer(self, until: float) -> bool:
-        """Take an answer; return whether one came to what was asked last."""
+        """Receive pages until the answer to the last request is complete; return whether it is."""
         while time.monotonic() < until:
             for answer in self._answers(until):
                 if not isinstance(answer, RosterPage):
@@ -151,25 +153,25 @@ class Observer(Closable):
         return False
 
     def _take(self, answer: RosterPage) -> bool:
-        """Take what was answered; return whether it is news. What fails costs the view alone."""
+        """Add a page to the view; return whether it was expected. An error only resets the view."""
         try:
             return self.view.take(answer, time.monotonic())
         except Exception as error:
             self._failures.warn(f"{type(error).__name__}: {error}", time.monotonic())
-            self.view = View()  # it may be half changed: all is asked for again
+            self.view = View()  # it may be partly changed: request all of it again
             return False
 
     def _answers(self, until: float) -> Iterator[RosterPage | Verified]:
-        """Wait for what the publisher says, and yield it.
+        """Wait for answers of the publisher, and yield them.
 
         Raises:
-            RefusedError: It wants no observer more, or not this one.
+            RefusedError: The publisher refuses observers, or this one.
         """
         self._wait(until)
         while (frames := self._sockets.receive()) is not None:
             try:
                 answer = to_observer(list(frames))
-            except ProtocolError:  # another's, or of a later protocol
+            except ProtocolError:  # not for an observer, or of a later protocol
                 continue
             if isinstance(answer, Refuse):
                 raise RefusedError(f"observing is refused: {answer.text}", answer.code)
@@ -180,7 +182,7 @@ class Observer(Closable):
 
 
 def together(total: Verified, answer: Verified) -> Verified:
-    """Return what two answers about one version come to, of which the second goes on."""
+    """Return two successive answers about one version, merged."""
     return replace(
         answer,
         first=0,

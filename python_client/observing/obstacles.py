@@ -1,7 +1,7 @@
-"""What stands in the way of a bus, and what to do about it: on this host, and at an address.
+"""Checks this host and an address for problems that would keep a bus from working, with advice.
 
-Of the host: descriptors, memory, buffers of sockets, and what is compiled. Of an address: who
-answers there, as its first bytes tell, before anybody speaks the bus's protocol.
+On the host: descriptors, memory, socket buffers, and the compiled helper. At an address: the kind
+of peer that answers, from its first bytes, before any message of the bus.
 """
 
 import errno
@@ -24,19 +24,19 @@ from ...bus.trust import curve
 from ...codecs import native
 from ...codecs.words import printable
 
-DESCRIPTORS_MIN = 1024  # below it a publisher has room for a few hundred workers at most
-WORKER_DESCRIPTORS = 2  # that each worker takes at its publisher: control, and data
-BUFFER_MIN = 4 * 2**20  # bytes on their way: 1 GB/s at a round trip of 4 ms
-MEMORY_MIN = 2**28  # of which a process of Python with numpy leaves little
+DESCRIPTORS_MIN = 1024  # with fewer, a publisher has room for a few hundred workers at most
+WORKER_DESCRIPTORS = 2  # of a publisher, for each worker: control and data socket
+BUFFER_MIN = 4 * 2**20  # bytes in flight: 1 GB/s at a round trip of 4 ms
+MEMORY_MIN = 2**28  # a Python process with numpy takes most of it
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
 
 GREETING_BYTES = 64
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"  # ZMTP 2 and later (ZeroMQ RFC 23)
-MAJOR, MECHANISM = 10, slice(12, 32)  # where a greeting has its version, and how it is secured
+MAJOR, MECHANISM = 10, slice(12, 32)  # positions of version and security mechanism in a greeting
 READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
 COMMAND = 4  # the flag of a frame
-SHOWN = 32  # bytes of what something else says
+SHOWN = 32  # bytes of another protocol that a finding quotes
 OTHERS = {
     b"HTTP": "a web server: the dashboard and the metrics have ports of their own",
     b"SSH-": "an SSH server",
@@ -48,13 +48,13 @@ Severity = Literal["well", "note", "problem"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        about: What, in a word that stays the same.
-        state: `well`; `note`: it works, and could be better; `problem`: it will not do.
-        text: What was found.
-        advice: What to do; empty where nothing is to be done.
+        about: The subject, in a fixed word.
+        state: `well`; `note`: works, but could be better; `problem`: does not work.
+        text: The result.
+        advice: What to do; empty: nothing.
     """
 
     about: str
@@ -63,12 +63,12 @@ class Finding:
     advice: str = ""
 
     def fields(self) -> dict[str, str]:
-        """Return it for programs."""
+        """Return the finding as a dict, for JSON."""
         return asdict(self)
 
 
 def examine() -> list[Finding]:
-    """Look at this host; of a system that tells nothing, nothing is told."""
+    """Return the findings of this host, without those that the system gives no data for."""
     found = (_descriptors(), _memory(), _address_space(), _shared(), _native(), _curve())
     return [*(f for f in found if f is not None), *_buffers()]
 
@@ -84,7 +84,7 @@ def _descriptors() -> Finding:
 
 
 def available() -> int | None:
-    """Return the bytes of memory that a process here can still have; None: nobody says."""
+    """Return the bytes of memory that a process here can still allocate; None: unknown."""
     of_host = [line for line in _lines(PROC / "meminfo") if line.startswith("MemAvailable:")]
     found = [*(1024 * int(line.split()[1]) for line in of_host), *_free_of_group()]
     return min(found) if found else None
@@ -102,7 +102,7 @@ def _free_of_group() -> Iterator[int]:
     ):
         limit, now = _lines(CGROUP / most), _lines(CGROUP / used)
         if limit and now and limit[0].strip().isdigit():
-            # What was read from files counts as used, and is given up as soon as others need it.
+            # The page cache counts as used, but the kernel reclaims it on demand.
             stats = dict(line.split(maxsplit=1) for line in _lines(CGROUP / stat))
             yield max(0, int(limit[0]) - max(0, int(now[0]) - int(stats.get(idle, 0))))
 
@@ -122,7 +122,7 @@ def _memory() -> Finding | None:
 
 
 def room_for(name: str, nbytes: int) -> Finding | None:
-    """Say whether a version of a model would find room here; None: nobody can tell."""
+    """Return whether a version of a model fits into free memory, as a finding; None: unknown."""
     free = available()
     if free is None or not nbytes:
         return None
@@ -199,17 +199,17 @@ def _lines(path: Path) -> list[str]:
 
 
 def reach(address: str, *, keyed: bool, timeout: float) -> list[Finding]:
-    """Connect to a control socket, and say who is there; the last finding is a problem if not.
+    """Connect to a control socket, and check its peer; the last finding is a problem if it fails.
 
     Args:
-        address: That of the control socket.
-        keyed: Whether whoever asks has keys.
-        timeout: Seconds for all of it.
+        address: The address of the control socket.
+        keyed: Whether this side has keys.
+        timeout: Seconds for the whole check.
     """
     until = time.monotonic() + timeout
     try:
         connection = endpoints.dial(address, timeout)
-    except ConnectionResetError as error:  # it was accepted, and closed before we had it
+    except ConnectionResetError as error:  # accepted, and closed at once
         return [*_crowded(address), _closed(address, error)]
     except (OSError, AddressError) as error:
         return [_unreachable(address, error, timeout)]
@@ -238,7 +238,7 @@ def _closed(address: str, error: OSError) -> Finding:
 
 
 def _crowded(address: str) -> list[Finding]:
-    """Say if whoever listens has no descriptors left for us, where it is on this host."""
+    """Return a finding if the listening process is on this host and has no descriptors left."""
     holder = holder_of(address) if _is_here(address) else None
     used = used_by(holder.pid) if holder is not None and holder.pid else None
     if used is None or used[0] < used[1] - DESCRIPTORS_RESERVED:
@@ -251,14 +251,14 @@ def _crowded(address: str) -> list[Finding]:
 
 
 def _is_here(address: str) -> bool:
-    """Return whether an address is of this host; a connection to it may be gone by now."""
+    """Return whether an address is of this host, without a connection to it."""
     if endpoints.ipc_path(address) is not None:
         return True
     host, port = endpoints.host_and_port(address)
     try:
         family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
-            probe.connect(place)  # which sends nothing
+            probe.connect(place)  # sends nothing over UDP
             return bool(probe.getsockname()[0] == probe.getpeername()[0])
     except OSError:
         return False
@@ -294,7 +294,7 @@ def _unreachable(address: str, error: Exception, timeout: float) -> Finding:
 
 def _greet(connection: socket.socket, address: str, until: float, *, keyed: bool) -> list[Finding]:
     mechanism = b"CURVE" if keyed else b"NULL"
-    # Not more yet: whoever does not like our mechanism hangs up without a word of its own.
+    # Without the mechanism yet: a peer that rejects it closes the connection before its greeting.
     connection.sendall(SIGNATURE + b"\x03\x00")
     heard = _receive(connection, GREETING_BYTES, until)
     if not heard.startswith(SIGNATURE[:1]) or heard[9:10] != SIGNATURE[9:]:
@@ -328,7 +328,7 @@ def _greet(connection: socket.socket, address: str, until: float, *, keyed: bool
 
 
 def _below(address: str) -> str:
-    """Return, in words, the address whose data may be here."""
+    """Return a hint at the control address whose data socket may be at this address."""
     if endpoints.ipc_path(address) is not None:
         return ""
     port = endpoints.host_and_port(address)[1]
@@ -358,7 +358,7 @@ def _keys(address: str, theirs: str, *, keyed: bool) -> Finding:
 
 
 def _socket_type(connection: socket.socket, until: float) -> bytes:
-    """Return what kind of socket the other side says it has; empty: it does not say."""
+    """Return the socket type in the peer's READY; empty if it sends none."""
     head = _receive(connection, 2, until)
     if len(head) < 2 or not head[0] & COMMAND:
         return b""
@@ -368,7 +368,7 @@ def _socket_type(connection: socket.socket, until: float) -> bytes:
 
 
 def _receive(connection: socket.socket, count: int, until: float) -> bytes:
-    """Receive so many bytes, or fewer if the other side hangs up or says something else."""
+    """Receive `count` bytes, or fewer if the peer closes or its first byte is not ZMTP's."""
     heard = b""
     while len(heard) < count and (not heard or heard[0] in (SIGNATURE[0], COMMAND, READY[0])):
         connection.settimeout(max(0.01, until - time.monotonic()))

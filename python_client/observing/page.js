@@ -1,14 +1,14 @@
 "use strict";
-// Words of workers are only ever put in as text, never as markup.
+// Texts from workers are only inserted as text, never as markup.
 
 const VERDICTS = ["lost", "failed", "stuck", "behind", "current"];
-const ROWS = 200;  // drawn at once: each takes a while, and nobody reads more
-const CARDS = 12;  // models that are drawn at once, each with its charts
-const WIDTH = 1000, HEIGHT = 100;  // of a chart, in units of its own
+const ROWS = 200;  // drawn at once: more than a person reads, and each takes time
+const CARDS = 12;  // models drawn at once, with their charts
+const WIDTH = 1000, HEIGHT = 100;  // of a chart, in its own units
 
-// What is said how: no document here, so that tests can run it.
+// Formatting and selection, without the DOM, so that tests can run it.
 
-// As `bus/units.py` has it.
+// The same as in `bus/units.py`.
 function span(seconds) {
   for (const [limit, unit, length, digits] of [
     [95e-6, "µs", 1e-6, 0], [9.95e-3, "ms", 1e-3, 1], [0.9995, "ms", 1e-3, 0], [9.95, "s", 1, 1],
@@ -30,7 +30,7 @@ function bytes(n) {
 
 const counted = (n, noun) => `${n} ${noun}${n == 1 ? "" : "s"}`;
 
-// Of each column its name, and what it says of a worker that was told of so many seconds ago.
+// The columns: a name, and the text for a worker whose data are `old` seconds old.
 const COLUMNS = [
   ["worker", s => s.worker], ["model", s => s.model], ["state", s => s.verdict], ["version", s => s.version || "none"],
   ["behind", (s, old) => s.lag ? `${s.lag}` + (s.lag_s == null ? "" : `, ${span(s.lag_s + old)}`) : ""],
@@ -39,7 +39,7 @@ const COLUMNS = [
   ["road", s => s.road], ["encoding", s => s.encoding], ["error", s => s.error],
 ];
 
-const WORDS = ["worker", "host", "error"];  // which may be long
+const WORDS = ["worker", "host", "error"];  // columns with long texts
 
 const SORTS = {
   trouble: (a, b) => VERDICTS.indexOf(a.verdict) - VERDICTS.indexOf(b.verdict) || b.lag - a.lag,
@@ -47,7 +47,7 @@ const SORTS = {
   lag: (a, b) => b.lag - a.lag, rate: (a, b) => b.rate - a.rate, applied: (a, b) => b.took_s - a.took_s,
 };
 
-// What of a view of the page stands in its address, and what it is where nothing stands there.
+// The settings of a view that are in the URL, with their defaults.
 const VIEW = { filter: "", state: "", model: "", sort: "trouble", rows: ROWS };
 
 function viewOf(hash) {
@@ -65,18 +65,18 @@ function hashOf(view) {
   return `#${given}`;
 }
 
-function chosen(workers, view) {  // of all rows those that are wanted, in order
+function chosen(workers, view) {  // the selected rows, sorted
   const text = view.filter.toLowerCase();
   return workers.filter(s => (!view.state || s.verdict == view.state) && (!view.model || s.model == view.model)
       && (!text || [s.worker, s.model, s.verdict, s.host, s.language, s.road, s.error].join(" ").toLowerCase().includes(text)))
     .sort((a, b) => SORTS[view.sort](a, b) || (a.worker < b.worker ? -1 : +(a.worker > b.worker)));
 }
 
-// The history as the publisher keeps it: of each model its moments, by number.
+// The publisher's history: the moments of each model, by number.
 const past = { models: new Map(), now: 0, at: 0, moment_s: 5, moments: 180 };
 
 function remember(told, at) {
-  if (told.since < 0) past.models.clear();  // whatever was told before
+  if (told.since < 0) past.models.clear();  // the whole history follows
   Object.assign(past, { now: told.now, at, moment_s: told.moment_s, moments: told.moments });
   const first = Math.floor(told.now) - told.moments + 1;
   for (const name in told.models) {
@@ -95,7 +95,7 @@ function remember(told, at) {
 
 const most = (moments, of) => moments.reduce((high, m) => Math.max(high, of(m)), 0);
 
-function bars(moments, height) {  // as a path: of each moment a bar, as high as it says of 0 to 1
+function bars(moments, height) {  // an SVG path with a bar for each moment, of a height from 0 to 1
   const first = Math.floor(past.now) - past.moments + 1, wide = WIDTH / past.moments;
   return moments.filter(m => height(m) > 0).map(m => {
     const x = (m.at - first) * wide, y = HEIGHT * (1 - Math.min(1, height(m)));
@@ -103,7 +103,7 @@ function bars(moments, height) {  // as a path: of each moment a bar, as high as
   }).join("");
 }
 
-function said(m) {  // one moment in words
+function said(m) {  // one moment as text
   const ago = (past.now - m.at - 0.5) * past.moment_s;
   return [`${span(Math.max(0, ago))} ago: version ${m.version || "none"}`,
     m.publishes && (m.publishes == 1 ? "1 publish" : `${m.publishes} publishes`) + (m.short ? `, ${m.short} fell short` : ""),
@@ -114,14 +114,14 @@ function said(m) {  // one moment in words
 // The page.
 const $ = id => document.getElementById(id);
 const make = (tag, text, kind) => { const e = document.createElement(tag); e.textContent = text; if (kind) e.className = kind; return e; };
-const put = (e, text) => { if (e.textContent !== text) e.textContent = text; };  // what is selected stays selected
+const put = (e, text) => { if (e.textContent !== text) e.textContent = text; };  // unchanged text keeps the user's selection
 const reorder = (e, children) => { if (children.length != e.children.length || children.some((c, i) => e.children[i] !== c)) e.replaceChildren(...children); };
 let state = null, at = 0, view = viewOf(location.hash), live = false, gone = 0, due = false;
-const rows = new Map(), cards = new Map();  // what is drawn, by what it is of
+const rows = new Map(), cards = new Map();  // the drawn elements: rows by worker and model, cards by model
 
 $("head").append(...COLUMNS.map(([name]) => make("th", name)));
 
-function link(text, change) {  // to another view of this page
+function link(text, change) {  // a link to another view of this page
   const a = make("a", text);
   a.href = hashOf({ ...VIEW, ...change });
   return a;
@@ -133,12 +133,12 @@ function svg(tag, attributes) {
   return e;
 }
 
-function axis(card, moment) {  // below the charts: the times, or what was at one of them
+function axis(card, moment) {  // below the charts: the times, or the moment below the pointer
   put(card.then, moment ? said(moment) : `${span(past.moments * past.moment_s)} ago`);
   put(card.now, moment ? "" : "now");
 }
 
-function chart(card) {  // an empty one, which tells of the moment below the pointer
+function chart(card) {  // an empty chart, which shows the moment below the pointer
   const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" });
   picture.addEventListener("pointermove", e => {
     const box = picture.getBoundingClientRect();
@@ -178,7 +178,7 @@ function drawCard(m, mine, old) {
   put(card.title, `${m.name} ${m.version}`);
   put(card.about, `${bytes(m.nbytes)}, ${m.encoding}` + (m.age_s == null ? "" : `, ${span(m.age_s + old)} ago`)
     + `; in ${minutes} ${publishes} published` + (short ? `, ${short} fell short` : ""));
-  const said = Object.entries(m.metadata).map(([name, text]) => `${name}: ${text}`);  // what is said of this version
+  const said = Object.entries(m.metadata).map(([name, text]) => `${name}: ${text}`);  // the metadata of this version
   if (card.words !== said.join("\n")) { card.words = said.join("\n"); card.said.replaceChildren(...said.map(text => make("div", text, "said"))); }
   put(card.took, now || slowest ? `applied within ${span(now)} (at most ${span(slowest)})` : "not applied yet");
   put(card.late, `${late} of ${mine.length} not up to date (at most ${most(moments, x => x.late)})`);
@@ -211,7 +211,7 @@ function trouble(t) {
   return item;
 }
 
-function drawWrong() {  // first of all: what is wrong
+function drawWrong() {  // the troubles, above everything else
   const found = live || !gone ? [] : [{ state: "problem", text: `the publisher has not answered for ${span((Date.now() - gone) / 1000)}: what is below was so before` }];
   if (state) found.push(...state.troubles);
   const workers = state && new Set(state.workers.map(s => s.worker)).size, late = state && state.workers.filter(s => s.verdict != "current").length;
@@ -268,12 +268,12 @@ function draw() {
   $("events").replaceChildren(...[...state.events].reverse().map(e => make("li", `${span(e.age_s + old)} ago: ${e.text}`)));
 }
 
-function soon() {  // once for all that has come until the next frame
-  if (document.hidden) drawWrong();  // its title is seen all the same
+function soon() {  // draw once for all events until the next frame
+  if (document.hidden) drawWrong();  // the title is visible nevertheless
   else if (!due) { due = true; requestAnimationFrame(draw); }
 }
 
-function look(change) {  // another view, which the address has, too
+function look(change) {  // change the view, and the URL with it
   view = viewOf(hashOf({ ...view, rows: ROWS, ...change }));
   history.replaceState(null, "", hashOf(view));
   soon();

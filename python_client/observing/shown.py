@@ -1,4 +1,4 @@
-"""What a publisher shows of itself over HTTP: the page, and the metrics."""
+"""Serves a publisher's dashboard and metrics over HTTP."""
 
 import asyncio
 import sys
@@ -26,7 +26,7 @@ Count = Callable[[Receipt, PublishError | None], None]
 
 
 def tell(count: Count, publish: "Future[Receipt]") -> None:
-    """Have a call of publish counted that is over, unless it came to nothing."""
+    """Count a publish that ended with a receipt."""
     error = None if publish.cancelled() else publish.exception()
     if publish.cancelled() or not (error is None or isinstance(error, PublishError)):
         return
@@ -34,11 +34,11 @@ def tell(count: Count, publish: "Future[Receipt]") -> None:
 
 
 class HttpEndpoints:
-    """The pages of one publisher. It holds no publisher, and ends with it.
+    """The HTTP servers of one publisher. Has no reference to the publisher, and ends with it.
 
     Attributes:
-        dashboard: Where the page for people is; empty: nowhere.
-        metrics: Where the metrics are.
+        dashboard: The URL of the dashboard; empty: not served.
+        metrics: The URL of the metrics; empty: not served.
     """
 
     def __init__(self, owner: object, loop: PublisherLoop) -> None:
@@ -52,12 +52,11 @@ class HttpEndpoints:
     def serve(
         self, dashboard: str | Http | None, metrics: str | Http | None, undo: Callable[[], None]
     ) -> None:
-        """Serve what is to be served; if that cannot be, undo all that was begun.
+        """Serve the dashboard and the metrics; call `undo` on an error.
 
         Raises:
-            AddressError: An address makes no sense, is in use, or would show everything to
-                everybody.
-            ModuleNotFoundError: What serves pages is not installed; the text says what to install.
+            AddressError: An address is invalid, in use, or would give everyone access.
+            ModuleNotFoundError: A needed package is not installed; the text says what to install.
         """
         try:
             if dashboard is not None:
@@ -77,14 +76,11 @@ class HttpEndpoints:
 
     @property
     def counting(self) -> bool:
-        """Whether anything is shown, or traced, of calls of publish."""
+        """Whether publishes are counted or traced."""
         return bool(self._counts) or SDK in sys.modules
 
     def count(self, publish: "Future[Receipt]", started: float) -> "Future[Receipt]":
-        """Count a call of publish once it is over, for all that is shown, and return it.
-
-        Nobody need do so unless it is `counting`.
-        """
+        """Count and trace a publish when it ends, and return it; needed only if `counting`."""
         for count in self._counts:
             publish.add_done_callback(partial(tell, count))
         if SDK in sys.modules and (traced := on_publish(started)) is not None:
@@ -92,7 +88,7 @@ class HttpEndpoints:
         return publish
 
     def close(self) -> None:
-        """Show nothing more."""
+        """Close the servers."""
         self._stop()
         for server in self._servers:
             server.close()
@@ -139,13 +135,13 @@ class HttpEndpoints:
 
 
 class _Inside:
-    """An observer in the publisher's own process, which needs no socket."""
+    """An observer in the publisher's own process, without a socket."""
 
     def __init__(self, loop: PublisherLoop) -> None:
         self._loop, self._view = loop, View()
 
     def refresh(self) -> View:
-        """Bring the view up to date, as far as observers are told at once.
+        """Return the view, updated as far as the publisher answers at once.
 
         Raises:
             ClosedError: The publisher is closed.

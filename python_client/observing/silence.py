@@ -1,4 +1,4 @@
-"""Why nothing comes, for the user of a worker: nobody lets it in, or nobody applies what it has."""
+"""Warns the user of a worker that gets no versions: no publisher, or nothing applies versions."""
 
 import logging
 import threading
@@ -14,17 +14,17 @@ from .obstacles import reach
 
 log = logging.getLogger("weightbus.worker")
 
-REACH = 0.5  # of the patience: what it takes at most to find out who is at an address
+REACH = 0.5  # of `hint_after`: limit for checking which peer is at the address
 
 
 class Silence:
-    """What a worker waits for in vain. It is looked for in the worker's thread, and told once.
+    """Logs each stall of a worker once. `look` runs in the worker's thread.
 
     Args:
-        address: The publisher's.
-        machine: The worker.
-        handoff: Where its versions are left.
-        keyed: Whether it has keys.
+        address: The publisher's address.
+        machine: The worker's machine.
+        handoff: The queue of the worker's ready versions.
+        keyed: Whether the worker has keys.
     """
 
     def __init__(
@@ -38,18 +38,18 @@ class Silence:
         self._told_outside = self._told_ready = False
 
     def look(self) -> None:
-        """Say what has lasted too long by now; takes no time."""
+        """Warn of a state that has lasted longer than `hint_after`. Does not block."""
         now = time.monotonic()
         if self._machine.inside:
             self._outside_since, self._told_outside = None, False
-        elif self._ready_queue.refused:  # which says why
+        elif self._ready_queue.refused:  # the refusal has the reason
             self._outside_since = None
         elif self._outside_since is None:
             self._outside_since = now
         elif not self._told_outside and now - self._outside_since >= self._patience:
             self._told_outside = True
             say = partial(self._say_who_is_there, now - self._outside_since)
-            with suppress(RuntimeError):  # there are too many threads
+            with suppress(RuntimeError):  # too many threads
                 threading.Thread(target=say, name="weightbus-reach", daemon=True).start()
         if not self._told_ready:
             self._look_at_what_is_ready(now)
@@ -69,13 +69,13 @@ class Silence:
             )
 
     def _say_who_is_there(self, seconds: float) -> None:
-        """Find out who is at the address. (In a thread of its own.)"""
+        """Check which peer is at the address, and warn. (Runs in a thread of its own.)"""
         found = reach(self._address, keyed=self._keyed, timeout=REACH * self._patience)
         if self._machine.inside or self._ready_queue.refused or self._ready_queue.closed:
             return
         wrong = next((f"{f.text}; {f.advice}" for f in found if f.state == "problem"), "")
         if not wrong and self._keyed:
-            return  # which of the keys is wrong is told as a refusal
+            return  # wrong keys are reported as a refusal
         if not wrong:
             wrong = (
                 f"ZeroMQ answers at {self._address}, and no publisher of weightbus; is that "

@@ -1,12 +1,12 @@
-"""Spans of OpenTelemetry, where the user's process has its SDK set up; else nothing at all.
+"""Makes OpenTelemetry spans, if the user's process has set up the SDK.
 
     weightbus.publish                 from the call to its receipt, a child of the caller's span
-        weightbus.stage, .apply       for each worker, from the call to its word that it has
+        weightbus.stage, .apply       for each worker, from the call to its acknowledgement
     weightbus.apply                   in the worker's process: the copy into its model
 
-Nothing is imported for this: whoever has set a provider has done so. Both sides name model, epoch
-and version, by which their spans are found together; no identity of a trace travels. Spans are made
-in a thread of their own: what processes and exports them is the user's, and may hang or fail.
+This module imports nothing of OpenTelemetry: a process that has set a provider has imported it. The
+spans of both sides have model, epoch and version as attributes, to find them together; no trace id
+is sent. Spans are made in a thread of their own, since the user's exporters may hang or fail.
 """
 
 import atexit
@@ -30,14 +30,14 @@ log = logging.getLogger("weightbus.traces")
 
 API, SDK = "opentelemetry.trace", "opentelemetry.sdk.trace"
 NAME = "weightbus"
-WORKERS_TRACED = 256  # of one publish, each by a span: what a person can look at
-WAITING_MAX = 256  # publishes and applies whose spans are not made yet; more are dropped
-SETTLE_SECONDS = 1.0  # that the end of a process, or of a side of the bus, waits for them
+WORKERS_TRACED = 256  # workers of one publish that get a span: as many as a person can read
+WAITING_MAX = 256  # publishes and applies whose spans are pending; further ones are dropped
+SETTLE_SECONDS = 1.0  # limit for pending spans when a process, a publisher or a worker ends
 SPANS = {"staged": "weightbus.stage", "applied": "weightbus.apply", "skipped": "weightbus.apply"}
 
 
 def tracer() -> Any:
-    """Return what makes spans; None: nobody has set up anything that takes them."""
+    """Return the tracer; None if no provider is set up."""
     api, sdk = sys.modules.get(API), sys.modules.get(SDK)
     if api is None or sdk is None:
         return None
@@ -53,10 +53,10 @@ def _version() -> str:
 
 
 def on_publish(started: float) -> Callable[[Receipt, PublishError | None], None] | None:
-    """Return what is to be told of a call of publish once it is over; None: nobody wants to know.
+    """Return a function that makes the spans of a publish when it ends; None without a tracer.
 
     Args:
-        started: When it was called, on the monotonic clock.
+        started: The monotonic time of the call.
     """
     if SDK not in sys.modules:
         return None
@@ -68,7 +68,7 @@ def on_publish(started: float) -> Callable[[Receipt, PublishError | None], None]
 
 
 def on_apply(update: "Update") -> None:
-    """A worker has applied a version: say so, if anybody wants to know."""
+    """Make the span of a version that a worker has applied, if there is a tracer."""
     makes = tracer() if SDK in sys.modules else None
     if makes is not None:
         context = sys.modules["opentelemetry.context"].get_current()
@@ -76,15 +76,15 @@ def on_apply(update: "Update") -> None:
 
 
 def settle() -> None:
-    """Have all spans made, if that takes no longer than a moment."""
+    """Wait at most `SETTLE_SECONDS` until all spans are made."""
     if SDK in sys.modules:
         _queue(os.getpid()).settle(SETTLE_SECONDS)
 
 
 @cache
 def _queue(_process: int) -> BackgroundQueue:
-    """Return what makes the spans of a process: of a thread nothing is left after a fork."""
-    atexit.register(settle)  # before the provider's, which was registered before
+    """Return the queue of a process: a forked child has no threads, so it needs its own queue."""
+    atexit.register(settle)  # runs before the provider's handler, which was registered earlier
     return BackgroundQueue("weightbus-traces", WAITING_MAX)
 
 
@@ -104,7 +104,7 @@ _told = dict[str, object]()
 
 
 def _warn(text: str, *, exc_info: bool = False) -> None:
-    """Say something once, whichever threads come to say it at the same time."""
+    """Log a text once, even if several threads call this at the same time."""
     mine = object()
     if _told.setdefault(text, mine) is mine:
         log.warning(text, exc_info=exc_info)

@@ -1,6 +1,6 @@
-"""What an observer knows: the pages of a roster put together, and who is how far behind.
+"""An observer's view of a bus: merges pages of the roster, and computes each worker's lag.
 
-Everything that shows a bus (`top`, `status`, the page, the metrics) shows this; here is no socket.
+`top`, `status`, the dashboard and the metrics all show this view. This module does no I/O.
 """
 
 from collections import deque
@@ -18,25 +18,24 @@ LANGUAGES = {"node": "TypeScript", "go": "Go", "rust": "Rust", "python": "Python
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a worker stands with a model.
+    """The state of a worker with one of its models.
 
     Attributes:
-        model, worker: Which.
-        verdict: `current` (it runs the newest version that is meant for it), `behind`, `failed` (it
-            has said that it will not run the newest; `error` is its word), `stuck`, `lost`.
-        epoch, version: What it runs; 0: nothing.
-        newest: The newest version that is meant for it; 0: there is none.
-        lag: Versions that it is behind.
-        lag_s: Seconds since the first of them was published, or less; None: not known.
-        phase: What it does with a version that is on its way; empty: none is.
-        rate: Bytes a second: of what arrives, or of the last version, from publish to applied.
-        took_s: Seconds from publishing what it runs to hearing that it does; 0: not known.
-        error: Why it is lost; or why it did not run the last version that it failed, until it runs
-            a newer one.
-        language, client, host, pid: What it says it is.
-        road: How versions reach it: `pulled`, `pushed`, `shared`.
-        encoding: How the bytes of the model travel.
-        silent_s: Seconds since it was last heard, as far as is known here.
+        model, worker: The model's id and the worker's name.
+        verdict: `current` (it runs the newest version for it), `behind`, `failed` (it reported that
+            it does not run the newest; see `error`), `stuck` or `lost`.
+        epoch, version: The version that it runs; 0: none.
+        newest: The newest version for it; 0: there is none.
+        lag: The number of versions that it is behind.
+        lag_s: A lower bound of the seconds since the first of them was published; None: unknown.
+        phase: The state of the version that it is receiving or applying; empty: none.
+        rate: Bytes a second of the arriving version, or of the last one from publish to applied.
+        took_s: Seconds from the publish of its version to its acknowledgement; 0: unknown.
+        error: Why it is lost; or why it failed its last failed version, until it runs a newer one.
+        language, client, host, pid: As the worker reports them.
+        road: The transport of versions to it: `pulled`, `pushed`, `shared`.
+        encoding: The encoding of the model's bytes.
+        silent_s: Seconds since the publisher last received a message from it, if it is lost.
     """
 
     model: str
@@ -62,7 +61,7 @@ class Standing:
 
 @dataclass(slots=True)
 class _Rows:
-    """One epoch's rows, and when each of them came."""
+    """The rows of one epoch, each with the time of its arrival."""
 
     epoch: int
     models: dict[str, tuple[ModelRow, float]] = field(
@@ -75,32 +74,32 @@ class _Rows:
 
 
 class View:
-    """A roster, as far as its publisher has told it."""
+    """The roster of a publisher, as received so far."""
 
     def __init__(self) -> None:
-        self.whole = False  # nothing more was to be told with the last answer
-        self.latest = 0  # revision that there was by then
+        self.whole = False  # the last answer completed the view
+        self.latest = 0  # the publisher's revision in the last answer
         self.events: deque[tuple[Happened, float]] = deque(maxlen=EVENTS_TOLD)
-        self._since = self._goal = 0  # up to where is known; and has to be, for all to be
+        self._since = self._goal = 0  # the revision received; and that at which the view is whole
         self._shown = self._arriving = _Rows(0)
 
     @property
     def epoch(self) -> int:
-        """The publisher's incarnation."""
+        """The epoch of the publisher."""
         return self._shown.epoch
 
     @property
     def workers(self) -> dict[str, WorkerRow]:
-        """The workers, lost ones included."""
+        """All workers by name, also lost ones."""
         return {name: row for name, (row, _) in self._shown.workers.items()}
 
     def question(self) -> Observe:
-        """Return what to ask next."""
+        """Return the next request."""
         return Observe(epoch=self._arriving.epoch, since=self._since)
 
     def take(self, page: RosterPage, now: float) -> bool:
-        """Take an answer; one that is late or doubled changes nothing, and False is returned."""
-        if page.since == 0:  # from the beginning: the old one is shown until the new one is told
+        """Add an answer; return False, and change nothing, if it is late or duplicated."""
+        if page.since == 0:  # a new roster: the old one is shown until this one is complete
             self._arriving, self._goal = _Rows(page.epoch), page.latest
             self.events.clear()
         elif (page.epoch, page.since) != (self._arriving.epoch, self._since):
@@ -109,14 +108,14 @@ class View:
         self._put(page, now)
         told = len(self._arriving.workers) == page.workers
         self.whole = told and not page.more
-        if told and self._since >= self._goal:  # there may always be more, on a busy bus
+        if told and self._since >= self._goal:  # not `whole`: a busy bus may always have more
             self._shown = self._arriving
         elif not page.more:
-            self._since = 0  # some have gone, and it was too long ago to be told
+            self._since = 0  # workers left too long ago for the publisher to report: start again
         return True
 
     def has(self, revision: int) -> bool:
-        """Return whether all is shown that there was at a revision."""
+        """Return whether the view includes everything up to a revision."""
         return self._shown is self._arriving and self._since >= revision
 
     def _put(self, page: RosterPage, now: float) -> None:
@@ -136,7 +135,7 @@ class View:
     def _rate(
         self, before: tuple[WorkerRow, float] | None, model: str, doing: Doing, now: float
     ) -> float:
-        """Return the bytes a second at which a version arrives, or has arrived."""
+        """Return the bytes a second at which a version arrives or the last one arrived."""
         known = self._arriving
         if model not in known.models:
             return 0.0
@@ -147,17 +146,17 @@ class View:
                 return nbytes * max(0, doing.chunks - was.chunks) / doing.count / (now - at)
         return 1_000_000 * nbytes / doing.took_us if doing.took_us else 0.0
 
-    # What it comes to.
+    # Results.
 
     def models(self, now: float) -> dict[str, tuple[ModelRow, float | None]]:
-        """Return the models, and how many seconds ago the latest version of each was published."""
+        """Return the models, each with the seconds since its latest version was published."""
         return {
             name: (row, _age(row, at, row.version, now))
             for name, (row, at) in sorted(self._shown.models.items())
         }
 
     def standings(self, now: float) -> list[Standing]:
-        """Return how everybody stands with each model, the worst first."""
+        """Return the state of each worker with each of its models, the worst first."""
         found = list(self._standings(now))
         found.sort(key=lambda s: (VERDICTS.index(s.verdict), -s.lag, s.model, s.worker))
         return found
@@ -168,7 +167,7 @@ class View:
                 yield self._standing(row, at, model, doing, now)
 
     def _why_lost(self, worker: str) -> str:
-        """Return why a worker was lost last; empty if that is not told any more."""
+        """Return why a worker was last lost; empty if the events no longer have it."""
         told = (e.text for e, _ in reversed(self.events) if (e.kind, e.worker) == ("lost", worker))
         return next(told, "").partition(" is lost: ")[2]
 
@@ -217,6 +216,6 @@ def _verdict(row: WorkerRow, doing: Doing, lag: int) -> Verdict:
 
 
 def _age(row: ModelRow, at: float, version: int, now: float) -> float | None:
-    """Return the seconds since a version was published; if it is not told, since the next told."""
+    """Return the seconds since a version was published, or since the next version in the row."""
     ages = {p.version: p.age_ms for p in row.published if p.version >= version}
     return ages[min(ages)] / 1000 + now - at if ages else None

@@ -1,4 +1,4 @@
-"""Pages over HTTP, in a thread of their own; `access.py` says who may look at them."""
+"""Serves HTTP pages in a thread of its own; `access.py` has the rules of access."""
 
 import asyncio
 import contextlib
@@ -19,9 +19,9 @@ from .access import Http
 from .connections import IDLE_SECONDS, Connections, listening
 
 START_SECONDS = 10.0  # to bind and to answer
-STOP_SECONDS = 2.0  # that requests under way get
-COOKIE = "weightbus"  # and the port, as browsers send the cookies of a host to all of its ports
-STOPPING = web.AppKey("stopping", asyncio.Event)  # which pages that go on and on look at
+STOP_SECONDS = 2.0  # for running requests
+COOKIE = "weightbus"  # plus the port, since browsers send a host's cookies to all of its ports
+STOPPING = web.AppKey("stopping", asyncio.Event)  # set when streaming pages must end
 HEADERS = {
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
@@ -34,15 +34,15 @@ Meanwhile = Callable[[asyncio.Event], Coroutine[None, None, None]]
 
 
 class HttpServer:
-    """Some pages, being served.
+    """An HTTP server with a thread and an event loop of its own.
 
     Args:
-        http: Where, and to whom.
-        pages: By path, what answers a GET.
-        meanwhile: Goes on beside them, until the event is set.
+        http: The address, and the access to it.
+        pages: The handlers of GET requests, by path.
+        meanwhile: A coroutine function that runs beside them, until its event is set.
 
     Attributes:
-        address: Where the first page is, as a browser takes it.
+        address: The URL of the root page.
 
     Raises:
         AddressError: The address is in use.
@@ -75,19 +75,19 @@ class HttpServer:
             raise AddressError(f"cannot serve at {http.address}: {self._error}")
 
     def stop(self) -> None:
-        """Have it serve no more, and do not wait for that."""
-        with contextlib.suppress(RuntimeError):  # it has ended
+        """Stop serving, without waiting for the end."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._stop.set)
 
     def close(self) -> None:
-        """Serve no more."""
+        """Stop serving, and wait for the thread."""
         self.stop()
         self._thread.join(START_SECONDS)
 
     def close_in_child(self) -> None:
-        """Close what a forked child has inherited: the port, the connections, what waits for them.
+        """Close the sockets and the selector that a forked child has inherited.
 
-        Their numbers remain taken, as objects that nobody else reaches would close them again.
+        The descriptor numbers stay in use, since the old objects may close them again.
         """
         nothing = os.open(os.devnull, os.O_RDWR)
         watched = {key.fd for key in self._selector.get_map().values()}
@@ -117,7 +117,7 @@ class HttpServer:
             self._listeners = listening(self._http.host, self._http.port)
             host = f"[{self._http.host}]" if ":" in self._http.host else self._http.host
             self.address = f"http://{host}:{self._listeners[0].getsockname()[1]}/"
-            make = cast("web.Server", runner.server)  # there is one once it is set up
+            make = cast("web.Server", runner.server)  # not None after `setup()`
             self._connections = Connections(self._listeners, make, self.address)
             if self._meanwhile is not None:
                 meanwhile = asyncio.create_task(self._meanwhile(self._stop))
@@ -135,7 +135,7 @@ class HttpServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        # Whoever says the token itself is no browser that somebody else's page has sent here.
+        # A foreign page in a browser cannot send the token in a header.
         if not (self._http.knows(request.host) or _bears(self._http, request)):
             text = "this host is not known by that name: ask by its address, or see Http(hosts=...)"
             return _refusal(421, text)
@@ -144,7 +144,7 @@ class HttpServer:
             return _refusal(401, text)
         if self._connections is not None:
             self._connections.prove(request.transport)
-        if self._http.token is not None and "token" in request.query:  # not to stay in the address
+        if self._http.token is not None and "token" in request.query:  # move it out of the URL
             moved = web.Response(status=303, headers={**HEADERS, "Location": request.path})
             moved.set_cookie(
                 _cookie_name(request), self._http.token, httponly=True, samesite="Strict"
@@ -178,8 +178,8 @@ def _same(given: str, token: str) -> bool:
 
 
 def _cookie_name(request: web.Request) -> str:
-    """Return what the cookie for a page is called, by the port that its browser knows it by."""
-    port = request.host.rpartition(":")[2]  # which may be that of a tunnel
+    """Return the name of the page's cookie, with the port that the browser uses."""
+    port = request.host.rpartition(":")[2]  # perhaps that of a tunnel
     return f"{COOKIE}-{port}" if port.isascii() and port.isdecimal() else COOKIE
 
 

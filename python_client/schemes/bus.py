@@ -1,18 +1,18 @@
-"""The schemes over the bus: the same publisher and subscribers, with other settings.
+"""The schemes over the bus: the sender is a `Publisher`, each receiver a `Subscriber`.
 
-    init_on_sender()           a publisher binds the address, and tells it to pipes
-    connect() of a sender      publishes the first weights, which wait for whoever joins
-    send()                     publishes to the workers that are there, and waits for their answers
-    connect() of a receiver    a subscriber joins; in the background it applies what comes
-    receive()                  waits for that, or else applies it here and now
-    shutdown()                 closes either
+    init_on_sender()           a publisher binds the address, and sends it through the pipes
+    connect() of a sender      publishes the first weights, also for workers that join later
+    send()                     publishes to the connected workers, and waits for acknowledgements
+    connect() of a receiver    a subscriber joins; in the background it applies versions
+    receive()                  waits for an applied version, or applies one in the call
+    shutdown()                 closes the publisher or the subscriber
 
-A worker is called by its number. Where the number of workers is known, a send is for all of them:
-it waits, for most of its time, until they have joined once, and then goes to those that are there;
-the others are named. Where it is not known, a send is for those that have joined.
+The name of a worker on the bus is its number. If the number of workers is known, a send is for all
+of them: it waits, for most of its time, until each has joined once, and then publishes to the
+connected ones; the receipt names the others. Otherwise a send is for the workers that have joined.
 
-Some collectors number their workers from 0 on the sender and from 1 on the receivers. Where one
-has joined under the number of workers itself, receivers are taken to count from 1.
+Some collectors number their workers from 0 on the sender and from 1 on the receivers. If a worker
+joins whose number is the number of workers, receivers are assumed to count from 1.
 """
 
 import re
@@ -48,33 +48,33 @@ from .strategy import Format
 from .vintage import WeightSyncScheme, read, tell
 
 LOOPBACK = "tcp://127.0.0.1:0"
-LOOK_SECONDS = 0.02  # between two looks at who has joined meanwhile
-MARGIN = 0.2  # of a send's time, kept for those that are there while others are waited for
+LOOK_SECONDS = 0.02  # between two checks which workers have joined
+MARGIN = 0.2  # part of a send's time that is not spent waiting for workers to join
 
 
 class ZMQWeightSyncScheme(WeightSyncScheme):
     """Sends weights over ZeroMQ to workers in any process, on any host.
 
     Args:
-        address: The sender binds here. Port 0 takes a free port; after `init_on_sender` it is in
-            `address`, and a pickled scheme contains it.
+        address: The address that the sender binds. Port 0 takes a free port; after
+            `init_on_sender`, `address` has that port, also in a pickled scheme.
         strategy: The naming of the weights: "tensordict" or "state_dict".
-        num_workers: How many workers there are. A send then includes workers that are still
-            starting. None: the context's number, otherwise the workers that have joined.
+        num_workers: The number of workers. A send then includes workers that are still starting.
+            None: the context's number, otherwise the workers that have joined.
         shared_memory: Whether workers on the sender's host may read from its memory.
-        keyed: Encrypt, and accept only the scheme's own workers: the sender makes keys, which
-            travel with a pickled scheme and through its pipes. None: only if other hosts can reach
-            the address.
+        keyed: Encrypt, and accept only the scheme's own workers: the sender makes keys, which a
+            pickled scheme contains and pipes transmit. None: only if other hosts can reach the
+            address.
         insecure: Allow an address that other hosts can reach, without keys.
-        advertise: The data address that workers are told; None: it follows from `address`.
-        liveness: How long to wait for pings: a `Settings` with `ping` and `lost_after`.
+        advertise: The data address that workers connect to; None: it follows from `address`.
+        liveness: A `Settings` whose `ping` and `lost_after` are used.
         timeout: Default seconds that a call waits.
         strict: Whether both sides must have the same names.
         cast: Whether values may be converted to the receiving model's dtypes.
-        background: Receivers apply in the background; else where `receive()` is called.
+        background: Receivers apply versions in the background; otherwise in `receive()`.
     """
 
-    _one_host = False  # whether it must be given, as TorchRL's, how many workers there are
+    _one_host = False  # whether the number of workers is required, as in TorchRL's local schemes
 
     def __init__(
         self,
@@ -96,14 +96,14 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
         self.bind, self.address, self.advertise = address, address, advertise
         self.num_workers, self.shared_memory, self.liveness = num_workers, shared_memory, liveness
         self.keyed, self.insecure = keyed, insecure
-        self._keys: WorkerKeys | None = None  # what receivers join with
+        self._keys: WorkerKeys | None = None  # for receivers
 
     def init_on_sender(
         self, model_id: str | None = None, context: Any = None, **kwargs: Any
     ) -> None:
         """Become the sender, and bind the address. Arguments are those of the base.
 
-        Those of TorchRL's schemes of one host are checked for what may be given together.
+        Schemes for one host reject the combinations of arguments that TorchRL's schemes reject.
         """
         if self._one_host:
             _check_sources(model_id, context, kwargs, self.num_workers)
@@ -112,10 +112,10 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
     def _make_carrier(
         self, *, num_workers: int | None = None, pipes: Any = None, context: Any = None, **_: Any
     ) -> Transport:
-        if pipes is None and not is_torchrl(context):  # whose pipes are not ours to use
+        if pipes is None and not is_torchrl(context):  # TorchRL's collectors use theirs themselves
             pipes = getattr(context, "pipes", None)
         own, self._keys = handed_out(self.bind, keyed=self.keyed, insecure=self.insecure)
-        keys = "" if self.keyed is False else own  # whatever the environment says
+        keys = "" if self.keyed is False else own  # "": ignore keys in the environment
         publisher = Publisher(
             self.bind,
             keys=keys,
@@ -149,7 +149,7 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
         return _BusReceiver(destination, join, self._settings(), background=background)
 
     def _settings(self) -> Settings:
-        """Return what both sides are told."""
+        """Return the settings that both sides share."""
         times = self.liveness or Settings()
         shared = self.shared_memory
         return Settings(ping=times.ping, lost_after=times.lost_after, shared_memory=shared)
@@ -208,12 +208,12 @@ class MPTransport(WorkerTransport):
     """The transport to the worker at the other end of `pipe`, with a `timeout`."""
 
     def __init__(self, pipe: Any, timeout: Any = TIMEOUT, *_: Any) -> None:
-        if not hasattr(pipe, "send_bytes"):  # queues, as TorchRL's later ones take them
+        if not hasattr(pipe, "send_bytes"):  # a queue, which TorchRL's later MPTransport takes
             raise TypeError(
                 f"an MPTransport of a {type(pipe).__name__} leads nowhere: write MPTransport(pipe) "
                 "or take those of an initialised scheme, sender_transports"
             )
-        scheme = MultiProcessWeightSyncScheme(timeout=timeout)  # it ends with the transport
+        scheme = MultiProcessWeightSyncScheme(timeout=timeout)  # lives as long as the transport
         super().__init__(scheme, scheme.carrier_to(pipe))
 
 
@@ -224,13 +224,13 @@ class SharedMemWeightSyncScheme(ZMQWeightSyncScheme):
         strategy: The naming of the weights: "tensordict" or "state_dict".
         sync: Whether `send` waits until the workers have applied the weights.
         per_worker_weights: Accepted for compatibility; `send({0: ..., 1: ...})` always works.
-        policy_weights: Weights to send, by model id, as `register_shared_weights` takes them. The
-            older vintage has them first.
+        policy_weights: Weights to send, by model id, as with `register_shared_weights`. In the
+            older API this is the first argument.
         auto_register: Whether models that were not registered may be sent.
         **settings: Those of `ZMQWeightSyncScheme`.
 
     The trainer's own tensors are never shared: workers read a snapshot, and copy it into their own
-    models. Without shared memory on the host, weights go over the network.
+    models. Without shared memory on the host, weights are sent over the network.
     """
 
     _one_host = True
@@ -245,7 +245,7 @@ class SharedMemWeightSyncScheme(ZMQWeightSyncScheme):
         auto_register: bool = True,
         **settings: Any,
     ) -> None:
-        if not isinstance(strategy, str):  # where the older vintage has its policy_weights
+        if not isinstance(strategy, str):  # the first argument of the older API
             policy_weights, strategy = strategy, "tensordict"
         super().__init__(strategy=strategy, **settings)
         self.sync = sync
@@ -253,17 +253,17 @@ class SharedMemWeightSyncScheme(ZMQWeightSyncScheme):
         self.policy_weights: dict[str, Any] = dict(policy_weights or {})
 
     def register_shared_weights(self, model_id: str, weights: Any) -> None:
-        """Register the weights that a send without weights sends for `model_id`.
+        """Register the `weights` that a send without weights sends for `model_id`.
 
         Raises:
-            RuntimeError: The model has some.
+            RuntimeError: Weights of this model are registered already.
         """
         if model_id in self.policy_weights:
             raise RuntimeError("Re-registering weights is not supported.")
         self.policy_weights[model_id] = weights
 
     def _source(self, weights: Any, model_id: str, context: Any) -> Any:
-        """Return the registered weights of a model if none are given, else what the base knows."""
+        """Return the registered weights of a model if none are given, else the base's source."""
         if weights is None and model_id in self.policy_weights:
             return self.policy_weights[model_id]
         if weights is None and not self.auto_register:
@@ -271,7 +271,7 @@ class SharedMemWeightSyncScheme(ZMQWeightSyncScheme):
         return super()._source(weights, model_id, context)
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"policy_weights": {}}  # a worker has no use for them
+        return super().__getstate__() | {"policy_weights": {}}  # workers do not need them
 
 
 # On the sender.
@@ -280,7 +280,7 @@ class SharedMemWeightSyncScheme(ZMQWeightSyncScheme):
 def _check_sources(
     model_id: str | None, context: Any, kwargs: Mapping[str, Any], count: int | None
 ) -> None:
-    """Check what may be given together, as callers of TorchRL's schemes of one host know it."""
+    """Raise ValueError for combinations of arguments that TorchRL's local schemes reject."""
     given = {name for name, value in kwargs.items() if value is not None}
     given |= {"model_id"} if model_id is not None else set()
     if "params_map" in given:
@@ -311,17 +311,17 @@ def _check_sources(
 
 
 class _BusSender(Transport):
-    """Sends over a publisher of its own; without a number of workers, to however many join."""
+    """Sends over its own publisher: to `num_workers` workers, or to those that have joined."""
 
     def __init__(self, publisher: Publisher, num_workers: int | None = None) -> None:
         self._publisher, self._count = publisher, num_workers
         self._closed = threading.Event()
         self._model: str | None = None
-        self._seen: set[str] = set()  # names of workers that have ever joined
-        self._first = 0  # what receivers count from
-        self._firsts: dict[int, Weights] = {}  # what workers begin with that have not joined yet
-        self._order = threading.Lock()  # so that what is published later is newer
-        publisher.on_worker(lambda event: self._note([event.worker]))  # who leaves at once, too
+        self._seen: set[str] = set()  # names of all workers that ever joined
+        self._first = 0  # the number of the first receiver: 0 or 1
+        self._firsts: dict[int, Weights] = {}  # first weights of workers that have not joined yet
+        self._order = threading.Lock()  # orders publishes, so that later weights are newer
+        publisher.on_worker(lambda event: self._note([event.worker]))  # also if it leaves at once
 
     def workers(self) -> Sequence[int]:
         if self._count is not None:
@@ -341,13 +341,13 @@ class _BusSender(Transport):
         with self._order:
             for worker, name in names.items():
                 if reached is None or name in reached:
-                    self._firsts.pop(worker, None)  # what is sent now is newer
+                    self._firsts.pop(worker, None)  # this send is newer
             published = self._publisher.publish_async(
                 model,
                 weights.tensors,
                 workers=reached,
                 timeout=deadline - time.monotonic(),
-                # Who is lost is named, and not waited for as if it were restarted.
+                # Without grace, the receipt names a lost worker at once; none waits for a restart.
                 settings=Settings(grace=0.0),
             )
         answer: Future[Receipt] = Future()
@@ -362,9 +362,9 @@ class _BusSender(Transport):
         return answer
 
     def _await_joined(self, ids: Sequence[int], deadline: float) -> frozenset[str]:
-        """Wait until workers have joined once; return the names of all that are there."""
+        """Wait until each worker has joined once; return the names of all connected workers."""
         while True:
-            before = frozenset(self._seen)  # who is seen after the look is not in it
+            before = frozenset(self._seen)  # read first: one noted later may not be in `there`
             there = frozenset(self._publisher.workers())
             self._note(there)
             all_came = (before | there).issuperset(self._names(ids).values())
@@ -377,11 +377,11 @@ class _BusSender(Transport):
             self._first = 1
 
     def _names(self, ids: Iterable[int]) -> dict[int, str]:
-        """Return what workers are called on the bus."""
+        """Return the names of workers on the bus, by worker id."""
         return {worker: str(worker + self._first) for worker in ids}
 
     def _renamed(self, receipt: Receipt, model_id: str, names: Mapping[int, str]) -> Receipt:
-        """Return a receipt with every worker under its id, those that are missing included."""
+        """Return a receipt with a row for every worker id, also for workers that are missing."""
         workers: dict[str, WorkerReceipt] = {}
         for worker, name in names.items():
             row = receipt.workers.get(name)
@@ -410,7 +410,7 @@ class _BusSender(Transport):
             greet.start()
 
     def _greet_each(self, share: float) -> None:
-        """Publish to each worker, one by one, what it begins with when it joins without a send."""
+        """Publish its first weights to each worker that joins before a send."""
         while self._firsts and not self._closed.wait(LOOK_SECONDS):
             there = self._publisher.workers().keys()
             for worker, name in self._names([*self._firsts]).items():
@@ -422,7 +422,7 @@ class _BusSender(Transport):
                     begun = self._publisher.publish_async(
                         model, own.tensors, workers=[name], timeout=share
                     )
-                with suppress(WeightBusError):  # a worker that failed will say so to the next send
+                with suppress(WeightBusError):  # the next send reports a worker that failed
                     begun.result()
 
     def versions(self) -> Mapping[int, int]:
@@ -446,7 +446,7 @@ class _BusSender(Transport):
 
 
 class _BusTarget(MemoryTarget):
-    """A destination as a subscriber sees it."""
+    """A `Destination` as the target of a subscriber."""
 
     def __init__(self, destination: Destination) -> None:
         super().__init__(destination, strict=True, cast=True, write=destination.write)
@@ -460,7 +460,7 @@ class _BusTarget(MemoryTarget):
 
 
 class _BusReceiver(Receiver):
-    """Receives by a subscriber, which `join` makes when it connects."""
+    """Receives over a subscriber, which `join` makes at `connect()`."""
 
     def __init__(
         self,
@@ -483,7 +483,7 @@ class _BusReceiver(Receiver):
             name=str(worker_idx),
             settings=replace(
                 self._settings,
-                on_commit=destination.commit,  # which may send it on to other workers
+                on_commit=destination.commit,  # may send the version on to other workers
                 apply_timeout=min(max(timeout, APPLY_SECONDS), APPLY_SECONDS_MAX),
             ),
         )
@@ -512,12 +512,12 @@ class _BusReceiver(Receiver):
 
 
 def _bus_name(model_id: str) -> str:
-    """Return a model id as the bus allows it: "env.transform[0]" is one of ours, not of the bus."""
+    """Return a model id with only characters that the bus allows, unlike "env.transform[0]"."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", model_id)[:128] or "model"
 
 
 def _receipt_of(done: "Future[Receipt]") -> Receipt:
-    """Return the receipt of a publish that is done, if it has one."""
+    """Return the receipt of a finished publish, also if it comes in a PublishError."""
     try:
         return done.result()
     except PublishError as error:

@@ -1,10 +1,10 @@
-"""Receiving by calls: the receivers of this process, and the versions that are brought to them.
+"""Receives versions by calls (torch RPC, Ray): the receivers of this process, and their versions.
 
-A receiver registers here, weakly, from `init_on_receiver()` on. A version that comes before its
-`connect()` is kept for it; so is a greeting that comes before there is a receiver at all.
+A receiver is registered here, by a weak reference, from `init_on_receiver()` on. A version that
+arrives before its `connect()` is kept for it; a greeting is also kept if no receiver exists yet.
 
-Where no receiver is registered, the object that was called (a collector, say) may have a documented
-method that takes weights; then that is called.
+If no receiver is registered, the called object (a collector, for example) may have a documented
+method that accepts weights, which is then called.
 """
 
 import os
@@ -26,36 +26,36 @@ from .model import POLICY, Answer, Outcome, hand_over, model_in, weights_of
 from .passes import ForwardPasses
 from .receiver import Destination
 
-MARGIN = 0.8  # of the sender's deadline: what a worker spends waiting, so that it can still answer
+MARGIN = 0.8  # part of the sender's timeout that a worker may wait, so that its answer is in time
 
 
 class Call(NamedTuple):
-    """What goes with every call, as plain values."""
+    """The description of a version in a call, as plain values."""
 
     key: str  # of the sender's scheme
     model_id: str
     worker: int
     epoch: int
     version: int
-    seconds: float  # what the worker may take
-    greeting: bool  # the first of its sender, kept for a receiver that is yet to come
+    seconds: float  # time limit of the worker
+    greeting: bool  # the sender's first version, kept for a receiver that does not exist yet
     strategy: str
 
 
 @dataclass(eq=False)
 class Incoming:
-    """One version that has come to this process: its layout, its data, and what came with it."""
+    """One version that has arrived in this process: its call, its layout and its data."""
 
     call: Call
     header: bytes
     data: Bytes
-    patience: float  # seconds to wait for a receiver; 0 where that would keep it from coming
+    patience: float  # seconds to wait for a receiver; 0 if waiting would block its creation
     timeout: float  # seconds to wait until the weights may be written
-    answer: Answer | None = None  # what became of it; None while that is open
+    answer: Answer | None = None  # the result; None before it is known
 
     @classmethod
     def of(cls, call: Call, header: bytes, data: Bytes, *, waits: bool) -> "Incoming":
-        """Return what a call brought; `waits` if its thread may wait for a receiver."""
+        """Return the version of a call; `waits` if the call's thread may wait for a receiver."""
         patience = call.seconds if waits and not call.greeting else 0.0
         return cls(call, header, data, patience, call.seconds)
 
@@ -66,10 +66,10 @@ class Incoming:
 
 
 class CallReceiver(Receiver):
-    """A receiver that is called: a version is applied in the thread of the call, or at a poll.
+    """A receiver that gets versions by calls, and applies them in the call or in `receive()`.
 
-    A copy of the sender's scheme has its key. A scheme that was made here (not `copied`) takes any
-    sender's greeting.
+    A copy of the sender's scheme has the sender's key. A scheme that was made in this process (not
+    `copied`) accepts the greeting of any sender.
     """
 
     def __init__(
@@ -89,14 +89,18 @@ class CallReceiver(Receiver):
         self._connected = False
         self._waiting: Incoming | None = None
         self._number = (0, 0)
-        self._poller = 0  # the thread that polls
+        self._poller = 0  # the thread that calls `receive()`
         self._layout: Layout | None = None
         registry.register(self)
 
     # The scheme's side.
 
     def connect(self, worker_idx: int | None, timeout: float) -> None:
-        """Apply what came before (ApplyError: it does not fit), and from now on whatever comes."""
+        """Apply the version that was kept, if any, and accept later ones.
+
+        Raises:
+            ApplyError: The kept version does not fit.
+        """
         self.worker = worker_idx
         if self._background:
             self._destination.guard(self._destination.lock, timeout)
@@ -109,7 +113,7 @@ class CallReceiver(Receiver):
             self._apply(early)
 
     def receive(self, timeout: float) -> Update | None:
-        """Apply the newest version that waits, here and now; in the background, wait for one."""
+        """Apply the newest waiting version; in the background, wait for an applied one."""
         if self._background:
             return self._destination.arrivals.take(timeout)
         with self._changed:
@@ -125,7 +129,7 @@ class CallReceiver(Receiver):
         return self._destination.reading(timeout)
 
     def close(self) -> None:
-        """Be found no more."""
+        """Deregister, and fail a waiting version."""
         registry.leave(self)
         with self._changed:
             version, self._waiting = self._waiting, None
@@ -135,23 +139,23 @@ class CallReceiver(Receiver):
     # The sender's side.
 
     def accept(self, version: Incoming) -> Answer:
-        """Take a version in, and say what became of it."""
+        """Apply a version, or keep it for `connect()` or `receive()`; return the result."""
         with self._changed:
             if version.number <= self._number:
                 return _stale(version, self._number)
             if not self._connected:
                 return self._put_aside(version, version.patience, "connect")
-            # In the thread that polls there is nobody to wait for: it is between two uses.
+            # The polling thread must not wait for itself; it is in this call, so not in the model.
             if not self._background and self._poller != threading.get_ident():
                 if fault := self._destination.fault(self._parsed(version)):
                     return Answer("failed", fault)
                 return self._put_aside(version, version.timeout, "receive")
-        with suppress(ApplyError):  # the answer says so
+        with suppress(ApplyError):  # the answer has the error
             self._apply(version)
         return version.answer or Answer("failed", "it was not applied")
 
     def _put_aside(self, version: Incoming, patience: float, until: str) -> Answer:
-        """Leave a version for the receiver to take up, and wait for that."""
+        """Keep a version for `connect()` or `receive()`, and wait at most `patience` s for that."""
         if self._waiting is not None:
             if version.number <= self._waiting.number:
                 return _stale(version, self._waiting.number)
@@ -191,7 +195,7 @@ class CallReceiver(Receiver):
 
 
 class Registry:
-    """The receivers of this process, and what is kept for those that are not here yet."""
+    """The receivers of this process, and the versions kept for receivers that do not exist yet."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -199,25 +203,25 @@ class Registry:
         self._kept: list[Incoming] = []
 
     def register(self, receiver: CallReceiver) -> None:
-        """Let a receiver be found."""
+        """Add a receiver."""
         with self._changed:
             alive = [known for known in self._receivers if known() is not None]
             self._receivers = [*alive, weakref.ref(receiver)]
             self._changed.notify_all()
 
     def leave(self, receiver: CallReceiver) -> None:
-        """Let a receiver be found no more."""
+        """Remove a receiver."""
         with self._changed:
             self._receivers = [r for r in self._receivers if r() not in (None, receiver)]
 
     def find(self, version: Incoming, timeout: float) -> CallReceiver | None:
-        """Return who a version is for, waiting for a receiver to register if need be."""
+        """Return the receiver of a version; wait at most `timeout` seconds until it registers."""
         with self._changed:
             self._changed.wait_for(lambda: self._search(version.call) is not None, timeout)
             return self._search(version.call)
 
     def find_or_keep(self, version: Incoming) -> CallReceiver | None:
-        """Return who a version is for; if there is nobody, keep it, and drop what it replaces."""
+        """Return the receiver of a version; if there is none, keep it in place of an older one."""
         with self._changed:
             found = self._search(version.call)
             if found is None:
@@ -226,7 +230,7 @@ class Registry:
             return found
 
     def claim(self, receiver: CallReceiver) -> Incoming | None:
-        """Return the newest version that was kept for a receiver."""
+        """Remove the versions kept for a receiver, and return the newest."""
         with self._changed:
             kept = [v for v in self._kept if v.call.key == receiver.key or not receiver.copied]
             mine = [v for v in kept if self._search(v.call) is receiver]
@@ -235,9 +239,9 @@ class Registry:
         return max(exact or mine, key=lambda version: version.number, default=None)
 
     def _search(self, call: Call) -> CallReceiver | None:
-        """Return the receiver that a call is for: by its key, and its index if there are more.
+        """Return the receiver of a call: by key, and by worker id if several have the key.
 
-        One of another key is meant if it is the only one of its model.
+        A receiver with another key matches if it is the only one of the model.
         """
         known = [r for r in (ref() for ref in self._receivers) if r is not None]
         of_model = [r for r in known if r.model_id == call.model_id]
@@ -259,19 +263,22 @@ def _stale(version: Incoming, newer: tuple[int, int]) -> Answer:
     return Answer("skipped", f"it has version {newer[1]}")
 
 
-# What runs in a worker's process when a sender calls it.
+# Runs in a worker's process when a sender calls it.
 
 
 def deliver(
     version: Incoming, other: Callable[[], object | None], hand: Callable[..., Outcome] = hand_over
 ) -> Outcome:
-    """Give a version to whom it is for, in this process, and return what became of it.
+    """Pass a version to its receiver in this process, and return the result.
 
-    `other` returns the object that was called; `hand` hands weights over to its method, if any.
+    Args:
+        version: The version.
+        other: Returns the object that was called, in case there is no receiver.
+        hand: Calls that object's method with weights.
     """
     try:
         return _delivered(version, other, hand)
-    except Exception as error:  # raised, it would be printed here, and pickled to the sender
+    except Exception as error:  # RPC or Ray would print it here, and pickle it for the sender
         return Answer("failed", f"{type(error).__name__}: {error}")
 
 
@@ -300,8 +307,8 @@ def _delivered(
     return receiver.accept(version)
 
 
-# By which methods an object takes weights where no receiver is registered: the first that it has,
-# of those for the strategy; what they call weights; and whether they want a TensorDict.
+# Methods that accept weights if no receiver is registered; the first that an object has is called.
+# Each with its strategy (None: any), the names of its argument, and whether it takes a TensorDict.
 METHODS = {
     "_update_weights_tensordict": ("tensordict", ("params",), True),
     "_update_weights_state_dict": ("state_dict", ("state_dict",), False),
@@ -310,7 +317,7 @@ METHODS = {
 
 
 def _documented(owner: object | None, strategy: str) -> str | None:
-    """Return the name of the method by which an object takes weights."""
+    """Return the name of an object's method that accepts weights; None if it has none."""
     for name, (wanted, _, _) in METHODS.items():
         if wanted in (None, strategy) and callable(getattr(owner, name, None)):
             return name
@@ -322,7 +329,7 @@ def _handed_over(
 ) -> Outcome:
     wanted, names, nested = METHODS[method]
     weights = weights_of(version.header, version.data, nested=nested)
-    several = wanted is None and version.call.model_id != POLICY  # which is what collectors assume
+    several = wanted is None and version.call.model_id != POLICY  # the collectors' default
     named = {"model_id": version.call.model_id} if several else {}
     with _between_passes(owner, version.call.model_id, version.timeout):
         return hand(getattr(owner, method), weights, names, version.timeout, **named)
@@ -333,13 +340,13 @@ _making = threading.Lock()
 
 
 def _between_passes(owner: Any, model_id: str, timeout: float) -> AbstractContextManager[object]:
-    """Return a context in which no forward pass runs of the module that an owner has by this id."""
+    """Return a context in which no forward pass runs of an owner's module `model_id`."""
     try:
         model = model_in(owner, model_id)
         with _making:
             of_owner = _passes.setdefault(owner, {})
             passes = of_owner.setdefault(model_id, ForwardPasses(ReadingLock(), timeout))
-    except (AttributeError, TypeError):  # it has none, or cannot be referred to weakly
+    except (AttributeError, TypeError):  # no such model, or the owner has no weak references
         return nullcontext()
     passes.guard(model)
     return passes.lock.writing(timeout, f"{type(owner).__name__} takes weights of {model_id}")

@@ -1,11 +1,11 @@
-"""Carrying weights by calls of a function in the worker's process: torch RPC, and Ray.
+"""Sends weights by calling a function in each worker's process, over torch RPC or Ray.
 
-One call per worker brings a version there; what it returns is the acknowledgement. Peers
-(torch_rpc.py, ray.py) know how to make a call, and what it means that one raises.
+One call per worker carries a version; its return value is the acknowledgement. Subclasses of
+`Peers` (torch_rpc.py, ray.py) make the calls and interpret their errors.
 
-`Answers` are counted. The receipt is there when all have answered, or when the time is over: a
-worker that has not answered by then is `behind`, whether it is stopped, cut off or busy. Nothing
-here waits: answers come in by callback, and the deadline by a timer.
+`Answers` collects the results. The receipt is complete when all workers have answered, or at the
+deadline: a worker without an answer is `behind` then, whether it is stopped, cut off or busy. No
+thread waits: answers arrive by callback, and the deadline by a timer.
 """
 
 import itertools
@@ -30,12 +30,18 @@ from .receiver import Destination
 
 
 class Answers:
-    """What workers answer to the calls that bring them a version, made into a receipt in time.
+    """Collects the answers of the workers to one version, and makes a receipt by the deadline.
 
-    The `receipt` is a future that never raises: what became of each worker stands in it. `begun` is
-    the receipt of a call that nobody has answered yet. `explain` says what it means that a call
-    raised: that the worker is lost, say. `ended` is told when the last call is over, even if that
-    is late, and whether none raised.
+    Args:
+        begun: The receipt without workers.
+        calls: The call to each worker, by name.
+        started: The time on the monotonic clock at which the send began, in seconds.
+        timeout: Seconds from `started` to the deadline.
+        explain: Returns the answer for a call that raised: the worker is lost, for example.
+        ended: Called when the last call is over, also after the deadline; True if none raised.
+
+    Attributes:
+        receipt: A future that never raises: the receipt has the result of each worker.
     """
 
     def __init__(
@@ -54,7 +60,7 @@ class Answers:
         self._begun, self._started, self._explain, self._ended = begun, started, explain, ended
         self._lock = threading.Lock()
         self.receipt: Future[Receipt] = Future()
-        self.receipt.set_running_or_notify_cancel()  # so that nobody can cancel it
+        self.receipt.set_running_or_notify_cancel()  # so that it cannot be cancelled
         self._timer = threading.Timer(max(0.0, started + timeout - time.monotonic()), self._settle)
         self._timer.daemon = True
         self._timer.start()
@@ -79,7 +85,7 @@ class Answers:
             self._settle()
 
     def _settle(self) -> None:
-        """Resolve the receipt, once: all have answered, or the time is over."""
+        """Complete the receipt, once: all workers have answered, or the deadline has passed."""
         with self._lock:
             if self._over:
                 return
@@ -90,24 +96,24 @@ class Answers:
 
 
 class Payload(Protocol):
-    """A version, snapshotted in a form that calls can carry."""
+    """A copy of a version in a form that calls can carry."""
 
     @property
-    def layout(self) -> Layout: ...  # where each tensor lies
+    def layout(self) -> Layout: ...
 
     def done(self, clean: bool, /) -> None:
-        """No call carries it any more; unless `clean`, one may still be reading its memory."""
+        """Release it: all calls are over. Unless `clean`, one may still be reading its memory."""
 
 
 class Peers(ABC):
-    """The `workers` that calls are made to, and how."""
+    """Makes calls to `workers`."""
 
     def __init__(self, workers: Sequence[Any]) -> None:
         self.workers = workers
 
     @abstractmethod
     def pack(self, state: State) -> Payload:
-        """Snapshot it."""
+        """Return a copy of a state."""
 
     @abstractmethod
     def call(self, worker: int, payload: Any, what: Call, timeout: float) -> "Future[Answer]":
@@ -115,27 +121,27 @@ class Peers(ABC):
 
     @abstractmethod
     def explain(self, worker: int, error: BaseException) -> Answer:
-        """Say what it means that a call raised."""
+        """Return the answer for a call that raised `error`."""
 
 
 class Channel:
-    """What a scheme and its copies know each other by, and the numbers of the versions it sends."""
+    """The key that a scheme shares with its copies, and the numbers of the versions it sends."""
 
     def __init__(self) -> None:
-        # By this a copy of the scheme, made before or after it became a sender, is recognised.
+        # Identifies copies of the scheme, made before or after it became a sender.
         self.key = secrets.token_hex(8)
         self._copied = False
         self._epoch = 0
         self._count = itertools.count(1)
 
     def begin(self) -> None:
-        """Be a sender's, from now on: all carriers of a scheme share one count of versions."""
+        """Set the epoch of the sender. All carriers of a scheme share epoch and version numbers."""
         self._epoch = self._epoch or time.time_ns() // 1_000_000
 
     def receiver(
         self, destination: Destination, *, worker_idx: int | None, background: bool, **_: Any
     ) -> CallReceiver:
-        """Return what takes versions in that this scheme sends, or the one that it is a copy of."""
+        """Return a receiver of the versions that this scheme, or its original, sends."""
         own = destination, self.key, self._copied
         return CallReceiver(*own, worker=worker_idx, background=background)
 
@@ -153,7 +159,7 @@ class CallSender(Transport):
     def __init__(self, channel: Channel, peers: Peers, strategy: str) -> None:
         channel.begin()
         self._channel, self._peers, self._strategy = channel, peers, strategy
-        # By worker, the newest version that it has spoken of, and whether it runs that.
+        # By worker, the newest version that it wrote, wholly or half-way, and whether it runs it.
         self._newest: dict[int, tuple[tuple[int, int], bool]] = {}
         self._lock = threading.Lock()
 
@@ -161,7 +167,7 @@ class CallSender(Transport):
         return range(len(self._peers.workers))
 
     def versions(self) -> Mapping[int, int]:
-        """Return what each worker has said last that it runs, even if that was after a deadline."""
+        """Return the version that each worker runs, also if it answered after the deadline."""
         with self._lock:
             newest = sorted(self._newest.items())
         return {worker: version for worker, ((_, version), runs) in newest if runs}
@@ -169,13 +175,16 @@ class CallSender(Transport):
     def send(
         self, weights: Weights, workers: Sequence[int] | None, *, timeout: float
     ) -> "Future[Receipt]":
-        """Call every worker, with a snapshot of the weights."""
+        """Copy the weights, and call every worker with the copy."""
         return self._send(weights, workers, timeout, greeting=False)
 
     def greet(self, weights: Prepared | None, *, timeout: float) -> None:
-        """Bring the first weights to every worker; PublishError names those not reached.
+        """Send the first weights to every worker, and wait for the answers.
 
-        A worker that has no receiver yet keeps them for it, and counts as reached.
+        A worker without a receiver keeps the weights for it, and counts as reached.
+
+        Raises:
+            PublishError: Some workers were not reached; it names them.
         """
         if weights is None:
             return
@@ -215,7 +224,7 @@ class CallSender(Transport):
     def _call(self, worker: int, payload: Payload, what: Call, left: float) -> "Future[Answer]":
         try:
             return self._peers.call(worker, payload, what, left)
-        except Exception as error:  # the others are to have theirs
+        except Exception as error:  # the other workers are still called
             failed: Future[Answer] = Future()
             failed.set_exception(error)
             return failed

@@ -1,13 +1,13 @@
-"""The contract between a scheme and what carries its weights: the bus, calls, or nothing.
+"""The interface between a scheme and its transport: the bus, calls, or none.
 
-A scheme (scheme.py) prepares weights, addresses workers, keeps deadlines and judges receipts; it
-does all of that once. One over another means overrides two of its methods, and knows nothing else:
+A scheme (scheme.py) prepares weights, addresses workers, keeps deadlines and checks receipts, for
+all transports. A scheme for another transport overrides two methods:
 
     _make_carrier(...) -> Transport        on the sender, at init_on_sender()
     _make_receiver(...) -> Receiver      on the receiver, at init_on_receiver()
 
-A carrier brings `Weights` to workers and reports. What arrives at a receiver is given to its
-`Destination` (receiver.py), which validates, applies and announces it.
+A carrier sends `Weights` to workers and returns receipts. A receiver passes each version to its
+`Destination` (receiver.py), which validates, applies and announces the version.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,29 +26,29 @@ from ...codecs.state import State, state_of, write_into
 from ..applying import Update
 from ..reading import READING_SECONDS
 
-TIMEOUT = 60.0  # seconds that a call waits unless it is told otherwise
+TIMEOUT = 60.0  # seconds that a call waits by default
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The weights of one model, by dotted name, ready to be sent.
+    """The weights of one model, by dotted name, ready to send.
 
-    They share the trainer's memory until the carrier has taken its snapshot.
+    They share the trainer's memory until the carrier has copied them.
     """
 
     model_id: str
     tensors: Mapping[str, Leaf]
 
     def state(self) -> State:
-        """Return them as a state, tied ones once, for a carrier that writes them itself.
+        """Return the weights as a state, with tied tensors once.
 
         Raises:
-            StateError: Something in it cannot travel.
+            StateError: Some of the weights cannot be sent.
         """
         return state_of(self.tensors)
 
     def copied(self) -> "Weights":
-        """Return a copy in memory of its own, tied ones tied."""
+        """Return a copy in memory of its own; tied tensors stay tied."""
         state = self.state()
         layout = state.layout()
         data = np.empty(layout.nbytes, np.uint8)
@@ -58,59 +58,59 @@ class Weights:
         return Weights(self.model_id, tensors)
 
 
-WorkerIds: TypeAlias = int | list[int] | None  # None: all of them
-Prepared: TypeAlias = Weights | Mapping[int, Weights]  # the same for all, or each worker its own
+WorkerIds: TypeAlias = int | list[int] | None  # None: all workers
+Prepared: TypeAlias = Weights | Mapping[int, Weights]  # for all workers, or by worker id
 
 
 class Transport:
-    """What carries weights to the workers: the sender's side."""
+    """The sender's end of a transport: sends weights to the workers."""
 
-    anybody = False  # whether it takes any number for a worker's
+    anybody = False  # whether it accepts any number as a worker id
 
     def workers(self) -> Sequence[int]:
-        """Return the ids that exist now; where their number is known, 0 to n-1, joined or not."""
+        """Return the worker ids: 0 to n-1 if the number n of workers is known, else the joined."""
         raise NotImplementedError
 
     def send(
         self, weights: Weights, workers: Sequence[int] | None, *, timeout: float
     ) -> "Future[Receipt]":
-        """Snapshot the weights, start to send them, and return: the trainer may then change them.
+        """Copy the weights and start to send them; afterwards the trainer may change them.
 
         Args:
-            weights: What to send.
+            weights: The weights to send.
             workers: Some of `workers()`; None: all of them.
             timeout: Seconds until the future must be done, whatever the workers do.
 
         Returns:
-            A future of the receipt. In it every worker that was asked for stands under `str(id)`,
-            with what became of it; a worker that failed is no exception.
+            A future of the receipt, which has a row under `str(id)` for every requested worker. A
+            worker that failed has a row too; the future does not raise for it.
 
         Raises:
-            StateError: The weights cannot travel; nothing was sent.
+            StateError: The weights cannot be sent; nothing was sent.
         """
         raise NotImplementedError
 
     def greet(self, weights: Prepared | None, *, timeout: float) -> None:
-        """At `connect()`, have the first weights reach who asks for them; wait for nobody."""
+        """Offer the first weights to the workers, at `connect()`; do not wait for absent ones."""
 
     def versions(self) -> Mapping[int, int]:
-        """Return the version that each worker is known to run; workers without one are left out."""
+        """Return the version that each worker runs, by worker id, without workers that run none."""
         return {}
 
     def close(self) -> None:
-        """Let go of everything. Never raises; calling it twice is fine."""
+        """Release all resources. Never raises; calling it twice is fine."""
 
 
 class Receiver:
-    """What takes weights in: the receiver's side."""
+    """The receiver's end of a transport: receives weights."""
 
     def connect(self, worker_idx: int | None, timeout: float) -> None:
-        """Take up work as this worker, at `connect()`. It must not wait for the sender."""
+        """Join as worker `worker_idx`, at `connect()`. Must not wait for the sender."""
 
     def receive(self, timeout: float) -> Update | None:
-        """Return the newest update that was not returned before; None if none comes in time.
+        """Return the newest update that was not returned before; None after `timeout` seconds.
 
-        What polls applies it here and now; everything else has done so before.
+        A receiver that polls applies the version in this call; others applied it before.
         """
 
     def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[object]:
@@ -119,11 +119,11 @@ class Receiver:
         return nullcontext()
 
     def close(self) -> None:
-        """Let go of everything. Never raises; calling it twice is fine."""
+        """Release all resources. Never raises; calling it twice is fine."""
 
 
 def merged(receipts: Sequence[Receipt]) -> Receipt:
-    """Return one receipt for several that were sent in one call; its version is the last one."""
+    """Return one receipt for the receipts of one call, with the version of the last."""
     last = receipts[-1]
     if len(receipts) == 1:
         return last
@@ -136,7 +136,7 @@ def merged(receipts: Sequence[Receipt]) -> Receipt:
     )
 
 
-# Schemes by the name of what carries their weights, for `from_backend`.
+# Schemes by the name of their transport, for `from_backend`.
 
 # fmt: off
 WeightSyncBackend = Literal[
@@ -145,7 +145,7 @@ WeightSyncBackend = Literal[
 ]
 # fmt: on
 
-# Where the scheme of each name lives. Each is loaded when it is first asked for.
+# Module and class of the scheme of each name. Modules are imported on first use.
 _HOMES = {
     "none": "none:NoWeightSyncScheme",
     "shared": "bus:SharedMemWeightSyncScheme",
@@ -162,7 +162,7 @@ Scheme = TypeVar("Scheme", bound=type)
 
 
 def register_weight_sync_backend(backend: str) -> Callable[[Scheme], Scheme]:
-    """Return a decorator that makes a class of schemes known to `from_backend`, as `backend`."""
+    """Return a decorator that registers a scheme class for `from_backend`, as `backend`."""
 
     def register(scheme: Scheme) -> Scheme:
         _registered[backend] = scheme
@@ -172,7 +172,7 @@ def register_weight_sync_backend(backend: str) -> Callable[[Scheme], Scheme]:
 
 
 def scheme_class(backend: str) -> type:
-    """Return the class of schemes of a name; ValueError: there is none."""
+    """Return the scheme class registered under a name; ValueError if there is none."""
     canonical = backend if backend in _registered else _ALIASES.get(backend, backend)
     if canonical in _registered:
         return _registered[canonical]

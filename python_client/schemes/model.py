@@ -1,12 +1,11 @@
-"""What is the user's: the model of a scheme, where it is found, and methods that take weights.
+"""Finds the user's model of a scheme, and calls the user's methods that accept weights.
 
-A model is given as it is, or found in a context (a collector, for example) each time it is needed,
-by a path like "policy", "env.value_net" or "env.transform[0]". The context is held weakly, since it
-usually holds the scheme.
+A model is given directly, or looked up in a context (a collector, for example) each time it is
+needed, by a path like "policy", "env.value_net" or "env.transform[0]". The scheme has a weak
+reference to the context, since the context usually holds the scheme.
 
-What a method returns that is handed weights may be a promise of its effect: a coroutine, a future
-of Python's or of torch's, a reference of Ray's, or several in a list. Only when they are kept, the
-weights are taken.
+A method that gets weights may return an awaitable: a coroutine, a Python or torch future, a Ray
+reference, or a list of those. The weights count as applied when all of them are done.
 """
 
 import asyncio
@@ -33,18 +32,18 @@ _STEP = re.compile(r"\.?(?P<attribute>[^.\[\]]+)|\[(?P<key>[^\[\]]*)\]")
 
 
 class Subject:
-    """What a scheme is about: a model id, and the context or the model behind it."""
+    """The model id of a scheme, and its model or the context that has the model."""
 
     def __init__(self, model_id: str | None = None) -> None:
         self.model_id = model_id
-        self.given: object | None = None  # the model, if it was given as it is
-        self.weights: Any = None  # to send, given apart from a model (sender)
-        self.worker_idx: int | None = None  # which worker this is (receiver)
+        self.given: object | None = None  # the model, if it was given directly
+        self.weights: Any = None  # weights to send, if given without a model (sender)
+        self.worker_idx: int | None = None  # the id of this worker (receiver)
         self._context: Callable[[], object | None] = _nothing
 
     @property
     def context(self) -> object | None:
-        """The context, while it lives."""
+        """The context; None if none was given or it is gone."""
         return self._context()
 
     @context.setter
@@ -53,11 +52,15 @@ class Subject:
 
     @property
     def forsaken(self) -> bool:
-        """Whether there was a context, which is gone."""
+        """Whether the context was garbage-collected."""
         return self._context is not _nothing and self._context() is None
 
     def model(self) -> object | None:
-        """Return the model; None where neither it nor a context was given, or AttributeError."""
+        """Return the model; None if neither a model nor a context was given.
+
+        Raises:
+            AttributeError: The context has no such model.
+        """
         if self.given is not None:
             return self.given
         context = self.context
@@ -66,14 +69,14 @@ class Subject:
         return model_in(context, self.model_id)
 
     def cascade(self, weights: Callable[[], object]) -> None:
-        """Tell the context that its model has new weights, as TorchRL's collectors expect.
+        """Notify the context that its model has new weights, as TorchRL's collectors expect.
 
-        A collector counts versions and passes weights on to collectors inside it. It can do so for
-        its policy and for models that it has schemes for; of another it only counts the version.
-        A context that counts no versions, like an inference server, is told of every model.
+        A collector counts versions, and passes weights of its policy and of models that it has
+        schemes for on to the collectors inside it; for other models it only counts the version.
+        A context that counts no versions, such as an inference server, gets weights of any model.
 
         Raises:
-            Exception: What the context raises, at once or later.
+            Exception: The error of the context's method or of the awaitable that it returns.
         """
         context, model_id = self.context, self.model_id or POLICY
         update = getattr(context, "update_policy_weights_", None)
@@ -91,10 +94,10 @@ class Subject:
 
 
 def model_in(context: object, model_id: str) -> object:
-    """Return a context's model: an attribute path, or whatever its `get_model()` knows.
+    """Return the model of a context at an attribute path, or from its `get_model()`.
 
     Raises:
-        AttributeError: There is none.
+        AttributeError: The context has no such model.
     """
     try:
         model = resolve(context, model_id)
@@ -112,13 +115,14 @@ def model_in(context: object, model_id: str) -> object:
 
 
 def own_weights(subject: Subject, model_id: str, context: Any) -> Any:
-    """Return the model that a subject is about, or the weights that stand for it."""
+    """Return a subject's weights or model; None if it has neither."""
     if subject.weights is not None:
         return subject.weights
     if subject.given is not None or context is None:
         return subject.given
     cached = getattr(context, "get_cached_weights", None)
-    if cached is not None and not is_torchrl(context):  # whose own may be of another device
+    # TorchRL's collectors may cache weights on another device.
+    if cached is not None and not is_torchrl(context):
         weights = cached(model_id)
         if weights is not None:
             return weights
@@ -129,7 +133,7 @@ def own_weights(subject: Subject, model_id: str, context: Any) -> Any:
 
 
 def is_torchrl(context: object) -> bool:
-    """Tell whether a context is a collector of TorchRL's, with pipes and caches of its own use."""
+    """Return whether a context is a TorchRL collector, whose pipes and caches are its own."""
     return hasattr(context, "policy_device")
 
 
@@ -138,11 +142,11 @@ def _nothing() -> None:
 
 
 def resolve(context: object, path: str) -> object:
-    """Return what an attribute path leads to, subscripts with numbers or strings included.
+    """Return the object at an attribute path, which may have subscripts (numbers or strings).
 
     Raises:
-        AttributeError: A step of the path leads nowhere; the text says which.
-        ValueError: The path cannot be read.
+        AttributeError: A step of the path does not exist; the text says which.
+        ValueError: The path is malformed.
     """
     at, found = 0, context
     while at < len(path):
@@ -172,22 +176,22 @@ def _step(found: object, step: re.Match[str], path: str) -> object:
         raise AttributeError(f"{path!r}: no [{key}] in a {type(found).__name__}: {error}") from None
 
 
-# Methods that take weights.
+# Methods that accept weights.
 
 
 class Answer(NamedTuple):
-    """What a worker did with a version."""
+    """The result of a version on a worker."""
 
     state: State
     detail: str = ""
-    intact: bool = True  # it still runs what it ran before, unless it runs this; else nothing
+    intact: bool = True  # False: the apply failed half-way, and the model is not usable
 
 
-Outcome: TypeAlias = Answer | list[Any]  # an answer, or references of Ray's that promise one
+Outcome: TypeAlias = Answer | list[Any]  # an answer, or Ray references that resolve to one
 
 
 def weights_of(header: bytes, data: Bytes, *, nested: bool) -> Any:
-    """Return a version's weights, in memory of their own: a TensorDict if `nested`, else a dict."""
+    """Return a copy of a version's weights: a TensorDict if `nested`, else a dict."""
     weights = as_tensors(Layout.parse(header), data)
     if not nested:
         return weights
@@ -199,11 +203,11 @@ def weights_of(header: bytes, data: Bytes, *, nested: bool) -> Any:
 def hand_over(
     method: Callable[..., Any], weights: Any, names: Sequence[str], timeout: float, **others: Any
 ) -> Answer:
-    """Call a method with weights, by one of their names, wait until they are taken, and say so.
+    """Call a method with weights, under one of `names`; wait until they are applied.
 
     Raises:
-        TimeoutError: What it promised did not happen in time.
-        Exception: Whatever it raises, at once or later.
+        TimeoutError: The awaitable that it returned was not done in time.
+        Exception: The error of the method or of the awaitable.
     """
     args, kwargs = arguments(method, weights, names)
     keep(method(*args, **kwargs, **others), timeout)
@@ -213,10 +217,10 @@ def hand_over(
 def arguments(
     method: Callable[..., Any], weights: Any, names: Sequence[str]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return how a method takes weights: by the first name that it has or takes, or by position."""
+    """Return arguments that pass weights to a method: by the first fitting name, or by position."""
     try:
         parameters = inspect.signature(method).parameters
-    except (TypeError, ValueError):  # not every callable can say
+    except (TypeError, ValueError):  # some callables have no signature
         return (weights,), {}
     kinds = {parameter.kind for parameter in parameters.values()}
     named = next((name for name in names if name in parameters), None)
@@ -227,7 +231,7 @@ def arguments(
 
 
 def keep(promised: Any, timeout: float) -> None:
-    """Wait for what a call has returned, where that is a promise or several; raise its failure."""
+    """Wait for `promised`, if it is an awaitable or several, and raise its error."""
     deadline = time.monotonic() + timeout
     if isinstance(promised, (list, tuple)):
         for one in cast("Sequence[Any]", promised):
@@ -244,15 +248,15 @@ def keep(promised: Any, timeout: float) -> None:
         future.add_done_callback(ended)
         if not done.wait(timeout):
             raise _broken(promised, timeout)
-        came = future.result() if hasattr(future, "result") else future.wait()  # torch's
+        came = future.result() if hasattr(future, "result") else future.wait()  # a torch future
     else:
         return
     keep(came, deadline - time.monotonic())
 
 
 def references(value: Any) -> list[Any]:
-    """Return the references of Ray's that a value is, or lists."""
-    kind: Any = getattr(sys.modules.get("ray"), "ObjectRef", None)  # while it is imported, too
+    """Return the Ray references in a value, which may be one or a list."""
+    kind: Any = getattr(sys.modules.get("ray"), "ObjectRef", None)  # None during Ray's own import
     listed = cast("Sequence[Any]", value if isinstance(value, (list, tuple)) else [value])
     return [] if kind is None else [one for one in listed if isinstance(one, kind)]
 

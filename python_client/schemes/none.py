@@ -1,4 +1,4 @@
-"""The scheme that synchronises nothing, and says so."""
+"""The scheme that sends no weights."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -12,7 +12,7 @@ from .vintage import TransportBackend, WeightSyncScheme
 
 
 class _Nothing(Transport, Receiver):
-    """What carries nothing, on either side: a carrier, a receiver and a transport."""
+    """A carrier, a receiver and a transport that do nothing."""
 
     anybody = True
 
@@ -32,15 +32,15 @@ class _Nothing(Transport, Receiver):
     def receive_weights(self, timeout: float | None = None, **_: Any) -> None: ...
 
     def check_connection(self) -> bool:
-        return True  # nothing that could be lost
+        return True  # no connection that could be lost
 
 
 class NoWeightSyncScheme(WeightSyncScheme):
     """Synchronises nothing: workers keep their initial weights.
 
     Args:
-        strategy: The naming that weights would have.
-        **settings: Those of every scheme; they have no effect.
+        strategy: Accepted, without effect.
+        **settings: The settings of every scheme, without effect.
     """
 
     def _make_carrier(self, **_: Any) -> Transport:
@@ -51,11 +51,11 @@ class NoWeightSyncScheme(WeightSyncScheme):
         return _Nothing()
 
     def connect(self, *, worker_idx: int | None = None, **nothing: Any) -> None:
-        """Connect nothing; you may call it again. Arguments are those of the base.
+        """Do nothing but check the model; may be called again. Arguments are those of the base.
 
         Raises:
-            RuntimeError: The worker's model is on the meta device: it has no weights, and never
-                gets any from this scheme.
+            RuntimeError: The worker's model is on the meta device: it has no weights, and this
+                scheme never sends any.
         """
         if "weights" in nothing:
             raise TypeError("connect() of a scheme that sends nothing takes no weights")
@@ -81,18 +81,18 @@ class NoWeightSyncScheme(WeightSyncScheme):
     send_async = send
 
     def wait_async(self, timeout: float | None = None) -> None:
-        """Wait for nothing. Arguments are those of the base."""
+        """Return at once. Arguments are those of the base."""
 
     def receive(self, timeout: float | None = None) -> None:
-        """Receive nothing: None, at once. Arguments are those of the base."""
+        """Return None at once. Arguments are those of the base."""
 
     def prepared(self, weights: Any, model_id: str | None = None) -> Prepared:
-        """Return no weights, whatever was given. Arguments are those of the base."""
+        """Return empty weights. Arguments are those of the base."""
         del weights, model_id
         log.debug("%r: NoWeightSyncScheme sends nothing", self.model_id)
         return Weights(self.model_id or POLICY, {})
 
     def create_transport(self, pipe_or_context: Any = None, **kwargs: Any) -> TransportBackend:
-        """Return a transport that carries nothing. Arguments are those of the base."""
+        """Return a transport that sends no weights. Arguments are those of the base."""
         del pipe_or_context, kwargs
         return _Nothing()

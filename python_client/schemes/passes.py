@@ -1,10 +1,10 @@
-"""Forward passes of a receiver's model: a version goes between two of them, never into one.
+"""Applies versions between forward passes of a receiver's model, never during one.
 
-A collector calls its policy when it likes, and versions are applied in another thread, under a lock
-(`reading.py`). Hooks on the module have each call of it take that lock as a reader.
+A collector calls its policy at any time, and versions are applied in another thread, under a lock
+(`reading.py`). Hooks on the module make each forward pass hold that lock as a reader.
 
-Hooks are of this process and this receiver: a copy of the module, deep or pickled, has in their
-place something that does nothing and needs nothing of ours where it is loaded.
+Hooks belong to one process and one receiver. In a deep copy or a pickle of the module they are
+replaced by functions that do nothing and can be loaded without weightbus.
 """
 
 import inspect
@@ -24,19 +24,19 @@ from ..reading import READING_SECONDS, Holder, Reading, ReadingLock
 
 log = logging.getLogger("weightbus.schemes")
 
-EARLIER_SECONDS = 1.0  # that passes which began before there were hooks are waited for
+EARLIER_SECONDS = 1.0  # time limit for passes that began before the hooks were registered
 
-_nothing = nullcontext().__exit__  # takes any arguments, and returns None
+_nothing = nullcontext().__exit__  # accepts any arguments and returns None
 
 
 def _none() -> None:
-    """Return what a pass is told: nothing."""
+    """Return None: a forward pass does not use the version that it reads."""
 
 
 class _Hook(partial[None]):
-    """A hook that stays behind when its module is copied.
+    """A hook that does nothing in copies of its module.
 
-    A `partial` since it is called without a frame of Python's, which torch.compile would look at.
+    It is a `partial`, since calling one adds no Python frame that torch.compile would trace.
     """
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -47,31 +47,31 @@ class _Hook(partial[None]):
 
 
 class ForwardPasses:
-    """Has the forward passes of a module, and of another that takes its place, take a lock.
+    """Makes forward passes of a module, and of a module that replaces it, hold a lock.
 
     Args:
-        lock: What an apply takes alone.
+        lock: The lock that an apply takes exclusively.
         timeout: Seconds that a pass waits for an apply before it raises TimeoutError.
     """
 
     def __init__(self, lock: ReadingLock, timeout: float = READING_SECONDS) -> None:
         self.lock, self._timeout = lock, timeout
-        self._inside: dict[int, list[Reading[None]]] = {}  # by thread, the passes under way
+        self._inside: dict[int, list[Reading[None]]] = {}  # the running passes, by thread
         self._called: list[weakref.ref[Any]] = []  # the modules that have the hooks
         self._handles: list[Any] = []
         self._turn = threading.Lock()
 
     def guard(self, model: object) -> None:
-        """Hook a module, in place of the one before; passes that are under way are waited for.
+        """Register hooks on a module in place of the previous one; wait for its running passes.
 
-        Anything but a module, and any in a process without TorchRL, is left alone: there nobody
-        but the user calls it, who knows `reading()`.
+        Objects that are no modules, and processes without TorchRL, get no hooks: only the user's
+        own code calls the model there, and can use `reading()`.
         """
         with self._turn:
             guarded = is_module(model) and "torchrl" in sys.modules
             called = [*_called(model)] if guarded else []
             if [module() for module in self._called] == called:
-                return  # TorchRL shows a transform as another object each time; not its parts
+                return  # TorchRL wraps a transform in a new object each time, around the same parts
             self._release()
             _keep_from_compiler()
             before, after = self._before, self._after
@@ -85,7 +85,7 @@ class ForwardPasses:
         self._await_earlier()
 
     def release(self) -> None:
-        """Take the hooks away. Passes that are under way end as they began."""
+        """Remove the hooks. Running passes keep the lock until they end."""
         with self._turn:
             self._release()
 
@@ -95,13 +95,13 @@ class ForwardPasses:
         self._called, self._handles = [], []
         self._end_lost(0)
 
-    # In whatever thread calls the module.
+    # Runs in the thread that calls the module.
 
     def _before(self, _module: object, _args: object) -> None:
         me = threading.get_ident()
         if self._inside.setdefault(me, []):
-            # This pass is inside another, or that one has ended without a word: torch calls no
-            # hook on KeyboardInterrupt.
+            # This pass is nested in another, or the other ended without its hook: torch calls
+            # none on KeyboardInterrupt.
             self._end_lost(self._passes_of(inspect.currentframe()) - 1)
         alive = self._is_under_way
         begun = Reading(self.lock, self._timeout, _none, doing="a forward pass", alive=alive)
@@ -112,7 +112,7 @@ class ForwardPasses:
         me = threading.get_ident()
         begun = self._inside.get(me)
         if not begun:
-            return  # it was the hook before that failed, or it was not there yet
+            return  # the pre-hook failed, or was registered after the pass began
         begun.pop().__exit__()
         if not begun:
             del self._inside[me]
@@ -122,10 +122,10 @@ class ForwardPasses:
         for _ in range(under_way, len(self._inside.get(me, ()))):
             self._after(None, None, None)
 
-    # In any thread.
+    # Runs in any thread.
 
     def _is_under_way(self, thread: int) -> bool:
-        """Tell whether a thread is still in a pass."""
+        """Return whether a thread is still in a pass."""
         return self._passes_of(_stacks().get(thread)) > 0
 
     def _passes_of(self, frame: FrameType | None) -> int:
@@ -139,7 +139,7 @@ class ForwardPasses:
         return count
 
     def _await_earlier(self) -> None:
-        """Wait until passes are over that began when there were no hooks yet."""
+        """Wait for passes that began before the hooks were registered; at most EARLIER_SECONDS."""
         deadline, me = time.monotonic() + EARLIER_SECONDS, threading.get_ident()
         earlier = [t for t in _stacks() if t != me and t not in self._inside]
         while any(self._is_under_way(t) and t not in self._inside for t in earlier):
@@ -150,10 +150,9 @@ class ForwardPasses:
 
 @cache
 def _keep_from_compiler() -> None:
-    """Have torch.compile leave its graph for what a hook does, and not look into that.
+    """Make torch.compile break its graph at the hooks, and not trace them.
 
-    A lock is no graph's. `torch.compiler.disable` says the same, by a wrapper that costs each pass
-    more than the lock does.
+    `torch.compiler.disable` does the same with a wrapper that costs each pass more than the lock.
     """
     from torch._dynamo.decorators import skip  # pyright: ignore[reportPrivateImportUsage]
 
@@ -168,10 +167,11 @@ def _stacks() -> dict[int, FrameType]:
 
 
 def _called(model: Any) -> Iterator[Any]:
-    """Return what is called of a model: itself, but of what only holds others, its parts.
+    """Yield the modules whose calls to hook: the model, or the parts of a mere container.
 
-    Such are environments and transforms, which have methods of their own for each step, and lists.
-    A class with a `__call__` of its own may call torch's, which calls hooks, or its parts alone.
+    Environments and transforms, which have their own methods for each step, and lists are such
+    containers. For a class with its own `__call__` both are hooked: it may call torch's `__call__`,
+    which calls hooks, or only its parts.
     """
     envs, nn = sys.modules.get("torchrl.envs"), sys.modules["torch"].nn
     kinds = tuple(kind for name in ("EnvBase", "Transform") if (kind := getattr(envs, name, None)))
@@ -196,7 +196,7 @@ def _warn_of_own_call(kind: str) -> None:
 
 
 def _has_own_call(model: object) -> bool:
-    """Tell whether a module is called by a `__call__` that is neither torch's nor TensorDict's."""
+    """Return whether a module's `__call__` is neither torch's nor TensorDict's."""
     call: Any = type(model).__call__
     module: str = getattr(call, "__module__", None) or ""
     return module.partition(".")[0] not in ("torch", "tensordict")

@@ -1,7 +1,7 @@
-"""The schemes over Ray: weights to actors, stored once per version in Ray's object store.
+"""The schemes over Ray: send weights to actors through Ray's object store.
 
-A version is one flat array beside its layout, which every actor of a host reads in place. (Ray
-pickles torch tensors through byte strings, which takes several times as long.)
+A version is stored once, as a layout and one flat array, which every actor of a host reads in
+place. (Ray pickles torch tensors through byte strings, which takes several times as long.)
 """
 
 import inspect
@@ -27,7 +27,7 @@ from .sender import WeightSender, WorkerTransport
 from .strategy import Format
 from .vintage import TransportBackend, WeightSyncScheme
 
-HOOK = "_init_weight_sync_scheme"  # by which TorchRL's ModuleTransform takes a receiver
+HOOK = "_init_weight_sync_scheme"  # method of TorchRL's ModuleTransform that makes a receiver
 
 
 class RayWeightSyncScheme(WeightSyncScheme):
@@ -36,7 +36,7 @@ class RayWeightSyncScheme(WeightSyncScheme):
     Args:
         strategy: The naming of the weights: "tensordict" or "state_dict".
         backend: Accepted for compatibility; no process group is needed.
-        **kwargs: Those of every scheme: `timeout` (seconds), `strict`, `cast`, `background`.
+        **kwargs: The settings of every scheme: `timeout` (seconds), `strict`, `cast`, `background`.
 
     On the sender, `init_on_sender` takes the actors as `remote_collectors=[...]` (or `actors`, or
     `actor_refs`), or from a context with `remote_collectors`. Their positions are the worker ids.
@@ -45,7 +45,7 @@ class RayWeightSyncScheme(WeightSyncScheme):
     between its tasks. If it does not, its `update_policy_weights_` is called.
     """
 
-    _waits_for_first = False  # an actor that waited could not be called, and so not be given any
+    _waits_for_first = False  # an actor that waits cannot be called, so it would get no weights
 
     def __init__(self, strategy: Format = "tensordict", backend: str = "gloo", **kwargs: Any):
         """Make one. `backend` is accepted for compatibility; no process group is needed."""
@@ -109,7 +109,7 @@ class RayModuleTransformScheme(RayWeightSyncScheme):
     The sender takes the actor from the transform that has this scheme, or from `ray_transform=...`,
     `actor_refs=[...]` or `actors=[...]` of `init_on_sender`. The receiver is the actor; its module
     is `model`, or the context's `_actor_module` or `module`. TorchRL's transforms become receivers
-    by themselves when the sender connects.
+    automatically when the sender connects.
     """
 
     def __init__(self, strategy: Any = "tensordict", backend: str = "gloo", **kwargs: Any):
@@ -118,7 +118,7 @@ class RayModuleTransformScheme(RayWeightSyncScheme):
         self._ray_transform: Any = None
 
     def _set_transform(self, ray_transform: Any) -> None:
-        """Remember the transform whose module this is about. (TorchRL calls this.)"""
+        """Set the transform whose module gets the weights. (TorchRL calls this.)"""
         self._ray_transform = ray_transform
 
     def _make_carrier(self, **kwargs: Any) -> Transport:
@@ -176,7 +176,7 @@ class RayActorTransport(RayTransport):
 
 
 class _ModuleSender(CallSender):
-    """Makes receivers of actors that offer to become one, and then sends to them."""
+    """Sends to actors, after making receivers of those that have a `HOOK` method."""
 
     def __init__(self, scheme: RayModuleTransformScheme, channel: Channel, actors: list[Any]):
         super().__init__(channel, _Actors(actors), scheme.strategy_str)
@@ -184,7 +184,7 @@ class _ModuleSender(CallSender):
         self._actors = [actor for actor in map(actor_of, actors) if hasattr(actor, HOOK)]
 
     def greet(self, weights: Prepared | None, *, timeout: float) -> None:
-        """Make the receivers, then bring them their first weights."""
+        """Make the receivers, then send them their first weights."""
         scheme = self._scheme()
         made = [
             getattr(actor, HOOK).remote(scheme=scheme, model_id=scheme and scheme.model_id)
@@ -205,13 +205,13 @@ class _ModuleSender(CallSender):
 
 
 def _actors_in(context: Any, kwargs: Mapping[str, Any], names: Iterable[str]) -> list[Any]:
-    """Return the actors that keywords or a context name, in the first place that has any."""
+    """Return the actors under the first of `names` that keywords or the context have."""
     found = (kwargs.get(name) or getattr(context, name, None) for name in names)
     return list(next((actors for actors in found if actors), ()))
 
 
 def actor_of(owner: Any) -> Any:
-    """Return an actor's handle, given as it is or by what wraps it, as TorchRL's services do."""
+    """Return the handle of an actor, which may be wrapped as in TorchRL's services."""
     from ray.actor import ActorHandle
 
     handle: Any = ActorHandle
@@ -227,7 +227,7 @@ class _Actors(Peers):
         return self._store.put(state)
 
     def call(self, worker: int, payload: "Stored", what: Call, timeout: float) -> "Future[Answer]":
-        del timeout  # Ray's calls have none; whoever waits for the answers keeps the time
+        del timeout  # Ray's calls have none; `Answers` keeps the deadline
         return call(self.workers[worker], _deliver, what, payload.ref)
 
     def explain(self, worker: int, error: BaseException) -> Answer:
@@ -235,15 +235,14 @@ class _Actors(Peers):
 
 
 def _deliver(actor: Any, what: Call, version: tuple[bytes, Bytes]) -> Outcome:
-    """Take a version in. (Runs in the actor.)"""
+    """Receive a version. (Runs in the actor.)"""
     return deliver(Incoming.of(what, *version, waits=False), lambda: actor, taken)
 
 
 def call(actor: Any, function: Callable[..., Outcome], *args: Any) -> "Future[Answer]":
-    """Call `function(instance, *args)` in an actor's process; references among them are resolved.
+    """Call `function(instance, *args)` in the process of an actor of any class.
 
-    This works for any actor, whatever its class. The function returns an answer, or references,
-    which are waited for.
+    Ray resolves references in `args`. The function returns an answer, or references to wait for.
     """
     answer: Future[Answer] = Future()
     _follow([actor.__ray_call__.remote(function, *args)], answer, promised=False)
@@ -251,7 +250,7 @@ def call(actor: Any, function: Callable[..., Outcome], *args: Any) -> "Future[An
 
 
 def answer_to(returned: Any, timeout: float) -> "Future[Answer]":
-    """Return a future of what becomes of a call that a user's own code has made."""
+    """Return a future of the answer to a call by the user's code, from what the call returned."""
     answer: Future[Answer] = Future()
     if pending := references(returned):
         _follow(pending, answer, promised=True)
@@ -265,7 +264,7 @@ def answer_to(returned: Any, timeout: float) -> "Future[Answer]":
 
 
 def _follow(pending: list[Any], answer: "Future[Answer]", *, promised: bool) -> None:
-    """Resolve an answer when references, and those that they come to, are resolved."""
+    """Complete an answer when the references, and the references they resolve to, are resolved."""
     first, *rest = pending
 
     def ended(done: "Future[Any]") -> None:
@@ -285,10 +284,10 @@ def _follow(pending: list[Any], answer: "Future[Answer]", *, promised: bool) -> 
 def taken(
     method: Callable[..., Any], weights: Any, names: Sequence[str], timeout: float, **others: Any
 ) -> Outcome:
-    """Hand weights over to a method of the actor that this runs in.
+    """Call a method of the actor with weights. (Runs in the actor.)
 
-    Ray runs an `async def` in the actor's event loop, which gets nothing to do while this thread
-    waits: then a reference is returned, for the caller to wait for.
+    Ray runs an `async def` in the actor's event loop, which this thread would block by waiting: for
+    such a method, return a reference, for the caller to wait for.
     """
     if not inspect.iscoroutinefunction(method):
         return hand_over(method, weights, names, timeout, **others)
@@ -300,13 +299,13 @@ def taken(
 
 
 def explain(actor: Any, error: BaseException) -> Answer:
-    """Say what it means that a call to an actor raised."""
+    """Return the answer for a call to an actor that raised `error`."""
     from ray.exceptions import RayActorError, RayTaskError
 
     task_error: Any = RayTaskError
 
     if isinstance(error, RayActorError):
-        words = str(error).split("\tclass_name:")[0]  # Ray goes on for a page
+        words = str(error).split("\tclass_name:")[0]  # without Ray's page of details
         return Answer("lost", f"{actor!r}: {' '.join(words.split())}")
     if isinstance(error, task_error):
         error = cast("Any", error).cause
@@ -324,12 +323,12 @@ class Stored:
     layout: Layout
 
     def done(self, clean: bool) -> None:
-        """There is nothing to take back: Ray frees it once nobody refers to it any more."""
+        """Do nothing: Ray frees the version when no reference to it is left."""
 
 
 @dataclass(frozen=True, slots=True)
 class AsWeights:
-    """A version that is weights wherever it is taken up, in memory of their own."""
+    """A version that unpickles as weights, in memory of their own."""
 
     header: bytes
     data: Bytes
@@ -340,13 +339,13 @@ class AsWeights:
 
 
 class Store:
-    """Puts states into the object store, by way of one buffer: putting copies, so it is free."""
+    """Puts states into the object store, through one buffer, which `ray.put` copies."""
 
     def __init__(self) -> None:
         self._writer: Writer | None = None
 
     def put(self, state: State, form: Callable[[bytes, Bytes], Any] | None = None) -> Stored:
-        """Store a state, as it is now, in some form: as it is, it is read in the store's memory."""
+        """Store a copy of a state: as `form` of its header and data, or as these, read in place."""
         import ray
 
         if not ray.is_initialized():

@@ -1,8 +1,8 @@
-"""The receiver's side of a scheme: where versions are applied, all or nothing, and announced.
+"""The receiver's side of a scheme: applies versions, completely or not at all, and announces them.
 
-What takes versions in hands them over in one of two ways. One that only has a layout and bytes
-calls `deliver()`, which does everything. One whose own machinery decides when to apply (the bus)
-calls `fault()`, then `write()`, then `commit()`, and keeps readers away itself.
+A receiver passes versions on in one of two ways. A receiver that has only a layout and bytes calls
+`deliver()`, which does everything. A receiver that decides itself when to apply (the bus) calls
+`fault()`, then `write()`, then `commit()`, and locks readers out itself.
 """
 
 import threading
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from .scheme import Scheme
     from .vintage import WeightSyncScheme
 
-LOOK_SECONDS = 0.05  # between two looks at whether the first weights have come
+LOOK_SECONDS = 0.05  # between two checks whether the first weights have arrived
 
 
 class Arrivals:
-    """The newest version that was applied, and whether anybody has asked for it yet."""
+    """The newest version that was applied, and whether it was taken yet."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -45,7 +45,7 @@ class Arrivals:
             self._changed.notify_all()
 
     def take(self, timeout: float) -> Update | None:
-        """Return the newest update if it was not taken before, waiting for one if need be."""
+        """Return the newest update that was not taken before; None after `timeout` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self._fresh or self._closed, max(0.0, timeout))
             if not self._fresh:
@@ -54,7 +54,7 @@ class Arrivals:
             return self.newest
 
     def close(self) -> None:
-        """Let everybody go who waits."""
+        """Wake all waiting threads."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -68,22 +68,24 @@ class Destination:
     ) -> None:
         self.subject, self.strategy = subject, strategy
         self.arrivals = Arrivals()
-        self.refusal = ""  # why the version that was last looked at cannot be applied
-        self._filling = False  # it has memory, in which there are no values yet
+        self.refusal = ""  # why the last version cannot be applied; empty if it can
+        self._filling = False  # the model has memory, but no values yet
         self._strict, self._cast = strict, cast
         self.lock = ReadingLock()  # of `deliver`
         self.passes: ForwardPasses | None = None
 
-    # For what receives layouts and bytes.
+    # For receivers of layouts and bytes.
 
     def deliver(
         self, epoch: int, version: int, layout: Layout, data: Memory, *, timeout: float
     ) -> Update:
-        """Validate a version, apply it in place, announce it; wait so long for readers to leave.
+        """Validate a version, apply it in place, and announce it.
+
+        Waits at most `timeout` seconds for readers of the model.
 
         Raises:
-            ApplyError: It cannot be applied; the model is as it was. The text says why.
-            TornError: It failed half-way; `reading()` raises this until another is applied.
+            ApplyError: The version cannot be applied; the model is unchanged. The text says why.
+            TornError: Applying failed half-way; `reading()` raises this until a version is applied.
         """
         started = time.perf_counter()
         model = self.subject.model_id or ""
@@ -109,37 +111,37 @@ class Destination:
         return update
 
     def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[object]:
-        """Return a context in which `deliver` waits."""
+        """Return a context in which `deliver` does not write."""
         return self.lock.reading(timeout)
 
-    # The forward passes of whoever runs the model.
+    # Forward passes of the model.
 
     def guard(self, lock: ReadingLock, timeout: float) -> None:
-        """From now on have forward passes of the model take a lock, which every apply takes alone.
+        """Make forward passes of the model hold a lock, which every apply takes exclusively.
 
         Args:
-            lock: It.
-            timeout: Seconds that a pass waits for an apply, if that is more than usual.
+            lock: The lock.
+            timeout: Seconds that a pass waits for an apply; at least `READING_SECONDS`.
         """
         self.unguard()
         self.passes = ForwardPasses(lock, max(timeout, READING_SECONDS))
         self.look_again()
 
     def look_again(self) -> None:
-        """Guard the model that is to be found now, if it is another."""
+        """Guard the current model, if it was replaced."""
         if self.passes is not None:
-            with suppress(AttributeError):  # the context has none yet
+            with suppress(AttributeError):  # the context has no model yet
                 self.passes.guard(self.subject.model())
 
     def unguard(self) -> None:
-        """Leave forward passes alone."""
+        """Stop guarding forward passes."""
         if self.passes is not None:
             self.passes.release()
 
-    # For what decides by itself when to apply.
+    # For receivers that decide themselves when to apply.
 
     def fault(self, layout: Layout) -> str:
-        """Say why a layout cannot be applied; nothing if it can. Changes nothing."""
+        """Return why a layout cannot be applied; empty if it can. Does not change the model."""
         model, strict = self.model(), self._strict
         lines = self.strategy.faults(layout, model, strict=strict, cast=self._cast)
         self.refusal = "\n".join(trimmed(lines))
@@ -149,8 +151,8 @@ class Destination:
         """Copy a version into the model.
 
         Raises:
-            StateError: It does not fit, and the model was not touched; the text says how.
-            Exception: Whatever failed; `reader.begun` says whether half-way.
+            StateError: The version does not fit, and the model is unchanged; the text says why.
+            Exception: Another failure; `reader.begun` is true if the model was partly written.
         """
         self._filling = self.unfilled()
         self.look_again()
@@ -163,13 +165,13 @@ class Destination:
             self._filling = False
 
     def commit(self, update: Update) -> None:
-        """Tell the context, and whoever waits in `receive()`, that a version was written.
+        """Announce a written version to the context and to `receive()`.
 
         Raises:
-            Exception: The context could not take it. Its part decides, too: what it does with the
-                weights may be to bring them to workers of its own, which then run others.
+            Exception: The context rejected the version. This fails the apply, because a context may
+                send the weights on to workers of its own, which then still run the old ones.
         """
-        if update.nbytes:  # a policy without weights, a random one, is not told of any
+        if update.nbytes:  # a policy without weights, such as a random one, gets no updates
             self.subject.cascade(lambda: self.strategy.tensors_as_td(self.model()))
         self.arrivals.put(update)
 
@@ -185,7 +187,7 @@ class Destination:
         return model
 
     def part_from_sender(self) -> None:
-        """Give the model memory of its own, where torch's multiprocessing left it the sender's."""
+        """Move the model out of memory that torch's multiprocessing shares with the sender."""
         model = self._found()
         if is_module(model):
             from ...codecs.torch_modules import take_out_of_shared_memory
@@ -193,19 +195,20 @@ class Destination:
             take_out_of_shared_memory(model)
 
     def weights(self) -> object:
-        """Return the model's present weights, which share its memory."""
+        """Return the model's current weights, which share its memory."""
         return self.strategy.extract_weights(self.model())
 
     def unfilled(self) -> bool:
-        """Tell whether the model was on the meta device, and its first version is not in it yet."""
+        """Return whether the model was on the meta device and its first version is not applied."""
         if self._filling:
             return True
         return self._found() is not None and self.strategy.on_meta(self.model())
 
     def _found(self) -> object | None:
-        """Return the model, of a collector that leaves it to its own workers to make one, too.
+        """Return the model; build one if a collector has only a factory of policies.
 
-        That one only shows which versions fit, and is what the collector is told to pass on.
+        A collector whose workers build their own policies has none itself. The one built here
+        checks which versions fit, and holds the weights that the collector passes on.
         """
         factories: Any = getattr(self.subject.context, "policy_factory", None)
         make = next((f for f in factories if f is not None), None) if factories else None
@@ -227,7 +230,7 @@ class ReceiverSide:
     connected: bool = False
 
     def connect(self, timeout: float, *, fill: bool) -> None:
-        """Take up work; with `fill`, wait for weights that the model has no memory without."""
+        """Connect the receiver; with `fill`, a model on the meta device waits for weights."""
         self.connected = True
         try:
             self.receiver.connect(self.destination.subject.worker_idx, timeout)
@@ -254,7 +257,7 @@ class ReceiverSide:
             )
 
     def receive(self, timeout: float) -> Any | None:
-        """Return the newest weights that were applied since the last call; see the scheme's."""
+        """Return the newest weights that were applied since the last call; see `Scheme.receive`."""
         try:
             update = self.receiver.receive(timeout)
         except ApplyError as error:
@@ -266,47 +269,47 @@ class ReceiverSide:
         return None if update is None else self.destination.weights()
 
     def apply(self, weights: Any, inplace: bool, *, strict: bool, timeout: float) -> None:
-        """Apply weights that came by another way, and keep versions out that arrive meanwhile."""
+        """Apply weights from another source; no version is applied meanwhile."""
         destination = self.destination
         model = destination.model()
         with self._alone(timeout) if self.connected else nullcontext():
             destination.strategy.apply_weights(model, weights, inplace, strict=strict)
 
     def _alone(self, timeout: float) -> AbstractContextManager[object]:
-        """Return a context in which no version is applied, and no other thread runs the model."""
+        """Return a context in which no version is applied and no other thread runs the model."""
         passes = self.destination.passes
         if passes is None or passes.lock.held:
             return self.receiver.reading(timeout)
         return passes.lock.writing(timeout, "apply_weights()")
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close the receiver and wake waiting threads."""
         with suppress(Exception):
             self.receiver.close()
         self.destination.unguard()
         self.destination.arrivals.close()
 
 
-# By the older vintage, and as a transport.
+# The older API, and the transport.
 
 
 class WeightReceiver:
-    """Receives the weights of a `scheme`. Its `get_receiver()` or `create_receiver()` makes one."""
+    """Receives the weights of a `scheme`. Made by its `get_receiver()` or `create_receiver()`."""
 
     def __init__(self, scheme: "WeightSyncScheme") -> None:
         self._scheme = scheme
 
     def receive(self, timeout: float = 0.001) -> bool:
-        """Apply the newest weights that come within `timeout` seconds; return whether any came.
+        """Apply the newest weights that arrive within `timeout` seconds; return whether any did.
 
         Raises:
-            ApplyError: They do not fit; the model is unchanged, and the sender is informed.
+            ApplyError: The weights do not fit; the model is unchanged, and the sender is informed.
         """
         scheme = self._scheme
         return scheme.initialized_on_receiver and scheme.receive(timeout) is not None
 
     def apply_weights(self, weights: Any, inplace: bool = True) -> None:
-        """Apply weights that came by another transport.
+        """Apply weights from another transport.
 
         Arguments (`weights`, `inplace`) and errors are those of `WeightSyncScheme.apply_weights`.
         """
@@ -316,27 +319,27 @@ class WeightReceiver:
 
 
 class ReceiverTransport:
-    """The way from the sender; if `named`, what is received is `(model_id, weights)`, as before."""
+    """Receives weights from the sender; if `named`, as `(model_id, weights)` of the older API."""
 
     def __init__(self, scheme: "Scheme", *, named: bool = False) -> None:
         self._scheme, self._named = scheme, named
 
     def send_weights(self, *weights: Any) -> None:
-        """Nothing can be sent from a receiver: RuntimeError."""
+        """Raise RuntimeError: a receiver does not send."""
         del weights
         raise RuntimeError("send_weights() called on a receiver side.")
 
     def receive_weights(self, timeout: float | None = None, **_: Any) -> Any | None:
-        """Return what was applied since the last call; None if nothing came in time."""
+        """Return the newest weights applied since the last call; None after `timeout` seconds."""
         received = self._scheme.receive(timeout)
         if not self._named or received is None:
             return received
         return self._scheme.model_id, received
 
     def send_ack(self, message: str = "updated") -> None:
-        """Nothing is left to do: a version is acknowledged when it is applied."""
+        """Do nothing: a version is acknowledged when it is applied."""
         del message
 
     def check_connection(self) -> bool:
-        """Tell whether the receiver is there."""
+        """Return True: the receiver exists."""
         return True

@@ -1,28 +1,28 @@
-"""The scheme: one model, kept the same on a sender and its workers, whatever carries the weights.
+"""The base of all schemes: keeps one model the same on a sender and its workers.
 
-A scheme has one side and takes two steps on it:
+A scheme becomes a sender or a receiver, and then connects:
 
     new ── init_on_sender() ───> sender ──── connect() ──> connected: send(), send_async()
      └──── init_on_receiver() ─> receiver ── connect() ──> connected: receive(), reading()
 
-Its side is an object (sender.py, receiver.py), and so is what it is about (model.py). This is the
-newer vintage of TorchRL's API; the door from the older one is vintage.py, and leads here.
+The side is an object (sender.py, receiver.py), and so is the model with its context (model.py).
+This is the newer of TorchRL's two APIs; vintage.py implements the older one on top of it.
 
-To carry weights by another means, derive from `WeightSyncScheme` and override:
+To send weights over another transport, derive from `WeightSyncScheme` and override:
 
     _make_carrier(**kwargs)                the sender's side (carrier.Transport)
     _make_receiver(destination, **kwargs)  the receiver's side (carrier.Receiver)
     carrier_to(pipe_or_context)            a carrier to one worker, 0, for `create_transport`
     _waits_for_first                       False: a receiver's connect() must not wait for weights
 
-`kwargs` are those of `init_on_sender` and `init_on_receiver` that the base does not use itself,
-with `num_workers` on the sender, and `worker_idx` and `background` on the receiver: take those you
-know and ignore the others, since collectors pass more than any needs.
+`kwargs` are the keywords of `init_on_sender` and `init_on_receiver` that the base does not use,
+plus `num_workers` on the sender, and `worker_idx` and `background` on the receiver. Ignore unknown
+keywords: collectors pass more than any scheme needs.
 
-Everything that belongs to one process is in `_side` and `_subject`, and stays there. What is
-pickled is the configuration, so that a scheme that is sent to a worker, or forked into one, starts
-anew there and can become a receiver. So whatever a subclass stores must be plain; sockets belong
-into what carries.
+`_side` and `_subject` hold everything that belongs to one process. Pickling a scheme copies its
+configuration only, so a scheme that is sent to a worker, or forked into one, starts uninitialised
+there and can become a receiver. A subclass therefore stores plain values; sockets belong in the
+carrier or the receiver.
 """
 
 import multiprocessing
@@ -44,12 +44,12 @@ from .strategy import Format, WeightStrategy, check_weights, has_names, strategy
 if TYPE_CHECKING:
     from .vintage import TransportBackend
 
-# Of one process, so that it is not pickled.
+# Attributes that belong to one process and are not pickled.
 OWN = {"_side", "_subject", "_pid", "_open", "_close", "_made_sender", "_made_receiver"}
 
 
 class Scheme:
-    """A scheme, by the newer vintage of the API. Its arguments are those of `WeightSyncScheme`."""
+    """A scheme with the newer API. Its arguments are those of `WeightSyncScheme`."""
 
     sync = True  # whether `send` waits until the workers have applied the weights
     _waits_for_first = True
@@ -78,15 +78,15 @@ class Scheme:
         return f"<{type(self).__name__} of {self.model_id!r}: {now}>"
 
     def _make_carrier(self, **kwargs: Any) -> Transport:
-        """Return what carries weights to the workers. Called by `init_on_sender`."""
+        """Return the carrier that sends weights to the workers. Called by `init_on_sender`."""
         raise NotImplementedError
 
     def _make_receiver(self, destination: Destination, **kwargs: Any) -> Receiver:
-        """Return what takes weights in. Called by `init_on_receiver`."""
+        """Return the receiver of weights. Called by `init_on_receiver`."""
         raise NotImplementedError
 
     def carrier_to(self, pipe_or_context: Any) -> Transport:
-        """Return a carrier to one worker, 0: the one that `pipe_or_context` leads to."""
+        """Return a carrier to one worker, with id 0: the worker behind `pipe_or_context`."""
         raise NotImplementedError
 
     # The sender.
@@ -100,11 +100,11 @@ class Scheme:
             model_id: The model's id; with a context, also the path to the model in it.
             context: An object that has the model, such as a collector.
             **kwargs: Instead of a context: `model` or `weights` (for a send without weights),
-                `num_workers` or `devices` or `params_map` (how many workers there are), and what
-                the transport needs.
+                `num_workers` or `devices` or `params_map` (the number of workers), and the
+                arguments of the transport.
 
         Raises:
-            TypeError: The argument for weights has none.
+            TypeError: `weights` contains no weights.
         """
         sources = Sources.taken(kwargs, context)
         given = sources.weights
@@ -131,15 +131,15 @@ class Scheme:
             worker_ids: The workers; None: all.
             timeout: Seconds for the whole call; None: the scheme's own.
 
-        What each worker did is in `receipt`, also after an error. Threads that send at the same
-        time take turns, each within its own deadline.
+        `receipt` has the result of each worker, also after an error. Only one thread sends at a
+        time; the others wait, each within its own deadline.
 
         Raises:
-            PublishError: Some workers do not have the weights; it names them. The others do.
-            RuntimeError: This is no connected sender, or a `send_async` was not waited for.
-            ValueError: There is no worker of that id.
-            TypeError: The argument has no weights; nothing was sent.
-            StateError: The weights cannot travel; nothing was sent.
+            PublishError: Some workers do not have the weights; it names them. All others do.
+            RuntimeError: This is no connected sender, or a `send_async` is still pending.
+            ValueError: No worker has that id.
+            TypeError: The argument contains no weights; nothing was sent.
+            StateError: The weights cannot be sent; nothing was sent.
         """
         sending = self._connected()
         try:
@@ -156,15 +156,15 @@ class Scheme:
     def send_async(
         self, weights: Any = None, worker_ids: WorkerIds = None, *, timeout: float | None = None
     ) -> None:
-        """Start a `send`, and return once the weights may be changed. Arguments are the same."""
+        """Start a `send`; return once the weights may be changed. Arguments are those of `send`."""
         self._connected().send_async(self, weights, worker_ids, timeout)
 
     def wait_async(self, timeout: float | None = None) -> None:
-        """Wait until what `send_async` sent is applied; errors are those of `send`.
+        """Wait until the weights of `send_async` are applied; errors are those of `send`.
 
         Raises:
-            RuntimeError: Nothing is on its way.
-            TimeoutError: It still is after `timeout` seconds; wait again.
+            RuntimeError: No send is pending.
+            TimeoutError: The send is still pending after `timeout` seconds; wait again.
         """
         self._connected().wait(timeout)
 
@@ -178,12 +178,12 @@ class Scheme:
 
     @property
     def receipt(self) -> Receipt | None:
-        """What every worker did with the last send; None before the first."""
+        """The result of the last send for every worker; None before the first send."""
         side = self._as_sender
         return None if side is None else side.receipt
 
     def versions(self) -> Mapping[int, int]:
-        """Return the version that each worker is known to run, as it was acknowledged."""
+        """Return the version that each worker runs, by worker id, as last acknowledged."""
         side = self._as_sender
         return {} if side is None else dict(side.carrier.versions())
 
@@ -195,17 +195,19 @@ class Scheme:
         carrier = side.carrier
         return {worker: WorkerTransport(self, carrier, worker) for worker in carrier.workers()}
 
-    # What a send carries.
+    # Preparing weights.
 
     def prepared(self, weights: Any, model_id: str | None = None) -> Prepared:
-        """Prepare whatever a user gave, for all workers or for each. Every send calls this.
+        """Return the weights to send: one set for all workers, or one per worker.
+
+        Every send calls this.
 
         Args:
-            weights: As of `send`.
-            model_id: What they are of; None: the scheme's own model.
+            weights: As in `send`.
+            model_id: The id of their model; None: the scheme's own model.
 
         Raises:
-            NothingToSendError: Nobody said what to send.
+            NothingToSendError: No weights were given, and the scheme has none.
         """
         given = self._subject.weights if weights is None else weights
         if is_per_worker(given):
@@ -216,7 +218,7 @@ class Scheme:
         name, context = model_id or self.model_id or POLICY, self.context
         if type(self).prepare_weights is Scheme.prepare_weights:
             source = self._source(weights, name, context)
-        else:  # a user's own
+        else:  # a subclass of the user's overrides it
             source = self.prepare_weights(weights, name, self._strategy, context)
         if source is None:
             raise NothingToSendError(
@@ -228,9 +230,9 @@ class Scheme:
     def prepare_weights(
         self, weights: Any, model_id: str, strategy: WeightStrategy, context: Any = None
     ) -> Any:
-        """Return what a send will carry, for whatever weights a user gave; see `send`.
+        """Return the weights to send for the `weights` that were given to `send`.
 
-        It looks up models (`model_id`) in the context; the strategy extracts their weights.
+        Models (`model_id`) are looked up in the context; the strategy extracts their weights.
 
         Returns:
             A TensorDict or a dict of tensors; None if there is nothing to send.
@@ -244,11 +246,11 @@ class Scheme:
         return strategy.extract_weights(source)
 
     def _source(self, weights: Any, model_id: str, context: Any) -> Any:
-        """Return what weights are taken out of, which a send does once."""
+        """Return the object that a send extracts weights from; None if there is none."""
         if weights is None:
             return own_weights(self._subject, model_id, context)
         if not isinstance(weights, str):
-            # A collector's own random policy has none, and is no mistake.
+            # A collector's own random policy has no weights, which is not an error.
             if weights is not getattr(context, model_id, self._subject.given):
                 check_weights(weights, model_id)
             return weights
@@ -259,17 +261,16 @@ class Scheme:
     # The receiver.
 
     def init_on_receiver(self, *, model_id: str, context: Any = None, **kwargs: Any) -> None:
-        """Become a receiver. On a sender's copy in a forked process, this starts anew.
+        """Become a receiver. In a forked process, the sender's state is discarded first.
 
         Args:
             model_id: The model's id; with a context, also the path to the model in it.
             context: An object that has the model, such as the worker's collector.
-            **kwargs: `model` (instead of a context), `worker_idx` (which worker this is),
-                `background` (instead of the scheme's own), and whatever the means of transport
-                needs.
+            **kwargs: `model` (instead of a context), `worker_idx` (this worker's id), `background`
+                (instead of the scheme's own), and the arguments of the transport.
         """
         if context is None and self._here() is None:
-            context = self.context  # servers set it first
+            context = self.context  # inference servers set it beforehand
         self._begin(model_id, context, kwargs.pop("model", None))
         self._subject.worker_idx = kwargs.setdefault("worker_idx", None)
         if kwargs.get("background") is None:
@@ -289,18 +290,18 @@ class Scheme:
         """Return the newest weights that were applied since the last call.
 
         By default versions are applied in the background, and this only waits for one. With
-        `background=False` they are applied here, during the call.
+        `background=False` they are applied during this call.
 
         Args:
-            timeout: Seconds to wait for one; 0: take what is there; None: the scheme's own.
+            timeout: Seconds to wait for a version; 0: do not wait; None: the scheme's own.
 
         Returns:
-            The model's weights; None if nothing new came.
+            The model's weights; None if no new version was applied.
 
         Raises:
             RuntimeError: This is no connected receiver.
             ApplyError: A version does not fit; the weights are unchanged (background=False). With a
-                context this is logged instead, so a polling server goes on.
+                context the error is logged instead, so that a polling server goes on.
         """
         side = self._as_receiver
         if side is None:
@@ -310,7 +311,7 @@ class Scheme:
         return side.receive(self.timeout if timeout is None else checks.seconds(timeout, "timeout"))
 
     def apply_weights(self, weights: Any, inplace: bool = True) -> None:
-        """Apply weights to the receiver's model: all of them, or none and an exception.
+        """Apply weights to the receiver's model, completely or not at all.
 
         Args:
             weights: A TensorDict, a dict of tensors, or a module.
@@ -319,7 +320,7 @@ class Scheme:
         Raises:
             RuntimeError: This is no receiver.
             ValueError: There is no model.
-            DestinationError: The weights do not fit; the text says how.
+            DestinationError: The weights do not fit; the text says why. The model is unchanged.
         """
         side = self._as_receiver
         if side is None:
@@ -343,24 +344,24 @@ class Scheme:
 
     @property
     def receiver_transport(self) -> "TransportBackend | None":
-        """The transport that weights come by, on a receiver; None elsewhere."""
+        """The transport on which a receiver gets weights; None elsewhere."""
         return ReceiverTransport(self) if self.initialized_on_receiver else None
 
-    # Both.
+    # Both sides.
 
     def connect(
         self, *, worker_idx: int | None = None, weights: Any = None, timeout: float | None = None
     ) -> None:
-        """Start to work. Neither side waits for the other, except for a model on the meta device.
+        """Connect. Neither side waits for the other, except for a model on the meta device.
 
-        On the sender, its weights (`weights`, or the model's) become the first version, for every
-        worker that has joined or joins later. A receiver (with this `worker_idx`) whose model is on
-        the meta device waits for them, at most `timeout` seconds.
+        The sender's weights (`weights`, or the model's) become the first version, for every worker
+        that has joined or joins later. A receiver (with this `worker_idx`) whose model is on the
+        meta device waits for that version, at most `timeout` seconds.
 
         Raises:
-            RuntimeError: It is not initialised, or already connected, or got an argument of the
-                other side.
-            TimeoutError: No weights came for a model on the meta device.
+            RuntimeError: The scheme is not initialised, or already connected, or got an argument of
+                the other side.
+            TimeoutError: No weights arrived for a model on the meta device.
         """
         limit = self.timeout if timeout is None else timeout
         side = self._here()
@@ -376,7 +377,7 @@ class Scheme:
             try:
                 first = self.prepared(weights)
             except NothingToSendError:
-                first = None  # the first send brings them
+                first = None  # the first send delivers them
             side.connect(first, limit)
             return
         if weights is not None:
@@ -394,7 +395,7 @@ class Scheme:
 
     @property
     def shared_transport(self) -> "TransportBackend | None":
-        """None: each worker has a transport of its own, in `sender_transports`."""
+        """Always None: `sender_transports` has a transport for each worker."""
         return None
 
     @shared_transport.setter
@@ -403,7 +404,7 @@ class Scheme:
             side = "Receiver transport" if self.initialized_on_receiver else "Sender transports"
             raise RuntimeError(f"{side} and shared transport cannot be used together")
 
-    # Which side, and how far.
+    # Whether the scheme is a sender or a receiver, and whether it is connected.
 
     @property
     def _as_sender(self) -> Sending | None:
@@ -447,11 +448,11 @@ class Scheme:
         if (side := self._as_receiver) is not None:
             side.connected = value
 
-    # What it is about.
+    # The model, its context and its weights.
 
     @property
     def strategy(self) -> WeightStrategy:
-        """How weights are taken out of models and put into them."""
+        """The strategy, which extracts weights from models and applies weights to them."""
         return self._strategy
 
     @strategy.setter
@@ -463,7 +464,7 @@ class Scheme:
 
     @property
     def context(self) -> Any | None:
-        """The context object (a collector, for example); None if there is none any more."""
+        """The context object, such as a collector; None if none was given or it is gone."""
         return self._subject.context
 
     @context.setter
@@ -496,7 +497,7 @@ class Scheme:
 
     @property
     def weights(self) -> Any | None:
-        """The present weights: those that were given, else the model's; None without a model."""
+        """The weights that were given, else the model's current ones; None without a model."""
         if self._subject.weights is not None:
             return self._subject.weights
         model = self.model
@@ -508,7 +509,7 @@ class Scheme:
 
     @property
     def worker_idx(self) -> int | None:
-        """Which worker this is; None on the sender, and before it is known."""
+        """The id of this worker; None on the sender, and before it is known."""
         return self._subject.worker_idx
 
     @worker_idx.setter
@@ -517,7 +518,7 @@ class Scheme:
             raise RuntimeError("Worker index cannot be set after initialization on sender")
         self._subject.worker_idx = worker_idx
 
-    # One process's part, and how it ends.
+    # The state of one process.
 
     def _start_anew(self, model_id: str | None = None) -> None:
         self._pid = os.getpid()
@@ -526,7 +527,7 @@ class Scheme:
         _accept(type(self))
 
     def _renew(self) -> None:
-        """Be on no side. What will be, is closed with the scheme or at the interpreter's exit."""
+        """Become uninitialised; a later side is closed with the scheme or at interpreter exit."""
         self._side: Sending | ReceiverSide | None = None
         self._open = ExitStack()
         self._close = weakref.finalize(self, self._open.close)
@@ -536,7 +537,7 @@ class Scheme:
         self._open.callback(side.close)
 
     def _here(self) -> Sending | ReceiverSide | None:
-        """Return the side in this process: a forked copy of a scheme starts anew."""
+        """Return the side in this process; a forked copy of a scheme is uninitialised."""
         if self._pid != os.getpid():
             self._close.detach()
             self._start_anew(self.model_id)
@@ -559,10 +560,10 @@ class Scheme:
 
 
 def _accept(scheme: type) -> None:
-    """Have TorchRL, if it is imported, take a class of schemes for its own.
+    """Register a scheme class with TorchRL's base class, if TorchRL is imported.
 
-    Its collectors ask `isinstance(scheme, torchrl.weight_update.WeightSyncScheme)`. Ours do not
-    derive from that class, since they must work without TorchRL; they are registered with it.
+    TorchRL's collectors check `isinstance(scheme, torchrl.weight_update.WeightSyncScheme)`. The
+    schemes here work without TorchRL, so they cannot derive from that class.
     """
     module: Any = sys.modules.get("torchrl.weight_update.weight_sync_schemes")
     base = getattr(module, "WeightSyncScheme", None)  # None while it is still being imported

@@ -1,11 +1,11 @@
-"""The sender's side of a scheme: one send at a time, its deadline, its receipt, its errors.
+"""The sender's side of a scheme: one send at a time, with its deadline, receipt and errors.
 
-idle ── start() ──> on its way ── finish() ──> idle
+idle ── start() ──> pending ── finish() ──> idle
 
-Threads that send at the same time take turns: each waits for its own within its deadline.
+Only one thread sends at a time; the others wait, each within its own deadline.
 
-A scheme sends to all of its workers. So does a `WeightSender`, of the older vintage, unless it was
-given workers by transports; a `WorkerTransport` sends to one worker.
+A scheme sends to all of its workers. So does a `WeightSender`, of the older API, unless transports
+were registered with it; a `WorkerTransport` sends to one worker.
 """
 
 import math
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from .scheme import Scheme
     from .vintage import WeightSyncScheme
 
-# What a carrier's thread may answer beyond its deadline: a part of the time, and seconds.
+# How long after its deadline a carrier's answer still counts: a part of the timeout, plus seconds.
 LATE_PART, LATE_SECONDS = 0.1, 0.25
 
 
 class NothingToSendError(WeightBusError, LookupError):
-    """Nobody said what to send."""
+    """No weights were given to a send, and the scheme has none."""
 
 
 class Sending:
-    """What is on its way over a carrier, and what became of the last send.
+    """The pending send of a carrier, and the receipt of the last one.
 
-    One of them is the side of a scheme that is a sender, from `init_on_sender` to its shutdown.
+    A scheme that is a sender has one as its side, from `init_on_sender` to `shutdown`.
     """
 
     def __init__(self, carrier: Transport) -> None:
@@ -47,29 +47,29 @@ class Sending:
         self.receipt: Receipt | None = None
         self._future: Future[Receipt] | None = None
         self._deadline = self._timeout = 0.0
-        self._asked: tuple[str, Sequence[int]] = "", ()  # of what model it is, and for whom
+        self._asked: tuple[str, Sequence[int]] = "", ()  # model and workers of the pending send
         self._turn = threading.RLock()
-        self._awaited = False  # what is on its way is waited for by who has started it
+        self._awaited = False  # the thread that started the pending send waits for it
 
     def connect(self, first: Prepared | None, timeout: float) -> None:
-        """Have the first weights reach every worker that has joined or joins later."""
+        """Offer the first weights to every worker that has joined or joins later."""
         self.connected = True
         try:
             self.carrier.greet(first, timeout=timeout)
         except PublishError:
-            raise  # some worker was not reached; the others can be sent to
+            raise  # some workers were not reached; sends to the others work
         except BaseException:
             self.connected = False
             raise
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close the carrier."""
         with suppress(Exception):
             self.carrier.close()
 
     @property
     def pending(self) -> bool:
-        """Whether a send is on its way that nobody waits for."""
+        """Whether a send is pending that no thread waits for."""
         return self._future is not None and not self._awaited
 
     @contextmanager
@@ -77,7 +77,7 @@ class Sending:
         """Keep other threads from sending; yield the seconds that are left of `timeout`.
 
         Raises:
-            PublishError: Other threads were sending for as long as that; nothing was sent.
+            PublishError: Another thread was sending for all of `timeout`; nothing was sent.
         """
         timeout = scheme.timeout if timeout is None else timeout
         timeout = checks.seconds(timeout, "timeout", positive=True)
@@ -99,16 +99,16 @@ class Sending:
         timeout: float | None = None,
         model_id: str | None = None,
     ) -> None:
-        """Send in turn with other threads, and wait until the send is over.
+        """Send when no other thread sends, and wait until the send is over.
 
         Args:
-            scheme: Its strategy prepares the weights, once the turn has come.
-            weights, worker_ids, timeout: As of its own `send`.
-            model_id: What the weights are of; None: the scheme's model.
+            scheme: Its strategy prepares the weights, when no other thread sends.
+            weights, worker_ids, timeout: As in `Scheme.send`.
+            model_id: The model of the weights; None: the scheme's model.
 
         Raises:
-            RuntimeError: A `send_async` was not waited for.
-            Exception: As `start` and `finish`.
+            RuntimeError: A `send_async` is still pending.
+            Exception: The errors of `start` and `finish`.
         """
         with self.turn(scheme, timeout) as left:
             self._check_idle("send")
@@ -129,7 +129,7 @@ class Sending:
         *,
         after: bool = False,
     ) -> None:
-        """Start to send, in turn; with `after`, what is on its way is waited for first."""
+        """Start to send when no other thread sends; with `after`, finish a pending send first."""
         with self.turn(scheme, timeout) as left:
             if after and self.pending:
                 self.finish()
@@ -137,13 +137,13 @@ class Sending:
             self.start(scheme.prepared(weights), worker_ids, left)
 
     def wait(self, timeout: float | None = None) -> Receipt:
-        """Wait for what `send_async` has started; RuntimeError if nothing is on its way."""
+        """Wait for the send that `send_async` started; RuntimeError if none is pending."""
         if not self.pending:
             raise RuntimeError("No async send is pending. Call send_async() first.")
         return self.finish(timeout)
 
     def _check_idle(self, call: Literal["send", "send_async"]) -> None:
-        """Raise RuntimeError if a send is on its way that nobody has waited for."""
+        """Raise RuntimeError if a send is pending that no thread waits for."""
         if self.pending:
             again = {"send": "while an async send", "send_async": "again while a previous send"}
             raise RuntimeError(
@@ -151,11 +151,11 @@ class Sending:
             )
 
     def start(self, weights: Prepared, worker_ids: WorkerIds, timeout: float) -> None:
-        """Send; return as soon as the trainer may change its weights.
+        """Start to send; return as soon as the trainer may change its weights.
 
         Raises:
             ValueError: A worker does not exist; nothing was sent.
-            StateError: The weights cannot travel; nothing was sent.
+            StateError: The weights cannot be sent; nothing was sent.
         """
         workers = [worker_ids] if isinstance(worker_ids, int) else worker_ids
         workers = None if workers is None else list(dict.fromkeys(workers))
@@ -176,8 +176,8 @@ class Sending:
         """Wait until the send is over.
 
         Raises:
-            PublishError: Not every worker has the weights; it names them and carries the receipt.
-            TimeoutError: It is still on its way after `timeout` seconds. Wait again.
+            PublishError: Some workers lack the weights; it names them and has the receipt.
+            TimeoutError: The send is still pending after `timeout` seconds. Wait again.
         """
         future, limit = self._future, self._deadline + _late(self._timeout)
         if future is None:
@@ -197,7 +197,7 @@ class Sending:
         return self.receipt
 
     def _over(self, future: "Future[Receipt]") -> None:
-        if self._future is future:  # two may have waited for it, and one have started the next
+        if self._future is future:  # another thread may have waited too, and started the next send
             self._future = None
 
     def _check_known(self, workers: Sequence[int] | None) -> None:
@@ -215,7 +215,7 @@ class Sending:
 
 
 def check(receipt: Receipt) -> None:
-    """Raise PublishError unless every worker that stayed has the version, or a newer one."""
+    """Raise PublishError unless every worker that has not left has the version or a newer one."""
     done, left = receipt.in_state("applied", "skipped"), receipt.in_state("left")
     total = len(receipt.workers) - len(left)
     if len(done) < total:
@@ -232,13 +232,13 @@ def check(receipt: Receipt) -> None:
 def _send_each(
     carrier: Transport, weights: Mapping[int, Weights], timeout: float
 ) -> "Future[Receipt]":
-    """Copy weights of each worker's own, start to send them, and return a future of one receipt.
+    """Copy the weights of each worker, start to send them, and return a future of one receipt.
 
-    One worker after the other, each with its share of time, since a carrier holds few versions of a
-    model at a time, and gives up the older ones for the newer.
+    Workers are sent to one after another, each with a share of the time: a carrier holds only a few
+    versions of a model at a time, and drops older versions for newer ones.
 
     Raises:
-        StateError: Some of them cannot travel; nothing was sent.
+        StateError: Some of the weights cannot be sent; nothing was sent.
     """
     deadline = time.monotonic() + timeout
     copies = {worker: own.copied() for worker, own in weights.items()}
@@ -265,7 +265,7 @@ def _late(timeout: float) -> float:
 
 
 def _receipt_of(future: "Future[Receipt]", timeout: float) -> Receipt | None:
-    """Wait for a receipt, which a carrier may also raise; return None if there is none in time."""
+    """Return the receipt, also if it comes in a PublishError; None after `timeout` seconds."""
     try:
         return future.result(max(0.0, timeout))
     except PublishError as error:
@@ -279,21 +279,20 @@ def _receipt_of(future: "Future[Receipt]", timeout: float) -> Receipt | None:
 def _unanswered(
     model: str, workers: Sequence[int], timeout: float, detail: str | None = None
 ) -> Receipt:
-    """Return the receipt of a send whose carrier has said nothing of it."""
+    """Return the receipt of a send for which the carrier returned none: all workers are behind."""
     silent = f"no answer within {timeout:.3g} s; what carries the weights is busy, or stuck"
     detail = detail or silent
     rows = {str(worker): WorkerReceipt(str(worker), "behind", None, detail) for worker in workers}
     return Receipt(model, 0, 0, 0, timeout, "", rows)
 
 
-# By the older vintage, and to single workers.
+# The older API, and transports to single workers.
 
 
 class WeightSender:
-    """Sends weights of one model to workers. `scheme.get_sender()` or `create_sender()` makes one.
+    """Sends weights of one model to workers. Made by `scheme.get_sender()` or `create_sender()`.
 
-    It sends to the workers of its `scheme`. If the scheme is not initialised, it sends to the
-    workers whose transports were registered with it.
+    It sends to the workers that were registered with it; without any, to those of its `scheme`.
     """
 
     def __init__(self, scheme: "WeightSyncScheme") -> None:
@@ -303,11 +302,11 @@ class WeightSender:
 
     @property
     def receipt(self) -> Receipt | None:
-        """What every worker did with the last send; None before the first."""
+        """The result of the last send for every worker; None before the first send."""
         return self._sending().receipt
 
     def register_worker(self, worker_idx: int, pipe_or_context: Any) -> None:
-        """Add worker `worker_idx`, by the `pipe_or_context` that `create_transport` takes."""
+        """Add worker `worker_idx`; `pipe_or_context` is the argument of `create_transport`."""
         transport = self._scheme.create_transport(pipe_or_context)
         self._transports[worker_idx] = cast("WorkerTransport", transport)
 
@@ -319,26 +318,26 @@ class WeightSender:
         Arguments are those of `WeightSyncScheme.send`.
 
         Raises:
-            RuntimeError: A `send_async` was not waited for.
+            RuntimeError: A `send_async` is still pending.
         """
         self._sending().send(self._scheme, weights, worker_ids, timeout)
 
     def send_async(
         self, weights: Any = None, worker_ids: WorkerIds = None, *, timeout: float | None = None
     ) -> None:
-        """Start a `send`, and return as soon as you may change the weights. Arguments are the same.
+        """Start a `send`; return once the weights may be changed. Arguments are those of `send`.
 
-        `wait_async` must follow.
+        Call `wait_async` before the next send.
         """
         self._sending().send_async(self._scheme, weights, worker_ids, timeout)
 
     def wait_async(self, timeout: float | None = None) -> None:
-        """Wait until the workers have applied what `send_async` sent.
+        """Wait until the workers have applied the weights of `send_async`.
 
         Raises:
-            RuntimeError: Nothing is on its way.
+            RuntimeError: No send is pending.
             PublishError: Some workers do not have the weights; it names them.
-            TimeoutError: It is still on its way after `timeout` seconds; wait again.
+            TimeoutError: The send is still pending after `timeout` seconds; wait again.
         """
         self._sending().wait(timeout)
 
@@ -351,7 +350,7 @@ class WeightSender:
 
 
 class WorkerTransport:
-    """The way to one worker of a carrier, for whatever weights a scheme can prepare."""
+    """Sends weights, prepared by a scheme, to one worker of a carrier."""
 
     def __init__(self, scheme: "Scheme", carrier: Transport, worker: int = 0) -> None:
         self.worker = worker
@@ -362,50 +361,50 @@ class WorkerTransport:
 
     @property
     def receipt(self) -> Receipt | None:
-        """What became of the last send."""
+        """The result of the last send; None before the first send."""
         return self._sending.receipt
 
     def send_weights(self, *weights: Any) -> None:
-        """Send `(weights)` or `(model_id, weights)`; PublishError says why they are not applied."""
+        """Send `(weights)` or `(model_id, weights)`; PublishError if they are not applied."""
         *model_id, given = weights
         self._sending.send(self._scheme, given, self.worker, None, *model_id)
 
     def send_weights_async(self, *weights: Any) -> None:
-        """Send, and return as soon as the trainer may change its weights."""
+        """Start to send `weights`; return as soon as the trainer may change them."""
         *model_id, given = weights
         prepared = self._scheme.prepared(given, *model_id)
         self._sending.start(prepared, self.worker, self._scheme.timeout)
 
     def wait_ack(self, timeout: float | None = None) -> None:
-        """Wait until what was sent last is applied.
+        """Wait until the weights of the last send are applied.
 
         Raises:
-            RuntimeError: Nothing was sent.
-            PublishError: It was not applied; it says why.
+            RuntimeError: No send is pending.
+            PublishError: The weights were not applied; the text says why.
         """
         if not self._sending.pending:
             raise RuntimeError("No pending future. Did you call send_weights_async?")
         self._sending.finish(timeout)
 
     def post(self, weights: Weights, timeout: float) -> "Future[Receipt]":
-        """Send what is prepared; for a sender that this is registered with."""
+        """Send prepared weights; called by the sender that this transport is registered with."""
         return self._sending.carrier.send(weights, [self.worker], timeout=timeout)
 
     def receive_weights(self, timeout: float | None = None, **_: Any) -> Any | None:
-        """Nothing arrives at a sender: None."""
+        """Return None: a sender receives no weights."""
         del timeout
         return None
 
     def check_connection(self) -> bool:
-        """Tell whether the worker exists."""
+        """Return whether the worker exists."""
         return self.worker in self._sending.carrier.workers()
 
     def setup_connection_and_weights_on_sender(self) -> None:
-        """Nothing is left to do: `connect()` of the scheme has done it."""
+        """Do nothing: `connect()` of the scheme does it."""
 
 
 class _Registered(Transport):
-    """Transports that were made one by one (`scheme.create_transport`), as one carrier."""
+    """One carrier over several transports that `scheme.create_transport` made."""
 
     def __init__(self, transports: Mapping[int, WorkerTransport]) -> None:
         self._transports = transports
@@ -434,25 +433,25 @@ class _Registered(Transport):
         return whole
 
     def _renamed(self, receipt: Receipt, worker: int) -> Receipt:
-        """Return a transport's receipt, with its worker under the id that it has here."""
+        """Return a transport's receipt, with its worker under the registered id."""
         row = receipt.workers[str(self._transports[worker].worker)]
         return replace(receipt, workers={str(worker): replace(row, name=str(worker))})
 
 
-# What a sender is given at its initialisation.
+# Arguments of `init_on_sender`.
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What `init_on_sender` takes itself; the rest is for what carries the weights."""
+    """The arguments that `init_on_sender` uses itself; the carrier gets the others."""
 
     model: Any
-    weights: Any  # what to send if a send does not say, where no model was given
-    count: int | None  # how many workers there are, as far as anybody said
+    weights: Any  # the weights of a send without weights
+    count: int | None  # the number of workers; None: not given
 
     @classmethod
     def taken(cls, kwargs: dict[str, Any], context: Any) -> "Sources":
-        """Take them out of keywords."""
+        """Remove these arguments from `kwargs` and return them."""
         model, source_model = kwargs.pop("model", None), kwargs.pop("source_model", None)
         names = ("params_map", "weights", "cached_weights", "devices", "device_map_fn")
         given = {name: kwargs.pop(name, None) for name in names}
@@ -469,9 +468,9 @@ class Sources:
 
 
 def is_per_worker(weights: Any) -> TypeGuard[Mapping[int, Any]]:
-    """Tell `{worker id: weights}` from the weights of one model."""
+    """Return whether `weights` is `{worker id: weights}`, not the weights of one model."""
     if not isinstance(weights, Mapping):
         return False
-    # By `keys()`, since a TensorDict is a mapping that iterates over its batch.
+    # A TensorDict iterates over its batch, not over its keys.
     keys = [*cast("Mapping[object, Any]", weights).keys()]
     return bool(keys) and all(type(key) is int for key in keys)

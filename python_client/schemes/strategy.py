@@ -1,11 +1,11 @@
-"""The strategy of a scheme: by which names a model's weights travel, and how they are applied.
+"""The strategy of a scheme: names the tensors of a model, extracts them, and applies them.
 
-    tensordict   every parameter and every buffer, also those that are not persistent
-    state_dict   what state_dict() holds (adapters of PEFT merged)
+    tensordict   every parameter and every buffer, also buffers that are not persistent
+    state_dict   the entries of state_dict() (PEFT adapters merged)
 
-Both carry the extra state of every submodule that has some (codecs/torch_modules.py). Tied tensors
-travel once. A model may also be a TensorDict or a mapping of names to tensors or arrays, and then
-goes by its own names; anything else (a random policy, say) has no weights.
+Both include the extra state of every submodule that has some (codecs/torch_modules.py). Tied
+tensors are sent once. A model may also be a TensorDict or a mapping of names to tensors or arrays,
+which keep their names; any other object (a random policy, for example) has no weights.
 """
 
 from collections.abc import Mapping
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 Format = Literal["tensordict", "state_dict"]
 
-# TorchRL calls extra state so in a TensorDict; torch does not in a state_dict.
+# The key of extra state in TorchRL's TensorDicts, and its name in torch's state_dicts.
 EXTRA_KEY, EXTRA_NAME = "__extra_state__", "_extra_state"
 
 
 class DestinationError(StateError, KeyError):
-    """Weights do not fit the model that they were to be applied to; it was not touched."""
+    """Weights do not fit the model that should get them; the model is unchanged."""
 
 
 class WeightStrategy:
@@ -42,7 +42,7 @@ class WeightStrategy:
     Args:
         extract_as: "tensordict" or "state_dict".
 
-    It compares equal to its own name, because older code compares `scheme.strategy`.
+    An instance equals its own name, because older code compares `scheme.strategy` with strings.
     """
 
     def __init__(self, extract_as: Format = "tensordict") -> None:
@@ -64,24 +64,24 @@ class WeightStrategy:
         return hash(self.extract_as)
 
     def extract_weights(self, source: Any) -> Any:
-        """Return a model's (`source`) weights: a TensorDict or a dict that shares its memory."""
+        """Return the weights of a model (`source`): a TensorDict or dict that shares its memory."""
         tensors = self.tensors_of(source)
         return tensors if self.extract_as == "state_dict" else nested(tensors)
 
     def apply_weights(
         self, destination: Any, weights: Any, inplace: bool = True, *, strict: bool = True
     ) -> None:
-        """Apply weights to a model: all of them, or none and an exception.
+        """Apply weights to a model, completely or not at all.
 
         Args:
             destination: An `nn.Module`, a TensorDict, or a mapping of tensors or arrays.
-            weights: What `extract_weights` returns, or a module; None: nothing happens.
-            inplace: Write into the tensors that are there; else a module is given new ones.
+            weights: The result of `extract_weights`, or a module; None: nothing happens.
+            inplace: Write into the existing tensors; otherwise give a module new ones.
             strict: Whether both sides must have the same names.
 
         Raises:
-            DestinationError: They do not fit; the text says how.
-            ValueError: They are no weights.
+            DestinationError: The weights do not fit; the text says why. The model is unchanged.
+            ValueError: `weights` is no module, TensorDict or dict.
         """
         if weights is None:
             return
@@ -93,23 +93,23 @@ class WeightStrategy:
             raise ValueError("Cannot update state_dict out of place")
         state = state_of(self.tensors_of(weights))
         layout = state.layout()
-        data = np.empty(layout.nbytes, np.uint8)  # a copy, so that both sides may share memory
+        data = np.empty(layout.nbytes, np.uint8)  # weights and destination may share memory: copy
         write_into(state, layout, data)
         self.write(Reader(layout, data), destination, strict=strict, cast=True, inplace=inplace)
 
-    # What schemes use.
+    # Used by schemes.
 
     def formed(self, weights: Any) -> Any:
         """Return `weights` in the strategy's own form: for "tensordict", a dict as a TensorDict.
 
-        Weights that no TensorDict can hold (arrays, names that are a prefix of others) stay a dict.
+        A dict that no TensorDict can hold (arrays, a name that is a prefix of another) stays one.
         """
         if self.extract_as == "state_dict" or not isinstance(weights, dict):
             return weights
         given = cast("dict[str, Any]", weights)
         try:
             leaves = named_leaves(given)
-        except StateError:  # which whoever sends them will be told
+        except StateError:  # sending them raises it again
             return given
         heads = {name[:at] for name in leaves for at, sign in enumerate(name) if sign == "."}
         arrays = any(isinstance(leaf, np.ndarray) for leaf in leaves.values())
@@ -142,7 +142,7 @@ class WeightStrategy:
         return nested(parts_by(model, "tensordict").tensors)
 
     def faults(self, layout: Layout, model: object, *, strict: bool, cast: bool) -> list[str]:
-        """Return lines that say why a layout cannot be applied to a model; none if it can.
+        """Return the reasons why a layout cannot be applied to a model, one a line; none if it can.
 
         Args:
             layout: The layout of a version.
@@ -170,11 +170,11 @@ class WeightStrategy:
 
         Args:
             reader: Reads the version.
-            model, strict, cast: As of `faults`.
-            inplace: Write into the tensors that are there; else a module is given new ones.
+            model, strict, cast: As in `faults`.
+            inplace: Write into the existing tensors; otherwise give a module new ones.
 
         Raises:
-            DestinationError: It does not fit; the model was not touched.
+            DestinationError: The version does not fit; the model is unchanged.
         """
         layout = reader.section.layout
         if lines := self.faults(layout, model, strict=strict, cast=cast):
@@ -196,7 +196,7 @@ class WeightStrategy:
             for name in layout.names()
             if parts.part_of(name) is not None
         }
-        # First, since it runs the user's code, which may raise while nothing is written yet.
+        # First, since it runs the user's code, which may raise: no tensor is written yet.
         torch_modules.put_extra(parts, extra)
         reader.copy_into(parts.tensors, strict=False, cast=cast)
         if (loading := parts.loading) is None:
@@ -207,7 +207,7 @@ class WeightStrategy:
             loading.load(reader.values(parts.tensors), strict=strict)
 
     def on_meta(self, model: object) -> bool:
-        """Return whether a `model` has tensors without memory, which its first version fills."""
+        """Return whether a `model` has tensors on the meta device; its first version fills them."""
         if not is_module(model):
             return False
         from ...codecs.torch_modules import on_meta
@@ -222,7 +222,7 @@ def strategy_named(name: Format) -> WeightStrategy:
 
 
 def nested(tensors: "Mapping[str, Leaf] | Mapping[str, torch.Tensor]") -> Any:
-    """Return named tensors as a TensorDict; as they are where tensordict is not installed."""
+    """Return named tensors as a TensorDict; as a dict if tensordict is not installed."""
     try:
         from tensordict import TensorDict
     except ImportError:
@@ -274,13 +274,13 @@ def _module_faults(layout: Layout, parts: "ModuleParts", *, strict: bool, cast: 
 
 
 def _collection(model: object) -> object:
-    """Return a model whose tensors have names; one without weights as an empty mapping."""
+    """Return a model that is a mapping or a TensorDict; for any other, an empty mapping."""
     empty: dict[str, Leaf] = {}
     return model if has_names(model) else empty
 
 
 def check_weights(given: object, model_id: str) -> None:
-    """Check that what a user gives for the weights of a model may be some; else TypeError."""
+    """Raise TypeError unless `given` is a module, a mapping or a TensorDict."""
     if not is_module(given) and not has_names(given):
         raise TypeError(
             f"a {type(given).__name__} is no weights of {model_id!r}: give an nn.Module, a "
@@ -289,7 +289,7 @@ def check_weights(given: object, model_id: str) -> None:
 
 
 def has_names(value: object) -> bool:
-    """Tell a mapping or a TensorDict from everything else."""
+    """Return whether a value is a mapping or a TensorDict."""
     return isinstance(value, Mapping) or (
         hasattr(value, "batch_size") and hasattr(value, "items") and not is_tensor(value)
     )

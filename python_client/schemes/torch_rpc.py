@@ -1,9 +1,8 @@
-"""`RPCWeightSyncScheme`: weights to the workers of a `torch.distributed.rpc` group.
+"""`RPCWeightSyncScheme`: sends weights to the workers of a `torch.distributed.rpc` group.
 
-Versions travel in pieces, which are joined where they arrive. RPC receives every tensor into new
-memory. The allocator returns large blocks to the system, so that each version of one large tensor
-would cost as many page faults as it has pages, which takes several times as long as its copy;
-pieces of a few MiB are reused instead.
+Versions are sent in pieces, which the worker joins. RPC receives every tensor into new memory, and
+the allocator returns large blocks to the system, so one large tensor would cost a page fault per
+page in each version, which takes several times as long as the copy. Pieces of a few MiB are reused.
 """
 
 import threading
@@ -27,9 +26,9 @@ from .sender import WorkerTransport
 from .strategy import Format
 from .vintage import TransportBackend, WeightSyncScheme
 
-PIECE_BYTES = 2 * 2**20  # of 1, 2, 4 and 8 MiB the fastest, if not by much
-KEPT_MAX = 2  # buffers kept for reuse: one for the next version while one is on its way
-_TIMED_OUT = "RPC ran for more than set timeout"  # how torch begins to say so
+PIECE_BYTES = 2 * 2**20  # the fastest of 1, 2, 4 and 8 MiB, by a small margin
+KEPT_MAX = 2  # buffers kept for reuse: one for the next version while another is being sent
+_TIMED_OUT = "RPC ran for more than set timeout"  # the beginning of torch's error text
 
 
 class RPCWeightSyncScheme(WeightSyncScheme):
@@ -37,7 +36,8 @@ class RPCWeightSyncScheme(WeightSyncScheme):
 
     Args:
         strategy: The naming of the weights: "tensordict" or "state_dict".
-        **settings: Those of every scheme: `timeout` (seconds), `strict`, `cast`, `background`.
+        **settings: The settings of every scheme: `timeout` (seconds), `strict`, `cast`,
+            `background`.
 
     On the sender, `init_on_sender` takes the workers as `workers=["worker1", ...]` (names, ids or
     `WorkerInfo`s; the positions in this list are the worker ids), or from a context, or from
@@ -82,7 +82,8 @@ class RPCTransport(WorkerTransport):
     """The transport to one worker of a torch RPC group.
 
     Args:
-        collector_info, collector_rref: Its name, id or `WorkerInfo`; its collector, if it has one.
+        collector_info: The worker's name, id or `WorkerInfo`.
+        collector_rref: A reference to the worker's collector, if it has one.
         collector_class, worker_rank: Not needed; accepted for compatibility.
         scheme: Its strategy extracts weights from models; its timeout applies.
     """
@@ -104,7 +105,7 @@ class RPCTransport(WorkerTransport):
 
 
 def _peer(given: Any) -> tuple[Any, Any]:
-    """Return a worker and the reference to its collector, of which the first alone may be given."""
+    """Return a worker and the reference to its collector, or None, from a tuple or the worker."""
     if issubclass(type(given), tuple) and not hasattr(given, "name"):  # a WorkerInfo has a name
         parts = [*given, None]
         return parts[0], parts[1]
@@ -138,7 +139,7 @@ class _Peers(Peers):
 
 
 def _promised(future: Any) -> "Future[Answer]":
-    """Return a torch future as one of Python's."""
+    """Return a torch future as a Python future."""
     promised: Future[Answer] = Future()
 
     def done(ended: Any) -> None:
@@ -153,20 +154,20 @@ def _promised(future: Any) -> "Future[Answer]":
 
 @dataclass(eq=False)
 class Pieces:
-    """A version in pieces, which RPCs read while they are on their way."""
+    """A version in pieces, which RPCs read until they are over."""
 
     layout: Layout
     pieces: list[torch.Tensor]
     owner: "Snapshots"
 
     def done(self, clean: bool) -> None:
-        """Give the memory back, unless an RPC that was given up may still be sending it."""
+        """Return the memory for reuse, unless an RPC that timed out may still be sending it."""
         if clean:
             self.owner.take_back(self)
 
 
 class Snapshots:
-    """Takes snapshots, in the memory of those that have arrived."""
+    """Copies states into pieces, in the memory of versions that were sent."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -174,7 +175,7 @@ class Snapshots:
         self._free: list[Pieces] = []
 
     def take(self, state: State) -> Pieces:
-        """Return a snapshot of a state, in memory that no RPC is reading."""
+        """Return a copy of a state, in memory that no RPC is reading."""
         with self._lock:
             layout = state.layout(None if self._writer is None else self._writer.section.layout)
             if self._writer is None or layout is not self._writer.section.layout:
@@ -185,7 +186,7 @@ class Snapshots:
             begins = range(0, layout.nbytes, PIECE_BYTES)
             parts = [flat[begin : begin + PIECE_BYTES] for begin in begins]
             if not self._free:
-                # Each in memory of its own: of views, RPC makes copies again for every worker.
+                # Each piece has its own memory: RPC would copy views again for every worker.
                 return Pieces(layout, [part.clone() for part in parts], self)
             kept = self._free.pop()
             for piece, part in zip(kept.pieces, parts, strict=True):
@@ -193,51 +194,51 @@ class Snapshots:
             return kept
 
     def take_back(self, used: Pieces) -> None:
-        """Keep a snapshot's memory for another."""
+        """Keep the memory of a copy for reuse."""
         with self._lock:
             current = self._writer is not None and used.layout is self._writer.section.layout
             if current and len(self._free) < KEPT_MAX:
                 self._free.append(used)
 
 
-# In a worker.
+# On a worker.
 
 
 def _deliver(call: Call, header: bytes, pieces: list[torch.Tensor], rref: Any) -> Outcome:
-    """Take a version in, in a thread of the RPC agent."""
+    """Receive a version. (Runs in a thread of the RPC agent.)"""
     data = _staging.join(pieces)
     version = Incoming.of(call, header, data, waits=True)
     answer = deliver(version, lambda: None if rref is None else rref.local_value())
-    if answer[0] != "staged":  # then somebody holds on to it
+    if answer[0] != "staged":  # a staged version still needs its data
         _staging.free(data)
     return answer
 
 
 class Staging:
-    """Joins pieces, in memory that is kept from one version to the next."""
+    """Joins pieces, in memory that is reused from one version to the next."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._free: list[Bytes] = []
 
     def join(self, pieces: list[torch.Tensor]) -> Bytes:
-        """Return the pieces as one read-only array, in memory that nobody uses."""
+        """Return the pieces as one read-only array, in memory that is not in use."""
         size = sum(piece.numel() for piece in pieces)
         with self._lock:
             place = next((i for i, free in enumerate(self._free) if free.size == size), None)
             data = np.empty(size, np.uint8) if place is None else self._free.pop(place)
-        if pieces:  # by numpy: torch would start a team of threads for each thread of RPC's
+        if pieces:  # with numpy: torch would start a thread pool for each RPC thread
             np.concatenate([piece.numpy() for piece in pieces], out=data)
         joined = data.view()
-        joined.flags.writeable = False  # so that whoever wants to keep a part makes a copy
+        joined.flags.writeable = False  # so that user code that keeps a part copies it
         return joined
 
     def free(self, joined: Bytes) -> None:
-        """Take memory back that nobody uses any more."""
+        """Keep memory that is no longer in use for the next version."""
         data = joined.base
         with self._lock:
             if isinstance(data, np.ndarray):
                 self._free = [*self._free[1 - KEPT_MAX :], data]
 
 
-_staging = Staging()  # of this process, where it is a worker
+_staging = Staging()  # of this process, if it is a worker

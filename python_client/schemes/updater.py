@@ -1,8 +1,8 @@
-"""The updater API: `WeightUpdaterBase`, from which users derive their own, and the one over Ray.
+"""Weight updaters: `WeightUpdaterBase`, from which users derive their own, and one over Ray.
 
-It is that of TorchRL's updaters, without their deprecation, and without TorchRL. The one over Ray
-has what those leave out: a push is acknowledged by every worker it went to, within a deadline, and
-a worker that died is named. Any actor with a method `update_policy_weights_(weights)` will do.
+The API is that of TorchRL's updaters, but neither deprecated nor dependent on TorchRL. In addition,
+`RayWeightUpdater` waits for every worker's acknowledgement, with a deadline, and names workers that
+died. It works with any actor that has a method `update_policy_weights_(weights)`.
 """
 
 import abc
@@ -31,20 +31,20 @@ from .ray import AsWeights, Store, answer_to, call, explain, taken
 from .sender import check
 from .strategy import WeightStrategy, nested
 
-NAMES = "policy_weights", "policy_or_weights"  # what collectors' methods call weights
+NAMES = "policy_weights", "policy_or_weights"  # the argument's names in collectors' methods
 
 
 class WeightUpdaterBase(abc.ABC):
-    """Pushes weights to workers. Subclasses say how, in `_sync_weights_with_worker`.
+    """Pushes weights to workers. Subclasses implement `_sync_weights_with_worker`.
 
-    A call pushes. If TorchRL is imported, this class counts as one of its updaters.
+    Calling an updater pushes. If TorchRL is imported, this class is registered as its updater.
     """
 
     _post_hooks: list[Callable[[], Any]] | None = None
     _collector: "weakref.ref[Any] | None" = None
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
-        """Make one that TorchRL's collectors accept, if TorchRL is there."""
+        """Return an updater that TorchRL's collectors accept, if TorchRL is imported."""
         module = sys.modules.get("torchrl.collectors.weight_update")
         if module is not None:
             module.WeightUpdaterBase.register(WeightUpdaterBase)
@@ -52,18 +52,18 @@ class WeightUpdaterBase(abc.ABC):
 
     @classmethod
     def from_policy(cls, policy: Any) -> "WeightUpdaterBase | None":
-        """Return an updater made for a `policy`, or None: use the constructor."""
+        """Return an updater for a `policy`; None: use the constructor."""
         del policy
         return None
 
     def init(self, *args: Any, **kwargs: Any) -> None:
-        """Take a collector's arguments before its first batch (`args`, `kwargs`); ignore them."""
+        """Accept and ignore a collector's arguments (`args`, `kwargs`) before its first batch."""
         del args, kwargs
 
     # The collector.
 
     def register_collector(self, collector: Any) -> None:
-        """Keep a weak reference to the `collector`. There can be only one.
+        """Keep a weak reference to the `collector`. An updater has at most one.
 
         Raises:
             RuntimeError: Another one is registered already.
@@ -78,7 +78,7 @@ class WeightUpdaterBase(abc.ABC):
 
     @property
     def collector(self) -> Any:
-        """The registered collector; None if there is none, or none any more."""
+        """The registered collector; None if there is none or it is gone."""
         return None if self._collector is None else self._collector()
 
     @property
@@ -101,7 +101,7 @@ class WeightUpdaterBase(abc.ABC):
 
     @property
     def post_hooks(self) -> list[Callable[[], Any]]:
-        """What is called after every push, in this order."""
+        """The functions that are called after every push, in this order."""
         if self._post_hooks is None:
             self._post_hooks = []
         return self._post_hooks
@@ -113,7 +113,7 @@ class WeightUpdaterBase(abc.ABC):
             hook: The function.
 
         Raises:
-            TypeError: It is `async`, so that a call of it does nothing.
+            TypeError: The hook is `async`, so that a plain call has no effect.
         """
         if inspect.iscoroutinefunction(hook):
             raise TypeError(
@@ -124,14 +124,14 @@ class WeightUpdaterBase(abc.ABC):
     # Pushing.
 
     def push_weights(self, policy_or_weights: Any = None, worker_ids: Any = None) -> None:
-        """Push a module's, a TensorDict's or a dict's weights to workers, then call the hooks.
+        """Push the weights of a module, a TensorDict or a dict to workers, then call the hooks.
 
         Args:
             policy_or_weights: The weights to push; None: the updater's weights.
             worker_ids: The workers; None: all.
 
-        If some workers miss the push, the hooks still run before the error is raised, because the
-        other workers run new weights.
+        If some workers miss the push, the hooks run before the error is raised, because the other
+        workers run new weights.
         """
         missed: PublishError | None = None
         try:
@@ -151,27 +151,27 @@ class WeightUpdaterBase(abc.ABC):
         given = policy_or_weights
         weights = self._maybe_map_weights(self._get_server_weights() if given is None else given)
         ids = self.all_worker_ids() if worker_ids is None else listed(worker_ids)
-        due: list[dict[str, Any]] = [{}]  # where workers have no ids, one call without
+        due: list[dict[str, Any]] = [{}]  # one call without an id, if workers have none
         if ids is not None:
             due = [{"worker_id": worker} for worker in ids if not self._skip_update(worker)]
         sync = self._sync_weights_with_worker
         keep([sync(server_weights=weights, **worker) for worker in due], TIMEOUT)
 
     def all_worker_ids(self) -> list[Any] | None:
-        """Return the ids of all workers; None where workers have none."""
+        """Return the ids of all workers; None if workers have no ids."""
         return None
 
     def _skip_update(self, worker_id: Any) -> bool:
-        """Tell whether a worker goes without this push."""
+        """Return whether this push leaves out a worker."""
         del worker_id
         return False
 
     def _get_server_weights(self) -> Any:
-        """Return the weights to push where none were given."""
+        """Return the weights to push if none were given."""
         return None
 
     def _maybe_map_weights(self, policy_or_weights: Any) -> Any:
-        """Return the weights in the form that workers take."""
+        """Return the weights in the form that workers accept."""
         if isinstance(policy_or_weights, Mapping):
             return cast("Any", policy_or_weights)
         from tensordict import TensorDictBase
@@ -188,22 +188,22 @@ class WeightUpdaterBase(abc.ABC):
 
     @abc.abstractmethod
     def _sync_weights_with_worker(self, *, worker_id: Any = None, server_weights: Any) -> Any:
-        """Bring weights to a worker; what is returned, if it is a promise, is waited for."""
+        """Send weights to a worker. The push waits for the result if it is an awaitable."""
 
 
 def listed(worker_ids: Any) -> list[Any]:
-    """Return worker ids as a list, one alone too."""
+    """Return worker ids as a list; a single id becomes a list of one."""
     return [*cast("Any", worker_ids)] if isinstance(worker_ids, Iterable) else [worker_ids]
 
 
 class RayWeightUpdater(WeightUpdaterBase):
-    """Pushes weights to Ray actors, and waits until they have them.
+    """Pushes weights to Ray actors, and waits until they have applied them.
 
     Args:
         policy_weights: The trainer's weights, a TensorDict. A push sends their current values.
         remote_collectors: The actors. Worker ids are their positions in this list.
         max_interval: How many pushes to skip for a worker between two that reach it; 0: none.
-        timeout: Seconds that the workers of one push have to apply it.
+        timeout: Seconds in which the workers have to apply a push.
 
     Attributes:
         receipt: The result of the last push; None before the first.
@@ -228,11 +228,11 @@ class RayWeightUpdater(WeightUpdaterBase):
         self._versions: dict[int, int] = {}
         self._store = Store()
         self._calls: dict[str, Future[Answer]] = {}
-        self._shared: tuple[Any, Any] | None = None  # what a push gives workers, and where it is
-        self._nbytes = 0  # of what was stored last
+        self._shared: tuple[Any, Any] | None = None  # a push's weights, and their Ray reference
+        self._nbytes = 0  # size of the weights stored last
 
     def versions(self) -> dict[int, int]:
-        """Return, by worker id, the number of the last push that this worker acknowledged."""
+        """Return the number of the last push that each worker acknowledged, by worker id."""
         return dict(self._versions)
 
     def all_worker_ids(self) -> list[Any] | None:
@@ -244,7 +244,7 @@ class RayWeightUpdater(WeightUpdaterBase):
         checked = [self._checked(worker) for worker in ids or ()]
         due = dict.fromkeys(worker for worker in checked if self._is_due(worker))
         if not due:
-            return  # nobody is to have it, so it need not be stored either
+            return  # no worker gets this push, so do not store it
         started, given = time.monotonic(), policy_or_weights
         weights = self._maybe_map_weights(self._get_server_weights() if given is None else given)
         self._version += 1
@@ -267,24 +267,24 @@ class RayWeightUpdater(WeightUpdaterBase):
         return place
 
     def _is_due(self, worker_id: int) -> bool:
-        """Tell whether a push is to reach a worker; then its interval begins anew."""
+        """Return whether this push goes to a worker; if so, restart the worker's interval."""
         if self._skip_update(worker_id):
             return False
         self._batches_since_weight_update[worker_id] = 0
         return True
 
     def _skip_update(self, worker_id: int) -> bool:
-        """Count a push for a worker; tell whether it goes without, as its interval is not over."""
+        """Count a push for a worker; return whether to skip it, within the worker's interval."""
         self._batches_since_weight_update[worker_id] += 1
         return self._batches_since_weight_update[worker_id] <= self.max_interval
 
     def _get_server_weights(self) -> Any:
-        """Store the trainer's weights as they are now; return a reference, as `ray.put` does."""
+        """Store the trainer's current weights; return a reference, as `ray.put` does."""
         return self._stored(self.policy_weights)
 
     def _stored(self, weights: Any) -> Any:
         if references(weights):
-            return weights  # by somebody else, so that nobody here knows how large they are
+            return weights  # stored by the caller; their size is unknown here
         if is_module(weights):
             weights = WeightStrategy().tensors_as_td(weights)
         flat = type(weights) in (dict, OrderedDict) and all(
@@ -295,17 +295,17 @@ class RayWeightUpdater(WeightUpdaterBase):
         return stored.ref
 
     def _maybe_map_weights(self, policy_or_weights: Any) -> Any:
-        """Return what workers are to be given, of what a push or `_get_server_weights` gives."""
+        """Return the weights for workers, from those of a push or of `_get_server_weights`."""
         return policy_or_weights
 
-    # By position as well, as in TorchRL's own.
+    # Arguments may be positional too, as in TorchRL's own updater.
     def _sync_weights_with_worker(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, worker_id: Any = None, server_weights: Any = None
     ) -> Any:
-        """Start a worker's update; the push waits for all of them together.
+        """Start a worker's update; the push waits for the updates of all workers together.
 
-        An override returns the reference that its call of the actor returned: the push waits for
-        what that comes to. Of one that returns nothing, nobody knows what became.
+        An override returns the reference that its call of the actor returned, and the push waits
+        for it. If an override returns None, the receipt has no result for the worker.
         """
         if self._shared is None or self._shared[0] is not server_weights:
             self._shared = server_weights, self._stored(server_weights)  # once for all workers
@@ -323,7 +323,7 @@ class RayWeightUpdater(WeightUpdaterBase):
         for name in self.receipt.in_state("applied"):
             self._versions[int(name)] = self._version
         for name in self.receipt.in_state("failed", "lost", "behind"):
-            # It is due again with the very next push.
+            # Do not skip it at the next push.
             self._batches_since_weight_update[int(name)] = self.max_interval
         check(self.receipt)
 
@@ -332,10 +332,10 @@ class RayWeightUpdater(WeightUpdaterBase):
 
 
 def _update(actor: Any, weights: Any, timeout: float) -> Outcome:
-    """Give an actor its weights. (Runs in the actor.)"""
-    if isinstance(weights, dict) and is_torchrl(actor):  # which take state dicts apart by names
+    """Pass weights to an actor. (Runs in the actor.)"""
+    if isinstance(weights, dict) and is_torchrl(actor):  # TorchRL expects nested names
         weights = nested(cast("dict[str, Any]", weights))
     try:
         return taken(actor.update_policy_weights_, weights, NAMES, timeout)
-    except Exception as error:  # raised, it would be printed here, and pickled to the sender
+    except Exception as error:  # Ray would print it here, and pickle it for the sender
         return Answer("failed", f"{type(error).__name__}: {error}")

@@ -1,13 +1,14 @@
-"""The door from the older vintage of TorchRL's API to the newer, and what only the older has.
+"""The older of TorchRL's two APIs, implemented on the newer one (scheme.py).
 
-An older program talks to a scheme's parts, a newer one to the scheme. All parts are views:
+Older programs use senders, receivers and transports of a scheme; newer ones use the scheme itself.
+Each of these objects is a view of the scheme:
 
-    init_on_worker()      init_on_receiver() and connect(), applied where `receive()` is called
+    init_on_worker()      init_on_receiver() and connect(); versions are applied in `receive()`
     get_sender()          a `WeightSender` (sender.py): sends as the scheme does, connected or not
-    get_receiver()        a `WeightReceiver` (receiver.py): receives what the scheme receives
-    create_transport(x)   a `WorkerTransport` (sender.py): sends to the worker that x leads to
+    get_receiver()        a `WeightReceiver` (receiver.py): receives as the scheme does
+    create_transport(x)   a `WorkerTransport` (sender.py): sends to the worker behind x
 
-Transports are in both vintages; the older gives their methods, and gets from them, a model id too.
+Both APIs have transports; in the older one, their methods also take and return a model id.
 """
 
 import json
@@ -30,8 +31,7 @@ class WeightSyncScheme(Scheme):
         timeout: Default seconds that a call waits.
         strict: Whether both sides must have the same names.
         cast: Whether values may be converted to the receiving model's dtypes.
-        background: Receivers apply what arrives in the background; else where `receive()` is
-            called.
+        background: Receivers apply versions in the background; otherwise in `receive()`.
 
     Raises:
         ValueError: There is no such strategy, or the timeout is not above zero.
@@ -42,7 +42,7 @@ class WeightSyncScheme(Scheme):
 
     @classmethod
     def from_backend(cls, backend: str, **kwargs: Any) -> "WeightSyncScheme":
-        """Return a scheme, with these `kwargs`, of a `backend`: none, shared, process, rpc, zmq ...
+        """Return a scheme of a `backend` (none, shared, process, rpc, zmq ...), given `kwargs`.
 
         Raises:
             ValueError: There is no such backend; the text lists all.
@@ -50,7 +50,7 @@ class WeightSyncScheme(Scheme):
         return cast("type[WeightSyncScheme]", scheme_class(backend))(**kwargs)
 
     def init_on_worker(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
-        """Become a receiver and connect; versions are applied where `receive()` is called.
+        """Become a receiver and connect; versions are applied in `receive()`.
 
         Arguments are those of `init_on_receiver`; `pipe` is the worker's end of the sender's pipe.
         """
@@ -66,13 +66,13 @@ class WeightSyncScheme(Scheme):
             raise
 
     def get_sender(self) -> WeightSender:
-        """Return the sender; the same each time. RuntimeError: `init_on_sender` comes first."""
+        """Return the sender, the same each time; RuntimeError before `init_on_sender`."""
         self._check(self.initialized_on_sender, "init_on_sender() before get_sender()")
         self._made_sender = self._made_sender or self.create_sender()
         return self._made_sender
 
     def get_receiver(self) -> WeightReceiver:
-        """Return the receiver; the same each time. RuntimeError: `init_on_worker` comes first."""
+        """Return the receiver, the same each time; RuntimeError before `init_on_worker`."""
         self._check(self.initialized_on_receiver, "init_on_worker() before get_receiver()")
         self._made_receiver = self._made_receiver or self.create_receiver()
         return self._made_receiver
@@ -90,17 +90,17 @@ class WeightSyncScheme(Scheme):
         return WeightReceiver(self)
 
     def own_sending(self) -> Sending:
-        """Return what this scheme's senders send by: its own, which they connect if need be."""
+        """Return the scheme's own `Sending`, for its senders; connect it if necessary."""
         if (side := self._as_sender) is not None:
-            side.connected = True  # without first weights
+            side.connected = True  # without publishing first weights
         return self._connected()
 
     def create_transport(self, pipe_or_context: Any = None, **kwargs: Any) -> "TransportBackend":
-        """Return the transport of one worker: the one at the end of `pipe_or_context`.
+        """Return the transport of one worker: the worker behind `pipe_or_context`.
 
-        This is a pipe; over RPC `(collector_info, collector_rref, collector_class)`, a tuple or
-        `kwargs`; over Ray an actor, also as `remote_actor`. Without it, `worker_idx` names a worker
-        of the initialised sender; on a receiver, it returns the receiver's own transport.
+        This is a pipe; over RPC `(collector_info, collector_rref, collector_class)`, as a tuple or
+        as `kwargs`; over Ray an actor, also as `remote_actor`. Without it, the keyword `worker_idx`
+        selects a worker of the initialised sender. A receiver returns its own transport.
         """
         if self.initialized_on_receiver:
             return ReceiverTransport(self, named=pipe_or_context is not None)
@@ -115,7 +115,7 @@ class WeightSyncScheme(Scheme):
     def _transport_of(self, peer: Any) -> "TransportBackend":
         return WorkerTransport(self, self.carrier_to(peer))
 
-    # By these names older programs look at what is made and what is not.
+    # Private names that older programs read.
 
     @property
     def _sender(self) -> WeightSender | None:
@@ -139,7 +139,7 @@ class WeightSyncScheme(Scheme):
 
 
 def _peer_in(kwargs: Mapping[str, Any]) -> Any:
-    """Return what leads to a worker, of the keywords of `create_transport`; None: nothing."""
+    """Return the peer that keywords of `create_transport` name; None if they name none."""
     if (info := kwargs.get("collector_info")) is not None:
         return info, kwargs.get("collector_rref")
     return kwargs.get("remote_actor")
@@ -168,7 +168,7 @@ class TransportBackend(Protocol):
 
 
 class InitialSyncTransport(Protocol):
-    """A transport that connects and brings the first weights by itself; here the scheme does."""
+    """A transport that connects and sends the first weights itself; here the scheme does both."""
 
     def setup_connection_and_weights_on_sender(self) -> None:
         """Connect, and send the first weights."""
@@ -179,8 +179,8 @@ class InitialSyncTransport(Protocol):
         """Connect, and return the first weights.
 
         Args:
-            worker_idx: Which worker this is.
-            weights, model, strategy: As of `TransportBackend.receive_weights`.
+            worker_idx: The id of this worker.
+            weights, model, strategy: As in `TransportBackend.receive_weights`.
         """
 
 
@@ -188,7 +188,7 @@ class _Nothing:
     _instead = ""
 
     def __new__(cls, *_: Any, **__: Any) -> NoReturn:
-        """Say what to write instead."""
+        """Raise TypeError with a replacement for the class."""
         raise TypeError(f"{cls.__name__} is nothing by itself here: {cls._instead}")
 
 
@@ -211,18 +211,18 @@ class DistributedTransport(_Nothing):
     )
 
 
-# Pipes, by which workers learn where the sender is.
+# Pipes that carry the sender's address to workers.
 
 
 def tell(pipes: Iterable[Any], address: str, keys: Mapping[str, str] | None) -> None:
-    """Write where the sender is, which worker is meant, and its keys into each pipe."""
+    """Send the sender's address, the worker's id and its keys through each pipe."""
     for worker, pipe in enumerate(pipes):
         told = {"weightbus": address, "worker": worker, "keys": keys}
         pipe.send_bytes(json.dumps(told).encode())
 
 
 def read(pipe: Any, timeout: float) -> dict[str, Any]:
-    """Read where the sender is, which worker this is, and its keys, if it has any."""
+    """Receive the sender's address, the id of this worker, and its keys or None, from a pipe."""
     if not pipe.poll(timeout):
         raise TimeoutError(
             f"no address came down the pipe within {timeout} s; is init_on_sender() called with "

@@ -1,7 +1,7 @@
-"""Calls to one server over HTTP: each has a deadline, few tries, and an answer of bounded length.
+"""HTTP calls to one server, with a deadline, a few retries, and a bound on the answer's length.
 
-A call is made again where no answer has come, which says nothing of whether the first was heard: so
-more than one try is for what leaves a server as it is when it is done twice.
+A call without an answer is retried, although the server may have received it. So use more than one
+try only for idempotent calls.
 """
 
 import contextlib
@@ -15,28 +15,28 @@ from typing import Any, cast
 
 from ...codecs.errors import WeightBusError
 
-CONNECT_SECONDS = 5.0  # that a host may take to accept a connection
+CONNECT_SECONDS = 5.0  # limit for a connection to be accepted
 TRIES = 4
-PAUSE_SECONDS = 0.5  # before the second try; each further one waits twice as long
-ANSWER_BYTES_MAX = 256 * 1024  # of an answer: it says what was done, or lists the server's models
-SAID_MAX = 600  # characters of an engine's own words; a report has room for 4096 with all else
-NOT_NOW = {502, 503, 504}  # from a server that starts or ends, or what stands before it
+PAUSE_SECONDS = 0.5  # before the second try; doubled before each further one
+ANSWER_BYTES_MAX = 256 * 1024  # of an answer: a status, or the list of the server's models
+SAID_MAX = 600  # characters of an engine's error text; a whole report has at most 4096
+NOT_NOW = {502, 503, 504}  # from a server that is starting or stopping, or from its proxy
 
 
 class ServerError(WeightBusError):
-    """A server has not done what it was asked to."""
+    """A server did not execute a call."""
 
     __module__ = "weightbus.vllm"
 
 
 class CallError(ServerError):
-    """A call has not come to what it was made for.
+    """A call failed.
 
     Args:
-        text: Which one, and why, in words.
+        text: Which call failed, and why.
 
     Attributes:
-        harmless: It is as it was, since it has not heard or not begun.
+        harmless: The server is unchanged: it did not receive the call, or did not begin it.
     """
 
     def __init__(self, text: str, *, harmless: bool = False) -> None:
@@ -45,7 +45,7 @@ class CallError(ServerError):
 
 
 class SilentError(CallError):
-    """A server gives no answer."""
+    """A server did not answer."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class Answer:
 
     @property
     def done(self) -> bool:
-        """Whether it says that it did what it was asked to."""
+        """Whether the server reports success."""
         return self.status == 200
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """The object that it is, if it is JSON's; else none."""
+        """The fields of the answer, if it is a JSON object; else an empty dict."""
         with contextlib.suppress(ValueError, RecursionError):
             found = json.loads(self.text)
             if isinstance(found, dict):
@@ -69,7 +69,7 @@ class Answer:
 
     @property
     def message(self) -> str:
-        """The engine's own words, wherever in the answer it puts them."""
+        """The engine's message, from whichever field has it."""
         error = self.fields.get("error")
         if isinstance(error, dict):
             error = cast("dict[str, Any]", error).get("message")
@@ -86,14 +86,15 @@ class Server:
     """A server, by its URL.
 
     Args:
-        url: Where it is, such as `http://gpu-1:8000`. A user and a password in it are sent, and
-            shown nowhere.
-        token: What it wants to be shown, if anything.
-        tries, pause: How often a call is made, and how long the first wait between two is.
+        url: The URL, such as `http://gpu-1:8000`. A user and a password in it are sent, but never
+            shown.
+        token: The bearer token; empty: none.
+        tries: How often a call is tried at most.
+        pause: Seconds before the second try.
 
     Raises:
         ModuleNotFoundError: httpx is not installed; the text says what to install.
-        ValueError: The URL is none.
+        ValueError: The URL is invalid.
     """
 
     def __init__(
@@ -106,9 +107,8 @@ class Server:
         auth = (parts.username, parts.password) if parts.userinfo else None
         url = str(parts.copy_with(username="", password="")) if auth else url
         self.url, self._tries, self._pause = url.rstrip("/"), tries, pause
-        # No proxy of the environment, nor any other host that the server names: that is not it.
-        # Each call has a connection of its own: a server may close one after an error or a rest,
-        # and the next call on it would be lost unheard.
+        # No proxy from the environment and no redirects: another host is not this server. Each call
+        # has its own connection: a server may close an idle one, and the next call would be lost.
         self._client = self._httpx.Client(
             limits=self._httpx.Limits(max_keepalive_connections=0),
             headers={"Authorization": f"Bearer {token}"} if token else {},
@@ -118,22 +118,22 @@ class Server:
         )
 
     def get(self, path: str, seconds: float) -> Answer:
-        """Ask for something."""
+        """Make a GET call."""
         return self.call("GET", path, None, seconds)
 
     def ready(self, path: str) -> bool:
-        """Ask once, of a route that answers 503 for no."""
+        """Call once a route that answers 503 for "not ready"; return whether it is ready."""
         try:
             return self._once("GET", path, None, time.monotonic() + CONNECT_SECONDS).status != 503
         except self._httpx.HTTPError as error:
             raise SilentError(f"{self.url} does not answer GET {path}: {error}") from None
 
     def post(self, path: str, body: object, seconds: float) -> Answer:
-        """Have something done."""
+        """Make a POST call."""
         return self.call("POST", path, body, seconds)
 
     def call(self, method: str, path: str, body: object, seconds: float) -> Answer:
-        """Make a call, again if no answer comes, for so many `seconds` in all.
+        """Make a call, and retry it without an answer; for at most `seconds` in all.
 
         Raises:
             SilentError: No answer came. It is harmless if no try reached the server.

@@ -1,20 +1,21 @@
-"""What servers of each kind are asked: their routes, what they take, and how they answer.
+"""The HTTP routes of SGLang and vLLM servers that load weights: arguments, answers, side effects.
 
-Read in sglang 0.5.23 and vllm 0.28.0 and 0.33.0. Every call may be made twice (`calls.Server`).
+As in the sources of sglang 0.5.23 and vllm 0.28.0 and 0.33.0. Every call may be made twice
+(`calls.Server`).
 
-sglang  /update_weights_from_disk waits until running requests have ended, and holds new ones back;
-        in a pause it loads at once. It answers {"success", "message"}, with 400 where it has
-        failed; "Weights were updated, ..." means that only the cache was not flushed. What it calls
-        a rollback reads the new files. Names that its model does not have it skips, with success.
-        An adapter can only be unloaded, which waits for the requests that use it, and loaded. A
-        request that comes in between has it loaded again from the path that it had: so that path
-        is a link, which leads to the new version by then.
-vllm    /collective_rpc has each rank call `reload_weights`; the server must not generate meanwhile.
-        Its answer is a list, or 500 with the exception's words. With VLLM_SERVER_DEV_MODE=1 only.
-        After a failure in the middle it keeps what was half loaded, and a load that follows may
-        fail with the same words, or seem to repair it and fail at the next (seen in 0.32).
-        An adapter is loaded before the one of its name is removed. The prefix cache knows adapters
-        by their path (before 0.33 by their name), so a new version needs a new path.
+sglang  /update_weights_from_disk waits until running requests end, and holds new ones back; during
+        a pause it loads at once. It answers {"success", "message"}, with status 400 for a failure;
+        "Weights were updated, ..." means that only the cache was not flushed. Its "rollback" reads
+        the new files. Names that its model lacks are skipped, and it reports success.
+        An adapter can only be unloaded, which waits for the requests that use it, and then loaded.
+        A request in between makes the server load it again from the old path: so that path is a
+        link, which points to the new version by then.
+vllm    /collective_rpc calls `reload_weights` on each rank; the server must not generate meanwhile.
+        The answer is a list, or 500 with the exception's text. Needs VLLM_SERVER_DEV_MODE=1.
+        After a failure half-way the server keeps the partly loaded weights; the next load may fail
+        with the same error, or seem to succeed and fail the time after (seen in 0.32).
+        An adapter is loaded before the previous one of its name is removed. The prefix cache
+        identifies adapters by path (before 0.33 by name), so a new version needs a new path.
 """
 
 import contextlib
@@ -28,26 +29,26 @@ from zlib import crc32
 
 from .calls import Answer, CallError, Server
 
-ANSWER_SECONDS = 10.0  # for what takes no time: whoever is asked how things stand, or to go on
-INFO_SECONDS = 60.0  # for all that it knows of itself and its host, at first
+ANSWER_SECONDS = 10.0  # for fast calls, such as status and resume
+INFO_SECONDS = 60.0  # for /server_info, which the server first collects
 FLUSH_SECONDS = 30.0  # for a cache, which is flushed between two steps
 FLUSH_PAUSE_SECONDS = 0.2  # between two tries to flush it
-UNPAUSED = "none"  # the mode of a server that waits for its requests by itself
-BROKEN = "broken"  # what a server says it runs that must be started again
-UPDATED = "Weights were updated"  # how sglang begins to say that only its cache was not flushed
+UNPAUSED = "none"  # the mode without a pause: the load itself waits for running requests
+BROKEN = "broken"  # the version label of a server that must be restarted
+UPDATED = "Weights were updated"  # the beginning of sglang's message that only the flush failed
 DENIED = {401, 403}
 LACKING = {404, 405}
 
 
 @dataclass(frozen=True)
 class How:
-    """How servers are to be treated.
+    """The settings for all servers.
 
     Attributes:
-        pause: What becomes of running requests: a mode of the engine's; None: the first of them.
-        seconds: That a server may take to load a version.
-        folder: Where versions are, and what has to outlive us: who is paused, and links.
-        seen: What servers call it.
+        pause: The engine's pause mode, for running requests; None: its first mode.
+        seconds: The time that a server may take to load a version.
+        folder: The folder of versions, and of files that outlive this process: pause marks, links.
+        seen: The path of that folder on the servers.
     """
 
     pause: str | None
@@ -58,12 +59,12 @@ class How:
 
 @dataclass(frozen=True)
 class Weights:
-    """What a server is to run.
+    """Weights for a server to load.
 
     Attributes:
-        folder: Where it lies, as the server sees that.
-        version: What the server is to say that it runs; of no use with an adapter.
-        adapter: The name of the adapter that it is; empty: the model's own weights.
+        folder: The path of the weights on the server.
+        version: The version label that the server then reports; unused for an adapter.
+        adapter: The name of the adapter; empty: the model's own weights.
     """
 
     folder: str
@@ -72,17 +73,17 @@ class Weights:
 
 
 class Engine(ABC):
-    """A server of some kind."""
+    """A server that can load weights."""
 
     kind: ClassVar[str]
-    pauses: ClassVar[tuple[str, ...]]  # the modes there are, the default first
-    last_resort: ClassVar[str]  # the one for a server that must not answer
+    pauses: ClassVar[tuple[str, ...]]  # the pause modes, the default first
+    last_resort: ClassVar[str]  # the pause mode for a server with parts of two versions
     go_on: ClassVar[str]  # the route that ends a pause
 
     def __init__(self, server: Server, how: How) -> None:
         self._server, self._how = server, how
         self._pause = self.pauses[0] if how.pause is None else how.pause
-        # Both outlive us: whoever comes next with this folder knows what we have left behind.
+        # Both files outlive this process, for the next one that uses this folder.
         self._mark = how.folder / f".paused-{crc32(self.url.encode()):08x}"
         self._part = how.folder / f".partial-{crc32(self.url.encode()):08x}"
 
@@ -90,39 +91,39 @@ class Engine(ABC):
     def url(self) -> str:
         return self._server.url
 
-    # What it runs.
+    # State of the server.
 
     @abstractmethod
     def version(self) -> str:
-        """Return which weights it says it runs.
+        """Return the version label that the server reports.
 
         Raises:
-            CallError: It does not answer, or is of another kind.
+            CallError: The server does not answer, or is of another kind.
         """
 
     @abstractmethod
     def home(self) -> str:
-        """Return where its weights were read from, as it calls that."""
+        """Return the path or name that the server's weights were read from."""
 
     @abstractmethod
     def checkpoint(self) -> str:
-        """Return the folder or the name of the checkpoint that it was started with."""
+        """Return the folder or the name of the checkpoint that the server was started with."""
 
     @abstractmethod
     def check_reload(self, derived: str) -> None:
-        """Check that its reload makes anew what it has derived from such weights.
+        """Check that the server's reload also updates its copies of `derived` weights.
 
         Raises:
-            CallError: It does not, so it would answer as neither the old nor the new weights.
+            CallError: It does not, so the server would compute with a mix of old and new weights.
         """
 
     @property
     def partial(self) -> bool:
-        """Whether it may hold parts of two versions, and so must not answer."""
+        """Whether the server may hold parts of two versions, and so must not answer."""
         return self._part.exists()
 
     def adapter(self, name: str) -> str | None:
-        """Return where an adapter was read from; None if there is none of this name.
+        """Return the path that an adapter was read from; None if there is none of this name.
 
         Raises:
             CallError: The model itself has that name.
@@ -134,27 +135,28 @@ class Engine(ABC):
         return root
 
     def _cards(self) -> dict[str, tuple[str, str]]:
-        """Return the models that it lists: where each lies, and its base if it is an adapter."""
+        """Return path and base model of each listed model, by name; no base: not an adapter."""
         answer = self._checked(self._server.get("/v1/models", ANSWER_SECONDS), "/v1/models")
         found: dict[str, tuple[str, str]] = {}
-        with contextlib.suppress(AttributeError, TypeError):  # it has another form, so no models
+        with contextlib.suppress(AttributeError, TypeError):  # an answer of another form
             for card in cast("list[dict[str, Any]]", answer.fields.get("data")):
                 found[str(card.get("id"))] = str(card.get("root")), str(card.get("parent") or "")
         return found
 
-    # What it is to run.
+    # Loading.
 
     def load(self, weights: Weights) -> None:
-        """Have it load weights. Until it has all of them it does not go on, whoever asks us.
+        """Load weights on the server. `resume` has no effect until all of them are loaded.
 
         Raises:
-            CallError: It has not, in its own words. It is harmless if it has changed nothing.
+            CallError: The load failed, with the server's text. Harmless if nothing was changed.
         """
         if weights.adapter:
             self._load_adapter(weights.adapter, weights.folder)
             return
         was_whole = not self.partial
-        _write(self._part, f"{self.url} does not begin to load")  # first: we may be killed
+        # Before the call, since this process may be killed during it.
+        _write(self._part, f"{self.url} does not begin to load")
         try:
             self._load(weights.folder, weights.version)
         except CallError as error:
@@ -173,16 +175,16 @@ class Engine(ABC):
 
     @abstractmethod
     def _paused(self) -> bool:
-        """Return whether somebody else has paused it, who will have it go on."""
+        """Return whether the server is paused, by any client."""
 
     @abstractmethod
     def _stop(self, mode: str) -> Answer: ...
 
     def pause(self) -> None:
-        """Have it answer nothing until it is resumed; unless somebody else has paused it.
+        """Pause the server until `resume`; do nothing if another client has paused it.
 
         Raises:
-            CallError: It does not say that it does; it changes nothing.
+            CallError: The server does not confirm the pause; its weights are unchanged.
         """
         if self._pause != UNPAUSED:
             self._stand_still(self._pause)
@@ -191,29 +193,30 @@ class Engine(ABC):
         try:
             if self._paused() and not self._mark.exists():
                 return
-            _write(self._mark, f"{self.url} is not paused")  # first: we may be killed
+            # Before the call, since this process may be killed during it.
+            _write(self._mark, f"{self.url} is not paused")
             self._checked(self._stop(mode), "its pause")
-        except CallError as error:  # its weights are as they were
+        except CallError as error:  # the weights are unchanged
             raise CallError(str(error), harmless=True) from None
 
     def hold(self) -> None:
-        """Have it answer nothing, since it may hold parts of two versions.
+        """Pause a server that may hold parts of two versions.
 
         Raises:
-            CallError: It may answer.
+            CallError: The server does not confirm the pause, and may answer.
         """
         if self._pause != UNPAUSED:
-            return  # it was paused before it began to load
+            return  # paused before the load
         try:
             self._stand_still(self.last_resort)
         except CallError as error:
             raise CallError(f"{error}: it may ANSWER with parts of two versions") from None
 
     def resume(self) -> None:
-        """Have it go on, if we or a bridge before us paused it; not with parts of two versions.
+        """Resume the server if this bridge or an earlier one paused it, unless it is `partial`.
 
         Raises:
-            CallError: It does not say that it does.
+            CallError: The server does not confirm it.
         """
         if self.partial or not self._mark.exists():
             return
@@ -233,10 +236,10 @@ class Engine(ABC):
     # Answers.
 
     def _checked(self, answer: Answer, what: str) -> Answer:
-        """Return an answer that says that it is done.
+        """Return an answer that reports success.
 
         Raises:
-            CallError: It says something else.
+            CallError: The answer reports a failure.
         """
         if answer.done:
             return answer
@@ -250,10 +253,10 @@ class Engine(ABC):
 
     @abstractmethod
     def _lacking(self, what: str) -> str:
-        """Say what to do about a route that is not there."""
+        """Return advice for a route that the server lacks."""
 
     def _other(self, path: str, kind: str) -> str:
-        """Say that it is of another kind, if it has the route that this is known by."""
+        """Return advice for a server of another kind, which has the route `path`."""
         if self._has(path):
             return f"it is a server of {kind}, by its {path}: --kind {kind}"
         return f"it is no server of {self.kind}: check its URL and --kind"
@@ -271,28 +274,28 @@ class Sglang(Engine):
     go_on = "/continue_generation"
 
     def version(self) -> str:
-        """Return what it was told with the weights that it runs, or at its start."""
+        """Return the label that was given with the last load, or at the server's start."""
         return str(self._info().get("weight_version"))
 
     def home(self) -> str:
-        """Return the path of its model, which is that of the last version that it has loaded."""
+        """Return the server's model path, which is that of the version it loaded last."""
         return str(self._info().get("model_path"))
 
     def checkpoint(self) -> str:
-        """Return the path of its model; once that is one of ours, of its tokenizer, which stays."""
+        """Return the model path, or after the first load the tokenizer path, which stays."""
         info = self._info()
         path = str(info.get("model_path"))
         ours = PurePosixPath(path).parent == PurePosixPath(self._how.seen)
         return str(info.get("tokenizer_path") or path) if ours else path
 
     def check_reload(self, derived: str) -> None:
-        """Let all pass: what it loads it loads into the parameters that it computes by."""
+        """Accept all: SGLang loads into the parameters that it computes with."""
 
     def _info(self) -> dict[str, Any]:
         return self._checked(self._server.get("/model_info", ANSWER_SECONDS), "/model_info").fields
 
     def _paused(self) -> bool:
-        """It does not say more than that it takes no requests."""
+        """Return whether the server accepts no requests; SGLang does not report a pause itself."""
         return not self._server.ready("/ready")
 
     def _stop(self, mode: str) -> Answer:
@@ -300,7 +303,7 @@ class Sglang(Engine):
 
     def _load(self, folder: str, version: str) -> None:
         route = "/update_weights_from_disk"
-        flush = self._pause != "in_place"  # whose requests go on with what they have in the cache
+        flush = self._pause != "in_place"  # in that mode, requests go on with their cache
         body = {"model_path": folder, "weight_version": version, "flush_cache": flush}
         answer = self._server.post(route, body, self._how.seconds)
         if not answer.done and answer.message.startswith(UPDATED):
@@ -312,7 +315,7 @@ class Sglang(Engine):
         self._succeeded(answer, route)
 
     def adapter(self, name: str) -> str | None:
-        """Return where an adapter was read from: where our link leads, if it was that."""
+        """Return the path that an adapter was read from; of this bridge's link, its target."""
         path, link = super().adapter(name), self._link
         ours = path is not None and PurePosixPath(path).name == link.name and link.is_symlink()
         return os.readlink(link) if ours else path
@@ -326,13 +329,13 @@ class Sglang(Engine):
         new.unlink(missing_ok=True)
         new.symlink_to(folder)
         new.replace(self._link)
-        # Listed or not: there may be one that was loaded or unloaded by some ranks only.
+        # Even if it is not listed: some ranks may have it.
         answer = self._server.post("/unload_lora_adapter", {"lora_name": name}, self._how.seconds)
         if "does not exist" not in answer.message:
             self._succeeded(answer, "/unload_lora_adapter")
         body = {"lora_name": name, "lora_path": f"{self._how.seen}/{self._link.name}"}
         answer = self._server.post("/load_lora_adapter", body, self._how.seconds)
-        if "already loaded" not in answer.message:  # for a request that came in between
+        if "already loaded" not in answer.message:  # by a request in between
             self._succeeded(answer, "/load_lora_adapter")
 
     def _succeeded(self, answer: Answer, route: str) -> None:
@@ -351,19 +354,19 @@ class Vllm(Engine):
     go_on = "/resume"
 
     def version(self) -> str:
-        """Return what it was told of the weights that it runs; `default` after its start."""
+        """Return the label of the last load; `default` after the server's start."""
         return str(self._get("/weight_info").get("weight_version"))
 
     def home(self) -> str:
-        """Return the path or the name of its model."""
+        """Return the path or the name of the server's model."""
         return next((root for root, parent in self._cards().values() if not parent), "")
 
     def checkpoint(self) -> str:
-        """Return the same: it says what it was started with, whatever it has loaded since."""
+        """Return `home()`, which loads do not change."""
         return self.home()
 
     def check_reload(self, derived: str) -> None:
-        """Refuse a server on a processor, whose layers compute by packed copies of these."""
+        """Reject a server on a CPU, whose layers compute with packed copies of such weights."""
         said = str(self._server.get("/server_info", INFO_SECONDS).fields.get("vllm_config"))
         if "device_config=cpu" in said:
             raise CallError(
@@ -384,9 +387,9 @@ class Vllm(Engine):
         return self._server.post(f"/pause?mode={mode}", None, self._how.seconds)
 
     def hold(self) -> None:
-        """Have it answer nothing before it is started again; and say that it is broken."""
+        """Pause the server until it is restarted, and set its label to `BROKEN`."""
         super().hold()
-        with contextlib.suppress(CallError):  # then it is tried whether a load repairs it
+        with contextlib.suppress(CallError):  # without the label, the next load is tried
             route = "/update_weight_version"
             self._server.post(route, {"new_version": BROKEN}, ANSWER_SECONDS)
 
@@ -418,7 +421,7 @@ class Vllm(Engine):
             raise CallError(f"{self.url} does not say what {method} has come to: {answer}")
 
     def _flushed(self) -> bool:
-        """Have requests that run begin again with the new weights, and forget all of the old."""
+        """Reset the prefix cache and restart running requests; return whether it was done."""
         route = "/reset_prefix_cache"
         path = f"{route}?reset_running_requests=true"
         answer = self._checked(self._server.post(path, None, FLUSH_SECONDS), route)
@@ -437,10 +440,10 @@ class Vllm(Engine):
 
 
 def _write(mark: Path, what: str) -> None:
-    """Make a file that outlives us.
+    """Create a file that outlives this process.
 
     Raises:
-        CallError: It cannot be made, so nothing is asked of the server.
+        CallError: It cannot be created, so the server is not called.
     """
     try:
         mark.touch()

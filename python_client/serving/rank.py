@@ -1,19 +1,19 @@
-"""One rank of a served model: it stages what a trainer publishes, and loads it when told to.
+"""One rank of a served model: stages the versions of a trainer, and loads them on command.
 
-Commands come by the server's calls, results go over the bus. A call may be lost, come twice, or
-come when its caller has given it up. So each says which version it is for: one that is for an older
-version than this rank knows of changes nothing, and one that comes again has no further effect.
+Commands arrive by the server's calls, results are sent over the bus. A call may be lost, arrive
+twice, or arrive after its caller has given up. So each call names its version: a call for an older
+version than the newest known one changes nothing, and a repeated call has no further effect.
 
-join      joins the bus, and tries on the model whether what will be published can be loaded at all
-          (what cannot is refused as soon as it is announced, and so no rank stages it)
-start     nothing
-update    holds the version, verified and ready. Once the server stands still: the next finish is to
-          load it. Or gives it up, where the trainer cancels it
-finish    loads the version that the last update is to have loaded, and acknowledges it
+join      join the bus, and check with the model whether the published tensors can be loaded at all
+          (a version that cannot be loaded is rejected when it is announced, so no rank stages it)
+start     do nothing
+update    stage the version. During the pause, a second update marks it to be loaded by the next
+          finish. If the trainer cancels the version, release it
+finish    load the version that the last update marked, and acknowledge it
 
-The answers of a server's ranks are taken in order, and an error leaves those after it for the next
-call; so an error that each rank would have is raised by the last one alone. A rank that does not
-have the version raises it, since none may load it then. What the bus tells, no call raises.
+vLLM reads the answers of its ranks in order, and after an error leaves the remaining ones for the
+next call; so only the last rank raises an error that all ranks have. A rank without the version
+raises an error, since no rank may load it then. Calls do not raise errors that the bus reports.
 """
 
 import logging
@@ -31,7 +31,7 @@ from ..subscriber import Subscriber
 
 log = logging.getLogger("weightbus.serving")
 
-HEARD_SECONDS = 1.0  # that a call waits for the publisher to hear what came of a version
+HEARD_SECONDS = 1.0  # that a call waits for the publisher to receive the result of a version
 NO_TRAINER = (
     "no trainer has joined this server yet, so there is nothing to load: call "
     "init_weight_transfer_engine first"
@@ -39,33 +39,33 @@ NO_TRAINER = (
 
 
 class Loader(Protocol):
-    """What loads versions into a model."""
+    """Loads versions into a model."""
 
     def rehearse(self, tensors: Mapping[str, Signature]) -> str:
-        """Say why a model of these tensors cannot be loaded; nothing if it can. Changes nothing."""
+        """Return why such tensors cannot be loaded; empty if they can. The model is unchanged."""
         ...
 
     def make_ready(self, staged: Staged) -> None:
-        """Do what can be done before the model stands still for a version. Changes nothing."""
+        """Prepare a version before the model is paused for it. The model is unchanged."""
         ...
 
     def load(self, pairs: Pairs) -> None:
         """Load a version.
 
         Raises:
-            UnchangedError: It cannot be loaded, and nothing was changed.
+            UnchangedError: The version cannot be loaded, and the model is unchanged.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Join:
-    """What a rank is told to join a trainer.
+    """The arguments with which a rank joins a trainer.
 
     Attributes:
-        address: The trainer's publisher.
-        model: The model's id there.
-        deployment: The name of the server; its ranks are called `deployment-dpX-rankY`.
+        address: The address of the trainer's publisher.
+        model: The model's id on the bus.
+        deployment: The name of the server on the bus; its ranks are `deployment-dpX-rankY`.
         deadline: Seconds that loading a version may take.
         tensors: Dtype and shape of each tensor that will be published, by name.
     """
@@ -81,14 +81,14 @@ class Join:
 
 @dataclass(frozen=True)
 class Version:
-    """Which version an update is of.
+    """The arguments of an update.
 
     Attributes:
-        epoch, version: Its numbers.
-        deadline: Seconds to wait until it is here, and then for the publisher's decision.
-        cancel: Why it is given up after all, and each older one; empty: it is not.
-        load: The server stands still, and the next `finish` is to load it. (A trainer that does not
-            send this field means it.)
+        epoch, version: The numbers of the version.
+        deadline: Seconds to wait for the version, and then for the publisher's decision.
+        cancel: Why the trainer cancels this version and all older ones; empty: it does not.
+        load: The server is paused, and the next `finish` loads the version. (The default is for
+            trainers that do not send this field.)
     """
 
     epoch: int
@@ -99,7 +99,7 @@ class Version:
 
 
 class _Target(FunctionTarget):
-    """A function that can say beforehand what it cannot load."""
+    """A target that loads through a rank, and rejects layouts that it cannot load."""
 
     def __init__(self, rank: "Rank") -> None:
         super().__init__(rank.load)
@@ -110,11 +110,11 @@ class _Target(FunctionTarget):
 
 
 class Rank:
-    """A rank, and the session that it is in.
+    """A rank and its current session.
 
     Args:
-        loader: What loads versions into its model.
-        last: It is the rank of its server whose answers are taken last.
+        loader: Loads versions into the rank's model.
+        last: Whether it is the rank of its server whose answers are read last.
     """
 
     def __init__(self, loader: Loader, *, last: bool = True) -> None:
@@ -122,23 +122,23 @@ class Rank:
         self._worker: Subscriber | None = None
         self._model = ""
         self._tensors: dict[str, Signature] = {}
-        self._cannot = ""  # why nothing of these tensors can be loaded
+        self._cannot = ""  # why such tensors cannot be loaded; empty: they can
         self._staged: Staged | None = None
-        self._loads = False  # `finish` is to load it
-        self._newest = (0, 0)  # the version that this trainer has spoken of last
-        self._due: tuple[int, int] | None = None  # what this session is for, until it is loaded
+        self._loads = False  # the next `finish` loads it
+        self._newest = (0, 0)  # the newest version of this trainer's updates
+        self._due: tuple[int, int] | None = None  # the session's version, until it is loaded
         self._deadline = 0.0
 
     def join(self, said: Join, suffix: str) -> None:
-        """Join a trainer, and leave the one before.
+        """Join a trainer, and leave the previous one.
 
         Args:
-            said: Which trainer, and what it will publish.
-            suffix: What tells this rank from the others of the deployment.
+            said: The trainer, and the tensors that it will publish.
+            suffix: Identifies this rank within the deployment.
 
         Raises:
-            WeightBusError: There cannot be such a worker.
-            ValueError: Its name or address is none.
+            WeightBusError: The worker cannot be created.
+            ValueError: The name or the address is invalid.
         """
         self.leave()
         self._model, self._newest = said.model, (0, 0)
@@ -154,14 +154,14 @@ class Rank:
             log.error("%s cannot load %s: %s", self._worker.name, said.model, self._cannot)
 
     def start(self) -> None:
-        """Begin a session. Nothing is touched: what it is for is said by `update`."""
+        """Do nothing: `update` names the version of the session."""
 
     def update(self, said: Version) -> None:
-        """Hold a version, and say whether it is to be loaded; or give it up.
+        """Stage a version, and mark whether to load it; or release it if it is cancelled.
 
         Raises:
-            RuntimeError: No trainer has joined, and this is the last rank.
-            WeightBusError, TimeoutError: The version is not here, and the bus does not tell.
+            RuntimeError: This rank has joined no trainer, and is the last rank.
+            WeightBusError, TimeoutError: The version did not arrive; the bus does not report this.
         """
         key = said.epoch, said.version
         if self._worker is None:
@@ -190,11 +190,11 @@ class Rank:
             self._loads, self._deadline = said.load, said.deadline
 
     def finish(self) -> None:
-        """Load the version, and acknowledge it; nothing if it is not to be loaded.
+        """Load the version and acknowledge it, if an update marked it to be loaded.
 
         Raises:
-            RuntimeError: This is the last rank, and what the session is for is not loaded: no
-                version may be claimed then. Once it has said so, it is silent.
+            RuntimeError: The session's version is not loaded, so the server must not report it.
+                Only the last rank raises this, and only once.
         """
         staged, due, why = self._staged, self._due, ""
         if self._worker is None:
@@ -203,7 +203,7 @@ class Rank:
             try:
                 if staged.apply(self._deadline) is None:
                     why = f"{staged}: its publisher has not decided within {self._deadline:g} s"
-            except WeightBusError as error:  # the bus tells it, too
+            except WeightBusError as error:  # the bus reports it too
                 why = str(error)
             finally:
                 self._release()
@@ -216,32 +216,32 @@ class Rank:
                 raise RuntimeError(why)
 
     def leave(self) -> None:
-        """Leave the bus; the model stays as it is."""
+        """Leave the bus. The model is unchanged."""
         self._release()
         if self._worker is not None:
             self._worker.close()
             self._worker = None
 
-    # What the subscriber asks.
+    # Called by the subscriber.
 
     def fault(self, layout: Layout) -> str:
-        """Say why a version of this layout cannot be loaded."""
+        """Return why a version of this layout cannot be loaded; empty if it can."""
         if self._cannot or not self._tensors:
             return self._cannot
         lines = difference(layout.signatures, self._tensors, remedies=False)
         return "\n".join(trimmed(lines))
 
     def load(self, pairs: Pairs) -> None:
-        """Load a version; it is acknowledged when this returns."""
+        """Load a version; the subscriber acknowledges it afterwards."""
         self._loader.load(pairs)
 
     def _runs(self, worker: Subscriber) -> tuple[int, int] | None:
-        """Return the version that runs, if this trainer has published it."""
+        """Return the version of this trainer that the model runs, if any."""
         update = worker.update(self._model)
         return None if update is None else (update.epoch, update.version)
 
     def _hold(self, worker: Subscriber, key: tuple[int, int], seconds: float) -> Staged | None:
-        """Wait until a version is here, and make ready; None: the bus tells why it is not."""
+        """Stage a version and prepare it; None if it failed and the bus reports why."""
         try:
             staged = worker.stage(seconds, version=key, model=self._model)
         except ApplyError as error:
@@ -254,7 +254,7 @@ class Rank:
         return staged
 
     def _give_up(self, key: tuple[int, int], why: str) -> None:
-        """Let go of a version and of older ones; the publisher has heard of this rank then."""
+        """Release a version and older ones, and wait until the publisher knows its result."""
         if self._staged is not None and (self._staged.epoch, self._staged.version) <= key:
             log.warning("%s is given up: %s", self._staged, why)
             self._release()

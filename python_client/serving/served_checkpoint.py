@@ -1,8 +1,8 @@
-"""What the model of a server takes: names, shapes and dtypes of the checkpoint that it serves.
+"""Compares versions with a server's checkpoint: names, shapes and dtypes of its tensors.
 
-No engine says beforehand what fits. vLLM fails in the middle of a load; SGLang skips names that it
-does not know, answers `success: true`, and keeps the old values of what does not come. So each
-version is compared with the checkpoint before a server reads it.
+No engine checks a version before loading it. vLLM fails in the middle of a load; SGLang skips
+unknown names, keeps the old values of missing tensors, and answers `success: true`. So each version
+is compared with the checkpoint before a server reads it.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ from ..checkpoints.shards import SUFFIX
 from .calls import CallError
 
 NAMES_SHOWN = 3
-CONVERTED = {"F16", "BF16", "F32", "F64"}  # engines convert each of these to each other
-# Buffers that old checkpoints have, that no trainer has, and that engines skip.
+CONVERTED = {"F16", "BF16", "F32", "F64"}  # engines convert between these
+# Buffers of old checkpoints, which trainers do not have and engines skip.
 SKIPPED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
-HEAD = "lm_head.weight"  # a checkpoint without it has a head that is tied to its embedding
+HEAD = "lm_head.weight"  # in a checkpoint without it, the head is tied to the embedding
 WAYS_OUT = (
     "give a checkpoint of the same names as --like, or load what cannot be known to fit with "
     "--unchecked"
@@ -29,15 +29,15 @@ WAYS_OUT = (
 
 
 class UnknownCheckpointError(CallError):
-    """The checkpoint of a server cannot be read here, so nothing is asked of it."""
+    """The checkpoint of a server cannot be read here, so the server is not called."""
 
 
 @dataclass(frozen=True)
 class ServedCheckpoint:
-    """A checkpoint, as far as versions are compared with it.
+    """The layout of a server's checkpoint.
 
     Attributes:
-        where: What an error calls it.
+        where: Its name in error texts.
         layout: Names, dtypes and shapes of its tensors.
     """
 
@@ -46,14 +46,14 @@ class ServedCheckpoint:
 
     @property
     def derived(self) -> str:
-        """What some engines keep copies of that a reload does not make anew."""
+        """Weights of which some engines keep copies that a reload does not update; empty: none."""
         names = self.layout.names()
         if any(".experts." in name for name in names):
             return "experts"
         return "" if any(name.endswith(HEAD) for name in names) else "tied weights"
 
     def fault(self, layout: Layout) -> str:
-        """Say how another layout differs, ties taken into account; nothing if it fits."""
+        """Return how another layout differs, ties considered; empty if it fits."""
         known = self.layout
         names = set(layout.names())
         wanted = {name for name in known.names() if not name.endswith(SKIPPED)}
@@ -78,8 +78,7 @@ def read(folder: Path, where: str) -> ServedCheckpoint:
     """Read the names, shapes and dtypes of a folder's safetensors files, and no values.
 
     Raises:
-        CheckpointError: They cannot be read; it says why, and what to do.
-        OSError: The same.
+        CheckpointError, OSError: The files cannot be read; the text says why, and what to do.
     """
     return ServedCheckpoint(where, open_checkpoint(folder).layout)
 
@@ -93,7 +92,7 @@ def find(name: str, url: str) -> ServedCheckpoint:
     """Read the checkpoint that the server at `url` names: a folder, or a model in the hub's cache.
 
     Raises:
-        UnknownCheckpointError: It is not here, or cannot be read; it says what to do.
+        UnknownCheckpointError: It is not on this host, or unreadable; the text says what to do.
     """
     try:
         folder = _folder(name)
@@ -107,10 +106,10 @@ def find(name: str, url: str) -> ServedCheckpoint:
 
 
 def _folder(name: str) -> Path:
-    """Return where a checkpoint lies on this host; nothing is downloaded.
+    """Return the folder of a checkpoint on this host, without downloading it.
 
     Raises:
-        OSError, ValueError: It does not lie here.
+        OSError, ValueError: It is not on this host.
     """
     if (folder := Path(name)).is_absolute() or folder.exists():
         if not folder.is_dir():
@@ -125,7 +124,7 @@ def _folder(name: str) -> Path:
 
 
 def _other(name: str, layout: Layout, known: Layout) -> str:
-    """Say how a tensor differs from the checkpoint's."""
+    """Return how a tensor differs from the checkpoint's; empty if it fits."""
     here, there = layout.by_name(name), known.by_name(name)
     if here.shape != there.shape:
         return f"{name} is {list(here.shape)}, not {list(there.shape)}"
@@ -135,6 +134,6 @@ def _other(name: str, layout: Layout, known: Layout) -> str:
 
 
 def some(what: str, names: Sequence[str]) -> str:
-    """Return the first names behind a text, and how many more there are; empty without names."""
+    """Return `what` with the first names and the number of others; empty without names."""
     more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
     return f"{what} {', '.join(names[:NAMES_SHOWN])}{more}".strip() if names else ""

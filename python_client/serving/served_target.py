@@ -1,11 +1,10 @@
-"""Versions that servers load from a folder: written there, then each server is told to load them.
+"""Writes versions to a folder, and makes servers load them from there.
 
-Theory of operation: each version has a folder of its own, EPOCH.VERSION, with the files beside the
-weights that a checkpoint has; what servers run from is never written to. A version that does not
-fit the checkpoint of a server is refused before that reads it. All servers load a version or none
-keeps it; how, `swap` says. The folders of earlier versions are removed once all servers have a
-later one; but of adapters the one before stays, since requests that began with it may read it
-again.
+Each version has its own folder, EPOCH.VERSION, with weights and the other files of a checkpoint; a
+folder that servers use is never written to. A version that does not fit a server's checkpoint is
+rejected before the server reads it. All servers load a version, or none keeps it (`swap`). Folders
+of earlier versions are removed when all servers have a later one. The previous adapter is kept,
+since requests that began with it may read it again.
 """
 
 import errno
@@ -34,35 +33,35 @@ from .swap import each, swap
 
 WEIGHTS, ADAPTER, CONFIG = "model.safetensors", "adapter_model.safetensors", "adapter_config.json"
 LOCK = ".lock"
-VERSION = re.compile(r"\d+\.\d+")  # the name of a version's folder, and what servers say they run
-# What is weights, in whatever form, or says in which files they are: not copied beside ours.
+VERSION = re.compile(r"\d+\.\d+")  # a version's folder name and its label on servers
+# Weights in any format, and their indexes, are not copied from a checkpoint.
 WEIGHTS_ENDINGS = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5")
-BESIDE_BYTES_MAX = 64 * 2**20  # of a file beside the weights: a tokenizer has 20 MiB
-LOOK_SECONDS = 5.0  # between two looks at what servers run
-PREFIX = "base_model.model."  # with which PEFT, and whoever reads its adapters, begins each name
+BESIDE_BYTES_MAX = 64 * 2**20  # of a copied file: a tokenizer has 20 MiB
+LOOK_SECONDS = 5.0  # between two checks of what servers run
+PREFIX = "base_model.model."  # the start of each name in PEFT's adapters
 
 
 class ServersError(WeightBusError):
-    """Not all servers have loaded a version."""
+    """Some servers have not loaded a version."""
 
 
 class ServedTarget(Target):
-    """A folder whose versions some servers load.
+    """A target that writes versions to a folder, from which servers load them.
 
     Args:
         engines: The servers.
-        how: How they are treated. Its folder is made if its parent is there.
-        like: A checkpoint, or an adapter, of the same form: its other files go beside the weights.
-        adapter: Versions are an adapter that servers know by this name; empty: the whole model.
-        unchecked: Load what cannot be known to fit, too. Else versions are compared with the
+        how: The settings for servers. Its folder is created if the parent exists.
+        like: A checkpoint or an adapter of the same form, whose other files are copied to versions.
+        adapter: The name of the adapter on the servers; empty: versions are whole models.
+        unchecked: Load versions without comparing them. Otherwise they are compared with the
             weights in `like`, or with the checkpoint that each server names.
 
     Raises:
-        OSError: The folder cannot be written to; or `like` is no folder.
+        OSError: The folder cannot be written to, or `like` is not a folder.
         CheckpointError: The weights in `like` cannot be read.
     """
 
-    on_disk = True  # `asks_user` not: servers are asked, each with a deadline of its own
+    on_disk = True  # `asks_user` stays False: calls to servers have deadlines
 
     def __init__(
         self,
@@ -77,15 +76,15 @@ class ServedTarget(Target):
         self._engines, self._adapter = engines, adapter
         folder = how.folder
         folder.mkdir(exist_ok=True)
-        FileTarget(folder / WEIGHTS)  # which tries whether it can be written to
+        FileTarget(folder / WEIGHTS)  # checks that the folder can be written to
         self._beside = [] if like is None else _beside(like)
         self._checked = not adapter and not unchecked
         self._like: ServedCheckpoint | None = None
         if self._checked and like is not None and served_checkpoint.has_weights(like):
             self._like = served_checkpoint.read(like, "--like")
-        self._serves: dict[Engine, tuple[str, ServedCheckpoint]] = {}  # what it names, and that
-        self._file: FileTarget | None = None  # the last version that was applied
-        self._runs = ""  # that version
+        self._serves: dict[Engine, tuple[str, ServedCheckpoint]] = {}  # with the checkpoint's name
+        self._file: FileTarget | None = None  # of the last applied version
+        self._runs = ""  # the label of that version
         self._layout: Layout | None = None
         self._kept: list[Path] = []  # folders that servers may read, the newest last
         self._intact = True
@@ -93,13 +92,13 @@ class ServedTarget(Target):
         self._lock = _locked(folder)
 
     def close(self) -> None:
-        """Let another one write to the folder."""
+        """Unlock the folder."""
         self._lock.close()
 
-    # What fits.
+    # Comparing with checkpoints.
 
     def fault(self, layout: Layout) -> str:
-        """Say why a server could not take this `layout`, as far as that is known; else nothing."""
+        """Return why a server cannot load this `layout`; empty if no reason is known."""
         if self._adapter:
             return _no_adapter(layout)
         if self._like is not None:
@@ -108,11 +107,11 @@ class ServedTarget(Target):
         return next((fault for fault in faults if fault), "")
 
     def _learn(self, engine: Engine) -> None:
-        """Learn what fits a server, which may have been started anew with another checkpoint.
+        """Read a server's checkpoint, again if it was restarted with another one.
 
         Raises:
-            UnknownCheckpointError: It cannot be known.
-            CallError: Whatever fits it, the server cannot load it rightly.
+            UnknownCheckpointError: The checkpoint cannot be read here.
+            CallError: The server's reload does not work for such a model.
         """
         name = engine.checkpoint() if self._checked else ""
         if not self._checked or self._serves.get(engine, ("",))[0] == name:
@@ -123,12 +122,12 @@ class ServedTarget(Target):
         self._serves[engine] = name, served
 
     def summing(self, layout: Layout, names: Names, sums: Sums) -> Iterator[int]:
-        """Sum what the file holds.
+        """Sum the tensors in the file of the last applied version.
 
         Arguments are those of `Target.summing`.
 
         Raises:
-            UnreadableTargetError: There is none yet.
+            UnreadableTargetError: No version was applied yet.
         """
         if self._file is None:
             raise UnreadableTargetError("no version was written yet")
@@ -137,11 +136,11 @@ class ServedTarget(Target):
     # Applying.
 
     def apply(self, staged: StagedVersion) -> None:
-        """Write a version, and have all servers load it.
+        """Write a version, and load it on all servers.
 
         Raises:
-            ServersError: Some have not; it says what all of them run now.
-            OSError: It could not be written; no server was told.
+            ServersError: Some servers failed; the text says what all of them run now.
+            OSError: The version could not be written; no server was called.
         """
         self._intact = True
         version = f"{staged.epoch}.{staged.version}"
@@ -162,7 +161,7 @@ class ServedTarget(Target):
             raise ServersError(f"all servers have the new version, but {_listed(paused)}")
 
     def _asked(self) -> dict[Engine, Weights | None]:
-        """Ask all servers what they run, before anything is written."""
+        """Return the current weights of all servers; check their checkpoints."""
         old: dict[Engine, Weights | None] = {}
 
         def ask(engine: Engine) -> None:
@@ -174,7 +173,7 @@ class ServedTarget(Target):
         return old
 
     def _old(self, engine: Engine) -> Weights | None:
-        """Return what a server runs now; None: no adapter of that name, or it does not say."""
+        """Return a server's current weights; None if it has no such adapter or does not report."""
         if self._adapter:
             path = engine.adapter(self._adapter)
             return None if path is None else Weights(path, adapter=self._adapter)
@@ -197,10 +196,10 @@ class ServedTarget(Target):
         return file
 
     def _load(self, new: Weights, old: Mapping[Engine, Weights | None]) -> dict[Engine, CallError]:
-        """Have all servers load a version, or else what they had; return which are still paused.
+        """Load a version on all servers, or none; return the servers that are still paused.
 
         Raises:
-            ServersError: Not all have it; it says what each of them runs now.
+            ServersError: Some servers failed; the text says what each of them runs now.
         """
         done = swap(old, new)
         if not done.given_up:
@@ -222,7 +221,7 @@ class ServedTarget(Target):
         return failed
 
     def undo(self) -> bool:
-        """Say whether all servers run what they ran before."""
+        """Return whether all servers run their previous weights."""
         return self._intact
 
     def settle(self) -> None:
@@ -237,12 +236,12 @@ class ServedTarget(Target):
     # Between versions.
 
     def look(self) -> list[str] | None:
-        """Have servers go on that were left paused, or load again what they lost by a restart.
+        """Resume servers that are still paused, and reload on servers that were restarted.
 
-        Whoever waits for versions calls it again and again; it looks every few seconds.
+        Call it repeatedly while waiting for versions; it acts every `LOOK_SECONDS`.
 
         Returns:
-            What there is to tell; None if it was not yet time to look.
+            Lines for the log; None if it is too early to look.
         """
         told: list[str] = []
         if time.monotonic() < self._looked + LOOK_SECONDS:
@@ -272,7 +271,7 @@ class ServedTarget(Target):
         return [*told, *(str(error) for error in failed.values())]
 
     def _fault_at(self, engine: Engine) -> str:
-        """Say why a server, which may be another one since, cannot take what it is to run."""
+        """Return why a server, even a restarted one, cannot load the version; empty if it can."""
         self._learn(engine)
         return "" if self._layout is None else self.fault(self._layout)
 
@@ -280,10 +279,10 @@ class ServedTarget(Target):
         return there.folder == new.folder if self._adapter else there == new
 
     def missing(self) -> str:
-        """Say which servers do not answer yet; nothing if all do, and go on if we had paused them.
+        """Return which servers do not answer yet; empty if all do. Resume servers left paused.
 
         Raises:
-            ServersError: Some answer that they can never be of use.
+            ServersError: Some servers cannot load versions at all.
         """
 
         def ask(engine: Engine) -> None:
@@ -299,7 +298,7 @@ class ServedTarget(Target):
 
 
 def _locked(folder: Path) -> IO[bytes]:
-    """Take the lock of a folder: two who write there would remove each other's versions."""
+    """Lock a folder: two processes that write there would remove each other's versions."""
     with place_of(folder / LOCK) as place:
         lock = os.fdopen(open_lock(place.name, place.folder), "rb")
     try:
@@ -316,7 +315,7 @@ def _listed(failed: Mapping[Engine, CallError]) -> str:
 
 
 def _beside(like: Path) -> list[Path]:
-    """Return what is beside the weights in a folder."""
+    """Return the files of a folder that are not weights."""
     return [
         path
         for path in sorted(like.iterdir())
@@ -327,7 +326,7 @@ def _beside(like: Path) -> list[Path]:
 
 
 def _no_adapter(layout: Layout) -> str:
-    """Say why a version is no adapter as PEFT writes them; nothing if it is one."""
+    """Return why a layout is not that of a PEFT adapter; empty if it is."""
     names = layout.names()
     wrong = [name for name in names if not name.startswith(PREFIX)]
     if not wrong and any(".lora_" in name for name in names):
@@ -343,10 +342,10 @@ def _no_adapter(layout: Layout) -> str:
 
 
 def _check_config(path: Path) -> None:
-    """Check that a file is an adapter's configuration.
+    """Check that a file is the configuration of a LoRA adapter.
 
     Raises:
-        ServersError: It is none, or is not there; it says what to do.
+        ServersError: It is not, or does not exist; the text says what to do.
     """
     what = "the version"
     with_it = f'publish it with metadata={{"{CONFIG}": ...}}, or give a folder with one as --like'

@@ -1,7 +1,7 @@
-"""vLLM servers, as a trainer sees them: the routes of a weight transfer, of a pause, of a version.
+"""Clients of vLLM servers for trainers: weight transfer, pause, and version label.
 
-They exist only where the server runs with VLLM_SERVER_DEV_MODE=1, and need no key. Read in vLLM
-0.28.0 to 0.33.0. No call is made twice: a transfer has sessions, and a pause is counted by nobody.
+A server has these routes only with VLLM_SERVER_DEV_MODE=1, and without authentication. As in the
+sources of vLLM 0.28.0 to 0.33.0. No call is retried here, since a transfer is a session.
 """
 
 import time
@@ -16,8 +16,8 @@ from .calls import CONNECT_SECONDS, Server, ServerError
 T = TypeVar("T")
 
 PauseMode = Literal["keep", "wait", "abort"]
-ANSWER_SECONDS = 60.0  # for what waits for no weights
-SERVERS_MAX = 256  # each is called by a thread of its own
+ANSWER_SECONDS = 60.0  # for calls that do not wait for weights
+SERVERS_MAX = 256  # each server has its own thread
 
 START = (
     "start it with VLLM_SERVER_DEV_MODE=1 in its environment, as in "
@@ -35,12 +35,12 @@ class VllmServer:
     """One vLLM server, by its URL.
 
     Args:
-        url: Such as `http://gpu-1:8000`.
-        timeout: Seconds for calls that do not take one.
+        url: The URL, such as `http://gpu-1:8000`.
+        timeout: Seconds for each call.
 
     Raises:
         ModuleNotFoundError: httpx is not installed.
-        ValueError: The URL is none.
+        ValueError: The URL is invalid.
     """
 
     def __init__(self, url: str, timeout: float = ANSWER_SECONDS) -> None:
@@ -49,14 +49,14 @@ class VllmServer:
         self._timeout = checks.seconds(timeout, "timeout", positive=True)
 
     def world_size(self, *, include_dp: bool = True) -> int:
-        """Return of how many ranks it is; without `include_dp`, each of its replicas."""
+        """Return the number of ranks; without `include_dp`, of each data-parallel replica."""
         said = self._get(f"/get_world_size?include_dp={str(include_dp).lower()}").get("world_size")
         if not isinstance(said, int) or said < 1:
             raise ServerError(f"{self.url} says world_size={said!r}: it is no vLLM server")
         return said
 
     def init_weight_transfer_engine(self, init_info: Mapping[str, object]) -> None:
-        """Have every rank join, with the `init_info` of the engine that it runs."""
+        """Make every rank join the trainer, with the `init_info` of the rank's engine."""
         try:
             self._post("/init_weight_transfer_engine", {"init_info": dict(init_info)})
         except ServerError as error:
@@ -70,37 +70,38 @@ class VllmServer:
         self._post("/start_weight_update")
 
     def update_weights(self, update_info: Mapping[str, object] | list[dict[str, Any]]) -> None:
-        """Tell the ranks which version it is, in the `update_info` of their engine."""
+        """Send the ranks the version, in the `update_info` of their engine."""
         given = update_info if isinstance(update_info, list) else dict(update_info)
         self._post("/update_weights", {"update_info": given})
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """Have the ranks load it and end the session; it says `weight_version` from then on."""
+        """Load the version on all ranks, end the session, and set the label `weight_version`."""
         said = None if weight_version is None else {"weight_version": weight_version}
         self._post("/finish_weight_update", said)
 
     def update_weight_version(self, new_version: str) -> None:
-        """Say that it runs `new_version` from now on."""
+        """Set the version label of the server to `new_version`."""
         self._post("/update_weight_version", {"new_version": new_version})
 
     def weight_version(self) -> str:
-        """Return which weights it says it runs; at first `default`."""
+        """Return the version label of the server; `default` before the first is set."""
         return str(self._get("/weight_info").get("weight_version", ""))
 
     def pause(self, mode: PauseMode = "keep") -> None:
-        """Have it generate nothing.
+        """Pause generation.
 
         Args:
-            mode: What becomes of running requests: with `keep`, they go on once it resumes.
+            mode: What happens to running requests: with `keep` they continue after `resume`, with
+                `wait` the pause begins after them, and `abort` ends them.
         """
         self._post(f"/pause?mode={checks.choice(mode, 'mode', ('keep', 'wait', 'abort'))}")
 
     def resume(self) -> None:
-        """Have it generate again."""
+        """Resume generation."""
         self._post("/resume")
 
     def is_paused(self) -> bool:
-        """Return whether it is paused."""
+        """Return whether generation is paused."""
         return bool(self._get("/is_paused").get("is_paused"))
 
     def close(self) -> None:
@@ -109,7 +110,7 @@ class VllmServer:
 
     @contextmanager
     def within(self, seconds: float) -> Generator[None]:
-        """Give each call in this block at most so many `seconds`."""
+        """Limit each call in this block to `seconds`."""
         before, self._timeout = self._timeout, max(0.001, seconds)
         try:
             yield
@@ -146,30 +147,30 @@ class VllmServer:
 
 
 class VllmServers:
-    """Some vLLM servers that get the same weights: each call goes to all of them at once.
+    """Several vLLM servers that get the same weights; each call goes to all of them concurrently.
 
-    It is a `VLLMWeightSyncClient` of vLLM's, so any trainer engine of vLLM's can use it.
+    It implements vLLM's `VLLMWeightSyncClient`, so any of vLLM's trainer engines can use it.
 
     Args:
         urls: One URL or several; each server runs an engine of its own.
         timeout: Seconds for each call.
 
     Attributes:
-        paused_s: Seconds that they stood still, the last time.
+        paused_s: The duration of the last pause, in seconds.
 
     Raises:
-        ModuleNotFoundError, ValueError: As of `VllmServer`.
+        ModuleNotFoundError, ValueError: As in `VllmServer`.
     """
 
     def __init__(self, urls: str | Iterable[str], timeout: float = ANSWER_SECONDS) -> None:
         given = [urls] if isinstance(urls, str) else [*urls]
         checks.whole(len(given), "urls (how many)", 1, SERVERS_MAX)
         self.servers = [VllmServer(url, timeout) for url in given]
-        self.paused_s, self._since = 0.0, 0.0  # when they were paused; 0: they are not
+        self.paused_s, self._since = 0.0, 0.0  # `_since`: start of the pause; 0: not paused
         self._threads = ThreadPoolExecutor(len(given), "weightbus-servers")
 
     def ranks(self, deployment: str) -> list[str]:
-        """Return the names of the workers that their ranks will be, in such a `deployment`."""
+        """Return the worker names of all ranks, in a `deployment`."""
         sizes = self._all(lambda s: (s.world_size(), s.world_size(include_dp=False)))
         return [
             f"{name}-dp{rank // size}-rank{rank % size}"
@@ -178,53 +179,53 @@ class VllmServers:
         ]
 
     def init_weight_transfer_engine(self, init_info: Mapping[str, object]) -> None:
-        """Have every rank of every server join; `init_info` names the deployment of them all."""
+        """Make every rank of every server join; `init_info` names the deployment of all servers."""
         names = iter(self._names(str(init_info.get("deployment", ""))))
         each = {s.url: {**init_info, "deployment": next(names)} for s in self.servers}
         self._all(lambda s: s.init_weight_transfer_engine(each[s.url]))
 
     def start_weight_update(self) -> None:
-        """Begin a session on each."""
+        """Begin a session on each server."""
         self._all(VllmServer.start_weight_update)
 
     def update_weights(self, update_info: Mapping[str, object] | list[dict[str, Any]]) -> None:
-        """Tell each which version it is, in the `update_info` of their engine."""
+        """Send all ranks the version, in the `update_info` of their engine."""
         self._all(lambda s: s.update_weights(update_info))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """Have each load it and end the session; it says `weight_version` from then on."""
+        """Load the version on each server, end the session, and set the label `weight_version`."""
         self._all(lambda s: s.finish_weight_update(weight_version))
 
     def update_weight_version(self, new_version: str) -> None:
-        """Have each say that it runs `new_version`."""
+        """Set the version label of each server to `new_version`."""
         self._all(lambda s: s.update_weight_version(new_version))
 
     def pause(self, mode: PauseMode = "keep") -> None:
-        """Have none of them generate; `mode` says what becomes of running requests."""
+        """Pause generation on all servers; `mode` is that of `VllmServer.pause`."""
         self._since = time.monotonic()
         self._all(lambda s: s.pause(mode))
 
     def resume(self) -> None:
-        """Have all of them generate again."""
+        """Resume generation on all servers."""
         self._all(VllmServer.resume)
         self.paused_s, self._since = time.monotonic() - self._since, 0.0
 
     def resume_late(self) -> None:
-        """Resume what could not be resumed before; nothing if all were."""
+        """Resume servers that could not be resumed before; do nothing if all were."""
         if self._since:
             self.resume()
 
     def weight_versions(self) -> dict[str, str]:
-        """Return which weights each says it runs, by URL."""
+        """Return the version label of each server, by URL."""
         said = self._all(VllmServer.weight_version)
         return {s.url: version for s, version in zip(self.servers, said, strict=True)}
 
     @contextmanager
     def paused(self, mode: PauseMode = "keep") -> Generator[None]:
-        """Return a block in which they do not generate, and resume after it whatever happens.
+        """Return a context in which generation is paused; it is resumed even after an error.
 
         Args:
-            mode: As of `pause`.
+            mode: As in `pause`.
         """
         try:
             self.pause(mode)
@@ -240,7 +241,7 @@ class VllmServers:
 
     @contextmanager
     def within(self, seconds: float) -> Generator[None]:
-        """Give each call in this block at most so many `seconds`."""
+        """Limit each call in this block to `seconds`."""
         with ExitStack() as restore:
             for server in self.servers:
                 restore.enter_context(server.within(seconds))
@@ -251,7 +252,11 @@ class VllmServers:
         return [f"{deployment}{i}" if several else deployment for i in range(len(self.servers))]
 
     def _all(self, call: Callable[[VllmServer], T]) -> list[T]:
-        """Call all of them at once, and wait for each: what one of them does not, others may."""
+        """Call all servers concurrently, and wait for all, even if some fail.
+
+        Raises:
+            ServerError: Some calls failed; the text has all errors.
+        """
         calls = [self._threads.submit(call, server) for server in self.servers]
         failed = [error for c in calls if (error := c.exception()) is not None]
         if failed:

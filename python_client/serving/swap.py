@@ -1,8 +1,8 @@
-"""Servers that go from one version to another side by side: all stand still, all load, all go on.
+"""Moves several servers from one version to another together: pause all, load on all, resume all.
 
-While one of them loads slowly, none answers: else two would answer with different versions, and
-one perhaps with a version that another cannot load, and that is then taken back. A server that can
-load neither the new version nor what it had before does not go on.
+No server answers while another is still loading: otherwise two would answer with different
+versions, and one perhaps with a version that is taken back because another cannot load it. A server
+that can load neither the new version nor its previous one stays paused.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +17,13 @@ Failed = dict[Engine, CallError]
 
 @dataclass
 class Swap:
-    """What has become of a swap.
+    """The result of a swap.
 
     Attributes:
-        interrupted: What has interrupted it: a signal. All is as after a failure then.
-        failed: Why servers do not run the new weights; harmless if they run what they had before.
-        paused: Why servers do not go on that could.
+        interrupted: The signal that interrupted it, handled like a failure; None: none.
+        failed: The errors of servers that do not run the new weights; harmless if a server runs its
+            previous weights.
+        paused: The errors of servers that could not be resumed.
     """
 
     interrupted: BaseException | None = None
@@ -31,19 +32,19 @@ class Swap:
 
     @property
     def given_up(self) -> bool:
-        """Whether servers are to run what they had before."""
+        """Whether all servers must go back to their previous weights."""
         return bool(self.failed) or self.interrupted is not None
 
 
 def swap(old: Mapping[Engine, Weights | None], new: Weights) -> Swap:
-    """Have some servers load weights, or else all of them what they had.
+    """Load new weights on all servers; if one fails, load the previous weights on all of them.
 
     Args:
-        old: The servers, with what each runs, if that is known.
-        new: What they are to run.
+        old: The servers, each with its current weights; None: unknown.
+        new: The new weights.
     """
     done, engines = Swap(), [*old]
-    stand_still = not new.adapter  # requests for an adapter wait for it by themselves, or need not
+    stand_still = not new.adapter  # the engines make requests for an adapter wait if necessary
     if stand_still:
         done.interrupted, done.failed = each(lambda engine: engine.pause(), engines)
     if not done.given_up:
@@ -57,7 +58,7 @@ def swap(old: Mapping[Engine, Weights | None], new: Weights) -> Swap:
 
 
 def _take_back(done: Swap, old: Mapping[Engine, Weights | None], new: Weights) -> None:
-    """Have each server that has touched the new weights load what it had before."""
+    """Load the previous weights on each server that began to load the new ones."""
 
     def back(engine: Engine) -> None:
         if (before := old[engine]) is not None:
@@ -80,7 +81,7 @@ def _take_back(done: Swap, old: Mapping[Engine, Weights | None], new: Weights) -
                 stays = "it stays paused until it loads a version"
                 what += f", so {answering.get(engine, stays)}"
             done.failed[engine] = CallError(f"{what}; publish again, or restart it")
-        elif cause is not None and before is None:  # it has no such adapter, as before
+        elif cause is not None and before is None:  # the server has no such adapter, as before
             harmless = not isinstance(cause, SilentError)
             done.failed[engine] = CallError(str(cause), harmless=harmless)
         elif cause is not None:
@@ -91,9 +92,10 @@ def _take_back(done: Swap, old: Mapping[Engine, Weights | None], new: Weights) -
 def each(
     work: Callable[[Engine], object], engines: Sequence[Engine]
 ) -> tuple[BaseException | None, Failed]:
-    """Do something with each server, side by side; return what has interrupted us, and who failed.
+    """Run `work` on all servers concurrently; return the interruption, if any, and the errors.
 
-    Nothing ends it but its own deadlines: a server that was told to load cannot be told not to.
+    A signal does not end it early, only the deadlines of `work` do: a load that has begun cannot be
+    cancelled.
     """
     failed: Failed = {}
 
@@ -111,6 +113,6 @@ def each(
         while waits:
             try:
                 waits = list(wait(waits).not_done)
-            except BaseException as error:  # a signal; whoever sent it waits for what is asked
+            except BaseException as error:  # a signal; the calls still run to their end
                 interrupted = error
     return interrupted, failed

@@ -1,17 +1,17 @@
-"""A trainer's transfers to served models: staged while they generate, paused only for the load.
+"""Transfers versions from a trainer to vLLM servers, which pause only for the load.
 
-The bus decides and tells: a version is committed once every rank has staged it, and its receipt
-says what each rank made of it. The server's calls only say when: they are made once all have it.
+The bus decides and reports: a version is committed once every rank has staged it, and its receipt
+has each rank's result. The calls to the servers only set the time of the load:
 
-    publish together ... all ranks staged it           they generate; nobody has changed anything
-    start, update ... each rank holds it, ready        or all are told to give it up
-    pause, update, finish ... all ranks acknowledged   each loads it, and says that it runs it
-    resume                                             resumed whatever happened
+    publish together ... all ranks staged it           servers generate with the old version
+    start, update ... each rank has prepared it        on failure, all ranks release it
+    pause, update, finish ... all ranks acknowledged   each rank loads and acknowledges it
+    resume                                             even after an error
 
-Any call may be lost, or come twice, or late. What no answer comes to is called again: each call
-does the same when it is made twice. If that does not help, `_bring_back` has each server give the
-version up before it generates again, so that a call that comes later loads nothing, and has it say
-what its ranks run. Where a server does not answer that either, the next transfer does it first.
+Any call may be lost, or arrive twice or late. A call without an answer is repeated; all of them are
+idempotent except `finish` (see `_finish`). If that fails, `_bring_back` makes each server release
+the version before it generates again, so that a late call loads nothing, and sets its version label
+to what its ranks run. If a server does not answer that either, the next transfer begins with it.
 """
 
 import logging
@@ -43,23 +43,22 @@ if TYPE_CHECKING:
 log = logging.getLogger("weightbus.serving")
 
 RESUME_SECONDS = 10.0
-# Of the time that servers may stand still, what is kept for those that are to be brought back; of a
-# short one a quarter.
+# Part of the pause timeout reserved for `_bring_back`: seconds, or a quarter of a short timeout.
 BACK_SECONDS, BACK_PART = 10.0, 4
-AGAIN_SECONDS = 0.1, 0.4, 1.6  # before a call is made again to which no answer has come
-HEARD_SECONDS = 1.0  # for the ranks' own word, where a server has not answered that it has loaded
+AGAIN_SECONDS = 0.1, 0.4, 1.6  # before each repetition of a call without an answer
+HEARD_SECONDS = 1.0  # to wait for the ranks' reports if a server does not answer `finish`
 ALIVE_SECONDS = 2.0  # for an answer of a server's front end
-LOOK_SECONDS = 0.25  # between two looks at who has joined
-# What vLLM's workers say of a session, to `start`, `update` and `finish`.
+LOOK_SECONDS = 0.25  # between two checks which ranks have joined
+# Error texts of vLLM's workers about a session, after `start`, `update` and `finish`.
 OPEN = "while a weight update is already active"
 CLOSED = "start_weight_update must be called"
 ENDED = "called without a matching start_weight_update"
 SESSION_WORDS = OPEN, CLOSED, ENDED
-WORDS_MAX = 500  # characters of an error that are told to the ranks
+WORDS_MAX = 500  # characters of an error text that is sent to the ranks
 
 
 class Client(Protocol):
-    """vLLM's `VLLMWeightSyncClient`: what reaches all ranks of all servers."""
+    """vLLM's `VLLMWeightSyncClient`: calls all ranks of all servers."""
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None: ...
     def start_weight_update(self) -> None: ...
@@ -69,7 +68,7 @@ class Client(Protocol):
 
 @runtime_checkable
 class Pausing(Protocol):
-    """A client that can also have servers stand still."""
+    """A client that can also pause servers."""
 
     def pause(self, mode: PauseMode) -> None: ...
     def resume(self) -> None: ...
@@ -77,21 +76,21 @@ class Pausing(Protocol):
 
 @runtime_checkable
 class Telling(Protocol):
-    """A client that can also have servers say which weights they run."""
+    """A client that can also set the version label of servers."""
 
     def update_weight_version(self, new_version: str) -> None: ...
 
 
 @runtime_checkable
 class Bounded(Protocol):
-    """A client whose calls end in time."""
+    """A client whose calls have a time limit."""
 
     def within(self, seconds: float) -> AbstractContextManager[None]: ...
 
 
 @runtime_checkable
 class Counting(Protocol):
-    """A client that knows its ranks."""
+    """A client that knows the names of its ranks."""
 
     def ranks(self, deployment: str) -> list[str]: ...
 
@@ -100,17 +99,17 @@ class Transfers:
     """The transfers of one model to the servers of one client.
 
     Args:
-        publisher: Who publishes it, and tells what became of it.
-        client: What reaches the servers.
+        publisher: Publishes the versions.
+        client: Calls the servers.
         model: The model's id on the bus.
-        deployment: What the servers are called on the bus.
-        ranks: How many there are, if the client cannot tell.
-        timeout: Seconds until every rank has a version, while the servers generate.
-        pause_timeout: Seconds that they may stand still then.
-        pause: What becomes of running requests meanwhile; None: the caller pauses.
+        deployment: The name of the servers on the bus.
+        ranks: The number of ranks, if the client does not know it.
+        timeout: Seconds until every rank has staged a version, while the servers generate.
+        pause_timeout: Limit for the pause, in seconds.
+        pause: The pause mode, for running requests; None: the caller pauses.
 
     Raises:
-        ServerError: A server does not answer, or is no vLLM with the routes of a transfer.
+        ServerError: A server does not answer, or lacks the routes of a transfer.
     """
 
     def __init__(
@@ -130,10 +129,10 @@ class Transfers:
         self._timeout, self._pause_timeout = timeout, pause_timeout
         self._mode: PauseMode | None = pause if isinstance(client, Pausing) else None
         self._join: dict[str, Any] = {}
-        self._gathered = False  # all ranks were there since they were told to join
+        self._gathered = False  # all ranks have been connected since `join`
         self._given_up: tuple[int, int] | None = None  # a version that servers may still hold
         self._sends = Lock()
-        self._stands = False  # a server may stand still since then
+        self._stands = False  # a server may still be paused
         self._names = self._ask_names(ranks)
         count = len(self._names) or ranks
         if count is None:
@@ -144,7 +143,7 @@ class Transfers:
         self._count = count
 
     def _ask_names(self, count: int | None) -> list[str]:
-        """Return what the ranks are called; none: the client cannot tell, but they are counted."""
+        """Return the names of the ranks; empty if the client knows none, but `count` is given."""
         if not isinstance(self._client, Counting):
             return []
         try:
@@ -155,7 +154,7 @@ class Transfers:
             return []
 
     def join(self, tensors: Mapping[str, Signature]) -> None:
-        """Have every rank join; each tries whether it can load such tensors, as they are published.
+        """Make every rank join, and check whether it can load such tensors.
 
         Raises:
             ServerError: A server does not answer, or does not run weightbus's engine.
@@ -172,16 +171,16 @@ class Transfers:
         self._have_join(time.monotonic() + self._timeout)
 
     def send(self, weights: object, metadata: Mapping[str, str] | None = None) -> Receipt:
-        """Publish weights, and have every rank load them.
+        """Publish weights, and load them on every rank.
 
         Returns:
-            The receipt, in which every rank has applied them.
+            The receipt: every rank has applied the weights.
 
         Raises:
-            PublishError: A rank has not; it says which, and why. Unless it says that a model is
-                broken, every rank runs the weights that it ran before.
-            DeadlineError: Another thread sends, and has not come to an end.
-            WorkersMissingError: A rank is not there.
+            PublishError: Some ranks have not; it names them with the reasons. Unless it reports a
+                broken model, every rank runs its previous weights.
+            DeadlineError: Another thread is still sending.
+            WorkersMissingError: Some ranks are not connected.
             ServerError: A server does not answer.
         """
         seconds = self._timeout + self._pause_timeout
@@ -207,23 +206,23 @@ class Transfers:
         version = self._publisher.wait_for_commit(future, max(0.0, staged_by - time.monotonic()))
         if version is None:
             self._publisher.give_up(future, f"not all ranks have it within {self._timeout:g} s")
-            return future.result(ANSWER_SECONDS)  # it says who has not
+            return future.result(ANSWER_SECONDS)  # raises: names the ranks without it
         return self._swap(version, future, ranks)
 
     def resume(self) -> None:
-        """Have servers go on that could not be resumed before; nothing if all were.
+        """Resume servers that could not be resumed before; do nothing if all were.
 
         Raises:
-            ServerError: One does not.
+            ServerError: A server does not resume.
         """
         if self._stands and isinstance(self._client, Pausing):
             self._again(self._client.resume, time.monotonic() + RESUME_SECONDS)
             self._stands = False
 
-    # Who is there.
+    # The connected ranks.
 
     def _gather(self, until: float) -> list[str]:
-        """Wait until all ranks are there; those of a server that was started again join again."""
+        """Wait until all ranks are connected; ranks of a restarted server join again."""
         if self._gathered and self._lacking(self._there()):
             self._have_join(until)
         while lacking := self._lacking(there := self._there()):
@@ -249,7 +248,7 @@ class Transfers:
         return [w.name for w in known if w.state != "lost" and self._model in w.models]
 
     def _there(self) -> list[str]:
-        """Return which of the ranks are there: others may have joined that want the same model."""
+        """Return the connected ranks; other workers may subscribe to the same model."""
         if self._names:
             there = {*self._workers()}
             return [name for name in self._names if name in there]
@@ -257,7 +256,7 @@ class Transfers:
         return [name for name in self._workers() if rank.fullmatch(name)]
 
     def _lacking(self, there: list[str]) -> str:
-        """Say which ranks are not there; empty: all are."""
+        """Return which ranks are not connected; empty if all are."""
         if self._names:
             return ", ".join(name for name in self._names if name not in there)
         return "" if len(there) >= self._count else f"some of {self._deployment}"
@@ -265,11 +264,11 @@ class Transfers:
     # A transfer.
 
     def _swap(self, version: tuple[int, int], future: Future[Receipt], ranks: list[str]) -> Receipt:
-        """Have what is staged everywhere loaded."""
+        """Load a version that all ranks have staged."""
         end = time.monotonic() + self._pause_timeout
         until = end - min(BACK_SECONDS, self._pause_timeout / BACK_PART)
         name = "{}.{}".format(*version)
-        self._given_up = version  # until all ranks run it
+        self._given_up = version  # reset when all ranks run it
         try:
             self._open(until)
             self._update(version, until)
@@ -290,7 +289,7 @@ class Transfers:
         return receipt
 
     def _open(self, until: float, client: Client | None = None) -> None:
-        """Have each rank be in a session; one that was left open will do."""
+        """Begin a session on each rank, or use one that was left open."""
         client = self._client if client is None else client
         try:
             self._again(client.start_weight_update, until, client, own=OPEN)
@@ -331,9 +330,10 @@ class Transfers:
             self._stands = False
 
     def _finish(self, name: str, future: Future[Receipt], until: float) -> None:
-        """Have the ranks load it. This call alone has an effect, if it is made again: none of its.
+        """Make the ranks load the version.
 
-        So, where no answer comes, the ranks are asked first: what they say over the bus counts.
+        A repeated `finish` fails, since the first ends the session. So without an answer, wait for
+        the ranks' reports over the bus first.
         """
         finish = partial(self._client.finish_weight_update, name)
         try:
@@ -360,7 +360,7 @@ class Transfers:
             ) from error
 
     def _tell(self, name: str, until: float, client: Client | None = None) -> None:
-        """Have servers say what they run, where that was not done by `finish`."""
+        """Set the version label of servers, if `finish` did not."""
         client = self._client if client is None else client
         if isinstance(client, Telling):
             self._again(partial(client.update_weight_version, name), until, client)
@@ -375,14 +375,14 @@ class Transfers:
         ranks: list[str],
         end: float,
     ) -> Receipt:
-        """Have each server give a version up that not all have loaded, and go on.
+        """Make each server release a version that some ranks have not loaded, and resume.
 
         Returns:
             The receipt, if all ranks run the version nevertheless.
 
         Raises:
-            PublishError: A rank does not run it; why that is, and why the session failed.
-            BaseException: The `error`, if it is none of the transfer's, such as Ctrl-C.
+            PublishError: Some ranks do not run it; the text has the reasons and the `error`.
+            BaseException: The `error`, if it is not an Exception, such as Ctrl-C.
         """
         why, clients = " ".join(_words(error).split())[:WORDS_MAX], self._clients()
         halfway = time.monotonic() + max(1.0, (end - time.monotonic()) / 2)
@@ -393,7 +393,7 @@ class Transfers:
                 found = {n: c.exception() for n, c in enumerate(calls)}
                 return {n: e for n, e in found.items() if isinstance(e, Exception)}
 
-            # Once a server has answered that, the bus knows what became of each of its ranks.
+            # After a server's answer, the publisher has the results of all of its ranks.
             cancel = why or "its trainer has given it up"
             failed = each(lambda c: self._update(version, halfway, c, cancel=cancel))
             self._publisher.give_up(future, why)
@@ -405,7 +405,7 @@ class Transfers:
             def back(client: Client) -> None:
                 number = clients.index(client)
                 if number not in failed:
-                    with suppress(Exception):  # it may be ended already
+                    with suppress(Exception):  # the session may have ended already
                         self._call(client.finish_weight_update, ended, client)
                     its = self._ranks_of(number, ranks, several=several)
                     label = _label(names, receipt, its)
@@ -413,14 +413,14 @@ class Transfers:
                         self._tell(label, ended, client)
                 elif not self._alive(client):
                     silent[number] = failed[number]
-                    return  # it would go on before it hears the calls that it has not answered
+                    return  # resumed now, it would load during generation from a delayed call
                 if self._stands and isinstance(client, Pausing):
                     self._again(client.resume, ended, client)
 
             stays = {**each(back), **silent}
         all_of_them: object = self._client
         if not stays and self._stands and several and isinstance(all_of_them, Pausing):
-            with suppress(Exception):  # for what it notes: each goes on
+            with suppress(Exception):  # for the client's own state: each server is resumed
                 self._again(all_of_them.resume, ended)
         self._stands = self._stands and bool(stays)
         if not isinstance(error, Exception):
@@ -436,14 +436,14 @@ class Transfers:
         raise raised from (None if raised is error else error)
 
     def _verdict(self, future: Future[Receipt]) -> tuple[Receipt, PublishError | None]:
-        """Return what the bus says of a version: its word counts."""
+        """Return the receipt of a version, and its error, if any: the bus decides the result."""
         try:
             return future.result(ANSWER_SECONDS), None
         except PublishError as error:
             return error.receipt, error
 
     def _bring_back_late(self, until: float) -> None:
-        """Have servers that have not answered let go of what they may hold, and go on."""
+        """Finish `_bring_back` on servers that did not answer: release the version, and resume."""
         if self._given_up is not None:
             self._open(until)
             self._update(self._given_up, until, cancel="its trainer has given it up")
@@ -453,7 +453,7 @@ class Transfers:
         self._resume(until)
 
     def _clients(self) -> list[Client]:
-        """Return what reaches each server alone."""
+        """Return a client for each server."""
         client = self._client
         if isinstance(client, VllmServers) and len(client.servers) > 1:
             return [*client.servers]
@@ -464,7 +464,7 @@ class Transfers:
         return [name for name in ranks if name.startswith(beginning)]
 
     def _alive(self, client: Client) -> bool:
-        """Whether a server takes calls, in whatever state its ranks are."""
+        """Return whether a server answers calls, whatever the state of its ranks."""
         ask: Callable[[], object] | None = None
         if isinstance(client, Counting):
             ask = partial(client.ranks, self._deployment)
@@ -486,10 +486,10 @@ class Transfers:
         client: Client | None = None,
         own: str = "",
     ) -> None:
-        """Make a call that does the same when it comes twice: again, where no answer comes.
+        """Make an idempotent call; repeat it if no answer comes, or that of another call.
 
-        Or where that of another call has come, which vLLM has left after an error. `own` is what
-        vLLM says of the session to a call of this kind.
+        After an error, vLLM may return answers of a previous call. `own` is vLLM's error text
+        about the session for calls of this kind.
         """
         for seconds in AGAIN_SECONDS:
             try:
@@ -504,7 +504,7 @@ class Transfers:
         return self._call(call, until, client)
 
     def _call(self, call: Callable[[], object], until: float, client: Client | None = None) -> None:
-        """Make a call, and return when it is answered, by this moment."""
+        """Make a call, and return when it is answered; SilentError at the time `until`."""
         client = self._client if client is None else client
         left = max(0.001, until - time.monotonic())
         if isinstance(client, Bounded):
@@ -515,7 +515,11 @@ class Transfers:
 
 
 def _in_time(call: Callable[[], object], seconds: float) -> None:
-    """Make a call in a thread, which is left to itself when the time is over."""
+    """Make a call in a thread, which is abandoned after `seconds`.
+
+    Raises:
+        SilentError: The call did not return in time.
+    """
     done: Future[None] = Future()
 
     def work() -> None:
@@ -536,21 +540,21 @@ def _in_time(call: Callable[[], object], seconds: float) -> None:
 
 
 def _words(error: BaseException) -> str:
-    """Return an error's words, and those of an answer that clients of vLLM's leave out."""
+    """Return an error's text, with the text of the HTTP answer, which vLLM's clients leave out."""
     answer = getattr(error, "response", None)
     more = getattr(answer, "text", "") if answer is not None else ""
     return f"{error}: {more}" if more else str(error) or type(error).__name__
 
 
 def _unanswered(error: BaseException) -> bool:
-    """Whether no answer has come: of a server that refuses, it has."""
+    """Return whether no answer came; a server that refuses has answered."""
     if isinstance(error.__cause__, SilentError) or isinstance(error, SilentError):
         return True
     return isinstance(error, OSError) and getattr(error, "response", None) is None
 
 
 def _label(name: str, receipt: Receipt, ranks: list[str]) -> str:
-    """Return what a server of these ranks is to say that it runs; empty: what it says is so."""
+    """Return the version label for a server of these ranks; empty: keep the present one."""
     known = [receipt.workers[rank] for rank in ranks if rank in receipt.workers]
     loaded = [each.state in ("applied", "skipped") for each in known]
     if known and all(loaded):
@@ -560,15 +564,15 @@ def _label(name: str, receipt: Receipt, ranks: list[str]) -> str:
 
 
 def checkpoint_name(name: str) -> str:
-    """Return a name as checkpoints have it: wrappers put words of their own between."""
+    """Return a parameter's name in checkpoints, without the prefixes of wrappers."""
     return name.replace("_orig_mod.", "").removeprefix("module.")  # of compile(), of DDP
 
 
 def named(pairs: "Iterable[tuple[str, torch.Tensor]]") -> "dict[str, torch.Tensor]":
-    """Return tensors by the names that checkpoints have: wrappers put words of their own between.
+    """Return tensors by their names in checkpoints.
 
     Raises:
-        StateError: Two tensors have one name.
+        StateError: Two tensors have the same name.
     """
     weights: dict[str, torch.Tensor] = {}
     for name, tensor in pairs:
@@ -580,7 +584,7 @@ def named(pairs: "Iterable[tuple[str, torch.Tensor]]") -> "dict[str, torch.Tenso
 
 
 def _held(tensor: "torch.Tensor") -> "torch.Tensor":
-    """Return a tensor that may be kept: the whole model may not fit on one device of several."""
+    """Return a tensor to keep: on the CPU with several ranks, since one device may not fit all."""
     if tensor.device.type == "cpu":
         return tensor
     from torch import distributed

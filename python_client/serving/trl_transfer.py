@@ -1,16 +1,16 @@
-"""Weights out of TRL's asynchronous trainers: what they take as `weight_transfer=`.
+"""Publishes the weights of TRL's asynchronous trainers: their argument `weight_transfer=`.
 
-TRL calls `pause`, `send_weights` and `resume`, in this order, in the thread that trains; so a
-server that `pause` stops stands still while the weights travel, and `resume` is not called where
-they did not arrive. Here `pause` does nothing, and `send_weights` has three steps:
+TRL calls `pause`, `send_weights` and `resume`, in this order, in the training thread. So a `pause`
+would stop servers while weights are in transit, and `resume` is not called after an error. Here
+`pause` does nothing, and `send_weights` has three steps:
 
-    publish    the weights are copied; they travel, and are verified, while everybody generates
-    commit     all have them: workers of your own take them before their next batch
-    servers    are paused now, load what they have, and are resumed whatever happens (`transfers`)
+    publish    the weights are copied, sent and verified while all workers generate
+    commit     all workers have them; the user's own workers apply them before the next batch
+    servers    are paused, load the weights, and are resumed even after an error (`transfers`)
 
-Workers of your own are not waited for once they have a version. They might be at a long batch; or
-wait for the trainer to take what they have generated, which it does only once this returns. One
-that fails to load a version ends the training when the next one is sent.
+After the commit, `send_weights` does not wait for the user's own workers to apply: they may be busy
+with a long batch, or wait for the trainer to fetch samples, which happens only after `send_weights`
+returns. If one of them fails to load a version, the next `send_weights` raises the error.
 """
 
 import inspect
@@ -41,39 +41,39 @@ log = logging.getLogger("weightbus.trl")
 Tensors = dict[str, "torch.Tensor"]
 STAGE_SECONDS = 300.0
 PAUSE_SECONDS = 60.0
-LINGER_SECONDS = 60.0  # for the last update of a training: a batch of most workers takes less
+LINGER_SECONDS = 60.0  # for the last update of a training: most batches take less
 
 
 class WeightTransfer:
-    """Publishes what TRL's `AsyncGRPOTrainer` or `AsyncDistillationTrainer` trains.
+    """Publishes the weights of TRL's `AsyncGRPOTrainer` or `AsyncDistillationTrainer`.
 
         trainer = AsyncGRPOTrainer(..., weight_transfer=WeightTransfer("tcp://127.0.0.1:5555"))
 
-    Each update is a version that nobody applies before all have it. The trainer's log has what it
-    took, and how far workers are behind, as `weightbus/...`.
+    Each update is a version that no worker applies before all workers have it. The trainer's log
+    has the duration of updates, and how far workers are behind, as `weightbus/...`.
 
     Args:
         publisher: A publisher, which stays open; or an address to bind one to, until the training
             is over.
-        model: What the model is called on the bus.
+        model: The model's id on the bus.
         server: URLs of vLLM servers that run weightbus's engine. Each is paused only while it loads
-            what it has received. Without any, workers of your own subscribe.
-        pause: What becomes of a server's requests meanwhile: `keep`, `wait` or `abort`.
-        pause_timeout: Seconds that a server may stand still.
-        deployment: What the servers are called on the bus.
-        timeout: Seconds until all have a version.
-        linger: Seconds that `destroy()` waits for workers of your own to take the last update.
-        **options: Further keywords of `Publisher.publish`. Of workers of your own, all that live
+            a version that it has received. Without any, your own workers subscribe.
+        pause: What happens to a server's requests during the pause: `keep`, `wait` or `abort`.
+        pause_timeout: Limit for the pause, in seconds.
+        deployment: The name of the servers on the bus.
+        timeout: Seconds until all workers have a version.
+        linger: Seconds that `destroy()` waits for your own workers to apply the last update.
+        **options: Further keywords of `Publisher.publish`. All of your own workers that are alive
             must get each version; `expect=2` ends the training if fewer than two do.
 
     Attributes:
         publisher: The publisher, once the training has begun.
-        receipt: Of the last update that is over: what each worker did with it, and when.
-        metrics: What the last update has put into the trainer's log.
+        receipt: The receipt of the last finished update, with the result of each worker.
+        metrics: The values that the last update added to the trainer's log.
 
     Raises:
-        ModuleNotFoundError, ValueError: A `server` cannot be called, or is no URL.
-        TypeError: An option makes no sense with servers.
+        ModuleNotFoundError, ValueError: httpx is not installed, or a `server` is not a URL.
+        TypeError: An option cannot be combined with servers.
     """
 
     __module__ = "weightbus.trl"
@@ -106,20 +106,20 @@ class WeightTransfer:
             )
         self._servers = VllmServers(urls) if urls else None
         self._transfers: Transfers | None = None
-        self._open: list[Future[Receipt]] = []  # updates that not all workers have applied yet
-        self._version = 0  # the last that all had
+        self._open: list[Future[Receipt]] = []  # updates that some workers have not applied yet
+        self._version = 0  # the last version that all workers had
         self.publisher = publisher if isinstance(publisher, Publisher) else None
         self.receipt: Receipt | None = None
         self.metrics: dict[str, float] = {}
 
-    # What TRL calls.
+    # Called by TRL.
 
     def init_weight_transfer(self) -> None:
-        """Bind the publisher, and ask the servers for their ranks.
+        """Bind the publisher, and get the ranks of the servers.
 
         Raises:
             AddressError: The publisher cannot be bound.
-            ServerError: A server does not answer, or is no vLLM with the routes of a transfer.
+            ServerError: A server does not answer, or lacks the routes of a transfer.
         """
         if self.publisher is None:
             self.publisher = Publisher(str(self._given))
@@ -136,24 +136,24 @@ class WeightTransfer:
             )
 
     def pause(self) -> None:
-        """Do nothing: everybody generates until the weights have arrived."""
+        """Do nothing: all workers generate until the weights have arrived."""
 
     def send_weights(self, iterator: "Iterator[tuple[str, torch.Tensor]]") -> None:
-        """Publish the weights, and return once all have them; servers run them then.
+        """Publish weights; return when all workers have received and all servers loaded them.
 
         Args:
-            iterator: Their names and tensors.
+            iterator: The names and tensors.
 
         Raises:
-            PublishError: Not all have them, or one has failed to load them or those before; it
-                says who, and why.
-            StateError: Two tensors have one name, or the weights cannot travel.
+            PublishError: Some workers did not get the weights, or failed to load these or the
+                previous ones; it names them with the reasons.
+            StateError: Two tensors have the same name, or the weights cannot be sent.
             ServerError: A server does not answer.
             DeadlineError: The weights were not copied in time.
         """
         if self.publisher is None:
             raise ClosedError("init_weight_transfer() comes before send_weights()")
-        trainer = _trainer_of(iterator)  # while it is not over
+        trainer = _trainer_of(iterator)  # before the iterator is exhausted
         weights, began = named(iterator), time.monotonic()
         behind, said = self._behind(self.publisher), self._said(trainer)
         if self._transfers is None:
@@ -174,20 +174,20 @@ class WeightTransfer:
                 log_queue.put_nowait(self.metrics)
 
     def resume(self) -> None:
-        """Have a server go on that has not done so as soon as it had loaded a version.
+        """Resume servers that could not be resumed after the load.
 
         Raises:
-            ServerError: It does not.
+            ServerError: A server does not resume.
         """
         if self._servers is not None:
             with self._servers.within(RESUME_SECONDS):
                 self._servers.resume_late()
 
     def destroy(self) -> None:
-        """End what was begun, and have no server stand still. It raises nothing: see the log.
+        """Finish pending updates, resume servers, and close. Logs errors instead of raising them.
 
-        A worker that is at a batch takes the last update after it. So this waits until each that
-        lives has taken what was sent, for `linger` seconds at most; the log says who has not.
+        A busy worker applies the last update after its batch. So this waits at most `linger`
+        seconds until each live worker has applied it; the log names workers that have not.
         """
         for end in (self._await_last, self._settle, self.resume):
             try:
@@ -200,12 +200,12 @@ class WeightTransfer:
             self.publisher.close()
             self.publisher = None
 
-    # How weights go out.
+    # Sending.
 
     def _serve(
         self, transfers: Transfers, weights: Tensors, said: Mapping[str, str]
     ) -> list[float]:
-        """Have the servers load them; return what that took each of their ranks."""
+        """Load weights on the servers; return the seconds that each rank took."""
         if self._version == 0:
             transfers.join({n: (name_of_torch(t.dtype), (*t.shape,)) for n, t in weights.items()})
         self.receipt = transfers.send(weights, said)
@@ -216,23 +216,23 @@ class WeightTransfer:
     def _hand_out(
         self, publisher: Publisher, weights: Tensors, said: Mapping[str, str]
     ) -> list[float]:
-        """Have workers stage them; return what it took each to apply those before."""
+        """Stage weights on workers; return the seconds that each took to apply finished updates."""
         lags = self._settle()
         options: PublishOptions = {**self._options, "metadata": said}
         future = publisher.publish_async(self._model, weights, **options)
         committed = publisher.wait_for_commit(future, self._timeout + ANSWER_SECONDS)
         if committed is None:
-            self.receipt = future.result(ANSWER_SECONDS)  # it says who has not got them
+            self.receipt = future.result(ANSWER_SECONDS)  # may raise: names workers without them
             committed = self.receipt.epoch, self.receipt.version
         self._open.append(future)
         self._version = committed[1]
         return lags + self._settle()
 
     def _settle(self) -> list[float]:
-        """Take the receipts that are there; return what the updates took each worker.
+        """Collect the receipts of finished updates; return the seconds that each worker took.
 
         Raises:
-            PublishError: A worker has failed to load one.
+            PublishError: A worker failed to load an update.
         """
         over = [future for future in self._open if future.done()]
         self._open = [future for future in self._open if future not in over]
@@ -244,14 +244,14 @@ class WeightTransfer:
                 log.info("%s", self.receipt)
             elif isinstance(error, PublishError) and not error.receipt.in_state("failed"):
                 self.receipt = error.receipt
-                log.warning("%s", error)  # who died, or was held up, gets the next one
+                log.warning("%s", error)  # a worker that is late or restarts gets the next update
             else:
                 raise error
             lags += _lags(self.receipt)
         return lags
 
     def _await_last(self) -> None:
-        """Wait until what was sent is taken, or whoever has not taken it is known to be lost."""
+        """Wait at most `linger` seconds until all updates are applied; then cancel the others."""
         late = wait(self._open, self._linger).not_done
         if late and self.publisher is not None:
             for future in late:
@@ -259,13 +259,13 @@ class WeightTransfer:
             wait(late, ANSWER_SECONDS)
 
     def _behind(self, publisher: Publisher) -> list[int]:
-        """Return of each worker how many versions it is behind the last one that all had."""
+        """Return by how many versions each worker is behind the last one that all workers had."""
         known = [w for w in publisher.workers().values() if w.state != "lost"]
         runs = [w.running.get(self._model, (0, 0)) for w in known if self._model in w.models]
         return [max(0, self._version - (v if e == publisher.epoch else 0)) for e, v in runs]
 
     def _said(self, trainer: Any) -> dict[str, str]:
-        """Return what is said of a version: the step that it is of, beside what was given."""
+        """Return the metadata of a version: the training step, and the user's own metadata."""
         step = getattr(getattr(trainer, "state", None), "global_step", None)
         of_step = {} if step is None else {"step": str(step)}
         return {**of_step, **(self._options.get("metadata") or {})}
@@ -276,10 +276,10 @@ def _lags(receipt: Receipt) -> list[float]:
 
 
 def _trainer_of(iterator: object) -> Any:
-    """Return the trainer whose weights these are, if that can be known.
+    """Return the trainer whose method made this generator; None for another iterator.
 
-    Nobody tells the object that `weight_transfer=` takes. But what it is to send is a generator
-    that is a method of the trainer, which has the step, and the queue for what is to be logged.
+    TRL does not pass the trainer, which has the step and the queue of metrics, to the object that
+    `weight_transfer=` takes; but the iterator is a generator method of the trainer.
     """
     if not isinstance(iterator, GeneratorType):
         return None

@@ -1,19 +1,19 @@
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-"""Loading a version into a model of vLLM's: layer by layer, from views of the bus's memory.
+"""Loads a version into a vLLM model, layer by layer, from views of the bus's memory.
 
-vLLM's layer-wise reload puts the parameters on the meta device and collects what is loaded for a
-layer. Once it has all of it, it makes that layer's parameters, loads and post-processes them, and
-copies them to where they were before: so one layer at a time is there twice. What it collects are
-views of the version, which stays as it is until `load` returns.
+vLLM's layer-wise reload puts the parameters on the meta device and collects the tensors of each
+layer. Once a layer is complete, vLLM creates its parameters, loads and post-processes them, and
+copies them to the old memory: so only one layer at a time exists twice. The collected tensors are
+views of the version, which does not change until `load` returns.
 
-On a processor vLLM's layers also hold what they have derived from their weights: packed copies, by
-which they compute. Two of these its reload leaves as they were, and so the model would answer as
-neither the old weights nor the new ones; `reloading` has vLLM make them anew.
+On a CPU, vLLM's layers compute with packed copies of their weights. vLLM's reload does not update
+two kinds of these, so the model would compute with a mix of old and new weights; `reloading` makes
+vLLM pack them again.
 
-To rehearse is to load zeros of the same names, dtypes and shapes, with every layer held back from
-being made, and to put all parameters back in their places. So names, shapes and dtypes are refused
-before anything is published, and not when half of the model is loaded.
+A rehearsal loads zeros of the same names, dtypes and shapes, prevents every layer from being
+completed, and restores all parameters. So wrong names, shapes and dtypes are rejected before
+anything is published, and not when half of the model is loaded.
 """
 
 import math
@@ -38,21 +38,21 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
 
 PLAIN = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-SCALES = {getattr(torch, "float8_e8m0fnu", None)}  # numbers as they are: powers of two
+SCALES = {getattr(torch, "float8_e8m0fnu", None)}  # plain numbers too: powers of two
 PUBLISH_LIKE = (
     "publish a model of the kind that the server runs, under the names and dtypes of its checkpoint"
 )
 
 
 class LoadError(WeightBusError):
-    """A version was loaded in part: the model holds parts of two."""
+    """A version was partly loaded: the model holds parts of two versions."""
 
 
 class LayerwiseLoader:
-    """Loads versions into one model of vLLM's.
+    """Loads versions into one vLLM model.
 
     Args:
-        model, model_config, vllm_config, device: As a weight transfer engine of vLLM's has them.
+        model, model_config, vllm_config, device: Those of vLLM's weight transfer engine.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class LayerwiseLoader:
         device: torch.device,
     ) -> None:
         self._device = torch.device(device)
-        self._model: Any = model  # what has vLLM's methods
+        self._model: Any = model  # has methods that `nn.Module` lacks
         self._model_config, self._vllm_config = model_config, vllm_config
 
     def prove(self) -> None:
-        """Prove once that the model computes by what is loaded into it; see `vllm_proof`.
+        """Check once that the model computes with the weights loaded into it; see `vllm_proof`.
 
         Raises:
             ReloadError: It does not.
@@ -75,9 +75,9 @@ class LayerwiseLoader:
         prove(self._model, self._vllm_config, self._device, self._load)
 
     def rehearse(self, tensors: Mapping[str, Signature]) -> str:
-        """Say why tensors of these names, dtypes and shapes cannot be loaded."""
+        """Return why such tensors cannot be loaded; empty if they can. The model is unchanged."""
         at = _At()
-        # A layer that may have adapters is one around the checkpoint's, and not in its names.
+        # Checkpoints do not have the wrapper of a layer that supports adapters in their names.
         wanted = {name.replace(".base_layer.", ".") for name, _ in self._model.named_parameters()}
         torchao = getattr(self._model, "_do_torchao_reload", False)
         with set_current_vllm_config(self._vllm_config):
@@ -93,7 +93,7 @@ class LayerwiseLoader:
                 self._put_back()
                 self._model._do_torchao_reload = torchao  # noqa: SLF001 - as it was
         missing = wanted - loaded if isinstance(loaded, set) and not self._quantised else set()
-        if missing:  # the rule by which vLLM itself takes a checkpoint
+        if missing:  # the rule by which vLLM itself accepts a checkpoint
             some = ", ".join(sorted(missing)[:5])
             return (
                 f"{len(missing)} of {len(wanted)} parameters of {type(self._model).__name__} are "
@@ -102,7 +102,7 @@ class LayerwiseLoader:
         return ""
 
     def make_ready(self, staged: Staged) -> None:
-        """Have the device copy from where the version lies directly."""
+        """Pin the version's memory, so that the device copies directly from it."""
         if self._device.type == "cuda":
             staged.pin(self._device)
 
@@ -114,8 +114,8 @@ class LayerwiseLoader:
         """Load a version, and wait until the device has it.
 
         Raises:
-            UnchangedError: It cannot be loaded, and nothing was changed.
-            LoadError: It was loaded in part.
+            UnchangedError: The version cannot be loaded, and the model is unchanged.
+            LoadError: The version was partly loaded.
         """
         self._load(pairs)
 
@@ -141,7 +141,7 @@ class LayerwiseLoader:
             torch.accelerator.synchronize()
 
     def _put_back(self) -> int:
-        """Put the parameters of every layer that is not loaded back; return how many were."""
+        """Restore the parameters of all layers that are not loaded; return how many are loaded."""
         loaded = 0
         for layer in self._model.modules():
             info = layerwise.get_layerwise_info(layer)
@@ -156,9 +156,9 @@ class LayerwiseLoader:
 
 @contextmanager
 def reloading(model: torch.nn.Module, device: torch.device) -> Generator[None]:
-    """Begin a layer-wise reload that also makes anew what layers have derived from their weights.
+    """Begin a layer-wise reload that also updates the layers' packed copies of weights.
 
-    Who loads ends the reload, in this block.
+    The caller finishes the reload within this block.
     """
     ties = _ties(model) if device.type == "cpu" else []
     layerwise.initialize_layerwise_reload(model)
@@ -176,7 +176,7 @@ Places = list[tuple[torch.nn.Module, str]]
 
 
 def _ties(model: torch.nn.Module) -> list[Places]:
-    """Return parameters that several layers share, such as embedding and head of a tied model."""
+    """Return the places of each shared parameter, such as embedding and head of a tied model."""
     found: dict[int, Places] = {}
     for layer in model.modules():
         for name, parameter in layer.named_parameters(recurse=False):
@@ -185,10 +185,10 @@ def _ties(model: torch.nn.Module) -> list[Places]:
 
 
 def _pass_on(places: Places) -> None:
-    """Have what is loaded for one of these layers be loaded for all of them.
+    """Make a tensor that is loaded for one of these layers load for all of them.
 
-    The reload gives each layer a parameter of its own. Only one is in the checkpoint, so it takes
-    the others for not loaded, and does not process them: a head would compute by its old copy.
+    The reload gives each layer its own parameter. Only one of these is in the checkpoint, so vLLM
+    would not process the others: a head would compute with its old packed copy.
     """
     parameters = [getattr(layer, name) for layer, name in places]
     loaders = [(p, p.weight_loader) for p in parameters if p.is_meta]
@@ -200,7 +200,7 @@ def _pass_on(places: Places) -> None:
 def _and_others(
     loader: Callable[..., object], others: list[tuple[torch.Tensor, Callable[..., object]]]
 ) -> Callable[..., object]:
-    @wraps(loader)  # so that vLLM finds its own by this one's name and `__wrapped__`
+    @wraps(loader)  # vLLM looks at the name and `__wrapped__` of loaders
     def load(parameter: torch.Tensor, *args: Any, **named: Any) -> object:
         for other, load_other in others:
             load_other(other, *args, **named)
@@ -211,10 +211,10 @@ def _and_others(
 
 @contextmanager
 def _packing_experts(method: Any) -> Generator[None]:
-    """Have experts be packed each time that they are processed.
+    """Make vLLM pack experts each time that it processes them.
 
-    vLLM packs them as it makes their kernel, which it does once; later it copies what was loaded
-    over what was packed. Without a kernel, each time is the first.
+    vLLM packs experts when it creates their kernel, which it does once; later it would copy the
+    loaded tensors over the packed ones. So the kernel is removed before each processing.
     """
     process = method.process_weights_after_loading
 
@@ -230,7 +230,7 @@ def _packing_experts(method: Any) -> Generator[None]:
 
 
 class _At:
-    """Where among the tensors loading is."""
+    """The tensor that is being loaded, for error texts."""
 
     def __init__(self) -> None:
         self._name, self._shown = "", ""
@@ -251,7 +251,7 @@ class _At:
 
 
 class _Fits(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuses copies that would take a number for another: torch itself converts anything."""
+    """Rejects copies between plain and quantised dtypes, which torch would convert silently."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -264,9 +264,9 @@ class _Fits(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _zeros(tensors: Mapping[str, Signature]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Make tensors that take no memory."""
+    """Yield tensors of zeros that need no memory."""
     for name, (dtype, shape) in tensors.items():
         sizes = [*shape]
         if dtype_named(dtype).kind == "packed":
-            sizes[-1] //= 2  # torch counts pairs
+            sizes[-1] //= 2  # in torch, an element is a pair
         yield name, torch.zeros((), dtype=torch_dtype(dtype)).expand(sizes)

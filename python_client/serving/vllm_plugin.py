@@ -1,7 +1,7 @@
-"""What makes weightbus known to vLLM, and says which vLLM it is not for.
+"""Registers weightbus with vLLM, and checks that the installed vLLM is supported.
 
 vLLM calls `register` in each of its processes, through the entry point group
-`vllm.general_plugins`. Whether a vLLM will do is told by what it has, not by its number.
+`vllm.general_plugins`. A vLLM is supported if it has the names below, whatever its version.
 """
 
 import logging
@@ -18,11 +18,11 @@ TESTED = "vLLM 0.28 to 0.33"
 TRANSFER = "vllm.distributed.weight_transfer"
 RELOAD = "vllm.model_executor.model_loader.reload.layerwise"
 
-# What each side needs, by module.
+# The names that each side needs, by module.
 WORKER = {
     f"{TRANSFER}.base": (
         *("WeightTransferEngine", "WeightTransferInitInfo", "WeightTransferUpdateInfo"),
-        "TrainerInitInfo",  # where there is none, the engine has another life
+        "TrainerInitInfo",  # without it, vLLM uses engines in another way
     ),
     RELOAD: (
         *("initialize_layerwise_reload", "finalize_layerwise_reload", "get_layerwise_info"),
@@ -39,16 +39,16 @@ TRAINER = {
 
 
 class UnsupportedVllmError(WeightBusError, ImportError):
-    """The vLLM that is installed is none that weightbus works with."""
+    """The installed vLLM is not supported."""
 
     __module__ = "weightbus.vllm"
 
 
 def require(needed: dict[str, tuple[str, ...]]) -> None:
-    """Check that vLLM has what is needed of it.
+    """Check that vLLM has the needed names.
 
     Raises:
-        UnsupportedVllmError: It has not, or there is none.
+        UnsupportedVllmError: It lacks some, or is not installed.
     """
     lacking: list[str] = []
     for module, names in needed.items():
@@ -63,7 +63,7 @@ def require(needed: dict[str, tuple[str, ...]]) -> None:
 
 
 def unsupported(why: str) -> UnsupportedVllmError:
-    """Return the error that says why the vLLM that is installed will not do."""
+    """Return the error for an installed vLLM that is not supported because of `why`."""
     return UnsupportedVllmError(
         f"weightbus works with {TESTED}; {_this()} {why}: install one of those, or serve with "
         "`weightbus bridge`, which needs nothing of it"
@@ -78,9 +78,9 @@ def _this() -> str:
 
 
 def register() -> None:
-    """Make weightbus known to the vLLM of this process; again, it does nothing.
+    """Register weightbus with the vLLM of this process; may be called again.
 
-    It raises nothing, since vLLM would not start then, also for who wants nothing of weightbus.
+    Never raises, since an error would keep vLLM from starting even for users without weightbus.
     """
     try:
         factory = import_module(f"{TRANSFER}.factory")

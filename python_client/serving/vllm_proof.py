@@ -1,13 +1,13 @@
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 # pyright: reportUnknownLambdaType=false
-"""Whether a model of vLLM's computes by what is loaded into it: proved once, as the engine starts.
+"""Checks once, at the engine's start, that a vLLM model computes with the weights loaded into it.
 
-Layers may hold more than their parameters: packed copies, repacked layouts, kernels made once. A
-reload that leaves one of these as it was gives a model that answers as neither the old weights nor
-the new ones, and says nothing. So each part of the model is given some inputs, and given the same
-again after a load of other values, where each must answer otherwise, and after a load of its own
-checkpoint, where each must answer as at first. Attention is left out, since it has no weights.
+Layers may hold more than parameters: packed copies, repacked layouts, kernels created once. A
+reload that does not update one of these leaves a model that silently computes with a mix of old and
+new weights. So each part of the model runs on the same inputs three times: at first, after a load
+of other values, when its output must differ, and after a load of its own checkpoint, when its
+output must equal the first. Attention is left out, since it has no weights.
 """
 
 import logging
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("weightbus.serving")
 
 SWITCH = "WEIGHTBUS_PROVE_RELOAD"
-TOKENS = 8  # enough to meet several experts; each costs a row in every layer
-NEAR = 0.01  # of a part's answers, relative to their length: kernels may add in another order
+TOKENS = 8  # enough to reach several experts; each costs a row in every layer
+NEAR = 0.01  # relative tolerance (2-norm) for equal outputs: kernels may add in another order
 NAMES_SHOWN = 3
 
 Pairs = Iterable[tuple[str, torch.Tensor]]
@@ -37,7 +37,7 @@ Part = Callable[[], list[torch.Tensor]]
 
 
 class ReloadError(WeightBusError):
-    """A model does not compute by what is loaded into it."""
+    """A model does not compute with the weights loaded into it."""
 
 
 def prove(
@@ -46,10 +46,10 @@ def prove(
     device: torch.device,
     load: Callable[[Pairs], None],
 ) -> None:
-    """Prove that `load` gives the model what it is given; where that cannot be tried, say so.
+    """Check that the model computes with the weights that `load` loads; log a failure to check.
 
     Raises:
-        ReloadError: It does not. The model is then no longer what it was.
+        ReloadError: It does not. The model is no longer usable.
     """
     if os.environ.get(SWITCH) == "0":
         return
@@ -96,14 +96,14 @@ def _checkpoint(model: Any, vllm_config: Any) -> Iterator[tuple[str, torch.Tenso
 
 
 def _others(pairs: Pairs) -> Iterator[tuple[str, torch.Tensor]]:
-    """Change each number, to one that is neither large nor zero."""
+    """Yield other values for each tensor, which are neither large nor zero."""
     for name, tensor in pairs:
         plain = tensor.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
         yield name, tensor * 0.5 + 0.125 if plain else tensor
 
 
 def _recorded(model: Any, vllm_config: Any, device: torch.device) -> dict[str, Part]:
-    """Run the model once, and return its parts, each with what it was given."""
+    """Run the model once, and return functions that run each part on its recorded inputs."""
     parts: dict[str, Part] = {}
     ids = torch.arange(1, TOKENS + 1, device=device)
     with ExitStack() as undo:
@@ -129,7 +129,7 @@ def _attends(module: torch.nn.Module) -> bool:
 
 @contextmanager
 def _eager(module: Any) -> Generator[None]:
-    """Have a part that is compiled run as it is written: it must not be compiled with our hooks."""
+    """Run a compiled part eagerly: it must not be compiled with the hooks."""
     compiled = getattr(module, "do_not_compile", None) is False
     if compiled:
         module.do_not_compile = True
@@ -141,7 +141,7 @@ def _eager(module: Any) -> Generator[None]:
 
 
 def _steady(module: object, given: object, answer: Any) -> Any:
-    """Answer for attention, which says nothing without a cache, and what follows needs inputs."""
+    """Replace the output of attention, which is empty without a cache."""
     del module, given
     made = torch.linspace(-1, 1, answer.numel(), device=answer.device).view(answer.shape)
     return made.to(answer.dtype)
@@ -157,7 +157,7 @@ def _recorder(parts: dict[str, Part], name: str) -> Any:
 
 
 def _cloned(given: Any) -> Any:
-    """Copy tensors: a part may write into what it is given."""
+    """Return a copy of the tensors in `given`: a part may write into its inputs."""
     if isinstance(given, torch.Tensor):
         return given.clone()
     if isinstance(given, tuple | list):

@@ -1,7 +1,7 @@
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 # pyright: reportUntypedBaseClass=false
-"""The trainer's side of a transfer: vLLM's trainer engine, one in each rank of the trainer."""
+"""The trainer engine for vLLM: one in each rank of a trainer."""
 
 import logging
 import time
@@ -41,19 +41,19 @@ log = logging.getLogger("weightbus.serving")
 
 @dataclass
 class TrainerInit(TrainerInitInfo):
-    """Where and how a trainer publishes: for vLLM's `WeightTransferTrainerFactory.trainer_init`.
+    """The trainer's settings, for vLLM's `WeightTransferTrainerFactory.trainer_init`.
 
     Attributes:
-        rank: This trainer process's; 0 sends.
-        address: Where it publishes: servers on other hosts need an address that they can reach.
+        rank: The rank of this trainer process; rank 0 sends.
+        address: The publisher's address; servers on other hosts must be able to reach it.
         model: The model's id on the bus.
-        deployment: What the servers are called there.
+        deployment: The name of the servers on the bus.
         timeout: Seconds until every rank has the weights, while the servers generate.
-        pause_timeout: Seconds that the servers may stand still then.
-        pause: What becomes of running requests meanwhile: `keep`, `wait` or `abort`; None: you
-            pause, or need not.
-        world_size: How many ranks there are, if the client cannot tell.
-        publisher: A publisher of yours, in place of one at `address`.
+        pause_timeout: Limit for the pause, in seconds.
+        pause: What happens to running requests during the pause: `keep`, `wait` or `abort`; None:
+            the caller pauses, or no pause is needed.
+        world_size: The number of ranks, if the client does not know it.
+        publisher: An existing publisher, in place of one at `address`.
     """
 
     backend: ClassVar[str] = "weightbus"
@@ -69,13 +69,13 @@ class TrainerInit(TrainerInitInfo):
 
 
 class OwnClient(VllmServers):
-    """A client of the trainer's own, of one server, with what vLLM's clients lack: a pause.
+    """The trainer's own client of one server, with the pause that vLLM's clients lack.
 
-    Its calls are its own, with all that they override: headers, versions, a limit of seconds. What
-    it lacks goes by its `_post`, as vLLM's own client has it; else by a call of ours.
+    Calls that the client has use the client, with its headers, versions and timeouts. Calls that it
+    lacks use its `_post`, like vLLM's own client, or otherwise `VllmServers`.
 
     Args:
-        client: It; `base_url` is its server.
+        client: The client; `base_url` is its server.
     """
 
     def __init__(self, client: Any) -> None:
@@ -83,7 +83,7 @@ class OwnClient(VllmServers):
         self._own = client
 
     def init_weight_transfer_engine(self, init_info: Mapping[str, object]) -> None:
-        """Have every rank join."""
+        """Make every rank join."""
         self._own.init_weight_transfer_engine(dict(init_info))
 
     def start_weight_update(self) -> None:
@@ -91,15 +91,15 @@ class OwnClient(VllmServers):
         self._own.start_weight_update()
 
     def update_weights(self, update_info: Mapping[str, object] | list[dict[str, Any]]) -> None:
-        """Tell the ranks which version it is."""
+        """Send the ranks the version."""
         self._own.update_weights(update_info)
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """End the session; it says `weight_version` from then on, or what the client makes it."""
+        """Load the version and end the session; the client may replace `weight_version`."""
         self._own.finish_weight_update(weight_version)
 
     def update_weight_version(self, new_version: str) -> None:
-        """Have it say that it runs `new_version`."""
+        """Set the version label of the server."""
         self._does(
             "update_weight_version",
             new_version,
@@ -108,12 +108,12 @@ class OwnClient(VllmServers):
         )
 
     def pause(self, mode: PauseMode = "keep") -> None:
-        """Have it generate nothing."""
+        """Pause generation."""
         self._since = time.monotonic()
         self._does("pause", mode, path=f"pause?mode={mode}")
 
     def resume(self) -> None:
-        """Have it generate again."""
+        """Resume generation."""
         self._does("resume", path="resume")
         self.paused_s, self._since = time.monotonic() - self._since, 0.0
 
@@ -128,7 +128,7 @@ class OwnClient(VllmServers):
 
     @contextmanager
     def within(self, seconds: float) -> Generator[None]:
-        """Give each call in this block at most so many `seconds`."""
+        """Limit each call in this block to `seconds`."""
         before = getattr(self._own, "timeout", None)
         with super().within(seconds):
             if isinstance(before, int | float):
@@ -141,10 +141,10 @@ class OwnClient(VllmServers):
 
 
 class WeightbusTrainerEngine(TrainerWeightTransferEngine):
-    """Publishes a `WeightSource`, and has vLLM load it.
+    """Publishes a `WeightSource`, and loads it on vLLM servers.
 
     Attributes:
-        receipt: Of the last `send_weights()`; None on ranks that do not send.
+        receipt: The receipt of the last `send_weights()`; None on ranks that do not send.
     """
 
     init_info_cls = TrainerInit
@@ -169,7 +169,7 @@ class WeightbusTrainerEngine(TrainerWeightTransferEngine):
             raise
 
     def _join(self, init_info: TrainerInit) -> None:
-        """Have every rank of the servers join."""
+        """Make every rank of the servers join."""
         publisher, client = init_info.publisher, self.client
         if publisher is None:
             publisher = Publisher(init_info.address)
@@ -199,7 +199,7 @@ class WeightbusTrainerEngine(TrainerWeightTransferEngine):
         client: VLLMWeightSyncClient,
         source: WeightSource | None = None,
     ) -> "Self":
-        """Have every rank of the servers join this trainer's bus."""
+        """Return an engine, after every rank of the servers has joined this trainer's bus."""
         if source is None:
             raise ValueError("weightbus publishes whole models: give it a WeightSource as source=")
         if hasattr(source, "implements_iter_full") and not source.implements_iter_full():
@@ -212,17 +212,17 @@ class WeightbusTrainerEngine(TrainerWeightTransferEngine):
         """Publish the weights, and return when every rank of every server runs them.
 
         Raises:
-            PublishError: A rank does not; it says which and why.
+            PublishError: Some ranks do not; it names them with the reasons.
         """
         if not self.is_sender:
             for _ in _full(self.source):
-                pass  # what gathers the tensors is done by all ranks
+                pass  # all ranks take part in gathering the tensors
             return
         self.receipt = self._transfers.send(named(_full(self.source)))
         self._transfers.resume()
 
     def shutdown(self) -> None:
-        """End what was made here, and have no server stand still; see the log if one does."""
+        """Resume servers and close everything that this engine created; log errors."""
         if hasattr(self, "_transfers"):
             try:
                 self._transfers.resume()
@@ -233,7 +233,7 @@ class WeightbusTrainerEngine(TrainerWeightTransferEngine):
 
 
 def _full(source: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Iterate over full tensors: `iter_full()` since vLLM 0.33, the source itself before."""
+    """Return an iterator of full tensors: `iter_full()` since vLLM 0.33, the source before."""
     full: Iterable[tuple[str, torch.Tensor]] = (
         source.iter_full() if hasattr(WeightSource, "iter_full") else source
     )
@@ -241,7 +241,7 @@ def _full(source: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _signatures(source: Any) -> dict[str, Signature]:
-    """Return what the source will yield: `metadata` since vLLM 0.33, `metadata()` before."""
+    """Return the tensors of a source: from `metadata` since vLLM 0.33, `metadata()` before."""
     metadata: Any = source.metadata() if callable(source.metadata) else source.metadata
     return {
         checkpoint_name(each.name): (name_of_torch(each.dtype), tuple(each.shape))
@@ -249,4 +249,4 @@ def _signatures(source: Any) -> dict[str, Signature]:
     }
 
 
-register()  # vLLM does so in its own processes, of which a trainer is none
+register()  # vLLM calls it only in its own processes, not in a trainer's

@@ -1,9 +1,9 @@
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 # pyright: reportUntypedBaseClass=false
-"""vLLM's side of a transfer: its weight transfer engine, one in each rank.
+"""The weight transfer engine for vLLM: one in each rank of a server.
 
-`--weight-transfer-config '{"backend": "weightbus"}'` has every worker of vLLM's make one.
+With `--weight-transfer-config '{"backend": "weightbus"}'`, every vLLM worker creates one.
 """
 
 from dataclasses import dataclass
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class InitInfo(Join, WeightTransferInitInfo):
-    """What a trainer's `init_weight_transfer_engine` says."""
+    """The arguments of a trainer's `init_weight_transfer_engine`."""
 
 
 @dataclass(frozen=True)
 class UpdateInfo(Version, WeightTransferUpdateInfo):
-    """What a trainer's `update_weights` says."""
+    """The arguments of a trainer's `update_weights`."""
 
 
 class WeightbusEngine(WeightTransferEngine):
-    """Loads what a trainer publishes; see `rank`."""
+    """Loads the versions of a trainer; see `rank`."""
 
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
@@ -54,29 +54,29 @@ class WeightbusEngine(WeightTransferEngine):
     ) -> None:
         super().__init__(config, vllm_config, device, model)
         loader = LayerwiseLoader(model, vllm_config.model_config, vllm_config, device)
-        loader.prove()  # no request is here yet
+        loader.prove()  # before the first request
         last = self.parallel_config.rank == self.parallel_config.world_size - 1
         self._rank = Rank(loader, last=last)
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Join a trainer's bus; again, to join another one, or one that was started again."""
+        """Join a trainer; called again for another trainer, or for one that was restarted."""
         parallel = self.parallel_config
         self._rank.join(init_info, f"dp{parallel.data_parallel_index}-rank{parallel.rank}")
 
     def start_weight_update(self) -> None:
-        """Touch nothing."""
+        """Do nothing."""
         self._rank.start()
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Wait until the version is here. (vLLM's own needs an accelerator, and waits for it.)"""
+        """Stage the version. (vLLM's own method needs an accelerator to synchronise.)"""
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Wait until the version is here, and touch nothing."""
+        """Stage the version; the model is unchanged."""
         self._rank.update(update_info)
 
     def finish_weight_update(self) -> None:
-        """Load it, if the last update is to have it loaded, and acknowledge it."""
+        """Load the version and acknowledge it, if the last update marked it to be loaded."""
         self._rank.finish()
 
     def shutdown(self) -> None:

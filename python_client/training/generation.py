@@ -1,7 +1,7 @@
-"""Generating with the newest weights: the worker's side of fine-tuning a language model.
+"""Generates with the newest weights: the worker's side of fine-tuning a language model.
 
-Weights change between two calls of `generate`, never inside one, so every sequence is of one
-version. Any model with a `generate` method will do, such as those of Hugging Face transformers.
+Weights change between two calls of `generate`, never during one, so one version generates each
+sequence. Any model with a `generate` method works, such as those of Hugging Face transformers.
 """
 
 from collections.abc import Callable
@@ -15,19 +15,19 @@ from ..subscriber import Subscriber
 
 
 class GenerationWorker(Closable):
-    """A model whose weights are brought up to date before each generation.
+    """A model that applies the newest version before each generation.
 
     Args:
-        address: The publisher's.
-        generator: The model; it must have the names and dtypes that are published.
-        model: What it is called on the bus.
-        on_commit: Called after new weights are in place, before anything is generated with them:
-            drop here what was computed with the old ones, such as caches of prompts.
-        settings: As of `Subscriber`.
-        **options: More of `Subscriber`, such as `name` or `cast`.
+        address: The publisher's address.
+        generator: The model; it must have the published names and dtypes.
+        model: The model's id on the bus.
+        on_commit: Called after new weights are applied, before the next generation: drop results of
+            the old weights here, such as caches of prompts.
+        settings: As in `Subscriber`.
+        **options: Further arguments of `Subscriber`, such as `name` or `cast`.
 
     Raises:
-        AddressError: The address makes no sense.
+        AddressError: The address is invalid.
     """
 
     def __init__(
@@ -46,20 +46,20 @@ class GenerationWorker(Closable):
         self._subscriber = Subscriber(address, {model: generator}, settings=settings, **options)
 
     def wait_for_version(self, timeout: float) -> Update | None:
-        """Apply the first version, or a newer one; None if none came within `timeout` seconds.
+        """Apply the first version, or a newer one; return None if none came in `timeout` seconds.
 
         Raises:
-            ApplyError: It cannot be applied; the text says why.
+            ApplyError: The version cannot be applied; the text says why.
             RefusedError: The publisher refuses this worker.
         """
         return self._subscriber.receive(timeout)
 
     def generate(self, *args: Any, **options: Any) -> Any:
-        """Take the newest version that is here, and generate.
+        """Apply the newest version that has arrived, and generate.
 
         Raises:
-            ApplyError: A version cannot be applied; the next call goes on with the old one.
-            TornError: One has failed half-way; nothing can be generated until the next is applied.
+            ApplyError: A version cannot be applied; the next call generates with the old one.
+            TornError: Applying failed half-way; generating fails until a version is applied.
         """
         self._subscriber.receive(0.0)
         with self._subscriber.reading():
@@ -67,9 +67,9 @@ class GenerationWorker(Closable):
 
     @property
     def version(self) -> int:
-        """The version that the next sequence is of, unless a newer one is here; 0 if none was."""
+        """The applied version, which generates next unless a newer one has arrived; 0: none."""
         return self._subscriber.version(self._model)
 
     def close(self) -> None:
-        """Leave the publisher."""
+        """Disconnect from the publisher."""
         self._subscriber.close()

@@ -1,4 +1,4 @@
-"""Publishing from the `Trainer` of Lightning (`pip install 'weightbus[training]'`).
+"""Publishes from the `Trainer` of Lightning (`pip install 'weightbus[training]'`).
 
 Trainer(callbacks=[PublishWeights("tcp://127.0.0.1:5555", every=100)])
 """
@@ -21,15 +21,15 @@ def _whole(module: Any) -> Any:
 class PublishWeights(StepCallback, Callback):
     """Publishes a module at every Nth step of the optimizers, from the first process.
 
-    Sharded models (FSDP, model parallelism, DeepSpeed's ZeRO 3) are refused when training begins,
+    Sharded models (FSDP, model parallelism, DeepSpeed's ZeRO 3) are rejected when training begins,
     with a `StateError`: no process has all of their weights.
 
     Args:
         publisher: A publisher, which stays open; or an address to bind one to, until the training
             is over.
-        model: What the model is called on the bus.
+        model: The model's id on the bus.
         every: Steps of the optimizers between two versions.
-        part: Picks what is published out of the `LightningModule`: `lambda module: module.actor`.
+        part: Returns the part of the `LightningModule` to publish: `lambda module: module.actor`.
         **options: Keywords of `Publisher.publish`, such as `timeout` in seconds.
     """
 
@@ -46,7 +46,7 @@ class PublishWeights(StepCallback, Callback):
         self._part = part
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Publish what training starts from."""
+        """Publish the initial weights."""
         strategy = trainer.strategy
         zero3 = isinstance(strategy, DeepSpeedStrategy) and strategy.zero_stage_3
         if zero3 or isinstance(strategy, FSDPStrategy | ModelParallelStrategy):
@@ -57,16 +57,16 @@ class PublishWeights(StepCallback, Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Publish if it is time to. (Several batches may make one step.)"""
+        """Publish if `every` steps have passed. (Several batches may make one step.)"""
         if trainer.is_global_zero:
             self._steps.step(trainer.global_step, self._part(pl_module))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Publish what training ended with, and wait until it has arrived.
+        """Publish the final weights, and wait until the workers have them.
 
-        It is the last hook of a fit. In `on_train_end` and `on_fit_end` other callbacks, and the
-        module itself, still change weights: `StochasticWeightAveraging` and `WeightAveraging` put
-        their averages there.
+        This is the last hook of a fit. In `on_train_end` and `on_fit_end`, other callbacks and the
+        module itself still change weights: `StochasticWeightAveraging` and `WeightAveraging` put
+        their averages into the model there.
         """
         if trainer.is_global_zero and self._steps.begun:
             self._steps.end(trainer.global_step, self._part(pl_module))
@@ -74,5 +74,5 @@ class PublishWeights(StepCallback, Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """The training has failed: publish nothing more."""
+        """Stop publishing, since the training failed."""
         self._steps.close()

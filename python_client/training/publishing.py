@@ -1,8 +1,8 @@
-"""Publishing out of the training loop of another library, every so many of its steps.
+"""Publishes from the training loop of another library, at every Nth step.
 
-The callbacks beside this module are how their loops call it. The copy of the weights is taken where
-it is called, between two steps; everything else happens while training goes on. What became of each
-version is logged, and nothing that goes wrong with a worker ends the training.
+The other modules of this folder have callbacks for such loops. The weights are copied in the call,
+between two steps; everything else happens while training goes on. The result of each version is
+logged, and no failure of a worker ends the training.
 """
 
 import logging
@@ -21,19 +21,19 @@ log = logging.getLogger("weightbus.training")
 
 
 class StepPublisher:
-    """Publishes a model before the first step, at every Nth, and after the last.
+    """Publishes a model before the first step, at every Nth step, and after the last.
 
-    Steps may be of any size: a counter that goes up by 2,048 at once passes many multiples of
-    `every`, and one version is published for all of them.
+    A step counter may increase by any number: if it passes several multiples of `every` at once,
+    one version is published for all of them.
 
     Args:
         publisher: A publisher, which stays open; or an address to bind one to, until the training
             is over.
-        model: What the model is called on the bus.
+        model: The model's id on the bus.
         every: Steps between two versions.
-        **options: Keywords of `Publisher.publish`. Its `metadata` gets a "step" beside what is
-            given, unless that has one. `timeout` is for each version, in seconds; the
-            last one is waited for as long, and so is room for another copy if workers are slow.
+        **options: Keywords of `Publisher.publish`. A "step" is added to `metadata`, unless it has
+            one. `timeout`, in seconds, applies to each version; it also limits the wait for the
+            last version, and for memory for another copy while workers are slow.
 
     Attributes:
         publisher: The publisher, once the training has begun.
@@ -56,11 +56,11 @@ class StepPublisher:
         self._last: Future[Receipt] | None = None
 
     def begin(self, step: int, weights: object) -> None:
-        """Publish what training starts from.
+        """Publish the initial weights.
 
         Raises:
             AddressError: The publisher cannot be bound.
-            StateError: These weights cannot travel; the text names the tensor.
+            StateError: These weights cannot be sent; the text names the tensor.
         """
         if self.publisher is None:
             self.publisher = Publisher(str(self._given))
@@ -73,26 +73,26 @@ class StepPublisher:
         return self._published is not None
 
     def step(self, step: int, weights: object) -> None:
-        """A step is done: publish if the counter has passed a multiple of `every` since the last.
+        """Publish if the counter has passed a multiple of `every` since the last version.
 
-        A counter that goes back, as it does after a checkpoint was loaded, passes one as well.
+        A counter that goes back, as after loading a checkpoint, may pass one too.
         """
         if self._published is None or step // self._every != self._published // self._every:
             self._publish(step, weights)
 
     def end(self, step: int, weights: object) -> None:
-        """Publish what training ended with, and wait until it has arrived.
+        """Publish the final weights, and wait until the workers have them.
 
-        It is published whatever the last version was: loops load the best weights, or put averages
-        into the model, after the last step and without another number.
+        They are published even if the last version has the same step: loops load the best weights,
+        or put averages into the model, after the last step.
         """
         self._publish(step, weights)
         if self._last is not None:
-            self._last.exception(self._timeout)  # `_tell` has said what it was
+            self._last.exception(self._timeout)  # `_tell` logs it
         self.close()
 
     def close(self) -> None:
-        """Publish nothing more; close the publisher, unless it was given."""
+        """Stop publishing; close the publisher, unless it was given."""
         self._published = None
         if self.publisher is not None and self.publisher is not self._given:
             self.publisher.close()
@@ -115,7 +115,7 @@ class StepPublisher:
 
 
 class StepCallback:
-    """What the callbacks of all loops have: a `StepPublisher`, with its arguments."""
+    """The base of all callbacks, with a `StepPublisher` and its arguments."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class StepCallback:
 
 
 def refuse_shards(how: str) -> NoReturn:
-    """Refuse a model of which no process has all: to ask one for it would wait for the others.
+    """Reject a sharded model: one process alone cannot gather its weights without the others.
 
     Raises:
         StateError: Always.

@@ -1,4 +1,4 @@
-"""Publishing from Stable-Baselines3 (`pip install 'weightbus[training]'`).
+"""Publishes from Stable-Baselines3 (`pip install 'weightbus[training]'`).
 
 PPO("MlpPolicy", "CartPole-v1").learn(100_000, callback=PublishWeights("tcp://127.0.0.1:5555"))
 """
@@ -17,21 +17,21 @@ from .publishing import StepCallback
 
 
 class PublishWeights(StepCallback, BaseCallback):
-    """Publishes the policy before every Nth rollout, so after the gradient steps before that.
+    """Publishes the policy before every Nth rollout, that is after the previous gradient steps.
 
-    If `VecNormalize` normalises the observations, each version has its statistics as well, of the
-    same moment: a policy computes something else without them. A worker's target is `target` of its
-    own algorithm, with and without `VecNormalize`.
+    If `VecNormalize` normalises the observations, each version includes its statistics of the same
+    moment, since the policy needs them. A worker's target is `target(algorithm)`, with and without
+    `VecNormalize`.
 
     Args:
         publisher: A publisher, which stays open; or an address to bind one to, until the training
             is over.
-        model: What the policy is called on the bus.
+        model: The policy's id on the bus.
         every: Rollouts between two versions.
         **options: Keywords of `Publisher.publish`, such as `timeout` in seconds.
     """
 
-    _rollouts = 0  # that are done
+    _rollouts = 0  # finished
 
     def _on_training_start(self) -> None:
         self._steps.begin(self._rollouts, _weights(self.model))
@@ -50,13 +50,14 @@ class PublishWeights(StepCallback, BaseCallback):
 
 
 def target(algorithm: BaseAlgorithm) -> object:
-    """Return what of a worker's algorithm `PublishWeights` brings up to date.
+    """Return the target of a worker for versions of `PublishWeights`.
 
-    That is its policy. If its environment has a `VecNormalize` that normalises observations, it is
-    the statistics of that, too, with `clip_obs` and `epsilon`: from here on they are the trainer's.
+    This is the policy of the algorithm. If its environment has a `VecNormalize` that normalises
+    observations, the target includes the statistics, `clip_obs` and `epsilon`, which then come from
+    the trainer.
 
     Raises:
-        StateError: The `VecNormalize` would go on changing its statistics.
+        StateError: The `VecNormalize` has `training=True`, so it would change its statistics.
     """
     normalize = _normalize(algorithm)
     if normalize is not None:
@@ -68,7 +69,7 @@ def target(algorithm: BaseAlgorithm) -> object:
         for _, statistics in _statistics(normalize):
             statistics.mean, statistics.var = np.array(statistics.mean), np.array(statistics.var)
             statistics.__class__ = _Received
-        # Both are read as numbers, and an array without dimensions is one that can be written into.
+        # As 0-d arrays, which can be written in place and used like numbers.
         vars(normalize).update(
             clip_obs=np.array(normalize.clip_obs), epsilon=np.array(normalize.epsilon)
         )
@@ -76,7 +77,7 @@ def target(algorithm: BaseAlgorithm) -> object:
 
 
 class _Received(RunningMeanStd):
-    """Statistics that come from the trainer: to update them would part them from what arrives."""
+    """Statistics from the trainer, which the worker must not update itself."""
 
     def update_from_moments(self, *_: Any, **__: Any) -> NoReturn:
         raise StateError(
@@ -86,13 +87,13 @@ class _Received(RunningMeanStd):
 
 
 def _normalize(algorithm: BaseAlgorithm) -> VecNormalize | None:
-    """Return what normalises an algorithm's observations, if anything does."""
+    """Return the `VecNormalize` that normalises an algorithm's observations, if any."""
     normalize = algorithm.get_vec_normalize_env()
     return normalize if normalize is not None and normalize.norm_obs else None
 
 
 def _statistics(normalize: VecNormalize) -> list[tuple[str, RunningMeanStd]]:
-    """Return the statistics of each part of an observation, with the rest of their names."""
+    """Return the statistics of each part of an observation, with their names."""
     found = normalize.obs_rms
     if isinstance(found, dict):
         return [(f"obs_rms.{key}", statistics) for key, statistics in found.items()]
@@ -100,14 +101,14 @@ def _statistics(normalize: VecNormalize) -> list[tuple[str, RunningMeanStd]]:
 
 
 def _weights(algorithm: BaseAlgorithm) -> object:
-    """Return what of an algorithm makes its actions."""
+    """Return the weights that determine actions: the policy, and the normalisation if any."""
     normalize = _normalize(algorithm)
     if normalize is None:
         return algorithm.policy
     numbers: dict[str, object] = {"clip_obs": normalize.clip_obs, "epsilon": normalize.epsilon}
     for name, statistics in _statistics(normalize):
         numbers |= {f"{name}.mean": statistics.mean, f"{name}.var": statistics.var}
-    # As tensors, since a state of one kind of tensor is known again without a second look.
+    # As tensors, since a state of one kind of tensor is recognised faster.
     arrays = {
         f"vec_normalize.{name}": torch.as_tensor(np.asarray(number, np.float64))
         for name, number in numbers.items()

@@ -1,19 +1,19 @@
-//! How old the publishers are whose weights run at a worker, or may yet be applied there.
+//! Ages of the publishers whose weights run at a worker, or may yet be applied there.
 //!
-//! A publisher tells its age, and a worker tells other publishers how old that one is by now: the
-//! younger of two started later, whatever their clocks say.
+//! A publisher sends its age, and a worker reports the current age to other publishers: the younger
+//! of two publishers started later, whatever their clocks are set to.
 
 use std::collections::BTreeMap;
 
 use crate::limits::{EPOCHS_KEPT, INTEGER_MAX};
 use crate::transfer::Time;
 
-/// By epoch, an age in milliseconds and when it was that.
+/// By epoch: an age in milliseconds, and when it was received.
 #[derive(Default)]
 pub struct Ages(BTreeMap<u64, (u64, Time)>);
 
 impl Ages {
-    /// The publisher of an epoch says its age; weights of the epoch `applied` run here.
+    /// Notes the age that the publisher of an epoch sent; weights of the epoch `applied` run here.
     pub fn heard(&mut self, epoch: u64, age_ms: u64, applied: u64, now: Time) {
         let age_ms = age_ms.max(self.of(epoch, now));
         self.0.retain(|&known, _| known >= applied && known != epoch);
@@ -24,7 +24,7 @@ impl Ages {
         self.0.insert(epoch, (age_ms, now));
     }
 
-    /// For how many milliseconds, at least, the publisher of an epoch has run.
+    /// Returns for how many milliseconds, at least, the publisher of an epoch has run.
     pub fn of(&self, epoch: u64, now: Time) -> u64 {
         let (age_ms, at) = match self.0.get(&epoch) {
             Some(&known) => known,

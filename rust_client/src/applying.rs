@@ -1,4 +1,4 @@
-//! The user's part of applying: functions that decide whether a version runs, within a time (W24).
+//! Calls of the user's functions that decide whether a version runs, with a time limit (W24).
 
 use crate::gate::Call;
 use crate::layout::Layout;
@@ -13,23 +13,25 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub const APPLY_TIMEOUT: Duration = Duration::from_secs(60);
-pub const APPLY_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600); // the publisher stops waiting long before
+// far longer than a publisher waits
+pub const APPLY_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// A version, whole and verified, on which the user's function decides.
 #[derive(Clone, Copy)]
 #[non_exhaustive]
 pub struct Offer<'a> {
-    /// Of which model.
+    /// Id of the model.
     pub model: &'a str,
-    /// The epoch of its publisher.
+    /// Epoch of the publisher.
     pub epoch: u64,
-    /// Its number.
+    /// Version number.
     pub version: u64,
-    /// The names, dtypes and shapes of its tensors.
+    /// Names, dtypes and shapes of the tensors.
     pub layout: &'a Layout,
-    /// Memory of the user's, which holds it; nothing before a byte has changed.
+    /// The model's weights, which hold the version; `None` before a byte has changed.
     pub weights: Option<&'a Weights>,
-    /// It itself, of a model without memory of the user's; nothing before it was made.
+    /// The version itself, for a model registered with `Builder::snapshots`; `None` before it was
+    /// made.
     pub snapshot: Option<&'a Arc<Snapshot>>,
 }
 
@@ -39,44 +41,44 @@ impl fmt::Debug for Offer<'_> {
     }
 }
 
-/// A function of the user's; what it says against a version goes to the publisher.
+/// A function of the user's; the text of its error is sent to the publisher.
 pub type Decide = Box<dyn Fn(&Offer) -> Result<(), Box<dyn Error>> + Send + Sync>;
 
-/// All of them, and the time that each call has.
+/// The user's functions, and the time limit of each call.
 pub struct Functions {
-    /// Before a byte changes.
+    /// Called before a byte changes.
     pub before: Option<Decide>,
-    /// Before the version is reported.
+    /// Called before the version is acknowledged.
     pub apply: Option<Decide>,
     pub timeout: Duration,
 }
 
-/// A call that is under way.
+/// A call that is running, with what to report if it is late.
 pub struct Calling {
     pub model: String,
     pub key: Key,
-    /// Whether what ran before still runs if it comes to nothing.
+    /// True if the previous version still runs after a rejection.
     pub intact: bool,
-    /// What is said of it if it does not return in time.
+    /// Error text of a call that is late.
     pub too_long: String,
     pub call: Arc<Call>,
 }
 
 impl Functions {
-    /// A call begins.
+    /// Starts the time of a call.
     pub fn begin(&self, offer: &Offer, intact: bool) -> (Arc<Call>, Calling) {
         let call = Arc::new(Call::new(Instant::now() + self.timeout));
         let (model, key) = (offer.model.to_owned(), (offer.epoch, offer.version));
         (call.clone(), Calling { model, key, intact, too_long: self.too_long(), call })
     }
 
-    /// What is said of a call that has not returned in time.
+    /// Returns the error text of a call that is late.
     pub fn too_long(&self) -> String {
         format!("the user's function did not return within {:?}", self.timeout)
     }
 }
 
-/// Calls a function; its words if it turns the version down.
+/// Calls a function. Returns the text of its error or panic, which rejects the version.
 pub fn ask(decide: &Decide, offer: &Offer) -> Result<(), String> {
     match catch_unwind(AssertUnwindSafe(|| decide(offer).map_err(|error| error.to_string()))) {
         Ok(decided) => decided,

@@ -1,8 +1,8 @@
-//! Base64 (RFC 4648), padded: how sealed bytes travel in a header.
+//! Base64 (RFC 4648), padded: the form of sealed bytes in a header.
 
 const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// Returns bytes as a text.
+/// Encodes bytes.
 pub fn encode(bytes: &[u8]) -> String {
     let mut text = String::with_capacity((bytes.len() + 2) / 3 * 4);
     for three in bytes.chunks(3) {
@@ -15,14 +15,14 @@ pub fn encode(bytes: &[u8]) -> String {
     text
 }
 
-/// Returns the bytes of a text; nothing if it is not base64.
+/// Decodes a text; `None` if it is not base64.
 pub fn decode(text: &str) -> Option<Vec<u8>> {
     let padding = text.bytes().rev().take_while(|&c| c == b'=').count();
     if text.len() % 4 != 0 || padding > 2 {
         return None;
     }
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
-    let mut bits = 0u32; // of which the lowest 8, 4 or 2 are not written yet
+    let mut bits = 0u32; // the lowest 8, 4 or 2 are not written yet
     for (at, digit) in text.bytes().take(text.len() - padding).enumerate() {
         bits = bits << 6 | value(digit)?;
         if at % 4 != 0 {

@@ -1,19 +1,20 @@
-//! Values of one float dtype as values of another: the nearest there is, of two the even one.
+//! Converts values from one float dtype to another: to the nearest, ties to even.
 //!
-//! What is published never changes on its way. A user who permits it has values converted while they
-//! are copied into a model of other dtypes.
+//! Published bytes never change on their way. If the user permits it, values are converted while
+//! they are copied into a model of other dtypes.
 
 use crate::dtype::Dtype;
 use crate::words::escaped;
 
 const FLOATS: [Dtype; 4] = [Dtype::F64, Dtype::F32, Dtype::F16, Dtype::BF16];
 
-/// Whether values can be converted.
+/// True if values can be converted.
 pub fn can_cast(from: Dtype, to: Dtype) -> bool {
     FLOATS.contains(&from) && FLOATS.contains(&to)
 }
 
-/// Converts little-endian values; both slices hold equally many. Nothing happens unless `can_cast`.
+/// Converts little-endian values; both slices have the same number of them. No effect unless
+/// `can_cast`.
 pub fn cast(from: Dtype, source: &[u8], to: Dtype, target: &mut [u8]) {
     let f32_of = f32::from_le_bytes;
     let (of_f16, of_bf16) = (|b| f16_to_f32(u16::from_le_bytes(b)), |b| bf16_to_f32(u16::from_le_bytes(b)));
@@ -50,9 +51,11 @@ fn each<const N: usize, const M: usize>(
     }
 }
 
-/// Counts the values that were finite and are infinite after a cast; both slices hold equally many.
+/// Counts the values that were finite and became infinite; both slices have the same number of
+/// values.
 pub fn lost(from: Dtype, source: &[u8], to: Dtype, target: &[u8]) -> u64 {
-    const WIDEST: [Dtype; 4] = [Dtype::F64, Dtype::F32, Dtype::BF16, Dtype::F16]; // by the range of their values
+    // by the range of their values
+    const WIDEST: [Dtype; 4] = [Dtype::F64, Dtype::F32, Dtype::BF16, Dtype::F16];
     let rank = |dtype| WIDEST.iter().position(|&known| known == dtype);
     if rank(from) >= rank(to) {
         return 0;
@@ -62,7 +65,7 @@ pub fn lost(from: Dtype, source: &[u8], to: Dtype, target: &[u8]) -> u64 {
     pairs.filter(|(was, is)| is_infinite(to, is) && !is_infinite(from, was)).count() as u64
 }
 
-/// Whether a little-endian value is infinite: all bits but the sign are those of its exponent.
+/// True if a little-endian value is infinite: all exponent bits are set, and no fraction bit.
 fn is_infinite(dtype: Dtype, value: &[u8]) -> bool {
     let bits = value.iter().rev().fold(0, |bits, &byte| bits << 8 | u64::from(byte));
     match dtype {
@@ -81,7 +84,7 @@ pub struct Overflow {
     pub count: u64,
 }
 
-/// Says in words what was lost, of the first tensors by name; empty if nothing was.
+/// Describes the lost values of the first few tensors; empty if there are none.
 pub fn overflow_text(lost: &[Overflow]) -> String {
     const SHOWN: usize = 4;
     let words = lost.iter().take(SHOWN).map(|Overflow { name, dtype, count }| {
@@ -99,8 +102,8 @@ pub fn overflow_text(lost: &[Overflow]) -> String {
     words.chain(Some(rest).filter(|_| more > 0)).collect::<Vec<_>>().join("; ")
 }
 
-/// Rounds to an `f32` such that rounding that once more is like rounding once: towards zero, and what
-/// is lost leaves its mark in the last bit.
+/// Rounds to an `f32` so that a second rounding gives the same as a single one: towards zero, and
+/// if anything was lost, the last bit is set (round to odd).
 fn to_odd(value: f64) -> f32 {
     let near = value as f32;
     if value.is_nan() || f64::from(near) == value {
@@ -110,14 +113,14 @@ fn to_odd(value: f64) -> f32 {
     f32::from_bits((near.to_bits() - u32::from(above)) | 1)
 }
 
-/// Drops so many bits behind, to the nearest, of two the even.
+/// Drops the lowest bits, to the nearest, ties to even.
 fn rounded(bits: u32, dropped: u32) -> u32 {
     (bits + (1 << (dropped - 1)) - 1 + (bits >> dropped & 1)) >> dropped
 }
 
 fn to_bf16(value: f32) -> u16 {
     if value.is_nan() {
-        return (value.to_bits() >> 16) as u16 | 0x40; // what is dropped may have been all that made it one
+        return (value.to_bits() >> 16) as u16 | 0x40; // it may be a NaN by the dropped bits only
     }
     rounded(value.to_bits(), 16) as u16
 }
@@ -134,7 +137,8 @@ fn to_f16(value: f32) -> u16 {
         _ if value.is_nan() => 0x7e00,
         ONE_MORE_THAN_ALL.. => 0x7c00,
         NORMAL.. => rounded(size - (112 << 23), 13),
-        // Beside 0.5 an `f32` has as many places as a subnormal `f16`, and the processor rounds.
+        // In the sum with 0.5, an `f32` has as many places as a subnormal `f16`, and the processor
+        // rounds.
         _ => (f32::from_bits(size) + 0.5).to_bits() - 0.5f32.to_bits(),
     };
     sign | size as u16
@@ -144,7 +148,8 @@ pub fn f16_to_f32(bits: u16) -> f32 {
     let (sign, size) = (u32::from(bits & 0x8000) << 16, u32::from(bits & 0x7fff) << 13);
     let size = match bits & 0x7c00 {
         0x7c00 => size | 0x7f80_0000,
-        // Beside 0.5, as in `to_f16`. No subnormal `f32` is made, which a processor may have been told to take for zero.
+        // As in `to_f16`, by a sum with 0.5. This makes no subnormal `f32`, which the processor may
+        // be set to treat as zero.
         0 => (f32::from_bits(0.5f32.to_bits() + u32::from(bits & 0x3ff)) - 0.5).to_bits(),
         _ => size + (112 << 23),
     };
@@ -193,7 +198,7 @@ mod tests {
         }
     }
 
-    /// Between two neighbours all goes to the nearer, and the middle to the even one.
+    /// Values between two neighbours go to the nearer one, and the middle to the even one.
     fn check(to: Dtype, of: fn(u16) -> f32, last: u16) {
         let cast = |value: f64| {
             let mut found = [0; 2];

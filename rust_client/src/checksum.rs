@@ -7,18 +7,18 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     crc32c_append(0, bytes)
 }
 
-/// Returns the CRC-32C of bytes of which the first part has this one, and this is the rest.
+/// Continues the CRC-32C of earlier bytes over these.
 pub fn crc32c_append(crc: u32, bytes: &[u8]) -> u32 {
     !crc::update(!crc, bytes).unwrap_or_else(|| by_tables(!crc, bytes))
 }
 
-/// Copies bytes, of which the CRC-32C of what came before is `crc`; returns that with them. What was copied is what
-/// was summed, whoever writes to the source meanwhile. With `past_caches`, for what is larger than these and not read
-/// soon, they keep what they hold.
+/// Copies bytes, and continues the CRC-32C `crc` of earlier bytes over them. The copied bytes are
+/// the summed ones, even if the source is written meanwhile. With `past_caches`, the caches keep
+/// their content: for data that is larger than these, and not read soon.
 ///
 /// # Panics
 ///
-/// If there is not as much room as there are bytes.
+/// If `from` and `to` differ in length.
 pub fn copy_crc32c(crc: u32, from: &[u8], to: &mut [u8], past_caches: bool) -> u32 {
     assert_eq!(from.len(), to.len(), "a copy to other room");
     if let Some(state) = past_caches.then(|| crc::stream(!crc, from, to)).flatten() {
@@ -64,7 +64,7 @@ const fn tables() -> [[u32; 256]; 8] {
     tables
 }
 
-/// Eight bytes at a time, for processors without an instruction for it.
+/// Sums eight bytes at a time, for processors without a CRC instruction.
 fn by_tables(mut state: u32, bytes: &[u8]) -> u32 {
     let mut words = bytes.chunks_exact(8);
     for word in &mut words {

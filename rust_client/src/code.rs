@@ -4,17 +4,17 @@ use std::fmt;
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
-        /// Why a version was not taken, or a worker was refused.
+        /// Why a version was rejected, or a worker was refused.
         #[derive(Clone, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum Code {
             $($(#[$doc])* $name,)*
-            /// One that this crate does not know: new ones may come at any time.
+            /// A code that this crate does not know: new ones may be added at any time.
             Other(String),
         }
 
         impl Code {
-            /// The code as it stands in messages.
+            /// Returns the code as it is in messages.
             pub fn as_str(&self) -> &str {
                 match self {
                     $(Code::$name => $text,)*
@@ -39,33 +39,33 @@ codes! {
     LayoutInvalid = "layout-invalid",
     /// The model here has other names, shapes or dtypes.
     LayoutMismatch = "layout-mismatch",
-    /// An encoding or encryption that this worker does not know.
+    /// The worker does not support its encoding or encryption.
     Unsupported = "unsupported",
-    /// More bytes than this worker takes.
+    /// It has more bytes than this worker accepts.
     TooLarge = "too-large",
-    /// More chunks than a version may have.
+    /// It has more chunks than a version may have.
     TooManyChunks = "too-many-chunks",
-    /// There is no memory for it now.
+    /// There is not enough memory now.
     NoMemory = "no-memory",
     /// The whole did not match its digest, three times.
     DigestMismatch = "digest-mismatch",
-    /// It failed to be applied.
+    /// It could not be applied.
     Apply = "apply",
-    /// Another living worker has the name.
+    /// Another living worker has this name.
     NameTaken = "name-taken",
-    /// One of the two has weights of a later publisher.
+    /// The worker or the publisher has weights of a later publisher.
     StaleEpoch = "stale-epoch",
-    /// The publisher has no room for another worker.
+    /// The publisher accepts no more workers.
     Limit = "limit",
-    /// The publisher speaks another protocol.
+    /// The publisher speaks another protocol version.
     ProtocolVersion = "protocol-version",
-    /// Keys keep the two sides apart; the text says which most likely do.
+    /// A handshake failed because of keys; the text gives the most likely reason.
     Keys = "keys",
     /// The worker's key is for another name.
     WrongName = "wrong-name",
-    /// The key is not for this.
+    /// The key does not permit this.
     NotAllowed = "not-allowed",
-    /// The worker's key is not allowed any more.
+    /// The worker's key was revoked.
     Revoked = "revoked",
     /// A message breaks the protocol, which is a bug.
     Malformed = "malformed",

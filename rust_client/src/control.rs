@@ -1,8 +1,8 @@
 //! The worker's control connection: a DEALER of our own, which dials in the background.
 //!
-//! libzmq's collects the frames of a message for as long as more come, and messages for as long as the worker is busy.
-//! Here no more is read than there is time for, and of a message no more is kept than a publisher may send. With keys it
-//! speaks CURVE, to the owner of the pinned key alone.
+//! libzmq's DEALER reads frames as long as more come, and messages as long as the worker is busy.
+//! This one reads only as much as there is time for, and keeps no more of a message than a
+//! publisher may send. With keys it uses CURVE, with the owner of the pinned key only.
 
 use crate::curve::{key_of, Carried, Client, DENIED, FRAME_BYTES};
 use crate::door::{Door, Event};
@@ -29,23 +29,24 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-const DIAL: Duration = Duration::from_secs(3); // for each of the host's addresses: the kernel tries again after 1 s
+const DIAL: Duration = Duration::from_secs(3); // for each address: the kernel tries again after 1 s
 const REDIAL: Duration = Duration::from_millis(50); // between two attempts; doubles
 const REDIAL_MAX: Duration = Duration::from_secs(1);
-const HANDSHAKE: Duration = Duration::from_secs(10); // a publisher that is busy answers within that, or never
-const LINGER: Duration = Duration::from_millis(200); // what is on its way at the end (a goodbye, an acknowledgement) gets this
+const HANDSHAKE: Duration = Duration::from_secs(10); // a busy publisher answers by then, or never
+const LINGER: Duration = Duration::from_millis(200); // for what is unsent at the end, e.g. a goodbye
 const METADATA: &[u8] = b"\x0bSocket-Type\0\0\0\x06DEALER\x08Identity\0\0\0\0";
 const FRAMES_MAX: usize = 8; // of a message; a later protocol may have more than one payload
 const SCRATCH_BYTES: usize = 8192; // read ahead; a longer frame goes straight to its own memory
-const RECEIVE_BYTES: usize = 1 << 18; // taken at once
-const TURN_BYTES: usize = 1 << 22; // read before others have a turn
-const UNSENT_BYTES_MAX: usize = 1 << 20; // of what the publisher does not take; what is beyond that is lost
-                                         // Of a greeting, as far as its version. The rest follows once the other side has told its own mechanism: libzmq hangs up on
-                                         // another than its own before it tells which that is.
+const RECEIVE_BYTES: usize = 1 << 18; // read at once
+const TURN_BYTES: usize = 1 << 22; // read before other work continues
+const UNSENT_BYTES_MAX: usize = 1 << 20; // of what the publisher does not read; more is lost
+
+// Of a greeting, up to its version. The rest is sent once the peer has sent its mechanism: libzmq
+// closes a connection with another mechanism before it sends its own.
 const VERSION_BYTES: usize = 12;
 const COMMAND_BYTES_MAX: usize = 1024; // in a handshake
 
-/// A frame of a message. One that is too large to be of use has no bytes.
+/// A frame of a message. One that is too large to be of use is empty.
 pub enum Frame {
     Plain(Vec<u8>),
     Carried(Carried),
@@ -69,11 +70,11 @@ enum State {
     Open,
 }
 
-/// A frame that is longer than what is read ahead, on its way.
+/// A frame, longer than the read-ahead, that is being received.
 struct Body {
     flags: u8,
     missing: usize,
-    kept: Option<Vec<u8>>, // nothing: it is of no use
+    kept: Option<Vec<u8>>, // None: it is of no use
 }
 
 /// One connection.
@@ -81,7 +82,7 @@ struct Line {
     connection: Own<TcpStream>,
     since: Time,
     state: State,
-    scratch: Vec<u8>, // that was read, and is not dealt with
+    scratch: Vec<u8>, // read, but not handled yet
     body: Option<Body>,
     frames: Vec<Frame>, // of a message that is not whole
     arrived: VecDeque<Vec<Frame>>,
@@ -97,22 +98,22 @@ pub struct Control {
     address: String,
     endpoint: Endpoint,
     any_data_host: bool,
-    keys: Option<(Arc<Pair>, Key)>, // our own, and the publisher's
+    keys: Option<(Arc<Pair>, Key)>, // our own pair, and the publisher's key
     payload_max: usize,
     waker: Arc<Waker>,
     dialled: (Sender<Dialled>, Receiver<Dialled>),
     dialling: bool,
-    generation: u64, // of dialling: what an earlier one brings is not taken
+    generation: u64, // of the dial: the result of an earlier one is dropped
     dial_at: Time,
     pause: Duration,
     line: Option<Line>,
     door: Door,
-    news: Vec<Event>, // since somebody asked
+    news: Vec<Event>, // since the last call of `changed`
 }
 
 impl Control {
-    /// Connects, with keys to the owner of the publisher's key alone. Payloads that are larger than any that is of use
-    /// take no memory.
+    /// Connects; with keys, only to the owner of the publisher's key. Payloads that are too large
+    /// to be of use take no memory.
     pub fn connect(
         address: &str,
         keys: Option<&WorkerKeys>,
@@ -126,7 +127,8 @@ impl Control {
             Some((Arc::new(pair), key_of(&keys.publisher)?))
         };
         let keys = keys.map(|keys| read(keys).ok_or_else(odd)).transpose()?; // K1
-                                                                             // What is encrypted comes from the owner of the pinned key, and cannot be passed over unread.
+
+        // Encrypted frames come from the owner of the pinned key, and cannot be skipped unread.
         let payload_max = if keys.is_some() { MESSAGE_BYTES_MAX } else { payload_max };
         let door = Door::new(keys.is_some());
         Ok(Control {
@@ -147,7 +149,7 @@ impl Control {
         })
     }
 
-    /// Does what is due; returns the descriptor to watch, and whether to write to it.
+    /// Does what is due. Returns the descriptor to poll, and whether to wait for room to write.
     pub fn process_events(&mut self, now: Time) -> Option<(RawFd, bool)> {
         while let Ok(dialled) = self.dialled.1.try_recv() {
             self.adopt(dialled, now);
@@ -164,24 +166,24 @@ impl Control {
         Some((line.connection.as_raw_fd(), !line.outgoing.is_empty()))
     }
 
-    /// Whether data may be anywhere.
+    /// Sets whether the data endpoint may be on any host.
     pub fn any_data_host(mut self, on: bool) -> Control {
         self.any_data_host = on;
         self
     }
 
-    /// The endpoint of data that the publisher has told, if this worker may connect to it.
+    /// Returns the data endpoint that the publisher sent, if this worker may connect to it.
     pub fn data_endpoint(&self, told: &str) -> Result<Endpoint, Error> {
         let peer = self.line.as_ref().and_then(|line| line.connection.peer_addr().ok());
         Endpoint::of_data(told, &self.address, peer.map(|peer| peer.ip()), self.any_data_host)
     }
 
-    /// Whether somebody is at the other end, and takes what is sent.
+    /// True if the connection is open, and nothing is unsent.
     pub fn is_open(&self) -> bool {
         self.line.as_ref().map_or(false, |line| line.state == State::Open && line.outgoing.is_empty())
     }
 
-    /// Whether something is here already, so that nobody need wait for the connection.
+    /// True if a message is here already, so that `poll` need not wait.
     pub fn has_arrived(&self) -> bool {
         self.line.as_ref().map_or(false, |line| !line.arrived.is_empty())
     }
@@ -216,7 +218,7 @@ impl Control {
         }
     }
 
-    /// Sends to the publisher; lost while nobody is there.
+    /// Sends a message to the publisher; it is lost while there is no connection.
     pub fn send(&mut self, header: &[u8]) {
         if let Some(line) = &mut self.line {
             if line.state == State::Open && line.outgoing.len() <= UNSENT_BYTES_MAX {
@@ -226,8 +228,8 @@ impl Control {
         }
     }
 
-    /// Whether anything became of the connection since this was asked last; and why it failed, if that is a matter of
-    /// keys.
+    /// Returns whether the connection changed since the last call, and why a handshake failed, if
+    /// keys are the cause.
     pub fn changed(&mut self, now: Time, patience: Duration) -> (bool, Option<&'static str>) {
         let mut refused = None;
         let changed = !self.news.is_empty();
@@ -237,7 +239,7 @@ impl Control {
         (changed, refused)
     }
 
-    /// Makes the connection anew; what waits to be sent on the old one is lost.
+    /// Makes the connection anew; what is unsent on the old one is lost.
     pub fn redial(&mut self) {
         self.line = None;
         self.dial_at = Time::ZERO;
@@ -256,7 +258,7 @@ impl Control {
         let (found, waker) = (self.dialled.0.clone(), self.waker.clone());
         let dial = move || {
             let connection = dial(&endpoint, DIAL);
-            let _ = found.send(Dialled { generation, connection }); // whoever asked may be gone
+            let _ = found.send(Dialled { generation, connection }); // the receiver may be gone
             waker.wake();
         };
         self.dialling = thread::Builder::new().name("weightbus-dial".to_owned()).spawn(dial).is_ok();
@@ -321,7 +323,7 @@ impl Line {
         self.state != State::Open && now.saturating_sub(self.since) >= HANDSHAKE
     }
 
-    /// What it means that the connection is over.
+    /// Returns the event that the end of this connection means.
     fn why(&self) -> Event {
         match self.state {
             State::Greeting if matches!(greeted(&self.scratch), Ok(Some(_))) => Event::OtherMechanism,
@@ -333,8 +335,8 @@ impl Line {
         }
     }
 
-    /// Gives what is on its way a moment, and the other side to see the end: who closes with something unread takes back
-    /// what it has said.
+    /// Sends what is unsent, and waits a moment for the peer to close: a close with unread input
+    /// discards what was sent.
     fn linger(mut self) {
         let end = Instant::now() + LINGER;
         let mut ended = false;
@@ -344,7 +346,7 @@ impl Line {
                 return;
             }
             if self.outgoing.is_empty() && !std::mem::replace(&mut ended, true) {
-                let _ = self.connection.shutdown(Shutdown::Write); // it is gone already, else
+                let _ = self.connection.shutdown(Shutdown::Write); // fails if it is closed
             }
             match self.connection.read(&mut [0; SCRATCH_BYTES]) {
                 Ok(0) => return,
@@ -377,13 +379,14 @@ impl Line {
         match &mut self.curve {
             None => frame(&mut self.outgoing, flags, body),
             Some(curve) => {
-                frame_head(&mut self.outgoing, 0, body.len() + FRAME_BYTES); // as an ordinary frame, as libzmq does it
+                // as an ordinary frame, like libzmq
+                frame_head(&mut self.outgoing, 0, body.len() + FRAME_BYTES);
                 curve.session().carry(flags, &[body], &mut self.outgoing);
             }
         }
     }
 
-    /// Reads once; returns how many bytes came. Messages that are whole are in `arrived` then.
+    /// Reads once. Returns the number of bytes; whole messages are in `arrived` then.
     fn read(&mut self, now: Time) -> io::Result<usize> {
         let count = match &mut self.body {
             None => {
@@ -419,12 +422,13 @@ impl Line {
                 Err(error) => break Err(error),
             }
         };
-        // At an error it tells `why`: what was not taken begins with a greeting, or ends with what the publisher says.
+        // After an error `why` reads this: it holds the peer's greeting, or the publisher's error
+        // command.
         self.scratch = scratch[at..].to_vec();
         result
     }
 
-    /// Takes what a read has begun with; returns its size, 0 if more must come first.
+    /// Handles what `bytes` begins with. Returns its size, or 0 if it is incomplete.
     fn parse(&mut self, bytes: &[u8], now: Time) -> io::Result<usize> {
         if self.state == State::Greeting {
             return self.greet(bytes);
@@ -506,7 +510,7 @@ impl Line {
         }
     }
 
-    /// Takes a frame that is whole.
+    /// Handles a whole frame.
     fn frame(&mut self, flags: u8, bytes: Vec<u8>, now: Time) -> io::Result<()> {
         let (flags, frame) = match &mut self.curve {
             None => (flags, Frame::Plain(bytes)),
@@ -554,7 +558,7 @@ impl Line {
 }
 
 impl Body {
-    /// Reads some, straight to where it stays.
+    /// Reads once, straight into its memory.
     fn read(&mut self, from: &mut impl Read) -> io::Result<usize> {
         let count = match &mut self.kept {
             None => {
@@ -567,7 +571,7 @@ impl Body {
                 let done = from.take(self.missing.min(RECEIVE_BYTES) as u64).read_to_end(kept);
                 match (kept.len() - before, done) {
                     (0, Err(error)) => return Err(error),
-                    (count, _) => count, // though nothing more is here for now
+                    (count, _) => count, // even if nothing more is here for now
                 }
             }
         };

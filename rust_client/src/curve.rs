@@ -1,7 +1,8 @@
-//! CURVE (ZeroMQ RFC 26), without sockets: what both sides have in common, and the client's side; the server's is in
-//! `publisher/curve.rs`.
+//! CURVE (ZeroMQ RFC 26), without sockets: what both sides share, and the client's side; the
+//! server's is in `publisher/curve.rs`.
 //!
-//! A box is sealed from one key pair to another; C and S are the sides' own keys, C' and S' those of one connection.
+//! A box is encrypted from one key pair to another; C and S are the sides' own keys, C' and S'
+//! those of one connection.
 //!
 //! ```text
 //! HELLO      C', proof that the client knows S (C'->S)
@@ -20,16 +21,16 @@ use std::sync::Arc;
 pub const HELLO: &[u8] = b"\x05HELLO";
 pub const INITIATE: &[u8] = b"\x08INITIATE";
 const MESSAGE: &[u8] = b"\x07MESSAGE";
-pub const DENIED: &[u8] = b"\x05ERROR\x03400"; // as the refusal of a key reads everywhere: K2, K5
+pub const DENIED: &[u8] = b"\x05ERROR\x03400"; // the same for every refused key: K2, K5
 pub const HELLO_BYTES: usize = 200;
 pub const COOKIE_BYTES: usize = 96;
 pub const COUNT_BYTES: usize = 8;
 pub const VOUCH_BYTES: usize = 96;
 const WELCOME_BYTES: usize = 16 + PROOF_BYTES + 32 + COOKIE_BYTES;
-/// Bytes of a frame beyond those of what it carries.
+/// Bytes that encryption adds to a frame.
 pub const FRAME_BYTES: usize = 7 + 1 + COUNT_BYTES + PROOF_BYTES + 1;
 
-/// What was carried, without the flags before it.
+/// A decrypted body, without the flags before it.
 #[derive(Debug)]
 pub struct Carried(Vec<u8>);
 
@@ -41,12 +42,13 @@ impl Deref for Carried {
     }
 }
 
-/// What either side says after the handshake. Each counts it, so that nothing counts twice or late.
+/// The encrypted frames of a connection. Each side counts its own, so that none counts twice or
+/// late.
 pub struct Session {
-    pub shared: Key, // by the keys of this connection, once they are known
+    pub shared: Key, // from the keys of this connection, once known
     said: u64,
     heard: u64,
-    ours: [u8; 16], // what nonces begin with
+    ours: [u8; 16], // prefixes of nonces
     theirs: [u8; 16],
 }
 
@@ -55,7 +57,7 @@ impl Session {
         Session { shared: [0; 32], said: 0, heard: 0, ours, theirs }
     }
 
-    /// Appends the body of the frame that carries a frame of ours.
+    /// Appends the body of an encrypted frame that carries a frame of ours.
     pub fn carry(&mut self, flags: u8, parts: &[&[u8]], to: &mut Vec<u8>) {
         to.extend_from_slice(MESSAGE);
         let nonce = self.count(&self.ours.clone(), to);
@@ -66,7 +68,7 @@ impl Session {
         sodium::seal_in_place(&self.shared, &nonce, &mut to[begin..]);
     }
 
-    /// Opens a frame of the other side's: the flags and the body of the frame that it carries.
+    /// Decrypts a frame of the peer. Returns the flags and the body of the frame that it carries.
     pub fn carried(&mut self, body: &[u8]) -> io::Result<(u8, Carried)> {
         let sealed = match body.strip_prefix(MESSAGE) {
             Some(sealed) => sealed,
@@ -80,14 +82,14 @@ impl Session {
         }
     }
 
-    /// Counts one more, and says so.
+    /// Counts one more frame, and appends the count.
     fn count(&mut self, prefix: &[u8; 16], to: &mut Vec<u8>) -> Nonce {
         self.said += 1;
         to.extend_from_slice(&self.said.to_be_bytes());
         short_nonce(prefix, self.said)
     }
 
-    /// Appends a box behind its count.
+    /// Appends a count and a box.
     pub fn seal(&mut self, prefix: &[u8; 16], plain: &[u8], to: &mut Vec<u8>) {
         self.seal_with(&self.shared.clone(), prefix, plain, to);
     }
@@ -97,12 +99,12 @@ impl Session {
         sodium::seal(shared, &nonce, plain, to);
     }
 
-    /// Opens a box of the other side's behind its count.
+    /// Opens a box of the peer that follows its count.
     pub fn open(&mut self, prefix: &[u8; 16], counted: &[u8]) -> io::Result<Vec<u8>> {
         self.open_with(&self.shared.clone(), prefix, counted)
     }
 
-    /// The same before the keys of the connection are known.
+    /// Like `open`, before the keys of the connection are known.
     pub fn open_with(&mut self, shared: &Key, prefix: &[u8; 16], counted: &[u8]) -> io::Result<Vec<u8>> {
         let count = match counted.get(..COUNT_BYTES) {
             Some(count) => u64::from_be_bytes(array(count)),
@@ -121,11 +123,11 @@ impl Session {
     }
 }
 
-/// The client's side on one connection.
+/// The client's side of one connection.
 pub struct Client {
     own: Arc<Pair>,
     server: Key,
-    its: Pair, // of this connection alone
+    its: Pair, // of this connection only
     session: Session,
     welcomed: bool,
 }
@@ -136,7 +138,7 @@ impl Client {
         Client { own, server, its: sodium::pair(), session, welcomed: false }
     }
 
-    /// The first command.
+    /// Returns the first command, HELLO.
     pub fn hello(&mut self) -> io::Result<Vec<u8>> {
         let mut hello = HELLO.to_vec();
         hello.extend_from_slice(&[1, 0]);
@@ -147,12 +149,12 @@ impl Client {
         Ok(hello)
     }
 
-    /// Takes what follows the name in WELCOME; returns the next command.
+    /// Handles WELCOME, given what follows its name. Returns INITIATE.
     pub fn initiate(&mut self, welcome: &[u8], metadata: &[u8]) -> io::Result<Vec<u8>> {
         self.vouching(welcome, metadata, &|vouched| vouched)
     }
 
-    /// The same; a test has it vouch by another secret key, or for others.
+    /// Like `initiate`; a test makes it vouch with another secret key, or for other keys.
     pub fn vouching(
         &mut self,
         welcome: &[u8],
@@ -179,7 +181,7 @@ impl Client {
         Ok(initiate)
     }
 
-    /// Takes what follows the name in READY; returns the server's metadata.
+    /// Handles READY, given what follows its name. Returns the server's metadata.
     pub fn ready(&mut self, ready: &[u8]) -> io::Result<Vec<u8>> {
         if !self.welcomed {
             return fault("READY before WELCOME");
@@ -187,7 +189,7 @@ impl Client {
         self.session.open(b"CurveZMQREADY---", ready)
     }
 
-    /// What follows the handshake.
+    /// Returns the state of the frames after the handshake.
     pub fn session(&mut self) -> &mut Session {
         &mut self.session
     }
@@ -202,12 +204,13 @@ fn agreed(public: &Key, secret: &Key) -> io::Result<Key> {
     sodium::shared(public, secret).map_or_else(|| fault("a public key that is none"), Ok)
 }
 
-/// The public key of a secret one, both of 40 characters of Z85; nothing if that is none.
+/// Returns the public key of a secret one, both in 40 characters of Z85; `None` if that is not a
+/// key.
 pub fn public_of(secret: &str) -> Option<String> {
     zmq::z85_encode(&sodium::public_of(&key_of(secret)?)).ok()
 }
 
-/// Returns the bytes that a text in Z85 (ZeroMQ RFC 32) stands for. (The decoder of the crate `zmq` leaks its input.)
+/// Decodes Z85 (ZeroMQ RFC 32). (The decoder of the crate `zmq` leaks its input.)
 fn z85_decode(text: &str) -> Option<Vec<u8>> {
     const DIGITS: &[u8; 85] =
         b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#";
@@ -225,7 +228,7 @@ fn z85_decode(text: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Reads a key of 40 characters of Z85.
+/// Parses a key of 40 characters of Z85.
 pub fn key_of(text: &str) -> Option<Key> {
     z85_decode(text)?.try_into().ok()
 }
@@ -250,7 +253,7 @@ fn long_nonce(prefix: &[u8; 8], random: &[u8]) -> Nonce {
     nonce
 }
 
-/// A box behind what was drawn for it.
+/// Returns a box after the random part of its nonce.
 pub fn long_box(key: &Key, prefix: &[u8; 8], plain: &[u8]) -> Vec<u8> {
     let mut sealed = vec![0; 16];
     sodium::draw(&mut sealed);

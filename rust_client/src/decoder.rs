@@ -1,4 +1,4 @@
-//! The worker's second thread, which decodes patches: the first must answer pings meanwhile (D5).
+//! The worker's second thread, which decodes patches while the first one answers pings (D5).
 
 use crate::patching::Patching;
 use crate::run::{Outcome, Shared};
@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// What decodes one patch after another, from the first on.
+/// Decodes patches one after another; its thread starts with the first one.
 pub struct Decoder {
     shared: Arc<Shared>,
     stop: Arc<AtomicBool>,
-    running: Option<(Sender<Patching>, JoinHandle<()>)>, // each has a buffer, so there are few
+    running: Option<(Sender<Patching>, JoinHandle<()>)>, // each patch has a buffer, so few wait
 }
 
 impl Decoder {
@@ -21,7 +21,7 @@ impl Decoder {
         Decoder { shared, stop: Arc::default(), running: None }
     }
 
-    /// Decodes a patch soon, and tells how that has ended.
+    /// Queues a patch to be decoded, and reports the result.
     pub fn decode(&mut self, job: Patching) {
         if self.running.is_none() {
             self.start();
@@ -62,7 +62,7 @@ impl Drop for Decoder {
         self.stop.store(true, Ordering::Relaxed);
         if let Some((jobs, thread)) = self.running.take() {
             drop(jobs);
-            let _ = thread.join(); // it stops soon; nobody looks at the user's memory behind that
+            let _ = thread.join(); // it stops soon; after this nothing reads the user's memory
         }
     }
 }

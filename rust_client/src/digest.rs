@@ -9,8 +9,8 @@ pub fn layout_id(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
 }
 
-/// Returns the digest of a version: the SHA-256 of its layout's id, the length of its chunks, and
-/// their checksums. Binding all of these, it costs no second pass over the data.
+/// Returns the digest of a version: the SHA-256 of its layout's id, its chunk size, and the
+/// checksums of its chunks. So it covers the data without a second pass.
 pub fn digest(layout_id: &str, chunk_bytes: u64, crcs: &[u32]) -> String {
     digest_by(layout_id, chunk_bytes, crcs.iter().copied())
 }
@@ -20,7 +20,7 @@ pub fn digest_of(layout_id: &str, chunk_bytes: u64, data: &[u8]) -> String {
     digest_while(layout_id, chunk_bytes, data, &|| true)
 }
 
-/// The same; of a part of it, which has another one, if that is wanted no longer.
+/// Like `digest_of`; once `wanted` returns false, it stops early with another result.
 pub fn digest_while(layout_id: &str, chunk_bytes: u64, data: &[u8], wanted: &dyn Fn() -> bool) -> String {
     let chunks = data.chunks(chunk_bytes as usize).take_while(|_| wanted());
     digest_by(layout_id, chunk_bytes, chunks.map(crc32c))
@@ -39,12 +39,12 @@ fn digest_by(layout_id: &str, chunk_bytes: u64, crcs: impl Iterator<Item = u32>)
 /// Returns bytes as hexadecimal digits.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
-        let _ = write!(text, "{:02x}", byte); // a String takes everything
+        let _ = write!(text, "{:02x}", byte); // never fails
         text
     })
 }
 
-/// Returns the bytes of hexadecimal digits; whatever is none is left out.
+/// Returns the bytes of hexadecimal digits; other characters are skipped.
 pub fn bytes_of_hex(text: &str) -> Vec<u8> {
     let digits: Vec<u8> = text.chars().filter_map(|c| c.to_digit(16)).map(|d| d as u8).collect();
     digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect()

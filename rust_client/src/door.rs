@@ -1,10 +1,10 @@
-//! What a worker makes of being refused at the door: ZMTP says it without words.
+//! Finds out why handshakes fail with keys: ZMTP gives no reason.
 
 use crate::transfer::Time;
 use std::time::Duration;
 
-/// Handshakes in a row without a word. A publisher that stops may cause one, and one to which many workers dial
-/// at once several: so they must have gone on for a while as well.
+/// Handshakes in a row that end without a reason. A publisher that stops may cause one, and one
+/// that many workers dial at once may cause several: so they must also have lasted for a while.
 const BROKEN: u32 = 3;
 
 const NOT_ALLOWED: &str =
@@ -19,36 +19,36 @@ const NO_KEYS_THERE: &str =
 const NO_KEYS_HERE: &str = "the publisher asks for keys, and this worker has none: give it a file that \
     `weightbus keygen` makes, by its option `keys` or by WEIGHTBUS_KEYS";
 
-/// What becomes of a control connection.
+/// An event of a control connection.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event {
-    /// An attempt to make one has begun, or is over.
+    /// A dial began or ended.
     Dialled,
-    /// The handshake is over.
+    /// The handshake succeeded.
     Met,
-    /// The other side greets with another mechanism.
+    /// The peer greets with another mechanism.
     OtherMechanism,
-    /// The other side says that our key is not allowed.
+    /// The peer reports that our key is not allowed.
     Denied,
     BrokenInHandshake,
     Broken,
 }
 
-/// The events of a control connection, as far as keys have to do with them.
+/// The events of a control connection that concern keys.
 pub struct Door {
     keyed: bool,
-    broken: u32, // handshakes in a row that have ended without a word
+    broken: u32, // handshakes in a row that ended without a reason
     broken_since: Time,
 }
 
 impl Door {
-    /// Of a worker that has keys, or none.
+    /// `keyed`: the worker has keys.
     pub fn new(keyed: bool) -> Door {
         Door { keyed, broken: 0, broken_since: Time::ZERO }
     }
 
-    /// Says why a handshake has failed, if that is a matter of keys. That handshakes end without a word is a reason once
-    /// it has gone on for `patience`.
+    /// Returns why a handshake failed, if keys are the cause. Handshakes that end without a reason
+    /// count once they have lasted for `patience`.
     pub fn why(&mut self, event: Event, now: Time, patience: Duration) -> Option<&'static str> {
         match event {
             Event::Denied => Some(NOT_ALLOWED), // K5

@@ -1,29 +1,29 @@
-//! The element types that travel, by their safetensors names.
+//! The dtypes of the bus, by their safetensors names.
 
 use std::fmt;
 
 macro_rules! dtypes {
     ($($variant:ident $name:literal $bits:literal,)*) => {
-        /// An element type, named as in safetensors.
+        /// A dtype, named as in safetensors.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[allow(non_camel_case_types)]
         pub enum Dtype { $(#[doc = $name] $variant,)* }
 
         impl Dtype {
-            /// All of them, in safetensors' own order.
+            /// All dtypes, in the order of safetensors.
             pub const ALL: &'static [Dtype] = &[$(Dtype::$variant,)*];
 
-            /// Its name in a layout.
+            /// Returns its name in a layout.
             pub fn name(self) -> &'static str {
                 match self { $(Dtype::$variant => $name,)* }
             }
 
-            /// Bits of one element.
+            /// Returns the bits of one element.
             pub fn bits(self) -> u64 {
                 match self { $(Dtype::$variant => $bits,)* }
             }
 
-            /// Returns the type of a name.
+            /// Returns the dtype of a name.
             pub fn named(name: &str) -> Option<Dtype> {
                 match name { $($name => Some(Dtype::$variant),)* _ => None }
             }

@@ -1,4 +1,4 @@
-//! What the machine wants done, and what it asks of its surroundings.
+//! The actions that the machine returns, and the services that it calls.
 
 use crate::layout::Layout;
 use crate::messages::{FromWorker, Metadata, Shared};
@@ -8,46 +8,46 @@ use crate::staging::StagedVersion;
 use crate::transfer::Key;
 use std::sync::Arc;
 
-/// Something for the run loop to do.
+/// An action for the run loop.
 #[derive(Debug)]
 pub enum Effect {
     /// Send a message to the publisher.
     Send(FromWorker),
-    /// Take published messages from this endpoint, in place of any before; with a ticket, which is spent with
-    /// the next connection, unless it is empty.
+    /// Receive published messages from this endpoint only. A ticket, unless empty, is used up by
+    /// the next connection.
     Connect { endpoint: String, ticket: String },
-    /// Make both connections anew: those that there are may lead nowhere.
+    /// Make both connections anew: the present ones may be dead.
     Redial,
-    /// Ask for a topic, or no longer.
+    /// Subscribe to a topic, or unsubscribe.
     Subscribe { topic: String, on: bool },
     /// A version is whole and verified, and may be applied.
     Ready(StagedVersion),
-    /// Decode a patch, in a thread that need not answer pings, and tell how that has ended.
+    /// Decode a patch, in a thread that need not answer pings, and report the result.
     Decode(Patching),
-    /// What runs has another name from now on, of which this is said.
+    /// The running version has another key from now on, with this metadata.
     Renamed { model: String, was: Key, key: Key, metadata: Metadata },
-    /// The publisher has let this worker in.
+    /// The publisher has admitted this worker.
     Joined { epoch: u64 },
-    /// The publisher is silent.
+    /// The publisher is lost.
     Lost,
-    /// A version cannot be taken; the old one still runs.
+    /// A version was rejected; the previous one still runs.
     Rejected { model: String, key: Key, code: &'static str, text: String },
-    /// The publisher refuses this worker, which goes on asking.
+    /// The publisher refuses this worker, which keeps trying to join.
     Refused { code: String, text: String },
-    /// Something that a user may want to know.
+    /// Something unusual that a user may want to know.
     Notice { code: String, text: String },
 }
 
-/// What a machine asks of its surroundings.
+/// Services that the machine calls.
 pub trait Host: Send + Sync {
-    /// Says why a layout cannot be applied to a model; nothing if it can.
+    /// Returns why a layout cannot be applied to a model; `None` if it can.
     fn fault(&self, model: &str, layout: &Layout) -> Option<String>;
 
-    /// Opens a segment of shared memory; nothing if it is not of this host.
+    /// Opens a segment of shared memory; `None` if it is not on this host.
     fn open(&self, _shared: &Shared, _nbytes: u64) -> Option<Arc<Segment>> {
         None
     }
 
-    /// What runs has another name from now on, of which this is said.
+    /// The running version has another key from now on, with this metadata.
     fn renamed(&self, _model: &str, _was: Key, _key: Key, _metadata: &Metadata) {}
 }

@@ -1,4 +1,4 @@
-//! The element types of Rust that hold tensors, and what floats without a Rust type mean.
+//! Rust types of tensor elements, and the values of floats without a Rust type.
 
 use crate::casting::{bf16_to_f32, f16_to_f32};
 use crate::dtype::Dtype;
@@ -6,7 +6,7 @@ use crate::raw::cast::Plain;
 
 /// A type whose values are the elements of a tensor, bit for bit.
 pub trait Element: Plain {
-    /// The element type that it holds.
+    /// The dtype of its values.
     const DTYPE: Dtype;
 }
 
@@ -40,7 +40,7 @@ macro_rules! bits {
 }
 
 bits! {
-    /// True if it is not 0. (A `bool` would not do: the bytes of others may be any.)
+    /// True if it is not 0. (A `bool` is unsuitable: bytes from other hosts may have any value.)
     Bool(u8),
     /// Two four-bit floats.
     F4Pair(u8),
@@ -68,11 +68,11 @@ bits! {
 
 /// A float that has no type in Rust.
 pub trait SmallFloat: Element {
-    /// Returns the value, which an `f32` holds exactly.
+    /// Returns the value, which is exact as an `f32`.
     fn to_f32(self) -> f32;
 }
 
-/// Returns values as `f32`.
+/// Converts values to `f32`.
 pub fn to_f32<T: SmallFloat>(values: &[T]) -> Vec<f32> {
     values.iter().map(|value| value.to_f32()).collect()
 }
@@ -91,7 +91,7 @@ impl SmallFloat for F16 {
 
 impl SmallFloat for F8E5M2 {
     fn to_f32(self) -> f32 {
-        f16_to_f32(u16::from(self.0) << 8) // its upper half
+        f16_to_f32(u16::from(self.0) << 8) // the upper half of an `F16`
     }
 }
 
@@ -125,7 +125,7 @@ impl SmallFloat for F8E5M2Fnuz {
     }
 }
 
-/// A float whose only NaN stands where minus zero would be.
+/// Returns the value of a float whose only NaN has the bits of minus zero.
 fn fnuz(bits: u32, exponent_bits: u32, fraction_bits: u32) -> f32 {
     if bits == 0x80 {
         return f32::NAN;

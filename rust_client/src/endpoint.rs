@@ -1,11 +1,11 @@
-//! Addresses: what may be one, and where the data socket is, given the control address.
+//! Addresses, and the data endpoint that belongs to a control address.
 
 use crate::error::Error;
 use std::net::IpAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-/// Where a socket is.
+/// Address of a socket.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Endpoint {
     Tcp { host: String, port: u16 },
@@ -13,7 +13,7 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    /// Reads an address that can be connected to.
+    /// Parses an address to connect to.
     pub fn parse(address: &str) -> Result<Endpoint, Error> {
         let odd = || Error::Address {
             address: address.to_owned(),
@@ -37,10 +37,11 @@ impl Endpoint {
         Ok(Endpoint::Tcp { host: host.to_owned(), port })
     }
 
-    /// Reads the data address that a publisher told, given the control address that was used: a
-    /// publisher that says `*` means the host under which the worker knows it. Unless it may be anywhere,
-    /// any other one must be on that host (`peer`: by its number), or a path beside the control's: a
-    /// publisher could have a worker connect to whatever that can reach, else.
+    /// Returns the data endpoint that a publisher sent (`told`), given the control address that was
+    /// used. A host of `*` means the host by which the worker knows the publisher. Unless
+    /// `anywhere`, any other endpoint must be on that host (`peer`: by its number), or at a path
+    /// beside the control's: otherwise a publisher could make a worker connect to anything that the
+    /// worker can reach.
     pub fn of_data(
         told: &str,
         control: &str,
@@ -71,7 +72,7 @@ impl Endpoint {
         }
     }
 
-    /// Whether it is on the host of another, or at its path and a suffix.
+    /// True if it is on the other's host, or at the other's path with a suffix.
     fn is_beside(&self, control: &Endpoint, peer: Option<IpAddr>) -> bool {
         match (self, control) {
             (Endpoint::Ipc(path), Endpoint::Ipc(used)) => {

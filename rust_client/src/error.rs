@@ -1,4 +1,4 @@
-//! What can go wrong, for people: who, what, and what to do next.
+//! Errors, worded for people: the side at fault, the cause, and what to do next.
 
 use crate::code::Code;
 use crate::dtype::Dtype;
@@ -6,40 +6,40 @@ use crate::publisher::Receipt;
 use std::fmt;
 use std::io;
 
-/// What went wrong.
+/// An error of a worker or a publisher.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// An address that this bus cannot use.
+    /// The address cannot be used on this bus.
     Address { address: String, text: String },
-    /// The worker was set up in a way that cannot work.
+    /// The worker's settings are invalid.
     Setup(String),
-    /// Keys cannot be read, or make no sense, or nothing here can do with keys.
+    /// Keys cannot be read, are invalid, or are not supported by this build.
     Keys(String),
-    /// A version cannot be taken; the model still holds the old one, bit for bit, unless the text says
-    /// that no version runs.
+    /// A version was rejected; the model still holds the previous one, bit for bit, unless the text
+    /// says that no version runs.
     Rejected { model: String, epoch: u64, version: u64, code: Code, text: String },
-    /// The publisher refuses this worker, which goes on asking.
+    /// The publisher refuses this worker, which keeps trying to join.
     Refused { worker: String, address: String, code: Code, text: String },
     /// The worker is closed.
     Closed { worker: String, reason: String },
-    /// An apply has failed half-way: the model holds parts of two versions, or one that was turned down.
-    /// None is served until another is applied.
+    /// An apply failed half-way: the model holds parts of two versions, or a rejected one. It
+    /// cannot be read until another version is applied.
     Torn,
-    /// A model or version has no tensor of this name.
+    /// The model or version has no tensor of this name.
     NoTensor { name: String, known: String },
-    /// A tensor is of another type than was asked for.
+    /// The tensor has another dtype than requested.
     OtherDtype { name: String, dtype: Dtype, asked: Dtype },
-    /// A publish did not reach what it required before its deadline. The receipt says what every worker did, and
-    /// `missing` who was expected and never came.
+    /// A publish missed its requirement before the deadline. The receipt has the result of every
+    /// worker, and `missing` names expected workers that never joined.
     Publish { receipt: Box<Receipt>, missing: String },
-    /// The time of a publish was over before the tensors were copied; nothing was published.
+    /// The deadline of a publish passed before the tensors were copied; nothing was published.
     Late(String),
     /// A publish names a worker that has never joined; nothing was published.
     UnknownWorker(String),
     /// The publisher is closed.
     PublisherClosed { reason: String },
-    /// Sockets or threads are not to be had.
+    /// A socket, a thread or memory could not be created.
     Io { what: String, error: io::Error },
 }
 

@@ -1,6 +1,6 @@
-//! When a worker asks for the latest version of a model, of which it has heard (W4).
+//! Decides when a worker asks for the latest version of a model that was named to it (W4).
 //!
-//! A version that has failed, and is to be tried again, is left alone for ever longer pauses.
+//! A version that failed and is to be tried again is put off for increasing pauses.
 
 use crate::effects::Effect;
 use crate::limits::Timing;
@@ -10,13 +10,13 @@ use crate::transfer::{Key, Time};
 use crate::version_store::VersionStore;
 use std::time::Duration;
 
-/// What was asked for, and when.
+/// The requests for announcements of one model.
 pub struct FetchPlanner {
     model: String,
     timing: Timing,
-    latest_at: Option<Time>, // when the latest announcement was asked for
-    answered: Option<Time>,  // when the last ping was sent that was answered
-    later: Key,              // what is put off
+    latest_at: Option<Time>, // when the latest announcement was requested
+    answered: Option<Time>,  // send time of the last ping that was answered
+    later: Key,              // version that is put off
     until: Time,             // when it may be tried again
     pause: Duration,         // for which it was put off
 }
@@ -39,7 +39,7 @@ impl FetchPlanner {
         self.latest_at = None;
     }
 
-    /// A beacon, a welcome or a stray chunk speaks of a version: ask if it is news.
+    /// A beacon, a welcome or a stray chunk names a version: fetches it if it is new.
     pub fn hear_of(&mut self, versions: &VersionStore, epoch: u64, version: u64, now: Time) -> Vec<Effect> {
         let key = (epoch, version); // W4
         if version == 0 || key <= versions.newest() || versions.is_rejected(key) {
@@ -53,7 +53,7 @@ impl FetchPlanner {
         }
     }
 
-    /// Asks for the latest version, but not all the time.
+    /// Asks for the latest version, at most once in `quiet` unless `at_once`.
     pub fn latest(&mut self, versions: &VersionStore, epoch: u64, now: Time, at_once: bool) -> Vec<Effect> {
         let asked = self.latest_at.map_or(false, |at| now.saturating_sub(at) < self.timing.quiet);
         if asked && !at_once {
@@ -63,7 +63,7 @@ impl FetchPlanner {
         vec![self.fetch((epoch, 0), awaited_layout(versions).is_some())] // W7
     }
 
-    /// Asks for the layout of a version that was announced (W7).
+    /// Asks for the layout of an announced version (W7).
     pub fn layout(&mut self, key: Key, now: Time) -> Vec<Effect> {
         self.latest_at = Some(now);
         vec![self.fetch(key, true)]
@@ -75,7 +75,7 @@ impl FetchPlanner {
         Effect::Send(FromWorker::Fetch(fetch))
     }
 
-    /// A ping that was sent then was answered, and so was whatever was asked before it (W12).
+    /// A ping sent at `sent_at` was answered, and so was every earlier request (W12).
     pub fn answered(&mut self, versions: &mut VersionStore, sent_at: Time) {
         self.answered = Some(sent_at);
         if let Some(transfer) = versions.transfer() {
@@ -83,14 +83,14 @@ impl FetchPlanner {
         }
     }
 
-    /// Whether to ask again for a layout, which may be on its way (W7).
+    /// True if a layout should be requested again: the answer is not on its way any more (W7).
     pub fn due(&self, now: Time) -> bool {
         let passed = self.answered > self.latest_at;
         let patience = if passed { self.timing.patience } else { self.timing.patience_max };
         self.latest_at.map_or(true, |at| now.saturating_sub(at) >= patience)
     }
 
-    /// Leaves a version alone for a while, for twice as long as the last time (W36).
+    /// Puts a version off, for twice as long as the last time (W36).
     pub fn put_off(&mut self, key: Key, now: Time) {
         let longer = self.pause.saturating_mul(2).min(self.timing.patience_max);
         self.pause = if key == self.later { longer } else { self.timing.patience };
@@ -98,7 +98,7 @@ impl FetchPlanner {
         self.later = key;
     }
 
-    /// A version is not to be had any more: what was before it may be what there is.
+    /// A version is not available any more: an older one may be the latest.
     pub fn put_off_no_longer(&mut self, key: Key) {
         if key == self.later {
             self.until = Time::ZERO;
@@ -106,7 +106,7 @@ impl FetchPlanner {
     }
 }
 
-/// The version that waits for its layout, which was asked for.
+/// Returns the version that waits for its requested layout.
 fn awaited_layout(versions: &VersionStore) -> Option<Key> {
     let waiting = versions.at(Phase::Announced)?;
     Some(waiting.key()).filter(|_| waiting.lacks() == Lack::Layout)

@@ -1,4 +1,4 @@
-//! The fields of a header, taken out one by one with their bounds checked.
+//! Reads the fields of a header one by one, and checks their bounds.
 
 use crate::base64;
 use crate::json::{Object, Value};
@@ -12,7 +12,7 @@ use std::ops::RangeInclusive;
 /// What is wrong with a field.
 pub type Fault = String;
 
-/// An object of a header; fields that nobody asks for are ignored, which is how the protocol grows.
+/// An object of a header; fields that are not read are ignored, which is how the protocol grows.
 pub struct Fields<'a>(pub &'a Object);
 
 impl<'a> Fields<'a> {
@@ -20,7 +20,7 @@ impl<'a> Fields<'a> {
         self.0.get(field).ok_or_else(|| format!("{:?} is missing", field))
     }
 
-    /// Reads a field that must be there.
+    /// Reads a required field.
     pub fn read<T>(
         &self,
         field: &str,
@@ -29,7 +29,7 @@ impl<'a> Fields<'a> {
         read(self, field)
     }
 
-    /// Reads a field, or takes the default if it is not there.
+    /// Reads a field, or returns the default if it is missing.
     pub fn or<T>(
         &self,
         field: &str,
@@ -43,7 +43,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Reads a field that may be null, which is what it is if it is not there.
+    /// Reads a field that may be null or missing.
     pub fn nullable<T>(
         &self,
         field: &str,
@@ -110,7 +110,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A digest, or nothing where nobody hashed.
+    /// Reads a digest, or an empty text if the bytes were not hashed.
     pub fn digest_or_empty(&self, field: &str) -> Result<String, Fault> {
         if self.string(field)?.is_empty() {
             Ok(String::new())
@@ -119,7 +119,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// One of some words.
+    /// Reads one of some words.
     pub fn one_of<T: Copy>(&self, field: &str, words: &[(&str, T)]) -> Result<T, Fault> {
         let text = self.string(field)?;
         let found = words.iter().find(|(word, _)| *word == text);
@@ -133,7 +133,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// An object of models, read one by one.
+    /// Reads an object with an entry for each model.
     pub fn models<T>(
         &self,
         field: &str,
@@ -152,7 +152,7 @@ impl<'a> Fields<'a> {
         object.0.keys().map(entry).collect()
     }
 
-    /// What is said of a version: text by name.
+    /// Reads metadata of a version: text by name.
     pub fn metadata(&self, field: &str) -> Result<BTreeMap<String, String>, Fault> {
         let object = self.object(field)?;
         if object.0.len() > METADATA_MAX {
@@ -171,7 +171,7 @@ impl<'a> Fields<'a> {
         self.texts(field, FEATURES_MAX, is_name, "names")
     }
 
-    /// Group keys: no more of them than a session has.
+    /// Reads group keys, at most as many as a session has.
     pub fn keys(&self, field: &str) -> Result<Vec<String>, Fault> {
         self.texts(field, GROUP_KEYS_MAX, |text| is_hex(text, 64), "64 hexadecimal digits each")
     }
@@ -190,7 +190,7 @@ impl<'a> Fields<'a> {
         self.list(field, most, what)?.iter().map(text).collect()
     }
 
-    /// Sums of 32 bits, or nothing where one stands for what has none.
+    /// Reads sums of 32 bits; null stands for an entry that has none.
     pub fn sums(&self, field: &str, most: usize) -> Result<Vec<Option<u32>>, Fault> {
         let sum = |item: &Value| match item {
             Value::Null => Ok(None),
@@ -200,7 +200,7 @@ impl<'a> Fields<'a> {
         self.list(field, most, "sums")?.iter().map(sum).collect()
     }
 
-    /// Objects, read one by one.
+    /// Reads a list of objects.
     pub fn objects<T>(
         &self,
         field: &str,
@@ -221,7 +221,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Bytes in base64; they stay in it.
+    /// Reads a text in base64, without decoding it.
     pub fn base64(&self, field: &str) -> Result<String, Fault> {
         let text = self.string(field)?;
         match base64::decode(text) {
@@ -235,12 +235,12 @@ fn wrong(field: &str, found: &Value, wanted: &str) -> Fault {
     format!("{:?} must be {}, not {}", field, wanted, found.kind())
 }
 
-/// Tells whether a text is so many hexadecimal digits.
+/// True if a text has exactly this many hexadecimal digits.
 pub fn is_hex(text: &str, digits: usize) -> bool {
     text.len() == digits && text.bytes().all(|c| matches!(c, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// Tells whether a text can name a model or a worker.
+/// True if a text can name a model or a worker.
 pub fn is_name(text: &str) -> bool {
     let allowed = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'_' | b'-');
     (1..=NAME_MAX).contains(&text.len()) && text.bytes().all(allowed)

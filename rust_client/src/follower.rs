@@ -1,7 +1,7 @@
-//! One model of a worker: what comes of it, and what becomes of the versions here (`phases.rs`).
+//! One model of a worker: it decides which versions are received, staged and applied (`phases.rs`).
 //!
-//! The latest version wins: an older one that is on its way makes room for it. But a worker that
-//! had to drop one finishes the next, by fetching, before it looks at anything newer.
+//! The latest version wins: an older one that is still arriving is dropped for it. But after that
+//! the worker completes the next one, by fetching, before it considers a newer one.
 
 use crate::effects::{Effect, Host};
 use crate::fetch_planner::FetchPlanner;
@@ -22,27 +22,27 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What may be otherwise next time, since bytes were damaged or memory was short: it is tried again,
-/// after a while.
+/// Failures that may not recur (damaged bytes, too little memory): the version is tried again after
+/// a pause.
 const TRANSIENT: [&str; 4] = ["digest-mismatch", "layout-invalid", "no-memory", "unsupported"];
 
 const AT_THE_USERS: [Phase; 2] = [Phase::Ready, Phase::Applying];
 
-/// How a model of a worker stands. Versions are pairs of epoch and number.
+/// State of a model. Versions are pairs of epoch and number.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct ModelState {
-    /// What runs.
+    /// The running version.
     pub running: Option<(u64, u64)>,
-    /// What its publisher says of that, by the name that it has now.
+    /// Metadata of the running version, under its current number.
     pub metadata: BTreeMap<String, String>,
-    /// What arrives, how many of its chunks are here, and of how many.
+    /// The arriving version, with chunks received and chunks in all.
     pub arriving: Option<((u64, u64), u64, u64)>,
-    /// What waits for a commit.
+    /// The version that waits for a commit.
     pub staged: Option<(u64, u64)>,
-    /// What waits for `Worker::receive`, or is being applied.
+    /// The version that waits for `Worker::receive`, or is being applied.
     pub ready: Option<(u64, u64)>,
-    /// An apply has failed half-way: none runs.
+    /// True if an apply failed half-way, so that no version runs.
     pub torn: bool,
 }
 
@@ -57,11 +57,11 @@ pub struct Follower {
     acceptance: Acceptance,
     planner: FetchPlanner,
     patches: Patches,
-    epoch: u64,             // the greatest of which bytes were written into the model
-    torn: u32,              // applies in a row that failed half-way: while there is one, nothing runs
-    stale: Key,             // was not to be had from shared memory: fetch it, if it is offered
-    failed: Option<Failed>, // the last one, until another version is begun
-    leases: u64,            // ids given out so far
+    epoch: u64,             // greatest epoch of which bytes were written into the model
+    torn: u32,              // applies in a row that failed half-way: unless 0, nothing runs
+    stale: Key,             // not found in shared memory: fetch it, if it is offered
+    failed: Option<Failed>, // last failure, until another version is begun
+    leases: u64,            // ids issued so far
 }
 
 impl Follower {
@@ -84,27 +84,27 @@ impl Follower {
         }
     }
 
-    /// The model here has so many tensors.
+    /// Sets the number of tensors of the model here.
     pub fn expect_tensors(&mut self, count: usize) {
         self.acceptance.expect_tensors(count);
     }
 
-    /// Bytes of the largest payload that may be of use: a layout, or a chunk.
+    /// Returns the size in bytes of the largest payload that may be of use: a layout, or a chunk.
     pub fn payload_bytes_max(&self) -> u64 {
         self.acceptance.layout_bytes_max().max(self.acceptance.bytes_max().min(CHUNK_BYTES_MAX))
     }
 
-    /// From now on only what is sealed is taken.
+    /// Accepts only sealed versions from now on.
     pub fn take_sealed(&mut self) {
         self.acceptance.take_sealed();
     }
 
-    /// From now on patches are taken.
+    /// Accepts patches from now on.
     pub fn take_patches(&mut self) {
         self.patches.take();
     }
 
-    /// Whether patches are taken.
+    /// True if patches are accepted.
     pub fn takes_patches(&self) -> bool {
         self.patches.taken()
     }
@@ -113,17 +113,17 @@ impl Follower {
         &self.model
     }
 
-    /// The greatest epoch of which bytes were written into the model.
+    /// Returns the greatest epoch of which bytes were written into the model.
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// What runs here.
+    /// Returns the running version.
     pub fn running(&self) -> Option<Running> {
         self.versions.running()
     }
 
-    /// How the model stands, for a person.
+    /// Returns the state for display.
     pub fn state(&self) -> ModelState {
         let key = |phase| self.versions.at(phase).map(VersionEntry::key);
         let transfer = self.versions.at(Phase::Arriving).and_then(VersionEntry::transfer);
@@ -138,14 +138,14 @@ impl Follower {
         }
     }
 
-    // What the publisher says.
+    // Messages of the publisher.
 
-    /// A beacon, a welcome or a stray chunk speaks of a version: ask if it is news.
+    /// A beacon, a welcome or a stray chunk names a version: fetches it if it is new.
     pub fn hear_of(&mut self, epoch: u64, version: u64, now: Time) -> Vec<Effect> {
         self.planner.hear_of(&self.versions, epoch, version, now)
     }
 
-    /// A version exists; its chunks may follow if the announcement itself was pushed.
+    /// Handles an announcement. Chunks may follow if the announcement itself was pushed.
     pub fn announced(
         &mut self,
         announce: Announce,
@@ -155,9 +155,9 @@ impl Follower {
     ) -> Vec<Effect> {
         let key = (announce.epoch, announce.version);
         let learnt = layout.map(|header| self.acceptance.learn(&announce, header));
-        // What is too large is found so again when it is begun with, and not asked for any more (W15).
+        // A version that is too large is declined in `begin`, and not fetched any more (W15).
         if let Some(Err(fault)) = learnt.filter(|learnt| !matches!(learnt, Err(("too-large", _)))) {
-            // It may have waited for this.
+            // A version may have waited for this layout.
             self.versions
                 .tell_those(Event::Failed, |entry| entry.key() == key && entry.phase() == Phase::Announced);
             return self.fail(key, fault, now);
@@ -188,7 +188,7 @@ impl Follower {
         effects
     }
 
-    /// A version of one chunk, whole: announcement, chunk and end in one message.
+    /// Handles a version of one chunk that came whole: announcement, chunk and end in one message.
     pub fn announced_whole(
         &mut self,
         announce: Announce,
@@ -206,9 +206,10 @@ impl Follower {
         effects
     }
 
-    /// What runs here is a newer version, byte for byte: nothing is to be fetched or applied.
+    /// The running version is renamed: a newer one has the same bytes, so nothing is fetched or
+    /// applied.
     ///
-    /// Not if another version is at the user's, who may be writing it into the model.
+    /// Ignored while a user's thread has another version, and may be writing it into the model.
     pub fn renamed(&mut self, rename: Rename, now: Time) -> Vec<Effect> {
         let key = (rename.epoch, rename.version); // W25
         let busy = self.versions.all(&AT_THE_USERS).next().is_some();
@@ -228,7 +229,7 @@ impl Follower {
         effects
     }
 
-    /// Starts to receive what is announced, if its layout is known.
+    /// Starts to receive the announced version, if its layout is known.
     fn begin(&mut self, now: Time) -> Vec<Effect> {
         let announce = match self.versions.at(Phase::Announced) {
             Some(entry) => entry.announce().clone(),
@@ -254,7 +255,7 @@ impl Follower {
         }
     }
 
-    /// The shared memory that a version lies in; nothing if it must come over the network.
+    /// Returns the shared memory that holds a version; `None` if it must come over the network.
     fn segment(&self, announce: &Announce) -> Option<Arc<Segment>> {
         let key = (announce.epoch, announce.version);
         let shared = announce.shared.as_ref().filter(|_| key != self.stale)?;
@@ -284,7 +285,7 @@ impl Follower {
         effects
     }
 
-    /// Takes a buffer for what is announced, in place of what arrives.
+    /// Takes a buffer for the announced version, which replaces the arriving one.
     fn make_room(
         &mut self,
         announce: Announce,
@@ -305,8 +306,9 @@ impl Follower {
                 self.versions.resolve(LackEvent::Freed);
                 effects.extend(self.receive(announce, layout, buffer, segment, now));
             }
-            Ok(None) => self.versions.resolve(LackEvent::Full), // `resume` goes on when one is given back
-            Err(_) if self.patches.decoding() => self.versions.resolve(LackEvent::Full), // by the decoder: `decoded` goes on
+            Ok(None) => self.versions.resolve(LackEvent::Full), // `resume` continues when one is released
+            // by the decoder: `decoded` continues
+            Err(_) if self.patches.decoding() => self.versions.resolve(LackEvent::Full),
             Err(error) => {
                 let text = format!("no memory for {} bytes ({})", announce.nbytes, error);
                 let fault = ("no-memory", text + ": lower bytes_max, or make room");
@@ -316,7 +318,7 @@ impl Follower {
         effects
     }
 
-    /// There is a buffer: take what lies in shared memory, or wait for chunks.
+    /// Receives a version into a buffer: from shared memory, or in chunks.
     fn receive(
         &mut self,
         announce: Announce,
@@ -350,12 +352,12 @@ impl Follower {
         listening.into_iter().chain(planner).collect()
     }
 
-    /// The publisher has no patch (any more) that was asked for.
+    /// The publisher does not have the requested patch (any more).
     pub fn no_patch(&mut self, key: Key, now: Time) -> Vec<Effect> {
         self.patches.refused(&mut self.versions, key, now)
     }
 
-    /// A patch was decoded, and its version is whole; or all of it is to be fetched.
+    /// A patch was decoded, and its version is whole; or the whole version is fetched.
     pub fn decoded(&mut self, job: Patching, done: Result<Duration, String>, now: Time) -> Vec<Effect> {
         self.patches.decoded();
         let transfer = self.versions.arriving(job.key).filter(|transfer| transfer.waits_for(&job));
@@ -366,13 +368,14 @@ impl Follower {
             }
             (Some(_), Err(why)) => self.patches.give_up(&mut self.versions, Some(job.version), &why, now),
             (None, _) => {
-                drop(job); // something newer took its place, or it was aborted: there is a buffer free
+                drop(job); // replaced or aborted: a buffer is free
                 self.resume(now)
             }
         }
     }
 
-    /// Takes pushed chunks again, and looks for what came meanwhile; or takes them no longer.
+    /// Changes the mode: the model takes pushed chunks again and asks for what it missed, or stops
+    /// taking them.
     fn change_mode(&mut self, event: ModeEvent, now: Option<Time>) -> Vec<Effect> {
         if !self.versions.change_mode(event) {
             return Vec::new();
@@ -386,13 +389,13 @@ impl Follower {
         effects
     }
 
-    /// Whether pushed chunks are listened to, and on which topic (W26, S8).
+    /// Subscribes to pushed chunks, or unsubscribes (W26, S8).
     fn subscription(&self) -> Effect {
         let on = self.versions.mode() == Mode::Following && !self.shared;
         Effect::Subscribe { topic: self.patches.topic(), on }
     }
 
-    /// The version in this phase is not taken.
+    /// Drops or rejects the version in this phase.
     fn decline(&mut self, phase: Phase, fault: Fault, now: Time) -> Vec<Effect> {
         let key = self.versions.at(phase).map_or((0, 0), VersionEntry::key);
         let event = if TRANSIENT.contains(&fault.0) { Event::Failed } else { Event::Declined };
@@ -400,33 +403,35 @@ impl Follower {
         self.fail(key, fault, now)
     }
 
-    // What arrives of it.
+    // Chunks.
 
-    /// Lends the place of a chunk whose payload is about to be received; nothing if it has none.
+    /// Leases the place of a chunk whose payload is about to be received. Returns the id of the
+    /// lease, or `None` if the chunk has no place.
     pub fn place(&mut self, piece: Piece, size: usize, opening: Option<Opening>) -> Option<u64> {
         let transfer = self.versions.arriving(piece.key).filter(|transfer| transfer.is_of(piece.patch))?;
         self.leases += 1;
         transfer.lend(piece.index, size, self.leases, opening).then_some(self.leases)
     }
 
-    /// Whether a version is arriving.
+    /// True if this version is arriving.
     pub fn arrives(&self, key: Key) -> bool {
         self.versions.at(Phase::Arriving).map_or(false, |entry| entry.key() == key)
     }
 
-    /// What the chunks of this version, or of this patch to it, are sealed as, if that is what arrives.
+    /// Returns the subject for which the chunks of this version, or of this patch, are sealed, if
+    /// that is arriving.
     pub fn subject(&self, key: Key, patch: Option<&PatchId>) -> Option<Subject> {
         let entry = self.versions.at(Phase::Arriving).filter(|entry| entry.key() == key)?;
         let transfer = entry.transfer().filter(|transfer| transfer.is_of(patch))?;
         Some(transfer.subject())
     }
 
-    /// The transfer to whose place a lease belongs, if it still does.
+    /// Returns the arriving transfer, which has the lease.
     pub fn leased(&mut self) -> Option<&mut Transfer> {
         self.versions.transfer()
     }
 
-    /// A piece of a version.
+    /// Handles a chunk.
     pub fn chunk(
         &mut self,
         piece: Piece,
@@ -451,7 +456,7 @@ impl Follower {
         effects
     }
 
-    /// All chunks of a version are out.
+    /// Handles `end`: all chunks of a version were sent.
     pub fn end(&mut self, end: OfVersion, now: Time) -> Vec<Effect> {
         let key = (end.epoch, end.version);
         match self.versions.arriving(key) {
@@ -464,14 +469,14 @@ impl Follower {
         effects
     }
 
-    /// A ping that was sent then was answered, and so was whatever was asked before it (W12).
+    /// A ping sent at `sent_at` was answered, and so was every earlier request (W12).
     pub fn answered(&mut self, sent_at: Time) {
         self.planner.answered(&mut self.versions, sent_at);
     }
 
     fn stray(&mut self, (epoch, version): Key, now: Time) -> Vec<Effect> {
         match self.versions.at(Phase::Announced) {
-            Some(_) => Vec::new(), // its layout was asked for
+            Some(_) => Vec::new(), // its layout was requested
             None => self.hear_of(epoch, version, now),
         }
     }
@@ -480,7 +485,7 @@ impl Follower {
         self.versions.arriving(key).map_or_else(Vec::new, |transfer| reports::fetches(transfer, now))
     }
 
-    /// If the version is whole: verifies it, then stages it.
+    /// Verifies and stages the arriving version, if it is complete.
     fn completed(&mut self, key: Key, now: Time) -> Vec<Effect> {
         let transfer = match self.versions.arriving(key).filter(|transfer| transfer.complete()) {
             Some(transfer) => transfer,
@@ -494,13 +499,13 @@ impl Follower {
         }
         let restarts = transfer.restarts();
         if restarts < RESTARTS_MAX {
-            return Vec::new(); // the next tick fetches it anew: W13
+            return Vec::new(); // the next tick fetches it again: W13
         }
         let text = format!("the whole did not match its digest, {} times", restarts);
         self.decline(Phase::Arriving, ("digest-mismatch", text), now)
     }
 
-    /// What arrives is whole and sound: stage it, and commit it unless that waits for others.
+    /// Stages the arriving version, and commits it unless it waits for a commit message.
     fn stage(&mut self, now: Time) -> Vec<Effect> {
         self.versions.whole(self.patches.taken());
         let mut effects = reports::staged(&self.versions, &[Phase::Staged]);
@@ -512,12 +517,12 @@ impl Follower {
         effects
     }
 
-    /// What is staged may be applied.
+    /// Makes the staged version ready.
     fn commit(&mut self) -> Vec<Effect> {
         self.versions.commit().map(Effect::Ready).into_iter().collect()
     }
 
-    /// The version that is staged here may be applied.
+    /// Handles a commit: the staged version may be applied.
     pub fn committed(&mut self, commit: &OfVersion) -> Vec<Effect> {
         let key = (commit.epoch, commit.version);
         match self.versions.at(Phase::Staged) {
@@ -526,7 +531,7 @@ impl Follower {
         }
     }
 
-    /// The version must not be applied: drop what there is of it.
+    /// Handles an abort: drops the version, which must not be applied.
     pub fn aborted(&mut self, abort: &Abort, now: Time) -> Vec<Effect> {
         let key = (abort.epoch, abort.version);
         self.versions.tell_those(Event::Aborted, |entry| entry.key() == key); // W14
@@ -546,7 +551,7 @@ impl Follower {
         self.planner.put_off_no_longer((epoch, version));
         self.versions.tell_those(Event::Gone, |entry| {
             let named = version == entry.key().1 || (version == 0 && entry.phase() == Phase::Announced);
-            named && (epoch == 0 || epoch == entry.key().0) // not a late word of an older publisher
+            named && (epoch == 0 || epoch == entry.key().0) // not a late message of an older publisher
         });
         match arriving {
             Some((epoch, _)) if self.versions.at(Phase::Arriving).is_none() => {
@@ -563,8 +568,8 @@ impl Follower {
 
     // The session.
 
-    /// The publisher has let this worker in (again), and has this version for it. If versions will come over the
-    /// network, there is a buffer of their probable size.
+    /// A session has begun, whose publisher has this version. If versions will come over the
+    /// network, reserves a buffer of their expected size.
     pub fn reconnected(
         &mut self,
         (epoch, version): Key,
@@ -578,27 +583,27 @@ impl Follower {
             self.buffers.reserve(nbytes);
         }
         self.versions.reconnected(epoch, now);
-        self.torn = self.torn.min(1); // what failed before counts as one
+        self.torn = self.torn.min(1); // earlier failures count as one
         self.planner.reconnected();
         effects.extend(reports::staged(&self.versions, &NOT_APPLIED));
         effects.extend(self.hear_of(epoch, version, now));
         effects
     }
 
-    // What the user does with a version that is ready.
+    // Reports of the user's threads.
 
-    /// Somebody has begun to apply a version.
+    /// A thread has begun to apply a version.
     pub fn taken(&mut self, key: Key) {
         self.versions.tell_those(Event::Taken, |entry| entry.key() == key);
     }
 
-    /// Somebody could not apply a version just now.
+    /// A thread could not apply a version yet.
     pub fn put_back(&mut self, key: Key) {
         self.versions.tell_those(Event::PutBack, |entry| entry.key() == key);
     }
 
-    /// A version was applied: it runs here. Its digest, if it was hashed only then; and where its bytes are, if
-    /// patches may build on them; and a note, on values that the model cannot hold.
+    /// A version was applied, and runs. `digest` is given if it was hashed only then, `base` if
+    /// patches may build on its bytes; `note` is about values that the model cannot hold.
     pub fn applied(
         &mut self,
         key: Key,
@@ -621,7 +626,7 @@ impl Follower {
         effects
     }
 
-    /// A version could not be applied. If the model is `intact`, what ran before still runs.
+    /// A version could not be applied. If the model is `intact`, the previous version still runs.
     pub fn failed(&mut self, key: Key, text: &str, intact: bool, now: Time) -> Vec<Effect> {
         let again = !intact && self.torn + 1 < APPLIES_MAX;
         let event = if again { Event::Torn } else { Event::Declined };
@@ -630,7 +635,7 @@ impl Follower {
         }
         if !intact {
             self.versions.tell(Phase::Running, Event::Torn); // W24
-            self.stale = key; // what is tried next comes verified
+            self.stale = key; // the next attempt comes over the network, verified
             self.torn += 1;
             self.epoch = self.epoch.max(key.0);
         }
@@ -640,7 +645,7 @@ impl Follower {
         effects
     }
 
-    /// A version runs by this name; says so.
+    /// A version runs under this key. Returns the report.
     fn runs(&mut self, key: Key) -> Option<Effect> {
         self.torn = 0;
         self.epoch = self.epoch.max(key.0);
@@ -648,14 +653,15 @@ impl Follower {
         reports::applied(&self.versions)
     }
 
-    /// A version is on its way: forget why another was not. (That nothing runs is said on.)
+    /// Another version begins: forgets the last failure. (That nothing runs is still reported.)
     fn forget_failure(&mut self) {
         if self.torn == 0 {
             self.failed = None;
         }
     }
 
-    /// Tells the publisher and the user that a version is not taken; not now, or not ever.
+    /// Reports to the publisher and the user that a version is not accepted, now or in this
+    /// session.
     fn fail(&mut self, key: Key, (code, text): Fault, now: Time) -> Vec<Effect> {
         if TRANSIENT.contains(&code) {
             self.planner.put_off(key, now);
@@ -671,12 +677,12 @@ impl Follower {
         self.failed = Some(Failed { model, epoch, version, code, text, intact });
     }
 
-    /// Says what was not taken last, if it still counts.
+    /// Returns the report of the last failure, if it still counts.
     fn failure(&self) -> Option<Effect> {
         self.failed.as_ref().map(|failed| reports::failed(failed, self.torn > 0))
     }
 
-    /// A version was gone from shared memory before it could be copied: ask for the latest.
+    /// A version was gone from shared memory before it was copied: asks for the latest.
     pub fn gone_stale(&mut self, key: Key, now: Time) -> Vec<Effect> {
         if !self.versions.tell_those(Event::Stale, |entry| entry.key() == key) {
             return Vec::new();
@@ -685,7 +691,7 @@ impl Follower {
         self.planner.latest(&self.versions, key.0, now, true)
     }
 
-    /// A version was replaced by a newer one before anybody applied it.
+    /// A version was replaced by a newer one before it was applied.
     pub fn dropped(&mut self, key: Key, now: Time) -> Vec<Effect> {
         let replaced = |entry: &VersionEntry| entry.key() == key && AT_THE_USERS.contains(&entry.phase());
         if self.versions.tell_those(Event::Newer, replaced) {
@@ -695,7 +701,7 @@ impl Follower {
         }
     }
 
-    /// A buffer is free: begin what waited for it.
+    /// A buffer is free: begins the version that waited for it.
     fn resume(&mut self, now: Time) -> Vec<Effect> {
         if self.versions.at(Phase::Arriving).is_some() {
             return Vec::new();
@@ -715,7 +721,7 @@ impl Follower {
 
     // Time.
 
-    /// Fetches what is due.
+    /// Fetches what is due; gives up a transfer that makes no progress.
     pub fn tick(&mut self, now: Time) -> Vec<Effect> {
         let hopeless = self.leased().filter(|transfer| transfer.hopeless());
         if let Some(patched) = hopeless.map(|transfer| transfer.patch().is_some()) {
@@ -740,7 +746,7 @@ impl Follower {
         Vec::new()
     }
 
-    /// Says again how things stand, in case it got lost.
+    /// Repeats all reports, in case one was lost.
     pub fn repeat(&self) -> Vec<Effect> {
         reports::standing(&self.versions, self.failure()) // W17
     }

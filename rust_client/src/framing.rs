@@ -1,4 +1,4 @@
-//! Frames of ZMTP 3, as either side of either connection writes and reads them.
+//! Frames of ZMTP 3, as both sides of both connections write and read them.
 //!
 //! ```text
 //! ┌───────┬──────────────┬──── ··· ────┐   flags: 1 more follow, 2 long size, 4 command
@@ -12,9 +12,9 @@ pub const MORE: u8 = 1;
 const LONG: u8 = 2;
 pub const COMMAND: u8 = 4;
 pub const GREETING_BYTES: usize = 64;
-const PING_CONTEXT_MAX: usize = 16; // bytes of a PING that come back, by RFC 37
+const PING_CONTEXT_MAX: usize = 16; // bytes of a PING that are sent back, by RFC 37
 
-/// The greeting of ZMTP 3.0, as the server of the two or the client.
+/// Returns the greeting of ZMTP 3.0, of the server or the client.
 pub fn greeting(keyed: bool, server: bool) -> Vec<u8> {
     let mut greeting = vec![0; GREETING_BYTES];
     (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);
@@ -23,15 +23,15 @@ pub fn greeting(keyed: bool, server: bool) -> Vec<u8> {
     greeting
 }
 
-/// How a side greets that has keys, or none.
+/// Returns the mechanism of a side with keys, or without.
 pub fn mechanism(keyed: bool) -> [u8; 20] {
     let (mut mechanism, name): (_, &[u8]) = ([0; 20], if keyed { b"CURVE" } else { b"NULL" });
     mechanism[..name.len()].copy_from_slice(name);
     mechanism
 }
 
-/// The mechanism that the other side greets with; nothing if more must come first. What cannot become a greeting of ZMTP
-/// 3 is an error at its first wrong byte.
+/// Returns the mechanism of the peer's greeting; `None` if it is incomplete. Fails at the first
+/// byte that cannot belong to a greeting of ZMTP 3.
 pub fn greeted(bytes: &[u8]) -> io::Result<Option<&[u8]>> {
     let odd = |at: usize, right: fn(u8) -> bool| bytes.get(at).map_or(false, |&byte| !right(byte));
     if odd(0, |byte| byte == 0xff) || odd(9, |byte| byte == 0x7f) || odd(10, |byte| byte >= 3) {
@@ -54,14 +54,14 @@ pub fn frame(to: &mut Vec<u8>, flags: u8, body: &[u8]) {
     to.extend_from_slice(body);
 }
 
-/// What a frame begins with.
+/// The head of a frame.
 pub struct FrameHead {
     pub flags: u8,
     pub head: usize, // bytes before the body
     pub size: usize, // bytes of the body
 }
 
-/// Reads how a frame begins whose body has at most so many bytes; nothing if more must come first.
+/// Reads the head of a frame whose body has at most `size_max` bytes; `None` if it is incomplete.
 pub fn read_head(bytes: &[u8], size_max: usize) -> io::Result<Option<FrameHead>> {
     let flags = match bytes.first() {
         Some(&flags) if flags > MORE | LONG | COMMAND || flags & (MORE | COMMAND) == MORE | COMMAND => {
@@ -83,19 +83,20 @@ pub fn read_head(bytes: &[u8], size_max: usize) -> io::Result<Option<FrameHead>>
     }
 }
 
-/// Why a connection is hung up on.
+/// Returns an error for which the connection is closed.
 pub fn fault<T>(text: &str) -> io::Result<T> {
     Err(io::Error::new(io::ErrorKind::InvalidData, text))
 }
 
-/// The answer to a command, if it is a PING.
+/// Returns the answer to a command, if it is a PING.
 pub fn pong(command: &[u8]) -> Option<Vec<u8>> {
     let ping = command.strip_prefix(b"\x04PING")?;
     let context = ping.get(2..ping.len().min(2 + PING_CONTEXT_MAX)).unwrap_or_default();
     Some([b"\x04PONG", context].concat())
 }
 
-/// What the metadata of a handshake says of the other side's socket; nothing if they are no metadata.
+/// Returns the peer's socket type from the metadata of a handshake; `None` if these are malformed
+/// or lack it.
 pub fn socket_type(mut metadata: &[u8]) -> Option<&[u8]> {
     let mut found = None;
     while let Some((&size, rest)) = metadata.split_first() {

@@ -1,13 +1,14 @@
-//! Who is in a model's memory, and who waits.
+//! A lock for a model's memory: many readers or one writer, with deadlines.
 //!
-//! A writer that waits goes before new readers, so that steady reading cannot keep new weights out; but
-//! it waits for a limited time only, and so does nobody for ever. While the user's function decides on
-//! what was written, readers wait, too; once its time is over they find out what it left behind.
+//! A waiting writer goes before new readers, so that steady reading cannot keep new weights out;
+//! its wait has a deadline, so no reader waits forever. While the user's function decides on a
+//! written version, readers wait, too; once the function is late they enter and check the model's
+//! state.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// What has come of a call.
+/// State of a call.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Fate {
     UnderWay,
@@ -15,7 +16,8 @@ pub enum Fate {
     Overdue,
 }
 
-/// A call of the user's function. It returns in time or it does not: whoever looks first decides.
+/// A call of the user's function. It returns in time or it is late: the first thread that checks
+/// decides.
 pub struct Call {
     by: Instant,
     fate: Mutex<Fate>,
@@ -31,7 +33,7 @@ impl Call {
         self.settle(if late { Fate::Overdue } else { Fate::UnderWay })
     }
 
-    /// It has returned; tells whether that was in time.
+    /// Records that the call has returned. True if that was in time.
     pub fn returned(&self) -> bool {
         self.settle(Fate::Returned) == Fate::Returned
     }
@@ -45,7 +47,7 @@ impl Call {
     }
 }
 
-/// What a writer does.
+/// What the writer is doing.
 #[derive(Default)]
 enum Writer {
     #[default]
@@ -61,7 +63,7 @@ struct State {
     writers_waiting: usize,
 }
 
-/// A place for many readers or one writer.
+/// A lock for many readers or one writer.
 #[derive(Default)]
 pub struct Gate {
     state: Mutex<State>,
@@ -83,7 +85,7 @@ impl Gate {
         }
     }
 
-    /// Lets a reader in.
+    /// Waits for access to read.
     pub fn read(&self) -> Reader<'_> {
         let mut state = self.state();
         loop {
@@ -99,7 +101,8 @@ impl Gate {
         Reader(self)
     }
 
-    /// Lets a reader in who is soon gone, before writers who wait; nothing if one is there until the deadline.
+    /// Returns read access for a short time, ahead of waiting writers; `None` if a writer is active
+    /// until the deadline.
     pub fn look(&self, deadline: Instant) -> Option<Reader<'_>> {
         let mut state = self.state();
         while !matches!(state.writer, Writer::Nobody) {
@@ -112,8 +115,8 @@ impl Gate {
         Some(Reader(self))
     }
 
-    /// Lets a writer in, once nobody else is; nothing if somebody is until the deadline, or until it is
-    /// wanted no longer, which is looked at whenever somebody is let in or out, and at `wake`.
+    /// Waits for exclusive access; `None` at the deadline, or once `wanted` returns false, which is
+    /// checked at every change and at `wake`.
     pub fn write(&self, deadline: Instant, wanted: &dyn Fn() -> bool) -> Option<Pass<'_>> {
         let mut state = self.state();
         state.writers_waiting += 1;
@@ -130,9 +133,9 @@ impl Gate {
         Some(Pass(self))
     }
 
-    /// Has those who wait look again at whether they are wanted.
+    /// Makes waiting writers check again whether they are wanted.
     pub fn wake(&self) {
-        drop(self.state()); // whoever has just looked waits by now
+        drop(self.state()); // a writer that has just checked is waiting by now
         self.moved.notify_all();
     }
 
@@ -141,13 +144,13 @@ impl Gate {
         self.moved.notify_all();
     }
 
-    /// Whether a call is under way whose time is over.
+    /// True if a call is running that is late.
     pub fn is_overdue(&self) -> bool {
         matches!(&self.state().writer, Writer::Calls(call) if call.fate() == Fate::Overdue)
     }
 }
 
-/// A reader's right to be there.
+/// Read access, until dropped.
 pub struct Reader<'a>(&'a Gate);
 
 impl Drop for Reader<'_> {
@@ -157,16 +160,16 @@ impl Drop for Reader<'_> {
     }
 }
 
-/// A writer's right to be there alone.
+/// Exclusive access, until dropped.
 pub struct Pass<'a>(&'a Gate);
 
 impl Pass<'_> {
-    /// Nothing is written during a call: readers wait for its end, or for its time to be over.
+    /// Begins a call, during which nothing is written: readers wait until it ends or is late.
     pub fn calls(&self, call: &Arc<Call>) {
         self.0.set(Writer::Calls(call.clone()));
     }
 
-    /// The call is over.
+    /// Ends the call.
     pub fn writes(&self) {
         self.0.set(Writer::Writes);
     }

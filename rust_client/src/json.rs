@@ -1,4 +1,4 @@
-//! JSON read strictly: no key twice, and integers told apart from everything that looks like one.
+//! Reads JSON strictly: no duplicate keys, and integers distinct from other numbers.
 
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use std::collections::BTreeMap;
@@ -6,7 +6,7 @@ use std::fmt;
 
 pub type Object = BTreeMap<String, Value>;
 
-/// A JSON value. Of numbers, only integers that are not negative are of use in the protocol.
+/// A JSON value. Of numbers, the protocol uses only integers that are not negative.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     Null,
@@ -20,7 +20,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// Returns what kind of value this is, for people.
+    /// Returns the kind of this value, for error texts.
     pub fn kind(&self) -> &'static str {
         match self {
             Value::Null => "null",
@@ -57,11 +57,11 @@ impl<'de> Visitor<'de> for AnyValue {
     }
 
     fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
-        Ok(Value::Negative(value)) // the parser calls `visit_u64` for all others
+        Ok(Value::Negative(value)) // the parser calls `visit_u64` for other integers
     }
 
     fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
-        Ok(Value::Fraction(value)) // minus zero, and what no 64 bits hold, too
+        Ok(Value::Fraction(value)) // minus zero, and integers beyond 64 bits, too
     }
 
     fn visit_str<E>(self, value: &str) -> Result<Value, E> {

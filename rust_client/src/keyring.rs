@@ -1,7 +1,8 @@
-//! The group keys of a worker's session: what is sealed is opened with them, or has no effect.
+//! The group keys of a worker's session: sealed messages are opened with them, others have no
+//! effect.
 //!
-//! There are two while one takes the place of another; the older one is forgotten soon after. What is
-//! published beside chunks counts up under each key: what counts no higher than the last is a replay.
+//! There are two during a rotation; the older one is forgotten soon after. Messages that are
+//! published beside chunks have a count under each key: one that is not above the last is a replay.
 
 use crate::base64;
 use crate::digest::bytes_of_hex;
@@ -13,22 +14,22 @@ use std::convert::TryInto;
 
 struct HeldKey {
     key: GroupKey,
-    count: u64, // the highest that was opened
+    count: u64, // highest count opened
 }
 
-/// What one worker can open. A worker that has one takes nothing that is not sealed.
+/// The keys of one worker, which accepts only what is sealed.
 #[derive(Default)]
 pub struct Keyring {
-    held: Vec<HeldKey>,                      // the newest last
-    alone_at: Option<Time>,                  // when the newest is the only one that counts
-    last: Option<(String, Vec<u8>, Secret)>, // key of a version, the last that was used
-    lacking: bool, // something came that was sealed with a key that nobody has told since
+    held: Vec<HeldKey>,                      // newest last
+    alone_at: Option<Time>,                  // when the older one is forgotten
+    last: Option<(String, Vec<u8>, Secret)>, // the last version key that was used
+    lacking: bool,                           // a key was needed that is not here; until keys arrive
 }
 
 impl Keyring {
-    /// A session begins with these keys, of which the older one counts until then.
+    /// Begins a session with these keys; the older one is valid until `until`.
     ///
-    /// A count goes on, or replays would count.
+    /// The count of a known key continues, so that replays have no effect.
     pub fn begin(&mut self, keys: &[String], until: Time) {
         let before = std::mem::take(&mut self.held);
         self.alone_at = None;
@@ -38,8 +39,8 @@ impl Keyring {
         }
     }
 
-    /// There are other keys; the one before counts until then. What is told before a key that is here is older,
-    /// and over: if it came back, so would what was said under it.
+    /// Adds keys; the previous one is valid until `until`. A key that is listed before a known one
+    /// is older, and expired: if it came back, so would its replays.
     pub fn add(&mut self, keys: &[String], until: Time) {
         let told: Vec<_> = keys.iter().map(|key| GroupKey::of_hex(key)).collect();
         let has = |key: &GroupKey| self.held.iter().any(|held| held.key.id == key.id);
@@ -54,7 +55,7 @@ impl Keyring {
         self.lacking = false;
     }
 
-    /// Forgets a key whose time is over.
+    /// Forgets an expired key.
     pub fn expire(&mut self, now: Time) {
         if self.alone_at.map_or(false, |at| now >= at) {
             self.alone_at = None;
@@ -62,14 +63,14 @@ impl Keyring {
         }
     }
 
-    /// Whether a key is needed that is not here, until some are told.
+    /// True if a message came under a key that is not here, until keys arrive.
     pub fn lacks(&self) -> bool {
         self.lacking
     }
 
     fn keep(&mut self, count: usize) {
         self.held.drain(..self.held.len().saturating_sub(count));
-        self.last = None; // it may be of one that is over
+        self.last = None; // it may be derived from a forgotten key
     }
 
     fn find(&mut self, id: &str) -> Option<usize> {
@@ -78,9 +79,10 @@ impl Keyring {
         found
     }
 
-    /// What was published, if it was sealed: the rest can be anybody's word.
+    /// Returns a published message if it was sealed; others are not authentic.
     ///
-    /// It comes only once; unless it does not count, since the rest of it is still on its way.
+    /// A message is accepted once; if not `counts`, it may come again, since the rest is on its
+    /// way.
     pub fn published(
         &mut self,
         message: FromPublisher,
@@ -94,7 +96,7 @@ impl Keyring {
         }
     }
 
-    /// What the publisher said, if it is that, and new.
+    /// Opens a message of the publisher, if it is authentic and new.
     fn message(&mut self, sealed: &SealedMessage, payloads: usize, counts: bool) -> Option<FromPublisher> {
         let at = self.find(&sealed.key)?;
         let held = &mut self.held[at];
@@ -111,12 +113,13 @@ impl Keyring {
         published.then_some(message)
     }
 
-    /// What opens a chunk of an announced version, or of a patch to it; nothing if its key is not known.
+    /// Returns what opens a chunk of an announced version, or of a patch to it; `None` if its key
+    /// is not known.
     pub fn opening(&mut self, subject: &Subject, chunk: &SealedChunk, size: usize) -> Option<Opening> {
         self.payload(subject, (CHUNK, chunk.index), size, &chunk.key, &chunk.tag)
     }
 
-    /// The layout, or all the bytes, that came with an announcement, if they are sound.
+    /// Opens the layout, or all bytes, that came with an announcement, if authentic.
     pub fn plain(&mut self, announce: &Announce, sealed: &[u8]) -> Option<Vec<u8>> {
         let purpose = if announce.whole.is_some() { CHUNK } else { LAYOUT };
         let (key, tag) = (announce.key.as_ref()?, announce.tag.as_ref()?);
@@ -168,7 +171,7 @@ mod tests {
         let mut keyring = Keyring::default();
         keyring.begin(&[key(0)], seconds(5));
         keyring.add(&[key(1)], seconds(10));
-        keyring.add(&[key(1)], seconds(20)); // told twice
+        keyring.add(&[key(1)], seconds(20)); // the same again
         keyring.expire(seconds(9));
         assert!(has(&mut keyring, 0) && has(&mut keyring, 1) && !keyring.lacks());
         keyring.expire(seconds(10));
@@ -191,7 +194,7 @@ mod tests {
         assert!(has(&mut keyring, 1) && !has(&mut keyring, 0));
         keyring.add(&[key(0), key(1)], seconds(30));
         assert_eq!(keyring.held.iter().map(|held| held.count).collect::<Vec<_>>(), [7], "replays count");
-        keyring.add(&[key(0), key(2)], seconds(40)); // neither is here: the order told decides
+        keyring.add(&[key(0), key(2)], seconds(40)); // neither is known: their order decides
         assert!(has(&mut keyring, 0) && has(&mut keyring, 2) && !has(&mut keyring, 1));
         keyring.expire(seconds(40));
         assert!(has(&mut keyring, 2) && !has(&mut keyring, 0));

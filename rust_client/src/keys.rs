@@ -1,4 +1,4 @@
-//! A worker's keys, as `weightbus keygen` writes them: one small file of JSON. A publisher's are in
+//! A worker's keys, as `weightbus keygen` writes them: one small JSON file. A publisher's are in
 //! `publisher/keys.rs`.
 
 use crate::curve;
@@ -13,11 +13,11 @@ use std::io::{self, Read};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// What a worker needs to speak to a publisher with keys, and to no other.
+/// The keys with which a worker connects to one publisher, and to no other.
 #[derive(Clone, PartialEq)]
 pub struct WorkerKeys {
     name: String,
-    pub(crate) public: String, // 40 characters of Z85, as are the other two
+    pub(crate) public: String, // 40 characters of Z85, like the other two
     pub(crate) secret: String,
     pub(crate) publisher: String,
 }
@@ -29,7 +29,8 @@ impl fmt::Debug for WorkerKeys {
 }
 
 impl WorkerKeys {
-    /// Reads a worker's file; or that of a name, else the only one, in a folder that `weightbus keygen` has made.
+    /// Reads a worker's file; or, in a folder that `weightbus keygen` has made, the file for
+    /// `name`, or the only one.
     pub fn read(path: impl AsRef<Path>, name: Option<&str>) -> Result<WorkerKeys, Error> {
         check_curve()?;
         let path = path.as_ref();
@@ -39,13 +40,13 @@ impl WorkerKeys {
         parse(&json, &file.display().to_string())
     }
 
-    /// Takes what stands in a worker's file, for those who keep secrets elsewhere.
+    /// Parses the content of a worker's file, for users who keep secrets elsewhere.
     pub fn from_json(json: &str) -> Result<WorkerKeys, Error> {
         check_curve()?;
         parse(json.as_bytes(), "what was given for keys")
     }
 
-    /// What the worker may be called; a `*` in it stands for any characters.
+    /// Returns the worker's name; a `*` in it stands for any characters.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -64,7 +65,7 @@ fn parse(json: &[u8], whose: &str) -> Result<WorkerKeys, Error> {
     Ok(keys)
 }
 
-/// Whoever gives what stands in a file in place of its path is told so, but not by an error that quotes it.
+/// Fails if `path` is the content of a file; the error does not quote it.
 pub(crate) fn check_path(path: &Path) -> Result<(), Error> {
     if path.to_string_lossy().trim_start().starts_with('{') {
         let text =
@@ -74,11 +75,11 @@ pub(crate) fn check_path(path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Why a file says nothing.
+/// Why a file could not be used.
 pub(crate) enum Unread {
-    /// There is none, or it makes no sense.
+    /// It does not exist, or is invalid.
     Odd(Error),
-    /// It is there, but cannot be read now: what it says is not known.
+    /// It exists, but cannot be read now: its content is unknown.
     Unreadable(Error),
 }
 
@@ -90,8 +91,8 @@ impl Unread {
     }
 }
 
-/// Returns what stands in a file, of which nobody else may know if it is secret. Others are read again and again: a pipe
-/// among those keeps nobody waiting.
+/// Returns the content of a file; a secret one must not be readable by other users. The others are
+/// read repeatedly, and never block, even on a pipe.
 pub(crate) fn read(file: &Path, secret: bool) -> Result<Vec<u8>, Unread> {
     let unread = |error: io::Error| {
         let gone = error.kind() == io::ErrorKind::NotFound;
@@ -113,7 +114,7 @@ pub(crate) fn read(file: &Path, secret: bool) -> Result<Vec<u8>, Unread> {
     Ok(json)
 }
 
-/// Reads the object that stands in a file of keys.
+/// Parses the object in a key file.
 pub(crate) fn object_of<T>(
     json: &[u8],
     whose: &str,
@@ -157,21 +158,22 @@ pub(crate) fn key_in(fields: &Fields, field: &str) -> Result<String, Fault> {
 
 const Z85: &str = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#";
 
-/// Whether this is 32 bytes: each five characters are four of them, and some are too great for that.
+/// True if this is 32 bytes: five characters stand for four bytes, and some exceed what fits in
+/// four.
 fn is_z85(key: &str) -> bool {
     let digit = |c| Z85.bytes().position(|digit| digit == c).map(|value| value as u64);
     let word = |five: &[u8]| five.iter().try_fold(0, |word, &c| Some(85 * word + digit(c)?));
     key.len() == 40 && key.as_bytes().chunks(5).all(|five| word(five).map_or(false, |word| word < 1 << 32))
 }
 
-/// Whether a text is a name, or one in which a `*` stands for any characters.
+/// True if a text is a name, or one in which a `*` stands for any characters.
 fn is_form(text: &str) -> bool {
     let plain = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'_' | b'-' | b'*');
     let stars = text.bytes().filter(|&c| c == b'*').count();
     (1..=NAME_MAX).contains(&text.len()) && stars <= 1 && text.bytes().all(plain)
 }
 
-/// Whether somebody whose key is for names of this form may be called so.
+/// True if a key for names of this form may be used under this name.
 pub(crate) fn fits(form: &str, name: &str) -> bool {
     match form.split_once('*') {
         Some((begin, end)) => {
@@ -181,7 +183,7 @@ pub(crate) fn fits(form: &str, name: &str) -> bool {
     }
 }
 
-/// The file in a folder that is for a worker of this name; without one, the only file.
+/// Returns the file in a folder for a worker of this name; without a name, the only file.
 fn file_of(folder: &Path, name: Option<&str>) -> Result<PathBuf, Error> {
     let unreadable =
         |error: io::Error| Error::Keys(format!("{} cannot be read: {}", folder.display(), error));
@@ -209,7 +211,7 @@ fn file_of(folder: &Path, name: Option<&str>) -> Result<PathBuf, Error> {
     }
 }
 
-/// Checks that what is needed was built into this crate, and into libzmq.
+/// Fails if this crate was built without keys.
 pub(crate) fn check_curve() -> Result<(), Error> {
     if !sealing::AVAILABLE {
         return Err(Error::Keys(
@@ -227,7 +229,7 @@ mod tests {
     use std::io::Write;
     use std::os::unix::fs::OpenOptionsExt;
 
-    // Pairs of the documentation of libzmq.
+    // Key pairs of libzmq's documentation.
     const GOOD: &str = r#"{"name": "w", "public": "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID",
         "secret": "D:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs", "publisher": "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7",
         "later": ["fields"]}"#;

@@ -1,7 +1,7 @@
-//! A layout: which tensors a version holds, and where each lies. It is a safetensors header.
+//! A layout: the tensors of a version, and their positions. It is a safetensors header.
 //!
-//! `Layout::parse` believes nothing: it is what stands between a stranger's bytes and an array.
-//! Tied tensors travel once; their other names stand in the metadata, see `Layout::aliases`.
+//! `Layout::parse` trusts nothing: it checks untrusted bytes before any tensor is made of them.
+//! Tied tensors are sent once; their other names are in the metadata, see `Layout::aliases`.
 
 use crate::digest::layout_id;
 use crate::dtype::Dtype;
@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::convert::TryInto;
 use std::fmt;
 
-/// One tensor, and the bytes of the data section that it owns.
+/// A tensor, and its position in the data section.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorInfo {
     pub name: String,
@@ -28,20 +28,20 @@ pub struct Layout {
     pub id: String,
     /// Its tensors, in the order of the data section.
     pub tensors: Vec<TensorInfo>,
-    /// Other names of tensors.
+    /// Other names of tensors: alias to name.
     pub aliases: BTreeMap<String, String>,
-    /// Texts about the file, aliases included.
+    /// Texts about the file, including the aliases.
     pub metadata: BTreeMap<String, String>,
-    /// Bytes of the data section.
+    /// Size of the data section in bytes.
     pub nbytes: u64,
     index: HashMap<String, usize>,
     order: Vec<usize>,
 }
 
-/// The text of the metadata with the order of the source: the places of its names in the file.
+/// The key of the metadata text with the order of the source: indices of its names in the file.
 pub(crate) const ORDER: &str = "weightbus.order";
 
-/// What is wrong with a layout.
+/// Why a layout is invalid.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayoutError(pub String);
 
@@ -56,7 +56,7 @@ fn fault<T>(text: String) -> Result<T, LayoutError> {
 }
 
 impl Layout {
-    /// Reads the header of a safetensors file, its length of 8 bytes included.
+    /// Parses the header of a safetensors file, including its length of 8 bytes.
     pub fn parse(header: &[u8]) -> Result<Layout, LayoutError> {
         let entries: Entries = match serde_json::from_slice(json_of(header)?) {
             Ok(entries) => entries,
@@ -86,23 +86,23 @@ impl Layout {
         Ok(Layout { id: layout_id(header), tensors, aliases, metadata, nbytes, index, order })
     }
 
-    /// Its tensors, in the order of the source that they come from.
+    /// Returns the tensors in the order of the published source.
     pub fn in_order(&self) -> impl ExactSizeIterator<Item = &TensorInfo> {
         self.order.iter().map(move |&at| &self.tensors[at])
     }
 
-    /// Returns the tensor that a name or an alias stands for.
+    /// Returns the tensor of a name or an alias.
     pub fn get(&self, name: &str) -> Option<&TensorInfo> {
         self.index.get(name).map(|&at| &self.tensors[at])
     }
 
-    /// All names, aliases included, in no order.
+    /// Returns all names, including aliases, in no particular order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.index.keys().map(String::as_str)
     }
 }
 
-/// Returns the places that a text of the order names; nothing if it names not each of `size` once.
+/// Parses a text of the order; `None` unless it has each index below `size` once.
 fn order_of(text: &str, size: usize) -> Option<Vec<usize>> {
     let mut left = vec![true; size];
     let mut order = Vec::with_capacity(size);
@@ -116,12 +116,12 @@ fn order_of(text: &str, size: usize) -> Option<Vec<usize>> {
     Some(order).filter(|order| order.len() == size)
 }
 
-/// Returns as much of a name as fits an error.
+/// Returns the part of a name that fits an error text.
 fn short(name: &str) -> String {
     name.chars().take(40).collect()
 }
 
-/// Returns the JSON of a header, if its length is what its first bytes say.
+/// Returns the JSON of a header, if its first bytes give its length.
 fn json_of(header: &[u8]) -> Result<&[u8], LayoutError> {
     let said = header.get(..8).and_then(|bytes| bytes.try_into().ok()).map(u64::from_le_bytes);
     let json = header.get(8..).unwrap_or_default();
@@ -140,7 +140,7 @@ fn json_of(header: &[u8]) -> Result<&[u8], LayoutError> {
     Ok(json)
 }
 
-/// Orders tensors by where they lie, and checks that they cover the data section without gaps.
+/// Sorts tensors by position, and checks that they cover the data section without gaps.
 fn place(mut tensors: Vec<TensorInfo>) -> Result<Vec<TensorInfo>, LayoutError> {
     tensors.sort_by_key(|tensor| (tensor.begin, tensor.end));
     let mut at = 0;
@@ -173,10 +173,10 @@ fn check_name(name: &str) -> Result<(), LayoutError> {
     fault(format!("a name has {} bytes; it may have 1 to {}", name.len(), TENSOR_NAME_BYTES_MAX))
 }
 
-/// Returns the bytes of a tensor, none of its sizes being more than any reader can count.
+/// Returns the size of a tensor in bytes, and checks that every reader can count its elements.
 fn bytes_of(tensor: &TensorInfo) -> Result<u64, LayoutError> {
     let bits = tensor.dtype.bits();
-    // An empty tensor has no bytes, but others multiply its other sizes all the same.
+    // An empty tensor has no bytes, but readers may multiply its other dimensions.
     let extent = tensor.shape.iter().try_fold(bits, |product, &size| product.checked_mul(size.max(1)));
     if extent.map_or(true, |extent| extent > INTEGER_MAX) || tensor.shape.len() > RANK_MAX {
         return fault(format!(
@@ -192,7 +192,7 @@ fn bytes_of(tensor: &TensorInfo) -> Result<u64, LayoutError> {
     Ok(bits / 8)
 }
 
-// Reading the JSON. serde's own way would keep the last of two equal keys, and take arrays for
+// Parsing of the JSON. serde's derive would keep the last of two equal keys, and accept arrays for
 // objects; these visitors do neither.
 
 #[derive(Default)]

@@ -1,4 +1,4 @@
-//! What a worker makes sure of before it takes a version: that it can be read, and that it fits.
+//! Checks whether a worker can accept a version: that it is readable, and that it fits.
 
 use crate::effects::Host;
 use crate::layout::Layout;
@@ -10,21 +10,21 @@ use crate::sealing::AES_256_GCM;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Why a version is not taken: a code of `failed`, and what is wrong in words.
+/// Why a version is not accepted: a code of `failed`, and a text.
 pub type Fault = (&'static str, String);
 
-/// A layout that was received, and whether the model here can take it.
+/// A layout that was received, and whether the model here accepts it.
 struct Known {
     layout: Arc<Layout>,
     accepted: bool,
 }
 
-/// The layouts that a worker knows of one model, and what it takes.
+/// The known layouts of one model, and the limits of its worker.
 pub struct Acceptance {
-    bytes_max: u64, // the largest version to take
-    sealed: bool,   // only what is sealed is taken, else only what is not
+    bytes_max: u64, // size of the largest version to take
+    sealed: bool,   // only sealed versions are accepted, else only clear ones
     known: VecDeque<Known>,
-    unfit: VecDeque<(String, Fault)>, // layouts of too many tensors, and what is told of them
+    unfit: VecDeque<(String, Fault)>, // layouts with too many tensors, and their reports
     tensors_max: usize,
 }
 
@@ -39,22 +39,23 @@ impl Acceptance {
         }
     }
 
-    /// The largest version to take.
+    /// Returns the size of the largest version to take.
     pub fn bytes_max(&self) -> u64 {
         self.bytes_max
     }
 
-    /// The model here has so many tensors.
+    /// Sets the number of tensors of the model here.
     pub fn expect_tensors(&mut self, count: usize) {
         self.tensors_max = TENSORS_UNKNOWN_MAX.max(count.saturating_mul(2));
     }
 
-    /// Bytes of the largest layout to take.
+    /// Returns the size in bytes of the largest layout to take.
     pub fn layout_bytes_max(&self) -> u64 {
         (self.bytes_max / LAYOUT_MEMORY).clamp(LAYOUT_BYTES_FREE, LAYOUT_BYTES_MAX + 8)
     }
 
-    /// Says why a layout is larger than this worker reads, or than its data warrants, if it is.
+    /// Returns a fault if a layout exceeds this worker's limit, or is out of proportion to its
+    /// data.
     fn oversize(&self, announce: &Announce) -> Option<Fault> {
         let (nbytes, most) = (announce.layout_bytes, self.layout_bytes_max());
         if nbytes > most {
@@ -68,22 +69,22 @@ impl Acceptance {
         })
     }
 
-    /// From now on only what is sealed is taken.
+    /// Accepts only sealed versions from now on.
     pub fn take_sealed(&mut self) {
         self.sealed = true;
     }
 
-    /// The layout of an announced version, if it is known.
+    /// Returns the layout of an announced version, if it is known.
     pub fn layout(&self, announce: &Announce) -> Option<Arc<Layout>> {
         let known = self.known.iter().find(|known| known.layout.id == announce.layout);
         known.map(|known| known.layout.clone())
     }
 
-    /// Remembers a layout that came with an announcement, or says what is wrong with it.
+    /// Adds a layout that came with an announcement, or returns what is wrong with it.
     pub fn learn(&mut self, announce: &Announce, header: &[u8]) -> Result<(), Fault> {
         let invalid = |text| ("layout-invalid", text);
         if let Some(fault) = self.oversize(announce) {
-            return Err(fault); // before the work is done
+            return Err(fault); // before the layout is parsed
         }
         if header.len() as u64 != announce.layout_bytes {
             let (found, said) = (header.len(), announce.layout_bytes);
@@ -108,7 +109,7 @@ impl Acceptance {
         Ok(())
     }
 
-    /// Says why a version cannot be taken, as far as that is known yet.
+    /// Returns why a version cannot be accepted, as far as that is known yet.
     pub fn fault(&mut self, announce: &Announce, host: &dyn Host) -> Option<Fault> {
         let nbytes = announce.nbytes;
         let encryption = self.sealed.then_some(AES_256_GCM);

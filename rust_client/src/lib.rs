@@ -1,7 +1,8 @@
-//! The weight bus: a worker takes a model's weights from its trainer, version by version, each one
-//! whole, verified, and in place; a publisher sends them, and says who runs what.
+//! Client of the weight bus. A `Worker` receives a model's weights from its trainer, version by
+//! version, each one whole, verified, and in place; a `Publisher` sends them and reports which
+//! worker runs which version.
 //!
-//! The README shows how; `Worker` and `Publisher` are where to begin.
+//! The README has examples; start with `Worker` and `Publisher`.
 #![deny(unsafe_code)]
 
 #[cfg(target_endian = "big")]
@@ -57,7 +58,7 @@ pub use snapshot::Snapshot;
 pub use stream::UpdateStream;
 pub use worker::{Builder, Update, Updates, Worker};
 
-// The protocol without sockets: for conformance tests, fuzzers and tools. It may change with any
+// The protocol without sockets: for conformance tests, fuzzers and tools. It may change in any
 // version of this crate.
 #[doc(hidden)]
 pub mod ages;
@@ -117,12 +118,12 @@ pub mod version_store;
 #[doc(hidden)]
 pub mod zmtp;
 
-/// Has the example of the README compiled.
+/// Compiles the example of the README.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-/// What the tests of several modules need.
+/// Shared by the tests of several modules.
 #[cfg(test)]
 mod tests {
     use crate::effects::Host;

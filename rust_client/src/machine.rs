@@ -1,9 +1,8 @@
-//! The worker's behaviour, without sockets, threads or clocks.
+//! The worker's state machine, without sockets, threads or clocks.
 //!
 //! A worker is outside a session or inside, and may probe in between (`phases::SESSIONS`). Inside,
-//! messages go to the slot of the model they speak of. Outside, everything that was staged or runs
-//! stays as it is, and hello is said again and again: a publisher that restarts finds its workers
-//! coming back on their own.
+//! messages go to the slot of their model. Outside, staged and running versions stay as they are,
+//! and `hello` is repeated: workers rejoin a restarted publisher by themselves.
 
 use crate::ages::Ages;
 use crate::effects::{Effect, Host};
@@ -23,60 +22,60 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Which piece a chunk is, sealed or not.
+/// Identifies a chunk, sealed or not, as a `Piece`.
 macro_rules! piece_of {
     ($chunk:expr) => {
         Piece { key: ($chunk.epoch, $chunk.version), patch: $chunk.patch.as_ref(), index: $chunk.index }
     };
 }
 
-/// A model that a worker wants.
+/// A model that a worker subscribes to.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     pub model: String,
-    /// Bytes of the versions that are expected; 0 if nobody knows.
+    /// Expected size of the versions in bytes; 0 if unknown.
     pub nbytes: u64,
 }
 
-/// How a worker stands.
+/// State of a worker.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct State {
-    /// Of the session; nothing outside one.
+    /// Epoch of the session; `None` outside a session.
     pub epoch: Option<u64>,
-    /// Versions are copied out of the publisher's memory.
+    /// True if versions are copied from the publisher's memory.
     pub shared: bool,
-    /// Messages dropped because they broke the protocol.
+    /// Malformed messages that were dropped.
     pub malformed: u64,
-    /// By the model's id.
+    /// State of each model, by id.
     pub models: BTreeMap<String, ModelState>,
 }
 
-/// One worker.
+/// The state machine of one worker.
 pub struct WorkerMachine {
     timing: Timing,
     epoch: u64,
-    malformed: u64, // messages dropped because they broke the protocol
+    malformed: u64, // malformed messages that were dropped
     shared: bool,   // the publisher is on this host, and its memory can be read
     session: Session,
     identity: Identity,
-    followers: Vec<(Follower, u64)>, // and the bytes that are expected
+    followers: Vec<(Follower, u64)>, // with the expected bytes
     host: Arc<dyn Host>,
-    keyring: Option<Keyring>, // what opens versions; nothing: they come in the clear
+    keyring: Option<Keyring>, // opens sealed versions; None: versions come in the clear
     ages: Ages,
     data: String,
     subscribed: bool,
     heard_at: Time,
     said_hello_at: Option<Time>,
-    answered_at: Time,              // that is, heard on the control channel
-    unanswered_since: Option<Time>, // when hello was said, or that connection changed, and nothing came since
-    redial_at: Option<Time>,        // after a refusal for want of the right key
+    answered_at: Time,              // last message on the control channel
+    unanswered_since: Option<Time>, // first hello or connection change without an answer since
+    redial_at: Option<Time>,        // after a handshake failed for lack of the right key
     pinged_at: Option<Time>,
     ping_every: Duration,
 }
 
 impl WorkerMachine {
-    /// Makes a worker of some models that takes versions of at most so many bytes.
+    /// Makes a worker of some models that accepts versions of at most `bytes_max` bytes.
     pub fn new(
         identity: Identity,
         models: &[Wanted],
@@ -110,13 +109,14 @@ impl WorkerMachine {
         }
     }
 
-    /// From now on it takes nothing that is not sealed: the control connection is encrypted, and brings keys.
+    /// Accepts only sealed messages from now on: the control connection is encrypted, and brings
+    /// keys.
     pub fn take_sealed(&mut self) {
         self.keyring = Some(Keyring::default());
         self.followers.iter_mut().for_each(|(follower, _)| follower.take_sealed());
     }
 
-    /// From now on it names the feature, and takes patches.
+    /// Announces the feature, and accepts patches, from now on.
     pub fn take_patches(&mut self) {
         self.followers.iter_mut().for_each(|(follower, _)| follower.take_patches());
     }
@@ -125,7 +125,7 @@ impl WorkerMachine {
         &self.timing
     }
 
-    /// How it stands, for a person.
+    /// Returns the state for display.
     pub fn state(&self) -> State {
         State {
             epoch: self.inside().then_some(self.epoch),
@@ -139,7 +139,7 @@ impl WorkerMachine {
         }
     }
 
-    /// The state of a model.
+    /// Returns the slot of a model.
     pub fn follower(&self, model: &str) -> Option<&Follower> {
         self.followers.iter().map(|(follower, _)| follower).find(|follower| follower.model() == model)
     }
@@ -148,14 +148,14 @@ impl WorkerMachine {
         self.followers.iter_mut().map(|(follower, _)| follower).find(|follower| follower.model() == model)
     }
 
-    /// Lets a slot do something, if there is one of this model.
+    /// Calls `act` with the slot of a model, if there is one.
     fn with(&mut self, model: &str, act: impl FnOnce(&mut Follower) -> Vec<Effect>) -> Vec<Effect> {
         self.follower_mut(model).map_or_else(Vec::new, act)
     }
 
-    // What arrives.
+    // Messages.
 
-    /// Takes a message of the control channel. What is malformed is dropped.
+    /// Handles a message of the control channel. A malformed one is dropped.
     pub fn receive(&mut self, header: &[u8], payloads: &[&[u8]], now: Time) -> Vec<Effect> {
         let payload = payloads.first().map(|bytes| Payload::Bytes(bytes));
         let message = match self.decode(header, payloads.len()) {
@@ -170,11 +170,11 @@ impl WorkerMachine {
         }
     }
 
-    /// Takes a published message.
+    /// Handles a published message.
     pub fn receive_published(&mut self, published: &Published<Ticket>, now: Time) -> Vec<Effect> {
         let effects = if self.inside() { self.published(published, now) } else { Vec::new() };
         if let PublishedPayload::InPlace(ticket) = published.payload {
-            self.cancel(ticket); // if nobody took it: malformed, or no longer wanted
+            self.cancel(ticket); // no effect if it was used; it may be malformed or outdated
         }
         effects
     }
@@ -182,7 +182,7 @@ impl WorkerMachine {
     fn published(&mut self, published: &Published<Ticket>, now: Time) -> Vec<Effect> {
         let mut effects = Vec::new();
         if !self.subscribed {
-            self.subscribed = true; // the first one proves that the subscription has arrived
+            self.subscribed = true; // the first message shows that the subscription has arrived
             effects.push(self.ping(now));
         }
         let payload = match &published.payload {
@@ -193,7 +193,7 @@ impl WorkerMachine {
         let message = self.decode(&published.header, published.payloads);
         match self.unsealed(message, published.payloads, true) {
             Some(FromPublisher::Welcome(_)) | None => {}
-            Some(FromPublisher::SealedChunk(chunk)) if !self.arrives(&chunk) => {} // E4: anybody's word
+            Some(FromPublisher::SealedChunk(chunk)) if !self.arrives(&chunk) => {} // E4: not authenticated
             Some(message) => effects.extend(self.take(message, payload, now, true)),
         }
         effects
@@ -205,7 +205,7 @@ impl WorkerMachine {
         message
     }
 
-    /// What was published, if it counts here.
+    /// Opens a published message; `None` if it has no effect here.
     fn unsealed(
         &mut self,
         message: Option<FromPublisher>,
@@ -236,10 +236,10 @@ impl WorkerMachine {
             return self.refused(refuse, now);
         }
         if !self.inside() || matches!(message, FromPublisher::SealedMessage(_)) {
-            return Vec::new(); // nobody knows what that says
+            return Vec::new(); // no session, or a message that could not be opened
         }
         if epoch_of(&message) != Some(self.epoch) {
-            // The publisher restarted, or our welcome was damaged: only hello settles who is right.
+            // The publisher restarted, or our welcome was damaged: another hello finds out.
             return if self.may_say_hello(now) { self.hello(now) } else { Vec::new() };
         }
         self.heard_at = now;
@@ -251,7 +251,7 @@ impl WorkerMachine {
             FromPublisher::SealedChunk(chunk) if self.keyring.is_some() => {
                 let opening = match payload {
                     Some(Payload::Bytes(bytes)) => self.opening(&chunk, bytes.len()),
-                    _ => None, // it was opened as it came
+                    _ => None, // it was opened while it was received
                 };
                 self.chunk(&chunk.model, piece_of!(chunk), Proof::Sealed(opening), payload, now, pushed)
             }
@@ -276,7 +276,7 @@ impl WorkerMachine {
                 }
                 self.hear_of(pong.epoch, &pong.models, now)
             }
-            _ => Vec::new(), // dealt with above, or in the clear where it must be sealed, or the other way round (E1)
+            _ => Vec::new(), // handled above; or clear where it must be sealed, or the reverse (E1)
         }
     }
 
@@ -294,10 +294,10 @@ impl WorkerMachine {
         let plain = match (&mut self.keyring, announce.encryption.as_deref()) {
             (None, None) => bytes.map(Cow::Borrowed),
             (Some(keyring), Some(AES_256_GCM)) => match bytes.map(|bytes| keyring.plain(&announce, bytes)) {
-                Some(None) if announce.whole.is_none() => return Vec::new(), // it is asked for again (E4)
+                Some(None) if announce.whole.is_none() => return Vec::new(), // it is requested again (E4)
                 plain => plain.flatten().map(Cow::Owned),
             },
-            _ => None, // it is turned down for that
+            _ => None, // rejected for its encryption
         };
         let bytes = plain.as_deref();
         let model = announce.model.clone();
@@ -362,41 +362,41 @@ impl WorkerMachine {
 
     // Joining.
 
-    /// Whether there is a session.
+    /// True if there is a session.
     pub fn inside(&self) -> bool {
         self.session == Session::Inside
     }
 
-    /// Whether a hello would be said now, if somebody were at the other end.
+    /// True if a hello is due as soon as there is a connection.
     pub fn wants_to_join(&self, now: Time) -> bool {
         self.session == Session::Outside && self.may_say_hello(now)
     }
 
-    /// A model here has so many tensors.
+    /// Sets the number of tensors of a model here.
     pub fn expect_tensors(&mut self, model: &str, count: usize) {
         if let Some(follower) = self.follower_mut(model) {
             follower.expect_tensors(count);
         }
     }
 
-    /// Bytes of the largest payload that may be of use.
+    /// Returns the size in bytes of the largest payload that may be of use.
     pub fn payload_bytes_max(&self) -> u64 {
         self.followers.iter().map(|(follower, _)| follower.payload_bytes_max()).max().unwrap_or(0)
     }
 
-    /// Lets something happen to the session; tells whether that changes it.
+    /// Applies a change to the session. True if the table has this transition.
     fn change_session(&mut self, change: Change) -> bool {
         let session = next(SESSIONS, self.session, change);
         self.session = session.unwrap_or(self.session);
         session.is_some()
     }
 
-    /// The latest epoch of which anything was applied: no older publisher is followed.
+    /// Returns the greatest epoch of which anything was applied: older publishers are not followed.
     pub fn applied_epoch(&self) -> u64 {
         self.followers.iter().map(|(follower, _)| follower.epoch()).max().unwrap_or(0)
     }
 
-    /// Whether enough time has passed since the last hello.
+    /// True if enough time has passed since the last hello.
     pub fn may_say_hello(&self, now: Time) -> bool {
         self.said_hello_at.map_or(true, |at| now.saturating_sub(at) >= self.timing.hello_retry)
     }
@@ -442,7 +442,7 @@ impl WorkerMachine {
             // K7
         }
         if self.shared {
-            effects.push(self.ping(now)); // before anything is pushed or hashed for us
+            effects.push(self.ping(now)); // before anything is pushed or hashed for this worker
         }
         for (follower, nbytes) in &mut self.followers {
             effects.push(Effect::Subscribe { topic: control_topic(follower.model()), on: true });
@@ -452,13 +452,13 @@ impl WorkerMachine {
         effects
     }
 
-    /// Whether the publisher's memory can be read, which is seen at once.
+    /// Tries to open the publisher's memory. True if it can be read.
     fn probe(&mut self, shared: &Shared) -> bool {
         self.change_session(Change::Located);
         self.host.open(shared, 0).is_some()
     }
 
-    /// The answer to a second hello.
+    /// Handles the answer to a repeated hello.
     fn welcome_again(&mut self, welcome: Welcome, ticket: String, now: Time) -> Vec<Effect> {
         self.heard_at = now;
         if let Some(keyring) = &mut self.keyring {
@@ -471,18 +471,18 @@ impl WorkerMachine {
         effects
     }
 
-    /// Whether the publisher is silent, or the control connection must be dead.
+    /// True if the publisher is silent, or the control connection must be dead, which TCP detects
+    /// late.
     ///
-    /// TCP finds that out late. And ZeroMQ gives a connection up for good once it hears anything
-    /// that is no ZMTP: then it changes no more, and no hello can be sent. While ZeroMQ tries to
-    /// connect it changes all the time, but while a name is looked up, which is to be left alone.
+    /// Dialling changes the connection all the time (`changed`), except during a long name lookup,
+    /// which a redial does not interrupt.
     fn silent(&self, now: Time) -> bool {
         let for_so_long = |since, time| now.saturating_sub(since) >= time;
         let Timing { lost_after, deaf_after, .. } = self.timing;
         if self.unanswered_since.map_or(false, |since| for_so_long(since, lost_after)) {
             return true;
         }
-        // What comes in a frame of a damaged length is swallowed, until that is full.
+        // A frame with a damaged length swallows all messages until it is full.
         let deaf = for_so_long(self.answered_at, deaf_after);
         self.session != Session::Outside && (deaf || for_so_long(self.heard_at, lost_after))
     }
@@ -496,7 +496,7 @@ impl WorkerMachine {
         }
     }
 
-    /// A handshake failed for want of the right key: ZeroMQ may give up, so the worker dials again.
+    /// Handles a handshake that failed for lack of the right key: the worker redials.
     pub fn shut_out(&mut self, why: &str, now: Time) -> Vec<Effect> {
         if self.redial_at.is_some() {
             return Vec::new();
@@ -515,12 +515,12 @@ impl WorkerMachine {
         }
     }
 
-    /// The control connection was made or broke, or an attempt at one began or failed.
+    /// Notes that the control connection was made or broke, or that an attempt began or failed.
     pub fn changed(&mut self, now: Time) {
         self.unanswered_since = Some(now);
     }
 
-    /// Somebody is at the other end of the control channel: say hello, if it is time.
+    /// The control connection is open: sends a hello if due.
     pub fn connected(&mut self, now: Time) -> Vec<Effect> {
         if self.wants_to_join(now) {
             self.hello(now)
@@ -529,22 +529,23 @@ impl WorkerMachine {
         }
     }
 
-    /// Says goodbye, even from outside: our hello may have been heard, its answer not yet.
+    /// Returns the goodbye, even outside a session: the publisher may have received our hello,
+    /// though its welcome has not arrived.
     pub fn close(&self) -> Vec<Effect> {
         vec![Effect::Send(FromWorker::Bye)]
     }
 
-    // What the user does.
+    // Reports of the user's threads.
 
-    /// Somebody has begun to apply a version that was ready.
+    /// A thread has begun to apply a version that was ready.
     pub fn taken(&mut self, model: &str, key: Key) {
         if let Some(follower) = self.follower_mut(model) {
             follower.taken(key);
         }
     }
 
-    /// A version that was ready runs now. Its digest, if it was hashed only then; where its bytes are, if patches
-    /// may build on them; and a note, on values that the model cannot hold.
+    /// A version that was ready runs now. `digest` is given if it was hashed only then, `base` if
+    /// patches may build on its bytes; `note` is about values that the model cannot hold.
     pub fn applied(
         &mut self,
         model: &str,
@@ -567,19 +568,19 @@ impl WorkerMachine {
         self.with(model, |follower| follower.failed(key, text, intact, now))
     }
 
-    /// Somebody could not apply a version just now, and will be offered it again.
+    /// A thread could not apply a version yet, and will be offered it again.
     pub fn put_back(&mut self, model: &str, key: Key) {
         if let Some(follower) = self.follower_mut(model) {
             follower.put_back(key);
         }
     }
 
-    /// A version that was ready was replaced before anybody took it.
+    /// A version that was ready was replaced before a thread took it.
     pub fn dropped(&mut self, model: &str, key: Key, now: Time) -> Vec<Effect> {
         self.with(model, |follower| follower.dropped(key, now))
     }
 
-    /// A patch was decoded, and how long that took; or it is of no use, and why.
+    /// A patch was decoded, with the duration; or it cannot be used, with the reason.
     pub fn decoded(&mut self, decoding: Patching, done: Result<Duration, String>, now: Time) -> Vec<Effect> {
         self.with(&decoding.model.clone(), |follower| follower.decoded(decoding, done, now))
     }
@@ -599,9 +600,9 @@ impl WorkerMachine {
         }
         let mut effects = Vec::new();
         let lacks = self.keyring.as_ref().map_or(false, Keyring::lacks);
-        let elsewhere = self.applied_epoch() > self.epoch; // what runs came late, of a later publisher (W3)
+        let elsewhere = self.applied_epoch() > self.epoch; // by a late apply (W3)
         if (lacks || elsewhere) && self.may_say_hello(now) {
-            effects.extend(self.hello(now)); // which is answered with the key (E6)
+            effects.extend(self.hello(now)); // the welcome brings the key (E6)
         }
         effects.extend(self.followers.iter_mut().flat_map(|(follower, _)| follower.tick(now)));
         if self.pinged_at.map_or(true, |at| now.saturating_sub(at) >= self.ping_every) {
@@ -612,13 +613,13 @@ impl WorkerMachine {
         effects
     }
 
-    /// Asks for a pong, which says again when that was (W12, W18).
+    /// Returns a ping, whose pong repeats its time (W12, W18).
     fn ping(&self, now: Time) -> Effect {
         reports::ping(now, self.subscribed, self.shared)
     }
 }
 
-/// The epoch that a message belongs to, where messages of others have no effect.
+/// Returns the epoch of a message that has no effect in another epoch.
 fn epoch_of(message: &FromPublisher) -> Option<u64> {
     match message {
         FromPublisher::Announce(announce) => Some(announce.epoch),
@@ -639,19 +640,19 @@ fn epoch_of(message: &FromPublisher) -> Option<u64> {
 }
 
 impl WorkerMachine {
-    /// Whether the version of a chunk is arriving.
+    /// True if the version of a chunk is arriving.
     fn arrives(&self, chunk: &SealedChunk) -> bool {
         self.follower(&chunk.model).map_or(false, |follower| follower.arrives((chunk.epoch, chunk.version)))
     }
 
-    /// What opens a chunk of a version that is arriving.
+    /// Returns what opens a chunk of an arriving version.
     fn opening(&mut self, chunk: &SealedChunk, size: usize) -> Option<Opening> {
         let key = (chunk.epoch, chunk.version);
         let subject = self.follower(&chunk.model)?.subject(key, chunk.patch.as_ref())?;
         self.keyring.as_mut()?.opening(&subject, chunk, size)
     }
 
-    /// Lends the place of a chunk whose payload is about to be received.
+    /// Leases the place of a chunk whose payload is about to be received.
     fn lend(&mut self, model: &str, piece: Piece, size: usize, opening: Option<Opening>) -> Place<Ticket> {
         let follower = self.followers.iter().position(|(follower, _)| follower.model() == model);
         let found = follower.and_then(|at| Some((at, self.followers[at].0.place(piece, size, opening)?)));
@@ -659,7 +660,7 @@ impl WorkerMachine {
     }
 }
 
-/// The place of a pushed chunk: a slot, and a lease there.
+/// The leased place of a pushed chunk: its slot, and the lease there.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ticket {
     follower: usize,

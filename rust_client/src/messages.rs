@@ -1,7 +1,7 @@
-//! The messages of WBP/1: what is in each, and their headers.
+//! The messages of WBP/1: their fields and their headers.
 //!
-//! Decoding checks types and bounds, so a machine never sees a value that it must not. Unknown
-//! fields are ignored. `docs/PROTOCOL.md`, section 6, gives the meaning of each field.
+//! Decoding checks types and bounds, so that no invalid value reaches a machine. Unknown fields are
+//! ignored. `docs/PROTOCOL.md`, section 6, gives the meaning of each field.
 
 use crate::fields::{is_hex, Fault, Fields};
 use crate::json::{Object, Value};
@@ -11,13 +11,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::RangeInclusive;
 
-/// The number of the protocol.
+/// The version of the protocol.
 pub const WBP: u64 = 1;
 
-/// The feature, and the encoding, of patches.
+/// Name of the feature and of the encoding of patches.
 pub const DELTA: &str = "delta-1";
 
-/// What is said of a version: text by name.
+/// Metadata of a version: text by name.
 pub type Metadata = BTreeMap<String, String>;
 
 /// Why a message is dropped.
@@ -25,12 +25,12 @@ pub type Metadata = BTreeMap<String, String>;
 pub enum MessageError {
     /// It breaks the protocol.
     Malformed(String),
-    /// It is of another protocol.
+    /// It has another protocol version.
     ProtocolVersion(String),
 }
 
 impl MessageError {
-    /// The code that a `refuse` would have.
+    /// Returns the code for a `refuse`.
     pub fn code(&self) -> &'static str {
         match self {
             MessageError::Malformed(_) => "malformed",
@@ -70,7 +70,7 @@ pub enum Doing {
     Applying,
 }
 
-/// What a worker says.
+/// A message from a worker.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum FromWorker {
@@ -85,7 +85,7 @@ pub enum FromWorker {
     Pong(Pong),
 }
 
-/// What a publisher says.
+/// A message from a publisher.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum FromPublisher {
@@ -107,7 +107,8 @@ pub enum FromPublisher {
     Pong(Pong),
 }
 
-/// Makes the struct of a message, or of an object in one, and what reads it: each field with how it is read.
+/// Defines the struct of a message, or of an object in one, and its reader: each field with the
+/// function that reads it.
 macro_rules! messages {
     ($($(#[$doc:meta])* $name:ident { $($(#[$what:meta])* $field:ident: $type:ty = $read:expr,)* })*) => {
         $(
@@ -125,33 +126,33 @@ macro_rules! messages {
 }
 
 messages! {
-    /// A version that a worker runs; the digest is empty where nobody hashed it.
+    /// A version that a worker runs; the digest is empty if it was not hashed.
     Running {
         epoch: u64 = Fields::count,
         version: u64 = Fields::positive,
         digest: String = Fields::digest_or_empty,
     }
 
-    /// Where a version lies in the memory of the publisher's host.
+    /// Location of a version in shared memory of the publisher's host.
     Shared {
         path: String = text(TEXT_MAX),
         token: String = hex(32),
     }
 
-    /// What belongs to the chunk that travels with an announcement.
+    /// The chunk that travels with an announcement.
     Whole {
         crc: u32 = crc,
         digest: String = hex(64),
     }
 
-    /// Which patch of a version it is: how it is encoded, and the version that it builds on.
+    /// Identifies a patch to a version: its encoding, and the version that it builds on.
     PatchId {
         encoding: String = Fields::name,
         epoch: u64 = Fields::count,
         version: u64 = Fields::positive,
     }
 
-    /// A patch that there is, with the digest of its base.
+    /// A patch that is available, with the digest of its base.
     Patch {
         encoding: String = Fields::name,
         epoch: u64 = Fields::count,
@@ -197,7 +198,7 @@ messages! {
         layout: bool = or(false, Fields::boolean),
         #[serde(skip_serializing_if = "Option::is_none")]
         patch: Option<PatchId> = patch_id,
-        /// Why the version is fetched as a whole, though there are patches to it.
+        /// Why the whole version is fetched, though patches were offered.
         #[serde(skip_serializing_if = "String::is_empty")]
         unpatched: String = or(String::new(), text(LABEL_MAX)),
     }
@@ -210,24 +211,25 @@ messages! {
         phase: Doing = or(Doing::Receiving, |f, k| f.one_of(k, &DOING)),
         #[serde(skip_serializing_if = "Option::is_none")]
         patch: Option<PatchId> = patch_id,
-        /// Who is in the way of applying it, since when.
+        /// What delays applying it, since when.
         #[serde(skip_serializing_if = "String::is_empty")]
         waits: String = or(String::new(), text(LABEL_MAX)),
     }
 
-    /// A version, its digest, and the patch by which it comes: `staged`, `applied`, `end`, and `commit` without one.
+    /// A version, its digest, and the patch by which it arrives: `staged`, `applied`, `end`, and
+    /// `commit`, which has no patch.
     #[derive(Default)]
     OfVersion {
         model: String = Fields::name,
         epoch: u64 = Fields::count,
         version: u64 = Fields::positive,
-        digest: String = Fields::digest_or_empty, // in `applied` alone
+        digest: String = Fields::digest_or_empty, // empty in `applied` only
         #[serde(skip_serializing_if = "Option::is_none")]
         patch: Option<PatchId> = patch_id,
-        /// Microseconds that decoding this patch took, which `applied` alone says; 0: that is not said.
+        /// Microseconds that decoding this patch took, in `applied` only; 0 if unknown.
         #[serde(skip_serializing_if = "is_zero")]
         decode_us: u64 = or(0, Fields::count),
-        /// What the worker has to say of the version that it runs, which `applied` alone has.
+        /// The worker's note on the running version, in `applied` only.
         #[serde(skip_serializing_if = "String::is_empty")]
         note: String = or(String::new(), text(TEXT_MAX)),
     }
@@ -238,7 +240,7 @@ messages! {
         version: u64 = Fields::positive,
         code: String = Fields::name,
         text: String = text(TEXT_MAX),
-        /// Whether what ran before still runs; otherwise no version of the model does.
+        /// True if the previous version still runs; otherwise no version of the model does.
         intact: bool = or(true, Fields::boolean),
     }
 
@@ -273,7 +275,7 @@ messages! {
         acknowledge: Acknowledge = |f, k| f.one_of(k, &ACKNOWLEDGE),
         encoding: String = Fields::name,
         encryption: Option<String> = |f, k| f.nullable(k, Fields::name),
-        /// What its payload is sealed with.
+        /// Id of the key that its payload is sealed with.
         #[serde(skip_serializing_if = "Option::is_none")]
         key: Option<String> = |f, k| f.nullable(k, hex(16)),
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -284,10 +286,10 @@ messages! {
         /// There may be patches on it.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         keep: bool = or(false, Fields::boolean),
-        /// Those that lead to it, of which the first is pushed.
+        /// Patches that lead to it; the first one is pushed.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         patches: Vec<Patch> = or(Vec::new(), |f, k| f.objects(k, PATCHES_MAX, Patch::read)),
-        /// What its publisher says of it.
+        /// Metadata from the publisher.
         #[serde(skip_serializing_if = "BTreeMap::is_empty")]
         metadata: Metadata = or(Metadata::new(), Fields::metadata),
     }
@@ -313,7 +315,7 @@ messages! {
         patch: Option<PatchId> = patch_id,
     }
 
-    /// An announcement, end or beacon for all, sealed.
+    /// An announcement, end or beacon for all workers, sealed.
     SealedMessage {
         key: String = hex(16),
         count: u64 = Fields::positive,
@@ -338,7 +340,7 @@ messages! {
         epoch: u64 = Fields::count,
         version: u64 = Fields::positive,
         was: Running = |f, k| Running::read(&f.object(k)?),
-        /// What its publisher says of the named version.
+        /// Metadata of the named version.
         #[serde(skip_serializing_if = "BTreeMap::is_empty")]
         metadata: Metadata = or(Metadata::new(), Fields::metadata),
     }
@@ -358,7 +360,7 @@ const ACKNOWLEDGE: [(&str, Acknowledge); 2] =
 const DOING: [(&str, Doing); 3] =
     [("receiving", Doing::Receiving), ("staged", Doing::Staged), ("applying", Doing::Applying)];
 
-// What reads a field that is bounded, or may be missing.
+// Readers of fields that are bounded or optional.
 
 fn within<'a>(bounds: RangeInclusive<u64>) -> impl FnOnce(&Fields<'a>, &str) -> Result<u64, Fault> {
     |fields, field| fields.within(field, bounds)
@@ -392,14 +394,14 @@ fn patch_id(fields: &Fields, field: &str) -> Result<Option<PatchId>, Fault> {
 }
 
 impl Patch {
-    /// Which one it is.
+    /// Returns what identifies it.
     pub fn id(&self) -> PatchId {
         PatchId { encoding: self.encoding.clone(), epoch: self.epoch, version: self.version }
     }
 }
 
 impl FromPublisher {
-    /// How many payload frames may follow the header.
+    /// Returns how many payload frames may follow the header.
     fn payloads(&self) -> RangeInclusive<usize> {
         match self {
             FromPublisher::Announce(announce) => usize::from(announce.whole.is_some())..=1,
@@ -410,7 +412,7 @@ impl FromPublisher {
     }
 }
 
-/// Returns the header of a message, whoever sends it.
+/// Returns the header of a message.
 pub fn encode(message: &impl Serialize) -> Vec<u8> {
     let mut header = b"{\"wbp\":1,".to_vec();
     match serde_json::to_vec(message) {
@@ -420,7 +422,7 @@ pub fn encode(message: &impl Serialize) -> Vec<u8> {
     header
 }
 
-/// Decodes the header of a message that a publisher sent with so many payload frames.
+/// Decodes the header of a message from a publisher with `payloads` payload frames.
 pub fn from_publisher(header: &[u8], payloads: usize) -> Result<FromPublisher, MessageError> {
     let object = open(header)?;
     let message = read_from_publisher(&Fields(&object)).map_err(MessageError::Malformed)?;
@@ -431,12 +433,12 @@ pub fn from_publisher(header: &[u8], payloads: usize) -> Result<FromPublisher, M
     Ok(message)
 }
 
-/// Decodes what a worker sent: for tests, and tools that listen in.
+/// Decodes a message from a worker: for tests, and tools that listen in.
 pub fn from_worker(header: &[u8], payloads: usize) -> Result<FromWorker, MessageError> {
     worker_message(&Fields(&open(header)?), payloads)
 }
 
-/// What a worker said, if these fields are that.
+/// Decodes the fields of a message from a worker.
 pub(crate) fn worker_message(fields: &Fields, payloads: usize) -> Result<FromWorker, MessageError> {
     let message = read_from_worker(fields).map_err(MessageError::Malformed)?;
     if payloads > 0 {
@@ -445,7 +447,7 @@ pub(crate) fn worker_message(fields: &Fields, payloads: usize) -> Result<FromWor
     Ok(message)
 }
 
-/// Parses a header and judges its protocol number, before anything else in it.
+/// Parses a header, and checks the protocol version before anything else in it.
 pub(crate) fn open(header: &[u8]) -> Result<Object, MessageError> {
     let malformed = |text: String| Err(MessageError::Malformed(text));
     if header.len() > HEADER_BYTES_MAX {
@@ -501,12 +503,12 @@ fn read_from_worker(fields: &Fields) -> Result<FromWorker, Fault> {
     })
 }
 
-/// A version whose digest is known, and its patch.
+/// Reads a version with a digest, and its patch.
 fn read_hashed(fields: &Fields) -> Result<OfVersion, Fault> {
     Ok(OfVersion { patch: patch_id(fields, "patch")?, ..read_commit(fields)? })
 }
 
-/// The same of a message that has no patch: other fields mean nothing in it.
+/// Reads a version of a message that has no patch: other fields are ignored.
 fn read_commit(fields: &Fields) -> Result<OfVersion, Fault> {
     Ok(OfVersion {
         model: fields.name("model")?,
@@ -517,23 +519,23 @@ fn read_commit(fields: &Fields) -> Result<OfVersion, Fault> {
     })
 }
 
-/// The 32 digits that a publisher gives with a feature; nothing if it gives none.
+/// Returns the token of 32 digits that a publisher sends with a feature; empty if there is none.
 pub fn token_of<'a>(features: &'a [String], feature: &str) -> &'a str {
     let mut named = features.iter().filter_map(|each| each.strip_prefix(feature)?.strip_prefix('.'));
     named.find(|token| is_hex(token, 32)).unwrap_or_default()
 }
 
-/// The topic of a model's small messages.
+/// Returns the topic of a model's small messages.
 pub fn control_topic(model: &str) -> String {
     format!("{}/ctl", model)
 }
 
-/// The topic of a model's chunks.
+/// Returns the topic of a model's chunks.
 pub fn data_topic(model: &str) -> String {
     format!("{}/dat", model)
 }
 
-/// The topic of chunks and ends of a model's patches.
+/// Returns the topic of chunks and ends of a model's patches.
 pub fn patch_topic(model: &str) -> String {
     format!("{}/dlt", model)
 }

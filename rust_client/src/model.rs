@@ -1,6 +1,6 @@
-//! A model's memory: tensors that the user hands over, read through guards, written in place.
+//! A model's memory: tensors of the user's, read through guards and written in place.
 //!
-//! Whoever reads sees one version, whole: a version is written while nobody reads (`gate.rs`).
+//! A reader sees one whole version: versions are written while there is no reader (`gate.rs`).
 
 use crate::casting::{can_cast, cast, lost, Overflow};
 use crate::dtype::Dtype;
@@ -23,13 +23,13 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Instant;
 
-/// Memory of numbers of any type.
+/// Memory of elements of any dtype.
 pub(crate) trait Memory: Send + Sync {
     fn bytes(&self) -> &[u8];
     fn bytes_mut(&mut self) -> &mut [u8];
 }
 
-/// Memory of the user's, and what numbers it has.
+/// Memory of the user's, with elements of type `T`.
 struct Numbers<T, M>(M, PhantomData<T>);
 
 impl<T: Element, M: AsRef<[T]> + AsMut<[T]> + Send + Sync> Memory for Numbers<T, M> {
@@ -42,7 +42,7 @@ impl<T: Element, M: AsRef<[T]> + AsMut<[T]> + Send + Sync> Memory for Numbers<T,
     }
 }
 
-/// Zeros, for numbers of any type.
+/// Zeros, for elements of any dtype.
 struct Zeros(Vec<u64>, usize);
 
 impl Memory for Zeros {
@@ -61,12 +61,12 @@ pub struct Tensor {
     dtype: Dtype,
     shape: Vec<u64>,
     memory: Box<dyn Memory>,
-    moves: bool, // it is nobody's yet, and may lie elsewhere
+    moves: bool, // not in use yet, may be moved
 }
 
 impl Tensor {
-    /// Makes a tensor of numbers that are there: a `Vec`, a `Box<[T]>`, a `&'static mut [T]`, or any
-    /// memory of yours that can be looked at as a slice. `Model::new` checks that they fill the shape.
+    /// Makes a tensor of existing memory: a `Vec`, a `Box<[T]>`, a `&'static mut [T]`, or any other
+    /// memory that can be borrowed as a slice. `Model::new` checks that it fills the shape.
     pub fn new<T, M>(name: impl Into<String>, shape: &[u64], numbers: M) -> Tensor
     where
         T: Element,
@@ -79,14 +79,14 @@ impl Tensor {
         Tensor { name, dtype, shape: shape.to_vec(), memory, moves: false }
     }
 
-    /// Makes a tensor of zeros, its type known only now. Where all tensors of a model are such, and have
-    /// 2 MiB or more, a version that comes over the network is not copied into them: pages change places.
-    /// So do not fork meanwhile, and do not register this memory with a device or a network card
-    /// (`cudaHostRegister`, `ibv_reg_mr`, buffers of `io_uring`), which would go on using pages that were
-    /// exchanged; `mlock`, `madvise` and `mbind` travel with pages, too. `new` is for such memory.
-    /// Where there is no memory, `Model::new` tells.
+    /// Makes a tensor of zeros, with a dtype chosen at run time. If all tensors of a model are made
+    /// this way, and have 2 MiB or more, a version from the network is not copied into them: memory
+    /// pages are exchanged. So do not fork during that, and do not register this memory with a
+    /// device or a network card (`cudaHostRegister`, `ibv_reg_mr`, buffers of `io_uring`), which
+    /// would keep using the old pages; `mlock`, `madvise` and `mbind` move with the pages, too. Use
+    /// `new` for such memory. If there is no memory, `Model::new` fails.
     pub fn zeros(name: impl Into<String>, dtype: Dtype, shape: &[u64]) -> Tensor {
-        let bytes = nbytes(dtype, shape).unwrap_or(0) as usize; // `Model::new` tells what is wrong
+        let bytes = nbytes(dtype, shape).unwrap_or(0) as usize; // `Model::new` reports the error
         let zeros = zeros((bytes + 7) / 8);
         let memory = Box::new(zeros.map_or(Zeros(Vec::new(), 0), |zeros| Zeros(zeros, bytes)));
         Tensor { moves: true, ..Tensor::of(name.into(), dtype, shape, memory) }
@@ -96,27 +96,27 @@ impl Tensor {
         self.memory = memory;
     }
 
-    /// What it is called.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its element type.
+    /// Returns the dtype.
     pub fn dtype(&self) -> Dtype {
         self.dtype
     }
 
-    /// Its sizes.
+    /// Returns the size of each dimension.
     pub fn shape(&self) -> &[u64] {
         &self.shape
     }
 
-    /// Its bytes.
+    /// Returns the bytes.
     pub fn bytes(&self) -> &[u8] {
         self.memory.bytes()
     }
 
-    /// Its numbers, if they are of this type.
+    /// Returns the elements; `Error::OtherDtype` if they have another type.
     pub fn numbers<T: Element>(&self) -> Result<&[T], Error> {
         let numbers = if T::DTYPE == self.dtype { values_of(self.bytes()) } else { None };
         numbers.ok_or_else(|| Error::OtherDtype {
@@ -138,30 +138,30 @@ fn nbytes(dtype: Dtype, shape: &[u64]) -> Option<u64> {
     (bits % 8 == 0).then_some(bits / 8)
 }
 
-/// What a model's memory holds.
+/// State of a model's memory.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Ran {
-    /// What it was made of.
+    /// The initial values.
     Nothing,
-    /// And what is said of it.
+    /// A version, with its metadata.
     Version(Key, Metadata),
-    /// A version on which the user's function decides.
+    /// A version that the user's function has not decided on yet.
     Undecided,
-    /// Parts of two versions, or one that was turned down.
+    /// Parts of two versions, or a rejected one.
     Torn,
 }
 
-/// The tensors of a model, as of one version.
+/// The tensors of a model, at one version.
 pub struct Weights {
     tensors: Vec<Tensor>,
-    home: Option<Home>, // of all of them
+    home: Option<Home>, // the memory of all tensors
     index: HashMap<String, usize>,
-    ran: Arc<Mutex<Ran>>, // a version may get another name while somebody reads it
+    ran: Arc<Mutex<Ran>>, // shared: a version may be renamed while a guard exists
 }
 
 impl Weights {
-    /// The epoch and the number of the version that they are of; nothing before the first, and
-    /// where none runs.
+    /// Returns the epoch and the number of the version that they hold; `None` before the first one,
+    /// and while none runs.
     pub fn version(&self) -> Option<(u64, u64)> {
         match *ran(&self.ran) {
             Ran::Version(key, _) => Some(key),
@@ -169,7 +169,7 @@ impl Weights {
         }
     }
 
-    /// What its publisher says of that version, as text by name; nothing where there is none.
+    /// Returns the publisher's metadata of that version: text by name, empty if there is none.
     pub fn metadata(&self) -> BTreeMap<String, String> {
         match &*ran(&self.ran) {
             Ran::Version(_, metadata) => metadata.clone(),
@@ -177,13 +177,12 @@ impl Weights {
         }
     }
 
-    /// Whether an apply has failed half-way, so that none runs.
+    /// True if an apply failed half-way, so that no version runs.
     pub fn is_torn(&self) -> bool {
         *ran(&self.ran) == Ran::Torn
     }
 
-    /// All tensors, in the order in which they were handed over; none where an apply has failed
-    /// half-way.
+    /// Returns all tensors, in the order given to `Model::new`; none if an apply failed half-way.
     pub fn tensors(&self) -> &[Tensor] {
         if self.is_torn() {
             return &[]; // W24
@@ -191,7 +190,7 @@ impl Weights {
         &self.tensors
     }
 
-    /// The tensor of this name; `Error::Torn` where an apply has failed half-way.
+    /// Returns the tensor of this name; `Error::Torn` if an apply failed half-way.
     pub fn tensor(&self, name: &str) -> Result<&Tensor, Error> {
         if self.is_torn() {
             return Err(Error::Torn); // W24
@@ -200,17 +199,17 @@ impl Weights {
         found.ok_or_else(|| no_tensor(name, self.tensors.iter().map(Tensor::name)))
     }
 
-    /// The numbers of a tensor.
+    /// Returns the elements of a tensor.
     pub fn get<T: Element>(&self, name: &str) -> Result<&[T], Error> {
         self.tensor(name)?.numbers()
     }
 }
 
 fn ran(ran: &Mutex<Ran>) -> MutexGuard<'_, Ran> {
-    ran.lock().unwrap_or_else(PoisonError::into_inner) // a name, never half written
+    ran.lock().unwrap_or_else(PoisonError::into_inner) // a single value, never half written
 }
 
-/// Says that there is no such tensor, and which there are.
+/// Returns an error with the unknown name and the known ones.
 pub(crate) fn no_tensor<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Error {
     let mut known: Vec<&str> = known.take(DIFFERENCES_MAX + 1).collect();
     if known.len() > DIFFERENCES_MAX {
@@ -227,14 +226,14 @@ impl fmt::Debug for Weights {
 
 struct Inner {
     signature: BTreeMap<String, (Dtype, Vec<u64>)>,
-    same: HashMap<String, String>, // by the name of a tensor that has several: the first of its names
+    same: HashMap<String, String>, // tensors that have several names: name to first name
     nbytes: u64,
     ran: Arc<Mutex<Ran>>,
-    weights: RwLock<Weights>, // whoever has passed the gate never waits for it
+    weights: RwLock<Weights>, // the gate comes first, so this lock is never waited for
     gate: Gate,
 }
 
-/// A model whose memory new versions are written to. Clones are the same model.
+/// A model that new versions are written to. Clones refer to the same memory.
 #[derive(Clone)]
 pub struct Model(Arc<Inner>);
 
@@ -280,37 +279,38 @@ impl Model {
         })))
     }
 
-    /// Tensors, each by all of its names.
+    /// Returns the number of tensor names.
     pub(crate) fn count(&self) -> usize {
         self.0.signature.len()
     }
 
-    /// Bytes of all tensors.
+    /// Returns the size of all tensors in bytes.
     pub fn nbytes(&self) -> u64 {
         self.0.nbytes
     }
 
     /// Returns the weights, which do not change while the guard lives. Waits while a version is
     /// being written, and while the user's function decides on one. Do not call `Worker::receive`
-    /// while this thread holds a guard: it would find the model in use until its time is over.
+    /// while this thread holds a guard: the model would be in use until the timeout.
     pub fn read(&self) -> WeightsGuard<'_> {
         let pass = self.0.gate.read();
         let weights = self.0.weights.read().unwrap_or_else(PoisonError::into_inner);
         let mut ran = ran(&self.0.ran);
         if *ran == Ran::Undecided {
-            *ran = Ran::Torn; // W24: whoever decides has not done so in time, or nobody would be here
+            *ran = Ran::Torn; // W24: the user's function is late, else this reader would still wait
         }
         WeightsGuard { weights, _pass: pass }
     }
 
-    /// Lets a writer in, once nobody reads; nothing if somebody does until the deadline, or until it is
-    /// wanted no longer.
+    /// Waits until there is no reader, and returns exclusive access; `None` at the deadline, or
+    /// once `wanted` returns false.
     pub(crate) fn write(&self, deadline: Instant, wanted: &dyn Fn() -> bool) -> Option<Writing<'_>> {
         self.0.gate.write(deadline, wanted).map(|pass| Writing { inner: &self.0, pass })
     }
 
-    /// Has `copy` take what every tensor of a layout holds, given where it belongs in the data section; tells
-    /// whether it took all. Nothing is to be had while a version is written, which the deadline is for.
+    /// Passes the bytes of each tensor of a layout to `copy`, with their offset in the data
+    /// section. Returns false if a tensor is missing, if `copy` returns false, or if a version is
+    /// being written until the deadline.
     pub(crate) fn gather(
         &self,
         layout: &Layout,
@@ -324,7 +324,8 @@ impl Model {
         let weights = self.0.weights.read().unwrap_or_else(PoisonError::into_inner);
         let any = |info: &TensorInfo| {
             let is_it = |name: &str| layout.get(name).map_or(false, |other| other.name == info.name);
-            weights.tensors.iter().position(|tensor| is_it(&tensor.name)) // here by another of its names alone
+            // here by another of its names only
+            weights.tensors.iter().position(|tensor| is_it(&tensor.name))
         };
         let here = |info: &TensorInfo| {
             let at = weights.index.get(&info.name).copied().or_else(|| any(info))?;
@@ -342,8 +343,8 @@ impl Model {
         &self.0.gate
     }
 
-    /// What runs, with what is said of it, and whether none does since an apply has failed half-way. Nobody is
-    /// waited for.
+    /// Returns the running version with its metadata, and whether none runs because an apply failed
+    /// half-way. Waits for no reader or writer.
     pub(crate) fn ran(&self) -> (Option<(Key, Metadata)>, bool) {
         match &*ran(&self.0.ran) {
             Ran::Nothing => (None, false),
@@ -353,7 +354,7 @@ impl Model {
         }
     }
 
-    /// What is here has another name from now on.
+    /// Renames the version `was`, if the model holds it.
     pub(crate) fn rename(&self, was: Key, key: Key, metadata: &Metadata) {
         let mut ran = ran(&self.0.ran);
         if matches!(*ran, Ran::Version(known, _) if known == was) {
@@ -361,9 +362,10 @@ impl Model {
         }
     }
 
-    /// Names the tensors that a layout has otherwise; nothing if it fits. One for part of it may lack some
-    /// of the layout's; with `casts`, floats fit floats. A tensor may have several names on either side: it
-    /// has come if it is here by any of them, and is filled if any of them is published.
+    /// Lists the differences between the model's tensors and a layout; `None` if the layout fits.
+    /// With `partial`, the model may lack tensors of the layout; with `casts`, any two float dtypes
+    /// fit. A tensor may have several names on either side: a published one fits if the model has
+    /// any of its names, and one of the model is filled if any of its names is published.
     #[doc(hidden)]
     pub fn fault(&self, layout: &Layout, partial: bool, casts: bool) -> Option<String> {
         let here = &self.0.signature;
@@ -435,14 +437,14 @@ impl fmt::Debug for Model {
     }
 }
 
-/// Somebody who writes a model, alone.
+/// Exclusive access to write a model.
 pub(crate) struct Writing<'a> {
     inner: &'a Inner,
     pass: Pass<'a>,
 }
 
 impl Writing<'_> {
-    /// What the model holds.
+    /// Returns the version that the model holds.
     pub fn version(&self) -> Option<Key> {
         self.inner.weights.read().unwrap_or_else(PoisonError::into_inner).version()
     }
@@ -451,18 +453,19 @@ impl Writing<'_> {
         *ran(&self.inner.ran) = now;
     }
 
-    /// Says which tensors are one here, and have different values in a version; nothing if none have. `copy`
-    /// takes bytes of the data section from where they begin.
+    /// Names two tensors that share memory here but have different values in a version; `None` if
+    /// there are none. `copy` reads bytes of the data section from an offset.
     pub fn differ(&self, layout: &Layout, mut copy: impl FnMut(usize, &mut [u8])) -> Option<String> {
         const PIECE: usize = 1 << 16;
-        let mut written: HashMap<&str, &str> = HashMap::new(); // by the first name of some memory
+        // by the first name of a memory: the name that is written to it
+        let mut written: HashMap<&str, &str> = HashMap::new();
         let (mut one, mut other) = (vec![0; PIECE], vec![0; PIECE]);
         let mut names: Vec<(&String, &String)> = self.inner.same.iter().collect();
         names.sort_unstable();
         for (name, first) in names {
             let info = match layout.get(name) {
                 Some(info) => info,
-                None => continue, // another name of its memory is published
+                None => continue, // another name of this memory is published
             };
             let before = *written.entry(first).or_insert(name);
             let twin = layout.get(before)?;
@@ -485,7 +488,7 @@ impl Writing<'_> {
         None
     }
 
-    /// Exchanges what the tensors hold with a version, where that can be.
+    /// Swaps the memory of the tensors with that of a version, if possible.
     pub fn exchange(&self, layout: &Layout, version: &mut Buffer) -> bool {
         let mut weights = self.inner.weights.write().unwrap_or_else(PoisonError::into_inner);
         let Weights { tensors, home, .. } = &mut *weights;
@@ -495,8 +498,8 @@ impl Writing<'_> {
         }
     }
 
-    /// Has `copy` fill every tensor, given where its bytes begin in the data section. Returns the tensors that could
-    /// not hold all values.
+    /// Fills every tensor with `copy`, which gets the offset of the bytes in the data section.
+    /// Returns the tensors that could not hold all values.
     pub fn fill(&self, layout: &Layout, mut copy: impl FnMut(usize, &mut [u8])) -> Vec<Overflow> {
         let mut lost = Vec::new();
         let mut weights = self.inner.weights.write().unwrap_or_else(PoisonError::into_inner);
@@ -514,7 +517,8 @@ impl Writing<'_> {
         lost
     }
 
-    /// Lets somebody look at what was written while nobody may change it. Readers wait for that.
+    /// Calls `look` with the weights just written, while nothing can change them. Readers wait
+    /// until it returns or is late.
     pub fn show<T>(&self, call: &Arc<Call>, look: impl FnOnce(&Weights) -> T) -> T {
         self.pass.calls(call);
         let weights = self.inner.weights.read().unwrap_or_else(PoisonError::into_inner);
@@ -525,8 +529,8 @@ impl Writing<'_> {
     }
 }
 
-/// Returns the first name of each tensor that has several. Two that share a part of their memory are an error:
-/// it cannot hold both.
+/// Returns the first name of each tensor that has several. Two tensors that overlap only in part
+/// are an error: the memory cannot hold both.
 fn same_memory(tensors: &[Tensor]) -> Result<HashMap<String, String>, Error> {
     let span = |tensor: &Tensor| {
         let bytes = tensor.bytes().as_ptr_range();
@@ -559,9 +563,10 @@ fn same_memory(tensors: &[Tensor]) -> Result<HashMap<String, String>, Error> {
     Ok(same)
 }
 
-/// Fills a tensor with values of another dtype, piece by piece. Returns how many finite ones became infinite.
+/// Fills a tensor with values of another dtype, piece by piece. Returns how many finite values
+/// became infinite.
 fn copy_cast(info: &TensorInfo, to: Dtype, bytes: &mut [u8], mut copy: impl FnMut(usize, &mut [u8])) -> u64 {
-    const VALUES: usize = 4096; // that stay in the nearest cache meanwhile
+    const VALUES: usize = 4096; // per piece, so that it stays in the nearest cache
     let (from_bytes, to_bytes) = (info.dtype.bits() as usize / 8, to.bits() as usize / 8);
     let mut piece = [0; 8 * VALUES];
     let mut count = 0;
@@ -574,7 +579,7 @@ fn copy_cast(info: &TensorInfo, to: Dtype, bytes: &mut [u8], mut copy: impl FnMu
     count
 }
 
-/// The weights of one version, for as long as it lives.
+/// Read access to the weights, which hold one version while it lives.
 pub struct WeightsGuard<'a> {
     weights: RwLockReadGuard<'a, Weights>, // dropped first
     _pass: Reader<'a>,
@@ -686,7 +691,7 @@ mod tests {
         let model = model();
         let guard = model.read();
         assert!(model.write(Instant::now(), &|| true).map(|writing| fill(&writing, 1)).is_none());
-        let other = model.read(); // nobody waits to write any more
+        let other = model.read(); // no writer waits any more
         assert_eq!(other.get::<u8>("b").unwrap(), [0]);
         drop((guard, other));
         assert!(model.write(Instant::now(), &|| true).map(|writing| fill(&writing, 1)).is_some());

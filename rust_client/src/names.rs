@@ -1,6 +1,6 @@
-//! The publisher's host by its name: whether the system finds an address, which is told where nothing connects.
+//! Checks whether the publisher's host name resolves, and reports it if nothing connects.
 //!
-//! libzmq looks names up by itself, and says nothing where it finds none. So it is asked here once more, in a thread of
+//! A dial that finds no address gives no reason. So the name is looked up once more, in a thread of
 //! its own, since a name server may answer late or never.
 
 use crate::endpoint::Endpoint;
@@ -11,25 +11,25 @@ use std::sync::mpsc::{sync_channel, Receiver, TryRecvError};
 use std::thread;
 use std::time::Duration;
 
-const PATIENCE: Duration = Duration::from_secs(2); // without a session, after which the name is looked up
+const PATIENCE: Duration = Duration::from_secs(2); // without a session, before the look-up
 const AGAIN: Duration = Duration::from_secs(1); // between two look-ups
-const NEWS: Duration = Duration::from_secs(60); // after which the same is told again
+const NEWS: Duration = Duration::from_secs(60); // between two reports of the same
 
 type Resolve = fn(&str, u16) -> io::Result<()>;
 
-/// Tells why a host is not found.
+/// Reports why a host name does not resolve.
 pub struct Names {
     host: String,
     port: u16,
     resolve: Resolve,
-    since: Option<Time>,                     // there is no session
-    asked: Option<Receiver<io::Result<()>>>, // a thread that looks it up
+    since: Option<Time>,                     // when the session was lost, or never began
+    asked: Option<Receiver<io::Result<()>>>, // answer of a thread that looks it up
     due: Time,
     told: Option<Time>,
 }
 
 impl Names {
-    /// Of an address; nothing where that is a path or a number.
+    /// Returns `None` if the address is a path, or its host a number.
     pub fn of(address: &str) -> Option<Names> {
         Names::with(address, |host, port| (host, port).to_socket_addrs().map(drop))
     }
@@ -44,7 +44,8 @@ impl Names {
         Some(Names { host, port, resolve, since, asked, due, told }).filter(|_| !number)
     }
 
-    /// Says why the host is not found, once in a while; `inside`: there is a session, so it is.
+    /// Returns why the host name does not resolve, at most once a minute; `inside`: there is a
+    /// session, so it does.
     pub fn process_events(&mut self, inside: bool, now: Time) -> Option<String> {
         if inside {
             self.since = None;
@@ -64,7 +65,7 @@ impl Names {
             Some(Err(TryRecvError::Empty)) if now < self.due + PATIENCE => return None,
             Some(Err(TryRecvError::Empty)) => return self.tell("its name server does not answer", now),
             Some(Ok(found)) => found,
-            Some(Err(TryRecvError::Disconnected)) => Ok(()), // there was no thread for it
+            Some(Err(TryRecvError::Disconnected)) => Ok(()), // no thread could be started
         };
         self.asked = None;
         self.due = now + AGAIN;
@@ -81,7 +82,7 @@ impl Names {
         let (tell, answer) = sync_channel(1);
         let (host, port, resolve) = (self.host.clone(), self.port, self.resolve);
         let thread = thread::Builder::new().name("weightbus-lookup".to_owned());
-        let _ = thread.spawn(move || tell.send(resolve(&host, port))); // else nobody is asked
+        let _ = thread.spawn(move || tell.send(resolve(&host, port))); // else no look-up is made
         self.asked = Some(answer);
     }
 
@@ -118,7 +119,7 @@ mod tests {
         Ok(())
     }
 
-    /// Attends until an answer was there.
+    /// Attends until there is an answer.
     fn answered(names: &mut Names, now: Time) -> Option<String> {
         let end = Instant::now() + Duration::from_secs(20);
         assert_eq!(names.process_events(false, now), None);

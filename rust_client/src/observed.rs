@@ -1,8 +1,8 @@
-//! What observers are told: who is there and who runs what, in pages that fit a header.
+//! Messages of observers: the workers, and which version each one runs, in pages that fit a header.
 //!
-//! An observer is no worker. It asks with `observe`, again and again, and each `roster` holds what has changed since
-//! the one before: rows of models, rows of workers, and what happened. Times are ages in milliseconds at the moment of
-//! the answer, so that no two clocks need agree.
+//! An observer is no worker. It asks with `observe` repeatedly, and each `roster` has the changes
+//! since the previous one: rows of models, rows of workers, and events. Times are ages in
+//! milliseconds at the moment of the answer, so that clocks need not agree.
 //!
 //! ```text
 //! observer              publisher              worker
@@ -16,11 +16,11 @@ use crate::messages::{is_zero, open, worker_message, Doing, FromWorker, MessageE
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// The feature of a worker that takes `check`.
+/// The feature of a worker that answers `check`.
 pub const CHECKING: &str = "checking";
-const CHECK_NAMES_MAX: usize = 4096; // in one answer of a worker: a header has room for no more sums
+const CHECK_NAMES_MAX: usize = 4096; // in one answer of a worker: more sums do not fit a header
 
-/// Whatever a publisher may be told.
+/// Any message to a publisher.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ToPublisher {
     Worker(FromWorker),
@@ -29,12 +29,12 @@ pub enum ToPublisher {
     Verify(Verify),
 }
 
-/// An observer asks what has changed since a revision of an epoch.
+/// An observer asks for the changes since a revision of an epoch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Observe {
     pub epoch: u64,
     pub since: u64,
-    /// How many `roster` may answer it.
+    /// At most this many `roster` messages may answer it.
     pub pages: u64,
 }
 
@@ -48,7 +48,7 @@ impl Observe {
     }
 }
 
-/// An observer asks whether a worker's weights are those that were published, from a name on.
+/// An observer asks whether a worker's weights are those published, from a tensor on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verify {
     pub worker: String,
@@ -66,7 +66,8 @@ impl Verify {
     }
 }
 
-/// The CRC-32C of each of some tensors at a worker, or why there are none; nothing: it cannot be compared.
+/// The CRC-32C of some tensors at a worker, None for one that cannot be compared; or why there are
+/// none.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Checked {
     pub model: String,
@@ -92,12 +93,13 @@ impl Checked {
     }
 }
 
-/// Decodes what a worker or an observer sent.
+/// Decodes a message from a worker or an observer.
 pub fn to_publisher(header: &[u8], payloads: usize) -> Result<ToPublisher, MessageError> {
     let object = open(header)?;
     let fields = Fields(&object);
     if payloads > 0 {
-        return worker_message(&fields, payloads).map(ToPublisher::Worker); // which says what is wrong with that
+        // this reports what is wrong with it
+        return worker_message(&fields, payloads).map(ToPublisher::Worker);
     }
     let read = match fields.text("type", NAME_MAX).as_deref() {
         Ok("observe") => Observe::read(&fields).map(ToPublisher::Observe),
@@ -108,7 +110,7 @@ pub fn to_publisher(header: &[u8], payloads: usize) -> Result<ToPublisher, Messa
     read.map_err(MessageError::Malformed)
 }
 
-/// Say what the weights are by now of the version that you run, from a name on.
+/// Asks a worker for checksums of its running version, from a tensor on.
 #[derive(Serialize)]
 #[serde(tag = "type", rename = "check")]
 pub struct Check {
@@ -118,7 +120,7 @@ pub struct Check {
     pub first: u64,
 }
 
-/// A tensor that is another at a worker than it was published.
+/// A tensor that differs between a worker and the published version.
 #[derive(Serialize)]
 pub struct Difference {
     pub name: String,
@@ -126,7 +128,8 @@ pub struct Difference {
     pub runs: u32,
 }
 
-/// What of a worker's weights differs from what was published, as far as was looked; or why nobody knows.
+/// The differences between a worker's weights and the published ones, as far as compared; or why
+/// they are unknown.
 #[derive(Serialize)]
 #[serde(tag = "type", rename = "verified")]
 pub struct Verified {
@@ -145,7 +148,7 @@ pub struct Verified {
 }
 
 impl Verified {
-    /// One that says nothing yet.
+    /// Returns an answer without results yet.
     pub fn of(asked: &Verify) -> Verified {
         let Verify { worker, model, first } = asked.clone();
         let (epoch, version, count, names, unlike, differing) = (0, 0, 0, 0, 0, 0);
@@ -174,7 +177,7 @@ pub struct Published {
     pub age_ms: u64,
 }
 
-/// A model, its latest version for all, and when it and some before it were published.
+/// A model, its latest version for all workers, and when it and some earlier ones were published.
 #[derive(Serialize)]
 pub struct ModelRow<'a> {
     pub name: &'a str,
@@ -186,7 +189,7 @@ pub struct ModelRow<'a> {
     pub metadata: &'a Metadata,
 }
 
-/// How a worker stands with a model: what runs, what is on its way, what went wrong.
+/// State of a worker's model: the running version, the arriving one, and failures.
 #[derive(Default, Serialize)]
 pub struct Standing<'a> {
     #[serde(skip_serializing_if = "is_zero")]
@@ -213,7 +216,7 @@ pub struct Standing<'a> {
     pub error: &'a str,
 }
 
-/// A worker, and how it stands with each of its models.
+/// A worker, and the state of each of its models.
 #[derive(Serialize)]
 pub struct WorkerRow<'a> {
     pub name: &'a str,
@@ -229,7 +232,7 @@ pub struct WorkerRow<'a> {
     pub pid: u64,
 }
 
-/// Something became of a worker; `left` says that it is no longer there.
+/// An event of a worker; `left`: it is no longer connected.
 #[derive(Serialize)]
 pub struct Happened<'a> {
     pub kind: &'static str,

@@ -1,8 +1,9 @@
-//! Which patch a version arrives by, if there is one that fits, and what is done where it does not.
+//! Chooses the patch by which a version arrives, if one fits, and falls back to the whole version.
 //!
-//! A patch builds on the very bytes that run here. It arrives into memory of its own, and is decoded by a thread of
-//! its own; what it leads to is held against the digest like any version. Whatever is wrong with it, all of the
-//! version is fetched in its place, and what runs runs on meanwhile.
+//! A patch builds on the exact bytes that run here. It arrives into memory of its own, and is
+//! decoded in a thread of its own; the result is checked against the digest like any version. If
+//! anything is wrong with it, the whole version is fetched instead; meanwhile the running version
+//! stays.
 
 use crate::effects::Effect;
 use crate::layout::Layout;
@@ -22,7 +23,7 @@ pub struct Patches {
     timing: Timing,
     taken: bool,
     listens: bool,   // to chunks of patches, in place of those of versions
-    decoding: usize, // are being decoded, though their versions may be of no use by now
+    decoding: usize, // being decoded, though their versions may be outdated
 }
 
 impl Patches {
@@ -30,17 +31,17 @@ impl Patches {
         Patches { model: model.to_owned(), timing, taken: false, listens: false, decoding: 0 }
     }
 
-    /// From now on they are taken.
+    /// Accepts patches from now on.
     pub fn take(&mut self) {
         self.taken = true;
     }
 
-    /// Whether any are taken.
+    /// True if patches are accepted.
     pub fn taken(&self) -> bool {
         self.taken
     }
 
-    /// The topic of the chunks that are pushed to this worker.
+    /// Returns the topic of the chunks that are pushed to this worker.
     pub fn topic(&self) -> String {
         if self.listens {
             patch_topic(&self.model)
@@ -49,7 +50,7 @@ impl Patches {
         }
     }
 
-    /// Has the next versions pushed in the way in which this one arrives (D7).
+    /// Subscribes to patches or to versions, as this version arrives, for the next ones (D7).
     pub fn listen(&mut self, transfer: &Transfer, shared: bool, mode: Mode) -> Vec<Effect> {
         let (before, listens) = (self.topic(), transfer.patch().is_some());
         let other = std::mem::replace(&mut self.listens, listens) != listens;
@@ -62,7 +63,7 @@ impl Patches {
         ]
     }
 
-    /// What a version arrives by: a patch on what runs here, or it itself (D4).
+    /// Begins the transfer of a version: by a patch on the running version, or whole (D4).
     pub fn transfer(
         &self,
         versions: &VersionStore,
@@ -80,7 +81,7 @@ impl Patches {
                 let first = announce.patches.first().map(Patch::id);
                 let mut transfer = Transfer::of_patch(patch, announce, layout, buffer, now, self.timing);
                 if transfer.patch() != first {
-                    transfer.pull(); // the first alone is pushed
+                    transfer.pull(); // only the first one is pushed
                 }
                 transfer
             }
@@ -88,7 +89,8 @@ impl Patches {
         }
     }
 
-    /// The patch by which a version arrives, and what it builds on; else why there is none, if any were offered.
+    /// Returns the patch by which a version arrives, and its base; otherwise why there is none, if
+    /// any were offered.
     fn choose(&self, announce: &Announce, versions: &VersionStore) -> Result<(Patch, Base), String> {
         if !self.taken || announce.patches.is_empty() {
             return Err(String::new());
@@ -104,7 +106,7 @@ impl Patches {
         found.ok_or_else(|| unfit(announce, runs, overwritten))
     }
 
-    /// A patch is here, and what its version hashes to: has it decoded, unless somebody does (D5).
+    /// A patch and the digest of its version are here: starts to decode it, once (D5).
     pub fn decode(&mut self, transfer: &mut Transfer) -> Vec<Effect> {
         let job = transfer.decode();
         self.decoding += usize::from(job.is_some());
@@ -116,12 +118,12 @@ impl Patches {
         self.decoding -= 1;
     }
 
-    /// Whether any is being decoded, into a buffer that may be free soon.
+    /// True if a patch is being decoded, into a buffer that may be free soon.
     pub fn decoding(&self) -> bool {
         self.decoding > 0
     }
 
-    /// The publisher has no patch (any more) that was asked for (D8).
+    /// The publisher does not have the requested patch (any more) (D8).
     pub fn refused(&self, versions: &mut VersionStore, key: Key, now: Time) -> Vec<Effect> {
         match versions.arriving(key) {
             Some(transfer) if transfer.patch().is_some() && !transfer.decoding() => {
@@ -131,7 +133,8 @@ impl Patches {
         }
     }
 
-    /// A patch is of no use: has all of its version fetched in its place, into this buffer if it was lent (D5).
+    /// A patch cannot be used: fetches the whole version, into `version` if the decoder had that
+    /// buffer (D5).
     pub fn give_up(
         &self,
         versions: &mut VersionStore,

@@ -1,4 +1,4 @@
-//! What patches build on, and versions that are decoded from them (D3, D5).
+//! The bytes that patches build on, and the decoding of versions from patches (D3, D5).
 
 use crate::delta::Patch;
 use crate::layout::Layout;
@@ -10,18 +10,18 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 const PIECE_BYTES: usize = 1 << 24; // copied at once: some milliseconds
-const WRITING: Duration = Duration::from_secs(1); // of somebody who has just written what patches build on
+const WRITING: Duration = Duration::from_secs(1); // time for a writer of these bytes to finish
 
-/// Where the bytes of what runs here lie.
+/// Location of the bytes of the running version.
 #[derive(Clone)]
 pub enum Bytes {
-    /// In a buffer that was kept, of which no byte changes.
+    /// In a buffer that was kept, which does not change.
     Kept(Arc<Buffer>),
-    /// In the model itself: the next version that is applied takes their place.
+    /// In the model itself: the next version that is applied overwrites them.
     Model(Model),
 }
 
-/// What runs here, for patches to build on.
+/// The running version, for patches to build on.
 #[derive(Clone)]
 pub struct Base {
     pub layout: Arc<Layout>,
@@ -36,7 +36,7 @@ impl fmt::Debug for Base {
 }
 
 impl Base {
-    /// Copies the bytes to where a patch is decoded; tells whether they were to be had.
+    /// Copies the bytes to where a patch is decoded. Returns whether they were available.
     fn copy_to(&self, to: &mut [u8], wanted: &dyn Fn() -> bool) -> bool {
         let mut copy = |begin: usize, bytes: &[u8]| {
             let mut pieces =
@@ -53,17 +53,17 @@ impl Base {
     }
 }
 
-/// A version on its way from a patch, which is here, into a buffer.
+/// A patch that is here, to be decoded into a version.
 pub struct Patching {
     pub model: String,
     pub key: Key,
     pub base: Base,
     pub patch: Buffer,
-    /// Where to: as long as what the base holds.
+    /// Destination, of the size of the base.
     pub version: Buffer,
-    /// What the version hashes to.
+    /// Digest of the version.
     pub digest: String,
-    /// Who waits for it.
+    /// Alive while the transfer waits for it.
     pub wanted: Weak<()>,
 }
 
@@ -74,7 +74,8 @@ impl fmt::Debug for Patching {
 }
 
 impl Patching {
-    /// Decodes it, unless that is stopped in the middle; says how long that took, or why it is of no use.
+    /// Decodes the patch, unless stopped. Returns how long that took, or why the patch cannot be
+    /// used.
     pub fn run(&mut self, stopped: &dyn Fn() -> bool) -> Result<Duration, String> {
         let begun = Instant::now();
         let wanted = || self.wanted.strong_count() > 0 && !stopped();

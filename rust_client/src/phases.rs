@@ -1,4 +1,4 @@
-//! What a version goes through at a worker: phase x event -> phase. Nothing else moves one.
+//! The phases of a version at a worker: phase x event -> phase. Nothing else changes a phase.
 //!
 //! ```text
 //! announced ──> arriving ──> staged ──> ready ──> applying ──> running
@@ -6,9 +6,9 @@
 //!     └─────────────┴───────────┴─────────┴───────────┴───────────┴──> dropped, rejected
 //! ```
 //!
-//! An event that has no arrow from a version's phase changes nothing: messages come late, twice and
-//! in any order. `docs/PROTOCOL.md` has the same tables (section 8), and `tests/vectors/phases.json`
-//! has every arrow, and every pair without one.
+//! An event without an arrow from a version's phase changes nothing: messages come late, twice and
+//! in any order. `docs/PROTOCOL.md` has the same tables (section 8), and
+//! `tests/vectors/phases.json` has every arrow, and every pair without one.
 
 use serde::{Deserialize, Serialize};
 use Event::*;
@@ -17,18 +17,18 @@ use Phase::*;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
-    /// There is such a version; its layout or memory is missing.
+    /// The version exists; its layout or memory is missing.
     Announced,
-    /// Its chunks are coming.
+    /// Its chunks are arriving.
     Arriving,
     /// Whole and verified; waits for a commit.
     Staged,
     /// The user may apply it.
     Ready,
-    /// The user does.
+    /// A thread of the user's is applying it.
     Applying,
     Running,
-    /// Of no use; it may be announced again.
+    /// Not in use; it may be announced again.
     Dropped,
     /// Not tried again in this session.
     Rejected,
@@ -45,24 +45,24 @@ pub enum Event {
     Whole,
     /// It is `auto`, or `commit` came, or it is announced as `auto`.
     Committed,
-    /// The user begins to apply it.
+    /// A thread begins to apply it.
     Taken,
-    /// The user will apply it later.
+    /// A thread will apply it later.
     PutBack,
     Applied,
-    /// A check fails that a repetition will not mend, or the user turns it down.
+    /// A check failed that would fail again, or the user's function rejected it.
     Declined,
-    /// Something fails that may be otherwise next time.
+    /// Something failed that may succeed next time.
     Failed,
-    /// An apply has failed half-way: what ran is gone, too.
+    /// An apply failed half-way: the previous version is lost, too.
     Torn,
     /// Its segment holds another version by now.
     Stale,
     /// A newer version has the same bytes.
     Renamed,
-    /// A newer version takes its place.
+    /// A newer version replaces it.
     Newer,
-    /// The publisher has it no more.
+    /// The publisher no longer has it.
     Gone,
     Aborted,
     /// A session of another epoch has begun.
@@ -96,15 +96,15 @@ pub const ARROWS: &[(Phase, Event, Phase)] = &[
     (Applying, Failed, Dropped),
     (Applying, Torn, Dropped),
     (Applying, Stale, Dropped),
-    (Applying, Newer, Dropped), // another thread was faster
+    (Applying, Newer, Dropped), // another thread has applied a newer one
     (Running, Renamed, Running),
     (Running, Newer, Dropped),
     (Running, Torn, Dropped),
 ];
 
-/// Of an announced version: what it lacks. Who lacks a layout has asked for it; a segment and memory
-/// are there at once, or are not to be had; a buffer is when another version lets go of one. It is
-/// `begun` once it lacks no more than memory, and `mapped` once it lacks no more than a segment.
+/// What an announced version lacks. A missing layout was requested; a segment and memory are
+/// available at once or not at all; a buffer is available when another version releases one. The
+/// version is `begun` once it lacks only memory, and `mapped` once it lacks only a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Lack {
@@ -132,7 +132,7 @@ pub const LACKS: &[(Lack, LackEvent, Lack)] = &[
     (Lack::Buffer, LackEvent::Freed, Lack::Memory),
 ];
 
-/// Of an arriving version: how it comes. A chunk that is received may have been asked for; where
+/// How an arriving version comes. While chunks are received, some may be requested as well; once
 /// nothing more is pushed, all are.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -159,8 +159,8 @@ pub const COMING: &[(Coming, Way, Coming)] = &[
     (Coming::Copied, Way::Returned, Coming::Pulled),
 ];
 
-/// Of a model: whether its worker takes what is pushed. Who had to drop an arriving version for a
-/// newer one finishes the next, by fetching, before it looks at anything newer; else one that is
+/// Whether a worker takes pushed chunks of a model. If it dropped an arriving version for a newer
+/// one, it completes the next one, by fetching, before it considers a newer one; otherwise a worker
 /// slower than its publisher would never complete any.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -182,8 +182,8 @@ pub const MODES: &[(Mode, ModeEvent, Mode)] = &[
     (Mode::CatchingUp, ModeEvent::Completed, Mode::Following),
 ];
 
-/// Of a worker: whether it has a session with its publisher. While it probes it has none: its hello is
-/// answered, and it is yet to be seen whether the publisher's memory can be read.
+/// Whether a worker has a session. While it probes it has none: its hello was answered, but it has
+/// not checked yet whether the publisher's memory can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Session {
@@ -217,7 +217,7 @@ pub const SESSIONS: &[(Session, Change, Session)] = &[
     (Session::Inside, Change::Silent, Session::Outside),
 ];
 
-/// Where an event leads from a state, by one of these tables; nothing if it changes nothing.
+/// Returns the state that an event leads to; `None` if the table has no such transition.
 pub fn next<S: Copy + PartialEq, E: Copy + PartialEq>(table: &[(S, E, S)], state: S, event: E) -> Option<S> {
     table.iter().find(|(from, by, _)| (*from, *by) == (state, event)).map(|&(_, _, to)| to)
 }

@@ -1,6 +1,6 @@
-//! Where the worker's thread leaves versions that are ready, and the user's threads take them.
+//! Hands versions that are ready from the worker's thread to the user's threads.
 //!
-//! At most one version of a model waits here: a newer one takes its place.
+//! At most one version of each model waits here: a newer one replaces it.
 
 use crate::error::Error;
 use crate::limits::MODELS_MAX;
@@ -22,24 +22,24 @@ struct Left {
     joined_epoch: Option<u64>,
 }
 
-/// What a user's thread finds.
+/// Result of `ReadyQueue::take`.
 pub enum Found {
     Version(StagedVersion),
     Nothing,
 }
 
 impl Left {
-    /// Whether `take` would not wait.
+    /// True if `take` would not wait.
     fn any(&self) -> bool {
         !self.ready.is_empty() || !self.rejected.is_empty() || self.refused.is_some() || self.closed.is_some()
     }
 }
 
-/// A meeting point of threads.
+/// The queue between the worker's thread and the user's threads.
 pub struct ReadyQueue {
     left: Mutex<Left>,
     changed: Condvar,
-    waker: Waker, // rings while there is anything to take, if anybody listens
+    waker: Waker, // rings while there is anything to take, once `heard`
     heard: AtomicBool,
 }
 
@@ -49,21 +49,21 @@ impl ReadyQueue {
         Ok(ReadyQueue { left, changed, waker: Waker::new()?, heard: AtomicBool::new(false) })
     }
 
-    /// A descriptor that is readable while `take` would not wait.
+    /// Returns a descriptor that is readable while `take` would not wait.
     pub fn descriptor(&self) -> RawFd {
         self.heard.store(true, Ordering::Relaxed);
         self.wake(&self.open());
         self.waker.as_raw_fd()
     }
 
-    /// The same without saying so.
+    /// Returns the same descriptor, but does not make the bell ring.
     pub fn waker(&self) -> RawFd {
         self.waker.as_raw_fd()
     }
 
     fn wake(&self, left: &Left) {
         if self.heard.load(Ordering::Relaxed) {
-            self.waker.drain(); // one stroke at a time: nobody need hear more
+            self.waker.drain(); // at most one byte is pending
             if left.any() {
                 self.waker.wake();
             }
@@ -71,7 +71,7 @@ impl ReadyQueue {
     }
 
     fn open(&self) -> MutexGuard<'_, Left> {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner) // no change here can panic halfway
+        self.left.lock().unwrap_or_else(PoisonError::into_inner) // no change here panics half-way
     }
 
     fn change(&self, change: impl FnOnce(&mut Left)) {
@@ -84,7 +84,7 @@ impl ReadyQueue {
 
     // For the worker's thread.
 
-    /// Leaves a version; returns the older one that it replaces, if any.
+    /// Adds a version. Returns the older one that it replaces, if any.
     pub fn put(&self, staged: StagedVersion) -> Option<StagedVersion> {
         let mut older = None;
         self.change(|left| {
@@ -95,21 +95,21 @@ impl ReadyQueue {
         older
     }
 
-    /// Leaves a version again that was taken; returns it if a newer one has come meanwhile, or nothing
-    /// more is to be taken.
+    /// Returns a taken version to the queue. Gives it back if a newer one has arrived, or if the
+    /// handoff is closed.
     pub fn put_back(&self, staged: StagedVersion) -> Option<StagedVersion> {
         let mut unwanted = None;
         self.change(|left| {
             if left.closed.is_some() || left.ready.iter().any(|waiting| waiting.model == staged.model) {
                 unwanted = Some(staged);
             } else {
-                left.ready.push_back(staged); // others need not wait for its model, too
+                left.ready.push_back(staged); // last, so that other models come first
             }
         });
         unwanted
     }
 
-    /// Leaves word that a version could not be taken.
+    /// Adds the error of a rejected version.
     pub fn reject(&self, error: Error) {
         self.change(|left| {
             if left.rejected.len() >= MODELS_MAX {
@@ -119,12 +119,12 @@ impl ReadyQueue {
         });
     }
 
-    /// Leaves word that the publisher refuses this worker.
+    /// Records that the publisher refuses this worker.
     pub fn refuse(&self, error: Error) {
         self.change(|left| left.refused = Some(error));
     }
 
-    /// The publisher has let this worker in.
+    /// Records that the publisher has admitted this worker.
     pub fn join(&self, epoch: u64) {
         self.change(|left| {
             left.refused = None;
@@ -132,7 +132,7 @@ impl ReadyQueue {
         });
     }
 
-    /// Nothing more will come.
+    /// Closes the handoff: drops what waits, and accepts nothing more.
     pub fn close(&self, reason: &str) {
         self.change(|left| {
             left.ready.clear();
@@ -142,13 +142,13 @@ impl ReadyQueue {
 
     // For the user's threads.
 
-    /// Whether nothing more will come.
+    /// True if the handoff is closed.
     pub fn is_closed(&self) -> bool {
         self.open().closed.is_some()
     }
 
-    /// Returns a version that is ready, the one that has waited longest first; otherwise word of
-    /// one that could not be taken, or of a refusal, once each.
+    /// Returns a version that is ready, the one that has waited longest first; otherwise the error
+    /// of a rejected version or of a refusal, once each.
     pub fn take(&self, worker: &str, deadline: Instant) -> Result<Found, Error> {
         let mut left = self.open();
         loop {
@@ -170,7 +170,7 @@ impl ReadyQueue {
         }
     }
 
-    /// Waits until the publisher has let this worker in; returns the epoch, if it has.
+    /// Waits until the publisher admits this worker. Returns the epoch, or `None` at the deadline.
     pub fn wait_joined(&self, worker: &str, deadline: Instant) -> Result<Option<u64>, Error> {
         let mut left = self.open();
         loop {
@@ -191,7 +191,7 @@ impl ReadyQueue {
         }
     }
 
-    /// Waits for a change; nothing when the time is over.
+    /// Waits for a change; `None` at the deadline.
     fn wait<'a>(&'a self, left: MutexGuard<'a, Left>, deadline: Instant) -> Option<MutexGuard<'a, Left>> {
         let time = deadline.checked_duration_since(Instant::now()).filter(|time| !time.is_zero())?;
         let (left, _) = self.changed.wait_timeout(left, time).unwrap_or_else(PoisonError::into_inner);

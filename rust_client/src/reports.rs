@@ -1,4 +1,5 @@
-//! What a worker says: who it is; of the versions of a model, at once and with every ping (W17).
+//! The reports of a worker: its identity, and the versions of a model, at once and with every ping
+//! (W17).
 
 use crate::effects::Effect;
 use crate::messages::{
@@ -9,26 +10,27 @@ use crate::transfer::{Key, Time, Transfer, Want};
 use crate::version_store::{must_be_staged, VersionEntry, VersionStore};
 use std::collections::BTreeMap;
 
-/// Versions that are whole, and were not applied yet.
+/// Versions that are whole, and not applied yet.
 pub const NOT_APPLIED: [Phase; 3] = [Phase::Ready, Phase::Applying, Phase::Staged];
 
-/// Who a worker is.
+/// Identity of a worker.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// What it is called; one living worker per name and publisher.
+    /// Its name; one living worker per name and publisher.
     pub name: String,
     /// 32 hexadecimal digits, drawn anew at each start.
     pub instance: String,
-    /// For operators.
+    /// Client name, for operators.
     pub client: String,
-    /// For operators.
+    /// Host name, for operators.
     pub host: String,
-    /// For operators.
+    /// Process id, for operators.
     pub pid: u64,
 }
 
 impl Identity {
-    /// Says who it is, and what it runs of an epoch that has been running for so long.
+    /// Returns the hello: the identity, the running versions, and the age of the publisher of their
+    /// epoch.
     pub fn hello(
         &self,
         models: BTreeMap<String, Option<Running>>,
@@ -51,9 +53,9 @@ impl Identity {
     }
 }
 
-/// Says how things stand, the last failure included.
+/// Returns the current reports, including the last failure.
 pub fn standing(versions: &VersionStore, failure: Option<Effect>) -> Vec<Effect> {
-    let applying = versions.at(Phase::Applying); // it may hang, and others become ready behind it
+    let applying = versions.at(Phase::Applying); // it may hang while later versions become ready
     let newest = versions.all(&[Phase::Ready]).max_by_key(|entry| entry.key());
     let arriving = if applying.is_none() { receiving(versions) } else { None };
     let idle = arriving.is_none();
@@ -68,7 +70,7 @@ pub fn standing(versions: &VersionStore, failure: Option<Effect>) -> Vec<Effect>
     effects
 }
 
-/// Asks for what is missing and due.
+/// Returns the fetches of what is missing and due.
 pub fn fetches(transfer: &mut Transfer, now: Time) -> Vec<Effect> {
     let wants = transfer.wants(now);
     let fetch = |want| {
@@ -84,7 +86,7 @@ pub fn fetches(transfer: &mut Transfer, now: Time) -> Vec<Effect> {
     wants.into_iter().map(fetch).collect()
 }
 
-/// Says how far the version is that arrives.
+/// Returns the progress of the arriving version.
 pub fn receiving(versions: &VersionStore) -> Option<Effect> {
     let entry = versions.at(Phase::Arriving)?;
     let transfer = entry.transfer()?;
@@ -102,25 +104,25 @@ fn progress(
     Effect::Send(FromWorker::Progress(Progress { model, epoch, version, chunks, phase, patch, waits }))
 }
 
-/// Says which versions in some phases are staged, where that is due (W14).
+/// Returns the staged reports that are due, for the versions in some phases (W14).
 pub fn staged(versions: &VersionStore, phases: &[Phase]) -> Vec<Effect> {
     let due = versions.all(phases).filter(|entry| must_be_staged(entry.announce()));
     due.map(|entry| Effect::Send(FromWorker::Staged(of_version(entry)))).collect()
 }
 
-/// Says what runs, and by which patch it came (D11).
+/// Returns the report of the running version, with its patch (D11).
 pub fn applied(versions: &VersionStore) -> Option<Effect> {
     let entry = versions.at(Phase::Running)?;
     let said = OfVersion { decode_us: entry.decode_us(), note: entry.note().to_owned(), ..of_version(entry) };
     Some(Effect::Send(FromWorker::Applied(said)))
 }
 
-/// Says what could not be applied; `torn`: and that no version runs (W24).
+/// Returns the report of a failure; `torn`: no version runs (W24).
 pub fn failed(failure: &Failed, torn: bool) -> Effect {
     Effect::Send(FromWorker::Failed(Failed { intact: !torn, ..failure.clone() }))
 }
 
-/// Asks for a pong, which says again when that was (W12, W18).
+/// Returns a ping, whose pong repeats its time (W12, W18).
 pub fn ping(now: Time, subscribed: bool, shared: bool) -> Effect {
     let token = now.as_millis() as u64;
     Effect::Send(FromWorker::Ping(Ping { token, subscribed, shared }))

@@ -1,7 +1,7 @@
 //! The worker's thread: it owns the sockets, moves frames, and lets the machine decide.
 //!
-//! What is ready to be applied goes to the `ReadyQueue`; what the user's threads did with it comes
-//! back as `Work`.
+//! Versions that are ready go to the `ReadyQueue`; the reports of the user's threads come back as
+//! `Outcome`.
 
 use crate::applying::Calling;
 use crate::casting::{overflow_text, Overflow};
@@ -27,10 +27,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-const TICK: Duration = Duration::from_millis(100); // between two looks at the clock, if nothing happens
-const BATCH: usize = 16; // messages taken from one socket before the other gets a turn
+const TICK: Duration = Duration::from_millis(100); // between two ticks, if nothing happens
+const BATCH: usize = 16; // messages read from one socket before the other one
 
-/// What became of a version that was ready.
+/// The result of a version that was ready, or of a patch.
 #[derive(Debug)]
 pub enum Outcome {
     Taken,
@@ -38,7 +38,7 @@ pub enum Outcome {
     Applied {
         digest: String,
         base: Option<Base>,
-        /// The tensors that could not hold all values.
+        /// Tensors that could not hold all values.
         lost: Vec<Overflow>,
     },
     Failed {
@@ -47,40 +47,40 @@ pub enum Outcome {
     },
     Stale,
     Dropped,
-    /// The user's function has returned after its time was over, which was reported then.
+    /// The user's function returned after its deadline, which was reported then.
     Late,
-    /// A patch was decoded, and how long that took; or it is of no use, and why.
+    /// A patch was decoded, with the duration; or it cannot be used, with the reason.
     Decoded(Box<Patching>, Result<Duration, String>),
 }
 
-/// Something that happened to a worker, for logs and screens.
+/// An event of a worker, for logs and screens.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Event {
-    /// The publisher has let it in.
+    /// The publisher has admitted this worker.
     Joined { epoch: u64 },
-    /// The publisher is silent; the worker says hello until somebody answers.
+    /// The publisher is lost; the worker sends `hello` until it is answered.
     Lost,
-    /// The publisher refuses it.
+    /// The publisher refuses this worker.
     Refused { code: Code, text: String },
-    /// A version cannot be taken; the old one still runs, or, where the text says so, none does.
+    /// A version was rejected; the previous one still runs, unless the text says that none does.
     Rejected { model: String, epoch: u64, version: u64, code: Code, text: String },
-    /// Something that is no failure, but odd.
+    /// Something unusual that is no failure.
     Notice { code: Code, text: String },
 }
 
-/// Who is told of events.
+/// Callback for events.
 pub type Listener = Box<dyn FnMut(&Event) + Send>;
 
-/// What the worker's thread shares with the user's threads.
+/// State that the worker's thread shares with the user's threads.
 pub struct Shared {
     process: Process,
     pub ready_queue: ReadyQueue,
     waker: Arc<Waker>,
     stopping: AtomicBool,
-    pub outcomes: Mutex<VecDeque<(String, Key, Outcome)>>, // in the order in which things happened
+    pub outcomes: Mutex<VecDeque<(String, Key, Outcome)>>, // in the order in which they happened
     calls: Mutex<Vec<Calling>>,
-    state: Mutex<State>, // as of a moment ago
+    state: Mutex<State>, // at the last tick
 }
 
 impl Shared {
@@ -96,19 +96,20 @@ impl Shared {
         })
     }
 
-    /// What wakes the worker's thread.
+    /// Returns the bell that wakes the worker's thread.
     pub fn waker(&self) -> Arc<Waker> {
         self.waker.clone()
     }
 
-    /// Whether this process has the worker's thread; a forked child has only what it looks like.
+    /// True if this process has the worker's thread; a forked child has only a copy of its memory.
     pub fn is_here(&self) -> bool {
         self.process.is_this()
     }
 
-    /// Tells the worker's thread what became of a version.
+    /// Reports the outcome of a version to the worker's thread.
     pub fn tell(&self, model: &str, key: Key, outcome: Outcome) {
-        let hurry = !matches!(outcome, Outcome::Taken | Outcome::PutBack); // these only serve those who ask
+        // these two send nothing to the publisher
+        let hurry = !matches!(outcome, Outcome::Taken | Outcome::PutBack);
         let mut outcomes = self.outcomes.lock().unwrap_or_else(PoisonError::into_inner);
         outcomes.push_back((model.to_owned(), key, outcome));
         drop(outcomes);
@@ -117,28 +118,28 @@ impl Shared {
         }
     }
 
-    /// Has the worker's thread look after a call of the user's function.
+    /// Adds a call of the user's function, whose deadline the worker's thread watches.
     pub fn watch(&self, calling: Calling) {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).push(calling);
     }
 
-    /// Tells the worker's thread of calls whose time is over, once each, after whatever it was told before.
+    /// Reports calls that are late, once each, after all outcomes reported before.
     ///
-    /// Whoever lets others at a model after such a call has this done first: what comes of the next
-    /// version is told later then, whoever looked at the clock first.
+    /// Call this before you release a model after such a call, so that its next version is reported
+    /// later, whichever thread saw the deadline first.
     pub fn tell_overdue(&self) {
         let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         calls.retain(|Calling { model, key, intact, too_long, call }| {
             let fate = call.fate();
             if fate == Fate::Overdue {
                 let outcome = Outcome::Failed { text: too_long.clone(), intact: *intact };
-                self.tell(model, *key, outcome); // while the calls are held, so that nobody passes it
+                self.tell(model, *key, outcome); // under the lock: no later outcome overtakes it
             }
             fate == Fate::UnderWay
         });
     }
 
-    /// How the worker stood a moment ago.
+    /// Returns the worker's state at the last tick; empty in a forked child.
     pub fn state(&self) -> State {
         if !self.is_here() {
             return State::default();
@@ -146,14 +147,14 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Has the worker's thread say goodbye and end.
+    /// Makes the worker's thread send `bye` and end.
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
         self.waker.wake();
     }
 }
 
-/// A worker, running.
+/// The worker's thread, and all that it owns.
 pub struct Loop {
     pub machine: WorkerMachine,
     pub control: Control,
@@ -166,8 +167,8 @@ pub struct Loop {
     data: Subscription<Ticket>,
     begun: Instant,
     names: Option<Names>,
-    told: Option<(String, Key, &'static str)>, // of the rejections, so that a repetition is none
-    overflowed: HashSet<(String, String)>, // models and tensors of which the user knows that values are lost
+    told: Option<(String, Key, &'static str)>, // last reported rejection, to skip repetitions
+    overflowed: HashSet<(String, String)>,     // models and tensors whose overflow was reported
 }
 
 impl Loop {
@@ -206,9 +207,9 @@ impl Loop {
         self.begun.elapsed()
     }
 
-    /// Runs until it is told to stop.
+    /// Runs until `Shared::stop` is called.
     pub fn run(mut self) {
-        let _closed = CloseHandoff(self.shared.clone()); // whoever waits there learns of a panic, too
+        let _closed = CloseHandoff(self.shared.clone()); // waiting threads learn of a panic, too
         let mut next_tick = Time::ZERO;
         while !self.shared.stopping.load(Ordering::Acquire) {
             if let Err(error) = self.turn(&mut next_tick) {
@@ -222,13 +223,13 @@ impl Loop {
         self.shared.ready_queue.close("close() was called");
     }
 
-    /// Takes what there is; ticks when it is time.
+    /// Handles what has arrived; ticks if due.
     fn turn(&mut self, next_tick: &mut Time) -> io::Result<()> {
         let now = self.now();
         let may_hello = self.machine.wants_to_join(now);
         let found = self.poll(next_tick.saturating_sub(now), may_hello)?;
         self.shared.waker.drain();
-        self.shared.tell_overdue(); // W24, while it hangs on
+        self.shared.tell_overdue(); // W24, while the function still runs
         self.do_work();
         if found.control {
             self.take_control();
@@ -239,7 +240,7 @@ impl Loop {
         }
         let due = self.now() >= *next_tick;
         if found.data || due {
-            self.take_published(); // what is here of a chunk tells that more will come
+            self.take_published(); // the first part of a chunk shows the tick that more will come
         }
         if due {
             let now = self.now();
@@ -277,7 +278,7 @@ impl Loop {
         items.extend(control.map(watched));
         items.extend(data.map(watched));
         let (said, here) = (self.control.has_arrived(), self.data.has_arrived());
-        let open = writable && self.control.is_open(); // nobody waits for what is due already
+        let open = writable && self.control.is_open(); // a due hello is sent without waiting
         let milliseconds = if here || said || open { 0 } else { (time.as_micros() + 999) / 1000 };
         match zmq::poll(&mut items, milliseconds as i64) {
             Ok(_) | Err(zmq::Error::EINTR) => {}
@@ -357,7 +358,7 @@ impl Loop {
         }
     }
 
-    /// A version was not applied here.
+    /// Handles a version that was not applied.
     fn failed(&mut self, model: String, key: Key, text: String, intact: bool) {
         let effects = self.machine.failed(&model, key, &text, intact, self.now());
         let ((epoch, version), code) = (key, Code::Apply);
@@ -365,7 +366,7 @@ impl Loop {
         self.perform(effects);
     }
 
-    /// Tells the user of tensors that could not hold all values, of each once.
+    /// Notifies the user of tensors that could not hold all values, once for each.
     fn tell_overflow(&mut self, model: &str, (_, version): Key, lost: &[Overflow]) {
         let is_new = |its: &&Overflow| self.overflowed.insert((model.to_owned(), its.name.clone()));
         let new: Vec<Overflow> = lost.iter().filter(is_new).cloned().collect();
@@ -390,7 +391,7 @@ impl Loop {
                 Effect::Ready(staged) => {
                     if let Some(older) = self.shared.ready_queue.put(staged) {
                         let (model, key) = (older.model.clone(), older.key);
-                        drop(older); // its buffer may serve what follows
+                        drop(older); // its buffer is free for the next version
                         let effects = self.machine.dropped(&model, key, self.now());
                         self.perform(effects);
                     }
@@ -401,7 +402,7 @@ impl Loop {
                 }
                 Effect::Joined { epoch } => {
                     self.note_state();
-                    self.tell(Event::Joined { epoch }); // before a call that waits for it returns
+                    self.tell(Event::Joined { epoch }); // before `wait_joined` returns
                     self.shared.ready_queue.join(epoch);
                 }
                 Effect::Lost => self.tell(Event::Lost),
@@ -464,13 +465,13 @@ impl Loop {
     }
 }
 
-/// What `poll` found.
+/// The sockets that have something to read.
 struct Found {
     control: bool,
     data: bool,
 }
 
-/// Closes the handoff when the thread ends, however it does.
+/// Closes the handoff when the thread ends, also by a panic.
 struct CloseHandoff(Arc<Shared>);
 
 impl Drop for CloseHandoff {

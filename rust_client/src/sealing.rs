@@ -1,5 +1,5 @@
-//! Sealed payloads and messages: keys, nonces, and what is bound to them (protocol, 14.1). What a publisher seals
-//! with them is in `publisher/sealer.rs`, and what a worker opens in `keyring.rs`.
+//! Sealed payloads and messages: keys, nonces, and associated data (protocol, 14.1). The publisher
+//! seals in `publisher/sealer.rs`, a worker opens in `keyring.rs`.
 //!
 //! ```text
 //! group key ──> id                              which group key it was
@@ -16,9 +16,9 @@ use sha2::{Digest, Sha256};
 use std::convert::TryInto;
 use std::fmt;
 
-/// How an announcement names it.
+/// Its name in an announcement.
 pub const AES_256_GCM: &str = "aes-256-gcm";
-/// Whether this crate was built with what opens something.
+/// True if this crate was built with the feature `keys`.
 pub const AVAILABLE: bool = cfg!(feature = "keys");
 
 // Purposes.
@@ -29,10 +29,10 @@ pub const MESSAGE: u32 = 3;
 const TAG_BYTES: usize = 16;
 const PIECE_BYTES: usize = 1 << 15; // opened at once: still in the cache for the checksum
 
-/// 32 bytes that nobody else has.
+/// A secret key.
 pub type Secret = [u8; 32];
 
-/// HMAC-SHA256 of some parts, one behind the other, under a key that is no longer than a block.
+/// Returns the HMAC-SHA256 of the concatenated parts; the key is no longer than a block.
 fn hmac(key: &[u8], parts: &[&[u8]]) -> Secret {
     let padded = |with: u8| {
         let mut block = [with; 64];
@@ -43,12 +43,12 @@ fn hmac(key: &[u8], parts: &[&[u8]]) -> Secret {
     padded(0x5c).chain_update(inner).finalize().into()
 }
 
-/// HKDF-Expand of RFC 5869 for one block of SHA-256, which is as long as a key is.
+/// HKDF-Expand of RFC 5869 for one block of SHA-256, the length of a key.
 fn expand(secret: &Secret, info: &[&[u8]]) -> Secret {
     hmac(secret, &[info, &[&[1]]].concat())
 }
 
-/// What all workers of a publisher have, and nobody else.
+/// A key that only the workers of one publisher have.
 pub struct GroupKey {
     pub id: String,
     pub of_messages: Secret,
@@ -62,19 +62,19 @@ impl fmt::Debug for GroupKey {
 }
 
 impl GroupKey {
-    /// Takes the 64 hexadecimal digits of a group key.
+    /// Derives a group key from its 64 hexadecimal digits.
     pub fn of_hex(key: &str) -> GroupKey {
         let secret = hmac(b"weightbus 1", &[&bytes_of_hex(key)]); // HKDF-Extract
         let id = hex(&expand(&secret, &[b"id"])[..8]);
         GroupKey { id, of_messages: expand(&secret, &[b"messages"]), secret }
     }
 
-    /// The key of a version.
+    /// Returns the key of a version.
     pub fn of_version(&self, subject: &Subject) -> Secret {
         expand(&self.secret, &[b"version", &subject.names()])
     }
 
-    /// Returns a message sealed, its tag behind it; nothing if nothing can be sealed here.
+    /// Returns a sealed message, followed by its tag; `None` if this build cannot seal.
     pub fn seal_message(&self, count: u64, plain: &[u8]) -> Option<Vec<u8>> {
         let bound = bound_to_message(count, plain.len()); // E5
         let mut sealed = Vec::with_capacity(plain.len() + TAG_BYTES);
@@ -84,7 +84,7 @@ impl GroupKey {
         Some(sealed)
     }
 
-    /// Returns what was sealed as the message of this count; nothing if it was not.
+    /// Opens the message of this count; `None` if it is not authentic.
     pub fn open_message(&self, count: u64, sealed: &[u8]) -> Option<Vec<u8>> {
         let (sealed, tag) = sealed.split_at(sealed.len().checked_sub(TAG_BYTES)?); // E5
         let bound = bound_to_message(count, sealed.len());
@@ -108,12 +108,12 @@ pub struct Subject {
     pub nbytes: u64,
     pub chunk_bytes: u64,
     pub encoding: String,
-    /// Epoch and number of the version that the encoding builds on; zeros: on none.
+    /// Epoch and number of the version that the encoding builds on; zeros if there is none.
     pub base: (u64, u64),
 }
 
 impl Subject {
-    /// The version that was announced.
+    /// Returns the announced version.
     pub fn of(announce: &Announce) -> Subject {
         Subject {
             model: announce.model.clone(),
@@ -126,7 +126,7 @@ impl Subject {
         }
     }
 
-    /// A patch to the version that was announced (D12).
+    /// Returns a patch to the announced version (D12).
     pub fn of_patch(announce: &Announce, patch: &Patch) -> Subject {
         Subject {
             nbytes: patch.nbytes,
@@ -136,7 +136,7 @@ impl Subject {
         }
     }
 
-    /// What a key is derived from: the same bytes for the same version, always.
+    /// Returns the bytes that a key is derived from: always the same for a version.
     pub fn names(&self) -> Vec<u8> {
         let mut names = Vec::new();
         for text in [&self.model, &self.encoding] {
@@ -149,7 +149,7 @@ impl Subject {
         names
     }
 
-    /// What is bound to a payload of so many bytes.
+    /// Returns the associated data of a payload of `size` bytes.
     pub fn associated(&self, purpose: u32, index: u64, size: u64) -> Vec<u8> {
         let mut bound = self.names();
         bound.extend_from_slice(&purpose.to_le_bytes());
@@ -160,7 +160,7 @@ impl Subject {
     }
 }
 
-/// The 12 bytes that a key is used with once.
+/// Returns the nonce, which a key is used with once.
 pub fn nonce_of(purpose: u32, index: u64) -> [u8; 12] {
     let mut nonce = [0; 12];
     nonce[..4].copy_from_slice(&purpose.to_le_bytes());
@@ -168,23 +168,23 @@ pub fn nonce_of(purpose: u32, index: u64) -> [u8; 12] {
     nonce
 }
 
-/// One sealed payload that is being opened, piece by piece, as it arrives.
+/// A sealed payload that is opened piece by piece as it arrives.
 ///
-/// What it makes of a piece proves nothing before `proves` has said so of all.
+/// The opened bytes are not authentic before `proves` has returned their checksum.
 pub struct Opening {
     gcm: Gcm,
     tag: [u8; TAG_BYTES],
-    crc: u32, // of what was opened, computed while that is in the cache
+    crc: u32, // of the opened bytes, computed while they are in the cache
     broken: bool,
 }
 
 impl Opening {
-    /// Begins to open one; nothing if nothing can be opened here.
+    /// Begins to open a payload; `None` if this build cannot.
     pub fn new(key: &Secret, nonce: &[u8; 12], associated: &[u8], tag: [u8; TAG_BYTES]) -> Option<Opening> {
         Some(Opening { gcm: Gcm::new(key, nonce, associated)?, tag, crc: 0, broken: false })
     }
 
-    /// Opens the next bytes where they lie.
+    /// Opens the next bytes in place.
     pub fn take(&mut self, bytes: &mut [u8]) {
         for piece in bytes.chunks_mut(PIECE_BYTES) {
             self.broken |= !self.gcm.in_place(piece);
@@ -192,13 +192,14 @@ impl Opening {
         }
     }
 
-    /// Returns the CRC-32C of all of it; nothing if it is not what was sealed, nothing more and nothing less.
+    /// Returns the CRC-32C of all bytes; `None` if they are not exactly those that were sealed.
     pub fn proves(self) -> Option<u32> {
         let sound = self.gcm.proves(&self.tag) && !self.broken;
         sound.then_some(self.crc)
     }
 
-    /// Opens all of it at once into other memory; returns its CRC-32C, nothing if it is not what was sealed.
+    /// Opens a whole payload into other memory. Returns its CRC-32C, or `None` if it is not
+    /// authentic.
     pub fn opens(mut self, sealed: &[u8], to: &mut [u8]) -> Option<u32> {
         for (piece, to) in sealed.chunks(PIECE_BYTES).zip(to.chunks_mut(PIECE_BYTES)) {
             self.broken |= !self.gcm.copy(piece, to);

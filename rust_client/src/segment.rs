@@ -1,8 +1,9 @@
-//! The shared road: memory of a publisher on this host, copied straight into the model.
+//! The shared-memory transport: memory of a publisher on this host, copied straight into the model.
 //!
 //! A segment is a header of 4096 bytes (magic, token, the stamp of the version) and the data
-//! section. The publisher fills it under an exclusive lock; we copy under a shared one and look at
-//! the stamp before and after. Nobody waits for a lock: whoever comes too late fetches.
+//! section. The publisher fills it under an exclusive lock; the worker copies under a shared one,
+//! and checks the stamp before and after. Neither side waits for a lock: a worker that is too late
+//! fetches.
 
 use crate::checksum::crc32c_append;
 use crate::digest::{bytes_of_hex, digest};
@@ -26,7 +27,7 @@ const PIECE_BYTES: usize = 1 << 16; // hashed at once, while it is in the cache
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stale;
 
-/// A version by its model, epoch and number.
+/// Identifies a version by its model, epoch and number.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stamp([u8; STAMP_BYTES]);
 
@@ -47,11 +48,11 @@ pub struct Segment {
     token: String,
     nbytes: usize,
     memory: Foreign,
-    file: Mutex<Own<File>>, // the lock is one for all threads that use this descriptor: they take turns
+    file: Mutex<Own<File>>, // all threads share the lock of this descriptor: they take turns
 }
 
 impl Segment {
-    /// Opens a segment; nothing if there is no such segment on this host, or it is not ours to read.
+    /// Opens a segment; `None` if it is not on this host, or cannot be read by this worker.
     pub fn open(shared: &Shared, nbytes: u64) -> Option<Segment> {
         if !is_path_of_descriptor(&shared.path) {
             return None;
@@ -74,9 +75,9 @@ impl Segment {
         Some(Segment { token: shared.token.clone(), nbytes, memory, file: Mutex::new(file) })
     }
 
-    /// Lets `copy` read the data section while it holds this version.
+    /// Calls `copy` with the data section while it holds this version.
     ///
-    /// What was copied is good only if this returns it.
+    /// The copy is valid only if this returns `Ok`.
     pub fn read<T>(&self, stamp: &Stamp, copy: impl FnOnce(&Reading) -> T) -> Result<T, Stale> {
         let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         os::lock_shared_nowait(&file).map_err(|_| Stale)?;
@@ -102,15 +103,15 @@ struct Unlock<'a>(&'a File);
 
 impl Drop for Unlock<'_> {
     fn drop(&mut self) {
-        let _ = os::unlock(self.0); // closing the file would do it, too
+        let _ = os::unlock(self.0); // closing the file would release it, too
     }
 }
 
-/// The data section of a segment that is locked.
+/// The data section of a locked segment.
 pub struct Reading<'a>(&'a Segment);
 
 impl Reading<'_> {
-    /// Bytes of the data section.
+    /// Returns the size of the data section in bytes.
     pub fn nbytes(&self) -> usize {
         self.0.nbytes
     }
@@ -120,7 +121,7 @@ impl Reading<'_> {
         self.0.memory.copy_to(HEADER_BYTES + begin, to);
     }
 
-    /// Returns the digest of the data section, cut into chunks of this size.
+    /// Returns the digest of the data section, in chunks of this size.
     pub fn digest(&self, layout_id: &str, chunk_bytes: u64) -> String {
         let chunk_bytes = usize::try_from(chunk_bytes).unwrap_or(usize::MAX);
         let mut piece = vec![0; PIECE_BYTES.min(chunk_bytes)];
@@ -141,19 +142,19 @@ impl Reading<'_> {
     }
 }
 
-/// Tells whether a path is `/proc/PID/fd/FD`: nothing else is ever opened.
+/// True if a path is `/proc/PID/fd/FD`: nothing else is ever opened.
 fn is_path_of_descriptor(path: &str) -> bool {
     let number = |text: &str| (1..=10).contains(&text.len()) && text.bytes().all(|c| c.is_ascii_digit());
     let rest = path.strip_prefix("/proc/").and_then(|rest| rest.split_once("/fd/"));
     rest.map_or(false, |(pid, descriptor)| number(pid) && number(descriptor))
 }
 
-/// The segments that a worker has opened lately, so that each is mapped once.
+/// The segments that a worker opened last, so that each is mapped once.
 #[derive(Default)]
 pub struct Segments(Mutex<Vec<Arc<Segment>>>);
 
 impl Segments {
-    /// Returns a segment of this host; nothing if it is not to be had.
+    /// Returns a segment of this host; `None` if it cannot be opened.
     pub fn open(&self, shared: &Shared, nbytes: u64) -> Option<Arc<Segment>> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let same = |s: &&Arc<Segment>| s.token == shared.token && s.nbytes as u64 == nbytes;

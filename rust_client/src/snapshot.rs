@@ -1,4 +1,4 @@
-//! A version that the user keeps for as long as it likes.
+//! A version that the user may keep as long as it likes.
 
 use crate::element::Element;
 use crate::error::Error;
@@ -13,44 +13,44 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// One version of a model, whole, that never changes. Its memory is used again when the last
-/// reference to it is gone.
+/// One whole version of a model, immutable. Its memory is reused once the last reference is
+/// dropped.
 pub struct Snapshot {
-    /// Of which model.
+    /// Id of the model.
     pub model: String,
-    /// The epoch of its publisher.
+    /// Epoch of the publisher.
     pub epoch: u64,
-    /// Its number.
+    /// Version number.
     pub version: u64,
-    /// What its publisher says of it, as text by name.
+    /// Metadata from the publisher: text by name.
     pub metadata: BTreeMap<String, String>,
     pub(crate) layout: Arc<Layout>,
     pub(crate) data: Arc<Buffer>,
 }
 
 impl Snapshot {
-    /// The same under another name.
+    /// Returns the same bytes under another key.
     pub(crate) fn renamed(&self, (epoch, version): Key, metadata: Metadata) -> Snapshot {
         let (layout, data) = (self.layout.clone(), self.data.clone());
         Snapshot { model: self.model.clone(), epoch, version, metadata, layout, data }
     }
 
-    /// Its tensors, in the order of the source that they come from.
+    /// Returns the tensors, in the order of the published source.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = &TensorInfo> {
         self.layout.in_order()
     }
 
-    /// Its layout, in which aliases and metadata stand, too.
+    /// Returns the layout, which also has aliases and metadata.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// The bytes of a tensor.
+    /// Returns the bytes of a tensor.
     pub fn bytes(&self, name: &str) -> Result<&[u8], Error> {
         self.find(name).map(|(_, bytes)| bytes)
     }
 
-    /// The numbers of a tensor; copied only if its publisher did not align them.
+    /// Returns the elements of a tensor; copied only if the publisher did not align them.
     pub fn get<T: Element>(&self, name: &str) -> Result<Cow<'_, [T]>, Error> {
         let (info, bytes) = self.find(name)?;
         if info.dtype != T::DTYPE {

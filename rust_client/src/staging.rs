@@ -1,8 +1,8 @@
-//! Where versions wait until they are whole: the buffers of one model, kept and used again.
+//! Buffers in which the versions of one model wait until they are whole; they are reused.
 //!
-//! At most two are in use for staging. One holds a version that is complete and waits to be
-//! applied, the other the version that is arriving. A steady stream of versions touches no fresh
-//! memory. A buffer goes home when it is dropped, in whatever thread that happens.
+//! At most two are in use for staging: one for a complete version that waits to be applied, the
+//! other for the arriving one. A steady stream of versions touches no fresh memory. A buffer
+//! returns to its pool when it is dropped, in any thread.
 
 use crate::layout::Layout;
 use crate::limits::{BUFFERS_KEPT, BUFFERS_MAX};
@@ -16,10 +16,10 @@ use std::io;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Where the bytes of a version are.
+/// Location of the bytes of a version.
 pub enum Source {
     Buffer(Buffer),
-    /// On the shared road; hashed in chunks of this size if it is not 0.
+    /// In shared memory; hashed in chunks of this size if it is not 0.
     Segment {
         segment: Arc<Segment>,
         hash_chunks: u64,
@@ -32,13 +32,13 @@ pub struct StagedVersion {
     pub key: Key,
     pub layout: Arc<Layout>,
     pub source: Source,
-    /// Empty on the shared road, where nothing has hashed it yet.
+    /// Empty with the shared-memory transport: nothing has hashed the version yet.
     pub digest: String,
-    /// How it came, as `Update` says.
+    /// How it arrived, see `Update`.
     pub encoding: &'static str,
-    /// What its publisher says of it.
+    /// Metadata from the publisher.
     pub metadata: Metadata,
-    /// There may be patches on it: who applies it says where its bytes lie then.
+    /// Patches may build on it: the outcome of the apply must hold its bytes.
     pub keep: bool,
 }
 
@@ -51,8 +51,8 @@ impl fmt::Debug for StagedVersion {
 #[derive(Default)]
 struct Pool {
     free: Vec<Memory>,
-    nbytes: u64,    // of each of these: as much as the version that was begun last
-    staging: usize, // buffers that are in use for staging
+    nbytes: u64,    // size of each: that of the version begun last
+    staging: usize, // buffers in use for staging
 }
 
 /// The buffers of one model.
@@ -62,7 +62,7 @@ pub struct Buffers(Arc<Mutex<Pool>>);
 /// Memory of the size of a version's data section.
 #[derive(Default)]
 pub struct Buffer {
-    memory: Option<Memory>, // None where it was taken
+    memory: Option<Memory>, // None once taken
     home: Weak<Mutex<Pool>>,
     staging: bool,
 }
@@ -72,15 +72,15 @@ fn open(pool: &Mutex<Pool>) -> MutexGuard<'_, Pool> {
 }
 
 impl Pool {
-    /// Only memory of this size is kept from now on.
+    /// Keeps only memory of this size from now on.
     fn keep(&mut self, nbytes: u64) {
         if self.nbytes != nbytes {
-            self.free.clear(); // the model has changed its size: no old memory will fit again
+            self.free.clear(); // the model has changed its size: old memory will never fit again
             self.nbytes = nbytes;
         }
     }
 
-    /// Returns memory of this size, such as was used before if possible.
+    /// Returns memory of this size, reused if possible.
     fn take(&mut self, nbytes: u64) -> io::Result<Memory> {
         self.keep(nbytes);
         self.free.pop().map_or_else(|| memory_of(nbytes, false), Ok)
@@ -88,8 +88,8 @@ impl Pool {
 }
 
 impl Buffers {
-    /// Makes a buffer of this size now, so that the first version need not wait for it. If there is
-    /// no memory, whoever asks for it later is told.
+    /// Allocates a buffer of this size now, so that the first version need not wait for it. If
+    /// there is no memory, a later `take` fails.
     pub fn reserve(&self, nbytes: u64) {
         let mut pool = open(&self.0);
         if nbytes > 0 && pool.staging == 0 && pool.free.is_empty() {
@@ -98,7 +98,7 @@ impl Buffers {
         }
     }
 
-    /// Returns a buffer of this size, one used before if possible; nothing if all are in use.
+    /// Returns a buffer of this size, reused if possible; `None` if all are in use.
     pub fn take(&self, nbytes: u64) -> io::Result<Option<Buffer>> {
         let mut pool = open(&self.0);
         if pool.staging >= BUFFERS_MAX {
@@ -123,17 +123,17 @@ fn memory_of(nbytes: u64, touched: bool) -> io::Result<Memory> {
 }
 
 impl Buffer {
-    /// Memory of so many bytes that is of no model: of a patch.
+    /// Returns memory that belongs to no model's pool, for a patch.
     pub fn alone(nbytes: u64) -> io::Result<Buffer> {
         Ok(Buffer { memory: Some(memory_of(nbytes, false)?), home: Weak::new(), staging: false })
     }
 
-    /// Its memory, to be exchanged with other memory of whole pages.
+    /// Returns its memory, to be exchanged with other whole pages.
     pub fn pages(&mut self) -> Option<&mut Memory> {
         self.memory.as_mut()
     }
 
-    /// From now on it does not count as in use for staging: a user keeps it.
+    /// Stops counting it as in use for staging: a user keeps it.
     pub fn keep(&mut self) {
         if std::mem::take(&mut self.staging) {
             if let Some(pool) = self.home.upgrade() {

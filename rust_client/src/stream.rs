@@ -1,4 +1,4 @@
-//! Versions for whoever must not block: a thread of its own applies them, and wakes the task that waits.
+//! Updates for async tasks: a dedicated thread applies versions, and wakes the task that waits.
 
 use crate::error::Error;
 use crate::worker::{Update, Worker};
@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
-const LOOK: Duration = Duration::from_millis(100); // how often the thread looks whether it is still wanted
+const LOOK: Duration = Duration::from_millis(100); // how often to check for a dropped stream
 
 #[derive(Default)]
 struct Between {
@@ -30,7 +30,7 @@ impl Meeting {
         self.between.lock().unwrap_or_else(PoisonError::into_inner) // never half changed
     }
 
-    /// Leaves an item, once the one before was taken; tells whether there is anybody to take it.
+    /// Leaves an item once the previous one was taken. Returns false if the stream was dropped.
     fn leave(&self, item: Result<Update, Error>) -> bool {
         let mut between = self.open();
         while between.item.is_some() && !between.unwanted {
@@ -43,7 +43,7 @@ impl Meeting {
     }
 }
 
-/// Wakes the task that waits, which may poll at once: nothing is held meanwhile.
+/// Wakes the waiting task without holding the lock, since it may poll at once.
 fn wake(mut between: MutexGuard<'_, Between>) {
     let waker = between.waker.take();
     drop(between);
@@ -52,11 +52,11 @@ fn wake(mut between: MutexGuard<'_, Between>) {
     }
 }
 
-/// Versions as they are applied, one after the other; it ends when the worker is closed.
+/// Versions as they are applied, one after the other; ends when the worker is closed.
 ///
-/// It belongs to no runtime: any can poll it, by `poll_next`, or as a `futures_core::Stream` with the
-/// feature `stream`. The next version is applied when the one before was taken from here; of those
-/// that come meanwhile the newest counts.
+/// It needs no particular runtime: poll it with `poll_next`, or as a `futures_core::Stream` with
+/// the feature `stream`. At most one version is applied ahead of the one that waits to be taken; of
+/// versions that arrive meanwhile, only the newest is applied.
 pub struct UpdateStream(Arc<Meeting>);
 
 impl UpdateStream {
@@ -83,9 +83,10 @@ impl UpdateStream {
         Ok(stream)
     }
 
-    /// The next version, or word of one that could not be taken; else the task is woken when there is one.
+    /// Returns the next version, or the error of a rejected one; otherwise wakes the task later.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Update, Error>>> {
-        let mut waker = Some(context.waker().clone()); // and the one before is dropped: both by code of others
+        // cloned and dropped without the lock: both run foreign code
+        let mut waker = Some(context.waker().clone());
         let mut between = self.0.open();
         if let Some(item) = between.item.take() {
             self.0.taken.notify_all();

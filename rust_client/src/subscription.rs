@@ -1,7 +1,8 @@
-//! The worker's data connection: dialled in the background, read straight to where bytes belong.
+//! The worker's data connection: dialled in the background, and read straight into place.
 //!
-//! It belongs to one thread, which never waits here: another one looks up the host and connects,
-//! and rings a bell when it is done. A connection that breaks or falls silent is dialled again.
+//! It belongs to one thread, which never blocks here: another thread looks up the host and
+//! connects, and rings a bell when it is done. A connection that breaks or falls silent is dialled
+//! again.
 
 use crate::endpoint::Endpoint;
 use crate::limits::{COMMANDS, UNREAD_BYTES_MAX};
@@ -21,19 +22,20 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-const DIAL: Duration = Duration::from_secs(5); // for each of the host's addresses, and the handshake
+const DIAL: Duration = Duration::from_secs(5); // for each address of the host, and the handshake
 const REDIAL: Duration = Duration::from_millis(50); // between two attempts; doubles
 const REDIAL_MAX: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(30); // a publisher sends beacons far more often
 const SECOND: Duration = Duration::from_secs(1);
-const LOW_WATER_BYTES: usize = 1 << 18; // of a payload, that must be here before we are woken
+const LOW_WATER_BYTES: usize = 1 << 18; // of a payload, to be here before a wake-up
 
-/// Connects; `patience` is for each address of the host.
+/// Connects; `patience` applies to each address of the host.
 pub fn dial(endpoint: &Endpoint, patience: Duration) -> io::Result<Own<TcpStream>> {
     let connection = match endpoint {
         Endpoint::Tcp { host, port } => dial_tcp(host, *port, patience)?,
         Endpoint::Ipc(path) if is_name(path) => unix_by_name(path, false)?.into(),
-        Endpoint::Ipc(path) => OwnedFd::from(UnixStream::connect(path)?).into(), // from here on they are alike
+        // from here on both kinds are alike
+        Endpoint::Ipc(path) => OwnedFd::from(UnixStream::connect(path)?).into(),
     };
     let connection = Own::new(connection);
     connection.set_nonblocking(true)?;
@@ -54,23 +56,23 @@ fn dial_tcp(host: &str, port: u16, patience: Duration) -> io::Result<TcpStream> 
     Err(last)
 }
 
-/// What a thread that dialled brings back.
+/// The result of a dial, from its thread.
 pub struct Dialled {
     pub generation: u64,
     pub connection: io::Result<Own<TcpStream>>,
 }
 
-/// Messages of some topics from one publisher. `T` is the ticket of `Places`.
+/// The published messages of some topics, from one publisher. `T` is the ticket of `Places`.
 pub struct Subscription<T> {
     endpoint: Option<Endpoint>,
     ticket: String, // for the next connection
-    ticketed: bool, // each connection needs one
+    ticketed: bool, // every connection needs one
     topics: BTreeSet<String>,
     connection: Option<Own<TcpStream>>,
     stream: Stream<T>,
     waker: Arc<Waker>,
     dialled: (Sender<Dialled>, Receiver<Dialled>),
-    generation: u64, // of the endpoint, so that a connection to an older one is not taken
+    generation: u64, // of the endpoint: a connection to an older one is dropped
     dialling: bool,
     dial_at: Time,
     pause: Duration,
@@ -100,8 +102,8 @@ impl<T: Copy> Subscription<T> {
         }
     }
 
-    /// Takes messages from this endpoint, in place of any before. With a ticket each connection needs one, which is
-    /// spent with it.
+    /// Connects to this endpoint, in place of any before. With a ticket, every connection needs
+    /// one, and uses it up.
     pub fn connect(&mut self, endpoint: Endpoint, ticket: String, places: &mut impl Places<Ticket = T>) {
         self.ticketed = !ticket.is_empty();
         self.ticket = ticket;
@@ -112,19 +114,19 @@ impl<T: Copy> Subscription<T> {
         }
     }
 
-    /// Whether there is no connection for want of a ticket.
+    /// True if there is no connection for lack of a ticket.
     pub fn needs_ticket(&self) -> bool {
         self.ticketed && self.ticket.is_empty() && self.connection.is_none() && !self.dialling
     }
 
-    /// Connects anew, and at once.
+    /// Makes the connection anew, at once.
     pub fn redial(&mut self, places: &mut impl Places<Ticket = T>) {
         self.hang_up(places);
         self.dial_at = Time::ZERO;
         self.pause = REDIAL;
     }
 
-    /// Asks for a topic, or no longer; asking twice is asking once.
+    /// Subscribes to a topic, or unsubscribes. Repetitions have no effect.
     pub fn subscribe(&mut self, topic: &str, on: bool) {
         let changed = if on { self.topics.insert(topic.to_owned()) } else { self.topics.remove(topic) };
         if changed {
@@ -132,7 +134,7 @@ impl<T: Copy> Subscription<T> {
         }
     }
 
-    /// Does what is due; returns the descriptor to watch, and whether to write to it.
+    /// Does what is due. Returns the descriptor to poll, and whether to wait for room to write.
     pub fn process_events(
         &mut self,
         now: Time,
@@ -154,7 +156,7 @@ impl<T: Copy> Subscription<T> {
         self.connection.as_ref().map(|connection| (connection.as_raw_fd(), unsent))
     }
 
-    /// Whether something is here already, so that nobody need wait for the socket.
+    /// True if there is something to handle already, so that `poll` need not wait.
     pub fn has_arrived(&self) -> bool {
         !self.stream.arrived.is_empty() || self.stream.is_held()
     }
@@ -176,10 +178,10 @@ impl<T: Copy> Subscription<T> {
                 }
             }
             if self.stream.is_open() {
-                self.heard_at = now; // in a handshake, bytes alone are no sign of life
+                self.heard_at = now; // bytes of a handshake do not show that the peer works
             }
             if !self.stream.arrived.is_empty() {
-                self.pause = REDIAL; // commands alone do not show that the next attempt is worth it
+                self.pause = REDIAL; // commands alone do not show that a redial is worthwhile
             }
             self.write(places);
             self.check_commands(now, places);
@@ -187,7 +189,8 @@ impl<T: Copy> Subscription<T> {
         self.stream.arrived.pop_front()
     }
 
-    /// Hangs up on a peer whose commands keep this thread busy, or that does not read what it asks for by them.
+    /// Closes the connection if the peer's commands keep this thread busy, or if the peer does not
+    /// read the answers.
     fn check_commands(&mut self, now: Time, places: &mut impl Places<Ticket = T>) {
         if now.saturating_sub(self.counted.1) >= SECOND {
             self.counted = (self.stream.commands, now);
@@ -198,7 +201,7 @@ impl<T: Copy> Subscription<T> {
         }
     }
 
-    /// Sleeps until so many bytes are here, rather than be woken for each packet.
+    /// Lets `poll` sleep until `count` bytes are here, rather than wake for each packet.
     fn expect(&mut self, count: usize) {
         if let Some(connection) = self.connection.as_ref().filter(|_| count != self.low_water) {
             if os::set_receive_low_water(connection.as_raw_fd(), count).is_ok() {
@@ -220,7 +223,7 @@ impl<T: Copy> Subscription<T> {
         let (generation, found, waker) = (self.generation, self.dialled.0.clone(), self.waker.clone());
         let dial = move || {
             let connection = dial(&endpoint, DIAL);
-            let _ = found.send(Dialled { generation, connection }); // whoever asked may be gone
+            let _ = found.send(Dialled { generation, connection }); // the receiver may be gone
             waker.wake();
         };
         self.dialling = thread::Builder::new().name("weightbus-dial".to_owned()).spawn(dial).is_ok();
@@ -236,7 +239,7 @@ impl<T: Copy> Subscription<T> {
             (self.heard_at, self.counted) = (now, (0, now));
             self.low_water = 1;
             self.stream = Stream::new(&self.topics);
-            self.stream.show(std::mem::take(&mut self.ticket)); // never twice
+            self.stream.show(std::mem::take(&mut self.ticket)); // used once
         }
     }
 

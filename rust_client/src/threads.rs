@@ -1,10 +1,10 @@
-//! How threads of this crate are waited for.
+//! Joining the threads of this crate.
 
 use std::sync::{Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
-/// Takes the handle of a thread to wait for it, unless that is the one that runs here, which cannot: then the handle
-/// stays for whoever can.
+/// Takes the handle of a thread to join it, unless it is the current thread, which cannot join
+/// itself: then the handle stays for another thread.
 pub fn join_handle(place: &Mutex<Option<JoinHandle<()>>>) -> Option<JoinHandle<()>> {
     let mut handle = place.lock().unwrap_or_else(PoisonError::into_inner);
     let own = handle.as_ref().map_or(false, |handle| handle.thread().id() == thread::current().id());

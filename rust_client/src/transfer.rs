@@ -1,4 +1,4 @@
-//! One version arriving chunk by chunk, pushed and fetched in any order.
+//! Transfer of one version, chunk by chunk, pushed and fetched in any order.
 //!
 //! Each chunk is in one of four states:
 //!
@@ -9,17 +9,17 @@
 //!    └─────lend────────┴─> Lent ──damaged, cut off──> Missing
 //! ```
 //!
-//! A chunk is lent while its bytes are being received straight into their place: whatever else
-//! comes of it meanwhile is ignored, since nobody may write there twice.
+//! A chunk is `Lent` while its bytes are being received straight into their place; another copy of
+//! it that arrives meanwhile is ignored, so that nothing else writes there.
 //!
-//! Pushed chunks come in order, so whatever lies below the highest pushed one was dropped and is
-//! fetched at once. What lies above may still be pushed: it is fetched after `end`, or when nothing
-//! has arrived for a while. At most a window of chunks is asked for; an answer that does not come
-//! in time turns all of them back to missing, and the patience doubles until something arrives. But
-//! answers come in the order of what was asked: as long as no later ping was answered, they are on
-//! their way.
+//! Pushed chunks come in order: a missing one below the highest pushed one was dropped, and is
+//! fetched at once. One above may still be pushed: it is fetched after `end`, or when nothing has
+//! arrived for a while. At most a window of chunks is requested; if an answer does not come in
+//! time, all requested chunks are missing again, and the timeout doubles until something arrives.
+//! But answers come in the order of the requests: until a later ping is answered, they are on their
+//! way.
 //!
-//! What arrives may be a patch instead, into memory of its own: then the version is decoded from that.
+//! A patch may arrive instead, into memory of its own; then the version is decoded from it.
 
 use crate::checksum::{crc32c, crc32c_append};
 use crate::digest::digest;
@@ -37,13 +37,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A point in time, counted from wherever the caller likes.
+/// A point in time, counted from any fixed moment.
 pub type Time = Duration;
 
-/// What orders versions: the epoch, then the number.
+/// The order of versions: the epoch, then the number.
 pub type Key = (u64, u64);
 
-/// How a data section is cut.
+/// How a data section is cut into chunks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ChunkPlan {
     pub nbytes: u64,
@@ -51,17 +51,17 @@ pub struct ChunkPlan {
 }
 
 impl ChunkPlan {
-    /// Returns how so many bytes are cut into chunks of this size, if it may be one.
+    /// Returns how `nbytes` are cut into chunks of this size; `None` if the size is not allowed.
     pub fn new(nbytes: u64, chunk_bytes: u64) -> Option<ChunkPlan> {
         (1..=CHUNK_BYTES_MAX).contains(&chunk_bytes).then_some(ChunkPlan { nbytes, chunk_bytes })
     }
 
-    /// How many chunks there are.
+    /// Returns the number of chunks.
     pub fn count(self) -> u64 {
         self.nbytes / self.chunk_bytes + u64::from(self.nbytes % self.chunk_bytes > 0)
     }
 
-    /// Where a chunk lies.
+    /// Returns the position of a chunk in the data section.
     pub fn span(self, index: u64) -> Range<u64> {
         let begin = index * self.chunk_bytes;
         begin..self.nbytes.min(begin + self.chunk_bytes)
@@ -80,10 +80,10 @@ enum State {
 struct Lease {
     id: u64,
     index: usize,
-    count: usize, // bytes that are here
+    count: usize, // bytes received
     crc: u32,     // of these, computed while they are in the cache, if they are in the clear
     opening: Option<Opening>,
-    seen: usize, // bytes that were here when somebody looked last
+    seen: usize, // bytes received at the last look
 }
 
 /// The payload of a chunk.
@@ -91,39 +91,40 @@ struct Lease {
 pub enum Payload<'a> {
     /// Bytes, to be copied to their place.
     Bytes(&'a [u8]),
-    /// They are at their place, under this lease.
+    /// The bytes are at their place, under this lease.
     InPlace(u64),
 }
 
-/// What shows that a chunk is sound.
+/// Proves that a chunk is sound.
 pub enum Proof {
     Crc(u32),
-    /// It is sealed, and this opens it. Nothing: its key is not here, or it is opened where it was received.
+    /// Sealed, with what opens it. None: its key is not known, or it is opened where it was
+    /// received.
     Sealed(Option<Opening>),
 }
 
-/// What to fetch.
+/// A request to make.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Want {
     /// The announcement, and the `end`.
     End,
-    /// So many chunks from this one on.
+    /// `count` chunks from `first` on.
     Chunks { first: u64, count: u64 },
 }
 
-/// Which chunk, and of what.
+/// Identifies a chunk.
 #[derive(Clone, Copy)]
 pub struct Piece<'a> {
     pub key: Key,
-    /// Of the version itself, if of none.
+    /// Of the version itself, if `None`.
     pub patch: Option<&'a PatchId>,
     pub index: u64,
 }
 
-/// What arrives in place of a version.
+/// A patch that arrives in place of a version.
 struct Patched {
     patch: Patch,
-    waits: Option<(Base, Buffer)>, // what it builds on, and where to; not while somebody decodes it
+    waits: Option<(Base, Buffer)>, // base and destination; None while it is being decoded
     wanted: Arc<()>,
 }
 
@@ -134,32 +135,33 @@ pub struct Transfer {
     buffer: Buffer,
     here: usize,       // chunks that are here and sound
     restarts: u32,     // times that the whole did not match its digest
-    reported_at: Time, // when the publisher was told last how far this is
+    reported_at: Time, // last progress report
     digest: Option<String>,
-    why: String,    // no patch arrives, though there are some
-    decode_us: u64, // microseconds that decoding the patch took, once it is decoded
+    why: String,    // why no patch arrives, though some were offered
+    decode_us: u64, // microseconds that decoding the patch took, once decoded
     patched: Option<Patched>,
-    tries: u32, // times that nothing came for too long, since something did
+    tries: u32, // timeouts in a row without progress
     plan: ChunkPlan,
     states: Vec<State>,
     crcs: Vec<u32>,
     asked: usize,
-    cursor: usize, // nothing below it is missing
-    pushed: usize, // everything below it was pushed, or dropped on the way
+    cursor: usize, // no chunk below is missing
+    pushed: usize, // every chunk below was pushed, or dropped on the way
     damaged: u32,
     timing: Timing,
     heard_at: Time,
     asked_at: Time,
-    answered: Option<Time>, // when the last ping was sent that was answered
+    answered: Option<Time>, // send time of the last ping that was answered
     patience: Duration,
-    gap: Duration, // between two chunks, the longest lately
+    gap: Duration, // longest recent time between two chunks
     end_asked: bool,
     comes: Coming,
     lease: Option<Lease>,
 }
 
 impl Transfer {
-    /// A version on its way; `why` says why no patch arrives, if there are some.
+    /// Begins the transfer of a version; `why` is the reason that no patch arrives, if some were
+    /// offered.
     pub fn new(
         announce: Announce,
         layout: Arc<Layout>,
@@ -174,7 +176,7 @@ impl Transfer {
         transfer
     }
 
-    /// A patch on its way into a buffer of its own, to become the version in another one.
+    /// Begins the transfer of a patch into a buffer of its own, to be decoded into another one.
     pub fn of_patch(
         (patch, base, room): (Patch, Base, Buffer),
         announce: Announce,
@@ -197,7 +199,7 @@ impl Transfer {
         timing: Timing,
     ) -> Transfer {
         let plan = ChunkPlan { nbytes, chunk_bytes: announce.chunk_bytes };
-        let count = plan.count() as usize; // at most CHUNKS_MAX, which was checked
+        let count = plan.count() as usize; // at most CHUNKS_MAX, checked before
         Transfer {
             announce,
             layout,
@@ -233,42 +235,43 @@ impl Transfer {
         (self.announce.epoch, self.announce.version)
     }
 
-    /// Of which model it is.
+    /// Returns the id of the model.
     pub fn model(&self) -> &str {
         &self.announce.model
     }
 
-    /// Chunks that are here and sound.
+    /// Returns the number of chunks that are here and sound.
     pub fn here(&self) -> usize {
         self.here
     }
 
-    /// Times that the whole did not match its digest.
+    /// Returns how often the whole did not match its digest.
     pub fn restarts(&self) -> u32 {
         self.restarts
     }
 
-    /// Why no patch arrives, though there are some.
+    /// Returns why no patch arrives, though some were offered.
     pub fn why(&self) -> &str {
         &self.why
     }
 
-    /// Microseconds that decoding the patch took, once it is decoded.
+    /// Returns the microseconds that decoding the patch took, once decoded.
     pub fn decode_us(&self) -> u64 {
         self.decode_us
     }
 
-    /// The patch that arrives in place of the version.
+    /// Returns the patch that arrives in place of the version.
     pub fn patch(&self) -> Option<PatchId> {
         self.patched.as_ref().map(|patched| patched.patch.id())
     }
 
-    /// Whether something speaks of what arrives here: of this patch, or of the version (D9).
+    /// True if a message about this patch, or about the version itself, is about this transfer
+    /// (D9).
     pub fn is_of(&self, patch: Option<&PatchId>) -> bool {
         self.patch().as_ref() == patch
     }
 
-    /// What its chunks are sealed as.
+    /// Returns the subject for which the chunks are sealed.
     pub fn subject(&self) -> Subject {
         match &self.patched {
             Some(patched) => Subject::of_patch(&self.announce, &patched.patch),
@@ -276,23 +279,23 @@ impl Transfer {
         }
     }
 
-    /// Whether nothing that fits comes, though it was asked for again and again.
+    /// True if repeated requests have brought nothing that fits.
     pub fn hopeless(&self) -> bool {
         !self.decoding() && self.tries >= TRIES_MAX
     }
 
-    /// Whether somebody decodes the patch.
+    /// True while the patch is being decoded.
     pub fn decoding(&self) -> bool {
         self.comes == Coming::Decoded
     }
 
-    /// Whether the patch needs a buffer that was kept, or the model; nothing if it needs none (any more).
+    /// Returns the bytes that the patch builds on; `None` if it needs none (any more).
     pub fn builds_on(&self) -> Option<&Bytes> {
         let (base, _) = self.patched.as_ref()?.waits.as_ref()?;
         Some(&base.bytes)
     }
 
-    /// The patch is here, and what its version hashes to: gives all away that it takes to decode it, once.
+    /// The patch and the digest of its version are here: returns all that decoding it takes, once.
     pub fn decode(&mut self) -> Option<Patching> {
         let digest = self.digest.clone()?;
         let patched = self.patched.as_mut()?;
@@ -310,25 +313,26 @@ impl Transfer {
         })
     }
 
-    /// Whether this is what it gave away.
+    /// True if this is what `decode` returned.
     pub fn waits_for(&self, job: &Patching) -> bool {
         let wanted = self.patched.as_ref().map(|patched| Arc::downgrade(&patched.wanted));
         wanted.map_or(false, |wanted| wanted.ptr_eq(&job.wanted))
     }
 
-    /// The patch was decoded, which took so long: the version is here, whole.
+    /// The patch was decoded, in the time `took`: the version is whole.
     pub fn decoded(&mut self, job: Patching, took: Duration) {
         self.decode_us = took.as_micros() as u64;
         self.buffer = job.version;
         self.digest = Some(job.digest);
     }
 
-    /// What it leads to, once it is whole and sound: where the bytes lie, how they are laid out and what they hash to.
+    /// Returns the buffer, the layout and the digest of the version, once it is whole and sound.
     pub fn whole(self) -> (Buffer, Arc<Layout>, String) {
         (self.buffer, self.layout, self.digest.unwrap_or_default())
     }
 
-    /// Has all of the version arrive in place of its patch, in this buffer or that which waited for it.
+    /// Returns a transfer of the whole version in place of its patch, into `version` or the buffer
+    /// meant for it.
     pub fn give_up(self, version: Option<Buffer>, why: &str, now: Time) -> Option<Transfer> {
         let version = version.or_else(|| Some(self.patched?.waits?.1))?;
         let mut whole = Transfer::new(self.announce, self.layout, version, why, now, self.timing);
@@ -336,17 +340,17 @@ impl Transfer {
         Some(whole)
     }
 
-    /// Chunks of the version, or of its patch.
+    /// Returns the number of chunks of the version, or of its patch.
     pub fn count(&self) -> u64 {
         self.plan.count()
     }
 
-    /// Whether every chunk is here, and the digest is known.
+    /// True if every chunk is here, and the digest is known.
     pub fn complete(&self) -> bool {
         self.here == self.states.len() && self.digest.is_some()
     }
 
-    /// Whether the publisher is to be told how far this is: as if it were told now (W23).
+    /// True if a progress report is due; notes that it is sent (W23).
     pub fn reports(&mut self, now: Time) -> bool {
         let slow = now.saturating_sub(self.reported_at) >= self.timing.report();
         let due = slow || self.here % PROGRESS_CHUNKS == 0;
@@ -354,7 +358,7 @@ impl Transfer {
         due
     }
 
-    /// Takes a chunk; tells whether it is new and sound. One that is neither is ignored.
+    /// Adds a chunk. True if it is new and sound; otherwise it is ignored.
     pub fn add(&mut self, index: u64, proof: Proof, payload: Payload, now: Time, pushed: bool) -> bool {
         if index >= self.states.len() as u64 {
             return false;
@@ -368,7 +372,7 @@ impl Transfer {
             Payload::Bytes(_) => !matches!(self.states[index], State::Here | State::Lent),
         };
         if !wanted {
-            return false; // its place serves another purpose by now, or it is here
+            return false; // its place has another use by now, or it is here
         }
         let found = match payload {
             Payload::InPlace(_) => self.take_lent(&proof),
@@ -387,7 +391,7 @@ impl Transfer {
         found.is_some()
     }
 
-    /// Ends the lease; returns the CRC-32C of what was received under it, if all of that is here and sound.
+    /// Ends the lease. Returns the CRC-32C of its bytes, if all are here and sound.
     fn take_lent(&mut self, proof: &Proof) -> Option<u32> {
         let lease = self.revoke()?;
         let whole = lease.count == self.span(lease.index).len();
@@ -398,7 +402,7 @@ impl Transfer {
         }
     }
 
-    /// Puts a chunk that is sound into its place; returns its CRC-32C.
+    /// Copies a chunk that is sound to its place. Returns its CRC-32C.
     fn put(&mut self, index: usize, proof: Proof, bytes: &[u8]) -> Option<u32> {
         let span = self.span(index);
         if bytes.len() != span.len() {
@@ -416,8 +420,8 @@ impl Transfer {
         }
     }
 
-    /// Lends the place of a chunk of this size, under this id; tells whether it could. What is sealed is opened
-    /// there as it comes.
+    /// Leases the place of a chunk of this size, under this id. Returns whether that was possible.
+    /// A sealed chunk is opened there as it arrives.
     pub fn lend(&mut self, index: u64, size: usize, id: u64, opening: Option<Opening>) -> bool {
         if index >= self.states.len() as u64 {
             return false;
@@ -433,7 +437,7 @@ impl Transfer {
         true
     }
 
-    /// Returns what is still to be received under a lease; nothing if it was revoked.
+    /// Returns the memory of a lease that is still to be filled; `None` if the lease was revoked.
     pub fn room(&mut self, id: u64) -> Option<&mut [u8]> {
         let (index, count) = match &self.lease {
             Some(lease) if lease.id == id => (lease.index, lease.count),
@@ -443,7 +447,7 @@ impl Transfer {
         Some(&mut self.buffer[span.start + count..span.end])
     }
 
-    /// Takes note of so many bytes in the room of a lease.
+    /// Notes that `count` bytes were received under a lease.
     pub fn received(&mut self, id: u64, count: usize) {
         if let Some(lease) = self.lease.as_mut().filter(|lease| lease.id == id) {
             let begin = lease.index * self.plan.chunk_bytes as usize + lease.count;
@@ -463,7 +467,7 @@ impl Transfer {
         }
     }
 
-    /// Nobody may write into the buffer any more; returns the lease that ends with that.
+    /// Stops writes into the buffer. Returns the lease that ends with that.
     fn revoke(&mut self) -> Option<Lease> {
         let lease = self.lease.take()?;
         self.states[lease.index] = State::Missing;
@@ -471,13 +475,13 @@ impl Transfer {
         Some(lease)
     }
 
-    /// Takes the digest of the whole: no more chunks will be pushed.
+    /// Sets the digest of the whole: no more chunks will be pushed.
     pub fn end(&mut self, digest: String) {
         self.digest = Some(digest);
         self.pull();
     }
 
-    /// Takes every chunk from memory that holds the whole version.
+    /// Copies every chunk from memory that holds the whole version.
     pub fn read(&mut self, memory: &Reading) {
         self.revoke();
         for index in 0..self.states.len() {
@@ -492,7 +496,7 @@ impl Transfer {
         self.asked = 0;
     }
 
-    /// Whatever was read may be of another version: none of it is here.
+    /// The bytes that were read may be of another version: all chunks are missing.
     pub fn forget(&mut self) {
         self.states.fill(State::Missing);
         self.here = 0;
@@ -500,7 +504,7 @@ impl Transfer {
         self.cursor = 0;
     }
 
-    /// Nothing more will be pushed, as far as we can tell: fetch at once.
+    /// Nothing more is likely to be pushed: fetches at once.
     pub fn pull(&mut self) {
         self.change_way(Way::Unpushed);
     }
@@ -509,12 +513,12 @@ impl Transfer {
         self.comes = next(COMING, self.comes, way).unwrap_or(self.comes);
     }
 
-    /// A ping that was sent then was answered, and so was whatever was asked before it.
+    /// A ping sent at `sent_at` was answered, and so was every earlier request.
     pub fn answered(&mut self, sent_at: Time) {
         self.answered = Some(sent_at);
     }
 
-    /// Returns what to fetch now, and takes note that it is asked for.
+    /// Returns what to fetch now, and notes that it is requested.
     pub fn wants(&mut self, now: Time) -> Vec<Want> {
         if self.decoding() {
             return Vec::new();
@@ -527,7 +531,7 @@ impl Transfer {
         if silent >= self.timing.quiet {
             self.pull();
         }
-        let passed = self.answered > Some(self.asked_at); // else what was asked is still on its way
+        let passed = self.answered > Some(self.asked_at); // else the answers are still on their way
         if silent >= if passed { self.patience } else { self.timing.patience_max } {
             self.tries += 1;
             self.ask_again(now);
@@ -547,7 +551,7 @@ impl Transfer {
         wants
     }
 
-    /// Tells whether the whole is what was published; if it is not, starts over.
+    /// True if the whole matches its digest; otherwise starts over.
     pub fn verify(&mut self) -> bool {
         let found = digest(&self.announce.layout, self.plan.chunk_bytes, &self.crcs);
         if self.digest.as_ref() == Some(&found) {
@@ -561,7 +565,7 @@ impl Transfer {
         false
     }
 
-    /// The connection is new: what was asked on the old one will not come.
+    /// The connection is new: earlier requests will not be answered.
     pub fn reconnected(&mut self, now: Time) {
         self.ask_again(now);
         self.pull();
@@ -590,7 +594,7 @@ impl Transfer {
         }
     }
 
-    /// A chunk came damaged: fetch it (again), at once for the first few, else in due time.
+    /// A chunk came damaged: fetches it again, at once for the first few, else after the timeout.
     fn reject(&mut self, index: usize) {
         self.damaged = self.damaged.saturating_add(1);
         if self.damaged <= DAMAGED_MAX {
@@ -608,7 +612,7 @@ impl Transfer {
         }
     }
 
-    /// Something arrived: be patient in proportion to how long it took, for slow links.
+    /// Something arrived: sets the timeout in proportion to the time it took, for slow links.
     fn hear(&mut self, now: Time) {
         self.tries = 0;
         self.gap = now.saturating_sub(self.heard_at).max(self.gap * 7 / 8);

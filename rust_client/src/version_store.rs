@@ -1,6 +1,6 @@
-//! The versions of one model that are here, each in its phase, and what there is of them.
+//! The versions of one model at a worker: the phase of each, and the memory that belongs to it.
 //!
-//! Memory has no owner but what is held here: a version that is dropped gives it back.
+//! All memory of a version is owned here: dropping the version frees it.
 
 use crate::layout::Layout;
 use crate::limits::REJECTED_KEPT;
@@ -12,22 +12,22 @@ use crate::transfer::{Key, Time, Transfer};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// A version that is here.
+/// A version at this worker.
 pub struct VersionEntry {
     key: Key,
     announce: Announce,
     phase: Phase,
-    lacks: Lack,                   // while it is announced
-    layout: Option<Arc<Layout>>,   // once it does not lack that
-    transfer: Option<Transfer>,    // while it arrives
-    staged: Option<StagedVersion>, // while it waits for a commit
-    digest: String,                // once it is whole
-    local: bool,                   // it was copied out of the publisher's memory, or tried to be
-    patch: Option<PatchId>,        // by which it came
-    decode_us: u64,                // microseconds that this patch took to be decoded
-    note: String,                  // while it runs: of values that the model cannot hold
-    base: Option<Base>,            // while it runs, if patches may build on it
-    metadata: Metadata,            // what is said of it: by the name that it has
+    lacks: Lack,                   // while announced
+    layout: Option<Arc<Layout>>,   // once known
+    transfer: Option<Transfer>,    // while arriving
+    staged: Option<StagedVersion>, // while waiting for a commit
+    digest: String,                // once whole
+    local: bool,                   // copied from the publisher's memory, or tried
+    patch: Option<PatchId>,        // by which it arrived
+    decode_us: u64,                // microseconds that decoding this patch took
+    note: String,                  // while running: about values that the model cannot hold
+    base: Option<Base>,            // while running, if patches may build on it
+    metadata: Metadata,            // under its current number
 }
 
 impl VersionEntry {
@@ -43,52 +43,53 @@ impl VersionEntry {
         self.phase
     }
 
-    /// What it lacks while it is announced.
+    /// Returns what it lacks while announced.
     pub fn lacks(&self) -> Lack {
         self.lacks
     }
 
-    /// Once it does not lack that.
+    /// Returns the layout, once known.
     pub fn layout(&self) -> Option<&Arc<Layout>> {
         self.layout.as_ref()
     }
 
-    /// While it arrives.
+    /// Returns the transfer, while arriving.
     pub fn transfer(&self) -> Option<&Transfer> {
         self.transfer.as_ref()
     }
 
-    /// Once it is whole.
+    /// Returns the digest, once whole.
     pub fn digest(&self) -> &str {
         &self.digest
     }
 
-    /// By which patch it came.
+    /// Returns the patch by which it arrived.
     pub fn patch(&self) -> Option<PatchId> {
         self.patch.clone()
     }
 
-    /// Microseconds that this patch took to be decoded.
+    /// Returns the microseconds that decoding this patch took.
     pub fn decode_us(&self) -> u64 {
         self.decode_us
     }
 
-    /// What there is to say of the values that the model holds.
+    /// Returns the note about values that the model cannot hold.
     pub fn note(&self) -> &str {
         &self.note
     }
 
-    /// What is said of it: by the name that it has.
+    /// Returns the metadata, under its current number.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
 
-    /// While it runs, if patches may build on it.
+    /// Returns the bytes that patches may build on, while it runs.
     pub fn base(&self) -> Option<&Base> {
         self.base.as_ref()
     }
 
-    /// It is announced again: takes that, if the same arrives, and tells whether it does.
+    /// It is announced again: takes over the announcement if that describes the same bytes. Returns
+    /// whether it does.
     pub fn update_announcement(&mut self, announce: &Announce) -> bool {
         let same = same_bytes(&self.announce, announce);
         if same {
@@ -97,13 +98,14 @@ impl VersionEntry {
         same
     }
 
-    /// All of it arrives in place of a patch, into this buffer if that was lent.
+    /// Transfers the whole version in place of a patch, into `version` if the decoder had that
+    /// buffer.
     pub fn comes_whole(&mut self, version: Option<Buffer>, why: &str, now: Time) -> Option<&mut Transfer> {
         self.transfer = self.transfer.take().and_then(|transfer| transfer.give_up(version, why, now));
         self.transfer.as_mut()
     }
 
-    /// It is whole and sound. `patches`: they are taken, and may build on it.
+    /// Stages the version. `patches`: they are accepted, and may build on it.
     fn stage(&mut self, patches: bool) {
         if let Some(transfer) = self.transfer.take() {
             self.patch = transfer.patch();
@@ -132,9 +134,9 @@ impl VersionEntry {
 #[derive(Default)]
 pub struct VersionStore {
     mode: Mode,
-    live: Vec<VersionEntry>, // the oldest first
-    // Could not be taken; not tried again. An older one still may be: what was rejected may have
-    // been aborted, or meant for few, and the latest for all be one that was missed.
+    live: Vec<VersionEntry>, // oldest first
+    // Could not be taken; not tried again. An older version still may be: the rejected one may have
+    // been aborted, or sent to few workers, while the latest one for all was missed.
     rejected: VecDeque<Key>,
 }
 
@@ -143,7 +145,7 @@ impl VersionStore {
         self.mode
     }
 
-    /// What runs.
+    /// Returns the running version.
     pub fn running(&self) -> Option<Running> {
         let entry = self.at(Phase::Running)?;
         let (epoch, version) = entry.key;
@@ -154,7 +156,7 @@ impl VersionStore {
         self.rejected.contains(&key)
     }
 
-    /// The version in a phase, the oldest if there are several.
+    /// Returns the version in a phase, the oldest if there are several.
     pub fn at(&self, phase: Phase) -> Option<&VersionEntry> {
         self.live.iter().find(|entry| entry.phase == phase)
     }
@@ -163,28 +165,28 @@ impl VersionStore {
         self.live.iter_mut().find(|entry| entry.phase == phase)
     }
 
-    /// The version that arrives, if it is this one, and how far it is.
+    /// Returns the transfer of this version, if it is arriving.
     pub fn arriving(&mut self, key: Key) -> Option<&mut Transfer> {
         self.at_mut(Phase::Arriving).filter(|entry| entry.key == key)?.transfer.as_mut()
     }
 
-    /// What arrives, whichever version that is.
+    /// Returns the transfer of the arriving version.
     pub fn transfer(&mut self) -> Option<&mut Transfer> {
         self.at_mut(Phase::Arriving)?.transfer.as_mut()
     }
 
-    /// The versions in some phases, in that order.
+    /// Returns the versions in some phases, in that order.
     pub fn all<'a>(&'a self, phases: &'a [Phase]) -> impl Iterator<Item = &'a VersionEntry> {
         phases.iter().flat_map(move |phase| self.live.iter().filter(move |entry| entry.phase == *phase))
     }
 
-    /// The newest version that needs no announcement any more.
+    /// Returns the newest version that needs no announcement any more.
     pub fn newest(&self) -> Key {
         let here = [Phase::Staged, Phase::Ready, Phase::Applying, Phase::Running];
         self.all(&here).map(|entry| entry.key).max().unwrap_or((0, 0))
     }
 
-    /// Takes note of a version that was announced, in place of any that was only announced.
+    /// Adds an announced version, in place of any that was only announced.
     pub fn expect(&mut self, announce: Announce) {
         self.tell(Phase::Announced, Event::Newer);
         let key = (announce.epoch, announce.version);
@@ -206,7 +208,7 @@ impl VersionStore {
         });
     }
 
-    /// A session begins, of this epoch: what was asked for before will not come (W28).
+    /// A session of this epoch begins: earlier requests will not be answered (W28).
     pub fn reconnected(&mut self, epoch: u64, now: Time) {
         self.tell_those(Event::Fenced, |entry| entry.phase == Phase::Announced || entry.key.0 != epoch);
         if let Some(transfer) = self.transfer() {
@@ -215,21 +217,22 @@ impl VersionStore {
         self.rejected.clear();
     }
 
-    /// The layout of the announced version is here.
+    /// Sets the layout of the announced version.
     pub fn knows(&mut self, layout: Arc<Layout>) {
         if let Some(entry) = self.at_mut(Phase::Announced) {
             entry.layout = Some(layout);
         }
     }
 
-    /// Something that the announced version lacked is here, or is not to be had for now.
+    /// Something that the announced version lacked is found, or is not available for now.
     pub fn resolve(&mut self, event: LackEvent) {
         if let Some(entry) = self.at_mut(Phase::Announced) {
             entry.lacks = next(LACKS, entry.lacks, event).unwrap_or(entry.lacks);
         }
     }
 
-    /// The announced version arrives by this. `local`: it was copied out of the publisher's memory, or tried to be.
+    /// Begins the transfer of the announced version. `local`: it was copied from the publisher's
+    /// memory, or tried.
     pub fn begun(&mut self, transfer: Transfer, local: bool) {
         self.tell(Phase::Announced, Event::Begun);
         if let Some(entry) = self.at_mut(Phase::Arriving) {
@@ -237,7 +240,7 @@ impl VersionStore {
         }
     }
 
-    /// What arrives is whole and sound. `patches`: they are taken, and may build on it.
+    /// Stages the arriving version. `patches`: they are accepted, and may build on it.
     pub fn whole(&mut self, patches: bool) {
         self.tell(Phase::Staged, Event::Newer);
         if let Some(entry) = self.at_mut(Phase::Arriving) {
@@ -246,15 +249,16 @@ impl VersionStore {
         self.tell(Phase::Arriving, Event::Whole);
     }
 
-    /// What is staged may be applied: gives it away.
+    /// Makes the staged version ready, and returns it.
     pub fn commit(&mut self) -> Option<StagedVersion> {
         let staged = self.at_mut(Phase::Staged).and_then(|entry| entry.staged.take());
         self.tell(Phase::Staged, Event::Committed);
         staged
     }
 
-    /// What runs is another version: keeps its bytes, if patches may build on them. But of those that are kept for
-    /// that, what arrives may still need others: there is one at a time (D3).
+    /// Another version runs: keeps its bytes, if patches may build on them. But if the arriving
+    /// version still needs other kept bytes, these are not kept: there is one kept buffer at a time
+    /// (D3).
     pub fn set_patch_base(&mut self, digest: &str, base: Option<Base>, note: &str) {
         let arriving = self.transfer();
         let another = arriving.map_or(false, |transfer| {
@@ -262,25 +266,25 @@ impl VersionStore {
         });
         if let Some(entry) = self.at_mut(Phase::Running) {
             if !digest.is_empty() {
-                entry.digest = digest.to_owned(); // it was hashed only when it was applied
+                entry.digest = digest.to_owned(); // it was hashed while it was applied
             }
             entry.note = note.to_owned();
             entry.base = base.filter(|base| !another || matches!(base.bytes, Bytes::Model(_)));
         }
     }
 
-    /// Gives back the bytes that patches may build on; tells whether any were kept for that.
+    /// Releases the bytes kept for patches. True if there were any.
     pub fn forget_base(&mut self) -> bool {
         match self.at_mut(Phase::Running) {
             Some(entry) if matches!(entry.base, Some(Base { bytes: Bytes::Kept(_), .. })) => {
                 entry.base = None;
                 true
             }
-            _ => false, // a model stays where it is
+            _ => false, // a model's own memory stays
         }
     }
 
-    /// Has a version of another name in the place of one that runs.
+    /// Renames the running version.
     pub fn rename(&mut self, key: Key, metadata: Metadata) {
         if self.tell(Phase::Running, Event::Renamed) {
             if let Some(entry) = self.at_mut(Phase::Running) {
@@ -289,19 +293,19 @@ impl VersionStore {
         }
     }
 
-    /// Lets something happen to the model; tells whether its mode is another one now (W26).
+    /// Applies an event to the mode. True if the mode changes (W26).
     pub fn change_mode(&mut self, event: ModeEvent) -> bool {
         let mode = next(MODES, self.mode, event);
         self.mode = mode.unwrap_or(self.mode);
         mode.is_some()
     }
 
-    /// Lets something happen to what is in a phase; tells whether there is an arrow for that.
+    /// Applies an event to the version in a phase. True if the table has this transition.
     pub fn tell(&mut self, phase: Phase, event: Event) -> bool {
         self.tell_those(event, |entry| entry.phase == phase)
     }
 
-    /// Lets something happen to these versions; tells whether any has an arrow for that.
+    /// Applies an event to the selected versions. True if the table has the transition for any.
     pub fn tell_those(&mut self, event: Event, whom: impl Fn(&VersionEntry) -> bool) -> bool {
         let (mut moved, rejected) = (false, &mut self.rejected);
         self.live.retain_mut(|entry| {
@@ -319,12 +323,12 @@ impl VersionStore {
     }
 }
 
-/// Whether the version must be held and reported before it is applied.
+/// True if the version must be staged and reported before it is applied.
 pub fn must_be_staged(announce: &Announce) -> bool {
     announce.commit == CommitMode::Together || announce.acknowledge == Acknowledge::Staged
 }
 
-/// Whether two announcements of a version agree on what arrives.
+/// True if two announcements of a version describe the same bytes.
 fn same_bytes(one: &Announce, other: &Announce) -> bool {
     (&one.layout, one.nbytes, one.chunk_bytes) == (&other.layout, other.nbytes, other.chunk_bytes)
 }

@@ -1,11 +1,11 @@
-//! A bell that wakes a thread out of `poll`.
+//! Wakes a thread out of `poll`.
 
 use crate::raw::fork::Own;
 use std::io::{self, Read, Write};
 use std::os::unix::io::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 
-/// One thread polls it, any thread rings it.
+/// A pair of sockets: one thread polls it, any thread rings it.
 pub struct Waker {
     receiver: Own<UnixStream>,
     sender: Own<UnixStream>,
@@ -19,12 +19,12 @@ impl Waker {
         Ok(Waker { receiver, sender })
     }
 
-    /// Makes a poll return, now or next time.
+    /// Makes the current or next `poll` return.
     pub fn wake(&self) {
-        let _ = (&*self.sender).write(b"!"); // if it cannot take more, it rings already
+        let _ = (&*self.sender).write(b"!"); // if it is full, it rings already
     }
 
-    /// Has it ring no longer.
+    /// Stops the ringing: drains the socket.
     pub fn drain(&self) {
         let mut heard = [0; 256];
         while matches!((&*self.receiver).read(&mut heard), Ok(count) if count == heard.len()) {}

@@ -1,15 +1,15 @@
-//! Words of others, as a person, a terminal or a log may be shown them.
+//! Makes text from other hosts safe to print.
 
-/// Returns a text of somebody else's on one line, without what moves a cursor or hides letters, cut off after so many
-/// characters.
+/// Returns a foreign text on one line, without control characters and invisible ones, cut off after
+/// `most` characters.
 pub fn printable(text: &str, most: usize) -> String {
     let clean: String = text.chars().map(|c| if is_printable(c) { c } else { ' ' }).collect();
     let words: Vec<&str> = clean.split_whitespace().collect();
     words.join(" ").chars().take(most).collect()
 }
 
-/// Whether a character is one to be seen: the standard library knows, and escapes those that are not. It is asked of a
-/// character that follows another, since of those that are written onto the one before it escapes the first alone.
+/// True if a character is visible. The standard library escapes the others; it is asked about a
+/// character that follows another, since it escapes a combining character only at the beginning.
 fn is_printable(c: char) -> bool {
     if c.is_ascii() {
         return c == ' ' || c.is_ascii_graphic();
@@ -17,8 +17,8 @@ fn is_printable(c: char) -> bool {
     !format!("a{}", c).escape_debug().any(|escaped| escaped == '\\')
 }
 
-/// Returns a text of somebody else's on one line: what moves a cursor, hides letters or turns them is escaped, as in a
-/// string of Rust's. What can be seen stays as it is.
+/// Returns a foreign text on one line; control characters, and characters that hide or turn text,
+/// are escaped as in a Rust string. Visible characters stay.
 pub fn escaped(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,4 +1,4 @@
-//! The worker as its user sees it.
+//! The worker's public API.
 
 use crate::applying::{ask, Decide, Functions, Offer, APPLY_TIMEOUT, APPLY_TIMEOUT_MAX};
 use crate::casting::Overflow;
@@ -43,40 +43,40 @@ const NAME_RULE: &str = "a name is 1 to 128 of the characters A-Z a-z 0-9 . _ -"
 /// A version that was just applied.
 #[derive(Clone, Debug)]
 pub struct Update {
-    /// Of which model.
+    /// Id of the model.
     pub model: String,
-    /// The epoch of its publisher.
+    /// Epoch of the publisher.
     pub epoch: u64,
-    /// Its number.
+    /// Version number.
     pub version: u64,
-    /// Bytes of its tensors.
+    /// Size of the tensors in bytes.
     pub nbytes: u64,
-    /// What its bytes hash to, as the publisher was told; empty if they came from shared memory and
-    /// nobody asked for it.
+    /// Digest of the bytes, as reported to the publisher; empty if they were copied from shared
+    /// memory and the publisher did not request a hash.
     pub digest: String,
-    /// How it came: `"raw"`, as it is; `"delta-1"`, as a patch on the version that ran before; or empty, out of the
-    /// publisher's memory.
+    /// How the version arrived: `"raw"`: whole, over the network; `"delta-1"`: as a patch on the
+    /// version that ran before; empty: copied from the publisher's memory.
     pub encoding: &'static str,
-    /// What its publisher says of it, as text by name: a step, a reward.
+    /// Metadata from the publisher, such as a step or a reward: text by name.
     pub metadata: BTreeMap<String, String>,
-    /// How long the copy took.
+    /// Duration of the copy.
     pub took: Duration,
-    /// The version itself, of a model without memory of the user's.
+    /// The version itself, for a model registered with `Builder::snapshots`.
     pub snapshot: Option<Arc<Snapshot>>,
 }
 
-/// Where the versions of a model go.
+/// Destination of a model's versions.
 enum Target {
     InPlace(Model),
     Snapshots(Snapshots),
 }
 
-/// The versions of a model without memory of the user's.
+/// The versions of a model registered with `Builder::snapshots`.
 #[derive(Default)]
 struct Snapshots {
     buffers: Buffers,
     latest: Mutex<Option<Arc<Snapshot>>>,
-    gate: Gate, // one at a time is made, and decided upon
+    gate: Gate, // one thread at a time makes a snapshot and decides on it
 }
 
 impl Target {
@@ -87,7 +87,7 @@ impl Target {
         }
     }
 
-    /// What runs, with what is said of it, and whether none does since a copy tore.
+    /// Returns the running version with its metadata, and whether none runs because a copy tore.
     fn ran(&self) -> (Option<(Key, Metadata)>, bool) {
         match self {
             Target::InPlace(model) => model.ran(),
@@ -99,7 +99,7 @@ impl Target {
     }
 }
 
-/// Sets up a `Worker`.
+/// Configures and starts a `Worker`.
 #[must_use = "nothing happens before `connect`"]
 pub struct Builder {
     address: String,
@@ -119,9 +119,9 @@ pub struct Builder {
     keys: Option<Keys>,
 }
 
-/// Where keys are, if somebody says so.
+/// Source of the keys, if configured.
 enum Keys {
-    At(PathBuf), // empty: nowhere
+    At(PathBuf), // empty: no keys
     Here(WorkerKeys),
 }
 
@@ -133,26 +133,26 @@ impl fmt::Debug for Builder {
 }
 
 impl Builder {
-    /// What this worker is called, unique among the publisher's workers. By default made of host,
-    /// process, and a random suffix.
+    /// Sets the worker's name, unique among the publisher's workers. Default: host, process id and
+    /// a random suffix.
     pub fn name(mut self, name: impl Into<String>) -> Builder {
         self.name = Some(name.into());
         self
     }
 
-    /// What this worker runs on, as the publisher's operators see it: by default this crate and its
-    /// version. It is for whoever wraps this crate; at most 256 characters count.
+    /// Sets the client name that the publisher's operators see; at most 256 characters count.
+    /// Default: this crate and its version. For crates that wrap this one.
     pub fn client(mut self, client: impl Into<String>) -> Builder {
         self.client = client.into();
         self
     }
 
-    /// Wants a model, its versions written to this memory.
+    /// Subscribes to a model; versions are written to its memory.
     pub fn model(self, id: impl Into<String>, model: &Model) -> Builder {
         self.target(id.into(), Target::InPlace(model.clone()))
     }
 
-    /// Wants a model, its versions handed out one by one.
+    /// Subscribes to a model; each version is handed out as a `Snapshot`.
     pub fn snapshots(self, id: impl Into<String>) -> Builder {
         self.target(id.into(), Target::Snapshots(Snapshots::default()))
     }
@@ -164,82 +164,84 @@ impl Builder {
         self
     }
 
-    /// The largest version to accept, in bytes: 64 GiB by default.
+    /// Sets the largest version to accept, in bytes: 64 GiB by default.
     pub fn bytes_max(mut self, bytes: u64) -> Builder {
         self.bytes_max = bytes;
         self
     }
 
-    /// Whether to copy versions from the publisher's memory where it is on this host, as it does by
-    /// default. Nothing is sent, staged or hashed then.
+    /// Sets whether versions are copied from the publisher's memory if it is on this host (default:
+    /// true). Then nothing is sent, staged or hashed.
     pub fn shared_memory(mut self, on: bool) -> Builder {
         self.shared_memory = on;
         self
     }
 
-    /// Whether versions may have tensors that the models here lack: they are passed over. A tensor that
-    /// a version lacks refuses it all the same.
+    /// Sets whether versions may have tensors that the model lacks; they are ignored. A version
+    /// that lacks a tensor of the model is rejected in any case.
     pub fn partial(mut self, on: bool) -> Builder {
         self.partial = on;
         self
     }
 
-    /// Whether values are converted where dtypes differ, among F64, F32, F16 and BF16: to the nearest,
-    /// of two the even one.
+    /// Sets whether values are converted where dtypes differ, among F64, F32, F16 and BF16: to the
+    /// nearest, ties to even.
     pub fn cast(mut self, on: bool) -> Builder {
         self.cast = on;
         self
     }
 
-    /// Whether versions may come as patches on what runs, as they may by default where a publisher offers some.
-    /// Models here are patched from their own memory, and take no more of it; but with `partial` or `cast` what
-    /// runs is kept once more.
+    /// Sets whether versions may arrive as patches on the running version, if the publisher offers
+    /// them (default: true). A model is patched from its own memory, without a second copy; with
+    /// `partial` or `cast`, a second copy of the running version is kept.
     pub fn patches(mut self, on: bool) -> Builder {
         self.patches = on;
         self
     }
 
-    /// Whether published data may come from another host than that of the address, or from any path, wherever the
-    /// publisher says. By default it must be on that host, or beside that path; else all is fetched, which is slower:
-    /// a publisher could have a worker connect to whatever that can reach.
+    /// Sets whether the data endpoint may be on any host or path that the publisher names. By
+    /// default it must be on the host of the address, or beside that path; otherwise all versions
+    /// are fetched, which is slower. Reason: a publisher could make a worker connect to anything
+    /// that the worker can reach.
     pub fn any_data_host(mut self, on: bool) -> Builder {
         self.any_data_host = on;
         self
     }
 
-    /// This worker's file of `weightbus keygen`, or its folder (then `name` says whose file): the worker speaks to that
-    /// publisher alone, encrypted. By default what the environment's `WEIGHTBUS_KEYS` says, else there are none, as
-    /// with an empty path.
+    /// Sets this worker's key file from `weightbus keygen`, or its folder, where `name` selects the
+    /// file. The worker then accepts that publisher only, and all traffic is encrypted. Default:
+    /// the environment variable `WEIGHTBUS_KEYS`, else no keys; an empty path also means no keys.
     pub fn keys(mut self, path: impl Into<PathBuf>) -> Builder {
         self.keys = Some(Keys::At(path.into()));
         self
     }
 
-    /// The same of keys that are not in a file.
+    /// Sets keys that are not in a file.
     pub fn worker_keys(mut self, keys: WorkerKeys) -> Builder {
         self.keys = Some(Keys::Here(keys));
         self
     }
 
-    /// How long to wait for what; the defaults are the protocol's.
+    /// Sets intervals and timeouts; the defaults are the protocol's.
     pub fn timing(mut self, timing: Timing) -> Builder {
         self.timing = timing;
         self
     }
 
-    /// Has this called when something happens. It runs in the worker's thread, and must not wait.
+    /// Sets a listener for events. It runs in the worker's thread, and must not block.
     pub fn on_event(mut self, listener: impl FnMut(&Event) + Send + 'static) -> Builder {
         self.listener = Some(Box::new(listener));
         self
     }
 
-    /// Has this decide whether a version runs: called once for each, in the thread that calls `receive`,
-    /// when it is whole and verified, before anybody reads it and before the publisher hears of it. An
-    /// error, or a panic, turns it down, and the publisher is told why.
+    /// Sets a function that decides whether a version runs. It is called once for each version, in
+    /// the thread that calls `receive`, when the version is whole and verified, before readers see
+    /// it and before it is acknowledged. An error or a panic rejects the version; its text goes to
+    /// the publisher.
     ///
-    /// Of a snapshot that was turned down nothing stays: the one before is the latest. A model of the
-    /// user's holds the version by then: nothing runs until another one is applied, and readers get
-    /// `Error::Torn`. `before_apply` is for whoever can say no earlier.
+    /// A rejected snapshot is discarded: the previous one stays the latest. A `Model` holds the
+    /// version by then: nothing runs until another one is applied, and readers get `Error::Torn`.
+    /// Use `before_apply` to decide earlier.
     pub fn apply(
         mut self,
         decide: impl Fn(&Offer) -> Result<(), Box<dyn std::error::Error>> + Send + Sync + 'static,
@@ -248,7 +250,8 @@ impl Builder {
         self
     }
 
-    /// The same before a byte of any model changes, so that the version before runs on.
+    /// Sets a function that decides before a byte of any model changes, so that after a rejection
+    /// the previous version still runs.
     pub fn before_apply(
         mut self,
         decide: impl Fn(&Offer) -> Result<(), Box<dyn std::error::Error>> + Send + Sync + 'static,
@@ -257,14 +260,15 @@ impl Builder {
         self
     }
 
-    /// How long each of the two may take, 60 s by default, at most a day. Then the version counts as turned
-    /// down, whatever is said later; its model takes no other one until the function has returned.
+    /// Sets the time limit of each of the two functions: 60 s by default, at most a day. If a call
+    /// exceeds it, the version is rejected, whatever the function returns later; its model applies
+    /// no other version until the function has returned.
     pub fn apply_timeout(mut self, timeout: Duration) -> Builder {
         self.functions.timeout = timeout;
         self
     }
 
-    /// Starts the worker. The publisher need not be there yet.
+    /// Starts the worker. The publisher need not run yet.
     pub fn connect(mut self) -> Result<Worker, Error> {
         self.check()?;
         let keys = self.own_keys()?;
@@ -358,7 +362,7 @@ fn wanted(model: &str, target: &Target, alike: bool) -> Wanted {
     Wanted { model: model.to_owned(), nbytes }
 }
 
-/// What the machine asks of the user's models.
+/// The user's models, as the machine accesses them.
 struct UserHost {
     targets: Arc<BTreeMap<String, Target>>,
     segments: Option<Segments>,
@@ -370,7 +374,7 @@ impl Host for UserHost {
     fn fault(&self, model: &str, layout: &Layout) -> Option<String> {
         match self.targets.get(model)? {
             Target::InPlace(model) => model.fault(layout, self.partial, self.cast),
-            Target::Snapshots(_) => None, // they take anything
+            Target::Snapshots(_) => None, // snapshots accept every layout
         }
     }
 
@@ -395,14 +399,14 @@ impl Host for UserHost {
 
 /// Receives the versions of some models and applies them.
 ///
-/// Versions are received in the background at all times, and applied where `receive` is called.
-/// All methods take `&self`: several threads may share a worker.
+/// Versions are received in the background, and applied in the thread that calls `receive`. All
+/// methods take `&self`: several threads may share a worker.
 pub struct Worker {
     name: String,
     address: String,
     targets: Arc<BTreeMap<String, Target>>,
     functions: Functions,
-    alike: bool, // models here hold the very bytes of a version
+    alike: bool, // models hold the exact bytes of a version
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -418,10 +422,10 @@ impl fmt::Debug for Worker {
 struct Applied {
     update: Update,
     base: Option<Base>,  // if patches may build on its bytes
-    lost: Vec<Overflow>, // the tensors that could not hold all values
+    lost: Vec<Overflow>, // tensors that could not hold all values
 }
 
-/// What came of an attempt to apply a version.
+/// Result of an attempt to apply a version.
 enum Attempt {
     Applied(Box<Applied>),
     NotNewer,
@@ -431,12 +435,13 @@ enum Attempt {
         text: String,
         intact: bool,
     },
-    /// The user's function took too long, which was reported when it did.
+    /// The user's function exceeded its time, which was reported at the deadline.
     TooLong,
 }
 
 impl Worker {
-    /// Sets up a worker for the publisher at this address: `tcp://HOST:PORT` or `ipc://PATH`.
+    /// Returns a builder of a worker for the publisher at this address: `tcp://HOST:PORT` or
+    /// `ipc://PATH`.
     pub fn builder(address: impl Into<String>) -> Builder {
         Builder {
             address: address.into(),
@@ -457,18 +462,18 @@ impl Worker {
         }
     }
 
-    /// What it is called.
+    /// Returns the worker's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Where its publisher is.
+    /// Returns the publisher's address.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// Applies the newest version that has arrived, waiting for one if need be; returns nothing if
-    /// none came in time, or its model was being read until then.
+    /// Applies the newest version that has arrived, waiting for one if necessary. Returns `None` if
+    /// none arrived before the timeout, or if its model was being read until then.
     pub fn receive(&self, timeout: Duration) -> Result<Option<Update>, Error> {
         self.check_process()?;
         let deadline = far(timeout);
@@ -481,26 +486,28 @@ impl Worker {
             match self.apply(staged, deadline) {
                 Attempt::Applied(done) => return Ok(Some(done.update)),
                 Attempt::InUse if Instant::now() >= deadline => return Ok(None),
-                Attempt::InUse => {}                     // until it was closed
-                Attempt::NotNewer | Attempt::Stale => {} // a newer one took its place: wait for that
+                Attempt::InUse => {}                     // the worker was closed
+                Attempt::NotNewer | Attempt::Stale => {} // replaced by a newer one: wait for that
                 Attempt::Failed { text, .. } => return Err(turned_down(model, key, text)),
                 Attempt::TooLong => return Err(turned_down(model, key, self.functions.too_long())),
             }
         }
     }
 
-    /// Applies version after version; ends when none has come for so long.
+    /// Returns an iterator that applies version after version, and ends when none arrives for
+    /// `patience`.
     pub fn updates(&self, patience: Duration) -> Updates<'_> {
         Updates { worker: self, patience }
     }
 
-    /// The same for tasks, which must not block: a thread of its own calls `receive`.
+    /// Returns a stream of updates for async tasks, which must not block: a dedicated thread calls
+    /// `receive`.
     pub fn stream(self: &Arc<Worker>) -> Result<UpdateStream, Error> {
         let what = "no thread for a stream".to_owned();
         UpdateStream::of(self.clone()).map_err(|error| Error::Io { what, error })
     }
 
-    /// The latest snapshot of a model that has no memory of the user's.
+    /// Returns the latest snapshot of a model registered with `Builder::snapshots`.
     pub fn snapshot(&self, model: &str) -> Option<Arc<Snapshot>> {
         match self.targets.get(model)? {
             Target::Snapshots(snapshots) => lock(&snapshots.latest).clone(),
@@ -508,14 +515,14 @@ impl Worker {
         }
     }
 
-    /// Waits until the publisher has let this worker in; returns its epoch, if it has.
+    /// Waits until the publisher admits this worker. Returns its epoch, or `None` at the timeout.
     pub fn wait_joined(&self, timeout: Duration) -> Result<Option<u64>, Error> {
         self.check_process()?;
         self.ready_queue().wait_joined(&self.name, far(timeout))
     }
 
-    /// How it stands: what runs is of now, the rest of a moment ago, at most a tenth of a second
-    /// unless it is busy.
+    /// Returns the worker's state. What runs is current; the rest is at most a tenth of a second
+    /// old, unless the worker's thread is busy.
     pub fn state(&self) -> State {
         let mut state = self.shared.state();
         if !self.shared.is_here() {
@@ -530,9 +537,9 @@ impl Worker {
         state
     }
 
-    /// A descriptor that is readable while `receive` would not wait: a version is there, or word of one
-    /// that cannot be taken. It is for `poll` and its like, and this worker's: do not read from it, and
-    /// let it be with the worker.
+    /// Returns a descriptor, for `poll` and the like, that is readable while `receive` would not
+    /// wait: a version or the error of a rejected one is there. It belongs to the worker: do not
+    /// read from it or close it.
     pub fn ready_fd(&self) -> RawFd {
         if !self.shared.is_here() {
             return self.ready_queue().waker(); // `receive` does not wait
@@ -540,23 +547,24 @@ impl Worker {
         self.ready_queue().descriptor()
     }
 
-    /// Says goodbye, and closes the sockets. Whoever waits in `receive` gets `Error::Closed`.
-    /// Dropping the worker does it, too. In the worker's own thread, where `on_event` is called, it does not wait: that
-    /// ends when the function has returned. In a forked child there is nothing to close.
+    /// Sends `bye` and closes the sockets; threads that wait in `receive` get `Error::Closed`.
+    /// Dropping the worker does the same. In the worker's own thread, where `on_event` is called,
+    /// it does not wait: the thread ends when the listener has returned. In a forked child it does
+    /// nothing.
     pub fn close(&self) {
         if !self.shared.is_here() {
             return;
         }
         self.shared.stop();
         if let Some(thread) = join_handle(&self.thread) {
-            let _ = thread.join(); // it waits for next to nothing; if it panicked, the handoff says so
+            let _ = thread.join(); // it ends soon; after a panic the handoff reports it
         }
         for target in self.targets.values() {
-            target.gate().wake(); // who waits there finds the handoff closed
+            target.gate().wake(); // threads that wait there find the handoff closed
         }
     }
 
-    /// A forked child has none of the threads, which may have held locks.
+    /// Fails in a forked child: it has none of the threads, which may have held locks.
     fn check_process(&self) -> Result<(), Error> {
         if self.shared.is_here() {
             return Ok(());
@@ -569,7 +577,7 @@ impl Worker {
         &self.shared.ready_queue
     }
 
-    /// Applies a version, and tells what came of it before its model takes another one.
+    /// Applies a version, and reports the result before its model applies another one.
     fn apply(&self, staged: StagedVersion, deadline: Instant) -> Attempt {
         let (model, key) = (staged.model.clone(), staged.key);
         let open = || !self.ready_queue().is_closed();
@@ -587,7 +595,7 @@ impl Worker {
         }
     }
 
-    /// Tells the worker's thread what came of a version, whose buffer may serve what follows by now.
+    /// Reports the result to the worker's thread. The next version may use the buffer by then.
     fn tell(&self, model: &str, key: Key, mut attempt: Attempt) -> Attempt {
         let outcome = match &mut attempt {
             Attempt::Applied(done) => Outcome::Applied {
@@ -605,7 +613,7 @@ impl Worker {
         attempt
     }
 
-    /// Leaves a version for later, unless a newer one has come meanwhile.
+    /// Returns a version to the handoff, unless a newer one has arrived.
     fn put_back(&self, staged: StagedVersion) -> Attempt {
         let (model, key) = (staged.model.clone(), staged.key);
         let attempt = self.tell(&model, key, Attempt::InUse);
@@ -618,7 +626,7 @@ impl Worker {
     fn apply_in_place(&self, model: &Model, writing: &Writing, mut staged: StagedVersion) -> Attempt {
         let (key, layout) = (staged.key, staged.layout.clone());
         if writing.version() >= Some(key) {
-            return Attempt::NotNewer; // another thread was faster, with a newer one
+            return Attempt::NotNewer; // another thread has applied a newer version
         }
         let offer = offer_of(&staged.model, key, &layout);
         if let Err(attempt) = self.decide(&self.functions.before, offer, Some(writing), true) {
@@ -632,19 +640,20 @@ impl Worker {
             Err(Unwritten::Stale) => return Attempt::Stale,
             Err(Unwritten::Differs(text)) => return failed(text),
             Err(Unwritten::Torn) => {
-                writing.set_ran(Ran::Torn); // before anybody can read it
+                writing.set_ran(Ran::Torn); // before a reader can see it
                 return Attempt::Failed { text: Error::Torn.to_string(), intact: false };
             }
         };
-        let base = base_of(model, staged, self.alike || exchanged); // else its buffer may serve what follows
+        // else its buffer is free for the next version
+        let base = base_of(model, staged, self.alike || exchanged);
         writing.set_ran(Ran::Undecided);
         let offer = offer_of(&update.model, key, &layout);
         if let Err(attempt) = self.decide(&self.functions.apply, offer, Some(writing), false) {
             writing.set_ran(Ran::Torn); // W24
             return attempt;
         }
-        // The model says that it runs the version before anybody can read it, and before the
-        // publisher hears of it.
+        // The model names the new version before a reader can see it, and before it is
+        // acknowledged.
         writing.set_ran(Ran::Version(key, update.metadata.clone()));
         Attempt::Applied(Box::new(Applied { update, base, lost }))
     }
@@ -675,7 +684,8 @@ impl Worker {
         Attempt::Applied(Box::new(Applied { update, base, lost: Vec::new() }))
     }
 
-    /// Lets the user turn a version down. If it may be looked at in a model's memory, readers wait.
+    /// Calls the user's function, which may reject the version. While the function can see it in a
+    /// model's memory, readers wait.
     fn decide(
         &self,
         function: &Option<Decide>,
@@ -696,7 +706,7 @@ impl Worker {
             None => ask(function, &offer),
         };
         if !call.returned() {
-            self.shared.tell_overdue(); // before this model takes another version
+            self.shared.tell_overdue(); // before this model applies another version
             return Err(Attempt::TooLong);
         }
         decided.map_err(|text| Attempt::Failed { text, intact })
@@ -708,7 +718,7 @@ impl Drop for Worker {
         if self.shared.is_here() {
             self.close();
         } else {
-            forget(replace(&mut self.thread, Mutex::new(None))); // it is not here
+            forget(replace(&mut self.thread, Mutex::new(None))); // the thread is not here
         }
     }
 }
@@ -741,17 +751,17 @@ fn update_of(
     }
 }
 
-/// Why a version was not written over the weights.
+/// Why a version was not written to the model.
 enum Unwritten {
-    /// It was gone before anything was copied.
+    /// It was replaced before anything was copied.
     Stale,
     /// It was overwritten while it was copied.
     Torn,
-    /// It has different values for what is one tensor here; nothing was copied.
+    /// It has different values for names that share one tensor here; nothing was copied.
     Differs(String),
 }
 
-/// Makes a snapshot of a version, without a copy if it is in a buffer. Its digest is known then.
+/// Makes a snapshot of a version, without a copy if it is in a buffer, and sets its digest.
 fn snapshot_of(buffers: &Buffers, staged: &mut StagedVersion) -> Result<Snapshot, Attempt> {
     let stamp = stamp_of(staged);
     let data = match &mut staged.source {
@@ -777,8 +787,8 @@ fn snapshot_of(buffers: &Buffers, staged: &mut StagedVersion) -> Result<Snapshot
     Ok(Snapshot { model, epoch, version, metadata, layout, data })
 }
 
-/// What patches may build on once a version runs, if there may be some: its model, if that holds its very bytes,
-/// else its buffer.
+/// Returns the bytes that patches on this version may build on, if patches are possible: its
+/// model's, if that holds the exact bytes, else its buffer.
 fn base_of(model: &Model, staged: StagedVersion, alike: bool) -> Option<Base> {
     let StagedVersion { keep, layout, source, .. } = staged;
     let bytes = match source {
@@ -796,11 +806,10 @@ fn failed(text: String) -> Attempt {
     Attempt::Failed { text, intact: true }
 }
 
-/// Writes a version over the weights; returns its digest, and whether its buffer holds what was there before.
-/// What came of a write.
+/// Result of writing a version to the model.
 struct Written {
     digest: String,
-    exchanged: bool, // the model's memory and the version's have changed places
+    exchanged: bool, // the model's memory and the version's were swapped
     lost: Vec<Overflow>,
 }
 
@@ -832,7 +841,7 @@ fn write(writing: &Writing, staged: &mut StagedVersion) -> Result<Written, Unwri
                 let lost = writing.fill(layout, |begin, bytes| memory.copy_to(begin, bytes));
                 Written { digest: hashed(memory, layout, *hash_chunks), exchanged: false, lost }
             });
-            // The second look fails only if somebody broke the rules of the segment: S5.
+            // The second check fails only if the publisher broke the rules of the segment: S5.
             let read = read.map_err(|Stale| if touched { Unwritten::Torn } else { Unwritten::Stale })?;
             differ.map_or(Ok(read), |text| Err(Unwritten::Differs(text)))
         }
@@ -852,7 +861,7 @@ fn stamp_of(staged: &StagedVersion) -> Stamp {
     Stamp::new(&staged.model, epoch, version)
 }
 
-/// An iterator over versions as they are applied.
+/// Iterator that applies versions.
 #[derive(Debug)]
 pub struct Updates<'a> {
     worker: &'a Worker,
@@ -904,7 +913,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(20);
 
-    /// A worker that nobody listens to, of a model of one byte.
+    /// A worker without a publisher, of a model of one byte.
     fn worker(
         model: &Model,
         timeout: Duration,
@@ -932,7 +941,7 @@ mod tests {
         worker.ready_queue().put(staged("m", version, layout, buffer));
     }
 
-    /// A version of two tensors of 1 MiB and a number, of which every byte is the same.
+    /// A version of two tensors of 1 MiB and a number, with all bytes equal.
     fn large(order: [&str; 3], byte: u8) -> StagedVersion {
         let (mut entries, mut begin) = (Vec::new(), 0);
         for name in order {
@@ -979,7 +988,7 @@ mod tests {
         let hanging = model.clone();
         let worker = worker(&model, Duration::from_millis(20), move |offer| {
             while offer.version == 1 && !hanging.ran().1 {
-                thread::yield_now(); // somebody looks, and settles that it is too late
+                thread::yield_now(); // the call of `ran` decides that the function is late
             }
             Ok(())
         });
@@ -987,7 +996,7 @@ mod tests {
             put(&worker, version);
             assert_eq!(worker.receive(LONG).is_ok(), version == 2);
         }
-        worker.shared.tell_overdue(); // once is enough
+        worker.shared.tell_overdue(); // the call above reported it already
         let told = worker.shared.outcomes.lock().unwrap();
         let told: Vec<_> = told.iter().map(|(_, key, outcome)| (key.1, outcome)).collect();
         assert!(
@@ -1021,7 +1030,7 @@ mod tests {
             thread::scope(|scope| {
                 let applying = scope.spawn(|| worker.receive(LONG));
                 asks.recv_timeout(LONG).unwrap();
-                let outcomes = worker.shared.outcomes.lock().unwrap(); // nothing can be told now
+                let outcomes = worker.shared.outcomes.lock().unwrap(); // nothing can be reported
                 go.send(()).unwrap();
                 let free = model.write(Instant::now() + Duration::from_millis(100), &|| true).is_some();
                 drop(outcomes);

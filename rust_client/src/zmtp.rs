@@ -1,9 +1,9 @@
 //! The subscriber's side of ZMTP 3 (ZeroMQ RFC 23, NULL security), without sockets.
 //!
 //! libzmq receives each message into memory of its own: fresh pages to touch, a hand-over between
-//! threads, and a copy to where the bytes belong, which together cost more than the network does.
-//! So the worker reads published messages itself, and the bulk of a payload goes from the kernel
-//! straight to its place.
+//! threads, and a copy to the destination, which together cost more than the network does. So the
+//! worker reads published messages itself, and the bulk of a payload goes from the kernel straight
+//! to its place.
 //!
 //! ```text
 //! greeting (64 bytes) ──> READY ──> messages and commands
@@ -22,47 +22,47 @@ use std::fmt;
 use std::io::{self, Read};
 
 const LONG: u8 = 2;
-const TICKET: u8 = 3; // what a message begins with that shows one; 0 and 1 end and begin a subscription
-const SCRATCH_BYTES: usize = 8192; // read ahead; of a payload, at most so much is copied twice
-const RECEIVE_BYTES: usize = 1 << 18; // taken at once, while they are in the cache for the checksum
+const TICKET: u8 = 3; // first byte of a message with a ticket; 0 and 1 end and begin a subscription
+const SCRATCH_BYTES: usize = 8192; // read ahead; at most this much of a payload is copied twice
+const RECEIVE_BYTES: usize = 1 << 18; // read at once, so that it is in the cache for the checksum
 const PAYLOAD: usize = 2; // the index of a message's payload, after topic and header
 const FRAMES_MAX: usize = 8; // of a message; a later protocol may have more than one payload
 const READY: &[u8] = b"\x05READY\x0bSocket-Type\0\0\0\x03SUB\x08Identity\0\0\0\0";
 
-/// Where the payloads of published messages go.
+/// Destinations of published payloads.
 pub trait Places {
-    /// Stands for a place, until it serves another purpose.
+    /// Stands for a place, until the place has another use.
     type Ticket: Copy;
 
-    /// Says where the payload of a message belongs that is about to be received.
+    /// Returns the destination of a payload that is about to be received.
     fn place(&mut self, header: &[u8], size: usize) -> Place<Self::Ticket>;
 
-    /// Returns what is still to be received there; nothing if it serves another purpose by now.
+    /// Returns the memory that is still to be filled; `None` if the place has another use by now.
     fn room(&mut self, ticket: Self::Ticket) -> Option<&mut [u8]>;
 
-    /// Takes note of so many bytes in that room.
+    /// Notes that `count` bytes were received there.
     fn received(&mut self, ticket: Self::Ticket, count: usize);
 
-    /// The rest will never come.
+    /// The rest will never arrive.
     fn cancel(&mut self, ticket: Self::Ticket);
 }
 
-/// Where a payload goes.
+/// Destination of a payload.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Place<T> {
-    /// To the place of a chunk.
+    /// The place of a chunk.
     There(T),
-    /// To memory of its own.
+    /// Memory of its own.
     Own,
-    /// It is read and forgotten.
+    /// None: it is read and discarded.
     Nowhere,
 }
 
-/// A message that was published.
+/// A published message.
 #[derive(Debug)]
 pub struct Published<T> {
     pub header: Vec<u8>,
-    /// How many payload frames it had.
+    /// Number of payload frames.
     pub payloads: usize,
     pub payload: PublishedPayload<T>,
 }
@@ -71,12 +71,12 @@ pub struct Published<T> {
 #[derive(Debug)]
 pub enum PublishedPayload<T> {
     None,
-    /// Empty if nobody wanted it.
+    /// Empty if it was discarded.
     Bytes(Vec<u8>),
     InPlace(T),
 }
 
-/// The other side does not speak ZMTP 3, or breaks its rules: the connection is of no use.
+/// The peer does not speak ZMTP 3, or breaks its rules: the connection is of no use.
 #[derive(Debug)]
 pub struct ZmtpError(pub String);
 
@@ -99,10 +99,10 @@ enum State {
     Open,
 }
 
-/// A frame too long for the scratch, on its way to its place.
+/// A frame, too long for the scratch, that is being received.
 struct Body<T> {
     flags: u8,
-    missing: usize, // bytes that are to come
+    missing: usize, // bytes still to come
     to: BodyTo<T>,
 }
 
@@ -120,24 +120,24 @@ enum Frame<T> {
 
 /// One connection. `T` is the ticket of `Places`.
 pub struct Stream<T> {
-    /// To be sent.
+    /// Bytes to be sent.
     pub outgoing: Vec<u8>,
-    /// Commands that came, each of which may ask for an answer.
+    /// Number of commands received, each of which may need an answer.
     pub commands: u64,
-    /// Messages that are complete.
+    /// Complete messages.
     pub arrived: VecDeque<Published<T>>,
     state: State,
     scratch: Box<[u8]>,
     have: usize, // bytes in the scratch
-    held: bool,  // a payload in it waits until the messages before it are dealt with
+    held: bool,  // a payload in it waits until the messages before it are handled
     frames: Vec<Frame<T>>,
     body: Option<Body<T>>,
     topics: BTreeSet<String>,
-    ticket: String, // to be shown before they are asked for
+    ticket: String, // to be sent before the subscriptions
 }
 
 impl<T: Copy> Stream<T> {
-    /// Begins a connection that asks for these topics.
+    /// Begins a connection with subscriptions to these topics.
     pub fn new(topics: &BTreeSet<String>) -> Stream<T> {
         Stream {
             outgoing: greeting(false, false),
@@ -154,22 +154,22 @@ impl<T: Copy> Stream<T> {
         }
     }
 
-    /// Shows a ticket before anything else is said.
+    /// Sets a ticket, to be sent before anything else.
     pub fn show(&mut self, ticket: String) {
         self.ticket = ticket;
     }
 
-    /// Whether the handshake is over.
+    /// True if the handshake is over.
     pub fn is_open(&self) -> bool {
         self.state == State::Open
     }
 
-    /// Whether `read` has something to do even if nothing new comes.
+    /// True if `read` has something to do even if nothing new arrives.
     pub fn is_held(&self) -> bool {
         self.held
     }
 
-    /// Asks for a topic, or no longer.
+    /// Subscribes to a topic, or unsubscribes.
     pub fn subscribe(&mut self, topic: &str, on: bool) {
         if on {
             self.topics.insert(topic.to_owned());
@@ -187,14 +187,14 @@ impl<T: Copy> Stream<T> {
         self.send(0, &body);
     }
 
-    /// How many bytes must come before anything can be done with them, at least 1.
+    /// Returns how many bytes must arrive before anything can be done with them, at least 1.
     pub fn missing(&self) -> usize {
         self.body.as_ref().map_or(1, |body| body.missing.max(1))
     }
 
-    /// Reads once, to where the bytes belong; returns how many came. Complete messages are in
-    /// `arrived` then; deal with them before the next call. After an error the connection is to be
-    /// closed, except after `WouldBlock`.
+    /// Reads once, straight into place. Returns the number of bytes; complete messages are in
+    /// `arrived` then, and must be handled before the next call. After an error other than
+    /// `WouldBlock` the connection must be closed.
     pub fn read(&mut self, from: &mut impl Read, places: &mut impl Places<Ticket = T>) -> io::Result<usize> {
         if std::mem::take(&mut self.held) {
             self.parse_all(places)?;
@@ -222,7 +222,7 @@ impl<T: Copy> Stream<T> {
         }
     }
 
-    // Taking bytes apart.
+    // Parsing.
 
     fn parse_all(&mut self, places: &mut impl Places<Ticket = T>) -> Result<(), ZmtpError> {
         let mut at = 0;
@@ -238,7 +238,7 @@ impl<T: Copy> Stream<T> {
         Ok(())
     }
 
-    /// Takes what begins at `at` in the scratch; returns its size, 0 if more must come first.
+    /// Handles what begins at `at` in the scratch. Returns its size, or 0 if it is incomplete.
     fn parse(&mut self, at: usize, places: &mut impl Places<Ticket = T>) -> Result<usize, ZmtpError> {
         let bytes = &self.scratch[at..self.have];
         if self.state == State::Greeting {
@@ -273,7 +273,7 @@ impl<T: Copy> Stream<T> {
             return Ok(0);
         }
         if payload && !self.arrived.is_empty() {
-            self.held = true; // they may decide on its place
+            self.held = true; // the earlier messages may decide on its place
             return Ok(0);
         }
         self.begin_body(flags, size, payload, places);
@@ -301,7 +301,7 @@ impl<T: Copy> Stream<T> {
         Ok(GREETING_BYTES)
     }
 
-    /// Finds a place for a frame that the scratch does not hold.
+    /// Chooses the destination of a frame that does not fit the scratch.
     fn begin_body(&mut self, flags: u8, size: usize, payload: bool, places: &mut impl Places<Ticket = T>) {
         let place = match self.frames.get(PAYLOAD - 1) {
             Some(Frame::Bytes(header)) if self.frames.len() == PAYLOAD && payload => {
@@ -318,7 +318,7 @@ impl<T: Copy> Stream<T> {
         self.body = Some(Body { flags, missing: size, to });
     }
 
-    /// Takes the part of a body that was read ahead.
+    /// Moves the part of a body that was read ahead to its destination.
     fn take_ahead(&mut self, at: usize, count: usize, places: &mut impl Places<Ticket = T>) {
         let mut ahead = &self.scratch[at..at + count];
         let mut unused = [0; 0];
@@ -327,7 +327,7 @@ impl<T: Copy> Stream<T> {
                 match body.read(&mut ahead, &mut unused, places) {
                     Ok(count) if count > 0 => {}
                     _ => {
-                        body.missing -= ahead.len(); // nobody wants them
+                        body.missing -= ahead.len(); // discarded
                         return;
                     }
                 }
@@ -405,7 +405,7 @@ impl<T: Copy> Stream<T> {
 }
 
 impl<T: Copy> Body<T> {
-    /// Reads once; into the scratch what nobody wants.
+    /// Reads once; discarded bytes go to the scratch.
     fn read(
         &mut self,
         from: &mut impl Read,
@@ -445,7 +445,7 @@ fn discard(from: &mut impl Read, scratch: &mut [u8], most: usize) -> io::Result<
 
 fn published<T>(frames: Vec<Frame<T>>) -> Published<T> {
     let payloads = frames.len().saturating_sub(PAYLOAD);
-    let mut frames = frames.into_iter().skip(1); // the header names the model, too
+    let mut frames = frames.into_iter().skip(1); // no topic: the header names the model, too
     let header = match frames.next() {
         Some(Frame::Bytes(header)) => header,
         _ => Vec::new(),

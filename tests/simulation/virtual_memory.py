@@ -1,7 +1,7 @@
 """Shared memory without a kernel: segments of processes that live and die, and their locks.
 
-Reading is the code of the package (`segment.StampedMemory`, `copier.copying`), and so are claims and
-stamps (`snapshots`); this module has only the memory, its stamp, and its lock.
+The package's own code reads it (`segment.StampedMemory`, `copier.copying`), and claims and stamps
+it (`snapshots`); this module has only the memory, its stamp, and its lock.
 """
 
 from collections.abc import Callable

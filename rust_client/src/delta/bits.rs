@@ -1,18 +1,18 @@
-//! Strings of bits, the lowest bit of each byte first, and the codes of a patch in them.
+//! Reads strings of bits, from the lowest bit of each byte, and the codes of a patch in them.
 
 use super::Fault;
 use std::convert::TryInto;
 
-const PEEKED: u32 = 57; // bits that are there wherever in a byte they begin
-const GOLOMB_BITS_MAX: u32 = 16; // no step has a size of more
+const PEEKED: u32 = 57; // bits that a peek has at any position in a byte
+const GOLOMB_BITS_MAX: u32 = 16; // no step has a larger size
 const EARLY: Fault = "it ends early";
 
-/// Returns the number that so many bytes are, the lowest first.
+/// Returns the number of some little-endian bytes.
 pub fn number(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))
 }
 
-/// Reads bits from the first to the last.
+/// Reads bits from first to last.
 pub struct Reader<'a> {
     data: &'a [u8],
     at: usize, // in bits
@@ -23,12 +23,12 @@ impl<'a> Reader<'a> {
         Reader { data, at: 0 }
     }
 
-    /// Bits that are left; none where a code led beyond the end.
+    /// Returns the number of bits left; 0 if a code led beyond the end.
     pub fn left(&self) -> usize {
         (8 * self.data.len()).saturating_sub(self.at)
     }
 
-    /// The next bits, zeros behind the end.
+    /// Returns the next bits, with zeros beyond the end.
     #[inline]
     fn peek(&self) -> u64 {
         let byte = self.at / 8;
@@ -39,7 +39,7 @@ impl<'a> Reader<'a> {
         word >> (self.at % 8)
     }
 
-    /// Takes so many bits, at most 32, of which the caller knows that they are there.
+    /// Takes `width` bits, at most 32; the caller has checked that they exist.
     #[inline]
     fn take(&mut self, width: u32) -> u32 {
         let value = self.peek() & ((1 << width) - 1);
@@ -71,7 +71,7 @@ impl<'a> Reader<'a> {
                 return Err("a code leads beyond what it may");
             }
             if zeros < PEEKED {
-                self.at += zeros as usize + 1; // it lies before the end, behind which are zeros
+                self.at += zeros as usize + 1; // it is before the end: only zeros follow that
                 return Ok(value);
             }
             self.at += zeros as usize;
@@ -79,7 +79,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Appends positions, told by Rice codes of the gaps between them; all are below `most`.
+    /// Appends positions, coded as Rice codes of the gaps between them; all are below `most`.
     pub fn positions(&mut self, count: usize, k: u32, most: usize, out: &mut Vec<u32>) -> Result<(), Fault> {
         let begin = out.len();
         for _ in 0..count {
@@ -89,7 +89,7 @@ impl<'a> Reader<'a> {
         let mut next = 0;
         for position in &mut out[begin..] {
             *position += next + self.take(k);
-            next = *position + 1; // at most 2^20, since the one before was below `most`
+            next = *position + 1; // at most 2^20, since the previous one was below `most`
             if next as usize > most {
                 return Err("a gap leads past the end");
             }
@@ -97,7 +97,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Appends a 1 for each bit that is not set, and a -1 for each that is.
+    /// Appends 1 for each clear bit, and -1 for each set one.
     pub fn signs(&mut self, count: usize, out: &mut Vec<i32>) -> Result<(), Fault> {
         self.need(count)?;
         out.extend((self.at..self.at + count).map(|at| 1 - 2 * i32::from(self.data[at / 8] >> (at % 8) & 1)));
@@ -105,7 +105,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Puts numbers that were coded by Exp-Golomb.
+    /// Replaces `out` by numbers in Exp-Golomb codes.
     pub fn golomb(&mut self, count: usize, k: u32, out: &mut Vec<u32>) -> Result<(), Fault> {
         out.clear();
         let mut bits = 0;
@@ -122,8 +122,8 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Checks that only the bits that fill the last byte are left, and are zero; returns all bytes that
-    /// were begun.
+    /// Checks that only the padding of the last byte is left, and that it is zero. Returns the
+    /// number of bytes begun.
     pub fn filled(&self) -> Result<usize, Fault> {
         let rest = self.at.wrapping_neg() % 8;
         if self.peek() & ((1 << rest) - 1) == 0 {
@@ -133,7 +133,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Checks that this is all there is.
+    /// Checks that nothing follows.
     pub fn end(&self) -> Result<(), Fault> {
         if self.filled()? == self.data.len() {
             Ok(())

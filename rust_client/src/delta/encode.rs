@@ -1,8 +1,9 @@
-//! Makes a patch: what differs between two versions of one layout, in as few bytes as can be.
+//! Makes a patch: the difference between two versions of one layout, in as few bytes as possible.
 //!
-//! Each block gets the mode that costs least. Steps are coded with one class or, where the exponent of an element is
-//! known, sixteen: the probability of a change halves from one exponent to the next, so the gaps between elements
-//! of a class that change are shorter than those between all that do. It makes the bytes that Python's makes.
+//! Each block gets the mode that takes the fewest bytes. Steps are coded with one class or, if the
+//! exponent of an element is known, sixteen: the probability of a change halves from one exponent
+//! to the next, so gaps between changed elements of a class are shorter than those between all
+//! changed ones. The bytes are the same as from the Python encoder.
 
 use super::format::{self, Block, Header, Kind, Mode};
 use super::scan::{self, Steps};
@@ -18,9 +19,9 @@ pub struct Side<'a> {
 
 /// Returns the patch that leads from one data section to another, bit for bit.
 ///
-/// Digests are by `chunk_bytes`. With `classes` steps may be coded by class: fewer bytes, and a receiver that decodes
-/// looks at every element of the base. It is an error where a data section is not of the layout, and once the patch
-/// is not `wanted` any more.
+/// Digests are by `chunk_bytes`. With `classes`, steps may be coded by class: in fewer bytes, but
+/// the decoder must look at every element of the base. Fails if a data section does not fit the
+/// layout, and once `wanted` returns false.
 pub fn encode(
     layout: &Layout,
     chunk_bytes: u64,
@@ -54,10 +55,10 @@ pub fn encode(
     Ok(patch)
 }
 
-/// A block as it is coded.
+/// An encoded block.
 type Coded = (Mode, Vec<u8>);
 
-/// Returns a group, coded in the way that takes the fewest bytes.
+/// Encodes a group in as few bytes as possible.
 fn group(blocks: &[Block], base: &[u8], target: &[u8], classes: bool) -> Vec<u8> {
     let pair = |block: &Block| (&base[block.begin..block.end], &target[block.begin..block.end]);
     let mut group =
@@ -89,14 +90,14 @@ fn group(blocks: &[Block], base: &[u8], target: &[u8], classes: bool) -> Vec<u8>
 struct Group<'a> {
     blocks: &'a [Block],
     pairs: Vec<(&'a [u8], &'a [u8])>,
-    others: Vec<Option<Coded>>, // without steps, where that was asked for
+    others: Vec<Option<Coded>>, // encoded without steps, once needed
 }
 
-/// A block whose steps are told, by its place in the group.
+/// The steps of a block, with its index in the group.
 type Stepped = (usize, Vec<Steps>);
 
 impl Group<'_> {
-    /// Returns entries, table and bodies: of steps where these were found and are best.
+    /// Returns entries, table and bodies; a block has steps if these were found and are best.
     fn coded(&mut self, found: Vec<Stepped>) -> Vec<u8> {
         let (table, bodies) = self.stepped(found);
         let mut bodies = bodies.into_iter().peekable();
@@ -118,7 +119,7 @@ impl Group<'_> {
 
     /// Returns the table of the blocks for which steps are best, and their bodies.
     ///
-    /// Those for which they are not, even with a table of their own, leave this one to the others.
+    /// A block for which they are not, even with a table of its own, does not count in this one.
     fn stepped(&mut self, mut found: Vec<Stepped>) -> (Vec<u8>, Vec<(usize, Vec<u8>)>) {
         while !found.is_empty() {
             let (table, bodies) = self.written(&found);
@@ -154,7 +155,7 @@ impl Group<'_> {
             && (nbytes <= overwrite_least(changes, block.width) || nbytes <= self.other(index).1.len())
     }
 
-    /// How a block is coded without steps.
+    /// Returns the encoding of a block without steps.
     fn other(&mut self, index: usize) -> &Coded {
         let (block, (base, target)) = (&self.blocks[index], self.pairs[index]);
         self.others[index].get_or_insert_with(|| overwritten(block, base, target))
@@ -165,12 +166,12 @@ fn changes(steps: &[Steps]) -> usize {
     steps.iter().map(|class| class.gaps.len()).sum()
 }
 
-/// The bytes that overwriting so many elements takes at least.
+/// Returns the minimum size in bytes of overwriting these elements.
 fn overwrite_least(changes: usize, width: usize) -> usize {
     3 + changes / 8 + changes * width
 }
 
-/// Codes a block by what differs, or by all of it if that is less.
+/// Encodes the changed elements of a block, or all of it if that is smaller.
 fn overwritten(block: &Block, base: &[u8], target: &[u8]) -> Coded {
     let width = block.width;
     let at = scan::changed(base, target, width);

@@ -1,4 +1,4 @@
-//! The parts of a patch: its header, its blocks, and the tables of its codes.
+//! The format of a patch: its header, its blocks, and the tables of its codes.
 
 use super::bits::{number, Reader};
 use super::write::Writer;
@@ -17,26 +17,26 @@ pub const CLASSES: usize = 16;
 const WIDTH_MAX: u32 = 19; // of a count
 pub const RICE_MAX: u32 = 18;
 const EVERY: u32 = 31;
-// Of the fields of a row.
+// Bits of the fields of a row.
 const COUNT_BITS: u32 = 5;
 const GAP_BITS: u32 = 5;
 const LARGE_BITS: u32 = 5;
 const LARGE_GAP_BITS: u32 = 5;
 const SIZE_BITS: u32 = 4;
 
-/// What a patch says of itself.
+/// The header of a patch.
 #[derive(Debug)]
 pub struct Header {
     pub layout_id: String,
     pub nbytes: u64,
-    /// By which both digests are computed.
+    /// Chunk size of both digests.
     pub chunk_bytes: u64,
     pub base: String,
     pub target: String,
 }
 
 impl Header {
-    /// Reads the header of a patch, and nothing behind it.
+    /// Parses the header of a patch only.
     pub fn parse(patch: &[u8]) -> Result<Header, PatchError> {
         let head = patch.get(..HEADER_BYTES).unwrap_or_default();
         if !head.starts_with(MAGIC) {
@@ -63,7 +63,7 @@ impl Header {
         Ok(Header { layout_id, nbytes, chunk_bytes, base, target })
     }
 
-    /// Its bytes.
+    /// Returns its bytes.
     pub fn pack(&self) -> Vec<u8> {
         let mut out = [MAGIC, &[0; 4]].concat();
         out.extend_from_slice(&(self.chunk_bytes as u32).to_le_bytes());
@@ -75,24 +75,24 @@ impl Header {
     }
 }
 
-/// What is known of elements.
+/// The kind of some elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
-    /// Nothing.
+    /// Any.
     Plain,
-    /// They have 16 bits.
+    /// Of 16 bits.
     Integer,
-    /// They have 16 bits, and an exponent.
+    /// Of 16 bits, with an exponent.
     Bf16,
     F16,
 }
 
-/// So many elements of one dtype, end to end: bytes `begin` to `end` of the data section.
+/// Elements of one dtype, end to end: bytes `begin` to `end` of the data section.
 #[derive(Clone, Copy, Debug)]
 pub struct Block {
     pub begin: usize,
     pub end: usize,
-    pub width: usize, // bytes of an element; 1 where it has fewer bits
+    pub width: usize, // bytes of an element; 1 if it has fewer bits
     pub kind: Kind,
 }
 
@@ -102,7 +102,7 @@ impl Block {
     }
 }
 
-/// Tensors of one dtype that lie next to each other, as one block.
+/// Returns the runs of adjacent tensors of one dtype, each as one block.
 fn stretches(layout: &Layout) -> Vec<Block> {
     let mut found: Vec<Block> = Vec::new();
     let mut before = None;
@@ -125,7 +125,7 @@ fn stretches(layout: &Layout) -> Vec<Block> {
     found
 }
 
-/// The blocks of a layout in order, by groups.
+/// Returns the blocks of a layout in order, by groups.
 pub fn groups(layout: &Layout) -> impl Iterator<Item = Vec<Block>> {
     stretches(layout).into_iter().flat_map(|stretch| {
         let of = |whole: Block, nbytes: usize| {
@@ -148,7 +148,8 @@ pub enum Mode {
     Raw,
 }
 
-/// Reads the entry of a block from where `at` is, which moves on: its mode, and the bytes of its body.
+/// Reads the entry of a block at `at`, and advances that. Returns the mode, and the size of the
+/// body in bytes.
 pub fn entry(data: &[u8], at: &mut usize, block: &Block) -> Result<(Mode, usize), Fault> {
     let mut value = 0;
     for place in 0..ENTRY_BYTES_MAX {
@@ -192,17 +193,17 @@ fn sized(mode: Mode, nbytes: usize, block: &Block) -> Result<(Mode, usize), Faul
     }
 }
 
-/// Which steps of a class have a size of more than 1.
+/// Which steps of a class have a size above 1.
 #[derive(Clone, Copy, Debug)]
 pub enum Large {
     None,
-    /// So many as a count of these bits says, with gaps coded by this parameter.
+    /// A count of them has these bits, and their gaps are coded by this parameter.
     Some(u32, u32),
-    /// Each may have.
+    /// Any of them.
     Every,
 }
 
-/// How the steps of a class are coded.
+/// The codes for the steps of a class.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
     pub class: usize,
@@ -212,14 +213,14 @@ pub struct Row {
     pub size: u32,
 }
 
-/// How the steps of a group are coded: by one class or all, of which those without steps are left out.
+/// The codes for the steps of a group: by one class or all; a class without steps has no row.
 #[derive(Debug)]
 pub struct Table {
     pub classes: usize,
     pub rows: Vec<Row>,
 }
 
-/// Reads the table of a group from where `at` is, which moves on.
+/// Reads the table of a group at `at`, and advances that.
 pub fn table(data: &[u8], at: &mut usize, kind: Kind) -> Result<Table, Fault> {
     let classes = data.get(*at).map_or(0, |&byte| usize::from(byte));
     if classes != 1 && !(classes == CLASSES && matches!(kind, Kind::Bf16 | Kind::F16)) {
@@ -254,7 +255,7 @@ fn row(reader: &mut Reader, class: usize) -> Result<Option<Row>, Fault> {
     Ok(Some(Row { class, count, gap, large, size }))
 }
 
-/// The bytes of a table.
+/// Returns the bytes of a table.
 pub fn pack_table(table: &Table) -> Vec<u8> {
     let mut writer = Writer::default();
     writer.number(table.classes as u32, 8);

@@ -1,8 +1,9 @@
-//! Patches (encoding `delta-1`): what turns one version into another of the same layout, bit for bit.
+//! Patches (encoding `delta-1`): a patch turns one version into another of the same layout, bit for
+//! bit.
 //!
-//! `docs/DELTA.md` at the root defines every byte. Nothing is written before all that can be wrong with a
-//! patch has been looked for, against the very base that is there. What was decoded then is kept for the
-//! writing as long as that is little; the rest is decoded again.
+//! `docs/DELTA.md` at the root defines every byte. Nothing is written before the whole patch was
+//! checked against the bytes of the base. The changes that were decoded for that are kept for
+//! writing as long as they are small; the rest is decoded again.
 
 mod bits;
 mod encode;
@@ -21,12 +22,12 @@ use format::{Block, Mode, Table};
 use std::fmt;
 use steps::{Changes, Scratch};
 
-const KEPT: usize = 8; // changes are kept up to so small a part of the data section
+const KEPT: usize = 8; // kept changes have at most this part of the data section's size
 
 /// What is wrong with the body of a block.
 type Fault = &'static str;
 
-/// Why a patch is refused.
+/// Why a patch is rejected.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PatchError(pub String);
 
@@ -36,7 +37,7 @@ impl fmt::Display for PatchError {
     }
 }
 
-/// What a patch says of one block.
+/// The part of a patch for one block.
 #[derive(Debug)]
 struct Part<'a> {
     block: Block,
@@ -54,7 +55,7 @@ pub struct Patch<'a> {
 }
 
 impl<'a> Patch<'a> {
-    /// Checks whatever can be checked without the base.
+    /// Parses a patch, and checks all that can be checked without the base.
     pub fn parse(layout: &Layout, data: &'a [u8]) -> Result<Patch<'a>, PatchError> {
         let header = Header::parse(data)?;
         if header.layout_id != layout.id || header.nbytes != layout.nbytes {
@@ -94,13 +95,14 @@ impl<'a> Patch<'a> {
         Ok(())
     }
 
-    /// Turns the base, of which the digest may be known, into the target. Where this is not the base, or a
-    /// block is malformed, not a byte has changed; where the result is not the target, it is of no use.
+    /// Turns the base, whose digest may be given, into the target. If this is not the base, or a
+    /// block is malformed, no byte has changed; if the result is not the target, it must be
+    /// discarded.
     pub fn apply(&self, data: &mut [u8], digest: Option<&str>) -> Result<(), PatchError> {
         self.apply_while(data, digest, &|| true)
     }
 
-    /// The same; soon refused once it is wanted no longer.
+    /// Like `apply`; fails soon after `wanted` returns false.
     pub fn apply_while(
         &self,
         data: &mut [u8],
@@ -127,12 +129,12 @@ impl<'a> Patch<'a> {
         Ok(())
     }
 
-    /// Changes all blocks, or none if one is malformed. It looks at no digest: `apply` does.
+    /// Changes all blocks, or none if one is malformed. Checks no digest, unlike `apply`.
     pub fn put(&self, data: &mut [u8]) -> Result<(), PatchError> {
         self.put_while(data, &|| true)
     }
 
-    /// The same; ends before the next block, with some changed, once it is wanted no longer.
+    /// Like `put`; stops before the next block, with some changed, once `wanted` returns false.
     fn put_while(&self, data: &mut [u8], wanted: &dyn Fn() -> bool) -> Result<(), PatchError> {
         let go_on = || if wanted() { Ok(()) } else { Err(PatchError("nobody wants it any more".to_owned())) };
         if data.len() as u64 != self.header.nbytes {
@@ -141,7 +143,7 @@ impl<'a> Patch<'a> {
         }
         let room = data.len() / KEPT;
         let (mut scratch, mut kept, mut again) = (Scratch::default(), Changes::default(), Changes::default());
-        let mut ends = Vec::new(); // of the changes that are kept, those of the first parts
+        let mut ends = Vec::new(); // where the kept changes end, for each of the first parts
         for part in &self.parts {
             go_on()?;
             let block = &data[part.block.begin..part.block.end];
@@ -169,7 +171,8 @@ impl<'a> Patch<'a> {
         Ok(())
     }
 
-    /// Checks that it leads from one data section to another. It is an error once it is not `wanted` any more.
+    /// Checks that the patch leads from one data section to another. Fails once `wanted` returns
+    /// false.
     pub fn compare(&self, base: &[u8], target: &[u8], wanted: &dyn Fn() -> bool) -> Result<(), PatchError> {
         let nbytes = self.header.nbytes;
         if base.len() as u64 != nbytes || target.len() as u64 != nbytes {
@@ -200,7 +203,7 @@ impl<'a> Patch<'a> {
         Ok(())
     }
 
-    /// Appends what changes in a block that is what it is in the base.
+    /// Appends the changes of a block, given its bytes in the base.
     fn decode(
         &self,
         part: &Part,
@@ -219,7 +222,7 @@ impl<'a> Patch<'a> {
 }
 
 impl Part<'_> {
-    /// Writes what was decoded into the bytes of the block.
+    /// Writes decoded changes into the bytes of the block.
     fn write(&self, at: &[u32], values: &[u16], block: &mut [u8]) {
         match self.mode {
             Mode::Unchanged => {}

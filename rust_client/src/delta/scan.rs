@@ -1,7 +1,7 @@
 //! Compares two blocks: which elements change, and by which steps.
 //!
-//! They are looked at 64 elements at a time, once for both ways of coding. By class they are counted all at once, in
-//! the bytes of one number.
+//! They are read 64 elements at a time, once for both ways of coding. Classes are counted all at
+//! once, in the bytes of one number.
 
 use super::format::{Kind, CLASSES};
 use super::steps::{element, place_of, Classes, BF16, F16};
@@ -10,17 +10,17 @@ use std::convert::TryInto;
 const WINDOW: usize = 64;
 const SIDE: usize = 2 * WINDOW; // bytes
 
-/// What changes in a block: of all elements, or of one class.
+/// The changes of a block: of all elements, or of one class.
 #[derive(Default)]
 pub struct Steps {
-    /// How many of the elements stay as they are before each that changes.
+    /// Number of unchanged elements before each changed one.
     pub gaps: Vec<u32>,
-    /// From the place of an element to that of the other.
+    /// From the position of the old element to that of the new one.
     pub steps: Vec<i32>,
 }
 
 impl Steps {
-    /// Takes the step of an element, of which so many are before it, and `next` were up to the one before.
+    /// Adds the step of the element of this rank; `next` is the rank after the previous one.
     fn push(&mut self, rank: u32, step: i32, next: &mut u32) {
         self.gaps.push(rank - *next);
         self.steps.push(step);
@@ -28,7 +28,8 @@ impl Steps {
     }
 }
 
-/// Compares two blocks of elements of 16 bits; returns all steps, and by class where there are classes.
+/// Compares two blocks of 16-bit elements. Returns all steps, and those by class if there are
+/// classes.
 pub fn steps(base: &[u8], target: &[u8], kind: Kind) -> (Steps, Vec<Steps>) {
     match kind {
         Kind::Bf16 => by_class(base, target, &BF16),
@@ -80,7 +81,7 @@ fn step(old: &[u8], new: &[u8], place: u32) -> i32 {
     place_of(element(&new[at..])) - place_of(element(&old[at..]))
 }
 
-/// The elements of a window that differ, one bit each.
+/// Returns the elements of a window that differ, one bit each.
 fn differ(old: &[u8], new: &[u8]) -> u64 {
     if old == new {
         return 0;
@@ -88,7 +89,7 @@ fn differ(old: &[u8], new: &[u8]) -> u64 {
     if let (Ok(old), Ok(new)) = (old.try_into(), new.try_into()) {
         return differ_whole(old, new);
     }
-    let (mut old_side, mut new_side) = ([0; SIDE], [0; SIDE]); // it is the last: zeros follow in both
+    let (mut old_side, mut new_side) = ([0; SIDE], [0; SIDE]); // the last one: zeros follow in both
     old_side[..old.len()].copy_from_slice(old);
     new_side[..new.len()].copy_from_slice(new);
     differ_whole(&old_side, &new_side)
@@ -96,7 +97,8 @@ fn differ(old: &[u8], new: &[u8]) -> u64 {
 
 fn differ_whole(old: &[u8; SIDE], new: &[u8; SIDE]) -> u64 {
     const LOW: u64 = 0x7fff_7fff_7fff_7fff;
-    const TOGETHER: u64 = 1 << 48 | 1 << 33 | 1 << 18 | 1 << 3; // brings the lowest bits of four elements side by side
+    // moves the lowest bits of four elements side by side
+    const TOGETHER: u64 = 1 << 48 | 1 << 33 | 1 << 18 | 1 << 3;
     let words = |side: &[u8; SIDE]| {
         let mut words = [0; SIDE / 8];
         for (word, bytes) in words.iter_mut().zip(side.chunks_exact(8)) {
@@ -111,7 +113,7 @@ fn differ_whole(old: &[u8; SIDE], new: &[u8; SIDE]) -> u64 {
     })
 }
 
-/// The elements of so many bytes that differ.
+/// Returns the positions of elements of `width` bytes that differ.
 pub fn changed(base: &[u8], target: &[u8], width: usize) -> Vec<u32> {
     match width {
         1 => changed_of::<1>(base, target),
@@ -134,7 +136,7 @@ fn changed_of<const WIDTH: usize>(base: &[u8], target: &[u8]) -> Vec<u32> {
     found
 }
 
-/// The gaps before positions that rise.
+/// Returns the gaps before increasing positions.
 pub fn gaps_of(at: &[u32]) -> Vec<u32> {
     let mut next = 0;
     let gap = |&at: &u32| at - std::mem::replace(&mut next, at + 1);

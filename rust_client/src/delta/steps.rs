@@ -1,7 +1,7 @@
-//! The bodies of blocks: which elements change, and to what.
+//! Reads the bodies of blocks: which elements change, and to which values.
 //!
-//! A block by classes is looked at 64 elements at a time: how many of each class there are is counted
-//! in all bytes of one number at once, and only where a change falls among them are they told apart.
+//! A block with classes is read 64 elements at a time: the elements of each class are counted in
+//! the bytes of one number, and only if a change falls among them is each one classified.
 
 use super::bits::{number, Reader};
 use super::format::{Kind, Large, Row, Table, CLASSES, RICE_MAX};
@@ -9,10 +9,10 @@ use super::Fault;
 use std::convert::TryInto;
 
 const WINDOW: usize = 64;
-const NEVER: u32 = u32::MAX; // a rank that no element has
-const NO_CLASS: u8 = CLASSES as u8; // of what is behind the last element
+const NEVER: u32 = u32::MAX; // rank of no element
+const NO_CLASS: u8 = CLASSES as u8; // of places beyond the last element
 
-/// What changes: positions of elements in their blocks, and of steps what they lead to.
+/// Changes: positions of elements in their blocks, and, for steps, the new values.
 #[derive(Default)]
 pub struct Changes {
     pub at: Vec<u32>,
@@ -35,11 +35,11 @@ impl Changes {
 pub struct Scratch {
     ranks: Vec<u32>,
     steps: Vec<i32>,
-    which: Vec<u32>, // of a class, those of a size above 1
+    which: Vec<u32>, // of a class: those with a size above 1
     sizes: Vec<u32>,
 }
 
-/// Reads the body of a block of steps; `block` is what is there in the base.
+/// Reads the body of a block of steps; `block` is its bytes in the base.
 pub fn read(
     body: &[u8],
     table: &Table,
@@ -72,8 +72,8 @@ pub fn read(
     find(block, kind, cursors(table, &counts), scratch, &mut put)
 }
 
-/// How many steps there are of each class, and how many of these are large. No more are said to be there
-/// than there is room for.
+/// Returns the number of steps of each class, and how many of these are large. Fails if there are
+/// more than there is room for.
 fn counts(reader: &mut Reader, table: &Table, elements: usize) -> Result<Vec<(usize, usize)>, Fault> {
     let mut counts = Vec::with_capacity(table.rows.len());
     let mut total = 0;
@@ -96,7 +96,7 @@ fn counts(reader: &mut Reader, table: &Table, elements: usize) -> Result<Vec<(us
 }
 
 impl Scratch {
-    /// Reads the ranks of the elements that change among those of their class, and their steps.
+    /// Reads the steps of a class, and the ranks of the changed elements within it.
     fn read_class(
         &mut self,
         reader: &mut Reader,
@@ -135,13 +135,13 @@ pub fn element(bytes: &[u8]) -> u16 {
     u16::from_le_bytes([bytes[0], bytes[1]])
 }
 
-/// The place of an element in the order of all numbers.
+/// Returns the position of an element in the order of all numbers.
 #[inline]
 pub fn place_of(element: u16) -> i32 {
     i32::from(if element & 0x8000 == 0 { element | 0x8000 } else { !element })
 }
 
-/// The class of an element, by its bits from the seventh on.
+/// Returns the class of an element, given its bits from the seventh on.
 const fn class_of(upper: usize, f16: bool) -> usize {
     if f16 {
         return upper >> 4 & 15;
@@ -154,7 +154,7 @@ const fn class_of(upper: usize, f16: bool) -> usize {
     }
 }
 
-/// By these bits: the class, and a number whose byte of that class is 1.
+/// Tables by these bits: the class, and a number whose byte of that class is 1.
 pub struct Classes {
     of: [u8; 512],
     ones: [u128; 512],
@@ -176,14 +176,14 @@ pub static BF16: Classes = classes(false);
 pub static F16: Classes = classes(true);
 
 impl Classes {
-    /// How many of at most 255 elements are of each class: in a byte each, that of the first class is the lowest.
+    /// Counts at most 255 elements by class: in a byte each, the first class in the lowest.
     #[inline]
     pub fn counted(&self, elements: &[u8]) -> u128 {
         let ones = elements.chunks_exact(2).map(|bytes| self.ones[usize::from(element(bytes) >> 7)]);
         ones.fold(0, |sum: u128, one| sum.wrapping_add(one))
     }
 
-    /// The class of an element.
+    /// Returns the class of an element.
     #[inline]
     pub fn of(&self, element: u16) -> usize {
         self.of[usize::from(element >> 7)].into()
@@ -198,24 +198,24 @@ impl Classes {
     }
 }
 
-/// The elements of a class, one bit each.
+/// Returns the elements of a class, one bit each.
 fn mask_of(found: &[u8; WINDOW], class: usize) -> u64 {
     const EACH: u64 = 0x0101_0101_0101_0101;
-    const TOGETHER: u64 = 0x0102_0408_1020_4080; // brings the lowest bits of all bytes to the highest byte
+    const TOGETHER: u64 = 0x0102_0408_1020_4080; // moves the lowest bits of all bytes to the highest
     found.chunks_exact(8).rev().fold(0, |mask, bytes| {
         let word = u64::from_le_bytes(bytes.try_into().unwrap_or_default());
-        let other = word ^ (class as u64 * EACH); // a byte is 0 where it is that class, 31 at most
+        let other = word ^ (class as u64 * EACH); // a byte is 0 for this class, and at most 31
         let same = !(other + 0x7f * EACH) >> 7 & EACH;
         mask << 8 | same.wrapping_mul(TOGETHER) >> 56
     })
 }
 
-/// What is looked for of a class: steps `next` to `end`.
+/// The steps of a class that are left: `next` to `end`.
 struct Cursor {
     class: usize,
     next: usize,
     end: usize,
-    seen: u32, // elements of the class
+    seen: u32, // elements of the class so far
 }
 
 fn cursors(table: &Table, counts: &[(usize, usize)]) -> Vec<Cursor> {
@@ -227,7 +227,7 @@ fn cursors(table: &Table, counts: &[(usize, usize)]) -> Vec<Cursor> {
     all.filter(|cursor| cursor.next < cursor.end).collect()
 }
 
-/// Finds the elements that change by their ranks within classes.
+/// Finds the changed elements by their ranks within classes.
 fn find(
     block: &[u8],
     kind: Kind,
@@ -265,7 +265,7 @@ fn find(
     }
 }
 
-/// Reads which elements a body names that overwrites them; what they become ends the body.
+/// Reads the positions in a body that overwrites elements; the new elements end the body.
 pub fn read_overwrite(body: &[u8], width: usize, elements: usize, at: &mut Vec<u32>) -> Result<(), Fault> {
     const FAULT: Fault = "it names more elements than there are, or than its bytes have room for";
     let (head, rest) = body.split_at(body.len().min(3));

@@ -5,17 +5,17 @@ use super::scan::Steps;
 use super::write::{bit_length, Writer};
 
 const PARAMETERS: u32 = 16; // of Exp-Golomb codes
-const LENGTHS: usize = 17; // of sizes, 0 among them
+const LENGTHS: usize = 17; // of sizes, from 0 on
 
-/// The steps of a class in one block of which the size is above 1.
+/// The steps of a class in one block with a size above 1.
 #[derive(Default)]
 struct Larges {
     gaps: Vec<u32>,
-    sizes: Vec<u32>, // less 2
+    sizes: Vec<u32>, // minus 2
 }
 
 impl Larges {
-    /// Appends those of a block; returns how many there are.
+    /// Appends those of a block. Returns their number.
     fn extend(&mut self, steps: &[i32]) -> usize {
         let (before, mut next) = (self.gaps.len(), 0);
         for (at, step) in steps.iter().enumerate() {
@@ -30,7 +30,7 @@ impl Larges {
     }
 }
 
-/// Chooses the codes for some blocks, whose steps are given by class.
+/// Chooses the codes for some blocks, given their steps by class.
 pub fn table(blocks: &[&[Steps]]) -> Table {
     let classes = blocks.first().map_or(0, |block| block.len());
     let of = |class| row(class, &blocks.iter().map(|block| &block[class]).collect::<Vec<_>>());
@@ -59,22 +59,23 @@ fn row(class: usize, blocks: &[&Steps]) -> Option<Row> {
     Some(Row { class, count: bit_length(most as u32), gap, large, size })
 }
 
-/// Returns the parameter that costs least of the three next to the mean, and the bits that it takes.
+/// Returns the best of the three parameters next to the mean, and the bits that it takes.
 fn best_rice(values: impl Iterator<Item = u32> + Clone, count: usize) -> (u32, u64) {
     if count == 0 {
         return (0, 0);
     }
     let count = count as u64;
     let sum: u64 = values.clone().map(u64::from).sum();
-    let middle = bit_length((sum * 11 / (16 * count)) as u32).saturating_sub(1); // below 2^18: they are gaps
+    // below 2^18, since they are gaps
+    let middle = bit_length((sum * 11 / (16 * count)) as u32).saturating_sub(1);
     let cost =
         |k: u32| count * u64::from(1 + k) + values.clone().map(|value| u64::from(value >> k)).sum::<u64>();
     let costs = (middle.saturating_sub(1)..middle + 2).map(|k| (cost(k), k));
     costs.min().map_or((0, 0), |(cost, k)| (k, cost))
 }
 
-/// Returns a good parameter for sizes, and the bits that they take with it. Given are those above 1, less 2; `more`
-/// is added to each, and `ones` are so many others, of size 1.
+/// Returns a good parameter for sizes, and the bits that they take with it. `sizes` are those above
+/// 1, minus 2; `more` is added to each, and `ones` is the number of others, of size 1.
 fn best_golomb(sizes: &[u32], more: u32, ones: usize) -> (u32, u64) {
     let mut lengths = [0; LENGTHS];
     lengths[0] = ones as u64;
@@ -83,12 +84,12 @@ fn best_golomb(sizes: &[u32], more: u32, ones: usize) -> (u32, u64) {
         let each = lengths.iter().zip(0u32..);
         each.map(|(count, length)| count * u64::from(1 + k + 2 * length.saturating_sub(k))).sum()
     };
-    let k = (0..PARAMETERS).min_by_key(|&k| guess(k)).unwrap_or(0); // the first of several
+    let k = (0..PARAMETERS).min_by_key(|&k| guess(k)).unwrap_or(0); // the first of equal ones
     let cost = |size: &u32| u64::from(2 * bit_length(size + more + (1 << k)) - 1 - k);
     (k, ones as u64 * u64::from(1 + k) + sizes.iter().map(cost).sum::<u64>())
 }
 
-/// Writes the body of a block whose steps are given by class.
+/// Writes the body of a block, given its steps by class.
 pub fn body(block: &[Steps], table: &Table) -> Vec<u8> {
     let mut writer = Writer::default();
     let larges = |row: &Row| {
@@ -124,7 +125,7 @@ pub fn body(block: &[Steps], table: &Table) -> Vec<u8> {
     writer.end()
 }
 
-/// Writes the body of a block whose elements at these positions are overwritten.
+/// Writes the body of a block that overwrites the elements at these positions.
 pub fn overwrite(gaps: &[u32], elements: impl Iterator<Item = u8>) -> Vec<u8> {
     let (k, _) = best_rice(gaps.iter().copied(), gaps.len());
     let mut writer = Writer::default();

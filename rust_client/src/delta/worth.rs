@@ -1,49 +1,50 @@
-//! What a patch would take, from a sample: nobody need scan two versions to learn that all differs.
+//! Estimates the size of a patch from a sample, without a scan of both versions.
 //!
-//! A patch is a little more than the entropy of which elements change, and what they change to. Which ones change is told
-//! apart by class where that is known (`encode.rs`), which saves a part of it, and takes longer. So a version is there
-//! soonest as it is over the fastest links, by a patch with classes over the slowest, and by one without in between.
+//! A patch is a little larger than the entropy of which elements change, and of their new values.
+//! Coding changes by class, if known (`encode.rs`), saves a part of the former, and takes longer.
+//! So the whole version arrives soonest over the fastest links, a patch with classes over the
+//! slowest, and one without in between.
 //!
-//! What is told of patches with classes and without stands in pairs, without first. The numbers are those of Python's
-//! publisher (`codecs/delta/worth.py`), which has measured them.
+//! Numbers for patches without classes and with them come in pairs, in that order. The constants
+//! are those of the Python publisher (`codecs/delta/worth.py`), which were measured.
 
 use super::format::{groups, Block, Kind, HEADER_BYTES};
 use crate::dtype::Dtype;
 use crate::layout::Layout;
 use std::ops::Range;
 
-const SAMPLES: usize = 64; // places that are looked at, at least if there are as many blocks
-const SAMPLE_BYTES: usize = 1 << 18; // at all of them
-const STEPS: usize = 1 << 12; // whose size is looked at
-const STEP_BITS: f64 = 2.0; // of a step of one unit, sign included; of others twice their logarithm more
-const SAVED: f64 = 0.7; // what is left of the entropy of positions where they are told apart by class
-const SAMPLE_BLOCKS: usize = 2; // of which the pace of encoding is taken: a megabyte of 16 bits
-const CHANGED: f64 = 40.0; // times that an element takes if it changes, on top of what each one takes
-const WORTH: f64 = 1.1; // a patch must save so much more than it takes: what is known of links is rough
+const SAMPLES: usize = 64; // places that are sampled, if there are as many blocks
+const SAMPLE_BYTES: usize = 1 << 18; // in all of them
+const STEPS: usize = 1 << 12; // whose size is sampled
+const STEP_BITS: f64 = 2.0; // of a step of one unit and its sign; others add twice their logarithm
+const SAVED: f64 = 0.7; // part of the entropy of positions that is left with classes
+const SAMPLE_BLOCKS: usize = 2; // to measure the pace of encoding: a megabyte of 16-bit elements
+const CHANGED: f64 = 40.0; // cost of an element that changes, in units of the cost of any element
+const WORTH: f64 = 1.1; // a patch must save this many times its cost: the rates of links are rough
 
 pub type Pair = [f64; 2];
 
-/// What patches would take.
+/// Estimated cost of patches.
 #[derive(Clone, Copy, Debug)]
 pub struct Estimate {
-    /// Bytes of either kind.
+    /// Bytes of each kind.
     pub sizes: Pair,
-    /// What it takes to make or decode one, over what it would take if nothing had changed.
+    /// Time to make or decode one, relative to one without changes.
     pub work: f64,
 }
 
-/// How a patch is made.
+/// How to make a patch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Way {
     pub classes: bool,
-    /// As an estimate has it; 0: nobody knows.
+    /// Of the estimate; 0 if unknown.
     pub work: f64,
 }
 
-/// Which patch is there soonest; nothing: the version is, as it is.
+/// Returns the patch that arrives soonest; `None` if the whole version does.
 ///
-/// `nbytes` are those of the version, `rate` the bytes a second that the link carries, `encode` and `decode` the seconds
-/// for each byte of a version of which nothing changes, here and at the worker.
+/// `nbytes` is the size of the version, `rate` the bytes a second of the link; `encode` and
+/// `decode` are the seconds for each byte of a version without changes, here and at the worker.
 pub fn chosen(nbytes: f64, would: &Estimate, rate: f64, encode: Pair, decode: Pair) -> Option<Way> {
     let cost = |classes: usize| (encode[classes] + decode[classes]) * nbytes * would.work;
     let seconds = |classes: usize| cost(classes) + would.sizes[classes] / rate;
@@ -52,12 +53,12 @@ pub fn chosen(nbytes: f64, would: &Estimate, rate: f64, encode: Pair, decode: Pa
     (saved > WORTH * cost(usize::from(classes))).then_some(Way { classes, work: would.work })
 }
 
-/// Whether a patch could pay on a link, if nothing had changed.
+/// True if a patch without changes would pay on a link.
 pub fn may_pay(rate: f64, encode: Pair, decode: Pair) -> bool {
     chosen(1.0, &Estimate { sizes: [0.0; 2], work: 1.0 }, rate, encode, decode).is_some()
 }
 
-/// About what patches from one data section to another would take.
+/// Estimates the cost of patches from one data section to another.
 pub fn estimate(layout: &Layout, base: &[u8], target: &[u8]) -> Estimate {
     let blocks: Vec<Block> = groups(layout).flatten().collect();
     let step = (blocks.len() / SAMPLES).max(1);
@@ -82,7 +83,7 @@ pub fn estimate(layout: &Layout, base: &[u8], target: &[u8]) -> Estimate {
     Estimate { sizes: all.bits.map(size), work }
 }
 
-/// What some elements take, and what was looked at.
+/// Estimated bits of some elements, and the size of the sample.
 #[derive(Default)]
 struct Found {
     bits: Pair,
@@ -92,7 +93,7 @@ struct Found {
 }
 
 impl Found {
-    /// Adds what the changes in places of one dtype take.
+    /// Adds the changes in places of one dtype.
     fn add(&mut self, width: usize, kind: Kind, places: &[Range<usize>], base: &[u8], target: &[u8]) {
         let differing = |place: &Range<usize>| {
             let (old, new) = (base[place.clone()].chunks(width), target[place.clone()].chunks(width));
@@ -120,13 +121,13 @@ impl Found {
     }
 }
 
-/// Of what happens with a share of all, in bits for each of them.
+/// Returns the entropy of an event with this probability, in bits.
 fn entropy_of(share: f64) -> f64 {
     let part = |share: f64| if share > 0.0 { -share * share.log2() } else { 0.0 };
     part(share) + part(1.0 - share)
 }
 
-/// The mean logarithm of some steps of two bytes; none is 0.
+/// Returns the mean logarithm of some steps of two bytes; 0 if there are none.
 fn mean_log2<'a>(steps: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> f64 {
     let number = |bytes: &[u8]| bytes.iter().rev().fold(0i64, |value, &byte| value << 8 | i64::from(byte));
     let (mut sum, mut count) = (0.0, 0.0);
@@ -141,9 +142,10 @@ fn mean_log2<'a>(steps: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> f64 {
     }
 }
 
-/// Some blocks of the largest group alone: their dtype, and where they are.
+/// Returns some blocks of the largest group: their dtype, and their position.
 ///
-/// How long their patch takes to encode says how long all of it does: a group shares one table. Nothing of no bytes.
+/// The time to encode their patch gives that of all, since a group shares one table. `None` if
+/// there are no bytes.
 pub fn sample(layout: &Layout) -> Option<(Dtype, Range<usize>)> {
     let mut largest: Vec<Block> = Vec::new();
     let nbytes = |blocks: &[Block]| blocks.iter().map(Block::nbytes).sum::<usize>();
@@ -156,7 +158,8 @@ pub fn sample(layout: &Layout) -> Option<(Dtype, Range<usize>)> {
     let place = largest.first()?.begin..largest.last()?.end;
     let begin = place.start as u64;
     let its = layout.tensors.iter().find(|tensor| (tensor.begin..tensor.end).contains(&begin))?;
-    let dtype = if its.dtype.bits() % 8 == 0 { its.dtype } else { Dtype::U8 }; // they are bytes to a patch
+    // a patch treats these as bytes
+    let dtype = if its.dtype.bits() % 8 == 0 { its.dtype } else { Dtype::U8 };
     Some((dtype, place))
 }
 
@@ -169,7 +172,7 @@ mod tests {
 
     const COUNT: u64 = 1 << 18;
 
-    /// Two versions of which about such a share of the elements differs by one unit.
+    /// Returns two versions in which about this share of the elements differs by one unit.
     fn versions(share: f64) -> (Content, Content) {
         let mut chance = 1u64;
         let mut draw = move || {

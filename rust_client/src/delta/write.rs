@@ -1,11 +1,11 @@
-//! Writes strings of bits, the lowest bit of each byte first, and the codes of a patch in them.
+//! Writes strings of bits, from the lowest bit of each byte, and the codes of a patch in them.
 
-/// Bits that were written so far.
+/// The bits written so far.
 #[derive(Default)]
 pub struct Writer {
     out: Vec<u8>,
     bits: u64,
-    count: u32, // of these, less than 32
+    count: u32, // of these, below 32
 }
 
 impl Writer {
@@ -56,7 +56,7 @@ impl Writer {
         }
     }
 
-    /// The bytes, of which zeros fill the last.
+    /// Returns the bytes; zeros fill the last one.
     pub fn end(mut self) -> Vec<u8> {
         let nbytes = (self.count as usize + 7) / 8;
         self.out.extend_from_slice(&self.bits.to_le_bytes()[..nbytes]);
@@ -64,7 +64,7 @@ impl Writer {
     }
 }
 
-/// How many bits a number has; 0 has none.
+/// Returns how many bits a number has; 0 has none.
 #[inline]
 pub fn bit_length(value: u32) -> u32 {
     32 - value.leading_zeros()

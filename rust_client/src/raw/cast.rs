@@ -1,14 +1,14 @@
-//! Numbers looked at as bytes, and bytes as numbers.
+//! Casts between numbers and bytes.
 
 use crate::element::*;
 use std::mem::{align_of, size_of, size_of_val};
 use std::slice;
 
-/// A type without padding of which every pattern of bits is a value.
+/// A type without padding, for which every bit pattern is a valid value.
 ///
 /// # Safety
 ///
-/// Any initialised bytes must be a valid value, and all bytes of a value initialised.
+/// Any initialised bytes must be a valid value, and all bytes of a value must be initialised.
 pub unsafe trait Plain: Copy + Send + Sync + 'static {}
 
 macro_rules! plain {
@@ -34,17 +34,17 @@ transparent!(half::f16, half::bf16);
 
 /// Returns the bytes of some numbers.
 pub fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {
-    // SAFETY: `Plain` has no uninitialised bytes; the region is that of `values`, as is the lifetime.
+    // SAFETY: `Plain` has no uninitialised bytes; region and lifetime are those of `values`.
     unsafe { slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
-/// Returns the bytes of some numbers, to be written.
+/// Returns the bytes of some numbers, for writing.
 pub fn bytes_of_mut<T: Plain>(values: &mut [T]) -> &mut [u8] {
-    // SAFETY: as above; whatever is written is a valid value of `Plain`, and the borrow is unique.
+    // SAFETY: as above; any written bytes are valid values of `Plain`, and the borrow is unique.
     unsafe { slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
 }
 
-/// Returns bytes as the numbers they are; nothing if they are not aligned, or do not come out even.
+/// Returns bytes as numbers; `None` if they are misaligned, or end within a number.
 pub fn values_of<T: Plain>(bytes: &[u8]) -> Option<&[T]> {
     let size = size_of::<T>();
     if size == 0 || bytes.len() % size != 0 || bytes.as_ptr() as usize % align_of::<T>() != 0 {
@@ -54,7 +54,7 @@ pub fn values_of<T: Plain>(bytes: &[u8]) -> Option<&[T]> {
     Some(unsafe { slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len() / size) })
 }
 
-/// Returns bytes as the numbers they are, wherever they lie; what does not come out even is left out.
+/// Copies numbers out of bytes, at any alignment; an incomplete last one is dropped.
 pub fn copied<T: Plain>(bytes: &[u8]) -> Vec<T> {
     let whole = bytes.chunks_exact(size_of::<T>().max(1));
     // SAFETY: each piece has the bytes of one value, and any bytes are valid values of `Plain`.

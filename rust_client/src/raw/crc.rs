@@ -1,35 +1,36 @@
 //! CRC-32C by the processor's own instructions.
 //!
-//! The instruction takes 8 bytes, and its result is there three cycles later, but the next one can
+//! The instruction takes 8 bytes; its result is available after three cycles, but the next one can
 //! start after one. So three streams are summed at once, each over its own third of a block, and
-//! put together: the CRC of a stream is carried over the bytes behind it by a multiplication with a
-//! power of x modulo the polynomial (see `tests` for where the constants come from).
+//! combined: the CRC of a stream is carried over the bytes behind it by a multiplication with a
+//! power of x modulo the polynomial (see `tests` for the origin of the constants).
 //!
 //! These functions take and return the bare state, without the inversions at either end.
 
-/// Returns the state after some bytes; nothing if this processor has no such instruction.
+/// Returns the state after some bytes; `None` if this processor lacks the instructions.
 #[inline]
 pub fn update(state: u32, bytes: &[u8]) -> Option<u32> {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("sse4.2") && is_x86_feature_detected!("pclmulqdq") {
-        // SAFETY: both sets of instructions were just found to be there.
+        // SAFETY: both instruction sets were just detected.
         return Some(unsafe { x86_64::update(state, bytes) });
     }
     #[cfg(target_arch = "aarch64")]
     if std::arch::is_aarch64_feature_detected!("crc") {
-        // SAFETY: the instructions were just found to be there.
+        // SAFETY: the instructions were just detected.
         return Some(unsafe { aarch64::update(state, bytes) });
     }
     let _ = (state, bytes);
     None
 }
 
-/// Copies bytes past the caches, each read once; returns the state after them. Nothing is copied if there are few, or
-/// this processor has no such instructions. For what is larger than the caches, and not read soon.
+/// Copies bytes past the caches, and reads each once. Returns the state after them; `None`, without
+/// a copy, if there are too few, or this processor lacks the instructions. For data that is larger
+/// than the caches, and not read soon.
 ///
 /// # Panics
 ///
-/// If there is not as much room as there are bytes.
+/// If `from` and `to` differ in length.
 #[inline]
 pub fn stream(state: u32, from: &[u8], to: &mut [u8]) -> Option<u32> {
     assert_eq!(from.len(), to.len(), "a copy to other room");
@@ -38,14 +39,14 @@ pub fn stream(state: u32, from: &[u8], to: &mut [u8]) -> Option<u32> {
         && is_x86_feature_detected!("sse4.2")
         && is_x86_feature_detected!("pclmulqdq")
     {
-        // SAFETY: both sets of instructions were just found to be there, and there are as many bytes.
+        // SAFETY: both instruction sets were just detected, and there are enough bytes.
         return Some(unsafe { folding::stream(state, from, to) });
     }
     let _ = (state, to);
     None
 }
 
-/// Writes `update` for a processor, out of a step over 8 bytes, one over 1, and `carry`.
+/// Defines `update` for a processor, from a step over 8 bytes, one over 1, and `carry`.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! three_streams {
     ($feature:literal, $block:expr) => {
@@ -102,8 +103,8 @@ mod x86_64 {
         _mm_crc32_u8(state, byte)
     }
 
-    /// Multiplies by x to some power: the product is of 63 bits, shifted by one, and the instruction
-    /// takes it modulo the polynomial after 32 more bits. Hence the 33 in the constants.
+    /// Multiplies by a power of x: the product has 63 bits, shifted by one, and the instruction
+    /// reduces it modulo the polynomial after 32 more bits. Hence the 33 in the constants.
     #[inline]
     #[target_feature(enable = "sse4.2,pclmulqdq")]
     unsafe fn carry(state: u32, power: u32) -> u32 {
@@ -114,10 +115,10 @@ mod x86_64 {
     }
 }
 
-/// Copies and sums in one pass. A block of bytes may be replaced by one 128 bytes further on if it is multiplied by
-/// x^1024 modulo the polynomial; a carry-less multiplication does that for 64 bits. So eight sums run over the bytes,
-/// each folded onto what comes next. (V. Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ
-/// Instruction", Intel, 2009.)
+/// Copies and sums in one pass. A block of bytes may be replaced by one 128 bytes further on if it
+/// is multiplied by x^1024 modulo the polynomial; a carry-less multiplication does that for 64
+/// bits. So eight sums run over the bytes, each folded onto the next ones. (V. Gopal et al., "Fast
+/// CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel, 2009.)
 #[cfg(target_arch = "x86_64")]
 mod folding {
     use super::x86_64::update;
@@ -131,15 +132,15 @@ mod folding {
 
     /// # Safety
     ///
-    /// There must be `LEAST` bytes, and as much room.
+    /// There must be at least `LEAST` bytes, and as much room.
     #[target_feature(enable = "sse4.2,pclmulqdq")]
     pub unsafe fn stream(state: u32, from: &[u8], to: &mut [u8]) -> u32 {
-        let mut at = to.as_ptr().align_offset(16).min(15); // as such stores ask
+        let mut at = to.as_ptr().align_offset(16).min(15); // as these stores require
         to[..at].copy_from_slice(&from[..at]);
         let state = update(state, &to[..at]);
         let by = _mm_set_epi64x(i64::from(HIGH), i64::from(LOW));
         let (begin, room) = (from.as_ptr(), to.as_mut_ptr());
-        // SAFETY: of what is read and written here, `SUMS` times 16 bytes are there.
+        // SAFETY: both sides have `SUMS` times 16 bytes from `at` on.
         let put = |at: usize| unsafe {
             let bytes = _mm_loadu_si128(begin.add(at).cast());
             _mm_stream_si128(room.add(at).cast(), bytes);
@@ -159,7 +160,7 @@ mod folding {
             }
             at += WIDTH;
         }
-        _mm_sfence(); // other stores may not come before these
+        _mm_sfence(); // later stores must not come before these
         let mut folded = [0; WIDTH];
         for (sum, bytes) in sums.iter().zip(folded.chunks_exact_mut(16)) {
             _mm_storeu_si128(bytes.as_mut_ptr().cast(), *sum);
@@ -180,7 +181,7 @@ mod aarch64 {
 
     three_streams!("crc", BLOCK);
 
-    // The intrinsics are newer than the oldest compiler that this crate is built with.
+    // The intrinsics are newer than the oldest compiler that this crate supports.
     #[inline]
     #[target_feature(enable = "crc")]
     unsafe fn word(mut state: u32, bytes: &[u8]) -> u32 {
@@ -198,7 +199,7 @@ mod aarch64 {
         state
     }
 
-    /// Multiplies by x to some power, as on x86_64, but bit by bit: blocks are large here.
+    /// Multiplies by a power of x, as on x86_64, but bit by bit: blocks are large here.
     #[inline]
     #[target_feature(enable = "crc")]
     unsafe fn carry(state: u32, power: u32) -> u32 {

@@ -1,13 +1,15 @@
-//! What a forked child inherits of this crate's descriptors: it lets go of them, and its parent goes on.
+//! Closes this crate's descriptors in forked children, without effect on the parent.
 //!
-//! A connection ends, and an address or a lock becomes free, when the last process has closed it. So a child that lives
-//! on (a DataLoader's worker, say) would keep them from a trainer that is killed and started again. That none of them
-//! crosses an `exec` does not help there.
+//! A connection ends, and an address or a lock becomes free, when the last process has closed it.
+//! So a child that lives on (a DataLoader's worker, say) would keep them from a trainer that is
+//! killed and started again. Close-on-exec does not help there.
 //!
-//! In a child each of them becomes one of `/dev/null`, under its number: what the child has of this crate's objects may
-//! be dropped there, or not, and closes nothing that the child has opened since.
+//! In a child, each descriptor is replaced by one of `/dev/null`, under its number: the child's
+//! copies of this crate's objects may be dropped or not, and close nothing that the child has
+//! opened since.
 //!
-//! A child has only the thread that forked, and must do with what is safe in a signal handler: it takes no memory.
+//! A child has only the thread that forked, and may only do what is safe in a signal handler: it
+//! allocates no memory.
 
 use std::cell::UnsafeCell;
 use std::io;
@@ -17,10 +19,10 @@ use std::os::unix::io::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::Once;
 
-const WORDS: usize = 1 << 14; // for as many descriptors as Linux gives to a process unless it is told otherwise
+const WORDS: usize = 1 << 14; // for as many descriptors as Linux gives to a process by default
 
-/// Descriptors, each as a bit.
-struct Set([AtomicU64; WORDS], AtomicUsize); // and how many words there are to look at
+/// A set of descriptors, one bit each.
+struct Set([AtomicU64; WORDS], AtomicUsize); // and the number of words in use
 
 impl Set {
     const fn new() -> Set {
@@ -47,7 +49,7 @@ impl Set {
         }
     }
 
-    /// Takes all out, one after another.
+    /// Removes all descriptors, and calls `each` with every one.
     fn drain(&self, mut each: impl FnMut(RawFd)) {
         for (at, word) in self.0.iter().enumerate().take(self.1.load(Ordering::Relaxed)) {
             let mut left = word.swap(0, Ordering::Relaxed);
@@ -60,24 +62,25 @@ impl Set {
 }
 
 static OURS: Set = Set::new();
-static FORKS: AtomicU32 = AtomicU32::new(0); // between the first process and this one
+static FORKS: AtomicU32 = AtomicU32::new(0); // forks between the first process and this one
 
-/// Held by whoever opens something, until that is in a set; and while a process is forked.
+/// Held while a descriptor is opened, until it is in a set; and while a process is forked.
 struct Opening(UnsafeCell<libc::pthread_mutex_t>);
 
-// SAFETY: the C library looks after who has it.
+// SAFETY: the C library synchronises it.
 unsafe impl Sync for Opening {}
 
 static OPENING: Opening = Opening(UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER));
 
 impl Opening {
     fn lock(&self) {
-        // SAFETY: it is static and never moves. It could fail only if this thread had it, and nobody opens in `open`.
+        // SAFETY: it is static and never moves. It could fail only if this thread held it, and
+        // calls of `open` are never nested.
         unsafe { libc::pthread_mutex_lock(self.0.get()) };
     }
 
     fn unlock(&self) {
-        // SAFETY: whoever calls it has it; in a child that is the thread that forked.
+        // SAFETY: the caller holds it; in a child that is the thread that forked.
         unsafe { libc::pthread_mutex_unlock(self.0.get()) };
     }
 
@@ -98,7 +101,8 @@ impl Opening {
 fn tell_the_system() {
     static TOLD: Once = Once::new();
     TOLD.call_once(|| {
-        // SAFETY: the functions are there for as long as this code. Without memory for it, children keep what they had.
+        // SAFETY: the functions exist as long as this code. If there is no memory, children keep
+        // the descriptors.
         unsafe { libc::pthread_atfork(Some(before), Some(after), Some(in_child)) };
     });
 }
@@ -116,7 +120,7 @@ unsafe extern "C" fn in_child() {
     // SAFETY: the path ends with a zero.
     let nothing = unsafe { libc::open(b"/dev/null\0".as_ptr().cast(), libc::O_RDWR | libc::O_CLOEXEC) };
     OURS.drain(|descriptor| {
-        // SAFETY: it is one of ours. Where there is no /dev/null, to close it is the better of two evils.
+        // SAFETY: it is one of ours. Without /dev/null, closing it is the lesser evil.
         unsafe {
             if nothing < 0 || libc::dup2(nothing, descriptor) < 0 {
                 libc::close(descriptor);
@@ -126,13 +130,13 @@ unsafe extern "C" fn in_child() {
         }
     });
     if nothing >= 0 {
-        // SAFETY: it is this function's.
+        // SAFETY: this function has opened it.
         unsafe { libc::close(nothing) };
     }
     OPENING.unlock();
 }
 
-/// This process, as opposed to those that are forked from it.
+/// Identifies a process among those that are forked from each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Process(u32);
 
@@ -142,29 +146,30 @@ impl Process {
         Process(FORKS.load(Ordering::Relaxed))
     }
 
-    /// Whether that is this one. In a child there is none of the threads, and locks may be held by nobody.
+    /// True if it is the current one. A child has none of the threads, and its locks may never be
+    /// released.
     pub fn is_this(self) -> bool {
         self == Process(FORKS.load(Ordering::Relaxed))
     }
 }
 
-/// Something with a descriptor that children let go of.
+/// An object whose descriptor is closed in forked children.
 #[derive(Debug)]
 pub struct Own<T: AsRawFd>(ManuallyDrop<T>);
 
 impl<T: AsRawFd> Own<T> {
-    /// Opens something, which takes no time: nobody can fork meanwhile, and nobody else can open or close.
+    /// Opens an object. `open` must not block: meanwhile no other thread can fork, open or close.
     pub fn open(open: impl FnOnce() -> io::Result<T>) -> io::Result<Own<T>> {
         OPENING.hold(|| open().map(Own::of))
     }
 
-    /// Opens two at once.
+    /// Like `open`, for two at once.
     pub fn pair(open: impl FnOnce() -> io::Result<(T, T)>) -> io::Result<(Own<T>, Own<T>)> {
         OPENING.hold(|| open().map(|(one, other)| (Own::of(one), Own::of(other))))
     }
 
-    /// What may have taken its time, as a disk or a network does, and is there by now. A child that is forked at the
-    /// very moment keeps it.
+    /// Registers an object that took time to open, as on a disk or a network. A child that is
+    /// forked just before keeps its descriptor.
     pub fn new(its: T) -> Own<T> {
         OPENING.hold(|| Own::of(its))
     }
@@ -177,7 +182,8 @@ impl<T: AsRawFd> Own<T> {
 
 impl<T: AsRawFd> Drop for Own<T> {
     fn drop(&mut self) {
-        // Nobody can fork in between, so it is either ours or closed, and its number another's.
+        // No fork can come in between: the descriptor is ours, or it is closed and its number
+        // reused.
         OPENING.hold(|| {
             OURS.remove(self.0.as_raw_fd());
             // SAFETY: it is not used any more.

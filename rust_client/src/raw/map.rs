@@ -1,4 +1,4 @@
-//! Memory straight from the kernel: our own, which can change places, and a segment of another process.
+//! Memory from the kernel: our own, whose pages can be exchanged, and a segment of another process.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -10,13 +10,13 @@ use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A region that `mmap` gave; nothing is mapped for no bytes.
+/// A region from `mmap`; nothing is mapped if it is empty.
 struct Region {
     start: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: a region is memory and nothing else; who may touch it when is up to its owner's borrows.
+// SAFETY: a region is just memory; borrows of its owner control the access.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -27,7 +27,7 @@ impl Region {
             return Ok(Region { start: NonNull::dangling(), len });
         }
         let descriptor = file.map_or(-1, AsRawFd::as_raw_fd);
-        // SAFETY: no address is asked for, so nothing that exists is replaced.
+        // SAFETY: no address is given, so no mapping is replaced.
         let start = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, descriptor, 0) };
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -42,16 +42,16 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if self.len > 0 {
-            // SAFETY: the region is ours, and nobody can have borrowed it any more.
+            // SAFETY: the region is ours, and no borrow of it is left.
             unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
         }
     }
 }
 
-/// Bytes of which one table of the processor names the pages: moved at once if they begin at a multiple.
+/// Bytes that one page table covers: an aligned range of these is moved at once.
 pub const TABLE_BYTES: usize = 1 << 21;
 
-/// Private memory in pages of its own, which begin at a multiple of `TABLE_BYTES` if there are as many.
+/// Private memory in whole pages, aligned to `TABLE_BYTES` if it has as many bytes.
 pub struct Memory {
     _region: Region,
     start: NonNull<u8>,
@@ -64,7 +64,7 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Returns so many zeros; with `touched`, the kernel gives all pages now.
+    /// Returns zeroed memory; with `touched`, the kernel allocates all pages now.
     pub fn new(len: usize, touched: bool) -> io::Result<Memory> {
         let mut flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         if touched && cfg!(target_os = "linux") {
@@ -77,23 +77,23 @@ impl Memory {
         let room = if len < TABLE_BYTES { len } else { len.saturating_add(TABLE_BYTES) };
         let region = Region::map(room, protection, flags, None)?;
         let before = if room > len { region.start.as_ptr().align_offset(TABLE_BYTES) } else { 0 };
-        // SAFETY: there is room for `TABLE_BYTES` more, and it is less than that.
+        // SAFETY: the region has `TABLE_BYTES` more than `len`, and `before` is less than that.
         let start = unsafe { NonNull::new_unchecked(region.start.as_ptr().add(before)) };
         Ok(Memory { _region: region, start, len })
     }
 
-    /// Room of nothing, in which pages of another of this length can be for a while.
+    /// Reserves addresses, at which pages of other memory of this length can be for a while.
     fn room(len: usize) -> io::Result<Memory> {
         Memory::mapped(len, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS)
     }
 
-    /// Where it begins, for good.
+    /// Returns the start, which never changes.
     pub fn start(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 
-    /// Exchanges what two of one length hold, without a copy and by way of a third: these pages change
-    /// places. Where that cannot be nothing has changed.
+    /// Exchanges the content of two memories of one length, without a copy: their pages change
+    /// places, by way of a third. If that is not possible, nothing has changed.
     pub fn exchange(&mut self, other: &mut Memory) -> bool {
         if self.len == 0 || other.len != self.len || STOPPED.load(Ordering::Relaxed) {
             return false;
@@ -106,48 +106,48 @@ impl Memory {
             Moved::All => {}
             Moved::Nothing => return false,
             Moved::Lost => {
-                forget(spare); // another thread's memory lies there now, and stays
+                forget(spare); // another thread's memory is mapped there now, and stays
                 return false;
             }
         }
         let moved = move_home(other, self);
         let back = if moved { other } else { self };
         if !move_home(&mut spare, back) {
-            back.copy_from_slice(&spare); // they are where they were
+            back.copy_from_slice(&spare); // the pages are still in `spare`
         }
         moved
     }
 }
 
-/// What came of moving pages.
+/// Result of moving pages.
 #[derive(Clone, Copy, PartialEq)]
 #[cfg_attr(not(target_os = "linux"), allow(dead_code))]
 enum Moved {
     All,
     Nothing,
-    /// Nothing, and where they were to go another thread has mapped memory of its own.
+    /// Nothing, and another thread has mapped memory of its own at the destination.
     Lost,
 }
 
-static STOPPED: AtomicBool = AtomicBool::new(false); // a move has failed in a way that may lose memory
+static STOPPED: AtomicBool = AtomicBool::new(false); // after a failure that may lose memory
 
-/// Moves the pages of one to the other; zeros are left behind, and stay mapped. But most failures come when the
-/// kernel has unmapped `to` already: it is mapped again, empty.
+/// Moves the pages of `from` to `to`; zeros stay mapped at `from`. Most failures come after the
+/// kernel has unmapped `to`: it is mapped again, empty.
 #[cfg(target_os = "linux")]
 fn move_pages(from: &mut Memory, to: &mut Memory) -> Moved {
-    const DONTUNMAP: i32 = 4; // of Linux 5.7
+    const DONTUNMAP: i32 = 4; // since Linux 5.7
     let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | DONTUNMAP;
     let (begin, end) = (from.start.as_ptr().cast(), to.start.as_ptr().cast());
-    // SAFETY: both are ours alone, in whole pages: what was at `to` is what we no longer want.
+    // SAFETY: both are ours alone, in whole pages, and the content of `to` is not needed.
     if unsafe { mremap(begin, from.len, from.len, how, end) } != libc::MAP_FAILED {
         return Moved::All;
     }
     if let Some(libc::EINVAL | libc::EPERM | libc::ENOSYS) = io::Error::last_os_error().raw_os_error() {
-        return Moved::Nothing; // that comes before anything is done
+        return Moved::Nothing; // these come before anything is done
     }
     STOPPED.store(true, Ordering::Relaxed);
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
-    // SAFETY: nothing that exists is replaced.
+    // SAFETY: no mapping is replaced.
     let again = unsafe { libc::mmap(end, to.len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
     if again == end {
         Moved::Nothing
@@ -166,7 +166,8 @@ fn move_pages(_from: &mut Memory, _to: &mut Memory) -> Moved {
     Moved::Nothing
 }
 
-/// The same, to where tensors or a version lie: others' memory there would be written to as if it were theirs.
+/// Moves pages to the place of tensors or of a version. If another thread's memory is there, it
+/// aborts: that memory would be written to.
 fn move_home(from: &mut Memory, to: &mut Memory) -> bool {
     let moved = move_pages(from, to);
     if moved == Moved::Lost {
@@ -199,11 +200,11 @@ impl DerefMut for Memory {
 }
 
 /// A file of another process, mapped for reading. That process may write it at any time, so there
-/// is no reference into it: bytes are copied out.
+/// are no references into it: bytes are copied out.
 pub struct Foreign(Region);
 
 impl Foreign {
-    /// Maps the first `len` bytes of a file, which must be that long and never become shorter.
+    /// Maps the first `len` bytes of a file, which must never be shorter than that.
     pub fn new(file: &File, len: usize) -> io::Result<Foreign> {
         Region::map(len, libc::PROT_READ, libc::MAP_SHARED, Some(file)).map(Foreign)
     }
@@ -212,13 +213,13 @@ impl Foreign {
     ///
     /// # Panics
     ///
-    /// If they lie beyond the end.
+    /// If they extend beyond the end.
     pub fn copy_to(&self, offset: usize, to: &mut [u8]) {
         let end = offset.checked_add(to.len());
         assert!(end.map_or(false, |end| end <= self.0.len), "a copy from beyond the end");
-        // SAFETY: source and destination are both mapped and long enough, and cannot overlap, since
-        // the source is mapped for reading alone. The file is sealed against shrinking, so pages
-        // cannot vanish. A writer that breaks the protocol makes the bytes wrong, nothing else.
+        // SAFETY: source and destination are mapped, long enough, and cannot overlap, since the
+        // source is mapped read-only. The file is sealed against shrinking, so pages cannot vanish.
+        // A writer that breaks the protocol only makes the bytes wrong.
         unsafe {
             ptr::copy_nonoverlapping(self.0.start.as_ptr().add(offset), to.as_mut_ptr(), to.len());
         }
@@ -236,12 +237,13 @@ mod tests {
     const LEN: usize = (1 << 22) + 1;
 
     thread_local! {
-        static REFUSED: Cell<(u32, bool)> = Cell::default(); // the next move to fail, and whether it is taken
+        // The next move to fail, and whether its destination is taken then.
+        static REFUSED: Cell<(u32, bool)> = Cell::default();
         static OTHERS: Cell<*const u8> = const { Cell::new(ptr::null()) };
     }
 
-    /// One that fails as it does where memory is short: its destination is unmapped already, and another
-    /// thread may have mapped something there by then.
+    /// Fails as the kernel does if memory is short: the destination is unmapped already, and
+    /// another thread may have mapped something there.
     pub unsafe fn mremap(
         old: *mut c_void,
         from: usize,
@@ -252,7 +254,7 @@ mod tests {
         let (left, taken) = REFUSED.with(Cell::get);
         REFUSED.with(|refused| refused.set((left.saturating_sub(1), taken)));
         if left != 1 {
-            // SAFETY: the caller's word.
+            // SAFETY: required of the caller.
             return unsafe { libc::mremap(old, from, len, how, to) };
         }
         let (both, fixed) =
@@ -313,7 +315,7 @@ mod tests {
         assert!(!one.exchange(&mut other), "it tries again");
         assert!(all(&one, 1 + exchanged as u8) && all(&other, 2 - exchanged as u8));
         let others = OTHERS.with(Cell::get);
-        // SAFETY: it was mapped above, of this length, and nobody unmaps it.
+        // SAFETY: it was mapped above with this length, and is never unmapped.
         assert!(others.is_null() || all(unsafe { slice::from_raw_parts(others, LEN) }, 9));
     }
 

@@ -1,4 +1,5 @@
-//! Memory that somebody else owns, such as a C program, as a tensor; and memory that a model's tensors share.
+//! Tensors in memory of another owner, such as a C program, and memory that a model's tensors
+//! share.
 
 use crate::dtype::Dtype;
 use crate::layout::Layout;
@@ -13,16 +14,17 @@ struct Raw {
     nbytes: usize,
 }
 
-// SAFETY: it is nobody's but the model's for as long as that lives, says `Tensor::from_raw_parts`.
+// SAFETY: `Tensor::from_raw_parts` requires that only the model uses it while the model lives.
 unsafe impl Send for Raw {}
 unsafe impl Sync for Raw {}
 
 impl Memory for Raw {
     fn bytes(&self) -> &[u8] {
         if self.nbytes == 0 {
-            return &[]; // its address may be none
+            return &[]; // its address may be null
         }
-        // SAFETY: `Tensor::from_raw_parts` says that it is there, and that nobody else writes to it.
+        // SAFETY: `Tensor::from_raw_parts` requires that it is valid, and that no other code writes
+        // to it.
         unsafe { slice::from_raw_parts(self.begin, self.nbytes) }
     }
 
@@ -30,20 +32,20 @@ impl Memory for Raw {
         if self.nbytes == 0 {
             return &mut [];
         }
-        // SAFETY: as above, and nobody else reads it while `self` is borrowed alone.
+        // SAFETY: as above, and no other code reads it while `self` is mutably borrowed.
         unsafe { slice::from_raw_parts_mut(self.begin, self.nbytes) }
     }
 }
 
 impl Tensor {
-    /// Makes a tensor of memory that is not this crate's to free. Where it is not aligned for the dtype,
-    /// `numbers` finds no numbers; `bytes` serves any.
+    /// Makes a tensor of memory that this crate does not free. If it is not aligned for the dtype,
+    /// `numbers` fails; `bytes` works always.
     ///
     /// # Safety
     ///
     /// From now until every clone of the model with this tensor, and every worker that has it, is
-    /// dropped, `begin` must point to `nbytes` initialised bytes; nobody else may write to them; and
-    /// others may read them only while this model is being read (`Model::read`).
+    /// dropped, `begin` must point to `nbytes` initialised bytes; no other code may write to them;
+    /// and other code may read them only while this model is being read (`Model::read`).
     pub unsafe fn from_raw_parts(
         name: impl Into<String>,
         dtype: Dtype,
@@ -55,28 +57,28 @@ impl Tensor {
     }
 }
 
-/// So many zeros, of which the kernel makes pages when they are touched; nothing where there is no memory.
+/// Returns zeros, whose pages the kernel allocates when they are touched; `None` without memory.
 pub fn zeros(words: usize) -> Option<Vec<u64>> {
     if words == 0 {
         return Some(Vec::new());
     }
     let layout = alloc::Layout::array::<u64>(words).ok()?;
-    // SAFETY: it is for some bytes.
+    // SAFETY: the layout is not empty.
     let start: *mut u64 = unsafe { alloc::alloc_zeroed(layout) }.cast();
-    // SAFETY: the allocator of `Vec` gave it, for this layout; zeros are numbers.
+    // SAFETY: the allocator of `Vec` gave it, for this layout; zeros are valid numbers.
     (!start.is_null()).then(|| unsafe { Vec::from_raw_parts(start, words, words) })
 }
 
-/// Where all tensors of a model lie, as they do in what a publisher sends: a version that lies in pages of
-/// its own gets here by an exchange of pages. The tensors stay where they are.
+/// Memory of all tensors of a model, in the positions of a published data section: a version in
+/// pages of its own gets here by an exchange of pages. The tensors' addresses never change.
 pub struct Home {
     memory: map::Memory,
-    begins: Vec<u64>, // of the tensors, in their order
+    begins: Vec<u64>, // positions of the tensors, in their order
 }
 
 impl Home {
-    /// Has tensors of zeros move in, and has to live as long as they do. Nothing if it is not worth it, or
-    /// there is no memory.
+    /// Moves tensors of zeros into it; it must live as long as they do. `None` if they are small,
+    /// or there is no memory.
     pub fn of(tensors: &mut [Tensor]) -> Option<Home> {
         let nbytes = tensors.iter().map(|tensor| tensor.bytes().len()).sum();
         if nbytes < TABLE_BYTES {
@@ -90,15 +92,15 @@ impl Home {
             let nbytes = tensors[at].bytes().len();
             // SAFETY: all tensors together fill the memory.
             let part = Raw { begin: unsafe { memory.start().add(begin) }, nbytes };
-            tensors[at].move_to(Box::new(part)); // nobody else has this part, and it stays where it is
+            tensors[at].move_to(Box::new(part)); // no other tensor has this part, nor does it move
             begins[at] = begin as u64;
             begin += nbytes;
         }
         Some(Home { memory, begins })
     }
 
-    /// Exchanges what its tensors hold with a version; not if that lies in another way. Nobody looks at
-    /// them: they are borrowed alone.
+    /// Exchanges the content of its tensors with a version; not if the version has other positions.
+    /// The mutable borrow keeps readers out.
     pub fn exchange(&mut self, tensors: &mut [Tensor], layout: &Layout, version: &mut map::Memory) -> bool {
         let fits = tensors.iter().zip(&self.begins).all(|(tensor, &begin)| {
             let info = layout.get(tensor.name());
@@ -123,11 +125,12 @@ mod tests {
 
     fn over(name: &str, shape: &[u64], memory: *mut u8, at: usize) -> Tensor {
         let nbytes = shape.iter().product::<u64>() as usize;
-        // SAFETY: each test keeps the memory for as long as its model, and looks at it by that alone.
+        // SAFETY: each test keeps the memory for as long as its model, and accesses it only through
+        // that.
         unsafe { Tensor::from_raw_parts(name, Dtype::U8, shape, memory.add(at), nbytes) }
     }
 
-    /// Applies a version; says which tensors differ.
+    /// Applies a version. Returns the tensors that differ.
     fn apply(model: &Model, layout: &Layout, data: &[u8]) -> Option<String> {
         let writing = model.write(Instant::now() + Duration::from_secs(20), &|| true).unwrap();
         let copy = |begin: usize, to: &mut [u8]| to.copy_from_slice(&data[begin..begin + to.len()]);
@@ -180,7 +183,7 @@ mod tests {
         assert_eq!(gathered, [4, 5]);
     }
 
-    /// What comes of a case of `ties.json`; the memory it is about.
+    /// Plays a case of `ties.json`. Returns its outcome, and the memory.
     fn played(case: &serde_json::Value) -> (Option<&'static str>, Vec<u8>) {
         let mut memory = vec![0u8; case["memory"].as_u64().unwrap() as usize];
         let begin = memory.as_mut_ptr();
@@ -189,7 +192,7 @@ mod tests {
                 tensor["shape"].as_array().unwrap().iter().map(|size| size.as_u64().unwrap()).collect();
             let dtype = Dtype::named(tensor["dtype"].as_str().unwrap()).unwrap();
             let nbytes = shape.iter().product::<u64>() as usize;
-            // SAFETY: the memory lives longer than the model, and is looked at once that is gone.
+            // SAFETY: the memory outlives the model, and is read once that is gone.
             unsafe {
                 let at = begin.add(tensor["at"].as_u64().unwrap() as usize);
                 Tensor::from_raw_parts(name, dtype, &shape, at, nbytes)
@@ -229,7 +232,7 @@ mod tests {
     fn tensors_that_share_a_part_of_their_memory_are_named() {
         let mut memory = [0u8; 8];
         let begin = memory.as_mut_ptr();
-        type Placed<'a> = (&'a [u64], usize); // shape and where it begins
+        type Placed<'a> = (&'a [u64], usize); // shape and position
         let cases: [(Placed<'_>, Placed<'_>, bool); 6] = [
             ((&[6], 0), (&[6], 2), false),
             ((&[8], 0), (&[1], 2), false),

@@ -1,5 +1,5 @@
-//! Everything of this crate that the compiler cannot check: memory maps, locks and options of the
-//! kernel, instructions of the processor, libraries in C, and bytes looked at as numbers. All of it is
+//! All code of this crate that the compiler cannot check: memory maps, locks and options of the
+//! kernel, instructions of the processor, C libraries, and casts between bytes and numbers. It is
 //! behind safe functions, and each block says why it is sound.
 #![allow(unsafe_code)]
 

@@ -1,13 +1,13 @@
-//! Which of many connections have news, where the kernel keeps no list: `ready.rs` for other systems than Linux.
+//! `ready.rs` for systems other than Linux, where the kernel keeps no list of connections.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::io::RawFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Connections by what their owner calls them.
+/// Connections, by ids of their owner.
 pub struct Ready {
-    each: Mutex<BTreeMap<u64, (RawFd, bool)>>, // and whether it is waited for room
+    each: Mutex<BTreeMap<u64, (RawFd, bool)>>, // and whether to wait for room
 }
 
 impl Ready {
@@ -15,18 +15,18 @@ impl Ready {
         Ok(Ready { each: Mutex::default() })
     }
 
-    /// Has a connection looked at from now on.
+    /// Watches a connection from now on.
     pub fn add(&self, connection: RawFd, id: u64) -> io::Result<()> {
         self.wait_for_room(connection, id, false)
     }
 
-    /// Says whether it is waited for room, too.
+    /// Sets whether to wait for room to write, too.
     pub fn wait_for_room(&self, connection: RawFd, id: u64, room: bool) -> io::Result<()> {
         self.each().insert(id, (connection, room));
         Ok(())
     }
 
-    /// Has it looked at no longer.
+    /// Stops watching a connection.
     pub fn remove(&self, _connection: RawFd, id: u64) {
         self.each().remove(&id);
     }
@@ -35,14 +35,14 @@ impl Ready {
         self.each.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What to poll until there is news.
+    /// Returns the items to poll.
     pub fn items(&self) -> Vec<zmq::PollItem<'_>> {
         let events = |room| if room { zmq::POLLIN | zmq::POLLOUT } else { zmq::POLLIN };
         self.each().values().map(|&(at, room)| zmq::PollItem::from_fd(at, events(room))).collect()
     }
 
-    /// What the poll of these items has found: who has news, and whether there is something to read, or the end.
-    /// Else there is room.
+    /// Returns the connections that the poll of these items found ready, and whether each can be
+    /// read or has ended; otherwise there is room to write.
     pub fn found(&self, items: &[zmq::PollItem<'_>]) -> Vec<(u64, bool)> {
         let each = self.each();
         let news = each.keys().zip(items).filter(|(_, item)| !item.get_revents().is_empty());

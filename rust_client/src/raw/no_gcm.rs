@@ -1,4 +1,4 @@
-//! In place of `gcm.rs` where this crate is built without the feature `keys`: nothing can be opened or sealed.
+//! Replaces `gcm.rs` in a build without the feature `keys`: nothing can be opened or sealed.
 
 pub enum Gcm {}
 

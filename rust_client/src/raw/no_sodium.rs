@@ -1,4 +1,5 @@
-//! In place of `sodium.rs` where this crate is built without the feature `keys`: there are no keys, so nobody gets here.
+//! Replaces `sodium.rs` in a build without the feature `keys`: there are no keys, so none of this
+//! is called.
 
 pub const PROOF_BYTES: usize = 16;
 

@@ -1,4 +1,4 @@
-//! What the kernel offers and the standard library does not.
+//! Functions of the kernel that the standard library lacks.
 
 use std::fs::File;
 use std::io;
@@ -6,35 +6,36 @@ use std::os::unix::io::{AsRawFd, RawFd};
 
 const DESCRIPTORS: usize = 24; // at most, with keys
 
-/// Takes the shared lock of an open file; `WouldBlock` if somebody has it alone.
+/// Takes the shared lock of an open file; `WouldBlock` if it is locked exclusively.
 pub fn lock_shared_nowait(file: &File) -> io::Result<()> {
     flock(file, libc::LOCK_SH | libc::LOCK_NB)
 }
 
-/// Takes the lock of an open file for oneself alone; `WouldBlock` if somebody has it.
+/// Takes the exclusive lock of an open file; `WouldBlock` if it is locked.
 pub fn lock_exclusive_nowait(file: &File) -> io::Result<()> {
     flock(file, libc::LOCK_EX | libc::LOCK_NB)
 }
 
-/// Lets go of the lock of an open file.
+/// Releases the lock of an open file.
 pub fn unlock(file: &File) -> io::Result<()> {
     flock(file, libc::LOCK_UN)
 }
 
-/// Has the C library give freed memory to the system. What libzmq's thread took and others freed glibc keeps, in as
-/// many pieces as there were messages: most of what a flood took.
+/// Makes the C library return freed memory to the system. glibc keeps memory that libzmq's thread
+/// allocated and other threads freed, in as many pieces as there were messages: most of what a
+/// flood took.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 pub fn give_memory_back() {
     // SAFETY: it takes the locks of the allocator, and moves nothing.
     unsafe { libc::malloc_trim(0) };
 }
 
-/// Another C library has no call for that.
+/// Other C libraries have no call for that.
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
 pub fn give_memory_back() {}
 
-/// Takes as many descriptors as a worker or a publisher is made of, and gives them back: libzmq ends the process where it
-/// finds none for a socket that it makes.
+/// Opens as many descriptors as a worker or a publisher needs, and closes them again: libzmq ends
+/// the process if there are none for a new socket.
 pub fn check_descriptors() -> io::Result<()> {
     let mut taken = Vec::new();
     while taken.len() < DESCRIPTORS {
@@ -54,9 +55,9 @@ pub fn check_descriptors() -> io::Result<()> {
     Ok(())
 }
 
-const RESERVED: libc::rlim_t = 32; // descriptors kept from connections: section 12 of the protocol
+const RESERVED: libc::rlim_t = 32; // not for connections: section 12 of the protocol
 
-/// Whether hardly any descriptors are left: a new one has the lowest free number.
+/// True if hardly any descriptors are left: a new one has the lowest free number.
 pub fn spent(descriptor: RawFd) -> bool {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: it writes one rlimit.
@@ -69,7 +70,7 @@ fn flock(file: &File, operation: libc::c_int) -> io::Result<()> {
     check(unsafe { libc::flock(file.as_raw_fd(), operation) }).map(drop)
 }
 
-/// Tells whether nobody can cut a file short any more.
+/// True if a file can never become shorter.
 #[cfg(target_os = "linux")]
 pub fn sealed_against_shrinking(file: &File) -> bool {
     // SAFETY: the descriptor is open; F_GET_SEALS takes no argument.
@@ -77,17 +78,17 @@ pub fn sealed_against_shrinking(file: &File) -> bool {
     seals >= 0 && seals & libc::F_SEAL_SHRINK != 0
 }
 
-/// There are no seals here, and so no shared road.
+/// This system has no seals, and so no shared-memory transport.
 #[cfg(not(target_os = "linux"))]
 pub fn sealed_against_shrinking(_file: &File) -> bool {
     false
 }
 
-/// Has a socket count as readable only when so many bytes are there.
+/// Makes a socket readable only once this many bytes are here.
 pub fn set_receive_low_water(socket: RawFd, bytes: usize) -> io::Result<()> {
     let value = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
     let size = std::mem::size_of_val(&value) as libc::socklen_t;
-    // SAFETY: the kernel reads `size` bytes of `value`; a descriptor that is none gives an error.
+    // SAFETY: the kernel reads `size` bytes of `value`; an invalid descriptor gives an error.
     let result = unsafe {
         libc::setsockopt(
             socket,

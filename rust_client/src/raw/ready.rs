@@ -1,5 +1,5 @@
-//! Which of many connections have news: the kernel keeps the list. To hand it the list each time (`no_epoll.rs`) takes
-//! longer than the news, where there are hundreds.
+//! Finds the ready ones among many connections: the kernel keeps the list. With hundreds of them,
+//! to pass the list each time (`no_epoll.rs`) takes longer than the work.
 
 use super::fork::Own;
 use super::os::check;
@@ -8,7 +8,7 @@ use std::os::unix::io::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 const FOUND_MAX: usize = 256; // at once; the others are found next time
 
-/// Connections by what their owner calls them.
+/// Connections, by ids of their owner.
 pub struct Ready {
     epoll: Own<OwnedFd>,
 }
@@ -16,24 +16,25 @@ pub struct Ready {
 impl Ready {
     pub fn new() -> io::Result<Ready> {
         let epoll = Own::open(|| {
-            // SAFETY: it takes no pointer, and what it returns is nobody's yet.
+            // SAFETY: it takes no pointer, and returns a new descriptor.
             let epoll = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
             Ok(unsafe { OwnedFd::from_raw_fd(epoll) })
         })?;
         Ok(Ready { epoll })
     }
 
-    /// Has a connection looked at from now on.
+    /// Watches a connection from now on.
     pub fn add(&self, connection: RawFd, id: u64) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_ADD, connection, id, false)
     }
 
-    /// Says whether it is waited for room, too.
+    /// Sets whether to wait for room to write, too.
     pub fn wait_for_room(&self, connection: RawFd, id: u64, room: bool) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_MOD, connection, id, room)
     }
 
-    /// Has it looked at no longer. The kernel would go on for as long as a forked child has it open.
+    /// Stops watching a connection. The kernel would continue for as long as a forked child has it
+    /// open.
     pub fn remove(&self, connection: RawFd, id: u64) {
         let _ = self.control(libc::EPOLL_CTL_DEL, connection, id, false);
     }
@@ -41,23 +42,23 @@ impl Ready {
     fn control(&self, what: libc::c_int, connection: RawFd, id: u64, room: bool) -> io::Result<()> {
         let events = libc::EPOLLIN | if room { libc::EPOLLOUT } else { 0 };
         let mut event = libc::epoll_event { events: events as u32, u64: id };
-        // SAFETY: the kernel reads one event; a descriptor that is none gives an error.
+        // SAFETY: the kernel reads one event; an invalid descriptor gives an error.
         check(unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), what, connection, &mut event) }).map(drop)
     }
 
-    /// What to poll until there is news.
+    /// Returns the items to poll.
     pub fn items(&self) -> Vec<zmq::PollItem<'_>> {
         vec![zmq::PollItem::from_fd(self.epoll.as_raw_fd(), zmq::POLLIN)]
     }
 
-    /// What the poll of these items has found: who has news, and whether there is something to read, or the end.
-    /// Else there is room.
+    /// Returns the connections that the poll of these items found ready, and whether each can be
+    /// read or has ended; otherwise there is room to write.
     pub fn found(&self, items: &[zmq::PollItem<'_>]) -> Vec<(u64, bool)> {
         if !items.iter().any(zmq::PollItem::is_readable) {
             return Vec::new();
         }
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; FOUND_MAX];
-        // SAFETY: the kernel writes at most so many events.
+        // SAFETY: the kernel writes at most `FOUND_MAX` events.
         let count = unsafe {
             libc::epoll_wait(self.epoll.as_raw_fd(), events.as_mut_ptr(), FOUND_MAX as libc::c_int, 0)
         };
@@ -72,7 +73,7 @@ fn found(event: libc::epoll_event) -> (u64, bool) {
 
 #[cfg(test)]
 #[path = "no_epoll.rs"]
-mod no_epoll; // which only other systems build, but all must try
+mod no_epoll; // used on other systems only, but tested on all
 
 #[cfg(test)]
 mod tests {
@@ -107,7 +108,7 @@ mod tests {
                 ready.remove(pairs[2].0.as_raw_fd(), 2);
                 assert_eq!(look(), [(0, false), (1, true)]);
                 ready.wait_for_room(pairs[0].0.as_raw_fd(), 0, false).unwrap();
-                let child = pairs[1].0.try_clone().unwrap(); // as a forked one has it
+                let child = pairs[1].0.try_clone().unwrap(); // as in a forked child
                 for id in [0, 1, 3] {
                     ready.remove(pairs[id].0.as_raw_fd(), id as u64);
                 }

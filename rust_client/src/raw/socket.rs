@@ -1,4 +1,4 @@
-//! Options of sockets, and clocks of the C library, that a publisher needs.
+//! Socket options, and a clock of the C library, that a publisher needs.
 
 use super::os::check;
 use std::io::{self, IoSlice};
@@ -8,21 +8,22 @@ use std::os::unix::io::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::time::Duration;
 
-/// How many bytes the kernel holds for a connection that are not sent yet.
+/// Sets how many unsent bytes the kernel holds for a connection.
 pub fn set_send_buffer(socket: RawFd, bytes: libc::c_int) -> io::Result<()> {
     let size = std::mem::size_of_val(&bytes) as libc::socklen_t;
     let value: *const c_void = (&bytes as *const libc::c_int).cast();
-    // SAFETY: the kernel reads `size` bytes of `value`; a descriptor that is none gives an error.
+    // SAFETY: the kernel reads `size` bytes of `value`; an invalid descriptor gives an error.
     check(unsafe { libc::setsockopt(socket, libc::SOL_SOCKET, libc::SO_SNDBUF, value, size) }).map(drop)
 }
 
-/// Connects to a name in no folder, which Linux has and ZeroMQ writes as `@name`; or listens there.
+/// Connects to, or listens at, a name in no folder (Linux's abstract namespace), which ZeroMQ
+/// writes as `@name`.
 #[cfg(target_os = "linux")]
 pub fn unix_by_name(name: &Path, listens: bool) -> io::Result<OwnedFd> {
     const AHEAD: usize = std::mem::size_of::<libc::sa_family_t>();
     const BACKLOG: libc::c_int = 128;
     let name = name.as_os_str().as_bytes().get(1..).unwrap_or_default();
-    // SAFETY: zeros are an address of nothing.
+    // SAFETY: zeros are a valid, empty address.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
     if name.is_empty() || name.len() + 1 > address.sun_path.len() {
@@ -33,7 +34,7 @@ pub fn unix_by_name(name: &Path, listens: bool) -> io::Result<OwnedFd> {
     }
     let size = (AHEAD + 1 + name.len()) as libc::socklen_t;
     let at: *const libc::sockaddr = (&address as *const libc::sockaddr_un).cast();
-    // SAFETY: it takes no pointer, and what it returns is nobody's yet.
+    // SAFETY: it takes no pointer, and returns a new descriptor.
     let socket = check(unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) })?;
     let socket = unsafe { OwnedFd::from_raw_fd(socket) };
     // SAFETY: the kernel reads `size` bytes of an address that is longer.
@@ -56,24 +57,24 @@ pub fn unix_by_name(_name: &Path, _listens: bool) -> io::Result<OwnedFd> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// Whether that is such a name.
+/// True if a path is such a name.
 pub fn is_name(path: &Path) -> bool {
     path.as_os_str().as_bytes().starts_with(b"@")
 }
 
-/// Sends what the kernel takes at once. A connection that is gone is an error, and no signal, which would end a
-/// program in C that does not ignore it.
+/// Sends what the kernel takes at once. A closed connection is an error, not a signal, which would
+/// end a C program that does not ignore it.
 pub fn send(socket: RawFd, parts: &[IoSlice]) -> io::Result<usize> {
-    // SAFETY: zeros are a message of nothing to nobody.
+    // SAFETY: zeros are a valid, empty message.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = parts.as_ptr() as *mut libc::iovec; // IoSlice is one, as std promises
+    message.msg_iov = parts.as_ptr() as *mut libc::iovec; // an IoSlice is one, as std promises
     message.msg_iovlen = parts.len() as _;
     // SAFETY: the parts outlive the call, which only reads them.
     let count = unsafe { libc::sendmsg(socket, &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
 }
 
-/// Has nothing pace a connection that stays within this host.
+/// Selects a congestion control that does not pace a connection within this host.
 #[cfg(target_os = "linux")]
 pub fn do_not_pace(socket: RawFd) -> io::Result<()> {
     let name = b"reno";
@@ -88,7 +89,7 @@ pub fn do_not_pace(_socket: RawFd) -> io::Result<()> {
     Ok(())
 }
 
-/// The time by a clock that never jumps, and that runs on while the host sleeps.
+/// Returns the time of a monotonic clock that runs on while the host sleeps.
 pub fn running_clock() -> Duration {
     #[cfg(target_os = "linux")]
     const CLOCK: libc::clockid_t = libc::CLOCK_BOOTTIME;
@@ -100,7 +101,7 @@ pub fn running_clock() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Has the kernel ask after so much silence whether the other side is still there, and again after as much.
+/// Makes the kernel probe the peer after this many seconds of silence, and again after as many.
 pub fn keep_alive(socket: RawFd, seconds: libc::c_int) -> io::Result<()> {
     let set = |level, name, value: libc::c_int| {
         let size = std::mem::size_of_val(&value) as libc::socklen_t;
@@ -116,6 +117,6 @@ pub fn keep_alive(socket: RawFd, seconds: libc::c_int) -> io::Result<()> {
         set(libc::IPPROTO_TCP, name, value)?;
     }
     #[cfg(not(target_os = "linux"))]
-    let _ = seconds; // the system's own
+    let _ = seconds; // the system's default
     Ok(())
 }

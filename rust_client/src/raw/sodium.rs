@@ -1,9 +1,10 @@
-//! NaCl's boxes by libsodium, which libzmq has for CURVE as well: no crate that Debian has offers XSalsa20.
+//! NaCl's boxes by libsodium, which libzmq uses for CURVE as well: no crate in Debian offers
+//! XSalsa20.
 
 use std::os::raw::{c_int, c_uchar, c_ulonglong, c_void};
 use std::sync::Once;
 
-pub const PROOF_BYTES: usize = 16; // that a box has more than what is in it
+pub const PROOF_BYTES: usize = 16; // by which a box is longer than its content
 
 #[link(name = "sodium")]
 extern "C" {
@@ -45,24 +46,24 @@ pub struct Pair {
     pub secret: Key,
 }
 
-/// Makes libsodium ready; nothing else of it is safe before, in more than one thread.
+/// Initialises libsodium; before that its functions are not safe in several threads.
 fn ready() {
     static READY: Once = Once::new();
     READY.call_once(|| {
-        // SAFETY: it may be called at any time, by any thread. It fails where there are no random numbers, without
-        // which there is no key either: to go on would be worse than to end.
+        // SAFETY: it may be called at any time, by any thread. It fails if there are no random
+        // numbers, without which there is no key either: to continue would be worse than to panic.
         assert!(unsafe { sodium_init() } >= 0, "libsodium has no random numbers");
     });
 }
 
-/// Fills with numbers that nobody can guess.
+/// Fills memory with secure random numbers.
 pub fn draw(to: &mut [u8]) {
     ready();
     // SAFETY: it writes as many bytes as there are.
     unsafe { randombytes_buf(to.as_mut_ptr().cast(), to.len()) };
 }
 
-/// Draws a pair of keys.
+/// Generates a pair of keys.
 pub fn pair() -> Pair {
     ready();
     let mut pair = Pair { public: [0; 32], secret: [0; 32] };
@@ -71,7 +72,7 @@ pub fn pair() -> Pair {
     pair
 }
 
-/// The public key of a secret one.
+/// Returns the public key of a secret one.
 pub fn public_of(secret: &Key) -> Key {
     ready();
     let mut public = [0; 32];
@@ -80,7 +81,7 @@ pub fn public_of(secret: &Key) -> Key {
     public
 }
 
-/// The key that the owners of two pairs share; nothing if the public one is of no use.
+/// Returns the key that the owners of two pairs share; `None` if the public key is invalid.
 pub fn shared(public: &Key, secret: &Key) -> Option<Key> {
     ready();
     let mut key = [0; 32];
@@ -94,25 +95,26 @@ pub fn seal(key: &Key, nonce: &Nonce, plain: &[u8], to: &mut Vec<u8>) {
     let begin = to.len();
     to.resize(begin + PROOF_BYTES + plain.len(), 0);
     let size = plain.len() as c_ulonglong;
-    // SAFETY: there is room for proof and plain text; key and nonce have as many bytes as it takes.
+    // SAFETY: there is room for proof and plain text; key and nonce have the required sizes.
     unsafe {
         crypto_secretbox_easy(to[begin..].as_mut_ptr(), plain.as_ptr(), size, nonce.as_ptr(), key.as_ptr())
     };
 }
 
-/// Makes a box of what follows the first 16 bytes, where it lies; these become its proof.
+/// Seals the bytes after the first 16 in place; the first 16 become the proof.
 pub fn seal_in_place(key: &Key, nonce: &Nonce, bytes: &mut [u8]) {
     let (proof, plain) = bytes.split_at_mut(PROOF_BYTES);
     let (at, size) = (plain.as_mut_ptr(), plain.len() as c_ulonglong);
-    // SAFETY: as many bytes are written as are read, to the same place, which it permits, and 16 to the proof.
+    // SAFETY: it writes as many bytes as it reads, to the same place, which it permits, and 16 to
+    // the proof.
     unsafe { crypto_secretbox_detached(at, proof.as_mut_ptr(), at, size, nonce.as_ptr(), key.as_ptr()) };
 }
 
-/// Opens a box; nothing if it was not sealed so.
+/// Opens a box; `None` if it is not authentic.
 pub fn open(key: &Key, nonce: &Nonce, sealed: &[u8]) -> Option<Vec<u8>> {
     let mut plain = vec![0; sealed.len().checked_sub(PROOF_BYTES)?];
     let size = sealed.len() as c_ulonglong;
-    // SAFETY: it reads `size` bytes, and writes those less the proof, for which there is room.
+    // SAFETY: it reads `size` bytes, and writes as many less the proof, for which there is room.
     let done = unsafe {
         crypto_secretbox_open_easy(plain.as_mut_ptr(), sealed.as_ptr(), size, nonce.as_ptr(), key.as_ptr())
     };
