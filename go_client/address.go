@@ -8,18 +8,18 @@ import (
 	"strings"
 )
 
-const ipcPathMax = 107 // bytes that fit an address of the kernel
+const ipcPathMax = 107 // bytes that fit the kernel's socket address
 
 var tcpEndpoint = regexp.MustCompile(`^tcp://(\[[^\]]*\]|[^:/\s]+):([0-9]{1,5})$`)
 
-// An endpoint is what can be dialled: a network of package net, and an address there. If another host is
-// named, only those of its addresses are dialled that the other one has, too.
+// An endpoint is a network and address for package net. If within names another host, only
+// addresses that both hosts have are dialled.
 type endpoint struct{ network, address, within string }
 
-// lookUp returns the addresses of a host.
+// A lookUp returns the addresses of a host.
 type lookUp func(ctx context.Context, host string) ([]net.IP, error)
 
-// parseEndpoint reads tcp://HOST:PORT or ipc://PATH.
+// parseEndpoint parses tcp://HOST:PORT or ipc://PATH.
 func parseEndpoint(text string) (endpoint, error) {
 	if path := strings.TrimPrefix(text, "ipc://"); path != text {
 		if path == "" || len(path) > ipcPathMax || strings.ContainsAny(path, " \t\r\n") {
@@ -37,10 +37,10 @@ func parseEndpoint(text string) (endpoint, error) {
 	return endpoint{network: "tcp", address: parts[1] + ":" + parts[2]}, nil
 }
 
-// dataEndpoint reads the endpoint that a publisher gives for its data: on the host that this worker used for
-// the control socket, which a host of * means, unless the user accepts any. Else the peer at the control address could
-// have the worker connect to anything that it can reach. Whether two names are of one host is known once they are looked
-// up, which dialling does.
+// dataEndpoint parses the data endpoint of a publisher. It must be on the host of the control
+// address, which a host of * stands for, unless anyHost: otherwise the peer at the control address
+// could make the worker connect to anything that it can reach. Whether two names belong to one host
+// is known only after a lookup, so that check is part of dialling.
 func dataEndpoint(data, control string, anyHost bool) (endpoint, error) {
 	end, err := parseEndpoint(data)
 	isAny := false
@@ -78,19 +78,19 @@ func dataEndpoint(data, control string, anyHost bool) (endpoint, error) {
 	return end, nil
 }
 
-// isBeside tells whether the path of a data socket is that of the control socket and a suffix.
+// isBeside reports whether the path of a data socket is that of the control socket with a suffix.
 func isBeside(path, control string) bool {
 	suffix := strings.TrimPrefix(path, control)
 	return strings.HasPrefix(path, control) && !strings.Contains(suffix, "/")
 }
 
-// hostOf returns the host of an endpoint of TCP.
+// hostOf returns the host of a TCP endpoint.
 func hostOf(end endpoint) string {
 	host, _, _ := net.SplitHostPort(end.address)
 	return strings.ToLower(host)
 }
 
-// isSame tells whether two hosts are the same text, or the same address, or this very host.
+// isSame reports whether two hosts are equal, as text or as addresses, or are both loopback.
 func isSame(one, other string) bool {
 	if one == other || isLoopback(one) && isLoopback(other) {
 		return true
@@ -110,7 +110,7 @@ func elsewhere(data, control string) error {
 		"Options.AnyDataHost", data, control)
 }
 
-// resolve returns what looks up where to dial; nil: the system does.
+// resolve returns a function that looks up the addresses to dial; nil to leave that to package net.
 func (e endpoint) resolve(find lookUp) func(ctx context.Context) ([]string, error) {
 	if e.within == "" {
 		return nil
@@ -144,7 +144,7 @@ func (e endpoint) resolve(find lookUp) func(ctx context.Context) ([]string, erro
 	}
 }
 
-// systemLookUp asks the system. An address is its own.
+// systemLookUp uses the system's resolver; it returns an IP address unchanged.
 func systemLookUp(ctx context.Context, host string) ([]net.IP, error) {
 	return net.DefaultResolver.LookupIP(ctx, "ip", host)
 }

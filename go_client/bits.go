@@ -23,8 +23,8 @@ func F8E4M3ToFloat32(bits uint8) float32 {
 	return small(uint32(bits), 4, 3, false)
 }
 
-// small converts a float of so many bits of exponent and mantissa. In the IEEE ones the largest
-// exponent means infinity, or NaN.
+// small converts a float with the given numbers of exponent and mantissa bits. With ieee, the
+// largest exponent means infinity or NaN.
 func small(bits uint32, exponentBits, mantissaBits int, ieee bool) float32 {
 	mantissa := bits & (1<<mantissaBits - 1)
 	exponent := int(bits>>mantissaBits) & (1<<exponentBits - 1)
@@ -46,8 +46,8 @@ func small(bits uint32, exponentBits, mantissaBits int, ieee bool) float32 {
 	return float32(value)
 }
 
-// Float32s returns the elements converted to float32, a new slice. The dtype must be a float of 64,
-// 32, 16 or 8 bits (F8_E4M3 or F8_E5M2).
+// Float32s returns the elements converted to float32 in a new slice. It returns an error unless the
+// dtype is F64, F32, F16, BF16, F8_E4M3 or F8_E5M2.
 func (t Tensor) Float32s() ([]float32, error) {
 	width, convert := t.converter()
 	if convert == nil {

@@ -33,7 +33,7 @@ func TestSmallFloats(t *testing.T) {
 	}
 }
 
-// An F8_E5M2 is the upper byte of an F16, and every F16 that is one converts alike.
+// An F8_E5M2 is the upper byte of an F16, so both convert to the same value.
 func TestE5M2IsHalfOfAHalf(t *testing.T) {
 	for bits := 0; bits < 256; bits++ {
 		a, b := F8E5M2ToFloat32(uint8(bits)), F16ToFloat32(uint16(bits)<<8)

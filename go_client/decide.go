@@ -9,8 +9,8 @@ import (
 	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
 
-// decide has the user's functions decide on a version, and waits for that for as long as the context
-// lasts. What becomes of it is left in the handoff, for this call or a later one.
+// decide applies a version with the user functions, and waits for them until the context is done.
+// The outcome is queued in the handoff, for this Receive or a later one.
 func (w *Worker) decide(ctx context.Context, v *wbp.StagedVersion) error {
 	decided := make(chan struct{})
 	go func() {
@@ -24,13 +24,13 @@ func (w *Worker) decide(ctx context.Context, v *wbp.StagedVersion) error {
 	}()
 	select {
 	case <-decided:
-		return errNotApplied // or it was: the handoff knows
+		return errNotApplied // or applied: see the handoff
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
-// waitForLate waits for a function that has missed its deadline; what it says is of no use any more.
+// waitForLate waits for a function that missed its deadline, and reports it; its result is ignored.
 func (w *Worker) waitForLate(m *model) {
 	select {
 	case <-w.life.Done():
@@ -60,14 +60,13 @@ func (w *Worker) applyIfWanted(v *wbp.StagedVersion) {
 	}
 }
 
-// applyBeside copies a version into memory of its own: until the user has decided, readers have the
-// version before.
+// applyBeside copies a version into the spare memory; readers see it once Apply has accepted it.
 func (w *Worker) applyBeside(m *model, v *wbp.StagedVersion) {
 	if m.guard.lockRead(w.life) != nil {
 		return
 	}
 	update, err := Update{}, error(ErrClosed)
-	if w.life.Err() == nil { // what is copied from has not been given back, and will not be as long as somebody reads
+	if w.life.Err() == nil { // the read lock keeps free from releasing the staging memory
 		update, err = w.copy(v, m.spare)
 	}
 	m.guard.unlockRead()
@@ -87,7 +86,7 @@ func (w *Worker) applyBeside(m *model, v *wbp.StagedVersion) {
 	w.loop.handoff.finish(update)
 }
 
-// applyInPlace copies a version into registered memory, and keeps readers out until the user has decided.
+// applyInPlace copies a version into registered memory, and locks readers out until Apply returns.
 func (w *Worker) applyInPlace(m *model, v *wbp.StagedVersion) {
 	if m.guard.lockWrite(w.life) != nil {
 		return
@@ -109,7 +108,7 @@ func (w *Worker) applyInPlace(m *model, v *wbp.StagedVersion) {
 	w.loop.handoff.finish(update)
 }
 
-// asked calls Apply, if there is one.
+// asked calls Apply, if it is set.
 func (w *Worker) asked(m *model, v View) error {
 	if w.options.Apply == nil {
 		return nil
@@ -117,15 +116,15 @@ func (w *Worker) asked(m *model, v View) error {
 	return w.call(m, "Apply", func(ctx context.Context) error { return w.options.Apply(ctx, v) })
 }
 
-// turnedDown says that the user does not want a version, or could not take it.
+// turnedDown reports a version as failed, with the error of a user function.
 func (w *Worker) turnedDown(v *wbp.StagedVersion, err error, intact bool) {
 	if w.life.Err() == nil {
 		w.loop.failed(v, err.Error(), intact) // W24
 	}
 }
 
-// call returns what a function of the user's says, which has until the deadline. It has a goroutine of its
-// own, as it may return late, or never; m.late says when.
+// call calls a user function and returns its error, or an error at the deadline. The function runs
+// on its own goroutine, since it may return late or never; m.late then receives its result.
 func (w *Worker) call(m *model, name string, fn func(ctx context.Context) error) error {
 	ctx, cancel := context.WithTimeout(w.life, w.options.ApplyTimeout)
 	defer cancel()

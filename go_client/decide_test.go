@@ -13,7 +13,7 @@ import (
 	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
 
-// deciding makes a worker whose Apply is fn: of registered memory, and of none.
+// deciding returns a worker whose Apply is fn, with registered memory or without.
 func deciding(t *testing.T, options Options, each func(t *testing.T, s *stage, inPlace bool)) {
 	for name, tensors := range map[string]Tensors{"in place": {"w": U8(make([]byte, 1), 1)}, "snapshots": nil} {
 		tensors := tensors
@@ -24,7 +24,7 @@ func deciding(t *testing.T, options Options, each func(t *testing.T, s *stage, i
 	}
 }
 
-// value is what readers of a model find in it; -1: nothing.
+// value returns the value that readers of a model see; -1 without a version.
 func (s *stage) value() int {
 	value := -1
 	err := s.worker.Read(within(s.t, 10*time.Second), "m", func(v View) {
@@ -40,7 +40,7 @@ func (s *stage) value() int {
 	return value
 }
 
-// failed returns the latest message that says that a version has failed.
+// failed returns the latest failed message.
 func (s *stage) failed() *wbp.Failed {
 	s.loop.Lock()
 	defer s.loop.Unlock()
@@ -57,7 +57,7 @@ func odd(_ context.Context, v View) error {
 	return nil
 }
 
-// A version is applied if the user says so, and failed in the user's words if not.
+// A version is applied if Apply accepts it, and fails with Apply's error if not.
 func TestTheUserDecides(t *testing.T) {
 	deciding(t, Options{Apply: odd}, func(t *testing.T, s *stage, inPlace bool) {
 		s.version(1, []byte{1})
@@ -86,7 +86,7 @@ func TestTheUserDecides(t *testing.T) {
 	})
 }
 
-// What is turned down before a byte has changed leaves everything as it was.
+// A version that BeforeApply rejects leaves everything as it was.
 func TestAVersionIsTurnedDownBefore(t *testing.T) {
 	called := 0
 	before := func(_ context.Context, next Update) error {
@@ -116,7 +116,7 @@ func TestAVersionIsTurnedDownBefore(t *testing.T) {
 	})
 }
 
-// Panics are failures like others, and so is a goroutine that the user ends.
+// A panic is a failure like an error, and so is the end of the function's goroutine.
 func TestTheUsersPanicIsCaught(t *testing.T) {
 	apply := func(_ context.Context, v View) error {
 		if v.Version == 1 {
@@ -144,8 +144,8 @@ func TestTheUsersPanicIsCaught(t *testing.T) {
 	})
 }
 
-// A function that hangs has failed by its deadline. Meanwhile pings are answered; the model takes no other
-// version until it has returned, and what it returns then is of no use.
+// A function that hangs fails its version at the deadline. Meanwhile pings are answered; the model
+// takes no other version until the function has returned, and its result is ignored.
 func TestTheUserHangs(t *testing.T) {
 	var calls int32
 	var leave chan struct{}
@@ -190,7 +190,7 @@ func TestTheUserHangs(t *testing.T) {
 	})
 }
 
-// A Receive whose context ends does not end what the user is deciding: a later one returns it.
+// A Receive whose context ends does not stop Apply: a later Receive returns its result.
 func TestReceiveIsLeftWhileTheUserDecides(t *testing.T) {
 	var called, leave chan struct{}
 	apply := func(context.Context, View) error { close(called); <-leave; return nil }
@@ -202,7 +202,7 @@ func TestReceiveIsLeftWhileTheUserDecides(t *testing.T) {
 		if _, err := s.worker.Receive(ctx); !errors.Is(err, context.Canceled) {
 			t.Fatal(err)
 		}
-		if !inPlace && s.value() != -1 { // readers have what was there before
+		if !inPlace && s.value() != -1 { // readers see the previous version
 			t.Fatal("it runs before the user has decided")
 		}
 		close(leave)
@@ -212,7 +212,7 @@ func TestReceiveIsLeftWhileTheUserDecides(t *testing.T) {
 	})
 }
 
-// Close does not wait for a function that hangs, and nothing is said of its version any more.
+// Close does not wait for a function that hangs, and its version is not reported any more.
 func TestCloseWhileTheUserHangs(t *testing.T) {
 	var called chan struct{}
 	leave := make(chan struct{})
@@ -243,7 +243,7 @@ func TestCloseWhileTheUserHangs(t *testing.T) {
 	})
 }
 
-// A copy that was torn into memory that nobody has seen yet changes nothing.
+// A failed copy into the spare memory changes nothing.
 func TestATornCopyBeside(t *testing.T) {
 	opens := func(*wbp.Shared, int64) wbp.Segment { return overwritten{} }
 	s := performWith(t, Options{Models: map[string]Tensors{"m": nil}, Apply: odd}, opens)
@@ -267,7 +267,7 @@ func TestATornCopyBeside(t *testing.T) {
 	}
 }
 
-// A target may name fewer tensors than are published, and hold other dtypes.
+// A target may have fewer tensors than are published, and other dtypes.
 func TestPartialTargetsAndCasts(t *testing.T) {
 	text := `{"critic":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"actor":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}`
 	layout, err := wbp.ParseLayout(append([]byte{byte(len(text)), 0, 0, 0, 0, 0, 0, 0}, text...))

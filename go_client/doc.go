@@ -1,6 +1,6 @@
 // Package weightbus receives a model's weights from a trainer, version by version, and applies
-// them in place: whole, verified and acknowledged. It speaks WBP/1 (docs/PROTOCOL.md) over ZMTP 3 by
-// itself, and encrypted where there are Keys.
+// them in place: whole, verified and acknowledged. It speaks WBP/1 (docs/PROTOCOL.md) over ZMTP 3
+// without a ZeroMQ library, encrypted if Keys are given.
 //
 //	w := make([]float32, 12)
 //	worker, err := weightbus.Dial(ctx, "tcp://localhost:5555", weightbus.Options{
@@ -9,6 +9,6 @@
 //	...
 //	update, err := worker.Receive(ctx) // w now holds update.Version
 //
-// Versions are received in the background at all times, and applied where Receive is called.
-// Other goroutines read the weights inside Worker.Read, and never see half a version.
+// Versions are received in the background, and applied only while Receive runs. Other goroutines
+// read the weights inside Worker.Read, which never shows a partly applied version.
 package weightbus

@@ -7,8 +7,8 @@ import (
 	"github.com/weightbus/weightbus/go_client/internal/zmtp"
 )
 
-// Handshakes in a row that the publisher ends without a word. One that stops may cause one, and one to which
-// many workers dial at once several: so they must have gone on for LostAfter as well.
+// Handshakes in a row that the peer aborted before that is reported. A publisher that stops may
+// cause one, an overloaded one several, so they must also have continued for LostAfter.
 const hangUpsMin = 3
 
 const (
@@ -22,18 +22,18 @@ const (
 		"this worker's file names, or speaks without keys; or a proxy answers in its place"
 )
 
-// A door guesses from how handshakes end why a worker is not let in: a refusal carries no words. (K5)
+// A door infers from the ends of handshakes why they fail, since a refusal carries no text. (K5)
 type door struct {
 	keyed    bool
 	patience time.Duration
-	hungUp   int // handshakes in a row,
-	since    time.Duration
+	hungUp   int           // aborted handshakes in a row
+	since    time.Duration // the first of them
 }
 
-// opened takes note of a handshake that succeeds.
+// opened records a successful handshake.
 func (d *door) opened() { d.hungUp = 0 }
 
-// why says why a connection could not be made, if that is a matter of keys.
+// why returns why a handshake failed; "" if that does not concern keys.
 func (d *door) why(err error, now time.Duration) string {
 	switch {
 	case errors.Is(err, zmtp.NotAllowed):

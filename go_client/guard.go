@@ -5,14 +5,14 @@ import (
 	"sync"
 )
 
-// A guard is a lock for many readers or one writer that waits no longer than a context. A writer
-// that waits goes before readers that come later, else a stream of readers would keep it out.
+// A guard is a readers-writer lock whose methods wait no longer than a context. A waiting writer
+// precedes readers that arrive later, so that a stream of readers cannot keep it out.
 type guard struct {
 	mu      sync.Mutex
 	readers int
 	writing bool
-	writers int           // that wait
-	changed chan struct{} // closed when somebody leaves; nil if nobody waits
+	writers int           // waiting
+	changed chan struct{} // closed when a holder leaves; nil without waiters
 }
 
 func (g *guard) lockRead(ctx context.Context) error {
@@ -44,8 +44,8 @@ func (g *guard) lockWrite(ctx context.Context) error {
 
 func (g *guard) unlockWrite() { g.leave(func() { g.writing = false }) }
 
-// wait tries to enter until it succeeds or the context is done. Who is let in at once is let in
-// even if it is.
+// wait calls enter until it succeeds or the context is done. The first call is made even if the
+// context is done already.
 func (g *guard) wait(ctx context.Context, enter func() bool) error {
 	for {
 		g.mu.Lock()

@@ -7,21 +7,21 @@ import (
 	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
 
-const errorsMax = 64 // errors that wait for somebody to receive them; the oldest go first
+const errorsMax = 64 // queued errors; the oldest are dropped first
 
-// A handoff is where the loop leaves versions that are ready, and users take them. At most one
-// version of a model waits here: a newer one takes its place.
+// A handoff passes ready versions and errors from the loop to Receive. It holds at most one version
+// of each model: a newer one replaces it.
 type handoff struct {
 	mu      sync.Mutex
 	changed chan struct{} // closed, and replaced, when anything changes
 	ready   []*wbp.StagedVersion
-	decides bool            // whether the user decides on each version,
-	busy    map[string]bool // which he is doing on one of these models: they take no other
-	applied []Update        // that nobody has received yet
+	decides bool            // there is a BeforeApply or Apply
+	busy    map[string]bool // models for which these are running: no other version is taken
+	applied []Update        // not returned by Receive yet
 	errors  []error
-	told    []rejection // the latest, so that each is told once
+	told    []rejection // the latest, so that each is returned once
 	refusal *RefusedError
-	joined  int64 // the epoch of the session that began last
+	joined  int64 // epoch of the session; 0 after a refusal
 	closed  bool
 }
 
@@ -31,7 +31,7 @@ type rejection struct {
 	code  Code
 }
 
-// What somebody receives: a version to apply, or what was applied meanwhile.
+// A received is a version to apply, or one that was applied meanwhile.
 type received struct {
 	version *wbp.StagedVersion
 	update  *Update
@@ -41,7 +41,7 @@ func newHandoff(decides bool) *handoff {
 	return &handoff{changed: make(chan struct{}), decides: decides, busy: map[string]bool{}}
 }
 
-// change runs something under the lock, and wakes whoever waits.
+// change calls what under the lock, and wakes all waiters.
 func (h *handoff) change(what func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -50,7 +50,7 @@ func (h *handoff) change(what func()) {
 	h.changed = make(chan struct{})
 }
 
-// put leaves a version, and returns the older one that it replaces, if any.
+// put adds a version, and returns the older one that it replaces, if any.
 func (h *handoff) put(v *wbp.StagedVersion) (older *wbp.StagedVersion) {
 	h.change(func() {
 		for i, known := range h.ready {
@@ -65,7 +65,7 @@ func (h *handoff) put(v *wbp.StagedVersion) (older *wbp.StagedVersion) {
 	return older
 }
 
-// putBack leaves a version again that was taken, unless a newer one has come meanwhile.
+// putBack returns a taken version to the queue, unless a newer one is there.
 func (h *handoff) putBack(v *wbp.StagedVersion) (left bool) {
 	h.change(func() {
 		for _, known := range h.ready {
@@ -78,7 +78,7 @@ func (h *handoff) putBack(v *wbp.StagedVersion) (left bool) {
 	return left
 }
 
-// reject leaves word that a version could not be taken, once for each version and reason.
+// reject queues an error for a version, once for each version and code.
 func (h *handoff) reject(what rejection, err error) {
 	h.change(func() {
 		for _, known := range h.told {
@@ -97,28 +97,28 @@ func (h *handoff) reject(what rejection, err error) {
 	})
 }
 
-// refuse leaves word that the publisher refuses this worker.
+// refuse records that the publisher refused the worker.
 func (h *handoff) refuse(err *RefusedError) {
 	h.change(func() { h.refusal, h.joined = err, 0 })
 }
 
-// join takes note that the publisher has let this worker in.
+// join records that the publisher has accepted the worker.
 func (h *handoff) join(epoch int64) {
 	h.change(func() { h.refusal, h.joined = nil, epoch })
 }
 
-// close says that nothing more will come.
+// close makes all waiters return ErrClosed.
 func (h *handoff) close() {
 	h.change(func() { h.closed = true })
 }
 
-// vacate lets a model take the next version: the user has decided on the one before.
+// vacate lets a model take its next version: the user functions have returned.
 func (h *handoff) vacate(model string) { h.change(func() { delete(h.busy, model) }) }
 
-// finish leaves word that a version was applied.
+// finish queues an applied version for Receive.
 func (h *handoff) finish(update Update) { h.change(func() { h.applied = append(h.applied, update) }) }
 
-// take returns what was applied, what went wrong, or a version that is ready; each once.
+// take returns an applied version, an error, or a ready version; each once.
 func (h *handoff) take(ctx context.Context) (received, error) {
 	var taken received
 	err := h.wait(ctx, func() (bool, error) {
@@ -145,7 +145,7 @@ func (h *handoff) take(ctx context.Context) (received, error) {
 	return taken, err
 }
 
-// takeReady takes the first version whose model is free. The lock is held.
+// takeReady takes the first version whose model is not busy. The lock is held.
 func (h *handoff) takeReady(taken *received) bool {
 	for i, v := range h.ready {
 		if !h.busy[v.Model] {
@@ -157,7 +157,7 @@ func (h *handoff) takeReady(taken *received) bool {
 	return false
 }
 
-// waitJoined returns the epoch of the session once there is one.
+// waitJoined waits for a session and returns its epoch.
 func (h *handoff) waitJoined(ctx context.Context) (epoch int64, err error) {
 	err = h.wait(ctx, func() (bool, error) {
 		switch {
@@ -172,7 +172,7 @@ func (h *handoff) waitJoined(ctx context.Context) (epoch int64, err error) {
 	return epoch, err
 }
 
-// wait calls look under the lock until it is done; the context bounds how long.
+// wait calls look under the lock, again after each change, until it is done or the context is.
 func (h *handoff) wait(ctx context.Context, look func() (done bool, err error)) error {
 	for {
 		h.mu.Lock()

@@ -21,19 +21,19 @@ import (
 	"time"
 )
 
-// A publisher that means harm, without keys, of plain sockets. What a worker takes is measured in a process of
-// its own: this program again, as TestVictim.
+// Tests with a hostile publisher on plain sockets, without keys. The worker's memory is measured in
+// a separate process: this program again, as TestVictim.
 
 const (
 	patience  = 60 * time.Second
 	megabyte  = 1_000_000
-	roomMost  = 24 * megabyte // twice BytesMax, what is free of a layout and its names, and the heap's own ups and downs
+	roomMost  = 24 * megabyte // twice BytesMax, an always accepted layout and its names, and variation of the heap
 	victimOf  = "WEIGHTBUS_TEST_VICTIM_OF"
 	victimHas = "WEIGHTBUS_TEST_VICTIM_HAS"
 	raw       = "\x1b[2J\r\nFAKE\u202e\u200b\x07\u009b\u2028\x7f"
 )
 
-// A port is a socket that listens; the one who came last is spoken to.
+// A port is a listening socket; it sends to the latest connection.
 type port struct {
 	t        *testing.T
 	listener net.Listener
@@ -102,7 +102,7 @@ func (p *port) address() string {
 	return "tcp://" + p.listener.Addr().String()
 }
 
-// hears waits until somebody has said this.
+// hears waits until a peer has sent words.
 func (p *port) hears(words string) {
 	p.t.Helper()
 	deadline := time.After(patience)
@@ -130,7 +130,7 @@ func (p *port) current() (net.Conn, int) {
 	return p.peer, p.peers
 }
 
-// flood says the same again and again until so many bytes are out, or it is hung up on.
+// flood sends the same bytes until most were sent, or the peer closes the connection.
 func (p *port) flood(in []byte, most int) (said int) {
 	conn, _ := p.current()
 	for said < most {
@@ -145,7 +145,7 @@ func (p *port) flood(in []byte, most int) (said int) {
 
 func (p *port) say(in []byte) {
 	conn, _ := p.current()
-	_, _ = conn.Write(in) // the other side hangs up when it likes
+	_, _ = conn.Write(in) // the peer may close the connection
 }
 
 func frameOf(body []byte, flags byte) []byte {
@@ -177,7 +177,7 @@ func greetingOf(mechanism, kind string) []byte {
 	return append(greeting, frameOf(append(ready, kind...), 4)...)
 }
 
-// A hostile publisher has the port of its control channel, and that of its data.
+// A hostile is a publisher with the ports of its control and data channels.
 type hostile struct{ control, data *port }
 
 func newHostile(t *testing.T, path string) *hostile {
@@ -195,7 +195,7 @@ func headerOf(fields object) []byte {
 	return text
 }
 
-// welcome lets whoever says hello in.
+// welcome waits for a hello and answers it.
 func (h *hostile) welcome(data string) {
 	h.control.t.Helper()
 	h.control.hears(`"type":"hello"`)
@@ -209,14 +209,14 @@ func (h *hostile) say(fields object, payloads ...[]byte) {
 	h.control.say(messageOf(append([][]byte{headerOf(fields)}, payloads...)...))
 }
 
-// asks waits for the answer to a ping: what was said before it was dealt with.
+// asks sends a ping and waits for its pong, so that earlier messages were processed.
 func (h *hostile) asks(token int) {
 	h.control.t.Helper()
 	h.say(object{"type": "ping", "token": token})
 	h.control.hears(fmt.Sprintf(`"token":%d`, token))
 }
 
-// A victim is a worker in a process of its own.
+// A victim is a worker in a separate process.
 type victim struct {
 	t       *testing.T
 	command *exec.Cmd
@@ -224,7 +224,7 @@ type victim struct {
 	calm    int
 }
 
-// TestVictim is no test: it is that process.
+// TestVictim is not a test, but the main function of a victim.
 func TestVictim(t *testing.T) {
 	address := os.Getenv(victimOf)
 	if address == "" {
@@ -234,7 +234,7 @@ func TestVictim(t *testing.T) {
 	if os.Getenv(victimHas) != "" {
 		options = Options{Models: map[string]Tensors{"m": {"w": F32(make([]float32, 4), 4)}}}
 	}
-	options.Ping, options.LostAfter = time.Second, patience // nobody answers its pings, and machines may be busy
+	options.Ping, options.LostAfter = time.Second, patience // its pings are not answered, and machines may be busy
 	worker, err := New(address, options)
 	if err != nil {
 		t.Fatal(err)
@@ -278,7 +278,7 @@ func newVictim(t *testing.T, h *hostile, has string) *victim {
 	return v
 }
 
-// tells waits for an event, and returns its text.
+// tells waits for an event of the victim, and returns its text.
 func (v *victim) tells(kind string) string {
 	v.t.Helper()
 	deadline := time.After(patience)
@@ -299,7 +299,7 @@ func (v *victim) tells(kind string) string {
 
 var peak = regexp.MustCompile(`VmHWM:\s+(\d+) kB`)
 
-// memory is the most that it has had.
+// memory returns the victim's peak memory in bytes.
 func (v *victim) memory() int {
 	v.t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", v.command.Process.Pid))
@@ -326,7 +326,7 @@ func TestAMessageWithoutAnEnd(t *testing.T) {
 			t.Errorf("%d bytes were taken", said)
 		}
 		v.checkMemory()
-		h.welcome("") // it comes again
+		h.welcome("") // the worker reconnects
 		v.tells("joined")
 	}
 }
@@ -401,7 +401,7 @@ func TestLayoutsThatAreTooLarge(t *testing.T) {
 				t.Error(text)
 			}
 			v.checkMemory()
-			h.say(announcement(c.layout, 0), c.layout) // what is declined for good is not looked at again
+			h.say(announcement(c.layout, 0), c.layout) // a declined version is not processed again
 			h.asks(987654323)
 			v.checkMemory()
 		})
@@ -517,7 +517,8 @@ func TestWordsOfThePublisherArePrintable(t *testing.T) {
 	}
 }
 
-// A message that the machine fails on ends neither the process nor the worker, and is told once in a while.
+// A message on which the machine panics ends neither the process nor the worker, and is reported at
+// a limited rate.
 func TestADefectEndsNothing(t *testing.T) {
 	s := perform(t, map[string]Tensors{"m": nil})
 	l := s.worker.loop
@@ -552,7 +553,7 @@ func TestADefectEndsNothing(t *testing.T) {
 	l.place(nil, 1)
 }
 
-// withoutLock lets go of the lock meanwhile.
+// withoutLock calls work without the lock.
 func (l *loop) withoutLock(work func() string) string {
 	l.Unlock()
 	defer l.Lock()

@@ -13,7 +13,7 @@ import (
 
 var quick = object{"ping": 0.2, "lost_after": 1}
 
-// keygen makes a folder of keys.
+// keygen creates a folder of keys.
 func keygen(t *testing.T, names ...string) string {
 	t.Helper()
 	if _, err := os.Stat("../.venv/bin/weightbus"); err != nil {
@@ -26,7 +26,7 @@ func keygen(t *testing.T, names ...string) string {
 	return folder
 }
 
-// keyedWorker makes a worker with the keys for a name, whose model m has one tensor of this size.
+// keyedWorker returns a worker with the keys for a name, whose model m has one tensor of this size.
 func keyedWorker(t *testing.T, address, folder, name string, size int) (*Worker, []float32) {
 	t.Helper()
 	keys, err := ReadKeys(folder, name)
@@ -43,7 +43,7 @@ func keyedWorker(t *testing.T, address, folder, name string, size int) (*Worker,
 	return worker, w
 }
 
-// refusal waits until a worker is refused, and returns the reason.
+// refusal waits until a worker is refused, and returns the text.
 func refusal(t *testing.T, w *Worker, code Code) string {
 	t.Helper()
 	ctx := within(t, 30*time.Second)
@@ -59,7 +59,7 @@ func refusal(t *testing.T, w *Worker, code Code) string {
 	}
 }
 
-// Pushed and fetched, with a group key that changes all the time.
+// Versions are pushed and fetched while group keys rotate all the time.
 func TestKeysVersionsAndRekeying(t *testing.T) {
 	for _, ipc := range []bool{false, true} {
 		folder := keygen(t, "w", "late-*")
@@ -92,7 +92,7 @@ func TestKeysVersionsAndRekeying(t *testing.T) {
 	}
 }
 
-// On the shared road nothing is sealed but what is said; a small version comes whole in its announcement.
+// With shared memory only messages are sealed; a small version is in its announcement.
 func TestKeysOnTheSharedRoadAndWhole(t *testing.T) {
 	folder := keygen(t, "w")
 	for _, shared := range []bool{true, false} {
@@ -137,7 +137,7 @@ func TestKeysThatAreRevokedAndAllowedAgain(t *testing.T) {
 	if update := next(t, theirs); update.Version != 2 || memory[0] == 2 {
 		t.Fatalf("%+v, %v", update, memory[0])
 	}
-	stranger, _ := keyedWorker(t, p.address, folder, "w", 1000) // whose handshake is refused, too
+	stranger, _ := keyedWorker(t, p.address, folder, "w", 1000) // its handshake is refused, too
 	if text := refusal(t, stranger, CodeKeys); text != notAllowed {
 		t.Fatal(text)
 	}
@@ -145,7 +145,7 @@ func TestKeysThatAreRevokedAndAllowedAgain(t *testing.T) {
 	if err := os.Rename(kept, allowed); err != nil {
 		t.Fatal(err)
 	}
-	for ctx := within(t, 30*time.Second); ; { // refusals of before may still wait
+	for ctx := within(t, 30*time.Second); ; { // earlier refusals may still be queued
 		update, err := w.Receive(ctx)
 		if err == nil && update.Version == 2 && memory[0] == 2 {
 			return

@@ -17,33 +17,34 @@ import (
 )
 
 const (
-	keysVariable = "WEIGHTBUS_KEYS" // of the environment: a file or a folder of keys; empty: none
-	keysBytesMax = 4096             // of a file of keys
-	keysMax      = 10_000           // files in a folder of them
+	keysVariable = "WEIGHTBUS_KEYS" // environment variable: a file or a folder of keys; empty: none
+	keysBytesMax = 4096             // size of a key file
+	keysMax      = 10_000           // files in a folder
 )
 
 var keyName = regexp.MustCompile(`^[A-Za-z0-9._-]*\*?[A-Za-z0-9._-]*$`)
 
-// Keys are what `weightbus keygen` makes for a worker. Each key is written as 40 characters of Z85.
+// Keys are the keys that `weightbus keygen` makes for a worker, each as 40 characters of Z85.
 type Keys struct {
-	Name      string `json:"name"`   // what the worker may be called; a * stands for any characters
-	Public    string `json:"public"` // its pair
+	Name      string `json:"name"`   // the worker name that the key allows; a * stands for any characters
+	Public    string `json:"public"` // the worker's key pair
 	Secret    string `json:"secret"`
-	Publisher string `json:"publisher"` // the public key of the only publisher that it speaks to
+	Publisher string `json:"publisher"` // the public key of the only publisher that the worker connects to
 }
 
-// String leaves out the secret.
+// String returns a description without the secret key.
 func (k Keys) String() string {
 	return fmt.Sprintf("keys of %q, public %s, of the publisher %s", k.Name, k.Public, k.Publisher)
 }
 
-// GoString leaves it out, too.
+// GoString returns the same, so that %#v does not print the secret key.
 func (k Keys) GoString() string { return k.String() }
 
-// ReadKeys reads a worker's file; or of a folder that `weightbus keygen` has made, the one for a worker of this
-// name, which may be "" where there is only one. A file that every user of this host can read is refused.
+// ReadKeys reads a worker's key file, or, from a folder that `weightbus keygen` made, the file for
+// a worker name; name may be "" if there is only one. It returns an error for a file that every
+// user of the host can read.
 func ReadKeys(path, name string) (*Keys, error) {
-	if strings.HasPrefix(strings.TrimSpace(path), "{") { // which may be a secret: it is not quoted
+	if strings.HasPrefix(strings.TrimSpace(path), "{") { // not quoted: it may hold a secret
 		return nil, optionErrorf("keys: the path of a file is expected, not what stands in it (give that as Keys)")
 	}
 	if seen, err := os.Stat(path); err == nil && seen.IsDir() {
@@ -85,7 +86,7 @@ func readSecret(path string) ([]byte, error) {
 	return text, nil
 }
 
-// keysIn returns the file in a folder that is for a worker of this name; without one, the only file.
+// keysIn returns the path of the file for a worker name; without a name, of the only file.
 func keysIn(folder, name string) (string, error) {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
@@ -121,7 +122,7 @@ func keysIn(folder, name string) (string, error) {
 	return fit[0], nil
 }
 
-// fits tells whether a worker may have a name whose key is for this one.
+// fits reports whether a key for form allows a worker name.
 func fits(name, form string) bool {
 	begin, end, star := strings.Cut(form, "*")
 	if !star {
@@ -130,8 +131,8 @@ func fits(name, form string) bool {
 	return len(name) >= len(begin)+len(end) && strings.HasPrefix(name, begin) && strings.HasSuffix(name, end)
 }
 
-// findKeys returns the keys that the options or the environment give; nil if there are none. The options say
-// which afterwards.
+// findKeys returns the keys of the options or the environment, nil if there are none, and stores
+// them in the options.
 func (o *Options) findKeys() (*zmtp.Keys, error) {
 	if path := os.Getenv(keysVariable); o.Keys == nil && path != "" {
 		found, err := ReadKeys(path, o.Name)
@@ -151,7 +152,7 @@ func (o *Options) findKeys() (*zmtp.Keys, error) {
 	return keys, nil
 }
 
-// pair returns the keys as CURVE has them.
+// pair returns the keys as bytes for CURVE.
 func (k *Keys) pair() (*zmtp.Keys, error) {
 	if !keyName.MatchString(k.Name) || len(k.Name) < 1 || len(k.Name) > 128 {
 		return nil, fmt.Errorf("%q: a name is 1 to 128 of A-Z a-z 0-9 . _ - and at most one *", k.Name)
@@ -174,7 +175,7 @@ func (k *Keys) pair() (*zmtp.Keys, error) {
 
 const z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 
-// fromZ85 reads a key (ZeroMQ RFC 32): each five characters are four bytes.
+// fromZ85 decodes a key (ZeroMQ RFC 32): each five characters are four bytes.
 func fromZ85(key *[32]byte, text string) bool {
 	if len(text) != 40 {
 		return false

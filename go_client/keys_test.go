@@ -13,7 +13,7 @@ import (
 	"github.com/weightbus/weightbus/go_client/internal/zmtp"
 )
 
-// RFC 32 and libzmq's own example of a pair.
+// The examples of RFC 32 and of libzmq's key pair.
 const (
 	samplePublic = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
 	sampleSecret = "D:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs"
@@ -23,7 +23,7 @@ func sampleKeys() Keys {
 	return Keys{Name: "gpu-*", Public: samplePublic, Secret: sampleSecret, Publisher: samplePublic}
 }
 
-// write writes what is in a file of keys, and returns its path.
+// write writes a key file, and returns its path.
 func write(t *testing.T, what interface{}, mode os.FileMode) string {
 	text, err := json.Marshal(what)
 	if err != nil {
@@ -45,7 +45,7 @@ func TestKeysOfAFile(t *testing.T) {
 	for name, c := range map[string]struct {
 		what interface{}
 		mode os.FileMode
-		want string // in the error; empty: there is none
+		want string // part of the error; empty for none
 	}{
 		"good":                 {good, 0o600, ""},
 		"the group may read":   {good, 0o640, ""},
@@ -91,7 +91,7 @@ func TestKeysOfAFile(t *testing.T) {
 }
 
 func TestKeysOfAFolder(t *testing.T) {
-	folder := filepath.Join(t.TempDir(), "[a-z]*") // which is no pattern
+	folder := filepath.Join(t.TempDir(), "[a-z]*") // must not be read as a pattern
 	if _, err := ReadKeys(t.TempDir(), ""); err == nil || !strings.Contains(err.Error(), "cannot be read") {
 		t.Error(err)
 	}
@@ -164,7 +164,7 @@ func TestWhatADoorSays(t *testing.T) {
 		{false, []error{zmtp.NoKeysHere}, 0, noKeysHere},
 		{true, []error{errors.New("refused")}, 0, ""},
 		{true, []error{hungUp, hungUp, hungUp}, 5 * time.Second, anotherKey},
-		{true, []error{hungUp, hungUp, hungUp}, 2 * time.Second, ""}, // it may be busy
+		{true, []error{hungUp, hungUp, hungUp}, 2 * time.Second, ""}, // the publisher may be busy
 		{true, []error{hungUp, hungUp}, 20 * time.Second, ""},
 		{true, []error{hungUp, nil, hungUp, hungUp}, 5 * time.Second, ""},
 		{false, []error{hungUp, hungUp, hungUp}, 5 * time.Second, ""},

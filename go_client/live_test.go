@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// object is JSON.
+// An object is a JSON object.
 type object map[string]interface{}
 
 // A publisher is a Python process with a weightbus.Publisher.
@@ -46,7 +46,7 @@ func publish(t *testing.T, options object) *publisher {
 	return p
 }
 
-// kill ends it without a word.
+// kill ends the publisher without bye.
 func (p *publisher) kill() {
 	_ = p.command.Process.Kill()
 	_ = p.command.Wait()
@@ -87,7 +87,7 @@ func within(t *testing.T, d time.Duration) context.Context {
 	return ctx
 }
 
-// subscribe makes a worker whose model m has one tensor of this size.
+// subscribe returns a worker whose model m has one tensor of this size.
 func subscribe(t *testing.T, address, name string, size int, network bool) (*Worker, []float32) {
 	t.Helper()
 	w := make([]float32, size)
@@ -100,7 +100,7 @@ func subscribe(t *testing.T, address, name string, size int, network bool) (*Wor
 	return worker, w
 }
 
-// applies receives in the background, and returns what it receives.
+// applies receives in the background, and returns a channel of the updates.
 func applies(t *testing.T, w *Worker) <-chan Update {
 	updates := make(chan Update, 1000)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -218,7 +218,7 @@ func TestTogetherAndTargeted(t *testing.T) {
 	}
 }
 
-// On the shared road, what must be staged is hashed, and so is what the publisher wants verified.
+// With shared memory, versions that must be staged are hashed, and so are those with hash set.
 func TestDigestsOnTheSharedRoad(t *testing.T) {
 	p := publish(t, object{"chunk_bytes": 1000})
 	w, memory := subscribe(t, p.address, "w", 5000, false)
@@ -358,7 +358,7 @@ func TestANameThatIsTaken(t *testing.T) {
 	}
 }
 
-// What has changed is sent, unless the worker wants all of it, and joins without.
+// Versions are sent as patches, unless the worker has NoPatches.
 func TestPatches(t *testing.T) {
 	const size = 200_000
 	for _, keyed := range []bool{false, true} {

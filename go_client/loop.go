@@ -10,15 +10,15 @@ import (
 )
 
 const (
-	tick      = 100 * time.Millisecond // between two looks at the clock when nothing happens
-	eventsMax = 64                     // that wait for somebody to look; the oldest go first
+	tick      = 100 * time.Millisecond // interval of calls to look
+	eventsMax = 64                     // queued events; the oldest are dropped first
 
-	defectEvery = time.Second // between two words of messages that this worker fails on: a flood is one
+	defectEvery = time.Second // between two Defect events: a flood causes one
 )
 
-// A loop brings the machine and its transport together. Whoever holds its lock may use both, and
-// does not wait meanwhile: a connection that received something, the clock, or a user's goroutine
-// that has applied a version.
+// A loop connects the machine and its transport. Its lock guards both, and is never held while
+// waiting; it is taken by connections that received a message, by the ticker, and by user
+// goroutines that report the outcome of an apply.
 type loop struct {
 	sync.Mutex
 	machine     *wbp.WorkerMachine
@@ -26,21 +26,21 @@ type loop struct {
 	handoff     *handoff
 	address     string
 	name        string
-	anyDataHost bool // whether data may come from another host than the address's
-	defects     int  // of which nobody was told
+	anyDataHost bool // allow a data endpoint on another host
+	defects     int  // not reported yet
 	toldAt      time.Time
 	renamed     func(model string, key wbp.Key, metadata map[string]string)
 	door        door
 	started     time.Time
 	events      chan Event
-	stats       Stats // but for what the machine counts
+	stats       Stats // except Malformed, which the machine counts
 	stop        chan struct{}
 	stopped     sync.WaitGroup
 	decoding    sync.WaitGroup
 	closed      bool
 }
 
-// run begins. connect makes the transport.
+// run starts the loop; connect returns its transport.
 func (l *loop) run(connect func(carried) transport) {
 	l.Lock()
 	l.transport = connect(l)
@@ -49,7 +49,7 @@ func (l *loop) run(connect func(carried) transport) {
 	go l.tick()
 }
 
-// now is the machine's time.
+// now returns the machine's time.
 func (l *loop) now() time.Duration { return time.Since(l.started) }
 
 func (l *loop) tick() {
@@ -68,7 +68,7 @@ func (l *loop) tick() {
 	}
 }
 
-// look does what is due. The lock is held.
+// look does periodic work. The lock is held.
 func (l *loop) look(now time.Time) {
 	if l.transport.tick(now) {
 		l.perform(l.machine.Connected(false, l.now()))
@@ -79,8 +79,8 @@ func (l *loop) look(now time.Time) {
 	l.perform(l.machine.Tick(l.now()))
 }
 
-// guarded goes on, whatever happens where one message is dealt with: a goroutine that panics ends the process,
-// and nobody may end it by a message. The lock is held.
+// guarded calls work and recovers from a panic, which would end the process: no message may do
+// that. The lock is held.
 func (l *loop) guarded(work func()) {
 	defer func() {
 		if cause := recover(); cause != nil {
@@ -90,7 +90,7 @@ func (l *loop) guarded(work func()) {
 	work()
 }
 
-// defect tells of a panic, once in a while, and returns it in words.
+// defect reports a panic, at most once per defectEvery, and returns its text.
 func (l *loop) defect(cause interface{}) string {
 	text := wbp.Printable(fmt.Sprintf("%v; %s", cause, debug.Stack()), 0)
 	l.defects++
@@ -103,7 +103,7 @@ func (l *loop) defect(cause interface{}) string {
 	return text
 }
 
-// close says goodbye and ends everything but what users are applying.
+// close sends bye and stops the loop; it does not wait for applies.
 func (l *loop) close() {
 	close(l.stop)
 	l.stopped.Wait()
@@ -116,7 +116,7 @@ func (l *loop) close() {
 	l.decoding.Wait()
 }
 
-// What the transport says.
+// Calls from the transport.
 
 func (l *loop) connected() {
 	l.door.opened()
@@ -150,7 +150,7 @@ func (l *loop) turnedAway(err error) {
 	}
 }
 
-// What users say of a version.
+// Outcomes of an apply.
 
 func (l *loop) taken(v *wbp.StagedVersion) {
 	l.Lock()
@@ -188,7 +188,7 @@ func (l *loop) dropped(v *wbp.StagedVersion) {
 	l.perform(l.machine.Dropped(v, l.now()))
 }
 
-// perform does what the machine wants done. The lock is held.
+// perform carries out effects of the machine. The lock is held.
 func (l *loop) perform(effects []wbp.Effect) {
 	if l.closed {
 		return
@@ -234,7 +234,7 @@ func (l *loop) perform(effects []wbp.Effect) {
 	}
 }
 
-// decode decodes a patch on a goroutine of its own: pings are answered meanwhile. (D5)
+// decode decodes a patch on its own goroutine, so that pings are answered meanwhile. (D5)
 func (l *loop) decode(job *wbp.Patching) {
 	defer l.decoding.Done()
 	begun := l.now()
@@ -245,7 +245,7 @@ func (l *loop) decode(job *wbp.Patching) {
 	l.guarded(func() { l.perform(l.machine.Decoded(job, fault, took, l.now())) })
 }
 
-// decoded decodes a patch, and says why it is of no use; one that this worker fails on is of none.
+// decoded decodes a patch and returns why it is unusable, or ""; a panic counts as unusable.
 func (l *loop) decoded(job *wbp.Patching) (fault string) {
 	defer func() {
 		if cause := recover(); cause != nil {
@@ -257,8 +257,7 @@ func (l *loop) decoded(job *wbp.Patching) (fault string) {
 	return job.Run()
 }
 
-// listen takes published messages from where the publisher says. If that is nowhere, everything
-// can still be fetched.
+// listen connects to the publisher's data endpoint. If that is invalid, everything is fetched.
 func (l *loop) listen(data, ticket string) {
 	end, err := dataEndpoint(data, l.address, l.anyDataHost)
 	if err != nil {
@@ -268,7 +267,7 @@ func (l *loop) listen(data, ticket string) {
 	l.transport.listen(end, ticket)
 }
 
-// say leaves word of what the user's functions did, as long as there are events.
+// say queues an event about a user function, unless the loop is closed.
 func (l *loop) say(event Event) {
 	l.Lock()
 	defer l.Unlock()
@@ -277,7 +276,7 @@ func (l *loop) say(event Event) {
 	}
 }
 
-// tell leaves word for whoever looks at Events; nobody has to.
+// tell queues an event, and drops the oldest one if the queue is full.
 func (l *loop) tell(event Event) {
 	for {
 		select {
@@ -286,7 +285,7 @@ func (l *loop) tell(event Event) {
 		default:
 		}
 		select {
-		case <-l.events: // the oldest goes
+		case <-l.events: // drop the oldest
 		default:
 		}
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
 
-// A stage is a worker on a transport in the hands of a test: no sockets, no publisher.
+// A stage is a worker on a transport that the test controls, without sockets and publisher.
 type stage struct {
 	t         *testing.T
 	worker    *Worker
@@ -25,8 +25,8 @@ type stage struct {
 	data      endpoint
 	topics    map[string]bool
 	redialled int
-	keep      bool             // what is announced is to be kept for patches,
-	patches   []wbp.PatchOffer // and offered by these
+	keep      bool             // keep of announcements
+	patches   []wbp.PatchOffer // patches of announcements
 }
 
 func (s *stage) send(header []byte) {
@@ -55,15 +55,15 @@ func (s *stage) counted(kind string) (count int) {
 	return count
 }
 
-// perform makes a worker on a stage that has been welcomed.
+// perform returns a stage whose worker has joined.
 func perform(t *testing.T, models map[string]Tensors) *stage { return performIn(t, models, nil) }
 
-// performIn makes one that opens shared memory in the way of a test.
+// performIn returns a stage that opens shared memory with opens.
 func performIn(t *testing.T, models map[string]Tensors, opens wbp.Opens) *stage {
 	return performWith(t, Options{Models: models}, opens)
 }
 
-// performWith makes one with options.
+// performWith returns a stage with options.
 func performWith(t *testing.T, options Options, opens wbp.Opens) *stage {
 	s := &stage{t: t, epoch: 7, topics: map[string]bool{}}
 	options.Name = "w"
@@ -86,17 +86,17 @@ func (s *stage) control(m wbp.Message, payload ...[]byte) {
 	s.loop.received(append([][]byte{wbp.Encode(m)}, payload...), nil)
 }
 
-// version lets a version of one tensor of bytes arrive.
+// version sends a version of one tensor of bytes to the worker.
 func (s *stage) version(number int64, data []byte) { s.versionIn(number, data, nil) }
 
-// versionIn lets a version arrive that lies in shared memory, too.
+// versionIn sends a version that is in shared memory, too.
 func (s *stage) versionIn(number int64, data []byte, shared *wbp.Shared) {
 	layout := s.announceIn(number, data, shared)
 	s.control(&wbp.Chunk{Model: "m", Epoch: s.epoch, Version: number, CRC: wbp.CRC32C(data)}, data)
 	s.control(&wbp.End{Model: "m", Epoch: s.epoch, Version: number, Digest: wbp.DigestOf(layout, data, 100)})
 }
 
-// announceIn announces it, and returns the id of its layout.
+// announceIn announces a version, and returns the id of its layout.
 func (s *stage) announceIn(number int64, data []byte, shared *wbp.Shared) string {
 	text := fmt.Sprintf(`{"w":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}`, len(data), len(data))
 	layout := append(make([]byte, 8), text...)
@@ -128,7 +128,7 @@ func TestAnotherTransport(t *testing.T) {
 	}
 }
 
-// A publisher that is silent is told as lost, and reached for on new connections.
+// An unresponsive publisher is reported as lost, and the worker reconnects.
 func TestASilentPublisherIsCalledAgain(t *testing.T) {
 	s := perform(t, map[string]Tensors{"m": nil})
 	s.loop.Lock()
@@ -154,7 +154,7 @@ func TestTheNewestWaitsToBeApplied(t *testing.T) {
 	}
 }
 
-// Where two goroutines receive, the one that is late with an older version does not apply it.
+// Of two receiving goroutines, the one that is late with an older version does not apply it.
 func TestNoStepBack(t *testing.T) {
 	memory := make([]byte, 1)
 	s := perform(t, map[string]Tensors{"m": {"w": U8(memory, 1)}})
@@ -173,7 +173,7 @@ func TestNoStepBack(t *testing.T) {
 	}
 }
 
-// A version that cannot be applied since somebody reads is there for the next call.
+// A version that cannot be applied because of a reader is left for the next call.
 func TestReceiveWhileSomebodyReads(t *testing.T) {
 	s := perform(t, map[string]Tensors{"m": nil})
 	s.version(1, []byte{1})
@@ -199,7 +199,7 @@ func TestReceiveWhileSomebodyReads(t *testing.T) {
 	}
 }
 
-// Each version that cannot be taken is told once, as is each refusal; and then the next thing.
+// Each failed version and each refusal is returned once, before anything later.
 func TestErrorsAreToldOnce(t *testing.T) {
 	s := perform(t, map[string]Tensors{"m": {"w": U8(make([]byte, 3), 3)}})
 	for i := 0; i < 2; i++ {
@@ -219,7 +219,7 @@ func TestErrorsAreToldOnce(t *testing.T) {
 	}
 }
 
-// What runs takes another name: nobody is called, and readers see it at once.
+// A rename of the running version calls no user function, and readers see it at once.
 func TestAnotherName(t *testing.T) {
 	s := perform(t, map[string]Tensors{"m": nil})
 	s.version(1, []byte{1})
@@ -247,7 +247,7 @@ func TestAnotherName(t *testing.T) {
 	}
 }
 
-// overwritten is a segment of which somebody makes another version while it is copied.
+// overwritten is a segment that is overwritten by another version while it is copied.
 type overwritten struct{}
 
 func (overwritten) Copy(_ string, _ wbp.Key, copy func([]byte)) error {
@@ -257,7 +257,7 @@ func (overwritten) Copy(_ string, _ wbp.Key, copy func([]byte)) error {
 func (overwritten) Warm()    {}
 func (overwritten) Release() {}
 
-// A copy that was torn half-way leaves no version, and the next one comes over the network.
+// A copy that failed half-way leaves no version, and the next one is received over the network.
 func TestATornCopy(t *testing.T) {
 	memory := make([]byte, 2)
 	opens := func(*wbp.Shared, int64) wbp.Segment { return overwritten{} }
@@ -286,7 +286,7 @@ func TestATornCopy(t *testing.T) {
 	}
 }
 
-// A patch that is of no use is told, and pings are answered while one is decoded.
+// An unusable patch is reported, and pings are answered while a patch is decoded.
 func TestAPatchOfNoUse(t *testing.T) {
 	s := perform(t, map[string]Tensors{"m": nil})
 	s.keep = true
@@ -324,7 +324,7 @@ func TestMalformedMessagesAreCounted(t *testing.T) {
 	}
 }
 
-// Tied tensors travel once, and may be registered under any of their names, and under several.
+// Tied tensors are sent once, and may be registered under one or several of their names.
 func TestAliases(t *testing.T) {
 	text := `{"__metadata__":{"tied":"w"},"w":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}`
 	layout := append(make([]byte, 8), text...)

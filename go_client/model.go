@@ -10,26 +10,25 @@ import (
 	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
 
-// Others may write the layout of the same tensors with spaces, aliases and metadata of their own.
+// Room for the spaces, aliases and metadata that a publisher may add to a layout.
 const layoutSlackBytes = 1 << 20
 
-// A model is where the versions of one model go: into memory that the user registered, or into
-// memory of our own.
+// A model is the target of one model's versions: registered memory, or memory of the worker.
 type model struct {
 	allowed wbp.Lenience
 
-	running atomic.Pointer[Update] // what runs; changes under the guard, but for its name
-	guard   guard                  // of all that follows, and of the memory
+	running atomic.Pointer[Update] // the running version; changes under the guard, except a rename
+	guard   guard                  // of the fields below, and of the memory
 	*memory
-	spare *memory      // of our own, too: for a version on which the user has not decided yet
-	late  <-chan error // what a function of the user's says in the end that has missed its deadline
+	spare *memory      // for a version that Apply has not accepted yet
+	late  <-chan error // result of a user function that missed its deadline
 }
 
 func newModel(tensors Tensors, allowed wbp.Lenience) *model {
 	return &model{allowed: allowed, memory: &memory{tensors: tensors}, spare: &memory{}}
 }
 
-// accepts says why a layout cannot be applied; "" if it can.
+// accepts returns why a layout cannot be applied; "" if it can.
 func (m *model) accepts(layout *wbp.Layout) string {
 	if m.tensors == nil {
 		return ""
@@ -37,7 +36,7 @@ func (m *model) accepts(layout *wbp.Layout) string {
 	return m.tensors.difference(layout, m.allowed)
 }
 
-// bytes is how much a version has, 0 if that is not known. (Tied tensors count more than once.)
+// bytes returns the size of a version, 0 if unknown. (Tied tensors count more than once.)
 func (m *model) bytes() int64 {
 	total := int64(0)
 	if m.allowed != (wbp.Lenience{}) {
@@ -49,7 +48,7 @@ func (m *model) bytes() int64 {
 	return total
 }
 
-// layoutBytes is how many a layout of these tensors may have, however it is written; 0 if others may be in it.
+// layoutBytes returns the largest size of a layout of these tensors; 0 if it may have others.
 func (m *model) layoutBytes() int64 {
 	if m.tensors == nil || m.allowed.Partial {
 		return 0
@@ -65,28 +64,28 @@ func (m *model) layoutBytes() int64 {
 
 // A memory holds one version of a model.
 type memory struct {
-	tensors Tensors // nil: the memory is ours, and takes any layout
+	tensors Tensors // nil: the worker's own memory, for any layout
 	layout  *wbp.Layout
 	own     []byte
-	pieces  []piece // of the layout, where each registered tensor gets its values from
-	tied    []twins // of the layout
+	pieces  []piece // which tensor of the layout fills each registered tensor
+	tied    []twins // tensors of the layout that share memory here
 	held    map[*wbp.Spec]Tensor
-	others  map[string]*wbp.Spec // by a registered name that is not published: what fills its memory
+	others  map[string]*wbp.Spec // for registered names that are not published: what fills their memory
 }
 
-// Twins are published as two tensors, and are one in the registered memory.
+// Twins are two published tensors that are one in the registered memory.
 type twins struct {
 	names [2]string
 	specs [2]*wbp.Spec
 }
 
-// A piece is a registered tensor, and what is written there.
+// A piece is a registered tensor and the published tensor that is written there.
 type piece struct {
 	to   Tensor
 	from *wbp.Spec
 }
 
-// prepare makes the memory fit a layout, which was accepted.
+// prepare adapts the memory to a layout, which was accepted.
 func (m *memory) prepare(layout *wbp.Layout) {
 	if m.layout != nil && m.layout.ID == layout.ID {
 		return
@@ -94,11 +93,11 @@ func (m *memory) prepare(layout *wbp.Layout) {
 	m.layout, m.pieces, m.tied = layout, nil, nil
 	m.held, m.others = map[*wbp.Spec]Tensor{}, map[string]*wbp.Spec{}
 	_, same := m.tensors.memory()
-	written := map[string]string{} // by the first name of some memory, the name that it is written by
+	written := map[string]string{} // by the first name of a memory, the name that fills it
 	for name, t := range m.tensors {
 		spec := layout.ByName(name)
 		if spec == nil {
-			continue // another name of its memory is published
+			continue // published by another name of its memory
 		}
 		m.held[spec] = t
 		first, other := same[name], ""
@@ -129,8 +128,8 @@ func (m *memory) prepare(layout *wbp.Layout) {
 	}
 }
 
-// differ says which tensors are one here, and are published with different values; "" if none are. That depends
-// on the version.
+// differ returns an error text if tensors that are one here were published with different values;
+// "" if not. That depends on the version's data.
 func (m *memory) differ(data []byte) string {
 	for _, t := range m.tied {
 		a, b := t.specs[0], t.specs[1]
@@ -143,7 +142,8 @@ func (m *memory) differ(data []byte) string {
 	return ""
 }
 
-// write copies a data section to its place. It returns the tensors that could not hold all values.
+// write copies or converts a data section into the memory. It returns the tensors that could not
+// hold all values.
 func (m *memory) write(data []byte) (lost []wbp.Overflow) {
 	if m.tensors == nil {
 		copy(m.own, data)
@@ -161,7 +161,7 @@ func (m *memory) write(data []byte) (lost []wbp.Overflow) {
 	return lost
 }
 
-// tensor returns the memory of a name or an alias.
+// tensor returns the tensor of a name or an alias.
 func (m *memory) tensor(name string) (Tensor, bool) {
 	spec := m.layout.ByName(name)
 	if spec == nil {

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// The example of the README builds in a module of its own, and does what it says.
+// The example of the README builds in its own module, and works as described.
 func TestTheReadme(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	if err != nil {
@@ -57,7 +57,8 @@ func TestTheReadme(t *testing.T) {
 	}
 }
 
-// replaceModules has a module of a test take from Debian's packages what `go mod tidy` fetches; where there are none, that is run.
+// replaceModules makes a test's module use Debian's packages in place of downloads; without such
+// packages it runs `go mod tidy`.
 func replaceModules(t *testing.T, folder string) {
 	const debian = "/usr/share/gocode/src"
 	for module, version := range map[string]string{"golang.org/x/crypto": "v0.4.0", "golang.org/x/sys": "v0.3.0"} {
@@ -70,7 +71,7 @@ func replaceModules(t *testing.T, folder string) {
 	}
 }
 
-// The example worker predicts, and says goodbye when it is told to stop.
+// The example worker predicts, and sends bye when it is stopped.
 func TestTheExampleWorker(t *testing.T) {
 	binary := filepath.Join(t.TempDir(), "worker")
 	run(t, ".", "go", "build", "-o", binary, "./examples")
@@ -95,7 +96,7 @@ func TestTheExampleWorker(t *testing.T) {
 	if line := out.String(); !strings.HasPrefix(line, `{"worker":"w0","version":1,"prediction":4.5,"digest":"`) {
 		t.Fatalf("%q", line)
 	}
-	for deadline := time.Now().Add(30 * time.Second); ; { // who is lost stays in the list; who said bye does not
+	for deadline := time.Now().Add(30 * time.Second); ; { // a lost worker stays in the list; one that sent bye does not
 		answer := p.do(object{"wait_for_workers": 0})
 		if len(answer["workers"].([]interface{})) == 0 {
 			return

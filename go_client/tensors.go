@@ -8,70 +8,70 @@ import (
 	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
 
-// Tensors is the memory of a model: by name, where each tensor is written.
+// Tensors is the memory of a model: for each name, the tensor to write into.
 type Tensors map[string]Tensor
 
-// A Tensor is a slice together with the dtype and the shape that its elements have, row by row.
+// A Tensor is a slice with a dtype and a shape, in row-major order.
 type Tensor struct {
 	dtype string
 	shape []int64
 	bytes []byte
-	fault string // why it can be none
+	fault string // why it is invalid; "" if it is valid
 }
 
-// The constructors below take a slice and its shape; no shape is a scalar, of one element. The
-// product of the shape must be the length of the slice, or New returns an error.
+// The constructors below take a slice and its shape; without sizes the tensor is a scalar, of one
+// element. The product of the shape must be the length of the slice, or New returns an error.
 
-// F64 is a tensor of float64.
+// F64 returns a tensor of float64.
 func F64(values []float64, shape ...int) Tensor { return tensorOf("F64", values, shape) }
 
-// F32 is a tensor of float32.
+// F32 returns a tensor of float32.
 func F32(values []float32, shape ...int) Tensor { return tensorOf("F32", values, shape) }
 
-// F16 is a tensor of IEEE half floats, as bits; F16ToFloat32 converts them.
+// F16 returns a tensor of IEEE half floats, as bits; F16ToFloat32 converts them.
 func F16(bits []uint16, shape ...int) Tensor { return tensorOf("F16", bits, shape) }
 
-// BF16 is a tensor of bfloat16, as bits; BF16ToFloat32 converts them.
+// BF16 returns a tensor of bfloat16, as bits; BF16ToFloat32 converts them.
 func BF16(bits []uint16, shape ...int) Tensor { return tensorOf("BF16", bits, shape) }
 
-// F8E4M3 is a tensor of float8_e4m3fn, as bits; F8E4M3ToFloat32 converts them.
+// F8E4M3 returns a tensor of float8_e4m3fn, as bits; F8E4M3ToFloat32 converts them.
 func F8E4M3(bits []uint8, shape ...int) Tensor { return tensorOf("F8_E4M3", bits, shape) }
 
-// F8E5M2 is a tensor of float8_e5m2, as bits; F8E5M2ToFloat32 converts them.
+// F8E5M2 returns a tensor of float8_e5m2, as bits; F8E5M2ToFloat32 converts them.
 func F8E5M2(bits []uint8, shape ...int) Tensor { return tensorOf("F8_E5M2", bits, shape) }
 
-// C64 is a tensor of complex64.
+// C64 returns a tensor of complex64.
 func C64(values []complex64, shape ...int) Tensor { return tensorOf("C64", values, shape) }
 
-// I64 is a tensor of int64.
+// I64 returns a tensor of int64.
 func I64(values []int64, shape ...int) Tensor { return tensorOf("I64", values, shape) }
 
-// I32 is a tensor of int32.
+// I32 returns a tensor of int32.
 func I32(values []int32, shape ...int) Tensor { return tensorOf("I32", values, shape) }
 
-// I16 is a tensor of int16.
+// I16 returns a tensor of int16.
 func I16(values []int16, shape ...int) Tensor { return tensorOf("I16", values, shape) }
 
-// I8 is a tensor of int8.
+// I8 returns a tensor of int8.
 func I8(values []int8, shape ...int) Tensor { return tensorOf("I8", values, shape) }
 
-// U64 is a tensor of uint64.
+// U64 returns a tensor of uint64.
 func U64(values []uint64, shape ...int) Tensor { return tensorOf("U64", values, shape) }
 
-// U32 is a tensor of uint32.
+// U32 returns a tensor of uint32.
 func U32(values []uint32, shape ...int) Tensor { return tensorOf("U32", values, shape) }
 
-// U16 is a tensor of uint16.
+// U16 returns a tensor of uint16.
 func U16(values []uint16, shape ...int) Tensor { return tensorOf("U16", values, shape) }
 
-// U8 is a tensor of uint8.
+// U8 returns a tensor of uint8.
 func U8(values []uint8, shape ...int) Tensor { return tensorOf("U8", values, shape) }
 
-// Bool is a tensor of booleans, a byte each: 0 or 1. (A Go bool must not hold anything else, and
-// what arrives might.)
+// Bool returns a tensor of booleans, a byte each: 0 or 1. (Received bytes might hold other values,
+// which a Go bool must not.)
 func Bool(values []uint8, shape ...int) Tensor { return tensorOf("BOOL", values, shape) }
 
-// Bits is a tensor of any dtype of the protocol, F4 and F6_E2M3 say, as bytes.
+// Bits returns a tensor of any dtype of the protocol, such as F4 or F6_E2M3, as bytes.
 func Bits(dtype string, bytes []byte, shape ...int) Tensor {
 	t := newTensor(dtype, shape)
 	t.bytes = bytes
@@ -109,19 +109,19 @@ func tensorOf[T any](dtype string, values []T, shape []int) Tensor {
 	return t
 }
 
-// DType is the name of the dtype, as the protocol has it.
+// DType returns the protocol's name of the dtype.
 func (t Tensor) DType() string { return t.dtype }
 
-// Shape is the sizes of the dimensions; none for a scalar.
+// Shape returns the sizes of the dimensions, none for a scalar.
 func (t Tensor) Shape() []int64 { return append([]int64{}, t.shape...) }
 
-// Bytes is the memory: little-endian elements, row by row. Inside Worker.Read it is that of the
-// model itself, and must not be written to.
+// Bytes returns the memory: little-endian elements in row-major order. Inside Worker.Read it is the
+// model's memory, and must not be written.
 func (t Tensor) Bytes() []byte { return t.bytes }
 
 func (t Tensor) String() string { return t.dtype + " " + wbp.ShapeText(t.shape) }
 
-// difference says how published tensors differ from these; "" if they can be applied.
+// difference describes how published tensors differ from these; "" if they can be applied.
 func (t Tensors) difference(layout *wbp.Layout, allowed wbp.Lenience) string {
 	_, same := t.memory()
 	own := make(map[string]wbp.Signature, len(t))
@@ -131,8 +131,8 @@ func (t Tensors) difference(layout *wbp.Layout, allowed wbp.Lenience) string {
 	return wbp.Difference(layout, own, allowed)
 }
 
-// memory finds tensors that share memory. Of those that are one, each name has the first of their names in same;
-// fault names two that overlap in part, which cannot hold two tensors.
+// memory finds tensors that share memory. same maps the names of one memory to the first of them;
+// fault names two tensors that overlap only in part, which is an error.
 func (t Tensors) memory() (fault string, same map[string]string) {
 	var names []string
 	for name, tensor := range t {

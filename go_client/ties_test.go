@@ -26,7 +26,7 @@ const (
 	tiedName = `{"__metadata__":{"head":"embed"},"embed":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}`
 )
 
-// Memory that is registered under two names is filled if one of them is published.
+// Memory that is registered under two names is filled if either of them is published.
 func TestMemoryOfTwoNamesIsFilledByEither(t *testing.T) {
 	memory := make([]uint8, 2)
 	tied := Tensors{"embed": U8(memory, 2), "head": U8(memory, 2)}
@@ -64,7 +64,7 @@ func TestMemoryOfTwoNamesIsFilledByEither(t *testing.T) {
 	}
 }
 
-// Each version is looked at: its bytes are equal, or it is refused before anything is written.
+// In each version the bytes must be equal, or it is rejected before anything is written.
 func TestOneMemoryCannotHoldTwoValues(t *testing.T) {
 	memory := make([]uint8, 2)
 	m, layout := newModel(Tensors{"embed": U8(memory, 2), "head": U8(memory, 2)}, wbp.Lenience{}), layoutOf(t, twoNames)

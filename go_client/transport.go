@@ -8,58 +8,59 @@ import (
 	"github.com/weightbus/weightbus/go_client/internal/zmtp"
 )
 
-const linger = 200 * time.Millisecond // what is on its way when we close (a goodbye) gets this
+const linger = 200 * time.Millisecond // time for queued messages, such as bye, at closing
 
-// A transport carries frames between a worker and its publisher. The one below speaks ZMTP by
-// itself; another one (libzmq by cgo, say) has these methods and makes the calls of a carried. All but close are called with the carried's lock held, and must not wait.
+// A transport carries frames between a worker and its publisher. The implementation below uses
+// package zmtp; another one (such as libzmq by cgo) would have these methods and call those of a
+// carried. All methods but close are called with the carried's lock held, and must not block.
 type transport interface {
-	// send sends a message to the publisher; it is lost while nobody is there.
+	// send sends a message to the publisher; dropped while not connected.
 	send(header []byte)
-	// listen takes published messages from this endpoint, in place of any before. With a ticket, which the
-	// next connection shows first, each needs one.
+	// listen connects to a data endpoint in place of any other. If ticket is not empty, the next
+	// connection sends it first, and each later connection needs another ticket.
 	listen(data endpoint, ticket string)
-	// wantsTicket tells whether there is no data connection for want of one.
+	// wantsTicket reports whether a ticket is missing for the data connection.
 	wantsTicket() bool
-	// redial makes both connections anew, and at once; what waits to be sent on the old ones is lost.
+	// redial reconnects both channels at once; messages queued on the old connections are lost.
 	redial()
-	// subscribe asks for a topic, or no longer; asking twice is asking once.
+	// subscribe subscribes to a topic, or unsubscribes; repeating that has no effect.
 	subscribe(topic string, on bool)
-	// tick is called ten times a second; it tells whether messages can be sent.
+	// tick is called ten times a second; it reports whether messages can be sent.
 	tick(now time.Time) bool
-	// close gives what is to be sent a moment, and returns when nothing is left.
+	// close sends queued messages for a short time, and returns when all goroutines have ended.
 	close()
 }
 
-// A carried is who a transport carries for. All of it is to be called with its lock held.
+// A carried is the user of a transport. Its methods are called with its lock held, except as noted.
 type carried interface {
 	sync.Locker
-	// connected says that there is a new connection to the publisher.
+	// connected is called for each new control connection.
 	connected()
-	// place says where a payload goes of which the header is here; nil: nowhere, it is then empty.
+	// place returns where to receive a payload, given its header; nil to discard it.
 	place(header []byte, size int) *wbp.Lease
-	// received takes a control message: header, payload.
+	// received processes a control message: header, payload.
 	received(frames [][]byte, lease *wbp.Lease)
-	// published takes a published message: topic, header, payload.
+	// published processes a published message: topic, header, payload.
 	published(frames [][]byte, lease *wbp.Lease)
-	// broke takes note of a data connection that broke, or could not be made. Without the lock.
+	// broke is called, without the lock, when the data connection broke or an attempt failed.
 	broke(err error)
-	// turnedAway does of one to the publisher.
+	// turnedAway is called, without the lock, when the control connection or an attempt failed.
 	turnedAway(err error)
 }
 
 var limits = zmtp.Limits{Header: wbp.HeaderBytesMax, Payload: wbp.MessageBytesMax}
 
-// sockets are a DEALER and, once the publisher has said where, a SUB.
+// sockets is a transport of a DEALER and, once the data endpoint is known, a SUB.
 type sockets struct {
 	carried carried
 	control *zmtp.Connection
 	data    *zmtp.Connection
-	ending  sync.WaitGroup // data connections of before
+	ending  sync.WaitGroup // previous data connections
 	dataEnd endpoint
 	topics  map[string]bool
 }
 
-// newSockets begins to reach for the publisher; without keys if they are nil.
+// newSockets starts to connect to the publisher; keys may be nil.
 func newSockets(control endpoint, keys *zmtp.Keys, c carried) *sockets {
 	s := &sockets{carried: c, topics: map[string]bool{}}
 	dealer := zmtp.Dealer
@@ -87,8 +88,8 @@ func (s *sockets) listen(data endpoint, ticket string) {
 
 func (s *sockets) wantsTicket() bool { return s.data != nil && s.data.Barred() }
 
-// dial begins to reach for published messages. The lock is held, so that nothing is dialled before it is
-// known what there is to show.
+// dial starts to connect to a data endpoint. The lock is held, so the connection waits until listen
+// has set its ticket.
 func (s *sockets) dial(data endpoint) {
 	if s.data != nil {
 		s.end(s.data)
@@ -100,7 +101,7 @@ func (s *sockets) dial(data endpoint) {
 		Opened: func() {},
 		Place:  s.placing(1),
 		Received: func(m zmtp.Message) {
-			if s.data == current { // else a publisher of before
+			if s.data == current { // else from a previous endpoint
 				s.carried.published(m.Frames, leaseOf(m))
 			}
 		},
@@ -119,13 +120,13 @@ func (s *sockets) redial() {
 	}
 }
 
-// placing asks for the place of a payload; the header is the frame of this index.
+// placing returns a function that asks for a payload's place; header is the index of its frame.
 func (s *sockets) placing(header int) func(frames [][]byte, size int) zmtp.Place {
 	return func(frames [][]byte, size int) zmtp.Place {
 		if lease := s.carried.place(frames[header], size); lease != nil {
 			return lease
 		}
-		return nil // and no interface that holds a nil
+		return nil // not an interface that holds a nil pointer
 	}
 }
 

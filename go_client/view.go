@@ -2,22 +2,22 @@ package weightbus
 
 import "github.com/weightbus/weightbus/go_client/internal/wbp"
 
-// A View is a version of a model. Inside Worker.Read and Options.Apply it is the memory of the model
-// itself, and valid until the function returns; a Snapshot's is a copy of its own.
+// A View gives access to a version's tensors. Inside Worker.Read and Options.Apply it refers to the
+// model's memory, and is valid until the function returns; the View of a Snapshot is a copy.
 type View struct {
 	Update
 	names  []string
 	tensor func(name string) (Tensor, bool)
 }
 
-// Names are the names of the tensors in the order of the publisher's source, without aliases, and without
-// those that are not held here (Options.Partial).
+// Names returns the names of the tensors in the order of the publisher's source, without aliases
+// and without tensors that are not registered (see Options.Partial).
 func (v View) Names() []string { return v.names }
 
 // Tensor returns a tensor by its name or an alias.
 func (v View) Tensor(name string) (Tensor, bool) { return v.tensor(name) }
 
-// view returns the version that the memory holds.
+// view returns a View of the memory.
 func (m *memory) view(update Update) View {
 	names := make([]string, 0, len(m.held))
 	for _, spec := range m.layout.InOrder() {
@@ -28,7 +28,7 @@ func (m *memory) view(update Update) View {
 	return View{update, names, m.tensor}
 }
 
-// snapshot returns a view of a copy.
+// snapshot returns a View of a copy of the memory.
 func (m *memory) snapshot(update Update) View {
 	to := &memory{layout: m.layout, others: m.others, held: make(map[*wbp.Spec]Tensor, len(m.held))}
 	for spec, t := range m.held {

@@ -19,52 +19,56 @@ import (
 
 const client = "weightbus-go/0.1.0"
 
-const applyTimeoutMax = 24 * time.Hour // whoever waits for longer waits for ever
+const applyTimeoutMax = 24 * time.Hour // a longer call is taken for a hang
 
-// Options say what a worker receives, and how.
+// Options configure a Worker.
 type Options struct {
-	// Models gives the memory of each model, which versions are written into. A model without
-	// Tensors takes versions of any layout, in memory of the worker's own.
+	// Models has the memory of each model that versions are written into. A model without
+	// Tensors accepts any layout, and the worker allocates its memory.
 	Models map[string]Tensors
-	// Name is what the worker is called, unique among the publisher's workers: 1 to 128 of
-	// A-Z a-z 0-9 . _ -. Default: that of its keys, or host, process and four random digits.
+	// Name is the worker's name, unique at its publisher: 1 to 128 of A-Z a-z 0-9 . _ -.
+	// Default: the name of its keys, or host, process and four random digits.
 	Name string
 	// BytesMax is the largest version to accept. Default: 64 GiB.
 	BytesMax int64
-	// Keys are those of this worker, and of its publisher (ReadKeys): with them it speaks to that publisher
-	// alone, and never in the clear. Default: those of the file, or the folder, that the environment names
-	// as WEIGHTBUS_KEYS; none if there is no such variable, or if this is an empty Keys.
+	// Keys are the worker's key pair and its publisher's public key (see ReadKeys). With keys the
+	// worker connects only to that publisher, always encrypted. Default: the keys in the file or
+	// folder that the environment variable WEIGHTBUS_KEYS names, else none. An empty Keys means
+	// none.
 	Keys *Keys
-	// AnyDataHost accepts pushed data from whatever endpoint the publisher names. Else it must be on the host of the
-	// address, or a publisher could have the worker connect to anything.
+	// AnyDataHost lets the worker connect to any data endpoint that the publisher names. By default
+	// it must be on the host of the control address, or a publisher could make the worker connect
+	// to anything.
 	AnyDataHost bool
-	// NetworkOnly keeps off the shared road, even if the publisher is a process of this user on
-	// this host.
+	// NetworkOnly disables the shared-memory transport, even if the publisher is a process of the
+	// same user on the same host.
 	NetworkOnly bool
-	// NoPatches has every version come as a whole. Else the bytes of what runs are kept, where the publisher says that
-	// patches may come: a copy of the model more.
+	// NoPatches makes the worker receive every version whole. Otherwise it keeps the bytes of the
+	// running version if the publisher may send patches: one more copy of the model.
 	NoPatches bool
-	// Ping is the interval of pings, and LostAfter the silence after which the publisher counts as
-	// lost, at least twice that. Default: 1 s and 5 s.
+	// Ping is the interval of pings. LostAfter, at least twice that, is the time without a message
+	// after which the publisher is considered lost. Default: 1 s and 5 s.
 	Ping, LostAfter time.Duration
-	// Partial lets a version have tensors that Models do not name: they are not copied.
+	// Partial allows versions with tensors that Models does not have: those are ignored.
 	Partial bool
-	// Cast converts among F64, F32, F16 and BF16 where a version has another of these dtypes than
-	// Models: to the nearest value, to even where two are as near.
+	// Cast converts between F64, F32, F16 and BF16 if a version's dtype differs from that in
+	// Models: to the nearest value, ties to even.
 	Cast bool
-	// BeforeApply, if there is one, may turn a version down before a byte of a model changes.
+	// BeforeApply, if not nil, may reject a version before any byte of the model is written, by
+	// returning an error.
 	BeforeApply func(ctx context.Context, next Update) error
-	// Apply, if there is one, is called with each version once it is verified and copied, before the
-	// publisher is told that it was applied: put it to use here, on a GPU say. What it returns, or panics
-	// with, the publisher is told in place of that, and Receive returns it as an ApplyError with CodeApply.
-	// In a model without Tensors the version before then stays; in registered memory, which is
-	// overwritten by now, nothing runs until the next version.
+	// Apply, if not nil, is called with each version after it was verified and copied, and before
+	// it is reported as applied: load it here, for example onto a GPU. If it returns an error or
+	// panics, the version is reported as failed, and Receive returns an ApplyError with CodeApply.
+	// A model without Tensors then keeps the previous version; in registered memory, which is
+	// already overwritten, no version runs until the next one is applied.
 	//
-	// Both are called while a Receive waits for them, one at a time for each model, on a goroutine of
-	// their own, and must not call Read or Snapshot. Their context ends with ApplyTimeout and with Close.
+	// Receive calls both functions, one at a time for each model, on a separate goroutine. They
+	// must not call Read or Snapshot. Their context ends at ApplyTimeout and on Close.
 	Apply func(ctx context.Context, v View) error
-	// ApplyTimeout is how long BeforeApply and Apply may take, up to a day. A version for which they take
-	// longer has failed, whatever they return later, and the model takes no other until then. Default: 60 s.
+	// ApplyTimeout is the time limit of each call of BeforeApply and Apply, up to a day. A call
+	// that takes longer fails the version, whatever it returns later, and blocks the model until it
+	// returns. Default: 60 s.
 	ApplyTimeout time.Duration
 }
 
@@ -72,39 +76,39 @@ type Options struct {
 type Update struct {
 	Model          string
 	Epoch, Version int64
-	Bytes          int64         // of its tensors
-	Digest         string        // of its bytes; empty if they were read from shared memory and nobody asked for it
-	Encoding       string        // how they came: "raw" as they are, "delta-1" by a patch; empty: from shared memory
-	Elapsed        time.Duration // what the copy into the model took
+	Bytes          int64         // size of its tensors
+	Digest         string        // empty if read from shared memory, unless the publisher requested it
+	Encoding       string        // "raw": received whole; "delta-1": as a patch; empty: from shared memory
+	Elapsed        time.Duration // duration of the copy into the model
 
-	Metadata map[string]string // what the publisher says of it: a step, a reward; nil: nothing
+	Metadata map[string]string // published with the version, such as a step or a reward; may be nil
 }
 
-// An Event is something that an operator may want to know.
+// An Event is a notice for operators.
 type Event struct {
 	Kind  EventKind
 	Epoch int64  // of Joined
 	Code  Code   // of Refused
-	Text  string // in words
+	Text  string // a description
 }
 
-// An EventKind says what an Event is about.
+// An EventKind is the type of an Event.
 type EventKind string
 
 // Kinds of events.
 const (
-	Joined       EventKind = "joined"       // the publisher has let this worker in
-	Lost         EventKind = "lost"         // the publisher is silent; the worker goes on asking
-	Refused      EventKind = "refused"      // the publisher refuses this worker; it goes on asking
-	Unheard      EventKind = "unheard"      // nothing that is published reaches the worker; everything is fetched
-	Unpatched    EventKind = "unpatched"    // a patch was of no use, and all of its version is fetched
-	Disconnected EventKind = "disconnected" // a connection broke, or could not be made; it is made again
-	Panicked     EventKind = "panicked"     // BeforeApply or Apply, with the stack; the version has failed
-	Defect       EventKind = "defect"       // this worker failed on one message, and goes on: please report it
-	Late         EventKind = "late"         // BeforeApply or Apply has returned after ApplyTimeout
+	Joined       EventKind = "joined"       // the publisher has accepted the worker
+	Lost         EventKind = "lost"         // the publisher no longer responds; the worker reconnects
+	Refused      EventKind = "refused"      // the publisher refused the worker, which keeps trying to join
+	Unheard      EventKind = "unheard"      // no published messages arrive; everything is fetched
+	Unpatched    EventKind = "unpatched"    // a patch was unusable; the whole version is fetched
+	Disconnected EventKind = "disconnected" // a connection broke, or an attempt failed; the worker reconnects
+	Panicked     EventKind = "panicked"     // BeforeApply or Apply panicked, and the version failed; with the stack
+	Defect       EventKind = "defect"       // internal error on a message; the worker continues: please report it
+	Late         EventKind = "late"         // BeforeApply or Apply returned after ApplyTimeout
 )
 
-// A Worker receives the versions of some models. Any goroutine may call any method.
+// A Worker receives versions of models. It is safe for concurrent use.
 type Worker struct {
 	name    string
 	options Options
@@ -115,8 +119,8 @@ type Worker struct {
 	close   sync.Once
 }
 
-// Dial makes a worker and waits until the publisher has let it in. Without a deadline in the
-// context it waits for as long as it takes; a refusal is returned at once.
+// Dial returns a new worker once the publisher has accepted it. It waits until the context is
+// done; a refusal is returned at once.
 func Dial(ctx context.Context, address string, options Options) (*Worker, error) {
 	w, err := New(address, options)
 	if err != nil {
@@ -129,8 +133,8 @@ func Dial(ctx context.Context, address string, options Options) (*Worker, error)
 	return w, nil
 }
 
-// New makes a worker of the publisher at tcp://HOST:PORT or ipc://PATH. The publisher need not be
-// there yet, and may come and go.
+// New returns a worker for the publisher at tcp://HOST:PORT or ipc://PATH. The publisher may start
+// later, and restart at any time.
 func New(address string, options Options) (*Worker, error) {
 	control, err := parseEndpoint(address)
 	if err != nil {
@@ -147,7 +151,7 @@ func New(address string, options Options) (*Worker, error) {
 	return newWorker(address, options, opens, func(c carried) transport { return newSockets(control, keys, c) })
 }
 
-// newWorker makes a worker on a transport; opens is nil where the shared road is not to be taken.
+// newWorker returns a worker on a transport; opens is nil to disable shared memory.
 func newWorker(address string, options Options, opens wbp.Opens, connect func(carried) transport) (*Worker, error) {
 	if err := options.check(); err != nil {
 		return nil, err
@@ -177,7 +181,7 @@ func newWorker(address string, options Options, opens wbp.Opens, connect func(ca
 	return w, nil
 }
 
-// check fills in the defaults, and says what makes no sense.
+// check sets the defaults, and returns an OptionError for an invalid option.
 func (o *Options) check() error {
 	if o.Name == "" {
 		o.Name = defaultName(o.Keys)
@@ -230,10 +234,10 @@ func (o *Options) check() error {
 
 func (o *Options) decides() bool { return o.BeforeApply != nil || o.Apply != nil }
 
-// Name is what the worker is called.
+// Name returns the worker's name.
 func (w *Worker) Name() string { return w.name }
 
-// Join waits until the publisher has let this worker in.
+// Join waits until the publisher has accepted the worker.
 func (w *Worker) Join(ctx context.Context) error {
 	if _, err := w.loop.handoff.waitJoined(ctx); err != nil {
 		return fmt.Errorf("worker %q has not joined the publisher at %s: %w", w.name, w.loop.address, err)
@@ -241,24 +245,25 @@ func (w *Worker) Join(ctx context.Context) error {
 	return nil
 }
 
-// Events tells of sessions that begin and end. Nobody has to look: only the latest few are kept. The
-// channel is closed by Close.
+// Events returns a channel of events. Reading it is optional: only the latest few are kept. Close
+// closes the channel.
 func (w *Worker) Events() <-chan Event { return w.loop.events }
 
-// Receive applies the newest version that has arrived, waiting for one if need be, and returns
-// what it applied. It waits for functions inside Read to return, so it must not be called there. If
-// its context ends while BeforeApply or Apply runs, that goes on, and a later call returns what became of it.
+// Receive applies the newest version that has arrived, waits for one if there is none, and returns
+// it. It waits for functions inside Read to return, so it must not be called there. If its context
+// ends while BeforeApply or Apply runs, the call continues, and a later Receive returns its result.
 //
-// Errors are those of the context, *ApplyError (a version cannot be taken: what ran before runs
-// on, unless its code is CodeApply: then Read tells), *RefusedError (the worker goes on asking), each told once, and
-// ErrClosed. After all but the last it can be called again.
+// Errors are those of the context; *ApplyError if a version cannot be applied (the previous one
+// still runs, except that with CodeApply none may run: see ErrNoVersion); *RefusedError if the
+// publisher refused the worker, which keeps trying; and ErrClosed. Each ApplyError and RefusedError
+// is returned once. After any error but ErrClosed, Receive can be called again.
 func (w *Worker) Receive(ctx context.Context) (Update, error) {
 	for {
 		taken, err := w.loop.handoff.take(ctx)
 		switch {
 		case err != nil:
 			return Update{}, err
-		case taken.update != nil: // by an earlier call, which did not wait for it
+		case taken.update != nil: // applied after an earlier call had ended
 			return *taken.update, nil
 		case w.options.decides():
 			err = w.decide(ctx, taken.version)
@@ -274,13 +279,13 @@ func (w *Worker) Receive(ctx context.Context) (Update, error) {
 	}
 }
 
-// errNotApplied says that a version was too old, failed, or gone from shared memory: wait for the next,
-// or for word of it.
+// errNotApplied means that a version was too old, failed, or was overwritten in shared memory: wait
+// for the next version or result.
 var errNotApplied = errors.New("not applied")
 
 func (w *Worker) apply(ctx context.Context, v *wbp.StagedVersion) (Update, error) {
 	m := w.models[v.Model]
-	if err := m.guard.lockWrite(ctx); err != nil { // somebody is reading and does not leave: later, then
+	if err := m.guard.lockWrite(ctx); err != nil { // readers are inside: apply it later
 		if !w.loop.handoff.putBack(v) {
 			w.loop.dropped(v)
 		}
@@ -299,7 +304,7 @@ func (w *Worker) apply(ctx context.Context, v *wbp.StagedVersion) (Update, error
 	return update, nil
 }
 
-// isNews tells whether a version is still to be applied.
+// isNews reports whether a version must still be applied; it drops one that is too old.
 func (w *Worker) isNews(v *wbp.StagedVersion) bool {
 	if w.life.Err() != nil {
 		return false
@@ -308,11 +313,11 @@ func (w *Worker) isNews(v *wbp.StagedVersion) bool {
 	if runs == nil || v.Key.Newer(wbp.Key{Epoch: runs.Epoch, Version: runs.Version}) { // W16
 		return true
 	}
-	w.loop.dropped(v) // another goroutine was faster, with a newer one
+	w.loop.dropped(v) // another goroutine has applied a newer one
 	return false
 }
 
-// copy writes a version into memory that nobody else uses meanwhile.
+// copy writes a version into memory that no other goroutine uses.
 func (w *Worker) copy(v *wbp.StagedVersion, to *memory) (Update, error) {
 	begun, written, differ := time.Now(), false, ""
 	digest, err := v.Copy(func(data []byte) {
@@ -324,7 +329,7 @@ func (w *Worker) copy(v *wbp.StagedVersion, to *memory) (Update, error) {
 	})
 	m := w.models[v.Model]
 	switch {
-	case written && err != nil && to == m.memory: // half of one version and half of another: nobody may read it
+	case written && err != nil && to == m.memory: // a mix of two versions, which must not be read
 		m.running.Store(nil)
 		w.loop.failed(v, "it was overwritten in shared memory while it was copied into the model", false) // S5, W24
 		return Update{}, errNotApplied
@@ -340,13 +345,13 @@ func (w *Worker) copy(v *wbp.StagedVersion, to *memory) (Update, error) {
 	return update, nil
 }
 
-// updateOf says what is known of a version before it is applied.
+// updateOf returns the Update of a version, as far as it is known before the apply.
 func updateOf(v *wbp.StagedVersion) Update {
 	return Update{Model: v.Model, Epoch: v.Key.Epoch, Version: v.Key.Version, Bytes: v.Layout.Bytes, Digest: v.Digest,
 		Encoding: v.Encoding(), Metadata: copied(v.Metadata)}
 }
 
-// copied makes a map the user's own.
+// copied returns a copy of a map for the user.
 func copied(said map[string]string) map[string]string {
 	if len(said) == 0 {
 		return nil
@@ -358,14 +363,15 @@ func copied(said map[string]string) map[string]string {
 	return own
 }
 
-// runs takes note that a version was applied.
+// runs records and reports that a version was applied.
 func (w *Worker) runs(v *wbp.StagedVersion, update Update) {
 	w.models[v.Model].running.Store(&update)
-	w.loop.applied(v, update.Digest) // here first, then at the publisher: whoever waits for its receipt must find it here
+	// Report last: once the publisher has the receipt, Read must return this version.
+	w.loop.applied(v, update.Digest)
 }
 
-// renamed takes note that what runs has another name, too, by which the publisher knows it. Nothing is
-// being applied.
+// renamed sets a new key and metadata for the running version. It is called only while no version
+// is being applied.
 func (w *Worker) renamed(model string, key wbp.Key, metadata map[string]string) {
 	m := w.models[model]
 	if runs := m.running.Load(); runs != nil {
@@ -375,9 +381,9 @@ func (w *Worker) renamed(model string, key wbp.Key, metadata map[string]string) 
 	}
 }
 
-// Read calls fn while the weights of a model do not change, with a view of them. Registered slices
-// can be read there as well. It waits for an apply that is under way, no longer than the context.
-// It must not be nested. ErrNoVersion: nothing was applied yet.
+// Read calls fn with a view of a model's weights, which do not change until fn returns. fn may also
+// read the registered slices. Read waits for an apply in progress until the context is done. It
+// must not be nested. It returns ErrNoVersion if no version runs.
 func (w *Worker) Read(ctx context.Context, model string, fn func(v View)) error {
 	m := w.models[model]
 	if m == nil {
@@ -395,23 +401,23 @@ func (w *Worker) Read(ctx context.Context, model string, fn func(v View)) error 
 	return nil
 }
 
-// Snapshot returns a copy of the weights of a model, all of one version.
+// Snapshot returns a copy of a model's weights, all of one version.
 func (w *Worker) Snapshot(ctx context.Context, model string) (View, error) {
 	var snapshot View
 	err := w.Read(ctx, model, func(v View) { snapshot = w.models[model].snapshot(v.Update) })
 	return snapshot, err
 }
 
-// Stats are counts since the worker was made.
+// Stats are counters since the worker was created.
 type Stats struct {
-	Applied      int   // versions
-	Failed       int   // times that a version could not be taken or applied
-	NetworkBytes int64 // of the tensors of versions that were applied and came over the network,
-	SharedBytes  int64 // or straight out of the publisher's memory
-	Malformed    int   // messages dropped because they broke the protocol
+	Applied      int   // applied versions
+	Failed       int   // failures to receive or apply a version
+	NetworkBytes int64 // size of applied versions that were received over the network
+	SharedBytes  int64 // size of applied versions that were read from shared memory
+	Malformed    int   // malformed messages, which were dropped
 }
 
-// Stats returns how things went so far.
+// Stats returns the current counters.
 func (w *Worker) Stats() Stats {
 	w.loop.Lock()
 	defer w.loop.Unlock()
@@ -420,8 +426,8 @@ func (w *Worker) Stats() Stats {
 	return stats
 }
 
-// Close says goodbye to the publisher and ends the worker. What was applied stays. It does not wait for
-// BeforeApply or Apply. Calling it twice is fine.
+// Close sends bye to the publisher and stops the worker. Applied weights stay. Close does not wait
+// for BeforeApply or Apply, and may be called more than once.
 func (w *Worker) Close() error {
 	w.close.Do(func() {
 		w.end()
@@ -432,13 +438,13 @@ func (w *Worker) Close() error {
 	return nil
 }
 
-// free gives the staging memory back once nobody copies from it any more.
+// free releases the staging memory once no goroutine copies from it.
 func (w *Worker) free() {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	for _, m := range w.models {
 		if m.guard.lockWrite(ctx) != nil {
-			return // a reader that does not leave: the memory stays until the process ends
+			return // a reader does not leave: keep the memory until the process ends
 		}
 		defer m.guard.unlockWrite()
 	}
@@ -447,18 +453,18 @@ func (w *Worker) free() {
 	w.loop.machine.Free()
 }
 
-// random returns so many random bytes as hexadecimal digits.
+// random returns random bytes as hexadecimal digits.
 func random(bytes int) string {
 	digits := make([]byte, bytes)
 	if _, err := rand.Read(digits); err != nil {
-		panic(err) // the system has no randomness: nothing would work
+		panic(err) // the system has no randomness
 	}
 	return hex.EncodeToString(digits)
 }
 
 var notInNames = regexp.MustCompile(`[^A-Za-z0-9._-]`)
 
-// defaultName is a name that fits the keys, if there are any.
+// defaultName returns a name that matches the keys, if there are any.
 func defaultName(keys *Keys) string {
 	host, _ := os.Hostname()
 	if host = notInNames.ReplaceAllString(host, "-"); len(host) > 80 {

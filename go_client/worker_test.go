@@ -80,7 +80,7 @@ func TestDataEndpoints(t *testing.T) {
 	}
 }
 
-// Whether two names are of one host is known once they are looked up.
+// Whether two names belong to one host is known only after a lookup.
 func TestNamesOfOneHost(t *testing.T) {
 	hosts := map[string][]net.IP{"trainer": {net.IPv4(10, 0, 0, 5), net.IPv6loopback}, "elsewhere": {net.IPv4(10, 0, 0, 6)},
 		"alias": {net.IPv4(10, 9, 9, 9), net.IPv4(10, 0, 0, 5)}, "10.0.0.5": {net.IPv4(10, 0, 0, 5)}}
@@ -154,7 +154,7 @@ func TestGuard(t *testing.T) {
 	if err := g.lockWrite(soon); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("a writer came in: %v", err)
 	}
-	if err := g.lockRead(context.Background()); err != nil { // the writer that gave up stands in nobody's way
+	if err := g.lockRead(context.Background()); err != nil { // the writer that timed out blocks no reader
 		t.Fatal(err)
 	}
 	entered := make(chan error)
@@ -174,7 +174,7 @@ func TestGuard(t *testing.T) {
 	}
 }
 
-// What is written under the guard is never seen half done.
+// Readers never see a partial write under the guard.
 func TestGuardKeepsReadersAndWritersApart(t *testing.T) {
 	var g guard
 	words := make([]int, 64)

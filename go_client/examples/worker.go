@@ -1,4 +1,4 @@
-// A worker that predicts with the newest weights, and says which version it runs:
+// A worker that predicts with the newest weights and prints the version it runs:
 //
 //	worker tcp://localhost:5555 --name w0
 package main

@@ -1,17 +1,17 @@
 /**
- * How old the publishers are whose weights run at a worker, or may yet be applied there.
+ * Tracks the ages of publishers whose versions run at the worker or may still be applied.
  *
- * A publisher tells its age, and a worker tells other publishers how old that one is by now: the
- * younger of two started later, whatever their clocks say.
+ * A publisher announces its age, and the worker reports the current age to other publishers: of two
+ * publishers the younger one started later, whatever their clocks show.
  */
 
 import { EPOCHS_KEPT, INTEGER_MAX } from "./limits.js";
 
 export class Ages {
-  /** By epoch, when its publisher had started, at the latest. */
+  /** By epoch, the latest time at which its publisher can have started. */
   #since = new Map<number, number>();
 
-  /** The publisher of an epoch says its age; weights of the epoch `applied` run here. */
+  /** Record the age of an epoch's publisher; `applied` is the epoch of the running versions. */
   heard(epoch: number, ageMs: number, applied: number, now: number): void {
     const since = Math.min(now - ageMs, this.#since.get(epoch) ?? now);
     const others = [...this.#since].filter(([known]) => known >= applied && known !== epoch);
@@ -19,7 +19,7 @@ export class Ages {
     this.#since = new Map([...others.slice(0, EPOCHS_KEPT - 1), [epoch, since]]);
   }
 
-  /** For how many milliseconds, at least, the publisher of an epoch has run. */
+  /** Return the least number of milliseconds for which an epoch's publisher has run. */
   of(epoch: number, now: number): number {
     return Math.min(INTEGER_MAX, Math.round(now - (this.#since.get(epoch) ?? now)));
   }

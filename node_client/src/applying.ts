@@ -1,13 +1,13 @@
 /**
- * Applies versions: the user's veto, the bytes, the user's part, and then what became of it.
+ * Applies versions: calls the user's functions, writes the bytes, and reports the outcome.
  *
  *     taken ──> beforeApply ──> bytes are written ──> apply ──> applied
  *                    │                  │               │
  *                    └──────────────────┴───────────────┴──> failed
  *
- * Whatever takes long is done while the event loop turns, so that pings are answered; small
- * versions of models without user functions are applied within one turn. A function that does not
- * return in time has failed, and its model waits until it does return.
+ * A large version is written in slices between which the event loop runs, so pings are answered; a
+ * small one, without user functions, is applied within one turn. A function that does not return
+ * in time fails its version, and its model applies no other version until it returns.
  */
 
 import { setTimeout as passed } from "node:timers/promises";
@@ -22,24 +22,24 @@ import { type Target, views, type Writing } from "./target.js";
 import type { Tensor } from "./tensor.js";
 import type { Deadline } from "./waiters.js";
 
-/** A version that was applied, or is about to be. */
+/** A version that was applied, or is about to be applied. */
 export interface Update {
   readonly model: string;
   readonly epoch: number;
   readonly version: number;
-  /** What its bytes hash to, as the publisher is told. */
+  /** The digest of the version, as reported to the publisher. */
   readonly digest: string;
-  /** What came over the network: `raw`, all of it, or `delta-1`, a patch on the version before. */
+  /** How it was received: `raw`, whole, or `delta-1`, as a patch on the previous version. */
   readonly encoding: string;
-  /** By name, aliases included: the registered memory, or the snapshot. */
+  /** The tensors by name, aliases included: registered memory, or the snapshot. */
   readonly tensors: ReadonlyMap<string, Tensor>;
-  /** The other names of tied tensors, each with that under which it was published. */
+  /** The aliases of tied tensors, each with the name under which the tensor was published. */
   readonly aliases: ReadonlyMap<string, string>;
-  /** What the publisher says of it, as text by name: a step, a reward. */
+  /** The metadata that was published with the version, such as a step or a reward. */
   readonly metadata: ReadonlyMap<string, string>;
 }
 
-/** The user's part of applying a version. What it throws, or rejects with, is reported. */
+/** A user function that is called with a version. If it throws or rejects, the version fails. */
 export type Hook = (update: Update) => unknown;
 
 export interface Hooks {
@@ -51,21 +51,21 @@ export interface Hooks {
 
 export interface ApplierHandlers {
   readonly perform: (effects: readonly Effect[]) => void;
-  /** Models may be free again: a function has returned, or a reader has left. */
+  /** A model may be free again: a late function has returned, or a reader has left. */
   readonly freed: () => void;
-  /** A function returned after its deadline, and what it said is ignored. */
+  /** A function returned after its deadline, and its result is ignored. */
   readonly late: (text: string) => void;
 }
 
-/** A function has not returned in time: what it was given may still be in use. */
+/** A function did not return in time: it may still use the tensors that it received. */
 class LateError extends Error {}
 
 export class Applier {
-  readonly #busy = new Set<string>(); // models of which a version is being applied
-  readonly #hung = new Set<string>(); // models of which a function has not returned in time
+  readonly #busy = new Set<string>(); // models with an apply in progress
+  readonly #hung = new Set<string>(); // models with a function that is past its deadline
   readonly #gates = new Map<string, Gate>();
   readonly #writes = new Set<Promise<void>>();
-  readonly #calls = new Set<AbortController>(); // of functions that have not returned
+  readonly #calls = new Set<AbortController>(); // calls in progress
   #closed = false;
 
   constructor(
@@ -77,15 +77,15 @@ export class Applier {
     for (const model of targets.keys()) this.#gates.set(model, new Gate());
   }
 
-  /** Take a model, to apply a version; false if it is in use. */
+  /** Reserve a model for an apply; false if it is in use. */
   claim(model: string): boolean {
     if (this.#busy.has(model) || this.#hung.has(model)) return false;
-    if (!this.#gates.get(model)?.shut()) return false; // somebody reads
+    if (!this.#gates.get(model)?.shut()) return false; // readers are inside
     this.#busy.add(model);
     return true;
   }
 
-  /** Apply the version that is ready of a model that was claimed; null if none was applied. */
+  /** Apply the ready version of a claimed model; null if none was applied. */
   async apply(model: string): Promise<Update | null> {
     const target = this.targets.get(model);
     const staged = this.#closed ? null : this.machine.taken(model);
@@ -101,7 +101,7 @@ export class Applier {
     let update: Update;
     let note: string;
     try {
-      const { beforeApply, apply } = this.hooks; // W24: they decide what is reported
+      const { beforeApply, apply } = this.hooks; // W24: their errors are reported
       if (beforeApply) await this.#call("beforeApply", beforeApply, told(staged, views(staged)));
       const writing = target.begin(staged);
       intact = target.keeps;
@@ -133,7 +133,7 @@ export class Applier {
     }
   }
 
-  /** Call a function of the user's, and wait until it has returned, or its time is over. */
+  /** Call a user function and wait until it returns; throws LateError at the deadline. */
   async #call(name: string, hook: Hook, update: Update): Promise<void> {
     const { timeout } = this.hooks;
     const over = new AbortController();
@@ -150,7 +150,7 @@ export class Applier {
     throw new LateError(`${name} did not return within ${timeout / 1000} s`);
   }
 
-  /** The model takes no other version until the function has returned. */
+  /** Block the model until a late function has returned, then report that. */
   #awaitLate(what: string, model: string, returned: Promise<void>): void {
     this.#hung.add(model);
     const free = (how: string) => {
@@ -165,7 +165,7 @@ export class Applier {
     );
   }
 
-  /** Call a function while no version of a model is written. */
+  /** Call `use` while no version of the model is being written; return its result. */
   async reading<T>(model: string, use: () => T | Promise<T>, deadline: Deadline): Promise<T> {
     const gate = this.#gates.get(model);
     if (gate === undefined) throw new RangeError(`no model ${JSON.stringify(model)} here`);
@@ -185,7 +185,7 @@ export class Applier {
     }
   }
 
-  /** End: nothing more is applied or reported, and what is being written is written to its end. */
+  /** Stop applying and reporting, and wait for the writes in progress. */
   async close(): Promise<void> {
     this.#closed = true;
     for (const call of this.#calls) call.abort();
@@ -200,7 +200,7 @@ function told(staged: StagedVersion, tensors: Update["tensors"]): Update {
   return { model, epoch, version, digest, encoding, tensors, aliases, metadata: new Map(metadata) };
 }
 
-/** Return what somebody threw in words, whatever it is. */
+/** Return the text of a thrown value of any type. */
 function textOf(error: unknown): string {
   if (error instanceof LateError) return error.message;
   try {

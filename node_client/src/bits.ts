@@ -1,12 +1,12 @@
-/** Strings of bits, the lowest bit of each byte first, and the codes of a patch in them. */
+/** Reads bits, the lowest bit of each byte first, and the codes that patches use. */
 
 import { PatchError } from "./errors.js";
 
-const PEEKED = 25; // bits that are there wherever in a byte they begin
-const PADDING = 4; // bytes behind the last, so that the last bits can be peeked at
-const GOLOMB_BITS_MAX = 16; // no step has a size of more
+const PEEKED = 25; // valid bits of a peek, at any position in a byte
+const PADDING = 4; // zero bytes after the last, so that peeks never pass the end
+const GOLOMB_BITS_MAX = 16; // the size of a step has no more
 
-/** Reads bits from the first to the last. */
+/** A cursor over a string of bits. */
 export class BitReader {
   readonly #bytes: Uint8Array;
   readonly #end: number; // in bits
@@ -22,7 +22,7 @@ export class BitReader {
     return this.#end - this.#at;
   }
 
-  /** The next bits, zeros behind the end. */
+  /** Return the next bits, at least 25; zeros after the end. */
   #peek(): number {
     const bytes = this.#bytes;
     const at = this.#at >> 3;
@@ -31,7 +31,7 @@ export class BitReader {
     return (a | (b << 8) | (c << 16) | (d << 24)) >>> (this.#at & 7);
   }
 
-  /** Take so many bits, at most 25, of which the caller knows that they are there. */
+  /** Read `width` bits, at most 25; the caller has checked that they exist. */
   #take(width: number): number {
     const value = this.#peek() & ((1 << width) - 1);
     this.#at += width;
@@ -42,7 +42,7 @@ export class BitReader {
     if (bits > this.left) throw new PatchError(`it ends ${bits - this.left} bits early`);
   }
 
-  /** Return the next number of a fixed width. */
+  /** Read a number of a fixed width. */
   number(width: number): number {
     this.#need(width);
     return this.#take(width);
@@ -56,7 +56,7 @@ export class BitReader {
       value += zeros;
       if (value > most) throw new PatchError(`a code of ${value} or more; it may be ${most}`);
       if (zeros < PEEKED) {
-        this.#at += zeros + 1; // it lies before the end, behind which are zeros
+        this.#at += zeros + 1; // a 1 is before the end, as zeros follow that
         return value;
       }
       if (this.left <= zeros) throw new PatchError("a unary code has no end");
@@ -64,7 +64,7 @@ export class BitReader {
     }
   }
 
-  /** Put positions, told by Rice codes of the gaps between them; all are below `most`. */
+  /** Read rising positions below `most` from Rice codes of the gaps between them. */
   positions(to: Uint32Array, begin: number, count: number, k: number, most: number): void {
     for (let i = begin; i < begin + count; i++) to[i] = this.#unary(most >> k) << k;
     this.#need(count * k);
@@ -77,13 +77,13 @@ export class BitReader {
     }
   }
 
-  /** Put a 1 for each bit that is not set, and a -1 for each that is. */
+  /** Read signs: 1 for a clear bit, -1 for a set one. */
   signs(to: Int32Array, begin: number, count: number): void {
     this.#need(count);
     for (let i = begin; i < begin + count; i++) to[i] = 1 - 2 * this.#take(1);
   }
 
-  /** Put numbers that were coded by Exp-Golomb. */
+  /** Read numbers in Exp-Golomb codes. */
   golomb(to: Uint32Array, count: number, k: number): void {
     let bits = 0;
     for (let i = 0; i < count; i++) {
@@ -97,7 +97,7 @@ export class BitReader {
     }
   }
 
-  /** Check that the bits that fill the last byte are zero; return the bytes that were begun. */
+  /** Check that the rest of the current byte is zero; return the number of bytes read. */
   filled(): number {
     const rest = -this.#at & 7;
     if ((this.#peek() & ((1 << rest) - 1)) !== 0) {
@@ -106,7 +106,7 @@ export class BitReader {
     return (this.#at + rest) >> 3;
   }
 
-  /** Check that this is all there is. */
+  /** Check that all bytes were read. */
   end(): void {
     if (8 * this.filled() < this.#end) {
       throw new PatchError(`${this.left} bits follow behind its codes`);

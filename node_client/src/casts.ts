@@ -1,25 +1,25 @@
 /**
- * Floats of one dtype as those of another: to the nearest, ties to even.
+ * Converts floats of one dtype to another: to the nearest, ties to even.
  *
- * Every conversion goes over the bits of float32, which holds each bfloat16 and half exactly. From
- * float64 that would round twice: it is rounded *to odd* there, which leaves what the second
- * rounding needs to know in the last bit.
+ * Every conversion goes through the bits of float32, which holds each bfloat16 and half exactly.
+ * From float64 that would round twice: so the first rounding is *to odd*, whose last bit keeps what
+ * the second rounding needs.
  */
 
 import { arrayType, type Dtype, type TypedArray } from "./dtypes.js";
 
 const FLOATS = new Set<Dtype>(["F64", "F32", "F16", "BF16"]);
-const PIECE = 2 ** 14; // elements converted at once: their bits stay in the cache
+const PIECE = 2 ** 14; // elements per pass, so that their bits stay in the cache
 
-/** Whether tensors of one dtype can be had as another. */
+/** Whether tensors of one dtype can be converted to another. */
 export function castable(from: Dtype, to: Dtype): boolean {
   return from === to || (FLOATS.has(from) && FLOATS.has(to));
 }
 
 /**
- * Convert elements of a dtype to as many of another.
+ * Convert the elements of `from` into `to`.
  *
- * @returns How many finite ones became infinite.
+ * @returns How many finite values became infinite.
  */
 export function convert(from: TypedArray, source: Dtype, to: TypedArray, target: Dtype): number {
   if (native(source) && native(target)) (to as Float64Array).set(from as Float64Array);
@@ -32,9 +32,9 @@ export function convert(from: TypedArray, source: Dtype, to: TypedArray, target:
   return WIDEST.indexOf(source) < WIDEST.indexOf(target) ? lost(from, source, to, target) : 0;
 }
 
-const WIDEST: readonly Dtype[] = ["F64", "F32", "BF16", "F16"]; // by the range of their values
+const WIDEST: readonly Dtype[] = ["F64", "F32", "BF16", "F16"]; // by range of values, widest first
 
-/** The greatest finite values. */
+/** The greatest finite value of each dtype. */
 export const GREATEST: ReadonlyMap<Dtype, number> = new Map([
   ["F64", Number.MAX_VALUE],
   ["F32", 3.4028234663852886e38],
@@ -51,7 +51,7 @@ function lost(from: TypedArray, source: Dtype, to: TypedArray, target: Dtype): n
   return count;
 }
 
-/** Tell infinity; of floats of 16 bits the value is their bits. */
+/** Whether a value is infinite; floats of 16 bits are given as bits. */
 function isInfinite(value: number, dtype: Dtype): boolean {
   if (dtype === "F16") return (value & 0x7fff) === 0x7c00;
   if (dtype === "BF16") return (value & 0x7fff) === 0x7f80;
@@ -65,7 +65,7 @@ function native(dtype: Dtype): boolean {
 const bits = new Uint32Array(PIECE);
 const floats = new Float32Array(bits.buffer);
 
-/** Return float32's bits of some elements; valid until the next call. */
+/** Return elements as bits of float32; valid until the next call. */
 function bitsOf(from: TypedArray, dtype: Dtype): Uint32Array {
   const found = bits.subarray(0, from.length);
   if (dtype === "F64") toOdd(from as Float64Array, found);
@@ -82,7 +82,7 @@ function put(from: Uint32Array, to: TypedArray, dtype: Dtype): void {
   else (to as Float64Array).set(floats.subarray(0, from.length));
 }
 
-/** Round to float32 so that whatever is cut off shows in the last bit. */
+/** Round to float32, to odd: the last bit is set if any lower bits were lost. */
 function toOdd(from: Float64Array, to: Uint32Array): void {
   floats.set(from); // to the nearest
   for (let i = 0; i < from.length; i++) {
@@ -93,7 +93,7 @@ function toOdd(from: Float64Array, to: Uint32Array): void {
   }
 }
 
-let halves: Uint32Array | null = null; // float32's bits of every half: 256 KiB, once they are needed
+let halves: Uint32Array | null = null; // each half as bits of float32: 256 KiB, made on first use
 
 function fromHalves(from: Uint16Array, to: Uint32Array): void {
   halves ??= Uint32Array.from({ length: 2 ** 16 }, (_, half) => fromHalf(half));
@@ -106,13 +106,13 @@ function fromHalf(half: number): number {
   const mantissa = half & 0x3ff;
   if (exponent === 31) return sign | 0x7f800000 | (mantissa << 13);
   if (exponent > 0) return sign | ((exponent + 112) << 23) | (mantissa << 13);
-  const shift = Math.clz32(mantissa) - 21; // subnormal here, not there
+  const shift = Math.clz32(mantissa) - 21; // subnormal halves are normal float32
   return mantissa === 0
     ? sign
     : sign | ((113 - shift) << 23) | ((mantissa << (13 + shift)) & 0x7fffff);
 }
 
-/** Return the upper half of a float32's bits, rounded. */
+/** Round the bits of a float32 to bfloat16. */
 function toBrain(word: number): number {
   if ((word & 0x7fffffff) > 0x7f800000) return (word >>> 16) | 0x40; // NaN stays NaN
   return (word + 0x7fff + ((word >>> 16) & 1)) >>> 16;
@@ -124,18 +124,18 @@ function toHalf(word: number): number {
   if (size > 0x7f800000) return sign | 0x7e00;
   if (size >= 0x47800000) return sign | 0x7c00; // 65536 and beyond
   if (size >= 0x38800000) return sign | rounded(size - 0x38000000, 13); // may carry to infinity
-  if (size < 0x33000000) return sign; // below half of the smallest
+  if (size < 0x33000000) return sign; // less than half of the smallest subnormal
   const mantissa = (size & 0x7fffff) | 0x800000;
   return sign | rounded(mantissa, 126 - (size >>> 23));
 }
 
-/** Return a number without its last bits, to the nearest, ties to even. */
+/** Shift out the last `bitsOff` bits, rounding to the nearest, ties to even. */
 function rounded(word: number, bitsOff: number): number {
   const odd = (word >>> bitsOff) & 1;
   return (word + 2 ** (bitsOff - 1) - 1 + odd) >>> bitsOff;
 }
 
-/** Return the elements of a dtype that lie in bytes; a copy where they are not aligned. */
+/** Return bytes as an array of elements of a dtype; a copy if they are not aligned. */
 export function elements(bytes: Uint8Array, dtype: Dtype): TypedArray {
   const type = arrayType(dtype);
   const width = type.BYTES_PER_ELEMENT;

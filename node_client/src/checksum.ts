@@ -1,4 +1,4 @@
-/** CRC-32C of chunks, and the digest that proves a whole version. */
+/** Computes the CRC-32C of chunks and the digest of a version. */
 
 import { createHash } from "node:crypto";
 import { crc32c as native } from "@node-rs/crc32";
@@ -6,10 +6,10 @@ import { ChunkPlan } from "./chunks.js";
 import { atOnce, pieces } from "./slices.js";
 
 /**
- * Return the CRC-32C of bytes, or go on from the `crc` of those before them.
+ * Return the CRC-32C of bytes, continued from the `crc` of the bytes before them.
  *
- * The library is pinned to 1.10.7: 27 GB/s on x64. Version 1.10.8 no longer inlines the processor's
- * instruction, and makes 7, which is a third of all that receiving costs.
+ * The library is pinned to 1.10.7, which hashes 27 GB/s on x64. Version 1.10.8 no longer inlines
+ * the CPU's instruction and hashes 7 GB/s: a third of the whole cost of receiving.
  */
 export function crc32c(bytes: Uint8Array, crc = 0): number {
   return native(bytes as Buffer, crc);
@@ -31,7 +31,7 @@ export function digest(layout: string, chunkBytes: number, crcs: Iterable<number
   return createHash("sha256").update(head).update(tail).digest("hex");
 }
 
-/** Return the digest of a data section, of which a piece is hashed at each step. */
+/** Return the digest of a data section, hashed in short steps. */
 export function* digesting(
   layout: string,
   chunkBytes: number,

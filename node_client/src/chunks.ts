@@ -1,8 +1,8 @@
-/** How a data section is cut into chunks (section 5.5 of the protocol). */
+/** Divides a data section into chunks (section 5.5 of the protocol). */
 
 import { CHUNK_BYTES_MAX } from "./limits.js";
 
-/** The chunks of `nbytes` bytes: all of `chunkBytes` but the last, none where there are no bytes. */
+/** The chunks of `nbytes` bytes, each of `chunkBytes` except a shorter last one; maybe none. */
 export class ChunkPlan {
   readonly count: number;
 
@@ -16,7 +16,7 @@ export class ChunkPlan {
     this.count = Math.ceil(nbytes / chunkBytes);
   }
 
-  /** Return where a chunk begins and ends. */
+  /** Return the byte range of a chunk. */
   span(index: number): readonly [begin: number, end: number] {
     const begin = index * this.chunkBytes;
     return [begin, Math.min(begin + this.chunkBytes, this.nbytes)];

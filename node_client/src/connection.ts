@@ -1,6 +1,6 @@
 /**
- * A connection to the publisher over ZMTP, without keys. One that breaks, or on which nothing comes,
- * is dialled again, and again.
+ * A ZMTP connection to the publisher, without keys. It reconnects after the connection breaks or
+ * nothing is received for too long.
  */
 
 import { connect, type Socket } from "node:net";
@@ -10,50 +10,50 @@ import { TokenBucket } from "./token_bucket.js";
 import type { Lease } from "./transfer.js";
 import { type Kind, Stream, ZmtpError } from "./zmtp.js";
 
-const REDIAL_MS = 50; // between two attempts; doubles,
-const REDIAL_MAX_MS = 1_000; // up to this
+const REDIAL_MS = 50; // before the next attempt; doubles
+const REDIAL_MAX_MS = 1_000; // limit of the delay
 const CLOSED = "the publisher closed the connection";
 
 export interface Options {
   readonly kind: Kind;
-  /** Milliseconds for the host's address and the connection. */
+  /** Milliseconds for name lookup and connecting. */
   readonly patience: number;
   /**
-   * Milliseconds without anything, and without a message, after which the other side is gone; null: it
-   * need not speak.
+   * Milliseconds without any input, and without a message, after which the peer is considered lost;
+   * null for no limit.
    */
   readonly silence: { readonly any: number; readonly message: number } | null;
-  /** Bytes that wait for the other side to read them, at most. */
+  /** The most bytes to queue while the peer does not read. */
   readonly unread: number;
 }
 
 export interface Handlers {
   readonly place: (frames: readonly Uint8Array[], size: number) => Lease | null;
   readonly message: (frames: readonly Uint8Array[]) => void;
-  /** Whether an attempt may begin; else `dial` is called again. */
+  /** Whether to start an attempt; if not, the caller calls `dial` later. */
   readonly may?: () => boolean;
-  /** An attempt begins, of this stream. */
+  /** An attempt with this stream starts. */
   readonly begins?: (stream: Stream) => void;
-  /** The socket is connected: return the ticket to show first, empty if there is none. */
+  /** The socket is connected: return the ticket to send first, empty if there is none. */
   readonly connected?: () => string;
   /** Messages can be sent. */
   readonly opened?: () => void;
-  /** The connection has broken, or could not be made. */
+  /** The connection broke, or the attempt failed. */
   readonly broke?: (error: Error) => void;
-  /** No connection has been of use for a while, and why: once for each outage. */
+  /** Several attempts have failed, with the last reason: once per outage. */
   readonly useless?: (reason: string) => void;
 }
 
-/** A connection, or the attempts at one. */
+/** A connection that reconnects until closed. */
 export class Connection {
   #destination: Destination | null = null;
   #socket: Socket | null = null;
   #stream: Stream | null = null;
-  #timer: NodeJS.Timeout | undefined; // until it is dialled again, must be open, or is looked at
+  #timer: NodeJS.Timeout | undefined; // for the next attempt, the handshake, or the next check
   #pause = REDIAL_MS;
   #error = new Error(CLOSED);
-  #heardAt = 0; // anything,
-  #spokeAt = 0; // and a message, or a piece of one
+  #heardAt = 0; // when any input was received
+  #spokeAt = 0; // when a message, or a piece of one, was received
   #bucket = new TokenBucket(COMMANDS, 0); // of this connection
 
   constructor(
@@ -61,7 +61,7 @@ export class Connection {
     readonly handlers: Handlers,
   ) {}
 
-  /** Whether there is a connection, or an attempt at one. */
+  /** Whether there is a connection or an attempt in progress. */
   get busy(): boolean {
     return this.#socket !== null;
   }
@@ -75,7 +75,7 @@ export class Connection {
     return this.#stream;
   }
 
-  /** Connect there, at once, in place of anywhere else; null: nowhere. */
+  /** Drop any connection and connect to `destination` at once; null to stay disconnected. */
   dial(destination: Destination | null): void {
     this.#hangUp();
     this.#pause = REDIAL_MS;
@@ -83,17 +83,17 @@ export class Connection {
     if (destination !== null) this.#dial(destination);
   }
 
-  /** Send a message of one frame; it is lost while nobody is there, or does not read. */
+  /** Send a message of one frame; dropped while not connected, or if the peer does not read. */
   say(body: Uint8Array): void {
     const waits = this.#socket?.writableLength ?? 0;
     if (this.open && waits + body.length <= this.options.unread) this.#stream?.say(body);
   }
 
-  /** Hang up for good. What waits to be sent gets so many milliseconds. */
+  /** Close the connection; queued bytes have `linger` milliseconds to be sent. */
   close(linger = 0): void {
     const socket = this.#socket;
     if (socket !== null && this.open && linger > 0) {
-      this.#socket = null; // else it would be destroyed
+      this.#socket = null; // so that `dial` does not destroy it
       socket.end();
       const timer = setTimeout(() => socket.destroy(), linger);
       socket.once("close", () => clearTimeout(timer));
@@ -131,16 +131,16 @@ export class Connection {
     this.#within(this.options.patience, socket);
     socket.on("connect", () => {
       if (socket !== this.#socket) return;
-      this.#within(HANDSHAKE_MS, socket); // bytes alone are no sign of life in a handshake
+      this.#within(HANDSHAKE_MS, socket); // received bytes do not extend this deadline
       stream.greet(this.handlers.connected?.());
     });
     socket.on("error", (error) => {
-      if (socket === this.#socket) this.#error = error; // and `close` follows
+      if (socket === this.#socket) this.#error = error; // `close` follows
     });
     socket.on("close", () => this.#closed(socket));
   }
 
-  /** Give a connection up that is not open by then. */
+  /** Abort the connection unless it is open after `milliseconds`. */
   #within(milliseconds: number, socket: Socket): void {
     clearTimeout(this.#timer);
     this.#timer = setTimeout(() => this.#silent(socket), milliseconds);
@@ -151,7 +151,7 @@ export class Connection {
   }
 
   #received(socket: Socket, stream: Stream, count: number): boolean {
-    if (socket !== this.#socket) return !socket.destroyed; // it lingers: only its end matters
+    if (socket !== this.#socket) return !socket.destroyed; // replaced, or lingering: ignore input
     const { state, messages, commands } = stream;
     const now = performance.now();
     try {
@@ -161,17 +161,17 @@ export class Connection {
       socket.destroy(error as Error);
       return false;
     }
-    if (socket !== this.#socket) return !socket.destroyed; // a message had it dialled anew
+    if (socket !== this.#socket) return !socket.destroyed; // handling a message has reconnected
     this.#heardAt = now;
     if (stream.messages !== messages) {
       this.#spokeAt = now;
-      this.#pause = REDIAL_MS; // commands alone do not show that the next attempt is worth it
+      this.#pause = REDIAL_MS; // commands alone do not show that reconnecting is worth it
     }
     if (state !== "open" && stream.state === "open") this.#opened(socket);
     return true;
   }
 
-  /** Hang up on who asks for answers and does not read them, or whose commands keep us busy. */
+  /** Throw if the peer does not read its answers, or sends commands above the rate limit. */
   #check(socket: Socket, commands: number, now: number): void {
     if (socket.writableLength > this.options.unread) {
       const most = `at most ${this.options.unread} may wait`;
@@ -191,7 +191,7 @@ export class Connection {
     this.handlers.opened?.();
   }
 
-  /** Give a connection up on which nothing comes, or nothing but PINGs, which anybody can say. */
+  /** Abort the connection if nothing, or nothing but PINGs, was received for too long. */
   #listen(socket: Socket): void {
     const { silence } = this.options;
     if (silence === null) return;
@@ -199,7 +199,7 @@ export class Connection {
     const left = until - performance.now();
     if (left <= 0) this.#silent(socket);
     else {
-      // Timers come before input in a turn: what has come while somebody blocked it counts.
+      // Timers run before input: read what arrived while the event loop was blocked.
       const look = () => socket === this.#socket && this.#listen(socket);
       this.#timer = setTimeout(() => setImmediate(look), Math.ceil(left));
     }

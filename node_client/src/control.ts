@@ -1,4 +1,4 @@
-/** The control channel: a DEALER, connected to the publisher's ROUTER. */
+/** The control channel: a DEALER that connects to the publisher's ROUTER. */
 
 import { Connection } from "./connection.js";
 import { controlDestination } from "./endpoints.js";
@@ -10,39 +10,39 @@ import type { Lease } from "./transfer.js";
 import { DEALER, MechanismError } from "./zmtp.js";
 
 export interface ControlHandlers {
-  /** Given a header, and the size of its payload: where that goes; null: nowhere. */
+  /** Returns where to receive a payload, given its header and size; null if it is not wanted. */
   readonly place: (header: Uint8Array, size: number) => Lease | null;
   readonly message: (frames: readonly Uint8Array[]) => void;
-  /** The publisher is at the other end. */
+  /** The publisher is connected. */
   readonly connected: () => void;
-  /** Anything became of the connection: it was made or broke, an attempt at one began or failed. */
+  /** The connection opened or broke, or an attempt to connect started or failed. */
   readonly changed: () => void;
-  /** The publisher does not let us in, or we not it, for want of the right key. */
+  /** A handshake failed because of keys. */
   readonly shutOut: (why: string) => void;
-  /** Nothing will come any more. */
+  /** The channel has ended: no more messages will be received. */
   readonly ended: (error: unknown) => void;
 }
 
 export interface Control {
-  /** Whether a publisher is at the other end, as far as is known. */
+  /** Whether a publisher is connected, as far as is known. */
   readonly connected: boolean;
-  /** Send to the publisher; lost while nobody is there. */
+  /** Send a message to the publisher; dropped while not connected. */
   send(header: string): void;
-  /** Make the connection anew; what waits to be sent on the old one is lost. */
+  /** Reconnect; messages queued on the old connection are lost. */
   redial(): void;
   close(): void;
 }
 
 /**
- * Begin to reach for the publisher.
+ * Start to connect to the publisher.
  *
- * With keys the other side proves that it is the publisher before it is listened to, which libzmq
- * does. Without keys it may be anybody, and libzmq collects frames of one message without end.
+ * With keys, libzmq is used: the peer proves that it is the publisher before it can send messages.
+ * Without keys the peer may be anybody, and libzmq would collect frames of a message without limit.
  *
- * @param keys - our own, and the publisher's public one; null: there are none.
- * @param bytesMax - the largest version to take.
- * @param patience - milliseconds for which handshakes may fail without a word.
- * @throws AddressError, KeysError - if it cannot begin.
+ * @param keys - the worker's pair and the publisher's public key; null without keys.
+ * @param bytesMax - the largest version to accept, in bytes.
+ * @param patience - milliseconds for which the peer may abort handshakes before that is reported.
+ * @throws AddressError, KeysError - if the address or the keys cannot be used.
  */
 export function control(
   address: string,

@@ -1,4 +1,4 @@
-/** The element types that travel: safetensors' names, their widths, and JavaScript's arrays. */
+/** The dtypes of the protocol: safetensors' names, their widths, and JavaScript's arrays. */
 
 /** Widths in bits. */
 export const BITS = {
@@ -29,9 +29,9 @@ export const BITS = {
 export type Dtype = keyof typeof BITS;
 
 /**
- * What holds the elements of a dtype. Where JavaScript has no such number they are bits: 16-bit
- * floats in a Uint16Array, 8-bit floats in a Uint8Array, a packed dtype's bytes as they lie, and
- * complex numbers as pairs of floats. `floats.ts` converts them.
+ * The array class for the elements of a dtype. Types that JavaScript lacks are held as bits: 16-bit
+ * floats in a Uint16Array, 8-bit floats and packed dtypes in a Uint8Array. Complex numbers are
+ * pairs of floats. `floats.ts` converts the floats.
  */
 const ARRAYS = {
   BOOL: Uint8Array,
@@ -58,7 +58,7 @@ const ARRAYS = {
   U64: BigUint64Array,
 } as const;
 
-/** The array that holds a tensor of dtype `D`, in memory that threads may share. */
+/** The array that holds a tensor of dtype `D`; its memory may be shared between threads. */
 export type ArrayOf<D extends Dtype> = (typeof ARRAYS)[D]["prototype"];
 export type TypedArray = ArrayOf<Dtype>;
 
@@ -79,12 +79,12 @@ export function isDtype(name: string): name is Dtype {
   return Object.hasOwn(BITS, name);
 }
 
-/** Return the class of array that holds a dtype. */
+/** Return the array class of a dtype. */
 export function arrayType(dtype: Dtype): (typeof ARRAYS)[Dtype] {
   return ARRAYS[dtype];
 }
 
-/** Return the dtype that an array stands for by itself; undefined if it is no such array. */
+/** Return the default dtype of an array; undefined for any other value. */
 export function naturalDtype(array: unknown): Dtype | undefined {
   if (!ArrayBuffer.isView(array)) return undefined;
   for (const [type, dtype] of NATURAL) {
@@ -93,15 +93,15 @@ export function naturalDtype(array: unknown): Dtype | undefined {
   return undefined;
 }
 
-/** Return the bytes of a tensor; NaN if they are not whole, or beyond what anybody can count. */
+/** Return the size of a tensor in bytes; NaN if it is fractional or has 2^53 bits or more. */
 export function tensorBytes(dtype: Dtype, shape: readonly number[]): number {
   const bits = BITS[dtype];
   let elements = 1;
-  let extent = bits; // an empty tensor has no bytes, but others multiply its sizes all the same
+  let extent = bits; // other implementations multiply all sizes, even of an empty tensor
   for (const size of shape) {
     elements *= size;
     extent *= Math.max(size, 1);
-    // Below 2^53 products of doubles are exact, and a larger one cannot be rounded to below it.
+    // Products of doubles are exact below 2^53, and a larger product is never rounded to below it.
     if (extent > Number.MAX_SAFE_INTEGER) return Number.NaN;
   }
   const bytes = (elements * bits) / 8;

@@ -1,4 +1,4 @@
-/** What a machine wants done. `loop.ts` does it; tests look at it. */
+/** The effects that the machine requests: `loop.ts` carries them out, tests inspect them. */
 
 import type { WorkerMessage } from "./messages.js";
 import type { Patching } from "./patching.js";
@@ -6,19 +6,19 @@ import type { Patching } from "./patching.js";
 export type Effect =
   /** Send a message to the publisher. */
   | { readonly do: "send"; readonly message: WorkerMessage }
-  /** Take published messages from this endpoint, in place of any before, by this ticket if any. */
+  /** Connect to this data endpoint in place of any other, with the ticket if it is not empty. */
   | { readonly do: "connect"; readonly endpoint: string; readonly ticket: string }
-  /** Make both connections anew: those that there are may lead nowhere. */
+  /** Reconnect both channels: the current connections may be dead. */
   | { readonly do: "redial" }
-  /** Ask for a topic, or no longer. */
+  /** Subscribe to a topic, or unsubscribe. */
   | { readonly do: "subscribe"; readonly topic: string; readonly on: boolean }
-  /** Have the kernel find the pages of fresh memory while it is unused: the first version is faster. */
+  /** Prefault new memory while it is `unused`, so that the first version arrives faster. */
   | { readonly do: "touch"; readonly memory: Uint8Array; readonly unused: () => boolean }
-  /** Decode a patch that is here, and tell the machine what came of it. */
+  /** Decode a patch, and pass the outcome to the machine. */
   | { readonly do: "decode"; readonly job: Patching }
-  /** A version of a model waits to be applied. */
+  /** A version of the model is ready to be applied. */
   | { readonly do: "ready"; readonly model: string }
-  /** A version cannot be taken; if `intact`, what ran before still runs, else nothing does. */
+  /** A version cannot be applied; if `intact`, the previous one still runs, else none runs. */
   | {
       readonly do: "rejected";
       readonly model: string;
@@ -28,13 +28,13 @@ export type Effect =
       readonly text: string;
       readonly intact: boolean;
     }
-  /** The publisher has let this worker in. */
+  /** The publisher has accepted the worker. */
   | { readonly do: "joined"; readonly epoch: number }
-  /** The publisher is silent. */
+  /** The publisher no longer responds. */
   | { readonly do: "lost" }
-  /** The publisher refuses this worker, which goes on asking. */
+  /** The publisher refused the worker, which keeps trying to join. */
   | { readonly do: "refused"; readonly code: string; readonly text: string }
-  /** The publisher says something that its user should know. */
+  /** An event that the user should know about. */
   | { readonly do: "notice"; readonly code: string; readonly text: string };
 
 export function send(message: WorkerMessage): Effect {

@@ -1,4 +1,4 @@
-/** Addresses: what a user types, and what a publisher tells a worker (section 3 of the protocol). */
+/** Parses addresses from users and data endpoints from publishers (section 3 of the protocol). */
 
 import { lookup as dnsLookup, type LookupAddress } from "node:dns";
 import { BlockList, isIP, type LookupFunction } from "node:net";
@@ -7,19 +7,19 @@ import { printable } from "./words.js";
 
 const TCP = /^tcp:\/\/(\[[^\]]*\]|[^:/\s]+):(\d{1,5})$/;
 const IPC = /^ipc:\/\/(\S+)$/;
-const IPC_PATH_MAX = 107; // bytes that fit an address of the kernel
-const SHOWN_MAX = 200; // characters of what a publisher says: as much as a person reads
+const IPC_PATH_MAX = 107; // bytes that fit the kernel's socket address
+const SHOWN_MAX = 200; // characters of a publisher's text in an error
 const LOOPBACK = new BlockList();
 LOOPBACK.addSubnet("127.0.0.0", 8, "ipv4");
 LOOPBACK.addAddress("::1", "ipv6");
 const ANY_HOST = new Set(["*", "0.0.0.0", "[::]"]);
 
-/** What `node:net` connects to. */
+/** Options for `connect` of `node:net`. */
 export type Destination =
   | { host: string; port: number; lookup?: LookupFunction }
   | { path: string };
 
-/** Returns all addresses of a host, as `dns.lookup` does. */
+/** Looks up all addresses of a host, as `dns.lookup` does. */
 export type Lookup = (
   host: string,
   options: { readonly all: true },
@@ -27,9 +27,9 @@ export type Lookup = (
 ) => void;
 
 /**
- * Return the address if a worker can connect to it.
+ * Return the address if it has the form of one.
  *
- * @throws AddressError - if it cannot.
+ * @throws AddressError - if it does not.
  */
 export function checkAddress(address: string): string {
   const port = Number(TCP.exec(address)?.[2] ?? 1);
@@ -40,9 +40,9 @@ export function checkAddress(address: string): string {
 }
 
 /**
- * Return where the control socket is.
+ * Return the destination of a control address.
  *
- * @throws AddressError - if it is nowhere.
+ * @throws AddressError - if the address is invalid.
  */
 export function controlDestination(address: string): Destination {
   const path = IPC.exec(checkAddress(address))?.[1];
@@ -52,13 +52,13 @@ export function controlDestination(address: string): Destination {
 }
 
 /**
- * Return where the data socket is, which the publisher names `data`, for a worker that reached it
- * at `control`: on the same host, unless the user accepts any. Else the peer at the control address
- * could have the worker connect to anything that it can reach.
+ * Return the destination of the data endpoint `data`, for a worker connected to `control`.
  *
- * Whether two names are of one host is known once they are looked up, so that is part of connecting.
+ * It must be on the same host, unless `anyHost`: otherwise the peer at the control address could
+ * make the worker connect to anything that it can reach. Whether two names belong to one host is
+ * known only after a lookup, so that check is part of connecting.
  *
- * @throws AddressError - if the publisher says something that cannot, or must not, be connected to.
+ * @throws AddressError - if the endpoint is invalid, or must not be connected to.
  */
 export function dataDestination(
   data: string,
@@ -107,7 +107,7 @@ function elsewhere(data: string, control: string): AddressError {
   );
 }
 
-/** Whether the path of a data socket is that of the control socket and a suffix. */
+/** Whether the path of a data socket is that of the control socket with a suffix. */
 function isBeside(path: string, control: string): boolean {
   return path.startsWith(control) && !path.slice(control.length).includes("/");
 }
@@ -116,12 +116,12 @@ function bare(host: string): string {
   return host.replace(/^\[|\]$/g, "").toLowerCase();
 }
 
-/** Whether two hosts are the same text, or the same address, or this very host. */
+/** Whether two hosts are equal as text or as addresses, or are both loopback addresses. */
 function isSame(one: string, other: string): boolean {
   if (one === other || (isLoopback(one) && isLoopback(other))) return true;
   const family = isIP(one);
   if (family === 0 || isIP(other) === 0) return false;
-  const list = new BlockList(); // which knows that ::ffff:10.0.0.1 is 10.0.0.1
+  const list = new BlockList(); // treats ::ffff:10.0.0.1 and 10.0.0.1 as equal
   list.addAddress(one, family === 4 ? "ipv4" : "ipv6");
   return list.check(other, isIP(other) === 4 ? "ipv4" : "ipv6");
 }
@@ -143,8 +143,8 @@ function addresses(host: string, lookup: Lookup): Promise<LookupAddress[]> {
 }
 
 /**
- * Return where those addresses of a host are that another one has, too: `node:net` looks up what is a
- * name of the two, for it takes an address as it is.
+ * Return a destination with the addresses that both hosts have. Its `host` is the one that is a
+ * name: `node:net` calls `lookup` only for names.
  */
 function inBoth(said: string, own: string, found: Found, fault: () => Error) {
   const [name, other] = isIP(said) === 0 ? [said, own] : [own, said];
@@ -168,6 +168,6 @@ function ipcPath(path: string): string {
     const text = printable(path, SHOWN_MAX);
     throw new AddressError(`ipc://${text}: a path has at most ${IPC_PATH_MAX} bytes`);
   }
-  // A path that begins with @ is a name outside of the file system, as ZeroMQ has it.
+  // As in ZeroMQ, a path that begins with @ is in the abstract namespace.
   return path.startsWith("@") ? `\0${path.slice(1)}` : path;
 }

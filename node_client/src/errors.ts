@@ -1,25 +1,25 @@
-/** What can go wrong, for programs: each class is one reason, each text says what to do next. */
+/** The errors of this package: one class for each reason; the texts say what to do next. */
 
-/** Any error of this package. */
+/** The base class of all errors of this package. */
 export class WeightbusError extends Error {
   override get name(): string {
     return this.constructor.name;
   }
 }
 
-/** An address that cannot be connected to. */
+/** An address is invalid, or cannot be connected to. */
 export class AddressError extends WeightbusError {}
 
-/** Keys cannot be read or make no sense, or this machine has no use for them. */
+/** Keys cannot be read or are invalid, or this build has no support for keys. */
 export class KeysError extends WeightbusError {}
 
-/** A version cannot be applied here. If `intact`, the one that ran before still runs, else none. */
+/** A version cannot be applied. If `intact`, the previous one still runs, else none runs. */
 export class ApplyError extends WeightbusError {
   constructor(
     readonly model: string,
     readonly epoch: number,
     readonly version: number,
-    /** One of the codes of section 13 of the protocol, such as `layout-mismatch`. */
+    /** A code of section 13 of the protocol, such as `layout-mismatch`. */
     readonly code: string,
     readonly reason: string,
     readonly intact = true,
@@ -31,10 +31,10 @@ export class ApplyError extends WeightbusError {
   }
 }
 
-/** An apply failed half-way: the memory holds no version until another one is applied. */
+/** An apply failed half-way, and the memory holds no version until another one is applied. */
 export class TornError extends WeightbusError {}
 
-/** The publisher does not let this worker in; the worker goes on asking. */
+/** The publisher refused this worker, which keeps trying to join. */
 export class RefusedError extends WeightbusError {
   constructor(
     readonly code: string,
@@ -45,13 +45,13 @@ export class RefusedError extends WeightbusError {
   }
 }
 
-/** The worker is closed, and nothing will come any more. */
+/** The worker is closed and receives no more versions. */
 export class ClosedError extends WeightbusError {}
 
-/** The publisher did not answer in time. */
+/** The time to wait is over: no publisher answered, or an apply did not end. */
 export class TimeoutError extends WeightbusError {}
 
-/** The other side broke the protocol: the message is dropped. Never leaves the package. */
+/** A message breaks the protocol and is dropped. Internal: never thrown to users. */
 export class ProtocolError extends WeightbusError {
   constructor(
     message: string,
@@ -61,11 +61,11 @@ export class ProtocolError extends WeightbusError {
   }
 }
 
-/** The bytes are no layout: which rule they break, and where. */
+/** The bytes are not a valid layout; the text names the broken rule and its place. */
 export class LayoutError extends WeightbusError {}
 
-/** The layout has more names than there may be. */
+/** The layout has more names than the limit allows. */
 export class TooManyNamesError extends LayoutError {}
 
-/** The bytes are no patch for the version that is here, and why. */
+/** The bytes are not a valid patch for the base version; the text says why. */
 export class PatchError extends WeightbusError {}

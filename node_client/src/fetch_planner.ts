@@ -1,7 +1,7 @@
 /**
- * When a worker asks for the latest version of a model, of which it has heard. (W4)
+ * Decides when to request the latest version of a model. (W4)
  *
- * A version that has failed, and is to be tried again, is left alone for ever longer pauses.
+ * A version that failed and may be retried is put off for a delay that doubles each time.
  */
 
 import { type Effect, send } from "./effects.js";
@@ -9,13 +9,13 @@ import type { Timing } from "./limits.js";
 import { type Key, newer, sameKey } from "./staging.js";
 import type { VersionStore } from "./version_store.js";
 
-/** What was asked for, and when. */
+/** The requests for one model, and the version that is put off. */
 export class FetchPlanner {
-  #latestAt = Number.NEGATIVE_INFINITY; // when the latest announcement was asked for
-  #answered = Number.NEGATIVE_INFINITY; // when the last ping was sent that was answered
-  #later: Key = { epoch: 0, version: 0 }; // what is put off
-  #until = Number.NEGATIVE_INFINITY; // when it may be tried again
-  #pause = 0; // for which it was put off
+  #latestAt = Number.NEGATIVE_INFINITY; // when an announcement was last requested
+  #answered = Number.NEGATIVE_INFINITY; // when the last answered ping was sent
+  #later: Key = { epoch: 0, version: 0 }; // the version that is put off
+  #until = Number.NEGATIVE_INFINITY; // when it may be retried
+  #pause = 0; // its delay
 
   constructor(
     readonly model: string,
@@ -23,12 +23,12 @@ export class FetchPlanner {
     readonly timing: Timing,
   ) {}
 
-  /** A session begins. */
+  /** A session started. */
   reconnected(): void {
     this.#latestAt = Number.NEGATIVE_INFINITY;
   }
 
-  /** A beacon, a welcome or a stray chunk speaks of a version: ask if it is news. */
+  /** A beacon, welcome or stray chunk named a version: request the latest if that one is new. */
   hearOf(key: Key, now: number): Effect[] {
     const { versions } = this; // W4, W15
     const arriving = versions.at("arriving");
@@ -41,7 +41,7 @@ export class FetchPlanner {
     return this.latest(key.epoch, now);
   }
 
-  /** Ask for the latest version, but not all the time. */
+  /** Request the latest version, at most once per `quiet`. */
   latest(epoch: number, now: number): Effect[] {
     if (now - this.#latestAt < this.timing.quiet) return []; // W4
     this.#latestAt = now;
@@ -49,26 +49,26 @@ export class FetchPlanner {
     return [send({ type: "fetch", model: this.model, epoch, version: 0, layout })];
   }
 
-  /** Ask for the layout of a version that was announced. */
+  /** Request the layout of an announced version. */
   layout({ epoch, version }: Key, now: number): Effect[] {
     this.#latestAt = now; // W7
     return [send({ type: "fetch", model: this.model, epoch, version, layout: true })];
   }
 
-  /** A ping that was sent then was answered, and so was whatever was asked before it. */
+  /** The ping sent at `sentAt` was answered, and so were all requests before it. */
   answered(sentAt: number): void {
     this.#answered = sentAt;
     this.versions.at("arriving")?.transfer.answered(sentAt); // W12
   }
 
-  /** Whether to ask again for a layout, which may be on its way. */
+  /** Whether to request a layout again; until its request counts as answered, wait longer. */
   due(now: number): boolean {
     const { patience, patienceMax } = this.timing;
     const passed = this.#answered > this.#latestAt; // W7
     return now - this.#latestAt >= (passed ? patience : patienceMax);
   }
 
-  /** Leave a version alone for a while, for twice as long as the last time. */
+  /** Put a version off, for twice as long as the last time. */
   putOff(key: Key, now: number): void {
     const { patience, patienceMax } = this.timing; // W36
     this.#pause = sameKey(this.#later, key) ? Math.min(2 * this.#pause, patienceMax) : patience;
@@ -76,7 +76,7 @@ export class FetchPlanner {
     this.#until = now + this.#pause;
   }
 
-  /** A version is not to be had any more: what was before it may be what there is. */
+  /** A version became unavailable, so an older one may be the latest: clear the delay. */
   putOffNoLonger(key: Key): void {
     if (sameKey(this.#later, key)) this.#until = Number.NEGATIVE_INFINITY;
   }

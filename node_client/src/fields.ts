@@ -1,8 +1,8 @@
 /**
- * Kinds of header fields: how a JSON value becomes a field, or is refused.
+ * Types of header fields: each checks a JSON value and converts it.
  *
- * `read` returns undefined for whatever is of another type or out of bounds (JSON itself knows no
- * undefined), so that tables of fields can be read as sentences: see `messages.ts`.
+ * `read` returns undefined for a value of another type or out of bounds; JSON has no undefined.
+ * `messages.ts` declares the messages as tables of these fields.
  */
 
 import {
@@ -19,10 +19,10 @@ import {
 } from "./limits.js";
 
 export interface Field<T> {
-  /** What the value must be, in words. */
+  /** A description of valid values, for error texts. */
   readonly must: string;
   readonly read: (value: unknown) => T | undefined;
-  /** The value of a field that is left out; required where there is none. */
+  /** Returns the default of an optional field; undefined if the field is required. */
   readonly absent?: () => T;
 }
 
@@ -34,7 +34,7 @@ export type Values<F extends Fields> = {
 const NAME = /^[A-Za-z0-9._-]{1,128}$/;
 const BASE64 = /^[A-Za-z0-9+/]*={0,2}$/;
 
-/** Whether a text may name a model or a worker. */
+/** Whether a text is a valid name of a model or worker. */
 export function isName(text: string): boolean {
   return NAME.test(text);
 }
@@ -87,7 +87,7 @@ export function nullable<T>(field: Field<T>): Field<T | null> {
   return { must: `${field.must}, or null`, read: (v) => (v === null ? null : field.read(v)) };
 }
 
-/** The same field; it may be left out. */
+/** The same field, which may be omitted. */
 export function optional<T>(field: Field<T>, absent: () => T): Field<T> {
   return { ...field, absent };
 }
@@ -116,7 +116,7 @@ export const sealed: Field<Uint8Array> = {
   },
 };
 
-/** An object whose keys are names, as a map: a name may be `__proto__`. */
+/** An object with names as keys, read as a map, since a name may be `__proto__`. */
 export function byName<T>(
   field: Field<T>,
   key: Field<string> = name,
@@ -138,7 +138,7 @@ export function byName<T>(
   };
 }
 
-/** An object with these fields, and perhaps others, which are ignored. */
+/** An object with these fields; any others are ignored. */
 export function object<F extends Fields>(fields: F): Field<Values<F>> {
   return {
     must: `an object with ${Object.keys(fields).join(" and ")}`,
@@ -146,7 +146,7 @@ export function object<F extends Fields>(fields: F): Field<Values<F>> {
   };
 }
 
-/** Read all fields of an object; `wrong` is told of the first that is missing or wrong. */
+/** Read all fields of an object; call `wrong` with the first that is missing or invalid. */
 export function readAll<F extends Fields>(
   fields: F,
   from: Readonly<Record<string, unknown>>,
@@ -165,13 +165,13 @@ export function isObject(value: unknown): value is Record<string, unknown> {
   return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
-// The kinds that the protocol's tables speak of.
+// The field types of the protocol's tables.
 
 export const count = integer(0);
 export const positive = integer(1);
 export const reason = text(TEXT_MAX);
 export const label = text(LABEL_MAX);
-/** What is said of a version: text by name. */
+/** Metadata of a version: text by name. */
 export const metadata = byName(reason, text(METADATA_NAME_MAX), METADATA_MAX);
 export const digestOrEmpty = matching("64 hex digits or empty", /^([0-9a-f]{64})?$/);
 export const shared = object({ path: reason, token: hex32 });
@@ -179,7 +179,7 @@ export const running = object({ epoch: count, version: positive, digest: digestO
 export const whole = object({ crc: integer(0, 2 ** 32 - 1), digest: hex64 });
 
 const ofPatch = { encoding: name, epoch: count, version: positive };
-/** Which patch of a version it is. */
+/** The fields that identify a patch of a version. */
 export const patchId = object(ofPatch);
 export const patches = list(
   object({ ...ofPatch, digest: hex64, nbytes: positive }),

@@ -1,14 +1,14 @@
-/** Floats that JavaScript has no arrays for: half precision, bfloat16, and the 8-bit formats. */
+/** Converts floats without a JavaScript array type: half precision, bfloat16, 8-bit formats. */
 
 import type { Dtype } from "./dtypes.js";
 import type { Tensor } from "./tensor.js";
 
-/** How the bits of a format are read. */
+/** The bit layout of a float format. */
 interface Format {
   readonly exponent: number; // bits
   readonly mantissa: number; // bits
   readonly bias: number;
-  /** What stands for no number: as IEEE 754 has it, all ones, or minus zero alone. */
+  /** The encoding of NaN: as in IEEE 754, all ones, or the bits of minus zero. */
   readonly special: "ieee" | "all ones" | "minus zero";
 }
 
@@ -22,10 +22,10 @@ const FORMATS: Partial<Record<Dtype, Format>> = {
 const tables = new Map<Dtype, Float32Array>();
 
 /**
- * Return the values of a tensor of floats (F64, F32, F16, BF16, or one of the 8-bit formats) as new
- * memory, in the tensor's order.
+ * Return the values of a float tensor (F64, F32, F16, BF16, or an 8-bit format) as a new array, in
+ * the tensor's order.
  *
- * @throws TypeError - for tensors of other dtypes.
+ * @throws TypeError - for other dtypes.
  */
 export function toFloat32(tensor: Tensor): Float32Array {
   const { dtype, data } = tensor;
@@ -44,7 +44,7 @@ function fromBfloat16(bits: Uint16Array): Float32Array {
   return new Float32Array(words.buffer);
 }
 
-/** Return the value of every bit pattern of a dtype; undefined if it has none. */
+/** Return the value of every bit pattern of a dtype; undefined if it has no float format. */
 function tableOf(dtype: Dtype): Float32Array | undefined {
   const known = tables.get(dtype);
   if (known !== undefined) return known;

@@ -1,8 +1,8 @@
 /**
- * One model of a worker: what comes of it, and what becomes of the versions here (`phases.ts`).
+ * One model of a worker: handles its messages and moves its versions through phases (`phases.ts`).
  *
- * The latest version wins: an older one that is on its way makes room for it. But a worker that had
- * to drop one finishes the next, by fetching, before it looks at anything newer.
+ * The latest version wins: it replaces an older one that is arriving. But after such a replacement
+ * the worker completes the next version, by fetching, before it starts a newer one.
  */
 
 import type { Effect } from "./effects.js";
@@ -30,19 +30,18 @@ import { type Key, newer, type StagedVersion, sameKey } from "./staging.js";
 import type { Lease } from "./transfer.js";
 import { type VersionEntry, VersionStore } from "./version_store.js";
 
-// What may be otherwise next time, since bytes were damaged or memory was short: it is tried again,
-// after a while.
+// Failures that may pass, such as damaged bytes or a lack of memory: the version is retried later.
 const TRANSIENT = new Set(["digest-mismatch", "layout-invalid", "no-memory", "unsupported"]);
-const RESTARTS_MAX = 3; // transfers of one version whose digest did not match, before it is given up
+const RESTARTS_MAX = 3; // digest mismatches of one version before it is declined
 
 export class Follower {
   readonly versions = new VersionStore();
   readonly planner: FetchPlanner;
   readonly patches: Patches;
   readonly #acceptance: Acceptance;
-  #epoch = 0; // the greatest of which bytes were written into the model
-  #torn = 0; // applies in a row that failed half-way: while there is one, nothing runs
-  #failed: Failed | null = null; // the last one, until another version is begun
+  #epoch = 0; // the greatest from which bytes were written into the model
+  #torn = 0; // consecutive applies that failed half-way; above 0, no version runs
+  #failed: Failed | null = null; // the last failure, until another version is started
 
   constructor(
     readonly model: string,
@@ -50,7 +49,7 @@ export class Follower {
     most: Most,
     timing: Timing,
     keyring: Keyring | null,
-    /** Whether patches are taken. */
+    /** Whether patches are accepted. */
     patches: boolean,
   ) {
     this.#acceptance = new Acceptance(model, accepts, most, keyring && AES_256_GCM);
@@ -58,7 +57,7 @@ export class Follower {
     this.patches = new Patches(model, this.versions, timing, keyring, patches);
   }
 
-  /** Whether pushed chunks are listened to, and on which topic. */
+  /** The effect that subscribes to pushed chunks, or unsubscribes while catching up. */
   get subscription(): Effect {
     const on = this.versions.mode === "following";
     return { do: "subscribe", topic: this.patches.topic, on };
@@ -68,7 +67,7 @@ export class Follower {
     return this.#epoch;
   }
 
-  /** Whether an apply failed half-way: the model holds no version. */
+  /** Whether an apply failed half-way, so the model holds no version. */
   get torn(): boolean {
     return this.#torn > 0;
   }
@@ -77,21 +76,21 @@ export class Follower {
     return this.versions.at("running")?.running ?? null;
   }
 
-  /** What is said of the version that runs. */
+  /** The metadata of the running version. */
   get metadata(): VersionEntry["metadata"] | undefined {
     return this.versions.at("running")?.metadata;
   }
 
-  // What the publisher says.
+  // Messages from the publisher.
 
-  /** A version exists; its chunks may follow if the announcement itself was pushed. */
+  /** A version was announced; its chunks may follow if the announcement itself was pushed. */
   announced(
     announce: Announce,
     layout: Uint8Array | undefined,
     now: number,
     pushed: boolean,
   ): Effect[] {
-    const large = this.#acceptance.excess(announce) !== null; // it is declined, not understood
+    const large = this.#acceptance.excess(announce) !== null; // it is declined unread
     const fault = layout === undefined || large ? null : this.#acceptance.learn(announce, layout);
     if (fault !== null) return this.#unreadable(announce, fault, now);
     const staged = this.versions.at("staged");
@@ -106,26 +105,26 @@ export class Follower {
     return [...effects, ...reports.fetches(entry.transfer, now)];
   }
 
-  /** A layout cannot be understood. */
+  /** A layout is invalid or too large: decline its version, or retry it later. */
   #unreadable(announce: Announce, fault: Fault, now: number): Effect[] {
     if (!TRANSIENT.has(fault[0])) {
       const wanted = this.#wants(announce);
       return wanted ? this.#decline(this.versions.expect(announce), ...fault, now) : [];
     }
-    this.versions.move(this.versions.find(announce, "announced"), "failed"); // it waited for this
+    this.versions.move(this.versions.find(announce, "announced"), "failed"); // it waited for this layout
     return this.#fail(announce, ...fault, now);
   }
 
-  /** Whether an announcement is of a version to begin, or to begin anew. */
+  /** Whether to start, or restart, receiving the announced version. */
   #wants(announce: Announce): boolean {
     const arriving = this.versions.at("arriving"); // W5, W8, W26
     if (!newer(announce, this.versions.newest) || this.versions.isRejected(announce)) return false;
     if (arriving === null) return true;
-    if (sameKey(arriving, announce)) return !arriving.update_announcement(announce); // one of the two was damaged
+    if (sameKey(arriving, announce)) return !arriving.update_announcement(announce); // one of them was damaged
     return newer(announce, arriving) && this.versions.mode === "following";
   }
 
-  /** What runs here is a newer version, byte for byte: nothing is to be fetched or applied. */
+  /** A newer version has the bytes of the running one: rename that, and fetch and apply nothing. */
   renamed({ epoch, version, was, metadata }: Rename, now: number): Effect[] {
     const { versions } = this; // W25
     const [entry, key] = [versions.at("running"), { epoch, version }];
@@ -140,7 +139,7 @@ export class Follower {
     return [said, ...this.#changeMode("completed", now)];
   }
 
-  /** Start to receive a version, if its layout is known. */
+  /** Start to receive a version; request its layout first if that is unknown. */
   #begin(entry: VersionEntry, now: number): Effect[] {
     const { announce } = entry;
     const fault = this.#acceptance.fault(announce);
@@ -151,7 +150,7 @@ export class Follower {
     return this.#reserve(entry, now);
   }
 
-  /** Find memory for a version; if there is no more, `#resume` goes on when some is free. */
+  /** Take a buffer and start the transfer; if none is free, `#resume` starts it later. */
   #reserve(entry: VersionEntry, now: number): Effect[] {
     const { announce } = entry;
     const replaced = this.versions.move(this.versions.at("arriving"), "newer"); // W8
@@ -166,13 +165,13 @@ export class Follower {
     const transfer = this.patches.transfer(entry, now);
     this.versions.move(entry, "begun", { transfer });
     this.#forgetFailure();
-    if (announce.whole !== null) return effects; // it came along, however others come
+    if (announce.whole !== null) return effects; // its bytes came with the announcement
     const listening = this.patches.listen(transfer);
     if (listening.length > 0) transfer.pull(); // D7
     return [...effects, ...listening, ...reports.fetches(transfer, now)];
   }
 
-  /** Take pushed chunks again, and look for what came meanwhile; or no longer. */
+  /** Switch modes: follow pushed chunks and request the latest version, or stop following. */
   #changeMode(event: ModeEvent, now: number): Effect[] {
     if (!this.versions.changeMode(event)) return [];
     const following = this.versions.mode === "following";
@@ -185,9 +184,9 @@ export class Follower {
     return this.#fail(entry, code, text, now);
   }
 
-  // What arrives of it.
+  // The parts of a version.
 
-  /** Say where a chunk's payload belongs that is about to be received; null: nowhere. */
+  /** Return where to receive the payload of a chunk; null if it is not wanted. */
   place(chunk: Chunk | SealedChunk, size: number): Lease | null {
     const sealed = chunk.type === "chunk" ? null : chunk;
     const transfer = this.versions.find(chunk, "arriving")?.transfer;
@@ -195,20 +194,20 @@ export class Follower {
     return transfer.lend(chunk.index, size, sealed);
   }
 
-  /** Whether a chunk of this size is one of what arrives. */
+  /** Whether a chunk of `size` bytes belongs to the arriving version and is missing. */
   wantsChunk(chunk: Chunk | SealedChunk, size: number): boolean {
     const transfer = this.versions.find(chunk, "arriving")?.transfer;
     return transfer?.isNamed(chunk.patch) === true && transfer.fits(chunk.index, size);
   }
 
-  /** Whether so many bytes may come with an announcement: its layout, or the whole version. */
+  /** Whether an announcement may carry `size` bytes: its layout, or the whole version. */
   accompanies(announce: Announce, size: number): boolean {
     const { whole, layout_bytes, nbytes } = announce;
     if (this.#acceptance.excess(announce) !== null) return false;
     return size === (whole === null ? layout_bytes : nbytes);
   }
 
-  /** A piece of a version. */
+  /** A chunk arrived. */
   chunk(chunk: Chunk | SealedChunk, payload: Uint8Array, now: number, pushed: boolean): Effect[] {
     const entry = this.versions.find(chunk, "arriving");
     if (entry === null) return this.#stray(chunk, now);
@@ -220,7 +219,7 @@ export class Follower {
     return [...effects, ...this.#completed(entry, now)];
   }
 
-  /** All chunks of a version are out. */
+  /** All chunks of a version were pushed, and this is its digest. */
   end(end: End, now: number): Effect[] {
     const entry = this.versions.find(end, "arriving");
     if (entry === null) return this.#stray(end, now);
@@ -233,33 +232,33 @@ export class Follower {
     return this.versions.at("announced") === null ? this.planner.hearOf(key, now) : []; // W4
   }
 
-  /** Fetch what is due; if the version is whole: verify it, then stage it. */
+  /** Fetch what is due; if the version is complete, verify and stage it. */
   #advance(entry: VersionEntry, now: number): Effect[] {
     return [...reports.fetches(entry.transfer, now), ...this.#completed(entry, now)];
   }
 
-  /** If the version is whole: verify it, then stage it. */
+  /** If the version is complete, verify and stage it. */
   #completed(entry: VersionEntry, now: number): Effect[] {
     const { transfer } = entry; // W13
     if (!transfer.complete) return [];
     if (transfer.patch !== null) return this.patches.decode(entry);
     if (transfer.verify()) return this.#arrived(entry, transfer.digest ?? "", now);
-    if (transfer.restarts < RESTARTS_MAX) return []; // the next tick fetches it anew
+    if (transfer.restarts < RESTARTS_MAX) return []; // the next tick fetches it again
     const text = `the whole did not match its digest, ${transfer.restarts} times`;
     return this.#decline(entry, "digest-mismatch", text, now);
   }
 
-  /** A patch was decoded, and its version is whole; or, if there is a fault, all of it is fetched. */
+  /** A patch was decoded: stage its version, or, if `fault` is not empty, fetch all of it. */
   decoded(job: Patching, fault: string, took: number, now: number): Effect[] {
     const entry = this.versions.at("arriving");
-    if (!job.live || entry === null) return []; // something newer took its place, or it was aborted
+    if (!job.live || entry === null) return []; // it was replaced or aborted
     if (fault) return this.patches.giveUp(entry, fault, now);
     entry.transfer.decoded(took);
     this.versions.release(entry.transfer);
     return this.#arrived(entry, job.digest, now);
   }
 
-  /** A version is whole and sound: stage it, and commit it unless that waits for others. */
+  /** A version is complete and verified: stage it, and commit it unless it is `together`. */
   #arrived(entry: VersionEntry, digest: string, now: number): Effect[] {
     const { announce, epoch, version, layout, transfer } = entry;
     const together = announce.commit === "together"; // W14
@@ -276,27 +275,28 @@ export class Follower {
     return [...effects, ...this.#changeMode("completed", now)];
   }
 
-  /** A version is ready, in place of an older one that nobody has applied. */
+  /** Make a staged version ready, in place of an older one that was not applied. */
   #commit(entry: VersionEntry, now: number): Effect[] {
     this.versions.move(this.versions.at("ready"), "newer");
     this.versions.move(entry, "committed");
     return [{ do: "ready", model: this.model }, ...this.#resume(now)];
   }
 
-  /** The version that is staged here may be applied. */
+  /** The publisher committed a version: make it ready if it is staged. */
   committed(commit: Commit, now: number): Effect[] {
     const entry = this.versions.at("staged"); // W14
     if (entry === null || !sameKey(entry, commit)) return [];
     return entry.staged.digest === commit.digest ? this.#commit(entry, now) : [];
   }
 
-  /** The version must not be applied; drop what there is of it. */
+  /** The publisher aborted a version: drop it. */
   aborted(key: Key, now: number): Effect[] {
     for (const entry of this.versions.all("announced", "arriving", "staged")) {
       if (sameKey(entry, key)) this.versions.move(entry, "aborted"); // W14
     }
     this.planner.putOffNoLonger(key);
-    // There may be room now for what waited; who is catching up must find something to do.
+    // There may be a buffer for a waiting version; if none waits, a worker that is catching up
+    // requests the latest one.
     const effects = this.#resume(now);
     const busy = effects.length > 0 || this.versions.at("arriving") !== null;
     return busy || this.versions.mode === "following"
@@ -304,7 +304,7 @@ export class Follower {
       : this.planner.latest(key.epoch, now); // W26
   }
 
-  /** The publisher no longer has a version; 0: it has none. */
+  /** The publisher no longer has a version; version 0 means that it has none at all. */
   gone({ epoch, version }: Key, now: number): Effect[] {
     this.planner.putOffNoLonger({ epoch, version });
     for (const entry of this.versions.all("announced", "arriving")) {
@@ -320,31 +320,31 @@ export class Follower {
 
   // The session.
 
-  /** Versions will come, probably of this size: have a buffer for them. */
+  /** Reserve a buffer of the expected size, and prefault it. */
   expect(nbytes: number): Effect[] {
     const { buffers } = this.versions;
     const memory = nbytes <= this.#acceptance.most.bytesMax ? buffers.reserve(nbytes) : null;
     return memory === null ? [] : [{ do: "touch", memory, unused: () => buffers.unused(memory) }];
   }
 
-  /** The publisher has let this worker in (again), and has this version for it. */
+  /** A session started, and `latest` is the publisher's latest version. */
   reconnected(latest: Key, now: number): Effect[] {
     this.versions.reconnected(latest.epoch, now);
-    this.#torn = Math.min(this.#torn, 1); // what failed before counts as one
+    this.#torn = Math.min(this.#torn, 1); // earlier failures count as one
     this.planner.reconnected();
     const heldBack = this.versions.all("ready", "applying", "staged");
     return [...reports.staged(this.model, heldBack), ...this.planner.hearOf(latest, now)];
   }
 
-  // What the user does with the version that is ready.
+  // Applying the ready version.
 
-  /** Somebody begins to apply it. */
+  /** Start to apply the ready version and return it; null if there is none. */
   taken(): StagedVersion | null {
     const entry = this.versions.at("ready");
     return entry !== null && this.versions.move(entry, "taken") ? entry.staged : null;
   }
 
-  /** It was applied, and runs here. `kept`: its memory stays with the user. `note`: of its values. */
+  /** The version was applied. `kept`: the user keeps its memory. `note`: a remark to report. */
   applied(now: number, kept: boolean, note: string): Effect[] {
     const [entry, older] = [this.versions.at("applying"), this.versions.at("running")]; // W16
     if (entry === null) return [];
@@ -358,8 +358,8 @@ export class Follower {
   }
 
   /**
-   * It could not be applied. If the model is `intact`, what ran before still runs. `kept`: its
-   * memory stays with the user.
+   * The version could not be applied. If the model is `intact`, the previous version still runs.
+   * `kept`: the user keeps the memory.
    */
   failed(text: string, now: number, intact: boolean, kept: boolean): Effect[] {
     const entry = this.versions.at("applying"); // W24
@@ -376,7 +376,7 @@ export class Follower {
     return [...this.#fail(entry, "apply", text, now), ...this.#resume(now)];
   }
 
-  /** A version runs by this name; say so. */
+  /** Note that a version runs, and report it. */
   #runs(entry: VersionEntry): Effect {
     this.#torn = 0;
     this.#epoch = Math.max(this.#epoch, entry.epoch);
@@ -384,12 +384,12 @@ export class Follower {
     return reports.applied(this.model, entry);
   }
 
-  /** A version is on its way: forget why another was not. (That nothing runs is said on.) */
+  /** Clear the last failure as another version starts, unless an apply failed half-way. */
   #forgetFailure(): void {
     if (!this.torn) this.#failed = null; // W17
   }
 
-  /** Tell the publisher and the user that a version is not taken; not now, or not ever. */
+  /** Report to the publisher and the user that a version failed; put off one that is retried. */
   #fail({ epoch, version }: Key, code: string, text: string, now: number): Effect[] {
     const { model } = this;
     if (TRANSIENT.has(code)) this.planner.putOff({ epoch, version }, now);
@@ -398,12 +398,12 @@ export class Follower {
     return [...this.#failure(), { do: "rejected", model, epoch, version, code, text, intact }];
   }
 
-  /** Say what was not taken last, if it still counts. */
+  /** Report the last failure, if it still applies. */
   #failure(): Effect[] {
     return this.#failed === null ? [] : [reports.failed(this.#failed, this.torn)];
   }
 
-  /** A buffer is free: begin what waited for it. */
+  /** A buffer may be free: start the announced version that waits for one. */
   #resume(now: number): Effect[] {
     const waiting = this.versions.at("announced");
     if (waiting === null || this.versions.at("arriving") !== null) return [];
@@ -414,7 +414,7 @@ export class Follower {
 
   // Time.
 
-  /** Fetch what is due. */
+  /** Return the requests that are due; decline a version that makes no progress. */
   tick(now: number): Effect[] {
     const arriving = this.versions.at("arriving");
     if (arriving?.transfer.hopeless) {
@@ -430,7 +430,7 @@ export class Follower {
     return this.planner.due(now) ? this.#begin(waiting, now) : []; // W7
   }
 
-  /** Say again how things stand, in case it got lost. */
+  /** Repeat the report on each version, in case a message was lost. */
   repeat(): Effect[] {
     return reports.standing(this.model, this.versions, this.#failure()); // W17
   }

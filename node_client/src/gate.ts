@@ -1,4 +1,4 @@
-/** Who reads a model and who writes it: never both, and who wants to write is not starved. */
+/** A readers-writer lock of a model; a waiting writer keeps new readers out. */
 
 import { TimeoutError } from "./errors.js";
 import { type Deadline, Waiters } from "./waiters.js";
@@ -6,10 +6,10 @@ import { type Deadline, Waiters } from "./waiters.js";
 export class Gate {
   readonly #waiters = new Waiters<void>();
   #readers = 0;
-  #wanted = false; // shut once the readers have left: nobody else comes in
+  #wanted = false; // a writer waits for the readers inside
   #shut = false;
 
-  /** Keep readers out, from now on or once those inside have left; return whether none is inside. */
+  /** Lock for writing; return false if readers are inside, and let no new ones in meanwhile. */
   shut(): boolean {
     this.#wanted = this.#readers > 0;
     this.#shut = !this.#wanted;
@@ -22,7 +22,7 @@ export class Gate {
   }
 
   /**
-   * Begin to read, as soon as nobody writes or is about to.
+   * Start to read; waits while a writer is active or waiting.
    *
    * @throws TimeoutError, or the signal's reason.
    */
@@ -33,17 +33,17 @@ export class Gate {
     } else this.#readers += 1;
   }
 
-  /** Stop reading. Whoever wants to write comes first; then `admit` those who wait. */
+  /** Stop reading. Let a waiting writer `shut` first, then `admit` the waiting readers. */
   leave(): void {
     this.#readers -= 1;
     if (this.#readers === 0) this.#wanted = false;
   }
 
-  /** Let in who waits, unless somebody writes or is about to. */
+  /** Let the waiting readers in, unless a writer is active or waiting. */
   admit(): void {
     if (this.#shut || this.#wanted) return;
     for (const waiter of this.#waiters.all()) {
-      this.#readers += 1; // before it knows: it is inside from now on
+      this.#readers += 1; // at once, not when its promise continues
       waiter.resolve();
     }
   }

@@ -1,10 +1,10 @@
 /**
- * Why ZeroMQ's handshakes fail. A refusal carries no words: what a socket tells of a connection that
- * has failed is enough for a good guess, which is what the user is told. (K5)
+ * Explains why handshakes of ZeroMQ fail. A refusal carries no text, so the reason is inferred from
+ * the socket's events. (K5)
  */
 
-// Handshakes in a row without a word. A publisher that stops may cause one, and one to which many
-// workers dial at once several: so they must have gone on for a while as well.
+// Handshakes in a row that the peer aborted before that is reported. A publisher that stops may
+// cause one, an overloaded one several, so they must also have continued for a while.
 const BROKEN = 3;
 
 const NOT_ALLOWED =
@@ -20,13 +20,13 @@ export const NO_KEYS_HERE =
   "the publisher asks for keys, and this worker has none: give it `keys`, a file that " +
   "`weightbus keygen` makes";
 
-/** The handshakes of one socket of a worker with keys. */
+/** The outcomes of the handshakes of one socket of a worker with keys. */
 export class Handshakes {
-  #broken = 0; // in a row that have ended without a word
+  #broken = 0; // aborted by the peer, in a row
   #since = 0;
 
   constructor(
-    /** Milliseconds for which they must have ended so. */
+    /** Milliseconds for which handshakes must have been aborted before that is reported. */
     readonly patience: number,
   ) {}
 
@@ -34,19 +34,19 @@ export class Handshakes {
     this.#broken = 0;
   }
 
-  // Each of these says why one has failed, if that is a matter of keys.
+  // Each of these returns the reason of a failure; empty if it does not concern keys.
 
-  /** The other side has said no. */
+  /** The peer refused the key. */
   refused(): string {
     return NOT_ALLOWED;
   }
 
-  /** The other side breaks the rules, or has others. */
+  /** The peer broke ZMTP, or uses another security mechanism. */
   mismatched(code: string): string {
     return code === "ERR_ZMTP_MECHANISM_MISMATCH" ? NO_KEYS_THERE : "";
   }
 
-  /** The other side has hung up. */
+  /** The peer closed the connection. */
   cutOff(now: number): string {
     if (this.#broken === 0) this.#since = now;
     this.#broken += 1;

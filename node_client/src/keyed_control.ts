@@ -16,10 +16,10 @@ import {
   SLICE_MS,
 } from "./limits.js";
 
-const DESCRIPTORS = 16; // that a worker takes at most
+const DESCRIPTORS = 16; // that a worker needs at most
 const TOO_MANY = new Set(["EMFILE", "ENFILE"]);
 
-/** After an error of ZMTP the last ones come, and then none any more. */
+/** The events of a change. After a ZMTP error a socket emits the last of these, then no more. */
 const CHANGES = [
   "connect:delay",
   "connect:retry",
@@ -32,8 +32,7 @@ const CHANGES = [
 ] as const;
 
 /**
- * Take as many descriptors as a worker is made of, and give them back: ZeroMQ ends the process
- * where it finds none.
+ * Check that enough file descriptors are free, since ZeroMQ aborts the process if it gets none.
  *
  * @throws AddressError - if there are fewer.
  */
@@ -42,7 +41,7 @@ function checkDescriptors(address: string): void {
   try {
     while (taken.length < DESCRIPTORS) taken.push(openSync("/dev/null", "r"));
   } catch (error) {
-    if (!TOO_MANY.has((error as NodeJS.ErrnoException).code ?? "")) return; // it has no such file
+    if (!TOO_MANY.has((error as NodeJS.ErrnoException).code ?? "")) return; // no /dev/null
     throw new AddressError(
       `cannot connect to ${address}: ${taken.length} descriptors are left, and its sockets need ` +
         `${DESCRIPTORS}: close files, or raise the limit (\`ulimit -n\`) where this is started`,
@@ -56,11 +55,11 @@ function dealer(address: string, bytesMax: number): Dealer {
   checkDescriptors(address);
   const payload = Math.max(bytesMax, LAYOUT_BYTES_FREE);
   return new Dealer({
-    immediate: true, // say nothing to nobody: it would pile up
-    sendTimeout: 0, // a message that cannot go out now is lost, and will be repeated
+    immediate: true, // queue nothing while disconnected: hellos would pile up
+    sendTimeout: 0, // drop a message that cannot be sent now: it is repeated
     linger: LINGER_MS,
-    receiveHighWaterMark: 32, // messages held before TCP pushes back
-    // Of a frame, also in a handshake, before the other side has proved anything.
+    receiveHighWaterMark: 32, // received messages to queue before TCP flow control stops the peer
+    // The limit of a frame, also in the handshake, before the peer is authenticated.
     maxMessageSize: Math.min(payload + HEADER_BYTES_MAX, MESSAGE_BYTES_MAX),
     connectTimeout: CONNECT_MS,
     reconnectInterval: 50,
@@ -82,7 +81,7 @@ export class KeyedControl implements Control {
     try {
       this.#pin(keys);
       this.#socket.ipv6 = address.includes("[");
-      // Watched from before it connects: a first attempt may be over, for good, in an instant.
+      // Watch before connecting: the first attempt may fail at once, without a retry.
       this.#watch(new Handshakes(patience));
       this.#socket.connect(address);
     } catch (error) {
@@ -93,7 +92,7 @@ export class KeyedControl implements Control {
     this.#run().catch((error) => handlers.ended(error));
   }
 
-  /** Speak to the owner of the publisher's key alone. */
+  /** Accept only the owner of the publisher's key. */
   #pin({ publisher, public: own, secret }: WorkerKeys): void {
     if (!capability.curve) {
       throw new KeysError(
@@ -125,7 +124,7 @@ export class KeyedControl implements Control {
     return !this.#socket.closed && this.#socket.writable;
   }
 
-  /** Hand over messages until the channel is closed; the event loop turns in between. */
+  /** Pass on messages until the channel is closed, letting the event loop run in between. */
   async #run(): Promise<void> {
     let since = performance.now();
     for await (const frames of this.#socket) {
@@ -143,7 +142,7 @@ export class KeyedControl implements Control {
   redial(): void {
     try {
       this.#socket.disconnect(this.address);
-    } catch {} // there is none
+    } catch {} // not connected
     this.#socket.connect(this.address);
   }
 

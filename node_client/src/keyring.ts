@@ -1,8 +1,8 @@
 /**
- * The group keys of a worker's session: what is sealed is opened with them, or has no effect.
+ * The group keys of a worker's session, which decrypt sealed messages, layouts and chunks.
  *
- * There are two while one takes the place of another; the older one is forgotten soon after. What is
- * published beside chunks counts up under each key: what counts no higher than the last is a replay.
+ * During a rotation there are two keys; the older one expires soon after. Published messages other
+ * than chunks have a count that rises under each key: one that is not above the last is a replay.
  */
 
 import { ProtocolError } from "./errors.js";
@@ -26,27 +26,27 @@ import {
   type Subject,
 } from "./sealing.js";
 
-const PUBLISHED = new Set(["announce", "beacon", "end"]); // what is sealed for all, beside chunks
+const PUBLISHED = new Set(["announce", "beacon", "end"]); // sealed for all workers, besides chunks
 const NOTHING: Uint8Array = new Uint8Array(0);
 const NO_SECRET = { id: "", names: NOTHING, key: NOTHING };
 
-/** What a message says of how its payload was sealed. */
+/** The key id and tag with which a payload was sealed. */
 interface Seal {
   readonly key: string | null;
   readonly tag: string | null;
 }
 
-/** What one worker can open. A worker that has one takes nothing that is not sealed. */
+/** The group keys of one worker. With a keyring, it ignores published messages in the clear. */
 export class Keyring {
   readonly #keys = new Map<string, GroupKey>(); // by id, the newest last
-  readonly #counts = new Map<string, number>(); // the highest that was opened, by id
-  #aloneAt = Number.POSITIVE_INFINITY; // when the newest is the only one that counts
-  #lacking = false; // something came that was sealed with another key
-  #last = NO_SECRET; // of a version
+  readonly #counts = new Map<string, number>(); // the highest count opened, by key id
+  #aloneAt = Number.POSITIVE_INFINITY; // when all but the newest key expire
+  #lacking = false; // a message was sealed with an unknown key
+  #last = NO_SECRET; // the last version key that was derived
 
   /**
-   * A session begins, and these are its keys, of which an older one counts until then. A count goes
-   * on, or replays would count.
+   * Start a session with these keys; all but the newest are valid until `until`. Counts of known
+   * keys are kept, so that replays are still detected.
    */
   begin(keys: readonly string[], until = Number.POSITIVE_INFINITY): void {
     this.#keys.clear();
@@ -58,8 +58,8 @@ export class Keyring {
   }
 
   /**
-   * There are other keys; the one before counts until then. What is told before a key that is here
-   * is older than that: it was forgotten, or never here.
+   * Add keys of a rotation; the previous one is valid until `until`. Keys listed before a known key
+   * are older than it, and are ignored.
    */
   add(keys: readonly string[], until: number): void {
     const told = keys.map((hex) => new GroupKey(hex));
@@ -71,7 +71,7 @@ export class Keyring {
     this.#keep(GROUP_KEYS_MAX);
   }
 
-  /** Forget a key whose time is over; return whether one is needed that is not here. */
+  /** Drop an expired key; return whether a message needed a key that is unknown. */
   lacks(now: number): boolean {
     if (now >= this.#aloneAt) {
       this.#aloneAt = Number.POSITIVE_INFINITY;
@@ -80,7 +80,7 @@ export class Keyring {
     return this.#lacking;
   }
 
-  /** A hello is said, whose answer brings the keys that there are. */
+  /** A hello was sent, whose answer brings the current keys. */
   asked(): void {
     this.#lacking = false;
   }
@@ -99,15 +99,16 @@ export class Keyring {
     return found;
   }
 
-  /** Return what opens a chunk of a version, or of a patch; null if its key is not known. */
+  /** Return the decryption of a chunk of a version or patch; null if its key is unknown. */
   opening(subject: Subject, chunk: SealedChunk, size: number): Opening | null {
     return this.#opening(subject, chunk, CHUNK, chunk.index, size);
   }
 
   /**
-   * Open in its place what came with an announcement, its layout or all its bytes, if it is sound.
+   * Decrypt in place the payload of an announcement: its layout, or all bytes of the version.
    *
-   * Of all the bytes there are none then, as of a damaged chunk, which is fetched.
+   * If it is not authentic, return null for a layout, and no bytes for a version: like a damaged
+   * chunk, those are fetched.
    */
   payload(announce: Announce, bytes: Uint8Array): Uint8Array | null {
     const purpose = announce.whole === null ? LAYOUT : CHUNK; // E4
@@ -133,9 +134,10 @@ export class Keyring {
   }
 
   /**
-   * Return what was published, if it was sealed: the rest can be anybody's word. (E1)
+   * Return a published message, opened, if it was sealed; else null, as its sender is unknown. (E1)
    *
-   * It comes only once; unless it does not count, since the rest of it is still on its way.
+   * Each message is returned once; with `counts` false, before its payload is complete, it is not
+   * marked as seen.
    */
   published(decoded: Decoded, counts = true): Decoded | null {
     const { message, payloads } = decoded;
@@ -143,7 +145,7 @@ export class Keyring {
     return message.type === "sealed_message" ? this.#message(message, payloads, counts) : null;
   }
 
-  /** Return what the publisher said, if it is that, and new. */
+  /** Open a sealed message; null if it is not authentic or a replay. */
   #message(sealed: SealedMessage, payloads: Decoded["payloads"], counts: boolean): Decoded | null {
     const { key: id, count } = sealed; // E5
     const key = this.#key(id);

@@ -1,8 +1,8 @@
 /**
- * A worker's keys, as `weightbus keygen` writes them: a file of one small JSON object, or the folder
- * that has such files for many.
+ * Reads a worker's keys as `weightbus keygen` writes them: a file of one small JSON object, or the
+ * folder with a file for each worker.
  *
- *     DIR/workers/NAME.json     a worker's pair, its name, and the publisher's public key
+ *     DIR/workers/NAME.json     the worker's key pair, its name, the publisher's public key
  */
 
 import { createPrivateKey, createPublicKey } from "node:crypto";
@@ -12,17 +12,17 @@ import { KeysError } from "./errors.js";
 import { type Field, matching, object } from "./fields.js";
 import { TEXT_MAX } from "./limits.js";
 
-export const KEYS = "WEIGHTBUS_KEYS"; // of the environment, where no keys are given: a path, or empty
+export const KEYS = "WEIGHTBUS_KEYS"; // environment variable with the default path
 const [WORKERS, SUFFIX] = ["workers", ".json"] as const;
-const EVERYBODY = 0o007; // of a file's mode: what users may that are neither its owner nor of its group
+const EVERYBODY = 0o007; // permission bits of others in a file's mode
 const DIGITS =
   "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"; // Z85
-// What stands before the 32 bytes of a secret X25519 key in PKCS #8 (RFC 8410).
+// The PKCS #8 header before the 32 bytes of a secret X25519 key (RFC 8410).
 const PKCS8 = Buffer.from("302e020100300506032b656e04220420", "hex");
 
 const z85 = matching("40 characters of Z85", /^[0-9a-zA-Z.\-:+=^!/*?&<>()[\]{}@%$#]{40}$/);
 const key: Field<string> = {
-  must: `${z85.must}, each five of which stand for 32 bits`, // some stand for more
+  must: `${z85.must}, each five of which stand for 32 bits`, // some groups exceed that
   read: (v) => {
     const found = z85.read(v);
     return found && valuesOf(found).every((value) => value < 2 ** 32) ? found : undefined;
@@ -35,22 +35,22 @@ const form = matching(
 const FILE = { name: form, public: key, secret: key, publisher: key };
 const HELP = "see weightbus keygen --help";
 
-/** What a worker needs: its pair, and the public key of the only publisher that it speaks to. */
+/** A worker's key pair, and the public key of the only publisher that it connects to. */
 export interface WorkerKeys {
-  /** What it may be called; a `*` in it stands for any characters. */
+  /** The worker name that the key allows; a `*` in it stands for any characters. */
   readonly name: string;
-  /** Its pair, 40 characters of Z85 each, like the publisher's public key. */
+  /** Each key is 40 characters of Z85. */
   readonly public: string;
   readonly secret: string;
   readonly publisher: string;
 }
 
 /**
- * Return a worker's keys; null: it has none.
+ * Return a worker's keys; null if it has none.
  *
- * @param given - what is in a file, or a path; undefined: what the environment says.
- * @param name - of the worker, if it was given one.
- * @throws KeysError - if they cannot be read, or make no sense.
+ * @param given - the keys, or a path; undefined means the path in the environment variable.
+ * @param name - the worker's name, if the user set one.
+ * @throws KeysError - if the keys cannot be read or are invalid.
  */
 export function workerKeys(
   given: WorkerKeys | string | undefined,
@@ -62,9 +62,9 @@ export function workerKeys(
 }
 
 /**
- * Read a worker's file, or that of a name in a folder that `weightbus keygen` has made.
+ * Read a worker's key file, or the file for `name` in a folder that `weightbus keygen` made.
  *
- * @throws KeysError - if there is none, or it makes no sense.
+ * @throws KeysError - if there is no such file, or it is invalid.
  */
 export function readWorkerKeys(path: string, name?: string): WorkerKeys {
   if (path.trimStart().startsWith("{")) {
@@ -79,7 +79,7 @@ function isFolder(path: string): boolean {
   try {
     return statSync(path).isDirectory();
   } catch {
-    return false; // which whoever reads it will find
+    return false; // reading it reports the error
   }
 }
 
@@ -94,7 +94,7 @@ function parsed(text: string, path: string): unknown {
   try {
     return JSON.parse(text);
   } catch {
-    throw new KeysError(`${path} is no file of keys: it is no JSON; ${HELP}`); // nor shown: a secret
+    throw new KeysError(`${path} is no file of keys: it is no JSON; ${HELP}`); // not shown: secret
   }
 }
 
@@ -115,7 +115,7 @@ function read(path: string): string {
   }
 }
 
-/** Return the file in a folder that is for a worker of this name; without one, the only file. */
+/** Return the path of the file for a worker name; without a name, of the only file. */
 function fileOf(folder: string, name: string | undefined): string {
   const files = filesOf(folder).map((file) => ({ file, of: nameOf(file) }));
   const exact = files.filter(({ of }) => of === name);
@@ -139,12 +139,12 @@ function filesOf(folder: string): string[] {
   }
 }
 
-/** Return the name that a file is for: no name has a `+`, which stands for `*` there. */
+/** Return the worker name of a file: no name has a `+`, which stands for `*` in file names. */
 function nameOf(file: string): string {
   return basename(file, SUFFIX).replace("+", "*");
 }
 
-/** Whether somebody whose key is for `form` may be called so. */
+/** Whether a key for `form` allows this worker name. */
 function fits(form: string, name: string): boolean {
   const [begin = "", end] = form.split("*");
   if (end === undefined) return name === form;
@@ -165,13 +165,13 @@ function checkPair(keys: WorkerKeys, where: string): WorkerKeys {
   );
 }
 
-/** Return what each five characters of a key stand for. */
+/** Return the number that each five characters of a key stand for. */
 function valuesOf(key: string): number[] {
   const groups = key.match(/.{5}/g) ?? [];
   return groups.map((five) => [...five].reduce((sum, c) => sum * 85 + DIGITS.indexOf(c), 0));
 }
 
-/** Return the 32 bytes that a key's 40 characters stand for: 4 for each 5. */
+/** Return the 32 bytes of a key of 40 characters: 4 bytes for each 5 characters. */
 function bytesOf(key: string): Buffer {
   const bytes = Buffer.alloc((key.length / 5) * 4);
   for (const [index, value] of valuesOf(key).entries()) bytes.writeUInt32BE(value, index * 4);

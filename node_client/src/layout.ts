@@ -1,5 +1,5 @@
 /**
- * A layout: which tensors a version holds, and where each lies. It is a safetensors header.
+ * Parses layouts: the tensors of a version and their positions, as a safetensors header.
  *
  *     0        8                      8+n
  *     ├────────┼───────────────────────┼──────────────────────────────┤
@@ -7,8 +7,7 @@
  *     │ little │                       │ row-major, without gaps      │
  *     └────────┴───────────────────────┴──────────────────────────────┘
  *
- * `Layout.parse` believes nothing (rules L1 to L8 of the protocol): it is what stands between a
- * stranger's bytes and an array.
+ * `Layout.parse` checks everything (rules L1 to L8 of the protocol), as the bytes may be hostile.
  */
 
 import { sha256 } from "./checksum.js";
@@ -20,12 +19,12 @@ import { LAYOUT_BYTES_MAX, NAME_BYTES_MAX, RANK_MAX } from "./limits.js";
 export const PREFIX_BYTES = 8;
 
 /**
- * The text of the metadata with the order of the source: the places of its names in the file, where
- * the aliases, sorted, follow the tensors.
+ * The metadata entry with the order of names in the source: for each, its index in the list of all
+ * tensors by position, followed by the sorted aliases.
  */
 const ORDER = "weightbus.order";
 
-/** One tensor, and the bytes of the data section that it owns. */
+/** One tensor and its byte range in the data section. */
 export interface TensorSpec {
   readonly name: string;
   readonly dtype: Dtype;
@@ -34,27 +33,27 @@ export interface TensorSpec {
   readonly end: number;
 }
 
-/** A checked layout. */
+/** A valid layout. */
 export class Layout {
   private constructor(
     /** SHA-256 of all its bytes. */
     readonly id: string,
     /** By position in the data section. */
     readonly tensors: readonly TensorSpec[],
-    /** Other names of tensors: by alias, the name that it stands for. */
+    /** By alias, the name of the tensor that it stands for. */
     readonly aliases: ReadonlyMap<string, string>,
     readonly metadata: ReadonlyMap<string, string>,
     /** Bytes of the data section. */
     readonly nbytes: number,
-    /** Every tensor by its name, and by its aliases, in the order of the source. */
+    /** Every tensor by its name and aliases, in the order of the source. */
     readonly byName: ReadonlyMap<string, TensorSpec>,
   ) {}
 
   /**
-   * Read a layout, its length prefix included.
+   * Parse a layout, its length prefix included.
    *
-   * @param namesMax - names that are read, of tensors and of metadata.
-   * @throws LayoutError - and nothing else - if the bytes break a rule.
+   * @param namesMax - the most names of tensors and metadata to read.
+   * @throws LayoutError - and no other error - if the bytes break a rule.
    */
   static parse(bytes: Uint8Array, namesMax?: number): Layout {
     const { entries, metadata } = readHeader(jsonOf(bytes), namesMax);
@@ -63,7 +62,7 @@ export class Layout {
     const aliases = new Map<string, string>();
     for (const [name, kept] of metadata) {
       const tensor = byName.has(name) ? undefined : byName.get(kept);
-      if (tensor?.name !== kept) continue; // plain text, or an alias of an alias
+      if (tensor?.name !== kept) continue; // ordinary metadata, or an alias of an alias
       checkName(name);
       aliases.set(name, kept);
     }
@@ -75,7 +74,7 @@ export class Layout {
   }
 }
 
-/** Return the names in the order of a text; as they are if that names not each place once. */
+/** Return the names in the order of a text; in their own order if the text is invalid. */
 function ordered(
   tensors: readonly TensorSpec[],
   aliases: ReadonlyMap<string, string>,
@@ -94,7 +93,7 @@ function ordered(
   return names.size === inFile.length ? names : byName;
 }
 
-/** Return the JSON of a layout, whose length must be what the prefix says. */
+/** Return the JSON of a layout; throws if its length is not that of the prefix. */
 function jsonOf(bytes: Uint8Array): Uint8Array {
   const buffer = Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength);
   const size = buffer.length < PREFIX_BYTES ? -1n : buffer.readBigUInt64LE();
@@ -108,7 +107,7 @@ function jsonOf(bytes: Uint8Array): Uint8Array {
   return buffer.subarray(PREFIX_BYTES);
 }
 
-/** Order the tensors by where they lie, and check that they lie end to end. */
+/** Return the tensors by position; throws unless they are contiguous. */
 function place(entries: ReadonlyMap<string, Entry>): TensorSpec[] {
   const specs = [...entries].map(([name, entry]) => check(name, entry));
   specs.sort((a, b) => a.begin - b.begin || a.end - b.end); // L8

@@ -1,9 +1,9 @@
 /**
- * Reads the JSON of a layout, and nothing else.
+ * A strict JSON parser for layouts.
  *
- * `JSON.parse` keeps the last of two equal keys and reads `1.0`, `1e0` and `-0` as integers, so
- * that two readers could see two models in the same bytes. A layout has one fixed shape, so this
- * reads that shape alone: no recursion, one pass over the bytes, and any deviation is an error.
+ * `JSON.parse` keeps the last of two equal keys and reads `1.0`, `1e0` and `-0` as integers, so two
+ * readers could see different models in the same bytes. A layout has a fixed shape, and this parser
+ * accepts only that shape, in one pass over the bytes, without recursion.
  */
 
 import { isUtf8 } from "node:buffer";
@@ -11,7 +11,7 @@ import { LayoutError, TooManyNamesError } from "./errors.js";
 import { INTEGER_MAX, RANK_MAX, TENSORS_MAX } from "./limits.js";
 import { printable } from "./words.js";
 
-/** What a layout says of one tensor. */
+/** The entry of one tensor. */
 export interface Entry {
   readonly dtype: string;
   readonly shape: readonly number[];
@@ -25,7 +25,7 @@ export interface Header {
 }
 
 const METADATA = "__metadata__";
-const DIGITS_MAX = 16; // of 2^53 - 1
+const DIGITS_MAX = 16; // as many as 2^53 - 1 has
 const [QUOTE, COMMA, COLON, BACKSLASH] = [0x22, 0x2c, 0x3a, 0x5c];
 const [OPEN, CLOSE, OPEN_LIST, CLOSE_LIST] = [0x7b, 0x7d, 0x5b, 0x5d];
 const [ZERO, NINE, SPACE] = [0x30, 0x39, 0x20];
@@ -33,8 +33,8 @@ const [ZERO, NINE, SPACE] = [0x30, 0x39, 0x20];
 /**
  * Read `{"name": {"dtype": ..., "shape": [...], "data_offsets": [...]}, "__metadata__": {...}}`.
  *
- * @param namesMax - names that are read, of tensors and of metadata.
- * @throws LayoutError - if the bytes are anything else; TooManyNamesError - if there are more names.
+ * @param namesMax - the most names of tensors and metadata to read.
+ * @throws LayoutError - if the bytes have another form; TooManyNamesError - beyond `namesMax`.
  */
 export function readHeader(json: Uint8Array, namesMax = Number.POSITIVE_INFINITY): Header {
   if (!isUtf8(json)) throw new LayoutError("the layout is not UTF-8");
@@ -80,7 +80,7 @@ function readEntry(reader: Reader): Entry {
   return { dtype, shape, begin, end };
 }
 
-/** A position in the bytes, and what may come there. */
+/** A cursor over the bytes, with a method for each kind of value. */
 class Reader {
   #at = 0;
   #names = 0;
@@ -90,7 +90,7 @@ class Reader {
     readonly namesMax: number,
   ) {}
 
-  /** Names that were read so far. */
+  /** Number of names read so far. */
   get names(): number {
     return this.#names;
   }
@@ -112,7 +112,7 @@ class Reader {
     return this.fail(`the key ${shown(key)} stands twice`);
   }
 
-  /** Read an object; `value` reads what stands behind each key. */
+  /** Read an object; `value` is called after each key to read its value. */
   object(value: (key: string) => void): void {
     this.#expect(OPEN, "'{'");
     if (this.#take(CLOSE)) return;
@@ -124,7 +124,7 @@ class Reader {
     this.#expect(CLOSE, "',' or '}'");
   }
 
-  /** Read an array of at most so many integers. */
+  /** Read an array of at most `most` integers. */
   integers(most: number): number[] {
     const values: number[] = [];
     this.#expect(OPEN_LIST, "'['");
@@ -157,7 +157,7 @@ class Reader {
     return escaped ? this.#unescape(body) : body;
   }
 
-  /** Only white space may follow. */
+  /** Check that only white space follows. */
   end(): void {
     this.#skip();
     if (this.#at < this.bytes.length) this.fail("something behind the object");
@@ -167,7 +167,7 @@ class Reader {
     try {
       const text: string = JSON.parse(`"${body}"`);
       if (text.isWellFormed()) return text;
-    } catch {} // no such escape
+    } catch {} // invalid escape
     return this.fail("an escape that stands for no character");
   }
 
@@ -213,7 +213,7 @@ class Reader {
   }
 }
 
-/** Return the beginning of a name, as a person may be shown it. */
+/** Return the beginning of a name, quoted and printable. */
 export function shown(name: string): string {
   return printable(JSON.stringify(name.length > 40 ? `${name.slice(0, 40)}...` : name));
 }

@@ -1,4 +1,4 @@
-/** What a worker makes sure of before it takes a version: that it can be read, and that it fits. */
+/** Checks whether a worker can accept an announced version, and caches layouts. */
 
 import { LayoutError, TooManyNamesError } from "./errors.js";
 import { Layout, PREFIX_BYTES } from "./layout.js";
@@ -15,38 +15,38 @@ import type { Announce } from "./messages.js";
 
 const RAISE = "raise its bytesMax if that is meant";
 
-/** A code of section 13 of the protocol, and what is wrong in words. */
+/** A code of section 13 of the protocol, and a description. */
 export type Fault = readonly [code: string, text: string];
 export type Accepts = (model: string, layout: Layout) => string;
 
-/** What a worker takes at most. */
+/** The size limits of a worker. */
 export interface Most {
-  /** Bytes of a version; of its layout, too, above some that cost little. */
+  /** The largest version in bytes, and the largest layout unless that is small. */
   readonly bytesMax: number;
-  /** Bytes of a layout of the tensors that are here, where that is known. */
+  /** The largest layout of the registered tensors in bytes, if known. */
   readonly layoutBytesMax?: number | undefined;
 }
 
-/** The layouts that a worker knows of one model, and what it takes. */
+/** The known layouts of one model, and the checks of its announcements. */
 export class Acceptance {
   readonly #layouts = new Map<string, { readonly layout: Layout; readonly bytes: number }>();
-  readonly #accepted = new Set<string>(); // ids of layouts among them that can be applied here
+  readonly #accepted = new Set<string>(); // ids of known layouts that can be applied
 
   constructor(
     readonly model: string,
-    /** Says why a layout cannot be applied here; nothing if it can. */
+    /** Returns why a layout cannot be applied; empty if it can. */
     readonly accepts: Accepts,
     readonly most: Most,
-    /** How versions are sealed; null: they are in the clear. */
+    /** The required encryption; null for versions in the clear. */
     readonly encryption: string | null = null,
   ) {}
 
-  /** The layout of an announced version, if it is known. */
+  /** Return the layout of an announced version, if it is known. */
   layout(announce: Announce): Layout | undefined {
     return this.#layouts.get(announce.layout)?.layout;
   }
 
-  /** Remember a layout that came with an announcement; return what is wrong with it. */
+  /** Parse and store the layout of an announcement; return a fault if it is invalid. */
   learn(announce: Announce, bytes: Uint8Array): Fault | null {
     if (bytes.length !== announce.layout_bytes) {
       const text = `the layout has ${bytes.length} bytes, announced were ${announce.layout_bytes}`;
@@ -67,7 +67,7 @@ export class Acceptance {
     }
   }
 
-  /** Names that are read of a layout: what is kept of them counts as memory of a version does. */
+  /** The most names of a layout: storing them counts against the memory for a version. */
   get #namesMax(): number {
     return Math.max(NAMES_FREE, Math.floor(this.most.bytesMax / NAME_COST));
   }
@@ -85,7 +85,7 @@ export class Acceptance {
     }
   }
 
-  /** Why a version, or its layout, is too large. */
+  /** Return a fault if a version or its layout is too large. */
   excess({ nbytes, layout_bytes }: Announce): Fault | null {
     const { bytesMax, layoutBytesMax = LAYOUT_BYTES_MAX } = this.most;
     if (nbytes > bytesMax) {
@@ -102,7 +102,7 @@ export class Acceptance {
     return ["too-large", `${text}; ${here}: are its names others?`];
   }
 
-  /** Why a version cannot be taken, as far as that is known yet. */
+  /** Return a fault if a version cannot be accepted, as far as is known yet. */
   fault(announce: Announce): Fault | null {
     const { encoding, encryption, nbytes, chunk_bytes } = announce; // W6
     if (encoding !== "raw" || encryption !== this.encryption) {

@@ -1,75 +1,75 @@
 /**
- * Every bound of the protocol in one place; docs/PROTOCOL.md gives the reason for each.
+ * All limits of the worker; docs/PROTOCOL.md gives the reason for each limit of the protocol.
  *
- * A peer may send anything. What it can make this side remember or allocate is bounded here.
+ * A peer may send anything: these limits bound what it can make this side store or allocate.
  */
 
 export const INTEGER_MAX = Number.MAX_SAFE_INTEGER; // 2^53 - 1
 export const HEADER_BYTES_MAX = 65_536;
 export const TEXT_MAX = 4096; // code points of a reason, an address, a path
-/** Of what is said of one version: entries, and characters of a name. */
+/** Metadata of one version: entries, and characters of a name. */
 export const METADATA_MAX = 32;
 export const METADATA_NAME_MAX = 128;
 export const LABEL_MAX = 256; // code points of a client's description or a host
 export const FEATURES_MAX = 64;
 export const MODELS_MAX = 64;
-export const GROUP_KEYS_MAX = 2; // one, and the one before while it changes
+export const GROUP_KEYS_MAX = 2; // the current one and, during a rotation, the previous one
 export const CHUNK_BYTES_MAX = 2 ** 26;
 export const CHUNKS_MAX = 2 ** 20;
-export const PATCHES_MAX = 8; // of one version: each is on another base, and most workers run one of two
+export const PATCHES_MAX = 8; // of one version, each on another base; two cover most workers
 export const FETCH_CHUNKS_MAX = 64;
-export const LAYOUT_BYTES_MAX = 100_000_000; // the 8 bytes of its length come on top
+export const LAYOUT_BYTES_MAX = 100_000_000; // without the 8 bytes of the length prefix
 export const TENSORS_MAX = 1_000_000;
 export const RANK_MAX = 64;
 export const NAME_BYTES_MAX = 4096; // of a tensor's name
 export const MESSAGE_BYTES_MAX = LAYOUT_BYTES_MAX + HEADER_BYTES_MAX; // ZMQ_MAXMSGSIZE
 
-/** Of a layout that is taken however small `bytesMax` is: some 10,000 tensors; their names take 10 MB. */
+/** Layouts up to this size are always accepted: some 10,000 tensors; their names take 10 MB. */
 export const LAYOUT_BYTES_FREE = 2 ** 20;
-/** Names of a layout, of metadata as well, that are read however small `bytesMax` is: some 10 MB. */
+/** This many names of a layout and its metadata are always read: some 10 MB. */
 export const NAMES_FREE = 2 ** 14;
-/** Bytes of memory that a name of a layout counts as, with all that is kept of it. */
+/** Bytes of memory that one name of a layout counts as, with everything stored for it. */
 export const NAME_COST = 512;
-export const LAYOUTS_KEPT = 4; // of a model, so that one that alternates sends none again;
-export const LAYOUTS_BYTES_KEPT = 2 ** 22; // together, but for the last: each takes ten times that
+export const LAYOUTS_KEPT = 4; // per model, so that alternating layouts are not sent again
+export const LAYOUTS_BYTES_KEPT = 2 ** 22; // in sum, except the last; ten times that in memory
 
-export const CONNECT_MS = 3_000; // for one attempt: the kernel's own second comes after 1 s, its third 3 s
-export const LINGER_MS = 200; // what is on its way at closing (a goodbye, an acknowledgement) gets this
-export const FAULT_MS = 1_000; // between two words of messages that this worker fails on: a flood is one
-/** Commands of ZMTP: a publisher pings every few seconds. Each PING is answered, which takes time. */
+export const CONNECT_MS = 3_000; // per attempt; the kernel sends SYN again after 1 s and after 3 s
+export const LINGER_MS = 200; // for queued messages at closing, such as `bye` or an acknowledgement
+export const FAULT_MS = 1_000; // between two notices of internal errors: a flood causes one
+/** Commands of ZMTP: a publisher sends a PING every few seconds. Answering each takes time. */
 export const COMMANDS = { burst: 64, perSecond: 16 };
-export const UNREAD_BYTES_MAX = 2 ** 16; // of answers to PINGs, which the other side does not read
-export const UNSENT_BYTES_MAX = 2 ** 20; // of messages, of which a hello has up to 64 KiB
+export const UNREAD_BYTES_MAX = 2 ** 16; // queued answers to PINGs that the peer does not read
+export const UNSENT_BYTES_MAX = 2 ** 20; // queued messages; a hello has up to 64 KiB
 export const HANDSHAKE_MS = 5_000; // of ZMTP, until messages can be sent
-export const SILENCE_MS = 30_000; // a publisher pings and sends beacons far more often than that
-export const PINGS_MS = 10 * SILENCE_MS; // with nothing but PINGs: what has no version yet sends no more
+export const SILENCE_MS = 30_000; // a publisher sends PINGs and beacons far more often than that
+export const PINGS_MS = 10 * SILENCE_MS; // with PINGs alone, as before a first version
 
-export const WINDOW_CHUNKS = 16; // asked for and not here yet, at most
+export const WINDOW_CHUNKS = 16; // requested chunks that have not arrived yet
 export const PROGRESS_CHUNKS = 16; // between two reports of progress
-export const TRIES_MAX = 5; // times that nothing new of a patch or version comes: half a minute, for slow links
+export const TRIES_MAX = 5; // fetches in a row without a new chunk: half a minute on slow links
 export const APPLIES_MAX = 3; // in a row that fail half-way before a version is rejected
-export const EPOCHS_KEPT = 8; // of which the publisher's age is remembered
-export const APPLY_MS = 60_000; // for each call of a user's function, unless the user says otherwise
-export const APPLY_MS_MAX = 86_400_000; // what hangs for a day hangs for ever
-export const SLICE_MS = 2; // of work on much memory, between which the event loop turns
-export const BUFFERS_MAX = 2; // of a model: one version complete, one arriving; and what runs, for patches
-export const STAGING_BYTES_MAX = 2 ** 36; // of one version, unless the user says otherwise
+export const EPOCHS_KEPT = 8; // epochs whose publisher's age is stored
+export const APPLY_MS = 60_000; // per call of a user function, by default
+export const APPLY_MS_MAX = 86_400_000; // one day: a longer call is taken for a hang
+export const SLICE_MS = 2; // of work on large memory before the event loop runs
+export const BUFFERS_MAX = 2; // per model: one complete, one arriving; not counting a patch base
+export const STAGING_BYTES_MAX = 2 ** 36; // of one version, by default
 
-/** How long a worker waits, in milliseconds (section 11 of the protocol). */
+/** The timing of a worker, in milliseconds (section 11 of the protocol). */
 export interface Timing {
-  /** Between two pings or repetitions of a report. */
+  /** Between two pings, and between repetitions of a report. */
   readonly ping: number;
-  /** Silence after which the publisher is lost. */
+  /** Time without a message after which the publisher is lost. */
   readonly lostAfter: number;
-  /** Silence of the control channel alone after which it is lost. */
+  /** Time without a control message after which the publisher is lost. */
   readonly deafAfter: number;
-  /** Between two hellos while nobody answers. */
+  /** Between two unanswered hellos. */
   readonly helloRetry: number;
-  /** Silence after which no push is waited for any more. */
+  /** Time without a chunk after which missing chunks are fetched instead of awaited. */
   readonly quiet: number;
-  /** Between two reports of progress where chunks come slowly. */
+  /** Between two reports of progress when chunks arrive slowly. */
   readonly report: number;
-  /** Silence after which a fetch is repeated; doubles each time, up to `patienceMax`. */
+  /** Time without a chunk after which a fetch is repeated; doubles up to `patienceMax`. */
   readonly patience: number;
   readonly patienceMax: number;
 }

@@ -1,6 +1,6 @@
 /**
- * The worker's loop: it owns the connections and the clock, moves frames, and lets the machine
- * decide. It runs on the event loop of whoever made it.
+ * The worker's loop: owns the connections and the clock, passes frames to the machine, and carries
+ * out its effects. It runs on the event loop of the code that created it.
  */
 
 import { setImmediate as turned } from "node:timers/promises";
@@ -17,9 +17,9 @@ import { inSlices, touched } from "./slices.js";
 import { Subscription } from "./subscription.js";
 import { printable } from "./words.js";
 
-const TICK_MS = 100; // between two looks at the clock when nothing happens
+const TICK_MS = 100; // between two calls of `machine.tick`
 
-/** Effects that are not for the connections. */
+/** The effects that the loop passes on: those not for connections, memory or decoding. */
 export type Told = Exclude<
   Effect,
   { do: "send" | "connect" | "redial" | "subscribe" | "touch" | "decode" }
@@ -27,7 +27,7 @@ export type Told = Exclude<
 
 export interface LoopHandlers {
   readonly told: (effect: Told) => void;
-  /** The control channel has come to its end: nothing will come any more. */
+  /** The control channel has ended: no more messages will arrive. */
   readonly ended: (reason: unknown) => void;
 }
 
@@ -36,17 +36,17 @@ export class WorkerLoop {
   readonly #subscription: Subscription;
   readonly #timer: NodeJS.Timeout;
   readonly #names: Names;
-  readonly #patches: Patching[] = []; // to be decoded, the first of them now
+  readonly #patches: Patching[] = []; // to be decoded; the first is in progress
   #closed = false;
-  #faults = 0; // of which nobody was told
-  #toldAt = Number.NEGATIVE_INFINITY; // of one
+  #faults = 0; // not reported yet
+  #toldAt = Number.NEGATIVE_INFINITY; // when a fault was last reported
 
   constructor(
     readonly address: string,
     readonly machine: WorkerMachine,
     readonly handlers: LoopHandlers,
     keys: WorkerKeys | null = null,
-    /** Hosts on which data is accepted beside that of the address. */
+    /** Whether the data endpoint may be on another host than that of the address. */
     readonly anyDataHost = false,
   ) {
     this.#control = control(address, keys, machine.bytesMax, machine.timing.lostAfter, {
@@ -63,12 +63,12 @@ export class WorkerLoop {
       broken: (reason) => this.#notice(`no pushed data, all is fetched: ${reason}`),
     });
     this.#names = new Names(address);
-    // Timers come before input in a turn of the event loop. After somebody has blocked it for long,
-    // what the publisher said meanwhile must be heard before it is called silent.
+    // The event loop runs timers before input. After user code has blocked it for long, the
+    // messages that arrived meanwhile must be read before the publisher is considered lost.
     this.#timer = setInterval(() => setImmediate(() => this.#tick()), TICK_MS);
   }
 
-  /** Do what the machine wants done. */
+  /** Carry out effects of the machine. */
   perform(effects: readonly Effect[]): void {
     for (const effect of effects) {
       switch (effect.do) {
@@ -103,7 +103,7 @@ export class WorkerLoop {
     this.#stop();
   }
 
-  /** Decode patches, one after another: those of many models would add up to long turns. */
+  /** Decode patches one at a time: several at once would keep the event loop busy for too long. */
   async #decode(): Promise<void> {
     while (this.#patches.length > 0) {
       await turned();
@@ -121,7 +121,7 @@ export class WorkerLoop {
       this.#guarded(() => this.machine.connected(now()));
     }
     if (this.#subscription.needsTicket) this.#guarded(() => this.machine.withoutTicket(now()));
-    // After that, for a connection that this gives up takes messages for a moment, and loses them.
+    // Tick last: messages sent just after it has given up a connection would be lost.
     this.#guarded(() => this.machine.tick(now()));
     const text = this.#closed ? null : this.#names.process_events(this.machine.inside, now());
     if (text !== null) this.handlers.told({ do: "notice", code: "unknown-host", text });
@@ -132,7 +132,7 @@ export class WorkerLoop {
       const destination = dataDestination(endpoint, this.address, this.anyDataHost);
       this.#subscription.connect(destination, ticket);
     } catch (error) {
-      this.#notice((error as Error).message); // everything can still be fetched
+      this.#notice((error as Error).message); // the worker can still fetch everything
     }
   }
 
@@ -140,12 +140,12 @@ export class WorkerLoop {
     this.handlers.told({ do: "notice", code: "no-data", text });
   }
 
-  /** Do what the machine says. */
+  /** Carry out effects, unless closed; report an exception as a notice. */
   #guarded(effects: () => Effect[]): void {
     if (!this.#closed) this.#guard(() => this.perform(effects()), undefined);
   }
 
-  /** Go on, whatever happens where one message is dealt with: nobody may end a worker by one. */
+  /** Return the result of `work`, or `otherwise` if it throws: no message may end a worker. */
   #guard<T>(work: () => T, otherwise: T): T {
     try {
       return work();
@@ -155,7 +155,7 @@ export class WorkerLoop {
     }
   }
 
-  /** Tell the user of something that should not happen, once in a while; return it in words. */
+  /** Report an internal error to the user, at most once per `FAULT_MS`; return its text. */
   #fault(error: unknown): string {
     const text = printable(error instanceof Error ? (error.stack ?? error.message) : `${error}`);
     this.#faults += 1;
@@ -183,7 +183,7 @@ export class WorkerLoop {
   }
 }
 
-/** Return a time in milliseconds that never goes back. */
+/** Return a monotonic time in milliseconds. */
 export function now(): number {
   return performance.now();
 }

@@ -1,10 +1,10 @@
 /**
- * The worker's behaviour, without sockets or clocks.
+ * The worker's state machine, without sockets or clocks.
  *
  * A worker is outside a session or inside (`SESSIONS` of `phases.ts`; it never probes). Inside,
- * messages go to the slot of the model they speak of (`follower.ts`). Outside, everything that was staged
- * or runs stays as it is, and hello is said again and again: a publisher that restarts finds its
- * workers coming back on their own. Times are in milliseconds, of any clock that never goes back.
+ * each message goes to the slot of its model (`follower.ts`). Outside, staged and running versions
+ * stay as they are, and `hello` is repeated, so workers rejoin a publisher that restarts. Times
+ * are in milliseconds of any monotonic clock.
  */
 
 import { Ages } from "./ages.js";
@@ -38,11 +38,11 @@ import { Lease } from "./transfer.js";
 import { printable } from "./words.js";
 
 export interface Model {
-  /** Says why a layout cannot be applied; nothing if it can. */
+  /** Returns why a layout cannot be applied; empty if it can. */
   readonly fault: (layout: Layout) => string;
-  /** The bytes of the versions that are expected; 0 if nobody knows. */
+  /** The expected size of a version in bytes; 0 if unknown. */
   readonly nbytes: number;
-  /** The bytes that a layout may have; left out: as many as the protocol allows. */
+  /** The largest layout in bytes; by default as large as the protocol allows. */
   readonly layoutBytesMax?: number;
 }
 
@@ -59,22 +59,22 @@ export class WorkerMachine {
   #subscribed = false;
   #heardAt = 0;
   #helloAt = Number.NEGATIVE_INFINITY;
-  #unheardSince: number | null = null; // the session began, and nothing published came since
-  #answeredAt = 0; // that is, heard on the control channel
-  // When hello was said, or the control connection changed, and nothing came on it since.
+  #unheardSince: number | null = null; // start of a session without a published message
+  #answeredAt = 0; // when the last control message was received
+  // When hello was sent or the control connection changed; null once a control message arrives.
   #unansweredSince: number | null = null;
   #pingedAt = Number.NEGATIVE_INFINITY;
   #pingEvery: number;
-  #redialAt = Number.POSITIVE_INFINITY; // after a refusal for want of the right key
+  #redialAt = Number.POSITIVE_INFINITY; // after a refusal because of keys
 
   constructor(
     readonly identity: Identity,
     readonly models: ReadonlyMap<string, Model>,
     readonly bytesMax: number,
     readonly timing: Timing,
-    /** What opens versions, where the control connection is encrypted, which brings the keys. */
+    /** Decrypts versions; its group keys come over the encrypted control connection. */
     readonly keyring: Keyring | null = null,
-    /** Whether versions may come as patches. */
+    /** Whether versions may be received as patches. */
     readonly patches = true,
   ) {
     this.#pingEvery = timing.ping;
@@ -90,7 +90,7 @@ export class WorkerMachine {
     return this.#epoch;
   }
 
-  /** Messages dropped because they broke the protocol. */
+  /** Number of malformed messages, which were dropped. */
   get malformed(): number {
     return this.#malformed;
   }
@@ -99,26 +99,26 @@ export class WorkerMachine {
     return this.#session === "inside";
   }
 
-  /** Let something happen to the session; return whether it has an arrow for that. */
+  /** Apply a change to the session; return whether its state allows that transition. */
   #changeSession(change: Change): boolean {
     const after = SESSIONS[this.#session][change];
     this.#session = after ?? this.#session;
     return after !== undefined;
   }
 
-  // What arrives.
+  // Received messages.
 
-  /** Take a message of the control channel. What is malformed is dropped. */
+  /** Process a message of the control channel; a malformed one is dropped. */
   receive(frames: Frames, now: number): Effect[] {
     return this.#receive(this.#decode(frames, true), now, false);
   }
 
-  /** Take a published message, its topic included. */
+  /** Process a published message, its topic frame included. */
   receivePublished(frames: Frames, now: number): Effect[] {
     if (!this.inside) return [];
     const effects: Effect[] = [];
     if (!this.#subscribed) {
-      this.#subscribed = true; // the first one proves that the subscription has arrived: W18
+      this.#subscribed = true; // the first one proves that the subscription is active: W18
       this.#unheardSince = null;
       effects.push(reports.ping(now, this.#subscribed));
     }
@@ -127,9 +127,9 @@ export class WorkerMachine {
   }
 
   /**
-   * Say where the payload of a published message belongs, of which topic and header are here.
+   * Return where to receive the payload of a published message, given its topic and header.
    *
-   * Null: nowhere; the message is then to be received with an empty payload.
+   * Null if it is not wanted: pass the message on with an empty payload.
    */
   place(frames: Frames, size: number): Lease | null {
     const decoded = this.#decode([frames[1] ?? NO_BYTES, NO_BYTES], false);
@@ -142,8 +142,8 @@ export class WorkerMachine {
   }
 
   /**
-   * The same of a message of the control channel, which comes beside the published ones: so its
-   * payload goes into memory of its own.
+   * The same for a message of the control channel. Its payload gets its own memory, since
+   * published messages arrive at the same time.
    */
   placeControl(header: Uint8Array, size: number): Lease | null {
     const message = this.inside ? this.#decode([header, NO_BYTES], false)?.message : undefined;
@@ -166,7 +166,7 @@ export class WorkerMachine {
     }
   }
 
-  /** Return what was published, if it is as it must be; unless it counts, it will come once more. */
+  /** Return a published message if it is sealed as keys require; `counts`: mark it as seen. */
   #published(decoded: Decoded, counts = true): Decoded | null {
     return this.keyring === null ? decoded : this.keyring.published(decoded, counts); // E1
   }
@@ -181,8 +181,8 @@ export class WorkerMachine {
     if (message.type === "ping") return [send({ type: "pong", token: message.token })]; // W18
     if (message.type === "welcome") return pushed ? [] : this.#welcome(message, now);
     if (message.type === "refuse") return this.#refuse(message, now);
-    if (!this.inside || message.type === "sealed_message") return []; // nobody knows what it says
-    // The publisher restarted, or our welcome was damaged: only hello settles who is right.
+    if (!this.inside || message.type === "sealed_message") return []; // cannot be opened
+    // The publisher restarted, or the welcome was damaged: a new hello resolves that.
     if (message.epoch !== this.#epoch) return this.hello(now); // W3
     if (this.#isStray(message, pushed)) return []; // E4
     this.#heardAt = now;
@@ -201,13 +201,13 @@ export class WorkerMachine {
     return this.#hearOf(models, now);
   }
 
-  /** Whether it is a pushed, sealed chunk of what does not arrive: anybody may have sent it. */
+  /** Whether it is a pushed, sealed chunk of no arriving version: its sender is unverified. */
   #isStray(message: PublisherMessage, pushed: boolean): boolean {
     if (!pushed || message.type !== "sealed_chunk") return false;
     return !this.followers.get(message.model)?.versions.find(message, "arriving");
   }
 
-  /** Return what speaks of a model, opened if need be; null if nothing is to come of it. */
+  /** Return a message about a model with its payload decrypted; null if it must be ignored. */
   #opened(decoded: Decoded): Decoded | null {
     const { message, payloads } = decoded;
     if (isChunk(message)) {
@@ -217,7 +217,7 @@ export class WorkerMachine {
     if (this.keyring === null || message.type !== "announce" || !sealed) return decoded;
     if (message.encryption !== AES_256_GCM) return { message, payloads: [] }; // it is declined
     const payload = this.keyring.payload(message, sealed);
-    return payload && { message, payloads: [payload] }; // else it is asked for in due time
+    return payload && { message, payloads: [payload] }; // if null, the layout is fetched later
   }
 
   #hearOf(models: ReadonlyMap<string, number>, now: number): Effect[] {
@@ -254,12 +254,12 @@ export class WorkerMachine {
 
   // Joining.
 
-  /** The latest epoch of which anything was applied: no older publisher is followed. */
+  /** The latest epoch from which a version was applied: no older publisher is joined. */
   get appliedEpoch(): number {
     return Math.max(0, ...[...this.followers.values()].map((follower) => follower.epoch));
   }
 
-  /** Say hello, unless that was done a moment ago. */
+  /** Send `hello`, at most once per `helloRetry`. */
   hello(now: number): Effect[] {
     if (now - this.#helloAt < this.timing.helloRetry) return [];
     this.#helloAt = now; // W1
@@ -283,7 +283,7 @@ export class WorkerMachine {
     this.#heardAt = now;
     const ticket = ticketOf(welcome);
     if (this.inside && welcome.epoch === this.#epoch) {
-      this.keyring?.add(welcome.keys, now + this.timing.lostAfter); // W29: of a second hello
+      this.keyring?.add(welcome.keys, now + this.timing.lostAfter); // W29: a second hello
       return [...this.#dial(welcome, ticket), ...this.#hearOf(welcome.models, now)];
     }
     this.#changeSession("welcomed"); // W28
@@ -300,7 +300,7 @@ export class WorkerMachine {
     return effects;
   }
 
-  /** Take published messages from where a welcome says, by the ticket that it brings. */
+  /** Connect to the data endpoint of a welcome, with its ticket. */
   #dial({ data }: Welcome, ticket: string): Effect[] {
     if (ticket === "" && data === this.#data) return []; // K7
     this.#data = data;
@@ -320,22 +320,22 @@ export class WorkerMachine {
   }
 
   /**
-   * Whether the publisher is silent, or the control connection must be dead.
+   * Whether the publisher is unresponsive, or the control connection must be dead.
    *
-   * TCP finds that out late. And ZeroMQ gives a connection up for good once it hears anything that
-   * is no ZMTP: then it changes no more, and no hello can be sent. While ZeroMQ tries to connect it
-   * changes all the time, but while a name is looked up, which is to be left alone.
+   * TCP detects that late. And ZeroMQ stops reconnecting once it has received anything that is
+   * not ZMTP: then it emits no more events, and no hello can be sent. While it tries to connect,
+   * it emits events all the time, except during a name lookup, which must not be interrupted.
    */
   #silent(now: number): boolean {
     const { lostAfter, deafAfter } = this.timing;
     const since = this.#unansweredSince;
     if (since !== null && now - since >= lostAfter) return true;
-    // What comes in a frame of a damaged length is swallowed, until that is full.
+    // After a frame with a damaged length, messages are read as its body until it is full.
     const deaf = now - this.#answeredAt >= deafAfter; // W19
     return this.#session !== "outside" && (deaf || now - this.#heardAt >= lostAfter);
   }
 
-  /** Tell the user, once in a session, that nothing published comes. */
+  /** Report to the user, once per session, that no published messages arrive. */
   #unheard(now: number): Effect[] {
     if (this.#unheardSince === null || now - this.#unheardSince < this.timing.lostAfter) return [];
     this.#unheardSince = null; // W33
@@ -349,7 +349,7 @@ export class WorkerMachine {
     return [...lost, { do: "redial" }];
   }
 
-  /** A handshake failed for want of the right key: ZeroMQ may give up, so dial again, and again. */
+  /** A handshake failed because of keys. ZeroMQ may give up, so connect again after `ping`. */
   shutOut(why: string, now: number): Effect[] {
     if (this.#redialAt < Number.POSITIVE_INFINITY) return []; // K5
     this.#redialAt = now + this.timing.ping;
@@ -357,34 +357,34 @@ export class WorkerMachine {
     return [{ do: "refused", code: "keys", text: why }];
   }
 
-  /** The data connection is gone, and its ticket with it: a hello brings another. */
+  /** The data connection broke, and its ticket is used up: hello requests a new one. */
   withoutTicket(now: number): Effect[] {
     return this.inside ? this.hello(now) : []; // K7
   }
 
-  /** The control connection was made or broke, or an attempt at one began or failed. */
+  /** The control connection opened or broke, or an attempt to connect started or failed. */
   changed(now: number): void {
     this.#unansweredSince = now;
   }
 
-  /** Somebody is at the other end of the control channel: say hello, if it is time. */
+  /** The control channel is connected: send hello if outside a session. */
   connected(now: number): Effect[] {
     return this.#session === "outside" ? this.hello(now) : [];
   }
 
-  /** Say goodbye, even from outside: our hello may have been heard, its answer not yet. */
+  /** Send `bye`, even outside a session: the publisher may have received a hello already. */
   close(): Effect[] {
     return [send({ type: "bye" })]; // W22
   }
 
-  // What the user does.
+  // Calls on behalf of the user.
 
-  /** Return what a model runs; null before its first version. */
+  /** Return the version that a model runs; null before its first. */
   running(model: string): Running | null {
     return this.followers.get(model)?.running ?? null;
   }
 
-  /** Return what is said of the version that a model runs; nothing before its first. */
+  /** Return the metadata of the version that a model runs; empty before its first. */
   metadata(model: string): ReadonlyMap<string, string> {
     return this.followers.get(model)?.metadata ?? new Map();
   }
@@ -394,36 +394,36 @@ export class WorkerMachine {
     return this.followers.get(model)?.torn ?? false;
   }
 
-  /** Begin to apply the version that is ready; null if there is none. */
+  /** Start to apply the ready version of a model and return it; null if there is none. */
   taken(model: string): StagedVersion | null {
     return this.followers.get(model)?.taken() ?? null;
   }
 
-  /** The version that was taken runs now. `kept`: its memory stays with the user. `note`: of its values. */
+  /** The taken version runs now. `kept`: the user keeps its memory. `note`: a text to report. */
   applied(model: string, now: number, kept = false, note = ""): Effect[] {
     return this.followers.get(model)?.applied(now, kept, note) ?? [];
   }
 
-  /** The version that was taken could not be applied; unless `intact`, no version runs now. */
+  /** The taken version could not be applied; unless `intact`, no version runs now. */
   failed(model: string, text: string, now: number, intact = true, kept = false): Effect[] {
     return this.followers.get(model)?.failed(text, now, intact, kept) ?? [];
   }
 
-  /** A patch was decoded in so many milliseconds; or there is a fault, and it is of no use. */
+  /** A patch was decoded in `took` milliseconds, or, if `fault` is not empty, it is unusable. */
   decoded(job: Patching, fault: string, took: number, now: number): Effect[] {
     return this.followers.get(job.model)?.decoded(job, fault, took, now) ?? [];
   }
 
   // Time.
 
-  /** Do what is due. */
+  /** Return the effects that are due: retries, pings, repeated reports. */
   tick(now: number): Effect[] {
-    const lacking = this.keyring?.lacks(now) ?? false; // outside a session a key ends, too
+    const lacking = this.keyring?.lacks(now) ?? false; // keys expire outside a session, too
     if (this.#silent(now) || now >= this.#redialAt) return this.#callAgain();
     if (!this.inside) return [];
     const followers = [...this.followers.values()];
     const effects = [...followers.flatMap((follower) => follower.tick(now)), ...this.#unheard(now)];
-    const elsewhere = this.appliedEpoch > this.#epoch; // what runs came late, of a later publisher (W3)
+    const elsewhere = this.appliedEpoch > this.#epoch; // a late apply, of a later publisher (W3)
     if (lacking || elsewhere) effects.push(...this.hello(now)); // E6: the answer brings the key
     if (now - this.#pingedAt < this.#pingEvery) return effects;
     this.#pingedAt = now; // W17, W18
@@ -441,7 +441,7 @@ function isChunk(message?: PublisherMessage | null): message is Chunk | SealedCh
   return message?.type === "chunk" || message?.type === "sealed_chunk";
 }
 
-/** Tell a slot what the publisher said of its model. */
+/** Pass a message to the slot of its model. */
 function speak(
   follower: Follower,
   { message, payloads }: Decoded,
@@ -470,7 +470,7 @@ function speak(
   }
 }
 
-/** A version in one message: a pushed announcement, its only chunk, and the end. */
+/** Process a version in one message as a pushed announcement, its only chunk, and the end. */
 function speakWhole(
   follower: Follower,
   said: Announce,
@@ -482,7 +482,7 @@ function speakWhole(
   const { crc, digest } = whole;
   const of = { model, epoch, version, patch: null };
   return [
-    ...follower.announced({ ...said, patches: [] }, undefined, now, true), // it is here as it is
+    ...follower.announced({ ...said, patches: [] }, undefined, now, true), // it needs no patch
     ...follower.chunk({ type: "chunk", ...of, index: 0, crc }, payload, now, true),
     ...follower.end({ type: "end", ...of, digest }, now),
   ];

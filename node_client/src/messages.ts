@@ -1,9 +1,10 @@
 /**
- * The messages of WBP/1 and their bytes: `[header] [payload]...`, a topic before it if published.
+ * Encodes and decodes the messages of WBP/1: `[topic] [header] [payload]...`, the topic only on
+ * published messages.
  *
  * A header is one JSON object, `{"wbp":1,"type":"announce",...}`. The tables below are those of
- * section 6 of the protocol. Decoding validates, so the machines never see a value out of bounds.
- * Unknown fields are ignored, which is how the protocol grows.
+ * section 6 of the protocol. Decoding validates, so the machine never sees a value out of bounds.
+ * Unknown fields are ignored, so that later versions of the protocol can add some.
  */
 
 import { ProtocolError } from "./errors.js";
@@ -17,9 +18,9 @@ import {
 } from "./limits.js";
 
 const WBP = 1;
-/** The feature, and the encoding, of patches. */
+/** The name of the feature and of the encoding of patches. */
 export const DELTA = "delta-1";
-const TICKET = /^ticket\.([0-9a-f]{32})$/; // the feature that brings one
+const TICKET = /^ticket\.([0-9a-f]{32})$/; // a feature that carries a ticket
 
 const OF_VERSION = { model: f.name, epoch: f.count, version: f.positive };
 const WITH_DIGEST = { ...OF_VERSION, digest: f.hex64 };
@@ -30,7 +31,7 @@ const zero = () => 0;
 const empty = () => "";
 const nothing = () => null;
 
-/** What a publisher sends. */
+/** The messages of a publisher and their fields. */
 const FROM_PUBLISHER = {
   welcome: {
     epoch: f.count,
@@ -116,11 +117,11 @@ export type Commit = MessageOf<"commit">;
 export type Rename = MessageOf<"rename">;
 export type Refuse = MessageOf<"refuse">;
 export type Pong = MessageOf<"pong">;
-/** A patch that there is, and which patch one is. */
+/** A patch that an announcement offers, and the fields that identify one. */
 export type Patch = Announce["patches"][number];
 export type PatchId = Pick<Patch, "encoding" | "epoch" | "version">;
 
-/** A version that a worker runs, and what its bytes hash to. */
+/** A version that a worker runs, with its digest. */
 export interface Running {
   readonly epoch: number;
   readonly version: number;
@@ -138,7 +139,7 @@ interface ByPatch extends OfVersion {
   readonly patch?: PatchId | undefined;
 }
 
-/** What a worker sends. A field at its default may be left out. */
+/** The messages of a worker. A field at its default may be omitted. */
 export type WorkerMessage =
   | {
       readonly type: "hello";
@@ -190,27 +191,27 @@ export type WorkerMessage =
 
 export type Failed = Extract<WorkerMessage, { type: "failed" }>;
 
-/** Return the header of a message. */
+/** Return the header of a message as JSON. */
 export function encode(message: WorkerMessage): string {
   const asObject = (_: string, v: unknown) => (v instanceof Map ? Object.fromEntries(v) : v);
   return JSON.stringify({ wbp: WBP, ...message }, asObject);
 }
 
-/** Cut a text to what a field holds, and mend half surrogate pairs, which JSON must not hold. */
+/** Truncate a text to a field's limit, and replace lone surrogates, which JSON must not hold. */
 export function asText(words: string, codePointsMax = TEXT_MAX): string {
   return words.slice(0, codePointsMax).toWellFormed();
 }
 
-/** A message, taken apart. */
+/** A decoded message with its payload frames. */
 export interface Decoded {
   readonly message: PublisherMessage;
   readonly payloads: readonly Uint8Array[];
 }
 
 /**
- * Decode what a publisher sent: header and payload frames, without a topic.
+ * Decode a publisher's message from its header and payload frames, without the topic.
  *
- * @throws ProtocolError - and nothing else - if the frames break the protocol.
+ * @throws ProtocolError - and no other error - if the frames break the protocol.
  */
 export function decode(frames: readonly Uint8Array[]): Decoded {
   const [header, ...payloads] = frames;
@@ -234,7 +235,7 @@ function parse(header: Uint8Array): Record<string, unknown> {
   }
   let value: unknown;
   try {
-    value = JSON.parse(UTF8.decode(header)); // V8's parser does not recurse: depth is no danger
+    value = JSON.parse(UTF8.decode(header)); // V8's parser does not recurse: deep nesting is safe
   } catch (error) {
     throw new ProtocolError(`a header that is no JSON: ${(error as Error).message}`);
   }
@@ -242,7 +243,7 @@ function parse(header: Uint8Array): Record<string, unknown> {
   return value;
 }
 
-/** Judge the protocol's number first: another protocol's headers may look strange otherwise. */
+/** Check the protocol number first: headers of another protocol may have other fields. */
 function checkNumber(header: Readonly<Record<string, unknown>>): void {
   const wbp = Object.hasOwn(header, "wbp") ? header.wbp : 0;
   if (wbp === WBP) return;
@@ -275,7 +276,7 @@ function show(value: unknown): string {
   return value === undefined ? "missing" : (JSON.stringify(value) ?? "?").slice(0, 60);
 }
 
-/** Return the ticket that a welcome brings; empty if it brings none. */
+/** Return the ticket of a welcome; empty if it has none. */
 export function ticketOf({ features }: Welcome): string {
   return features.map((feature) => TICKET.exec(feature)?.[1] ?? "").find(Boolean) ?? "";
 }
@@ -293,9 +294,9 @@ export function patchTopic(model: string): string {
 }
 
 /**
- * Return the name of a model or worker if it may be one.
+ * Return the name if it is valid for a model or worker.
  *
- * @throws RangeError - if it may not.
+ * @throws RangeError - if it is not.
  */
 export function checkName(name: string, what: string): string {
   if (f.isName(name)) return name;

@@ -1,25 +1,24 @@
 /**
- * The publisher's host by its name: whether the system finds an address, told where nothing connects.
+ * Reports that the publisher's host name has no address, while no connection succeeds.
  *
- * ZeroMQ looks names up by itself, and says nothing where it finds none. So they are asked for here
- * once more.
+ * ZeroMQ looks names up itself and does not report failures, so this module looks them up again.
  */
 
 import { lookup } from "node:dns/promises";
 import { isIP } from "node:net";
 
-const PATIENCE_MS = 2_000; // without a session, after which the name is looked up
-const AGAIN_MS = 1_000; // between two look-ups
-const NEWS_MS = 60_000; // after which the same is told again
+const PATIENCE_MS = 2_000; // without a session before the first lookup
+const AGAIN_MS = 1_000; // between two lookups
+const NEWS_MS = 60_000; // between two reports
 
 export type Resolve = (host: string) => Promise<unknown>;
 
 export class Names {
   readonly #host: string;
   readonly #resolve: Resolve;
-  #since: number | null = null; // there is no session
-  #asked = false; // and not answered
-  #why: string | null = null; // what came of the last look-up; null: it was found, or never asked for
+  #since: number | null = null; // start of the time without a session
+  #asked = false; // a lookup is in progress
+  #why: string | null = null; // error of the last lookup; null after success or before the first
   #due = 0;
   #told = Number.NEGATIVE_INFINITY;
 
@@ -30,9 +29,10 @@ export class Names {
   }
 
   /**
-   * Return why the host is not found, once in a while; else null.
+   * Start a lookup if one is due. Return a text if the host is not found and a report is due, else
+   * null.
    *
-   * @param inside - there is a session, so it was found.
+   * @param inside - whether there is a session, so that the host was found.
    */
   process_events(inside: boolean, now: number): string | null {
     if (inside || this.#host === "") {

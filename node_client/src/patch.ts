@@ -1,10 +1,10 @@
 /**
- * Patches (encoding `delta-1`): what turns one version into another of the same layout, bit for bit.
+ * Decodes patches (encoding `delta-1`), which turn one version into another of the same layout.
  *
- * `docs/DELTA.md` at the root defines every byte. Nothing is written before all that can be wrong with
- * a patch has been looked for, against the very base that is there. What was decoded then is kept for
- * the writing as long as that is little; the rest is decoded again. What takes long is a generator,
- * which does a little at each step: some milliseconds at most.
+ * `docs/DELTA.md` at the root of the repository defines the format. A patch is checked completely
+ * against its base before anything is written. Changes decoded for the check are kept for writing,
+ * up to a limit; the rest is decoded twice. Long work is done by generators, whose steps take a few
+ * milliseconds at most.
  */
 
 import { digesting } from "./checksum.js";
@@ -27,7 +27,7 @@ const MAGIC = "WBDELTA1";
 const HEADER_BYTES = 120;
 const GROUP_BLOCKS = 16;
 const ENTRY_BYTES_MAX = 4;
-const KEPT = 8; // changes are kept up to so small a part of the data section
+const KEPT = 8; // changes are kept up to 1/KEPT of the data section's size
 const KINDS: Partial<Record<Dtype, Kind>> = {
   BF16: "BF16",
   F16: "F16",
@@ -37,15 +37,15 @@ const KINDS: Partial<Record<Dtype, Kind>> = {
 const MODES = ["unchanged", "steps", "overwrite", "raw"] as const;
 type Mode = (typeof MODES)[number];
 
-/** So many elements of one dtype, end to end: bytes `begin` to `end` of the data section. */
+/** Adjacent elements of one dtype: bytes `begin` to `end` of the data section. */
 interface Block {
   readonly begin: number;
   readonly end: number;
-  readonly width: number; // bytes of an element; 1 where it has fewer bits
+  readonly width: number; // bytes of an element; 1 for packed dtypes
   readonly kind: Kind;
 }
 
-/** What a patch says of a block that changes. */
+/** A block that changes, with its encoded changes. */
 interface Part {
   readonly block: Block;
   readonly mode: Mode;
@@ -53,7 +53,7 @@ interface Part {
   readonly table: Table | undefined;
 }
 
-/** Return the tensors of one dtype that lie next to each other as one block each. */
+/** Return one block for each run of adjacent tensors of one dtype. */
 function stretches(layout: Layout): Block[] {
   const found: Block[] = [];
   let before: Dtype | undefined;
@@ -67,7 +67,7 @@ function stretches(layout: Layout): Block[] {
   return found;
 }
 
-/** Yield the parts of so many elements, the last of which has what is left. */
+/** Yield a block in parts of `elements` elements; the last part has the rest. */
 function* cut(whole: Block, elements: number): Generator<Block> {
   const step = elements * whole.width;
   for (let begin = whole.begin; begin < whole.end; begin += step) {
@@ -75,7 +75,7 @@ function* cut(whole: Block, elements: number): Generator<Block> {
   }
 }
 
-/** What happens in a block fails in its name. */
+/** Return the result of `work`; name the block in a PatchError that it throws. */
 function within<T>(block: Block, work: () => T): T {
   try {
     return work();
@@ -92,7 +92,7 @@ function inBlock(block: Block, error: unknown): unknown {
 export class Patch {
   readonly layoutId: string;
   readonly nbytes: number;
-  /** By which both digests are computed. */
+  /** The chunk size for both digests. */
   readonly chunkBytes: number;
   readonly base: string;
   readonly target: string;
@@ -100,9 +100,9 @@ export class Patch {
   #at = HEADER_BYTES;
 
   /**
-   * Read what a patch says of itself.
+   * Read the header of a patch.
    *
-   * @throws PatchError - if it is no patch, or for another layout.
+   * @throws PatchError - if it is not a patch, or is for another layout.
    */
   constructor(
     readonly layout: Layout,
@@ -144,7 +144,7 @@ export class Patch {
     }
   }
 
-  /** Read what is said of each block, and check whatever can be checked without the base. */
+  /** Read the parts of all blocks, with all checks that do not need the base. */
   *#read(): Generator<void, Part[]> {
     this.#at = HEADER_BYTES;
     const parts: Part[] = [];
@@ -197,16 +197,17 @@ export class Patch {
   }
 
   /**
-   * ModeEvent the base, of which the digest may be known, into the target.
+   * ModeEvent the base into the target, in place.
    *
-   * @throws PatchError - if this is not the base, or a block is malformed: not a byte has changed. Or
-   *     if the result is not the target: it is of no use.
+   * @param digest - of the base, if it is known.
+   * @throws PatchError - if this is not the base, or a block is malformed: no byte has changed. Or
+   *     if the result is not the target: the data is unusable then.
    */
   apply(data: Uint8Array, digest?: string): void {
     atOnce(this.steps(data, data, digest));
   }
 
-  /** Do the same a little at each step, into other memory or the base itself. */
+  /** Do the same in short steps, into other memory or in place. */
   *steps(base: Uint8Array, out: Uint8Array, digest?: string): Generator<void> {
     const found = digest ?? (yield* digesting(this.layoutId, this.chunkBytes, base));
     if (found !== this.base) {
@@ -223,9 +224,9 @@ export class Patch {
   }
 
   /**
-   * Change all blocks; no digest is looked at.
+   * Change all blocks in place, without a check of the digests.
    *
-   * @throws PatchError - if one is malformed: none has changed.
+   * @throws PatchError - if a block is malformed: no byte has changed.
    */
   put(data: Uint8Array): void {
     atOnce(this.#change(data, data));
@@ -238,7 +239,7 @@ export class Patch {
     const parts = yield* this.#read();
     const reader = new StepReader();
     const changes = new Changes();
-    const kept: Changes[] = []; // of the first parts, each in memory of its own: growing takes long
+    const kept: Changes[] = []; // of the first parts, each of exact size: growing is slow
     let room = base.length / KEPT;
     for (const part of parts) {
       yield* decode(part, base, reader, changes);
@@ -255,7 +256,7 @@ export class Patch {
   }
 }
 
-/** Copy bytes, unless they are there. */
+/** Copy bytes, unless source and destination are the same. */
 function* copied(from: Uint8Array, to: Uint8Array): Generator<void> {
   if (from === to) return;
   for (const [begin, end] of pieces(0, from.length)) {
@@ -275,7 +276,7 @@ function checkSize(block: Block, mode: Mode, size: number): void {
   throw new PatchError(`its body has ${size} bytes; ${least} to ${most} are allowed`);
 }
 
-/** Find what changes in a block. */
+/** Decode the changes of a block. */
 function* decode(
   { block, mode, body, table }: Part,
   data: Uint8Array,

@@ -1,9 +1,9 @@
 /**
- * Which patch a version arrives by, if there is one that fits, and what is done where it does not.
+ * Chooses the patch by which a version is received, and falls back to the whole version.
  *
- * A patch builds on the very bytes that run here. It arrives into memory of its own, and what it leads
- * to is held against the digest like any version. Whatever is wrong with it, all of the version is
- * fetched in its place, and what runs runs on meanwhile.
+ * A patch builds on exactly the bytes of the running version. It is received into its own memory,
+ * and the result is checked against the digest like any version. If anything is wrong with it, the
+ * whole version is fetched instead; the running version stays meanwhile.
  */
 
 import type { Effect } from "./effects.js";
@@ -25,23 +25,23 @@ import type { VersionEntry, VersionStore } from "./version_store.js";
 
 /** The patches of one model. */
 export class Patches {
-  #listens = false; // to chunks of patches, in place of those of versions
+  #listens = false; // to chunks of patches instead of versions
 
   constructor(
     readonly model: string,
     readonly versions: VersionStore,
     readonly timing: Timing,
     readonly keyring: Keyring | null,
-    /** Whether patches are taken. */
+    /** Whether patches are accepted. */
     readonly taken: boolean,
   ) {}
 
-  /** The topic of the chunks that are pushed to this worker. */
+  /** The topic of the chunks that this worker receives by push. */
   get topic(): string {
     return this.#listens ? patchTopic(this.model) : dataTopic(this.model);
   }
 
-  /** Have the next versions pushed in the way in which one arrives, if they are to be pushed. */
+  /** Subscribe to patches or to versions, whichever a transfer receives, unless catching up. */
   listen({ patch }: Transfer): Effect[] {
     const before = this.topic; // D7
     this.#listens = patch !== null;
@@ -52,7 +52,7 @@ export class Patches {
     ];
   }
 
-  /** Return what a version arrives by: a patch on what runs here; else itself. */
+  /** Return a transfer of a patch on the running version, or of the whole version. */
   transfer(entry: VersionEntry, now: number): Transfer {
     const { announce } = entry; // D4
     if (!this.taken || announce.patches.length === 0) return this.#whole(entry, now);
@@ -64,7 +64,7 @@ export class Patches {
       const room = new Uint8Array(patch.nbytes);
       const by = { patch, base };
       const transfer = new Transfer(announce, room, now, this.timing, this.keyring, by);
-      if (patch !== announce.patches[0]) transfer.pull(); // the first alone is pushed
+      if (patch !== announce.patches[0]) transfer.pull(); // only the first one is pushed
       return transfer;
     } catch (error) {
       if (!(error instanceof RangeError)) throw error;
@@ -72,7 +72,7 @@ export class Patches {
     }
   }
 
-  /** What a patch may build on: what runs, if its bytes are here, and of this layout. */
+  /** Return the running version if its bytes were kept and it has this layout; else null. */
   #base(layout: string): Base | null {
     const { base } = this.versions;
     const runs = base !== null && base.running === this.versions.at("running")?.running;
@@ -93,13 +93,13 @@ export class Patches {
     return new Transfer(announce, memory, now, this.timing, this.keyring, null, unpatched);
   }
 
-  /** A patch is here, and what its version hashes to: decode it, unless that is being done. */
+  /** A patch and its version's digest have arrived: decode it, unless that is in progress. */
   decode({ transfer, buffer }: VersionEntry): Effect[] {
     const job = transfer.decode(buffer as Uint8Array); // D5
     return job === null ? [] : [{ do: "decode", job }];
   }
 
-  /** The publisher has no patch (any more) that was asked for. */
+  /** The publisher does not have (any more) the patch that was requested. */
   refused(refuse: Refuse, now: number): Effect[] {
     const entry = this.versions.find(refuse, "arriving"); // D8
     if (entry === null || entry.transfer.patch === null || entry.transfer.comes === "decoded")
@@ -107,7 +107,7 @@ export class Patches {
     return this.giveUp(entry, "the publisher has no such patch (any more)", now);
   }
 
-  /** A patch is of no use: have all of its version fetched in its place. */
+  /** A patch is unusable: fetch the whole version instead. */
   giveUp(entry: VersionEntry, why: string, now: number): Effect[] {
     const { transfer: old, version } = entry; // D5, D10
     old.revoke();

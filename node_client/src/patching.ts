@@ -1,4 +1,4 @@
-/** A patch on its way to the version that it leads to, which is decoded while the event loop turns. */
+/** Decodes a patch into its version in steps, between which the event loop runs. */
 
 import { PatchError } from "./errors.js";
 import { Patch } from "./patch.js";
@@ -6,33 +6,33 @@ import type { Base } from "./staging.js";
 
 const UNWANTED = "nobody wants it any more";
 
-/** What is to be decoded. */
+/** A job to decode one patch. */
 export class Patching {
   #live = true;
 
   constructor(
     readonly model: string,
-    /** What the patch builds on. */
+    /** The version that the patch builds on. */
     readonly base: Base,
     readonly patch: Uint8Array,
-    /** Where to. */
+    /** The buffer to decode into. */
     readonly buffer: Uint8Array,
-    /** What the version hashes to. */
+    /** The digest of the version. */
     readonly digest: string,
   ) {}
 
-  /** Until nobody wants it any more: its memory is then another's. */
+  /** False after `end`: the buffer may then be in use elsewhere. */
   get live(): boolean {
     return this.#live;
   }
 
-  /** Nobody wants it any more. */
+  /** Cancel the job. */
   end(): void {
     this.#live = false;
   }
 }
 
-/** Decode a patch, a little at each step; return why it is of no use, nothing if it is. (D5) */
+/** Decode a patch in short steps; return why it is unusable, empty if it was decoded. (D5) */
 export function* patching(job: Patching): Generator<void, string> {
   const { base, buffer, digest } = job;
   if (!job.live) return UNWANTED;

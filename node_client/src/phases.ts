@@ -1,44 +1,44 @@
 /**
- * What a version goes through at a worker: phase x event -> phase. Nothing else moves one.
+ * The phases of a version at a worker: tables of phase x event -> phase. Nothing else changes one.
  *
  *     announced ──> arriving ──> staged ──> ready ──> applying ──> running
  *         │             │           │         │           │           │
  *         └─────────────┴───────────┴─────────┴───────────┴───────────┴──> dropped, rejected
  *
- * An event that has no arrow from a version's phase changes nothing: messages come late, twice and
- * in any order. `docs/PROTOCOL.md` has the same tables (section 8), and `tests/vectors/phases.json`
- * has every arrow, and every pair without one.
+ * An event without a transition from the current phase is ignored, since messages may be late,
+ * repeated or out of order. `docs/PROTOCOL.md` has the same tables (section 8), and
+ * `tests/vectors/phases.json` lists every pair of phase and event.
  */
 
 export type Phase =
-  | "announced" // there is such a version; its layout or memory is missing
-  | "arriving" // its chunks are coming
-  | "staged" // whole and verified; waits for a commit
-  | "ready" // the user may apply it
-  | "applying" // the user does
+  | "announced" // its layout or memory is missing
+  | "arriving" // its chunks are being received
+  | "staged" // complete and verified; waits for a commit
+  | "ready" // may be applied
+  | "applying" // an apply is in progress
   | "running"
-  | "dropped" // of no use; it may be announced again
-  | "rejected"; // not tried again in this session
+  | "dropped" // forgotten; it may be announced again
+  | "rejected"; // not retried in this session
 
 export type Event =
-  | "begun" // its layout is known and fits, and there is memory
-  | "mapped" // its segment is open, and it need not be staged
-  | "whole" // all chunks and the digest are here, and match
-  | "committed" // it is `auto`, or `commit` came, or it is announced as `auto`
-  | "taken" // the user begins to apply it
-  | "put-back" // the user will apply it later
+  | "begun" // its layout is known and fits, and it has memory
+  | "mapped" // its segment is open, so it need not be staged
+  | "whole" // all chunks and the digest have arrived, and match
+  | "committed" // it is `auto`, or `commit` arrived, or it was announced again as `auto`
+  | "taken" // an apply started
+  | "put-back" // the apply was postponed
   | "applied"
-  | "declined" // a check fails that a repetition will not mend, or the user turns it down
-  | "failed" // something fails that may be otherwise next time
-  | "torn" // an apply has failed half-way: what ran is gone, too
-  | "stale" // its segment holds another version by now
+  | "declined" // a permanent failure, or the user rejected it
+  | "failed" // a failure that may pass
+  | "torn" // an apply failed half-way: the previously running version is lost, too
+  | "stale" // its segment now holds another version
   | "renamed" // a newer version has the same bytes
-  | "newer" // a newer version takes its place
-  | "gone" // the publisher has it no more
+  | "newer" // a newer version replaces it
+  | "gone" // the publisher no longer has it
   | "aborted"
-  | "fenced"; // a session of another epoch has begun
+  | "fenced"; // a session of another epoch started
 
-/** What an event leads to in each state; nothing where it changes nothing. */
+/** For each state, the next state by event; events that change nothing are omitted. */
 export type Table<S extends string, E extends string> = Record<S, Partial<Record<E, S>>>;
 
 export const ARROWS: Table<Phase, Event> = {
@@ -88,9 +88,9 @@ export const ARROWS: Table<Phase, Event> = {
   rejected: {},
 };
 
-// Of an announced version: what it lacks. Who lacks a layout has asked for it; a segment and memory
-// are there at once, or are not to be had; a buffer is when another version lets go of one. It is
-// `begun` once it lacks no more than memory, and `mapped` once it lacks no more than a segment.
+// What an announced version lacks. A layout has been requested; a segment and memory are available
+// at once or not at all; a buffer becomes free when another version returns one. The version is
+// `begun` once it lacks only memory, and `mapped` once it lacks only a segment.
 export type Lack = "layout" | "segment" | "memory" | "buffer";
 export type LackEvent = "known" | "located" | "opened" | "full" | "freed";
 
@@ -101,8 +101,8 @@ export const LACKS: Table<Lack, LackEvent> = {
   buffer: { freed: "memory" },
 };
 
-// Of an arriving version: how it comes. A chunk that is received may have been asked for; where
-// nothing more is pushed, all are.
+// How an arriving version is received. In state `received` chunks are pushed, and some may be
+// fetched; once nothing more is pushed, all are fetched.
 export type Coming = "received" | "pulled" | "copied" | "decoded";
 export type Way = "unpushed" | "lent" | "patched" | "returned";
 
@@ -113,9 +113,9 @@ export const COMING: Table<Coming, Way> = {
   decoded: {},
 };
 
-// Of a model: whether its worker takes what is pushed. Who had to drop an arriving version for a
-// newer one finishes the next, by fetching, before it looks at anything newer; else one that is
-// slower than its publisher would never complete any.
+// Whether a model's pushed chunks are received. A worker that dropped an arriving version for a
+// newer one completes the next by fetching before it starts a newer one: otherwise a worker that
+// is slower than its publisher would never complete any.
 export type Mode = "following" | "catching-up";
 export type ModeEvent = "replaced" | "completed";
 
@@ -124,8 +124,8 @@ export const MODES: Table<Mode, ModeEvent> = {
   "catching-up": { completed: "following" },
 };
 
-// Of a worker: whether it has a session with its publisher. While it probes it has none: its hello is
-// answered, and it is yet to be seen whether the publisher's memory can be read.
+// Whether a worker has a session with its publisher. While probing it has none: its hello was
+// answered, and it still tests whether it can read the publisher's memory.
 export type Session = "outside" | "probing" | "inside";
 export type Change = "located" | "welcomed" | "unknown" | "refused" | "silent";
 
@@ -147,7 +147,7 @@ export const SESSIONS: Table<Session, Change> = {
   },
 };
 
-// Refusals that end a session, and that users are told of: the reason may pass. (W20)
+// Refusals that end a session and are reported to the user; their reason may pass. (W20)
 export const TURNED_AWAY: ReadonlySet<string> = new Set([
   ...["name-taken", "stale-epoch", "limit", "protocol-version"],
   ...["wrong-name", "not-allowed", "revoked"], // K3, K4, K8

@@ -1,15 +1,15 @@
-/** What a worker says: who it is; of the versions of a model, at once and with every ping. (W17) */
+/** Builds the worker's messages: hello, fetches, and reports, repeated with every ping. (W17) */
 
 import { type Effect, send } from "./effects.js";
 import { DELTA, type Failed, type Running } from "./messages.js";
 import type { Transfer } from "./transfer.js";
 import type { VersionEntry, VersionStore } from "./version_store.js";
 
-/** Who a worker is. */
+/** The fields of `hello` that identify a worker. */
 export interface Identity {
-  /** One living worker per name and publisher. */
+  /** Unique among the connected workers of a publisher. */
   readonly name: string;
-  /** 32 hexadecimal digits, drawn anew at each start. */
+  /** 32 random hexadecimal digits, new at each start. */
   readonly instance: string;
   readonly client: string;
   readonly host: string;
@@ -19,7 +19,7 @@ export interface Identity {
 const FEATURES = ["renaming"]; // W25; neither W34 nor W35
 const WITH_PATCHES = [...FEATURES, DELTA]; // D4
 
-/** Say who a worker is, and what it runs of an epoch that has been running for so long. */
+/** Return `hello`: identity, running versions, and the latest applied epoch with its age. */
 export function hello(
   identity: Identity,
   models: ReadonlyMap<string, Running | null>,
@@ -31,7 +31,7 @@ export function hello(
   return send({ type: "hello", ...identity, models, epoch, age_ms, features });
 }
 
-/** Say how things stand, the last failure included. */
+/** Return the reports on all versions of a model, the last failure included. */
 export function standing(
   model: string,
   versions: VersionStore,
@@ -48,7 +48,7 @@ export function standing(
   return effects;
 }
 
-/** Ask for what is missing and due. */
+/** Return the fetches that are due. */
 export function fetches(transfer: Transfer, now: number): Effect[] {
   const { model, epoch, version } = transfer.announce;
   const patch = transfer.patch ?? undefined;
@@ -58,7 +58,7 @@ export function fetches(transfer: Transfer, now: number): Effect[] {
   });
 }
 
-/** Say how far a version is. */
+/** Return a report of progress. */
 export function progress(
   model: string,
   { epoch, version, phase: at, transfer }: VersionEntry,
@@ -69,7 +69,7 @@ export function progress(
   return send({ type: "progress", model, epoch, version, chunks, phase, patch });
 }
 
-/** Say which of some versions are staged, where that is due. */
+/** Return `staged` for those versions whose publisher requires it. */
 export function staged(model: string, some: readonly VersionEntry[]): Effect[] {
   const due = some.map((entry) => entry.staged).filter(({ sayStaged }) => sayStaged); // W14
   return due.map(({ epoch, version, digest, patch }) =>
@@ -77,7 +77,7 @@ export function staged(model: string, some: readonly VersionEntry[]): Effect[] {
   );
 }
 
-/** Say what runs, and by which patch it came. */
+/** Return `applied` for the running version, with the patch that it was received by. */
 export function applied(
   model: string,
   { running, staged: came, note: said }: VersionEntry,
@@ -88,17 +88,17 @@ export function applied(
   return send({ type: "applied", model, ...running, patch, decode_us, note });
 }
 
-/** Say what could not be applied; `torn`: and that no version runs. */
+/** Return `failed` for a version; `torn` reports that no version runs. */
 export function failed(failure: Failed, torn: boolean): Effect {
   return send({ ...failure, intact: !torn }); // W24
 }
 
-/** Ask for a pong, which says again when that was. (W12, W18) */
+/** Return a ping whose token is the time, which the pong returns. (W12, W18) */
 export function ping(now: number, subscribed: boolean): Effect {
   return send({ type: "ping", token: Math.floor(now), subscribed });
 }
 
-/** Tell the user that nothing published comes. */
+/** Return a notice that no published messages arrive. */
 export function unheard(address: string): Effect {
   const text = // W33
     `nothing published comes from ${address}, so everything is fetched: does a firewall stand ` +

@@ -1,10 +1,9 @@
 /**
- * Bytes of versions and messages that were sealed once for everybody who has the group key: how they
- * are opened. (E2, E3)
+ * Decrypts data that the publisher sealed once for all workers that have the group key. (E2, E3)
  *
- * AES-256-GCM. From a group key comes a key for each version, by HKDF-SHA256 over all that names the
- * version and its encoding; under that a nonce is purpose and index, of which each stands for one
- * text for ever. What is published beside chunks has a key of its own, and counts up.
+ * AES-256-GCM. HKDF-SHA256 derives a key for each version from the group key and all that names the
+ * version and its encoding. A nonce is a purpose and an index, and each pair seals only one text.
+ * Other published messages have a key of their own, and a rising count in the nonce.
  *
  *     group key ──> id                              which group key it was
  *               ├─> key of messages ──> nonce: MESSAGE, count
@@ -14,16 +13,16 @@
 import { createDecipheriv, type DecipherGCM, hkdfSync } from "node:crypto";
 import { crc32c } from "./checksum.js";
 
-export const AES_256_GCM = "aes-256-gcm"; // how an announcement names it
+export const AES_256_GCM = "aes-256-gcm"; // its name in announcements
 const SALT = "weightbus 1";
 const KEY_BYTES = 32;
 const ID_BYTES = 8;
 const TAG_BYTES = 16;
-// Opened at once: still in the cache for the checksum, and from memory that malloc has at hand. What
-// is larger than 128 KiB it may fetch from the kernel for each piece, and give back there.
+// Bytes decrypted at once: few enough to be in the cache for the checksum, and below the 128 KiB
+// above which malloc may map and unmap memory for each piece.
 const PIECE_BYTES = 2 ** 16;
 
-/** What a nonce is for. */
+/** The purpose part of a nonce. */
 export type Purpose = 1 | 2 | 3;
 export const [CHUNK, LAYOUT, MESSAGE] = [1, 2, 3] as const;
 
@@ -32,17 +31,17 @@ export interface Subject {
   readonly model: string;
   readonly epoch: number;
   readonly version: number;
-  /** Bytes of its data section, and of a chunk. */
+  /** Bytes of its data section. */
   readonly nbytes: number;
   readonly chunk_bytes: number;
   readonly encoding: string;
-  /** Epoch and number of the version that the encoding builds on. */
+  /** Epoch and version of the base that the encoding builds on. */
   readonly base?: readonly [epoch: number, version: number];
 }
 
-/** What all workers of a publisher have, and nobody else. */
+/** A key that all workers of a publisher share. */
 export class GroupKey {
-  /** Says which group key it is, and nothing of it. */
+  /** Identifies the key without revealing it. */
   readonly id: string;
   readonly ofMessages: Buffer;
   readonly #key: Buffer;
@@ -53,12 +52,12 @@ export class GroupKey {
     this.ofMessages = this.#derived("messages");
   }
 
-  /** Return the key of the version of these `namesOf`. */
+  /** Return the key of a version, given its `namesOf`. */
   ofVersion(names: Uint8Array): Buffer {
     return this.#derived(Buffer.concat([Buffer.from("version"), names]));
   }
 
-  /** Return what was sealed as the message of this count, the tag behind it; null if it was not. */
+  /** Decrypt the message of this count, whose tag is at its end; null if it is not authentic. */
   openMessage(count: number, sealed: Uint8Array): Uint8Array | null {
     const size = sealed.length - TAG_BYTES;
     if (size < 0) return null;
@@ -74,19 +73,19 @@ export class GroupKey {
   }
 }
 
-/** Return what a version's key is derived from: the same bytes for the same version, always. */
+/** Return the bytes from which a version's key is derived, unique for the version and encoding. */
 export function namesOf({ model, encoding, epoch, version, base = [0, 0] }: Subject): Buffer {
   const numbers = [epoch, version, ...base].map(u64);
   return Buffer.concat([text(model), text(encoding), ...numbers]);
 }
 
-/** Return what is bound to a payload of so many bytes. */
+/** Return the associated data of a payload of `size` bytes. */
 export function associatedOf(of: Subject, purpose: Purpose, index: number, size: number): Buffer {
   const sizes = [index, size, of.nbytes, of.chunk_bytes].map(u64);
   return Buffer.concat([namesOf(of), u32(purpose), ...sizes]);
 }
 
-/** Return the 12 bytes that a key is used with once. */
+/** Return the nonce of 12 bytes, used once per key. */
 export function nonceOf(purpose: Purpose, index: number): Buffer {
   return Buffer.concat([u32(purpose), u64(index)]);
 }
@@ -109,17 +108,17 @@ function u64(value: number): Buffer {
 }
 
 /**
- * Give memory back at once. For what is left to it, the garbage collector stops the event loop some
- * times for each version, and longer where other processes want the processor.
+ * Free memory at once. Otherwise the garbage collector stops the event loop several times per
+ * version, and for longer on a busy host.
  */
 function release({ buffer, byteLength }: Uint8Array): void {
   if (buffer instanceof ArrayBuffer && buffer.byteLength === byteLength) buffer.transfer(0);
 }
 
 /**
- * One sealed payload that is being opened, piece by piece, as it arrives.
+ * The decryption of one sealed payload, piece by piece, as it arrives.
  *
- * What it makes of a piece proves nothing before `proves` has said so of all.
+ * The decrypted bytes must not be trusted before `proves` has returned true.
  */
 export class Opening {
   readonly #decipher: DecipherGCM;
@@ -130,16 +129,16 @@ export class Opening {
     this.#decipher.setAuthTag(tag);
   }
 
-  /** Open the next piece into memory of its size, which may be the same. */
+  /** Decrypt the next piece into `to`, memory of the same size, or the same memory. */
   take(sealed: Uint8Array, to: Uint8Array): void {
     for (let at = 0; at < sealed.length; at += PIECE_BYTES) {
       const plain = this.#decipher.update(sealed.subarray(at, at + PIECE_BYTES));
-      to.set(plain, at); // it knows no other way: the one copy
+      to.set(plain, at); // the API cannot decrypt in place: one copy
       release(plain);
     }
   }
 
-  /** Whether all of it is what was sealed, nothing more and nothing less. */
+  /** Whether the complete payload is authentic. */
   proves(): boolean {
     try {
       this.#decipher.final();
@@ -149,7 +148,7 @@ export class Opening {
     }
   }
 
-  /** Open all of it at once; return its CRC-32C, null if it is not what was sealed. */
+  /** Decrypt the whole payload at once; return its CRC-32C, null if it is not authentic. */
   opens(sealed: Uint8Array, to: Uint8Array): number | null {
     let crc = 0;
     for (let begin = 0; begin < sealed.length; begin += PIECE_BYTES) {

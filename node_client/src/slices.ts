@@ -1,4 +1,4 @@
-/** Work on much memory, a slice at a time: the event loop turns in between. */
+/** Runs long work in slices, between which the event loop runs. */
 
 import { setImmediate } from "node:timers/promises";
 import { SLICE_MS } from "./limits.js";
@@ -6,7 +6,7 @@ import { SLICE_MS } from "./limits.js";
 const PAGE_BYTES = 4096;
 const PIECE_BYTES = 2 ** 20;
 
-/** Do all steps, some within each turn of the event loop, the first at once; return what they do. */
+/** Run all steps, the first at once, yielding to the event loop; return the iterator's result. */
 export async function inSlices<T>(steps: Iterable<void, T>): Promise<T> {
   const each = steps[Symbol.iterator]();
   let since = performance.now();
@@ -19,7 +19,7 @@ export async function inSlices<T>(steps: Iterable<void, T>): Promise<T> {
   }
 }
 
-/** Do all steps within this turn; return what they do. */
+/** Run all steps without yielding; return the iterator's result. */
 export function atOnce<T>(steps: Iterable<void, T>): T {
   const each = steps[Symbol.iterator]();
   for (;;) {
@@ -28,12 +28,12 @@ export function atOnce<T>(steps: Iterable<void, T>): T {
   }
 }
 
-/** Yield where each piece of some bytes begins and ends, none of which takes long. */
+/** Yield the byte ranges of pieces that are each quick to process. */
 export function* pieces(begin: number, end: number): Generator<readonly [number, number]> {
   for (let at = begin; at < end; at += PIECE_BYTES) yield [at, Math.min(at + PIECE_BYTES, end)];
 }
 
-/** Write to every page of fresh memory, as long as nobody else does. */
+/** Prefault new memory by writing to every page, until it is used. */
 export function* touched(memory: Uint8Array, unused: () => boolean): Generator<void> {
   for (const [begin, end] of pieces(0, memory.length)) {
     if (!unused()) return;

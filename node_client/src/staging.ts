@@ -1,17 +1,17 @@
 /**
- * Where a version waits until it is whole: the buffers of one model, and what they then hold.
+ * The staging buffers of one model, and the versions that they hold.
  *
- * There are at most two. One holds a version that is complete and waits to be applied, the other
- * the version that is arriving. They are kept and used again: fresh memory costs more than the
- * network, since the kernel has to find and clear each page of it. Where patches may come, a third
- * holds what runs. (D3)
+ * At most two buffers are in use: one for a complete version that waits to be applied, one for the
+ * version that is arriving. They are reused: new memory costs more than the network, since the
+ * kernel must find and clear each page. If patches are accepted, a third buffer keeps the running
+ * version. (D3)
  */
 
 import type { Layout } from "./layout.js";
 import { BUFFERS_MAX } from "./limits.js";
 import type { PatchId, Running } from "./messages.js";
 
-/** The order of versions: by epoch, then by number. */
+/** The key of a version. Keys are ordered by epoch, then by version. */
 export interface Key {
   readonly epoch: number;
   readonly version: number;
@@ -25,40 +25,40 @@ export function sameKey(one: Key | null, other: Key): boolean {
   return one !== null && one.epoch === other.epoch && one.version === other.version;
 }
 
-/** A version, whole and verified. */
+/** A complete, verified version. */
 export interface StagedVersion extends Key {
   readonly model: string;
   readonly layout: Layout;
   /** The data section; valid until the version is applied or dropped. */
   readonly data: Uint8Array;
   readonly digest: string;
-  /** The publisher wants to know that it is staged, before it is applied. */
+  /** Whether to report `staged` before the version is applied. */
   readonly sayStaged: boolean;
-  /** By which patch it came; null: as it is. */
+  /** The patch that it was received by; null if it was received whole. */
   readonly patch: PatchId | null;
-  /** Microseconds that decoding it took; 0 where there was none. */
+  /** Microseconds that decoding the patch took; 0 without one. */
   readonly decodeUs: number;
-  /** What its publisher says of it. */
+  /** The metadata that was published with it. */
   readonly metadata: ReadonlyMap<string, string>;
 }
 
-/** The bytes of what runs here, which patches build on. */
+/** The bytes of the running version, which patches build on. */
 export interface Base {
   readonly running: Running;
   readonly layout: Layout;
-  /** They; a user who has them as a snapshot may change them, so they are held against the digest. */
+  /** The data section. A user may have changed a snapshot, so it is checked against the digest. */
   readonly data: Uint8Array;
-  /** Whether they lie in a staging buffer, which is kept for this. */
+  /** Whether `data` is a staging buffer that is kept for this purpose. */
   readonly own: boolean;
 }
 
 /** The staging buffers of one model. */
 export class Buffers {
   readonly #free: Uint8Array[] = [];
-  #nbytes = 0; // of each of these: as much as the version that was begun last
+  #nbytes = 0; // the size of each free buffer, that of the version started last
   #taken = 0;
 
-  /** Make a buffer of this size, if there is none; return it. */
+  /** Allocate a buffer of this size and return it; null if there is one, or no memory. */
   reserve(nbytes: number): Uint8Array | null {
     if (nbytes === 0 || this.#taken > 0 || this.#free.length > 0) return null;
     try {
@@ -67,25 +67,25 @@ export class Buffers {
       this.#free.push(buffer);
       return buffer;
     } catch (error) {
-      if (!(error instanceof RangeError)) throw error; // whoever asks for it then is told
+      if (!(error instanceof RangeError)) throw error; // `take` reports it later
       return null;
     }
   }
 
-  /** Whether a buffer serves no version yet. */
+  /** Whether a buffer is not in use by a version. */
   unused(buffer: Uint8Array): boolean {
     return this.#free.includes(buffer);
   }
 
   /**
-   * Return a buffer of this size, one used before if possible; null if all are in use.
+   * Return a buffer of this size, reused if possible; null if the limit is reached.
    *
    * @throws RangeError - if there is no memory for it.
    */
   take(nbytes: number): Uint8Array | null {
     if (this.#taken >= BUFFERS_MAX) return null;
     if (this.#nbytes !== nbytes) {
-      this.#free.length = 0; // the model has changed its size: the old memory will not fit again
+      this.#free.length = 0; // the model's size changed: old buffers no longer fit
       this.#nbytes = nbytes;
     }
     const buffer = this.#free.pop() ?? new Uint8Array(nbytes);
@@ -93,18 +93,18 @@ export class Buffers {
     return buffer;
   }
 
-  /** Take a buffer back. */
+  /** Return a buffer after use. */
   giveBack(buffer: Uint8Array): void {
     this.#taken -= 1;
     this.add(buffer);
   }
 
-  /** Nobody needs a buffer any more: it serves versions that come, if it fits them. */
+  /** Keep a buffer for later versions if it has their size. */
   add(buffer: Uint8Array): void {
     if (buffer.length === this.#nbytes) this.#free.push(buffer);
   }
 
-  /** A buffer stays with whoever has it: a user, a read that is under way, or what patches build on. */
+  /** Stop counting a buffer that its holder keeps: the user, a pending read, or the patch base. */
   forget(): void {
     this.#taken -= 1;
   }

@@ -1,4 +1,4 @@
-/** The bodies of blocks of a patch: which elements change, and to what. */
+/** Decodes the bodies of a patch's blocks: the elements that change, and their new values. */
 
 import { BitReader } from "./bits.js";
 import { PatchError } from "./errors.js";
@@ -7,15 +7,15 @@ export const BLOCK_ELEMENTS = 2 ** 18;
 export const CLASSES = 16;
 const COUNT_BITS_MAX = 19;
 const RICE_MAX = 18;
-const EVERY = 31; // in place of the bits of a count: each step has a size
-const NEVER = 2 ** 30; // a rank that no element has
-const HEAD_BYTES = 3; // of a body that overwrites
-const LOOKED_AT = 2 ** 16; // elements in one step
+const EVERY = 31; // in place of the width of a count: each step has a size
+const NEVER = 2 ** 30; // above the rank of any element
+const HEAD_BYTES = 3; // of a body in mode `overwrite`
+const LOOKED_AT = 2 ** 16; // elements per step of the generator
 
-/** What is known of elements: nothing, that they have 16 bits, or an exponent, too. */
+/** The kind of elements: any, integers of 16 bits, or floats of 16 bits. */
 export type Kind = "plain" | "integer" | "BF16" | "F16";
 
-/** How the steps of a class are coded. */
+/** The coding parameters of one class's steps. */
 interface Row {
   readonly class: number;
   readonly count: number;
@@ -25,7 +25,7 @@ interface Row {
   readonly size: number;
 }
 
-/** How the steps of a group are coded: by one class or all, of which some have no steps. */
+/** The coding parameters of a group: of one class or of all, except those without steps. */
 export interface Table {
   readonly classes: number;
   readonly rows: readonly Row[];
@@ -33,13 +33,13 @@ export interface Table {
   readonly nbytes: number;
 }
 
-/** Read the table of a group, with which these bytes begin. */
+/** Read the table of a group from the start of `bytes`. */
 export function readTable(bytes: Uint8Array, kind: Kind): Table {
   const classes = bytes[0];
   if (classes !== 1 && (classes !== CLASSES || (kind !== "BF16" && kind !== "F16"))) {
     throw new PatchError(`a table of ${classes} classes; 1, or 16 of floats of 16 bits, may be`);
   }
-  const reader = new BitReader(bytes.subarray(1, 64)); // more than any has
+  const reader = new BitReader(bytes.subarray(1, 64)); // more than any table has
   const rows = Array.from({ length: classes }, (_, number) => readRow(reader, number));
   return { classes, rows: rows.filter(({ count }) => count > 0), nbytes: 1 + reader.filled() };
 }
@@ -59,7 +59,7 @@ function readRow(reader: BitReader, number: number): Row {
   return { class: number, count, gap, large, largeGap, size: large > 0 ? field(4, 15) : 0 };
 }
 
-/** What changes: positions of elements in their blocks, and of steps what they lead to. */
+/** Changed elements: their positions in a block and, in mode `steps`, their new values. */
 export class Changes {
   count = 0;
   at: Uint32Array;
@@ -70,7 +70,7 @@ export class Changes {
     this.values = new Uint16Array(room);
   }
 
-  /** Make room for so many more. */
+  /** Make room for `more` changes. */
   reserve(more: number): void {
     const needed = this.count + more;
     if (needed <= this.at.length) return;
@@ -86,7 +86,7 @@ export class Changes {
     return 6 * this.count;
   }
 
-  /** Return the same in memory that is no larger. */
+  /** Return a copy without spare room. */
   copy(): Changes {
     const copied = new Changes(this.count);
     copied.at.set(this.at.subarray(0, this.count));
@@ -95,7 +95,7 @@ export class Changes {
     return copied;
   }
 
-  /** Add what a step leads to; there is room. */
+  /** Add the change of element `at` by `step`; the caller has reserved room. */
   put(block: Uint8Array, at: number, step: number): void {
     const place = placeOf((block[2 * at] as number) | ((block[2 * at + 1] as number) << 8)) + step;
     if (place < 0 || place > 0xffff) {
@@ -107,18 +107,18 @@ export class Changes {
   }
 }
 
-/** Return the place of an element in the order of all numbers. */
+/** Return the place of an element's bits in the numerical order of floats. */
 function placeOf(element: number): number {
   return element & 0x8000 ? 0xffff - element : element | 0x8000;
 }
 
-/** How many steps of a class there are, and how many of them are large. */
+/** The number of steps of a class, and how many of them are large. */
 interface Counts {
   readonly count: number;
   readonly large: number;
 }
 
-/** Read how many steps there are. No more are said to be there than there is room for. */
+/** Read the number of steps of each class; throws if there are more than elements or bits. */
 function readCounts(reader: BitReader, { rows }: Table, elements: number): Counts[] {
   let total = 0;
   const counts = rows.map((row) => {
@@ -134,18 +134,18 @@ function readCounts(reader: BitReader, { rows }: Table, elements: number): Count
   return counts;
 }
 
-/** Reads blocks of steps, with memory for those of one. */
+/** Decodes blocks of steps; its memory for one block is reused. */
 export class StepReader {
-  // Those of a class stand together, and behind them a rank that no element has.
+  // The ranks and steps of each class are contiguous, followed by the rank NEVER.
   readonly #ranks = new Uint32Array(BLOCK_ELEMENTS + CLASSES);
   readonly #steps = new Int32Array(BLOCK_ELEMENTS + CLASSES);
-  readonly #which = new Uint32Array(BLOCK_ELEMENTS); // of a class, those of a size above 1
+  readonly #which = new Uint32Array(BLOCK_ELEMENTS); // indices of the large steps of a class
   readonly #sizes = new Uint32Array(BLOCK_ELEMENTS);
-  // Of each class, elements before its next step, and which step that is.
+  // For each class, the number of elements before its next step, and the index of that step.
   readonly #left = new Int32Array(CLASSES);
   readonly #next = new Int32Array(CLASSES);
 
-  /** Read a body, one kind of code of a class at each step; `block` is what is there in the base. */
+  /** Decode a body in short steps; `block` holds the base's bytes. */
   *read(
     body: Uint8Array,
     table: Table,
@@ -190,14 +190,14 @@ export class StepReader {
     }
   }
 
-  /** Put the changes of a block without classes. */
+  /** Add the changes of a block without classes. */
   #place(block: Uint8Array, count: number, changes: Changes): void {
     for (let i = 0; i < count; i++) {
       changes.put(block, this.#ranks[i] as number, this.#steps[i] as number);
     }
   }
 
-  /** Find the elements that change by their ranks within classes, which are counted down. */
+  /** Find the changed elements by their ranks within classes, and add their changes. */
   *#find(
     block: Uint8Array,
     kind: Kind,
@@ -224,7 +224,7 @@ export class StepReader {
     }
   }
 
-  /** Look for elements that change among some of a block, behind those before. */
+  /** Search the elements `from` to `to` of a block for changes. */
   #look(block: Uint8Array, from: number, to: number, classes: Uint8Array, changes: Changes): void {
     const [ranks, steps, left, next] = [this.#ranks, this.#steps, this.#left, this.#next];
     for (let at = from; at < to; at++) {
@@ -241,13 +241,13 @@ export class StepReader {
   }
 }
 
-/** By the bits of an element from the seventh on: its class. */
+/** The class of an element by its upper 9 bits. */
 const BF16 = Uint8Array.from({ length: 512 }, (_, upper) => {
   return Math.min(Math.max((upper & 255) - 96, 0) >> 1, CLASSES - 1);
 });
 const F16 = Uint8Array.from({ length: 512 }, (_, upper) => (upper >> 4) & 15);
 
-/** Read which elements a body names that overwrites them; what they become ends the body. */
+/** Read the positions from a body in mode `overwrite`; the new values are at its end. */
 export function readOverwritten(
   body: Uint8Array,
   width: number,

@@ -1,4 +1,4 @@
-/** The worker's data connection. */
+/** The data connection of a worker. */
 
 import { isDeepStrictEqual } from "node:util";
 import { Connection } from "./connection.js";
@@ -7,22 +7,22 @@ import { PINGS_MS, SILENCE_MS, UNREAD_BYTES_MAX } from "./limits.js";
 import type { Lease } from "./transfer.js";
 import { SUB } from "./zmtp.js";
 
-const DIAL_MS = 5_000; // for the host's address and the connection
+const DIAL_MS = 5_000; // for name lookup and connecting
 
 export interface SubscriptionHandlers {
   readonly place: (frames: readonly Uint8Array[], size: number) => Lease | null;
   readonly message: (frames: readonly Uint8Array[]) => void;
-  /** No connection has been of use for a while, and why; it is dialled again and again. */
+  /** Several attempts have failed, with the last reason; further attempts follow. */
   readonly broken: (reason: string) => void;
 }
 
-/** Messages of some topics from one publisher. */
+/** A subscription to topics of one publisher. */
 export class Subscription {
   readonly #topics = new Set<string>();
   readonly #connection: Connection;
   #destination: Destination | null = null;
   #ticket = ""; // for the next connection
-  #ticketed = false; // each connection needs one
+  #ticketed = false; // whether each connection needs one
 
   constructor(handlers: SubscriptionHandlers, silence = { any: SILENCE_MS, message: PINGS_MS }) {
     const { place, message, broken: useless } = handlers;
@@ -45,9 +45,10 @@ export class Subscription {
   }
 
   /**
-   * Take messages from there, in place of anywhere else.
+   * Connect to `destination` in place of any other.
    *
-   * With a ticket, each connection needs one, which is spent with it: one that there is stays.
+   * If a ticket is given, each connection uses up one: a current connection to the same destination
+   * is kept.
    */
   connect(destination: Destination, ticket = ""): void {
     const same = isDeepStrictEqual(destination, this.#destination);
@@ -57,24 +58,24 @@ export class Subscription {
     if (!same || !this.#connection.busy || !this.#ticketed) this.redial();
   }
 
-  /** Whether there is no connection for want of a ticket. */
+  /** Whether a ticket is missing to connect. */
   get needsTicket(): boolean {
     return this.#ticketed && this.#ticket === "" && !this.#connection.busy;
   }
 
-  /** Connect anew, and at once. */
+  /** Reconnect at once. */
   redial(): void {
     this.#connection.dial(this.#destination);
   }
 
-  /** Ask for a topic, or no longer; asking twice is asking once. */
+  /** Subscribe to a topic, or unsubscribe; repeating that has no effect. */
   subscribe(topic: string, on: boolean): void {
     if (on) this.#topics.add(topic);
     else this.#topics.delete(topic);
     this.#connection.stream?.subscribe(topic, on);
   }
 
-  /** Hang up for good. */
+  /** Close the connection. */
   close(): void {
     this.#destination = null;
     this.#connection.close();

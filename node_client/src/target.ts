@@ -1,4 +1,4 @@
-/** Where the versions of a model go: memory that the user registered, or snapshots. */
+/** The targets that versions are applied to: registered memory, or snapshots. */
 
 import { castable, convert, elements, GREATEST } from "./casts.js";
 import { arrayType, naturalDtype, type TypedArray } from "./dtypes.js";
@@ -8,50 +8,50 @@ import type { StagedVersion } from "./staging.js";
 import { bytesOf, type Tensor, tensor } from "./tensor.js";
 import { printable } from "./words.js";
 
-// Others may write the layout of the same tensors with spaces, aliases and metadata of their own.
+// Room for the spaces, aliases and metadata that a publisher may add to a layout.
 const LAYOUT_SLACK_BYTES = 2 ** 20;
-const DIFFERENCE_LINES_MAX = 20; // what a person reads before giving up
-const AT_ONCE_BYTES = 2 ** 23; // one to two milliseconds; more is written while the loop turns
+const DIFFERENCE_LINES_MAX = 20; // of an error text
+const AT_ONCE_BYTES = 2 ** 23; // takes 1 to 2 ms; a larger version is written in slices
 const PIECE_BYTES = 2 ** 20;
-const CAST_COST = 8; // to convert a byte takes so many times as long as to copy it, at most
+const CAST_COST = 8; // converting a byte takes at most this many times as long as copying it
 
-/** By name: a tensor, or a typed array that is one of one dimension. */
+/** Tensors by name; a typed array is a tensor of one dimension. */
 export type Registered = Readonly<Record<string, Tensor | TypedArray>>;
 
-/** What a target may differ in from what is published. */
+/** Which differences between a target and the published tensors are allowed. */
 export interface Tolerance {
-  /** Whether each published tensor must be here; if not, others than those here are ignored. */
+  /** Whether each published tensor must be registered; if not, the others are ignored. */
   readonly strict: boolean;
-  /** Whether floats of 16, 32 and 64 bits may be of another dtype here, and are converted. */
+  /** Whether floats of 16, 32 and 64 bits may have another of these dtypes, and are converted. */
   readonly cast: boolean;
 }
 
-/** A version that is about to be written: nothing more need be checked. */
+/** A version that passed all checks and is ready to be written. */
 export interface Writing {
-  /** What users see once all is written. */
+  /** The tensors to hand to the user once all is written. */
   readonly tensors: ReadonlyMap<string, Tensor>;
-  /** Whether writing takes so long that the event loop should turn meanwhile. */
+  /** Whether to write in slices, so that the event loop is not blocked for long. */
   readonly large: boolean;
-  /** Writes a piece at each step. Throws if it cannot go on. */
+  /** Writes one piece per step. Throws if a tensor's memory is gone. */
   readonly pieces: Iterable<void>;
-  /** Say which tensors could not hold all values, once all is written; nothing if all could. */
+  /** After writing, describe the tensors that could not hold all values; empty if all could. */
   note(): string;
 }
 
 export interface Target {
-  /** The bytes of the versions that are expected; 0 if nobody knows. */
+  /** The expected size of a version in bytes; 0 if unknown. */
   readonly nbytes: number;
-  /** The bytes that a layout may have. */
+  /** The largest layout to accept, in bytes. */
   readonly layoutBytesMax: number;
-  /** Whether tensors lie in the memory of the version, which must not be reused. */
+  /** Whether its tensors use the memory of the version, which must then not be reused. */
   readonly keeps: boolean;
-  /** Say why a layout cannot be applied; nothing if it can. */
+  /** Return why a layout cannot be applied; empty if it can. */
   fault(layout: Layout): string;
-  /** Begin to make the version the one that users see; if it throws nothing has changed. */
+  /** Prepare to write a version. Throws if that is impossible; nothing has changed then. */
   begin(staged: StagedVersion): Writing;
 }
 
-/** Each version as new tensors, which nobody changes afterwards. */
+/** A target that makes new tensors of each version. */
 export class SnapshotTarget implements Target {
   readonly nbytes = 0;
   readonly layoutBytesMax = LAYOUT_BYTES_MAX;
@@ -69,7 +69,7 @@ export class SnapshotTarget implements Target {
 /** Return the tensors of a version, in its own memory where they are aligned. */
 export function views({ layout, data }: StagedVersion): ReadonlyMap<string, Tensor> {
   const tensors = new Map<string, Tensor>();
-  const own = new Map<TensorSpec, Tensor>(); // which its aliases share
+  const own = new Map<TensorSpec, Tensor>(); // shared by aliases
   for (const [name, spec] of layout.byName) {
     const { dtype, shape, begin, end } = spec;
     const tensor = own.get(spec) ?? {
@@ -83,15 +83,15 @@ export function views({ layout, data }: StagedVersion): ReadonlyMap<string, Tens
   return tensors;
 }
 
-/** Memory of the user's, into which every version is copied. */
+/** A target that copies every version into memory that the user registered. */
 export class RegisteredTarget implements Target {
   readonly keeps = false;
   readonly nbytes: number;
   readonly layoutBytesMax: number;
   readonly #tensors = new Map<string, Tensor>();
-  readonly #same: ReadonlyMap<string, string>; // by name, the first name of the very same memory
+  readonly #same: ReadonlyMap<string, string>; // by name, the first name of the same memory
   #order: readonly (readonly [spec: TensorSpec, name: string])[] = [];
-  #twins: readonly (readonly [name: string, other: string])[] = []; // one here, two as published
+  #twins: readonly (readonly [name: string, other: string])[] = []; // one here, published as two
   #ordered: Layout | null = null; // the layout that `#order` was made for
 
   constructor(
@@ -111,7 +111,7 @@ export class RegisteredTarget implements Target {
     this.layoutBytesMax = tolerance.strict ? this.#longest(nbytes) : LAYOUT_BYTES_MAX;
   }
 
-  /** Return the bytes of a layout of these tensors, however it is written. */
+  /** Return the size in bytes that no valid layout of these tensors exceeds. */
   #longest(nbytes: number): number {
     let longest = LAYOUT_SLACK_BYTES;
     for (const [name, { dtype, shape }] of this.#tensors) {
@@ -129,7 +129,7 @@ export class RegisteredTarget implements Target {
     const needed = [...names].filter((name) => {
       const spec = layout.byName.get(name);
       if (this.#tensors.has(name)) return spec !== undefined || !filled.has(this.#same.get(name));
-      return !arrived.has(spec); // by another of its names it is here
+      return !arrived.has(spec); // it is registered under another of its names
     });
     const lines = needed.sort().flatMap((name) => this.#difference(name, layout));
     if (lines.length <= DIFFERENCE_LINES_MAX) return lines.join("\n");
@@ -157,7 +157,7 @@ export class RegisteredTarget implements Target {
   }
 
   begin({ layout, data }: StagedVersion): Writing {
-    this.#arrange(layout); // W15: all is checked before the first byte is written
+    this.#arrange(layout); // W15: check all before the first byte is written
     for (const twins of this.#twins) {
       const [one, other] = twins.map((name) => {
         const { begin, end } = layout.byName.get(name) as TensorSpec;
@@ -186,7 +186,7 @@ export class RegisteredTarget implements Target {
     const twins: (readonly [string, string])[] = [];
     for (const name of this.#tensors.keys()) {
       const spec = layout.byName.get(name);
-      if (spec === undefined) continue; // another name of its memory is published
+      if (spec === undefined) continue; // published by another name of its memory
       const other = written.get(this.#same.get(name));
       if (other === undefined) {
         written.set(this.#same.get(name), name);
@@ -199,10 +199,10 @@ export class RegisteredTarget implements Target {
   }
 }
 
-const SHOWN = 4; // tensors that lost values: the first show where it comes from
+const SHOWN = 4; // tensors named in a note: the first ones show where the overflow starts
 const NAME_SHOWN = 256;
 
-/** Say in words which tensors could not hold all values. */
+/** Describe the tensors whose finite values became infinite; empty if there are none. */
 function overflow(copies: readonly Copy[]): string {
   const some = copies.filter((copy) => copy.lost > 0);
   const words = some.slice(0, SHOWN).map(({ name, lost, to: { dtype } }) => {
@@ -216,7 +216,7 @@ function overflow(copies: readonly Copy[]): string {
   return words.join("; ");
 }
 
-/** One tensor on its way from a version to memory of the user's. */
+/** The copy of one tensor from a version into registered memory. */
 class Copy {
   lost = 0; // finite values that became infinite
   readonly from: Uint8Array;
@@ -232,7 +232,7 @@ class Copy {
     this.elements = this.from.length / this.width;
   }
 
-  /** Bytes of an element as it was published. */
+  /** Bytes of an element in the published dtype. */
   get width(): number {
     return arrayType(this.spec.dtype).BYTES_PER_ELEMENT;
   }
@@ -245,7 +245,7 @@ class Copy {
     return this.spec.dtype !== this.to.dtype;
   }
 
-  /** Make sure that the memory is still there: it may have been transferred to another thread. */
+  /** Throw if the registered memory was detached, such as by a transfer to another thread. */
   check(): void {
     const { data } = this.to;
     if (data.length === this.elements) return;
@@ -253,7 +253,7 @@ class Copy {
     throw new Error(`the memory of ${this.name} has ${bytes} bytes now: was it transferred?`);
   }
 
-  /** Copy some elements, or convert them. */
+  /** Copy or convert the elements `begin` to `end`. */
   write(begin: number, end: number): void {
     this.check();
     const bytes = this.from.subarray(begin * this.width, end * this.width);
@@ -265,7 +265,7 @@ class Copy {
   }
 }
 
-/** Write one tensor after another, piece by piece. */
+/** Write one tensor after another, a piece per step. */
 function* written(copies: readonly Copy[]): Generator<void> {
   for (const copy of copies) {
     const step = PIECE_BYTES / copy.width / (copy.casts ? CAST_COST : 1);
@@ -286,8 +286,9 @@ function asTensor(name: string, value: Tensor | TypedArray): Tensor {
 }
 
 /**
- * Return by name the first name of the very same tensor. Throws if two tensors share a part of their
- * memory, which cannot hold both.
+ * Return for each name the first name of the same memory.
+ *
+ * @throws TypeError - if two different tensors overlap in memory.
  */
 function sameMemory(tensors: ReadonlyMap<string, Tensor>): ReadonlyMap<string, string> {
   const same = new Map([...tensors.keys()].map((name) => [name, name] as const));
@@ -309,7 +310,7 @@ function sameMemory(tensors: ReadonlyMap<string, Tensor>): ReadonlyMap<string, s
   return same;
 }
 
-/** Tell whether a tensor is the one before it, or lies behind that. */
+/** Whether a tensor equals the one before it in memory; throws TypeError if they overlap. */
 function isOne(first: string, last: Tensor, name: string, own: Tensor): boolean {
   const begin = own.data.byteOffset;
   if (begin >= last.data.byteOffset + last.data.byteLength) return false;

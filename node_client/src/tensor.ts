@@ -1,4 +1,4 @@
-/** A tensor as JavaScript has it: a typed array with a shape and the name of its dtype. */
+/** Tensors: typed arrays with a shape and a dtype. */
 
 import {
   arrayType,
@@ -9,21 +9,21 @@ import {
   tensorBytes,
 } from "./dtypes.js";
 
-/** Row-major and dense; `shape` is empty for a scalar. */
+/** A dense tensor in row-major order; `shape` is empty for a scalar. */
 export interface Tensor {
   readonly dtype: Dtype;
   readonly shape: readonly number[];
-  /** The elements; bits, where JavaScript has no such number (see `toFloat32`). */
+  /** The elements, or their bits if JavaScript has no such number type (see `toFloat32`). */
   readonly data: TypedArray;
 }
 
 /**
- * Return a typed array as a tensor.
+ * Return a tensor that shares the memory of a typed array.
  *
- * Without a shape it has one dimension; without a dtype, that of the array: pass one for what
- * travels as bits, such as `tensor(new Uint16Array(6), [2, 3], "BF16")`.
+ * The default shape has one dimension, the default dtype is that of the array. Pass a dtype for
+ * elements that are held as bits, as in `tensor(new Uint16Array(6), [2, 3], "BF16")`.
  *
- * @throws TypeError - if the array cannot hold the dtype, or is of another size than the shape.
+ * @throws TypeError - if the array cannot hold the dtype, or its size does not match the shape.
  */
 export function tensor(data: TypedArray, shape?: readonly number[], dtype?: Dtype): Tensor {
   const own = dtype ?? naturalDtype(data);

@@ -1,24 +1,24 @@
-/** Token buckets: how many units a peer may use at once, and how many a second after that. */
+/** Token buckets, which limit the rate at which a peer uses a resource. */
 
-/** The size of a bucket, and the units that flow into it each second. */
+/** The size of a bucket, and the tokens added per second. */
 export interface Rate {
   readonly burst: number;
   readonly perSecond: number;
 }
 
-/** The units that one peer may use now; a new bucket is full. */
+/** The token bucket of one peer; a new bucket is full. */
 export class TokenBucket {
   #left: number;
 
   constructor(
     readonly rate: Rate,
-    /** Milliseconds of any clock that never goes back. */
+    /** The time of the last update, in milliseconds of any monotonic clock. */
     private at: number,
   ) {
     this.#left = rate.burst;
   }
 
-  /** Take `count` units; return whether the bucket had as many. */
+  /** Take `count` tokens; return false if the bucket had fewer: it then has a debt. */
   take(count: number, now: number): boolean {
     const { burst, perSecond } = this.rate;
     this.#left = Math.min(burst, this.#left + ((now - this.at) / 1000) * perSecond) - count;

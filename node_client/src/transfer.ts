@@ -1,23 +1,23 @@
 /**
- * One version arriving chunk by chunk, pushed and fetched in any order.
+ * The transfer of one version, whose chunks are pushed and fetched in any order.
  *
- * Theory of operation: each chunk is in one of four states, one byte each.
+ * Each chunk is in one of four states, one byte each.
  *
  *     MISSING ──fetch──> ASKED ──┐
  *        │                 │     ├──> HERE
  *        ├─────push────────┼─────┤
  *        └─────lend────────┴─> LENT ──damaged, cut off──> MISSING
  *
- * A chunk is lent while its bytes arrive piece by piece in their place: whatever else comes of it
- * meanwhile is ignored, since nobody may write there twice.
+ * A chunk is LENT while its payload is received piece by piece directly into the buffer; other
+ * copies of it are ignored meanwhile, so that there is one writer.
  *
- * Pushed chunks come in order, so whatever lies below the highest pushed one was dropped and is
- * fetched at once. What lies above may still be pushed: it is fetched after `end`, or when nothing
- * has arrived for a while. At most a window of chunks is ASKED; an answer that does not come in
- * time turns all ASKED back to MISSING, and the patience doubles until something arrives. But answers
- * come in the order of what was asked: as long as no later ping was answered, they are on their way.
+ * Pushed chunks arrive in order, so a chunk missing below the highest pushed one was dropped, and
+ * is fetched at once. Chunks above may still be pushed: they are fetched after `end`, or when
+ * nothing has arrived for a while. At most a window of chunks is ASKED. If no chunk arrives in
+ * time, all ASKED chunks become MISSING, and the retry delay doubles until one arrives. But answers
+ * arrive in the order of requests: until a later ping is answered, they may be on their way.
  *
- * What arrives may be a patch instead, into memory of its own: then the version is decoded from that.
+ * A transfer may instead receive a patch into its own memory, from which the version is decoded.
  */
 
 import { isDeepStrictEqual } from "node:util";
@@ -32,10 +32,10 @@ import type { Opening, Subject } from "./sealing.js";
 import type { Base } from "./staging.js";
 
 const [MISSING, ASKED, HERE, LENT] = [0, 1, 2, 3];
-const DAMAGED_MAX = 16; // damaged chunks asked for again at once, before patience decides
+const DAMAGED_MAX = 16; // damaged chunks that are requested again without waiting for a timeout
 const NOTHING = new Uint8Array(0);
 
-/** Memory into which a payload is being received, piece by piece. */
+/** Memory that a payload is being received into, piece by piece. */
 export class Lease {
   #live = true;
   #count = 0;
@@ -43,38 +43,38 @@ export class Lease {
 
   constructor(
     readonly bytes: Uint8Array,
-    /** Called when the payload will never be complete. */
+    /** Called if the payload is not received completely. */
     readonly cancel: () => void = () => {},
-    /** What opens the payload, which is sealed, in its place. */
+    /** Decrypts a sealed payload in place; null if it is not sealed. */
     readonly opening: Opening | null = null,
   ) {}
 
-  /** Whether somebody still wants it; if not, the memory must be left alone. */
+  /** Whether the payload is still wanted; if not, the memory must not be written. */
   get live(): boolean {
     return this.#live;
   }
 
-  /** Bytes that are here, */
+  /** Bytes received so far. */
   get count(): number {
     return this.#count;
   }
 
-  /** and their checksum, of what is in the clear. */
+  /** CRC-32C of the bytes received so far, after decryption. */
   get crc(): number {
     return this.#crc;
   }
 
-  /** Nobody wants it any more. */
+  /** Revoke the lease: the memory must not be written any more. */
   end(): void {
     this.#live = false;
   }
 
-  /** Return where the next bytes go. */
+  /** Return the memory for the next bytes, at most `most`. */
   room(most: number): Uint8Array {
     return this.bytes.subarray(this.#count, this.#count + most);
   }
 
-  /** Take note of so many bytes in `room()`, while they are in the processor's cache. */
+  /** Process `count` bytes that were written into `room()`, while they are in the CPU's cache. */
   received(count: number): void {
     const piece = this.room(count);
     this.opening?.take(piece, piece);
@@ -82,22 +82,22 @@ export class Lease {
     this.#count += count;
   }
 
-  /** Whether all of it is here, with this CRC-32C, or as it was sealed. */
+  /** Whether the payload is complete and matches this CRC-32C, or is authentic if it was sealed. */
   isSound(proof: number | SealedChunk): boolean {
     if (this.#count !== this.bytes.length) return false;
     return this.opening === null ? this.#crc === proof : this.opening.proves();
   }
 }
 
-/** Chunks to fetch; a count of 0 asks for the announcement and the `end`. */
+/** Chunks to fetch; a count of 0 requests the announcement and `end`. */
 export interface Range {
   readonly first: number;
   readonly count: number;
 }
 
-/** A version on its way into a staging buffer, or a patch to it into memory of its own. */
+/** The transfer of a version into a staging buffer, or of a patch to it into its own memory. */
 export class Transfer {
-  /** Which patch it is; null: the version itself. */
+  /** The patch that is received; null for the version itself. */
   readonly patch: PatchId | null;
   #buffer: Uint8Array;
   #base: Base | null;
@@ -106,38 +106,38 @@ export class Transfer {
   #restarts = 0;
   #decodeUs = 0;
   #digest: string | null = null;
-  #reportedAt: number; // when the publisher was told last how far this is
+  #reportedAt: number; // when progress was last reported
   readonly #plan: ChunkPlan;
   readonly #subject: Subject;
   readonly #states: Uint8Array;
   readonly #crcs: Uint32Array;
   #asked = 0;
-  #cursor = 0; // nothing below it is MISSING
-  #pushed = 0; // everything below it was pushed, or dropped on the way
+  #cursor = 0; // no chunk below it is MISSING
+  #pushed = 0; // all chunks below it were pushed, and may have been lost
   #damaged = 0;
   #heardAt: number;
   #askedAt: number;
-  #answered = Number.NEGATIVE_INFINITY; // when the last ping was sent that was answered
+  #answered = Number.NEGATIVE_INFINITY; // when the last answered ping was sent
   #patience: number;
-  #gap = 0; // between two chunks, the longest lately
+  #gap = 0; // the longest recent time between two chunks
   #endAsked = false;
-  #lease: Lease | null = null; // of the chunk that is LENT
-  #lent = 0; // which chunk that is,
-  #lentHere = 0; // and how much of it was here when we looked last
-  #tries = 0; // times that nothing came for too long, though the connection is the same
-  #patching: Patching | null = null; // while it is being decoded
+  #lease: Lease | null = null; // of the LENT chunk
+  #lent = 0; // the index of that chunk
+  #lentHere = 0; // its received bytes at the last check
+  #tries = 0; // timeouts in a row on the same connection
+  #patching: Patching | null = null; // while the patch is being decoded
 
   constructor(
     readonly announce: Announce,
-    /** As large as what arrives. */
+    /** As large as the version or patch that is received. */
     buffer: Uint8Array,
     now: number,
     readonly timing: Timing,
-    /** What opens its chunks; null: they come in the clear. */
+    /** Decrypts its chunks; null if they are not sealed. */
     readonly keyring: Keyring | null = null,
-    /** What arrives in place of the version, and what that builds on. */
+    /** The patch to receive instead of the version, and its base. */
     by: { readonly patch: Patch; readonly base: Base } | null = null,
-    /** Why no patch arrives, though there are some. */
+    /** Why no patch is received although some are offered. */
     readonly unpatched = "",
   ) {
     this.patch = by && idOf(by.patch);
@@ -151,7 +151,7 @@ export class Transfer {
     this.#patience = timing.patience;
   }
 
-  /** What the patch builds on, for as long as that is needed. */
+  /** The base of the patch, until `release`. */
   get base(): Base | null {
     return this.#base;
   }
@@ -160,42 +160,42 @@ export class Transfer {
     return this.#comes;
   }
 
-  /** Chunks that have arrived. */
+  /** Number of chunks that have arrived. */
   get here(): number {
     return this.#here;
   }
 
-  /** Times the whole did not match its digest. */
+  /** Number of digest mismatches. */
   get restarts(): number {
     return this.#restarts;
   }
 
-  /** Microseconds that decoding the patch took, once it is decoded. */
+  /** Microseconds that decoding the patch took; 0 until it is decoded. */
   get decodeUs(): number {
     return this.#decodeUs;
   }
 
-  /** From `end`. */
+  /** The digest from `end`; null before. */
   get digest(): string | null {
     return this.#digest;
   }
 
-  /** Whether every chunk is here and the digest is known. */
+  /** Whether every chunk has arrived and the digest is known. */
   get complete(): boolean {
     return this.#here === this.#plan.count && this.#digest !== null;
   }
 
-  /** Whether nothing that fits comes, though it was asked for again and again. (D5, W12) */
+  /** Whether repeated requests have brought no new chunk. (D5, W12) */
   get hopeless(): boolean {
     return this.#comes !== "decoded" && this.#tries >= TRIES_MAX;
   }
 
-  /** Whether a message speaks of what arrives: of the version, or of this patch to it. (D9) */
+  /** Whether a message about `patch` belongs to this transfer. (D9) */
   isNamed(patch: PatchId | null): boolean {
     return isDeepStrictEqual(patch, this.patch);
   }
 
-  /** Take a chunk as it came; return whether the publisher is to be told how far this is. */
+  /** Add a received chunk; return whether to report progress. */
   take(chunk: Chunk | SealedChunk, payload: Uint8Array, now: number, pushed: boolean): boolean {
     const proof = chunk.type === "chunk" ? chunk.crc : chunk;
     const fresh = this.add(chunk.index, proof, payload, now, pushed);
@@ -206,9 +206,9 @@ export class Transfer {
   }
 
   /**
-   * Take a chunk; return whether it is new and sound. A chunk that is neither is ignored.
+   * Add a chunk; return whether it is new and valid. Any other chunk is ignored.
    *
-   * @param proof - its CRC-32C, or what it was sealed with.
+   * @param proof - its CRC-32C, or the message of a sealed chunk.
    */
   add(
     index: number,
@@ -228,7 +228,7 @@ export class Transfer {
     return true;
   }
 
-  /** Have a chunk in its place, if it is wanted and sound; return its CRC-32C. */
+  /** Store a chunk if it is wanted and valid; return its CRC-32C, else null. */
   #put(index: number, proof: number | SealedChunk, payload: Uint8Array): number | null {
     const lease = this.#lease;
     if (lease !== null && payload === lease.bytes && index === this.#lent) {
@@ -244,7 +244,7 @@ export class Transfer {
     return crc;
   }
 
-  /** Put a chunk that is sound into its place; return its CRC-32C. */
+  /** Copy a valid payload to `place`; return its CRC-32C, else null. */
   #copy(proof: number | SealedChunk, payload: Uint8Array, place: Uint8Array): number | null {
     if (typeof proof !== "number") {
       const opening = this.keyring?.opening(this.#subject, proof, payload.length);
@@ -255,7 +255,7 @@ export class Transfer {
     return proof;
   }
 
-  /** A chunk came damaged: fetch it (again), at once for the first few, else in due time. */
+  /** A chunk was damaged: request it again, the first few at once, later ones after a timeout. */
   #reject(index: number): null {
     this.#damaged += 1;
     if (this.#states[index] === ASKED && this.#damaged <= DAMAGED_MAX) {
@@ -266,7 +266,7 @@ export class Transfer {
     return null;
   }
 
-  /** Whether a chunk of this size has a place here, which is free. */
+  /** Whether a chunk of this index and size is missing. */
   fits(index: number, size: number): boolean {
     const state = this.#states[index];
     if (state === undefined || state === HERE || state === LENT) return false;
@@ -275,10 +275,10 @@ export class Transfer {
   }
 
   /**
-   * Return the place of a chunk of this size, to receive it there; null if it has none.
+   * Return a lease to receive a chunk directly into the buffer; null if it is not wanted.
    *
-   * `add` takes it once it is complete, and must be given the lease's own bytes as payload. What is
-   * `sealed` is opened there.
+   * Once it is complete, call `add` with the lease's own bytes as payload. A `sealed` chunk is
+   * decrypted in place.
    */
   lend(index: number, size: number, sealed: SealedChunk | null = null): Lease | null {
     if (!this.fits(index, size)) return null;
@@ -300,20 +300,20 @@ export class Transfer {
   }
 
   /**
-   * Let nobody write into the version's memory any more; return whether somebody was about to. (The
-   * kernel may have been told where the next bytes go, and still write there.)
+   * Stop writes into the buffers; return whether the version's buffer may still be written. (The
+   * kernel may hold its address for the next read.)
    */
   revoke(): boolean {
-    if (this.#patching !== null) this.#patching.end(); // it ends before its next step
+    if (this.#patching !== null) this.#patching.end(); // takes effect before its next step
     if (this.#lease === null) return false;
     this.#lease.end();
     this.#lease = null;
     this.#states[this.#lent] = MISSING;
     this.#cursor = Math.min(this.#cursor, this.#lent);
-    return this.patch === null; // else it was about to write into the patch
+    return this.patch === null; // else the lease was for the patch's memory
   }
 
-  /** Have a patch that is here, whole, decoded into a buffer; null: somebody does. */
+  /** Return a job that decodes the complete patch into `buffer`; null if there is one already. */
   decode(buffer: Uint8Array): Patching | null {
     if (this.#comes === "decoded" || this.#base === null || this.#digest === null) return null;
     this.#changeWay("patched");
@@ -322,27 +322,27 @@ export class Transfer {
     return this.#patching;
   }
 
-  /** The patch is decoded, in so many milliseconds, and not needed any more. */
+  /** The patch was decoded in `took` milliseconds: free its memory. */
   decoded(took: number): void {
     this.#decodeUs = Math.round(took * 1000);
     this.#patching = null;
     this.#buffer = NOTHING;
   }
 
-  /** What the patch builds on is not needed any more: return it. */
+  /** Release and return the base of the patch. */
   release(): Base | null {
     const base = this.#base;
     this.#base = null;
     return base;
   }
 
-  /** Take the digest of the whole: no more chunks will be pushed. */
+  /** Record the digest of the version: no more chunks will be pushed. */
   end(digest: string): void {
     this.#digest = digest;
     this.pull();
   }
 
-  /** Nothing more will be pushed, as far as we can tell: fetch at once. */
+  /** Fetch all missing chunks at once: probably none will be pushed any more. */
   pull(): void {
     this.#changeWay("unpushed");
   }
@@ -351,12 +351,12 @@ export class Transfer {
     this.#comes = COMING[this.#comes][way] ?? this.#comes;
   }
 
-  /** A ping that was sent then was answered, and so was whatever was asked before it. */
+  /** The ping sent at `sentAt` was answered, and so were all requests before it. */
   answered(sentAt: number): void {
     this.#answered = sentAt;
   }
 
-  /** Return what to fetch now. */
+  /** Return the chunks to fetch now. */
   wants(now: number): Range[] {
     if (this.#comes === "decoded") return [];
     if (this.#lease !== null && this.#lease.count > this.#lentHere) {
@@ -365,7 +365,7 @@ export class Transfer {
     }
     const silent = now - this.#heardAt;
     if (silent >= this.timing.quiet) this.pull(); // W30
-    const passed = this.#answered > this.#askedAt; // else what was asked is still on its way
+    const passed = this.#answered > this.#askedAt; // else answers are still on their way
     if (silent >= (passed ? this.#patience : this.timing.patienceMax)) {
       this.#tries += 1;
       this.#askAgain(now); // W12, W32
@@ -381,7 +381,7 @@ export class Transfer {
     return ranges;
   }
 
-  /** Ask for what is missing, up to a window. */
+  /** Request missing chunks, up to a window. */
   #fill(ranges: Range[]): void {
     const limit = this.#comes === "pulled" ? this.#plan.count : this.#pushed;
     while (this.#asked < WINDOW_CHUNKS) {
@@ -400,7 +400,7 @@ export class Transfer {
     }
   }
 
-  /** Return whether the whole is what was published; if not, start over. */
+  /** Return whether the version matches its digest; if not, discard all chunks. */
   verify(): boolean {
     if (this.#digest === digest(this.announce.layout, this.#plan.chunkBytes, this.#crcs))
       return true;
@@ -413,14 +413,14 @@ export class Transfer {
     return false;
   }
 
-  /** The connection is new: what was asked on the old one will not come. */
+  /** A session started: requests of the previous one will not be answered. */
   reconnected(now: number): void {
     this.#askAgain(now);
     this.pull();
     this.#tries = 0;
   }
 
-  /** Something arrived: be patient in proportion to how long it took, for slow links. */
+  /** A chunk arrived: adapt the retry delay to the time between chunks, for slow links. */
   #hear(now: number): void {
     this.#tries = 0;
     this.#gap = Math.max(now - this.#heardAt, (this.#gap * 7) / 8);
@@ -443,7 +443,7 @@ function idOf({ encoding, epoch, version }: Patch): PatchId {
   return { encoding, epoch, version };
 }
 
-/** Return what a patch is sealed as. (D12) */
+/** Return the subject under which a patch is sealed. (D12) */
 function subjectOf({ model, epoch, version, chunk_bytes }: Announce, patch: Patch): Subject {
   const { encoding, nbytes } = patch;
   const base = [patch.epoch, patch.version] as const;

@@ -1,4 +1,4 @@
-/** The versions of one model that are here, each in its phase, and the memory that they take. */
+/** The versions of one model at the worker, each with its phase, and their memory. */
 
 import type { Layout } from "./layout.js";
 import type { Announce, Running } from "./messages.js";
@@ -16,24 +16,24 @@ import {
 import { type Base, Buffers, type Key, newer, type StagedVersion, sameKey } from "./staging.js";
 import type { Transfer } from "./transfer.js";
 
-const REJECTED_KEPT = 8; // versions remembered that could not be taken here
-const IN_MEMORY: readonly Phase[] = ["arriving", "staged", "ready", "applying"]; // need a buffer
+const REJECTED_KEPT = 8; // rejected versions that are remembered
+const IN_MEMORY: readonly Phase[] = ["arriving", "staged", "ready", "applying"]; // with a buffer
 const NONE: Key = { epoch: 0, version: 0 };
 
-/** A version that is here, and what there is of it in its phase. */
+/** A version with its phase and the data that belongs to that phase. */
 class VersionRecord implements Key {
   epoch: number;
   version: number;
   phase: Phase = "announced";
-  /** While it is announced. */
+  /** What it lacks, while announced. */
   lacks: Lack = "layout";
   buffer: Uint8Array | null = null;
-  layout!: Layout; // once it does not lack that
-  transfer!: Transfer; // while it arrives
-  staged!: StagedVersion; // once it is whole
-  running!: Running; // while it runs
-  note = ""; // while it runs: of values that the model cannot hold
-  /** What is said of it: by the name that it has. */
+  layout!: Layout; // once known
+  transfer!: Transfer; // while arriving
+  staged!: StagedVersion; // once staged
+  running!: Running; // while running
+  note = ""; // while running: values that the model cannot hold
+  /** The metadata of its current key. */
   metadata: ReadonlyMap<string, string>;
 
   constructor(public announce: Announce) {
@@ -42,7 +42,7 @@ class VersionRecord implements Key {
     this.metadata = announce.metadata;
   }
 
-  /** It is announced again; take that, if the same arrives, and return whether it does. */
+  /** Accept a repeated announcement; return false if it contradicts the one before. */
   update_announcement(announce: Announce): boolean {
     const [ours, theirs] = [this.announce, announce];
     const same = ours.layout === theirs.layout && ours.nbytes === theirs.nbytes;
@@ -51,22 +51,22 @@ class VersionRecord implements Key {
     return true;
   }
 
-  /** Something that an announced version lacked is here, or is not to be had for now. */
+  /** Something that an announced version lacks arrived, or is not available for now. */
   resolve(event: LackEvent, layout: Layout = this.layout): void {
     this.lacks = LACKS[this.lacks][event] ?? this.lacks;
     this.layout = layout;
   }
 
-  /** It arrives anew, by other means. */
+  /** Replace its transfer by another one. */
   comesBy(transfer: Transfer): void {
     this.transfer = transfer;
   }
 }
 
-/** To others it can only be read. */
+/** A version, read-only for other modules. */
 export type VersionEntry = Readonly<VersionRecord>;
 
-/** By what a version arrives, what is whole, as what it runs. */
+/** The fields that `move` sets together with the phase. */
 type Part = Partial<Pick<VersionEntry, "transfer" | "staged" | "running" | "note">>;
 
 /** The versions of one model. */
@@ -74,36 +74,36 @@ export class VersionStore {
   readonly buffers = new Buffers();
   #mode: Mode = "following";
   #base: Base | null = null;
-  // Could not be taken; not tried again. An older one still may be: what was rejected may have
-  // been aborted, or meant for few, and the latest for all be one that was missed.
+  // Not retried. Older versions are not blocked: the rejected one may have been aborted or sent to
+  // a few workers only, so a version that this worker missed may be the latest for all.
   #rejected: readonly Key[] = [];
-  #live: VersionRecord[] = []; // but for those that were dropped or rejected; each behind those before it
+  #live: VersionRecord[] = []; // neither dropped nor rejected, in the order of their last moves
 
   get mode(): Mode {
     return this.#mode;
   }
 
-  /** What patches may build on. */
+  /** The version that patches may build on. */
   get base(): Base | null {
     return this.#base;
   }
 
-  /** The version in a phase, the oldest if there are several. */
+  /** Return the version in a phase, the first to enter it if there are several; else null. */
   at(phase: Phase): VersionEntry | null {
     return this.#live.find((entry) => entry.phase === phase) ?? null;
   }
 
-  /** The versions in some phases. */
+  /** Return the versions in any of these phases. */
   all(...phases: Phase[]): VersionEntry[] {
     return phases.flatMap((phase) => this.#live.filter((entry) => entry.phase === phase));
   }
 
-  /** The version of this key, if it is in one of some phases. */
+  /** Return the version of this key if it is in one of these phases; else null. */
   find(key: Key, ...phases: Phase[]): VersionEntry | null {
     return this.all(...phases).find((entry) => sameKey(entry, key)) ?? null;
   }
 
-  /** The newest version that needs no announcement any more. */
+  /** The key of the newest version that is complete. */
   get newest(): Key {
     const known = this.all("staged", "ready", "applying", "running");
     return known.reduce<Key>((best, entry) => (newer(entry, best) ? entry : best), NONE);
@@ -113,7 +113,7 @@ export class VersionStore {
     return this.#rejected.some((rejected) => sameKey(rejected, key));
   }
 
-  /** Take note of a version that was announced, in place of any that was only announced. */
+  /** Add an announced version, in place of another one that was only announced. */
   expect(announce: Announce): VersionEntry {
     this.move(this.at("announced"), "newer");
     const entry = new VersionRecord(announce);
@@ -121,7 +121,7 @@ export class VersionStore {
     return entry;
   }
 
-  /** A session begins, of this epoch: what was asked for before will not come. */
+  /** A session of this epoch started: earlier requests will not be answered. */
   reconnected(epoch: number, now: number): void {
     for (const entry of this.all("announced", "arriving", "staged")) {
       if (entry.phase === "announced" || entry.epoch !== epoch)
@@ -134,9 +134,9 @@ export class VersionStore {
   // Memory.
 
   /**
-   * Give a version a staging buffer; false if all are in use: then it lacks one of these.
+   * Give a version a staging buffer; return false if all are in use, and note that it lacks one.
    *
-   * @throws RangeError - if there is no memory, not even that of what patches build on.
+   * @throws RangeError - if there is no memory, even after the patch base is released.
    */
   takeMemory(entry: VersionRecord): boolean {
     const { nbytes } = entry.announce;
@@ -151,17 +151,17 @@ export class VersionStore {
     return entry.buffer !== null;
   }
 
-  /** The user goes on using the buffer of a version: it is ours no more. */
+  /** Leave the buffer of a version to its user. */
   letGo(entry: VersionRecord): void {
     if (entry.buffer !== null) this.buffers.forget();
     entry.buffer = null;
   }
 
-  // What patches build on.
+  // The patch base.
 
   /**
-   * What runs is another version: keep its bytes in place of those of the one before. But if these
-   * are still needed, they stay until the next version runs; then return false.
+   * Keep the bytes of a new running version as the patch base, in place of the previous ones.
+   * Return false, and change nothing, while an arriving patch needs the previous base.
    */
   setPatchBase(
     entry: VersionRecord | null,
@@ -171,7 +171,7 @@ export class VersionStore {
     const old = this.#base;
     if (old !== null && this.at("arriving")?.transfer.base === old) return false;
     const own = entry !== null && data !== null && data === entry.buffer;
-    if (old?.own && (entry === null || own)) this.buffers.add(old.data); // else it was for this alone
+    if (old?.own && (entry === null || own)) this.buffers.add(old.data); // else drop it
     this.#base = null;
     if (entry === null || running === null || data === null) return true;
     if (own) this.letGo(entry);
@@ -179,7 +179,7 @@ export class VersionStore {
     return true;
   }
 
-  /** A patch no longer needs what it builds on: if that runs no more, nobody does. */
+  /** A transfer no longer needs its base: release that, unless it is the running version. */
   release(transfer: Transfer): void {
     const [base, runs] = [transfer.release(), this.at("running")];
     if (base === null || base !== this.#base || base.running === runs?.running) return;
@@ -188,7 +188,7 @@ export class VersionStore {
 
   // Phases.
 
-  /** Have a version of another name in the place of one that runs. */
+  /** Change the key and metadata of the running version. */
   rename(entry: VersionRecord, { epoch, version }: Key, metadata: VersionEntry["metadata"]): void {
     const was = entry.running;
     const running = { epoch, version, digest: was.digest };
@@ -199,14 +199,14 @@ export class VersionStore {
     entry.metadata = metadata;
   }
 
-  /** Let something happen to the model; return whether its mode is another one now. */
+  /** Apply an event to the mode; return whether its state has a transition for it. */
   changeMode(event: ModeEvent): boolean {
     const mode = MODES[this.#mode][event]; // W26
     this.#mode = mode ?? this.#mode;
     return mode !== undefined;
   }
 
-  /** Let something happen to a version, by which there is more of it; or is there no arrow? */
+  /** Apply an event to a version and set the fields `by`; return false without a transition. */
   move(entry: VersionRecord | null, event: Event, by: Part = {}): boolean {
     const after = entry === null ? undefined : ARROWS[entry.phase][event];
     if (entry === null || after === undefined) return false;
@@ -218,7 +218,7 @@ export class VersionStore {
     return true;
   }
 
-  /** What the kernel may yet write into serves no other version. */
+  /** Return a buffer for reuse, unless the kernel may still write into it. */
   #giveBack(entry: VersionRecord): void {
     if (entry.buffer === null) return;
     if (entry.transfer.revoke()) this.buffers.forget();

@@ -1,9 +1,9 @@
-/** Those who wait for something, oldest first, each for as long as it likes. */
+/** A queue of promises that wait for a result, oldest first, each with its own deadline. */
 
 export interface Deadline {
-  /** Milliseconds; for ever, if it is left out. */
+  /** Milliseconds; no limit if omitted. */
   readonly timeout?: number | undefined;
-  /** Ends the waiting with the signal's reason. */
+  /** Rejects with the signal's reason when aborted. */
   readonly signal?: AbortSignal | undefined;
 }
 
@@ -12,7 +12,7 @@ export interface Waiter<T> {
   readonly reject: (reason: unknown) => void;
 }
 
-const TIMEOUT_MAX = 2 ** 31 - 1; // milliseconds; `setTimeout` takes more for none
+const TIMEOUT_MAX = 2 ** 31 - 1; // milliseconds; `setTimeout` fires at once for more
 
 export class Waiters<T> {
   readonly #waiting = new Set<Waiter<T>>();
@@ -21,7 +21,7 @@ export class Waiters<T> {
     return this.#waiting.size;
   }
 
-  /** Wait until `next` or `all` finds this waiter; `late` answers it if the time is over first. */
+  /** Return a promise that the holder of its waiter settles; `late` must settle it on a timeout. */
   wait({ timeout, signal }: Deadline, late: (waiter: Waiter<T>) => void): Promise<T> {
     if (timeout !== undefined && !(timeout >= 0)) {
       throw new RangeError(`timeout ${timeout}; milliseconds are not negative`);
@@ -51,13 +51,13 @@ export class Waiters<T> {
     });
   }
 
-  /** Return the one that has waited for longest. */
+  /** Return the oldest waiter, which stays in the queue. */
   next(): Waiter<T> | undefined {
     const [first] = this.#waiting;
     return first;
   }
 
-  /** Return all who wait now. */
+  /** Return all waiters, oldest first. */
   all(): Waiter<T>[] {
     return [...this.#waiting];
   }

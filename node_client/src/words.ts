@@ -1,19 +1,18 @@
-/** Words of others, as a person, a terminal or a log may be shown them. */
+/** Makes texts of peers safe to show in a terminal or a log. */
 
 const CUT = "…";
-// As in Python: letters, marks, numbers, punctuation, symbols, and the one blank.
+// As in Python, printable are letters, marks, numbers, punctuation, symbols, and the space.
 const UNPRINTABLE = /[^\p{L}\p{M}\p{N}\p{P}\p{S} ]/gu;
 
 /**
- * Return a text on one line: what moves a cursor, hides letters or turns them is escaped.
+ * Return a text as one line, with control, formatting and other invisible characters escaped.
  *
- * A new line is shown as \n, an escape as \x1b, a right-to-left mark as \u202e. What can be seen
- * stays as it is, so that a text that is printable is not changed.
+ * A newline becomes \n, an escape \x1b, a right-to-left override \u202e. Printable text stays.
  *
- * @param most - characters after which it is cut off.
+ * @param most - the length to which the result is truncated.
  */
 export function printable(text: string, most = Number.POSITIVE_INFINITY): string {
-  const some = text.slice(0, most + 1); // no character gets shorter by what follows
+  const some = text.slice(0, most + 1); // escaping never shortens a text
   const shown = some.replace(UNPRINTABLE, escaped);
   return shown.length <= most ? shown : shown.slice(0, most - CUT.length).toWellFormed() + CUT;
 }

@@ -1,4 +1,4 @@
-/** What a user touches: a worker that receives the versions of some models and applies them. */
+/** The public API: a worker that receives versions of models and applies them. */
 
 import { randomBytes } from "node:crypto";
 import { EventEmitter } from "node:events";
@@ -27,70 +27,70 @@ const JOIN_MS = 30_000;
 
 export interface WorkerOptions {
   /**
-   * The models that it wants. By name: memory into which every version is copied, or `"snapshot"`
-   * for new tensors with every version. A list of names asks for snapshots of all.
+   * The models to receive. By name: memory into which every version is copied, or `"snapshot"`
+   * for new tensors with every version. A list of names means snapshots of all of them.
    */
   readonly models: readonly string[] | Readonly<Record<string, Registered | "snapshot">>;
   /**
-   * Called with each version that is whole and verified, before the publisher is told that it runs
-   * here: what it throws, or rejects with, is what the publisher is told instead. A snapshot is then
-   * forgotten, and the version before still runs; registered memory holds the new bytes, so that no
-   * version runs until another one is applied.
+   * Called with each version that is complete and verified, before it is reported as applied. If it
+   * throws or rejects, the version is reported as failed with that error. A snapshot is then
+   * dropped, and the previous version still runs; registered memory already holds the new bytes,
+   * so no version runs until another one is applied.
    */
   readonly apply?: Hook | undefined;
   /**
-   * The same before a byte has changed, to turn a version down: the one before still runs. Its
-   * tensors are the version's own memory, to be read until it returns.
+   * Called before any byte is written; throw to reject the version, and the previous one still
+   * runs. The tensors are the version's own memory: read them only until the function returns.
    */
   readonly beforeApply?: Hook | undefined;
-  /** Milliseconds (60000) for each of these; who takes longer has failed. */
+  /** Milliseconds (60000) for each call of these functions; a longer call fails the version. */
   readonly applyTimeout?: number | undefined;
-  /** If false, published tensors that registered models do not have are ignored. */
+  /** If false, published tensors that a registered model does not have are ignored. */
   readonly strict?: boolean | undefined;
-  /** If true, floats of 16, 32 and 64 bits may be registered as another of these; they are converted. */
+  /** If true, floats of 16, 32 and 64 bits may be registered as any of these, and are converted. */
   readonly cast?: boolean | undefined;
-  /** What the worker is called, unique among the publisher's; by default host, process, chance. */
+  /** The worker's name, unique at its publisher; by default host, process id and a random part. */
   readonly name?: string | undefined;
   /**
-   * A file of `weightbus keygen`, its folder (then `name` says whose file), or what is in it: the
-   * worker speaks to that publisher alone. If it is left out, what the environment's WEIGHTBUS_KEYS
-   * says, else there are none; `""` has none in spite of that.
+   * The path of a file that `weightbus keygen` wrote, the path of its folder (then `name` selects
+   * the file), or the parsed file. The worker then connects only to the publisher named there.
+   * Defaults to the environment variable WEIGHTBUS_KEYS, else no keys; `""` ignores the variable.
    */
   readonly keys?: WorkerKeys | string | undefined;
-  /** The largest version to take, in bytes. */
+  /** The largest version to accept, in bytes. */
   readonly bytesMax?: number | undefined;
   /**
-   * If false, every version comes as a whole. Else a publisher may send what has changed since the
-   * version that runs, whose bytes are kept for that: one copy more of registered memory.
+   * If false, every version is received whole. Else the publisher may send patches against the
+   * running version, whose bytes are kept for that: one more copy of registered memory.
    */
   readonly patches?: boolean | undefined;
   /**
-   * Whether pushed data may come from whatever address the publisher names. Else it must be on the
-   * host of the address, or a publisher could have the worker connect to anything.
+   * Whether to connect to any data endpoint that the publisher names. By default it must be on the
+   * host of the control address, or a publisher could make the worker connect to anything.
    */
   readonly anyDataHost?: boolean | undefined;
   /** Milliseconds between pings (1000). */
   readonly ping?: number | undefined;
-  /** Milliseconds of silence after which the publisher is lost (5 times `ping`). */
+  /** Milliseconds without a message after which the publisher is lost (5 times `ping`). */
   readonly lostAfter?: number | undefined;
 }
 
 export interface WorkerEvents {
-  /** The publisher of this epoch has let the worker in. */
+  /** The publisher of this epoch has accepted the worker. */
   joined: [epoch: number];
-  /** The publisher is silent. What runs goes on, and the worker looks for it. */
+  /** The publisher no longer responds. Running versions stay, and the worker reconnects. */
   lost: [];
-  /** The publisher does not let the worker in. It goes on asking. */
+  /** The publisher refused the worker, which keeps trying to join. */
   refused: [error: RefusedError];
-  /** A version cannot be applied; the one before it still runs. */
+  /** A version cannot be applied; the error's `intact` says whether the previous one still runs. */
   failed: [error: ApplyError];
-  /** Something that an operator may want to know. */
+  /** An event that an operator may want to know about. */
   notice: [code: string, text: string];
 }
 
-/** What a model runs. */
+/** The version that a model runs. */
 export interface Running extends OnWire {
-  /** What the publisher says of it, as text by name. */
+  /** The metadata that was published with the version. */
   readonly metadata: ReadonlyMap<string, string>;
 }
 
@@ -99,11 +99,11 @@ export type State = "joining" | "joined" | "lost" | "refused" | "closed";
 /**
  * A worker.
  *
- * It receives in the background, and applies a version only while somebody awaits `receive()` or
- * the next turn of `for await`: between those, the weights do not change.
+ * It receives in the background, and applies a version only while `receive()` or an iteration of
+ * `for await` is pending: at any other time the weights do not change.
  *
- * A version that cannot be applied, or a refusal, goes to those who listen for `failed` or
- * `refused`. If nobody does, the next `receive()` throws it.
+ * A version that cannot be applied is emitted as `failed`, a refusal as `refused`. Without a
+ * listener for that event, the next `receive()` throws the error.
  */
 export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposable {
   readonly name: string;
@@ -113,19 +113,19 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
   readonly #applier: Applier;
   readonly #receivers = new Waiters<Update | undefined>();
   readonly #joiners = new Waiters<void>();
-  readonly #ready = new Set<string>(); // models, the one that waits for longest first
-  #applying = 0; // versions, at most one for each receiver
-  #updates: Update[] = []; // applied, but who waited for it had left
+  readonly #ready = new Set<string>(); // models, the longest waiting first
+  #applying = 0; // versions, at most one per pending `receive()`
+  #updates: Update[] = []; // applied after their `receive()` had ended
   #errors: (ApplyError | RefusedError)[] = [];
   #refusal: RefusedError | null = null;
   #state: State = "joining";
-  #closed: unknown; // why nothing will come any more
+  #closed: unknown; // why the worker closed; undefined after `close()`
 
   /**
-   * Start a worker and wait until the publisher has let it in.
+   * Start a worker and wait until the publisher has accepted it.
    *
-   * @param deadline - how long to wait: 30 s, unless it says otherwise.
-   * @throws RefusedError, TimeoutError, AddressError, or the signal's reason.
+   * @param options - with `timeout` in milliseconds (30000) and `signal`, as for `joined`.
+   * @throws RefusedError, TimeoutError, the errors of the constructor, or the signal's reason.
    */
   static async connect(address: string, options: WorkerOptions & Deadline): Promise<Worker> {
     const worker = new Worker(address, options);
@@ -139,10 +139,10 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
   }
 
   /**
-   * Start a worker. It joins in the background, whenever the publisher is there.
+   * Start a worker. It joins in the background as soon as the publisher is reachable.
    *
-   * @throws AddressError, KeysError, RangeError, or TypeError, for an address, keys, a name, or
-   * memory of no use.
+   * @throws AddressError, KeysError, RangeError, or TypeError, if the address, the keys, a name, or
+   * registered memory is invalid.
    */
   constructor(
     readonly address: string,
@@ -189,14 +189,14 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
     return this.#machine.epoch;
   }
 
-  /** Return what a model runs, by the name that it has now; null before its first version. */
+  /** Return the version that a model runs, with its current key; null before its first version. */
   running(model: string): Running | null {
     const running = this.#machine.running(model);
     return running && { ...running, metadata: new Map(this.#machine.metadata(model)) };
   }
 
   /**
-   * Wait until the publisher has let this worker in.
+   * Wait until the publisher has accepted this worker.
    *
    * @throws RefusedError, TimeoutError, ClosedError, or the signal's reason.
    */
@@ -212,11 +212,12 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
   }
 
   /**
-   * Apply the newest version that has arrived, waiting for one if need be.
+   * Apply the newest version that has arrived; wait for one if there is none.
    *
-   * If the time is over while one is being applied, that goes on, and the next call returns it.
+   * If the timeout expires while a version is being applied, the apply continues, and the next call
+   * returns that version.
    *
-   * @returns what was applied; undefined if nothing came before the timeout.
+   * @returns the applied version; undefined if none arrived before the timeout.
    * @throws ApplyError, RefusedError (see above), ClosedError, or the signal's reason.
    */
   async receive(deadline: Deadline = {}): Promise<Update | undefined> {
@@ -234,13 +235,13 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
   }
 
   /**
-   * Call `use` with a model's registered memory while no version is written there, and return what
-   * it returns. For other tasks than the one that receives: a large version is written while the
-   * event loop turns. A version that is ready waits until `use` has returned; do not nest.
+   * Call `use` while no version is written into the model's registered memory; return its result.
+   * For tasks other than the receiving one: a large version is written in slices, between which
+   * other tasks run. A version that is ready waits until `use` has returned. Do not nest calls.
    *
-   * @param deadline - how long to wait for one that is being applied: `applyTimeout`, or this.
-   * @throws TornError - if the memory holds no version, since an apply has failed half-way.
-   * @throws TimeoutError, RangeError (there is no such model), or the signal's reason.
+   * @param deadline - how long to wait for an apply in progress; by default `applyTimeout`.
+   * @throws TornError - if the memory holds no version, because an apply failed half-way.
+   * @throws TimeoutError, RangeError (no such model), or the signal's reason.
    */
   reading<T>(model: string, use: () => T | Promise<T>, deadline: Deadline = {}): Promise<T> {
     return this.#applier.reading(model, use, deadline);
@@ -260,8 +261,8 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
   }
 
   /**
-   * Say goodbye and close the connections. What is being written is written to its end; functions
-   * of the user's that have not returned are not waited for. Calling it twice is fine.
+   * Send `bye` and close the connections. A write in progress is finished; user functions that have
+   * not returned are not awaited. A second call has no effect.
    */
   async close(): Promise<void> {
     this.#loop.close();
@@ -273,7 +274,7 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
     return this.close();
   }
 
-  // What the loop tells.
+  // Effects from the loop.
 
   #told(effect: Told): void {
     switch (effect.do) {
@@ -301,7 +302,7 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
     }
   }
 
-  /** Listeners are the user's code: what they throw is no concern of the loop's. */
+  /** Emit outside the loop: listeners are user code, and their errors must not reach it. */
   #emit<K extends keyof WorkerEvents>(event: K, ...words: WorkerEvents[K]): void {
     process.nextTick(() => (this as EventEmitter).emit(event, ...words));
   }
@@ -316,7 +317,7 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
 
   #refuse(code: string, text: string): void {
     this.#state = "refused";
-    if (this.#refusal?.code === code && this.#refusal.reason === text) return; // said again
+    if (this.#refusal?.code === code && this.#refusal.reason === text) return; // reported already
     const words = `the publisher at ${this.address} refuses worker ${this.name} (${code}): ${text}`;
     this.#refusal = new RefusedError(code, text, words);
     for (const joiner of this.#joiners.all()) joiner.reject(this.#refusal);
@@ -357,7 +358,7 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
 
   // Applying.
 
-  /** Apply versions for those who wait, one for each. */
+  /** Apply ready versions, at most one per pending `receive()`. */
   #serve(): void {
     while (this.#state !== "closed" && this.#receivers.count > this.#applying) {
       const model = [...this.#ready].find((ready) => this.#applier.claim(ready));
@@ -403,7 +404,7 @@ function targetsOf({ models, strict = true, cast = false }: WorkerOptions): Map<
   return targets;
 }
 
-/** Return a name of the form that a key is for, all of which is drawn where there is none. */
+/** Return a name that matches the form of the worker's key, with a random part for its `*`. */
 function defaultName(form = "*"): string {
   const host = hostname()
     .replace(/[^A-Za-z0-9._-]/g, "-")

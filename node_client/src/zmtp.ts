@@ -1,10 +1,10 @@
 /**
  * The worker's side of ZMTP 3 (ZeroMQ RFC 23, NULL security), without sockets.
  *
- * libzmq receives each message into fresh memory of its own, and hands it over between threads;
- * both cost more than the network does. And it collects the frames of a message without a bound on
- * their number. So messages are read here, and the bulk of a payload goes from the kernel straight
- * to its place. Have bytes put into `room()`, then say how many to `received()`.
+ * libzmq receives each message into newly allocated memory and passes it between threads; both cost
+ * more than the network. It also collects the frames of a message without limit. So this module
+ * parses messages, and payloads are received from the kernel directly into their buffer. Write
+ * input into `room()`, then call `received()` with its length.
  *
  *     greeting (64 bytes) ──> READY ──> messages and commands
  *
@@ -19,38 +19,38 @@ import type { Lease } from "./transfer.js";
 import { printable } from "./words.js";
 
 const [MORE, LONG, COMMAND] = [1, 2, 4] as const;
-const TICKET = "\x03"; // begins a message that shows one
+const TICKET = "\x03"; // first byte of a message with a ticket
 const GREETING_BYTES = 64;
 const HEAD_BYTES_MAX = 9; // of a frame: flags and a long size
-const FRAMES_MAX = 8; // of a message; a later protocol may have more than one payload
-const SCRATCH_BYTES = 2 ** 15; // read ahead; of a payload, at most so much is copied twice
-const RECEIVE_BYTES = 2 ** 18; // taken at once, so that they are in the cache for the checksum
-const WORDS_MAX = 200; // characters of what an ERROR says: as much as a person reads
+const FRAMES_MAX = 8; // of a message; a later protocol may have several payloads
+const SCRATCH_BYTES = 2 ** 15; // read ahead; at most this much of a payload is copied once more
+const RECEIVE_BYTES = 2 ** 18; // read at once, so that they are in the cache for the checksum
+const WORDS_MAX = 200; // characters of an ERROR to show
 const NOTHING = Buffer.alloc(0);
 
 const MECHANISM = "NULL";
-// Signature and version; the rest once the other side's mechanism is known: libzmq hangs up on one
-// that is not its own before it has told that.
+// Signature and version. The rest is sent once the peer's mechanism is known: libzmq closes the
+// connection on a different mechanism before it has sent its own.
 const GREETING = Buffer.from("ff00000000000000007f0300", "hex");
 const GREETING_REST = Buffer.from(MECHANISM.padEnd(20 + 32, "\0"), "latin1");
 
 /** A type of socket. */
 export interface Kind {
-  /** As READY names it. */
+  /** Its name in READY. */
   readonly name: string;
-  /** What may be at the other end. */
+  /** The socket types that it may connect to. */
   readonly peers: readonly string[];
-  /** The index of a message's payload: after topic and header, or the header. */
+  /** The index of a message's payload frame: after the topic, if any, and the header. */
   readonly payload: number;
 }
 
 export const DEALER: Kind = { name: "DEALER", peers: ["ROUTER"], payload: 1 };
 export const SUB: Kind = { name: "SUB", peers: ["PUB", "XPUB"], payload: 2 };
 
-/** The other side does not speak ZMTP 3, or breaks its rules: the connection is of no use. */
+/** The peer does not speak ZMTP 3 or breaks its rules: close the connection. */
 export class ZmtpError extends Error {}
 
-/** The other side asks for another kind of security. */
+/** The peer requires another security mechanism. */
 export class MechanismError extends ZmtpError {
   constructor(readonly mechanism: string) {
     super(`the other side asks for ${printable(mechanism)} security`);
@@ -58,18 +58,18 @@ export class MechanismError extends ZmtpError {
 }
 
 export interface Handlers {
-  /** Send bytes to the other side. */
+  /** Send bytes to the peer. */
   readonly send: (bytes: Uint8Array) => void;
   /**
-   * Given the frames before a payload, and its size: where it goes. Null: nowhere, it is read and
-   * forgotten, and the message comes with an empty one.
+   * Returns where to receive a payload, given the frames before it and its size. Null to discard
+   * it: the message then has an empty payload.
    */
   readonly place: (frames: readonly Uint8Array[], size: number) => Lease | null;
-  /** A message is complete, perhaps with a payload. */
+  /** A message is complete. */
   readonly message: (frames: readonly Uint8Array[]) => void;
 }
 
-/** A frame's body on its way: a small one is collected, a payload goes to its lease, if it has one. */
+/** A frame body being received: a payload into its lease, if any, any other into memory. */
 interface Body {
   readonly flags: number;
   readonly memory: Buffer | null;
@@ -82,43 +82,43 @@ export class Stream {
   state: "greeting" | "ready" | "open" = "greeting";
   readonly #topics = new Set<string>();
   #ticket = "";
-  readonly #head = Buffer.alloc(GREETING_BYTES); // a greeting or a frame's head, in pieces
-  #have = 0; // bytes of it that are here
+  readonly #head = Buffer.alloc(GREETING_BYTES); // a greeting or a frame's head
+  #have = 0; // bytes of it received so far
   #frames: Uint8Array[] = []; // of the message that is arriving
   #body: Body | null = null;
   #payload: Lease | null = null; // of the message that is arriving
   readonly #scratch = Buffer.allocUnsafeSlow(SCRATCH_BYTES);
-  #direct = false; // the last `room()` was in the place of a payload
-  #messages = 0; // that have come, and pieces of payloads
-  #commands = 0; // that have come
+  #direct = false; // the last `room()` was in a lease
+  #messages = 0; // received messages and pieces of payloads
+  #commands = 0; // received commands
 
   constructor(
     readonly handlers: Handlers,
     readonly kind: Kind = SUB,
   ) {}
 
-  /** How many messages, and pieces of payloads, have come: PINGs and other commands are none. */
+  /** Number of messages and pieces of payloads received, without commands such as PING. */
   get messages(): number {
     return this.#messages;
   }
 
-  /** How many commands have come. */
+  /** Number of commands received. */
   get commands(): number {
     return this.#commands;
   }
 
-  /** The connection is there: say what we speak. A ticket, if there is one, is shown first of all. */
+  /** Send the greeting on a new connection. A ticket, if not empty, is the first message. */
   greet(ticket = ""): void {
     this.#ticket = ticket;
     this.handlers.send(GREETING);
   }
 
-  /** Say a message of one frame. */
+  /** Send a message of one frame. */
   say(body: Uint8Array): void {
     this.#send(body);
   }
 
-  /** Ask for a topic, or no longer; asking twice is asking once. */
+  /** Subscribe to a topic, or unsubscribe; repeating that has no effect. */
   subscribe(topic: string, on: boolean): void {
     if (this.#topics.has(topic) === on) return;
     if (on) this.#topics.add(topic);
@@ -126,7 +126,7 @@ export class Stream {
     if (this.state === "open") this.#sendTopic(topic, on);
   }
 
-  /** Return where the next bytes go. */
+  /** Return the memory for the next input. */
   room(): Uint8Array {
     const lease = this.#body?.lease;
     this.#direct = lease?.live === true;
@@ -134,9 +134,9 @@ export class Stream {
   }
 
   /**
-   * Take note of so many bytes in the last `room()`.
+   * Process `count` bytes that were written into the last `room()`.
    *
-   * @throws ZmtpError - close the connection.
+   * @throws ZmtpError - if the peer breaks the protocol: close the connection.
    */
   received(count: number): void {
     if (this.#direct && this.#body !== null) {
@@ -152,27 +152,27 @@ export class Stream {
     }
   }
 
-  /** The connection is gone, perhaps in the middle of a payload. */
+  /** Cancel the payload being received, as the connection has closed. */
   close(): void {
     this.#payload?.cancel();
     this.#payload = null;
   }
 
-  // Each of these takes what it can of the bytes, and returns how many that were.
+  // Each of these consumes bytes and returns how many.
 
   #takeHead(bytes: Uint8Array): number {
     const wanted = this.state === "greeting" ? GREETING_BYTES : this.#headBytes(bytes[0] as number);
     const count = Math.min(wanted - this.#have, bytes.length);
     this.#head.set(bytes.subarray(0, count), this.#have);
     this.#have += count;
-    if (this.#have < wanted) return count; // of a size of 8 bytes, perhaps
+    if (this.#have < wanted) return count; // a long size may be incomplete
     this.#have = 0;
     if (this.state === "greeting") this.#greeted(this.#head);
     else this.#begin(this.#head, wanted);
     return count;
   }
 
-  /** Return the length of a frame's head, whose flags are here, or are the next byte. */
+  /** Return the length of a frame's head, from its flags: received already, or the next byte. */
   #headBytes(next: number): number {
     const flags = this.#have > 0 ? (this.#head[0] as number) : next;
     if (flags > (MORE | LONG | COMMAND)) throw new ZmtpError(`a frame with flags ${flags}`);
@@ -190,7 +190,7 @@ export class Stream {
     this.#send(ready(this.kind.name), COMMAND);
   }
 
-  /** A frame begins: find a place for its body. */
+  /** A frame's head is complete: choose the memory for its body. */
   #begin(head: Buffer, headBytes: number): void {
     const flags = head[0] as number;
     const size = headBytes === 2 ? (head[1] as number) : Number(head.readBigUInt64BE(1));
@@ -242,7 +242,7 @@ export class Stream {
     this.#frames = [];
     this.#messages += 1;
     this.handlers.message(frames);
-    this.close(); // a lease that nobody took, since the message was of no use
+    this.close(); // cancel a lease that the message did not use
   }
 
   #command(body: Buffer): void {
@@ -255,7 +255,7 @@ export class Stream {
       if (this.#ticket !== "") this.#send(Buffer.from(TICKET + this.#ticket, "latin1")); // K7
       for (const topic of this.#topics) this.#sendTopic(topic, true);
     } else if (name === "PING") {
-      // After a time to live of two bytes comes a context of at most 16, which we send back.
+      // A TTL of two bytes is followed by a context of at most 16, which PONG returns.
       const pong = Buffer.concat([
         Buffer.from("\x04PONG", "latin1"),
         body.subarray(end + 2, end + 18),
@@ -278,7 +278,7 @@ export class Stream {
     this.#send(Buffer.from(`${on ? "\x01" : "\0"}${topic}`, "latin1"));
   }
 
-  /** Send a frame: of a command, or of a message of one part. */
+  /** Send one frame: a command, or a message of one frame. */
   #send(body: Uint8Array, flags = 0): void {
     const long = body.length > 255;
     const head = Buffer.alloc(long ? HEAD_BYTES_MAX : 2);
@@ -295,7 +295,7 @@ function ready(type: string): Buffer {
   return Buffer.from(`\x05READY${properties}`, "latin1");
 }
 
-/** Return a value of READY's properties; empty if it is not there. */
+/** Return the value of a property of READY; empty if it is missing. */
 function property(properties: Buffer, wanted: string): string {
   for (let at = 0; at < properties.length; ) {
     const name = 1 + at + (properties[at] ?? 0);

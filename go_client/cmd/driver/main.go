@@ -1,4 +1,4 @@
-// The conformance driver: what tests of all languages drive in the same way.
+// The conformance driver, with the same interface as the drivers of all other clients.
 //
 //	driver vectors DIR
 //	driver worker ADDRESS --name NAME --models m1,m2 ...
@@ -36,8 +36,8 @@ func main() {
 	}
 }
 
-// flip leads an arrow of the tables of phases elsewhere ("version arriving whole dropped"), or takes it
-// away if it leads nowhere: tests must notice (tests/protocol/flip_arrows.py at the root).
+// flip changes a transition in the tables of phases ("version arriving whole dropped"), or removes
+// it if no new state is given: tests must fail then (tests/protocol/flip_arrows.py at the root).
 func flip(words []string) {
 	if len(words) < 3 {
 		return
@@ -56,7 +56,7 @@ var (
 	out      = bufio.NewWriter(os.Stdout)
 )
 
-// print writes one line, at once.
+// print writes one line without buffering.
 func print(line object) {
 	printing.Lock()
 	defer printing.Unlock()

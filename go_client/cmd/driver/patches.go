@@ -8,7 +8,7 @@ import (
 	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
 
-// A run is some bytes, and how often they are repeated.
+// A run is bytes with a repetition count.
 type run struct {
 	bytes []byte
 	times int
@@ -64,7 +64,7 @@ func patched(name string, layout *wbp.Layout, base, text []byte) object {
 	switch {
 	case err == nil:
 		return object{"ok": object{"digest": wbp.DigestOf(layout.ID, data, 1<<12)}}
-	case bytes.Equal(data, base) || name == "another target": // which is found out last
+	case bytes.Equal(data, base) || name == "another target": // only detected after bytes have changed
 		return object{"error": "patch"}
 	}
 	return object{"error": err.Error() + ", but bytes have changed"}

@@ -9,7 +9,7 @@ import (
 	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
 
-// A subject is a version as sealing.json names it.
+// A subject is a version in the form of sealing.json.
 type subject struct {
 	Model, Encoding string
 	Epoch, Version  int64
@@ -77,7 +77,7 @@ func payloads(t table) error {
 	return nil
 }
 
-// counted says which of the messages that are published one after another count, and what is in them.
+// counted reports which of a sequence of published messages are accepted, with their contents.
 func counted(t table) error {
 	var cases []struct {
 		Name     string
@@ -110,7 +110,7 @@ func counted(t table) error {
 func unhex(digits string) []byte {
 	bytes, err := hex.DecodeString(digits)
 	if err != nil {
-		panic(err) // the vectors are ours
+		panic(err) // the vectors are valid
 	}
 	return bytes
 }

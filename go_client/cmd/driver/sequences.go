@@ -9,7 +9,7 @@ import (
 
 const tick = 100 * time.Millisecond
 
-// A sequence is a worker to which one thing after another happens.
+// A sequence is a test case of steps for one worker.
 type sequence struct {
 	Name     string
 	Models   []string
@@ -18,7 +18,7 @@ type sequence struct {
 	Applies  []string
 	Steps    []struct {
 		WaitMS  int64 `json:"wait_ms"`
-		Pong    int64 // of which epoch; 0: there is none
+		Pong    int64 // epoch of a pong to receive; 0 for none
 		Control []source
 		Data    []source
 	}
@@ -51,7 +51,8 @@ func sequences(t table) error {
 	return nil
 }
 
-// A player is a machine and a clock. It applies at once whatever is ready, or fails to as the case wants it.
+// A player runs a machine with a simulated clock. It applies each ready version at once, or fails
+// it if the case says so.
 type player struct {
 	machine *wbp.WorkerMachine
 	now     time.Duration
@@ -84,7 +85,7 @@ func newPlayer(c sequence) *player {
 	return &player{machine: machine, runs: map[string]int64{}, applies: c.Applies}
 }
 
-// step plays one step, and returns what was sent in it and what runs after it.
+// step plays one step, and returns the sent messages and the versions that run after it.
 func (p *player) step(wait time.Duration, control, data [][]byte) object {
 	p.sent = []json.RawMessage{}
 	for until := p.now + wait; p.now < until; {
@@ -109,7 +110,7 @@ func (p *player) step(wait time.Duration, control, data [][]byte) object {
 	return object{"sent": p.sent, "runs": runs}
 }
 
-// receive puts the payload of a message where the machine wants it, as a connection does.
+// receive puts the payload of a message into the machine's lease, as a connection does.
 func (p *player) receive(frames [][]byte) ([][]byte, *wbp.Lease) {
 	if len(frames) < 2 {
 		return frames, nil

@@ -12,7 +12,7 @@ import (
 	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
 
-// vectors says what becomes of every case of every table.
+// vectors reports the result of every case of every table.
 func vectors(folder string, say func(object)) error {
 	all := []struct {
 		file, list string
@@ -46,7 +46,7 @@ func vectors(folder string, say func(object)) error {
 // A table is one list of cases in a file.
 type table struct {
 	folder, file, list string
-	several            bool // lists are in the file
+	several            bool // the file has several lists
 	say                func(object)
 }
 
@@ -63,7 +63,7 @@ func (t table) read(into interface{}) error {
 	return json.Unmarshal(lists[t.list], into)
 }
 
-// tell says the result of a case; one without a name goes by its index.
+// tell reports the result of a case, by its name or else its index.
 func (t table) tell(name string, index int, result object) {
 	if name == "" {
 		name = strconv.Itoa(index)
@@ -75,7 +75,7 @@ func (t table) tell(name string, index int, result object) {
 	t.say(result)
 }
 
-// Bytes of a table: as text, as hexadecimal digits, or in a file.
+// A source is bytes of a case: as text, as hexadecimal digits, or in a file.
 type source struct {
 	Text *string
 	Hex  *string
@@ -162,7 +162,7 @@ func rawField(text []byte, name string) json.RawMessage {
 	return raw[name]
 }
 
-// encoded returns the header that is sent for these fields.
+// encoded returns the encoded header of a message with these fields.
 func encoded(ok json.RawMessage) object {
 	var kind struct{ Type string }
 	_ = json.Unmarshal(ok, &kind)

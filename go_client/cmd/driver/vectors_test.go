@@ -13,7 +13,7 @@ import (
 
 const folder = "../../../tests/vectors"
 
-// results runs the driver on all tables, and returns what it says by file and case.
+// results runs the driver on all tables, and returns its output by file and case.
 func results(t *testing.T) map[string]object {
 	found := map[string]object{}
 	err := vectors(folder, func(line object) {
@@ -25,7 +25,7 @@ func results(t *testing.T) map[string]object {
 	return found
 }
 
-// normal returns a value as JSON has it, integers in full.
+// normal returns a value as decoded from JSON, with exact integers.
 func normal(t *testing.T, value interface{}) interface{} {
 	text, err := json.Marshal(value)
 	if err != nil {
@@ -52,10 +52,10 @@ func read(t *testing.T, file string) map[string]interface{} {
 	return parse(t, text).(map[string]interface{})
 }
 
-// cases calls check with every case of a list and what the driver says of it.
+// cases calls check with every case of a list and the driver's result.
 func cases(t *testing.T, file, list string, check func(t *testing.T, c map[string]interface{}, got object)) {
 	found, prefix, lists := results(t), "", read(t, file)
-	if len(lists) > 2 { // format is one
+	if len(lists) > 2 { // besides format
 		prefix = list + "/"
 	}
 	all := lists[list].([]interface{})
@@ -73,7 +73,7 @@ func cases(t *testing.T, file, list string, check func(t *testing.T, c map[strin
 	}
 }
 
-// expected checks a case that says ok, or error, or that either will do.
+// expected checks the result of a case, which has ok, error, or allows either.
 func expected(t *testing.T, c map[string]interface{}, got object) {
 	expect := c["expect"].(map[string]interface{})
 	if code, refused := got["error"]; refused {
@@ -130,7 +130,7 @@ func checkMessage(t *testing.T, c map[string]interface{}, got object) {
 
 func TestLayouts(t *testing.T) {
 	cases(t, "layouts.json", "cases", func(t *testing.T, c map[string]interface{}, got object) {
-		if ok, good := got["ok"].(map[string]interface{}); good { // tensors in one place have no order
+		if ok, good := got["ok"].(map[string]interface{}); good { // tensors at the same position have no order
 			sortTensors(ok)
 		}
 		if ok, good := c["expect"].(map[string]interface{})["ok"].(map[string]interface{}); good {
@@ -254,13 +254,13 @@ func orEmpty(value interface{}) map[string]interface{} {
 	return m
 }
 
-// contains tells whether a message was sent that has all these fields.
+// contains reports whether a message with all these fields was sent.
 func contains(sent []interface{}, want map[string]interface{}) bool {
 	for _, message := range sent {
 		all := true
 		for field, value := range want {
 			got, ok := message.(map[string]interface{})[field]
-			left := !ok && field == "intact" && value == true // which is its default
+			left := !ok && field == "intact" && value == true // the default
 			all = all && (left || reflect.DeepEqual(got, value))
 		}
 		if all {
@@ -270,7 +270,7 @@ func contains(sent []interface{}, want map[string]interface{}) bool {
 	return false
 }
 
-// note adds the chunks that were asked for.
+// note adds the requested chunks.
 func note(asked map[string]bool, sent []interface{}) {
 	for _, message := range sent {
 		fields := message.(map[string]interface{})

@@ -18,7 +18,7 @@ import (
 	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
 
-// A spec is what --in-place gives of a tensor.
+// A spec is a tensor in the file of --in-place.
 type spec struct {
 	DType string
 	Shape []int
@@ -32,7 +32,7 @@ func (s spec) signature() wbp.Signature {
 	return wbp.Signature{DType: s.DType, Shape: shape}
 }
 
-const lookEvery = 100 * time.Millisecond // whether what runs has another name
+const lookEvery = 100 * time.Millisecond // interval of checks for a rename
 
 type settings struct {
 	models    []string
@@ -44,7 +44,7 @@ type settings struct {
 	cast      bool
 }
 
-// A slowness is how long the user takes, S or S:N,...: for every version, or for those.
+// A slowness is the duration of applies: S for every version, or S:N,... for some.
 type slowness struct {
 	seconds time.Duration
 	of      numbers
@@ -52,7 +52,7 @@ type slowness struct {
 
 func (s *slowness) String() string { return "" }
 
-// Set reads it.
+// Set parses the flag.
 func (s *slowness) Set(text string) error {
 	digits, of, some := strings.Cut(text, ":")
 	number, err := strconv.ParseFloat(digits, 64)
@@ -63,12 +63,12 @@ func (s *slowness) Set(text string) error {
 	return err
 }
 
-// numbers are those of versions, separated by commas.
+// numbers is a set of version numbers, separated by commas in the flag.
 type numbers map[int64]bool
 
 func (n numbers) String() string { return "" }
 
-// Set reads them.
+// Set parses the flag.
 func (n numbers) Set(text string) error {
 	for _, digits := range strings.Split(text, ",") {
 		number, err := strconv.ParseInt(digits, 10, 64)
@@ -80,7 +80,7 @@ func (n numbers) Set(text string) error {
 	return nil
 }
 
-// worker joins and applies whatever comes, until it is told to stop or the time is over.
+// worker joins and applies versions until a signal or the end of its time.
 func worker(address string, arguments []string) error {
 	flags := flag.NewFlagSet("driver worker ADDRESS", flag.ContinueOnError)
 	name := flags.String("name", "", "what the worker is called")
@@ -144,7 +144,7 @@ func inSeconds(s float64) time.Duration { return time.Duration(s * float64(time.
 
 var errTurnedDown = errors.New("told to turn down")
 
-// beforeApply turns down what would be written in place.
+// beforeApply rejects versions of registered models.
 func (s settings) beforeApply(_ context.Context, next weightbus.Update) error {
 	if s.inPlace[next.Model] != nil && s.turnDown[next.Version] {
 		return errTurnedDown
@@ -152,7 +152,7 @@ func (s settings) beforeApply(_ context.Context, next weightbus.Update) error {
 	return nil
 }
 
-// applies takes its time, and turns down snapshots, or breaks.
+// applies sleeps, and rejects snapshots or fails.
 func (s settings) applies(_ context.Context, v weightbus.View) error {
 	if s.slow.of == nil || s.slow.of[v.Version] {
 		time.Sleep(s.slow.seconds)
@@ -166,7 +166,7 @@ func (s settings) applies(_ context.Context, v weightbus.View) error {
 	return nil
 }
 
-// memory allocates what is to be registered.
+// memory allocates the tensors to register.
 func (s settings) memory() (map[string]weightbus.Tensors, error) {
 	models := map[string]weightbus.Tensors{}
 	for _, model := range s.models {
@@ -188,8 +188,8 @@ func (s settings) memory() (map[string]weightbus.Tensors, error) {
 	return models, nil
 }
 
-// run receives, watches the events, and (unless it is told to compute no checksums, so as to be
-// measured) reads registered models all the time.
+// run receives versions, prints events, and reads registered models all the time, except with
+// --no-tensors, for measurements.
 func (s settings) run(ctx context.Context, w *weightbus.Worker) {
 	var others sync.WaitGroup
 	others.Add(1)
@@ -201,7 +201,7 @@ func (s settings) run(ctx context.Context, w *weightbus.Worker) {
 		others.Add(1)
 		go func(model string) { defer others.Done(); lookForTears(ctx, w, model) }(model)
 	}
-	told := map[string]wbp.Key{} // what was said to run, by model
+	told := map[string]wbp.Key{} // the last printed version, by model
 	for {
 		soon, cancel := context.WithTimeout(ctx, lookEvery)
 		update, err := w.Receive(soon)
@@ -224,7 +224,7 @@ func (s settings) run(ctx context.Context, w *weightbus.Worker) {
 	}
 }
 
-// said is what is said of a version in any event.
+// said returns the fields of a version that all events have.
 func said(event string, of weightbus.Update) object {
 	line := object{"event": event, "model": of.Model, "epoch": of.Epoch, "version": of.Version}
 	if of.Metadata != nil {
@@ -233,10 +233,10 @@ func said(event string, of weightbus.Update) object {
 	return line
 }
 
-// look says what runs by another name than was said last.
+// look prints a running version whose key is not the last printed one.
 func (s settings) look(ctx context.Context, w *weightbus.Worker, told map[string]wbp.Key) {
 	for _, model := range s.models {
-		_ = w.Read(ctx, model, func(v weightbus.View) { // an error: nothing runs, or this is to end
+		_ = w.Read(ctx, model, func(v weightbus.View) { // an error: no version runs, or the driver stops
 			if runs := (wbp.Key{Epoch: v.Epoch, Version: v.Version}); runs != told[model] {
 				told[model] = runs
 				print(said("runs", v.Update))
@@ -245,7 +245,7 @@ func (s settings) look(ctx context.Context, w *weightbus.Worker, told map[string
 	}
 }
 
-// applied says what was applied, and the checksums of what a user would read.
+// applied prints an applied version, with the checksums of its tensors in memory.
 func (s settings) applied(ctx context.Context, w *weightbus.Worker, update weightbus.Update) {
 	line := said("applied", update)
 	line["digest"] = update.Digest
@@ -258,14 +258,14 @@ func (s settings) applied(ctx context.Context, w *weightbus.Worker, update weigh
 			}
 		})
 		if err != nil {
-			return // told to stop while it waited
+			return // stopped while it waited
 		}
 		line["tensors"] = crcs
 	}
 	print(line)
 }
 
-// watch prints sessions that begin and end; a refusal that is repeated, once.
+// watch prints the start and end of sessions, and refusals, but no refusal twice in a row.
 func watch(events <-chan weightbus.Event) {
 	var last weightbus.Event
 	for event := range events {
@@ -287,7 +287,8 @@ func watch(events <-chan weightbus.Event) {
 	}
 }
 
-// lookForTears reads all tensors of a model again and again. Every byte of a version is the same.
+// lookForTears reads all tensors of a model repeatedly, and prints an error if they mix versions:
+// all bytes of a version have the same value.
 func lookForTears(ctx context.Context, w *weightbus.Worker, model string) {
 	for ctx.Err() == nil {
 		err := w.Read(ctx, model, func(v weightbus.View) {
@@ -309,7 +310,7 @@ func lookForTears(ctx context.Context, w *weightbus.Worker, model string) {
 		if err != nil {
 			select {
 			case <-ctx.Done():
-			case <-time.After(time.Millisecond): // nothing is there yet
+			case <-time.After(time.Millisecond): // no version yet
 			}
 		}
 	}

@@ -9,7 +9,7 @@ import (
 	"unsafe"
 )
 
-// What package syscall lacks: numbers of the kernel's interface.
+// Constants of the kernel that package syscall lacks.
 const (
 	fcntlAddSeals   = 1033
 	fcntlGetSeals   = 1034
@@ -21,7 +21,7 @@ const (
 
 var memfdCreate = map[string]uintptr{"386": 356, "amd64": 319, "arm": 385, "arm64": 279, "riscv64": 279}
 
-// sealsOf returns what can no longer be done to a memfd. An error: it is none.
+// sealsOf returns the seals of a memfd, or an error if the file is not a memfd.
 func sealsOf(fd uintptr) (int, error) {
 	seals, _, err := syscall.Syscall(syscall.SYS_FCNTL, fd, fcntlGetSeals, 0)
 	if err != 0 {
@@ -30,8 +30,8 @@ func sealsOf(fd uintptr) (int, error) {
 	return int(seals), nil
 }
 
-// Make returns a memfd that holds these bytes, sealed as a publisher's is. Workers make none;
-// tests and the conformance driver do.
+// Make returns a memfd with this content and the seals of a publisher's segment. Only tests and the
+// conformance driver use it.
 func Make(content []byte) (*os.File, error) {
 	name := []byte("weightbus\x00")
 	fd, _, err := syscall.Syscall(memfdCreate[runtime.GOARCH], uintptr(unsafe.Pointer(&name[0])),

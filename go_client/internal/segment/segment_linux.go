@@ -1,7 +1,7 @@
 //go:build !portable
 
-// Package segment reads the publisher's memory where it is a process of the same user on the same
-// Linux host: the shared road (section 10 of the protocol).
+// Package segment implements the shared-memory transport (section 10 of the protocol): it reads the
+// memory of a publisher that is a process of the same user on the same Linux host.
 //
 //	0       8       24      32        40       48              4096
 //	├───────┼───────┼───────┼─────────┼────────┼─────── ··· ────┼──────────────┤
@@ -9,8 +9,8 @@
 //	└───────┴───────┴───────┴─────────┴────────┴────────────────┴──────────────┘
 //	                  u64     u64       u64 (little-endian), of the model's id
 //
-// The publisher fills a segment under an exclusive flock and we copy under a shared one; neither
-// ever waits for the other. The stamp (epoch, version, model) says what is in it.
+// The publisher writes a segment under an exclusive flock, and the worker copies under a shared
+// one; neither waits for the other. The stamp (epoch, version, model) identifies the contents.
 package segment
 
 import (
@@ -30,23 +30,23 @@ const (
 	headerBytes = 4096
 	stampBegin  = 24
 	stampEnd    = 176
-	viewsMax    = 8 // segments kept mapped: a few models, each with a few arenas
+	viewsMax    = 8 // segments to keep mapped: of a few models, each with a few arenas
 
-	populateRead = 22 // MADV_POPULATE_READ, of Linux 5.14; without it the first copy maps the pages
+	populateRead = 22 // MADV_POPULATE_READ of Linux 5.14; on older kernels the first copy maps the pages
 )
 
 var pathForm = regexp.MustCompile(`^/proc/[0-9]{1,10}/fd/[0-9]{1,10}$`)
 
-// A Cache keeps the segments that were opened lately, so that each is mapped once.
+// A Cache keeps recently opened segments mapped.
 type Cache struct {
 	mu    sync.Mutex
 	views []*view // the oldest first
 }
 
-// NewCache returns one that is empty.
+// NewCache returns an empty Cache.
 func NewCache() *Cache { return &Cache{} }
 
-// Open returns a segment of this host, to be released after use; nil if it is not to be had.
+// Open returns a segment on this host, which the caller must release after use; nil on failure.
 func (c *Cache) Open(shared *wbp.Shared, size int64) wbp.Segment {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -61,30 +61,30 @@ func (c *Cache) Open(shared *wbp.Shared, size int64) wbp.Segment {
 	}
 	v, err := open(shared, size)
 	if err != nil {
-		return nil // no such segment here: that is no error
+		return nil // not an error: the publisher may be on another host
 	}
 	if c.views = append(c.views, v); len(c.views) > viewsMax {
 		c.views[0].Release()
 		c.views = c.views[1:]
 	}
-	v.hold() // the first hold is the cache's
+	v.hold() // the first hold belongs to the cache
 	return v
 }
 
-// A view is another process's segment, mapped for reading.
+// A view is a segment of another process, mapped for reading.
 type view struct {
 	token  string
 	file   *os.File
 	memory []byte
 
 	mu      sync.Mutex
-	holds   int // of whoever may still use it
-	copying int // the kernel's lock is one for all who use this descriptor
+	holds   int // users, the cache included
+	copying int // copies in progress, which share the descriptor's one flock
 }
 
-// open maps a segment, and makes all the checks that tell it from anything else.
+// open maps a segment after it has checked that the file is one.
 func open(shared *wbp.Shared, size int64) (*view, error) {
-	file, err := os.OpenFile(shared.Path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // close-on-exec, as ever in Go
+	file, err := os.OpenFile(shared.Path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // close-on-exec by default in Go
 	if err != nil {
 		return nil, err
 	}
@@ -133,7 +133,7 @@ func (v *view) hold() {
 	v.holds++
 }
 
-// Release gives the mapping back to the system once nobody holds it.
+// Release ends one use; the last one unmaps the segment.
 func (v *view) Release() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -142,7 +142,7 @@ func (v *view) Release() {
 	}
 }
 
-// Warm maps all pages, beside whoever calls.
+// Warm maps all pages in the background.
 func (v *view) Warm() {
 	v.hold()
 	go func() {
@@ -153,7 +153,7 @@ func (v *view) Warm() {
 
 func (v *view) warm() error { return syscall.Madvise(v.memory, populateRead) }
 
-// Copy calls copy with the data section, locked, if it is that of this version.
+// Copy calls copy with the locked data section if it holds this version, else returns ErrStale.
 func (v *view) Copy(model string, key wbp.Key, copy func(data []byte)) error {
 	if err := v.lock(); err != nil { // S5
 		return wbp.ErrStale

@@ -21,7 +21,7 @@ const token = "00112233445566778899aabbccddeeff"
 
 var key = wbp.Key{Epoch: 7, Version: 3}
 
-// content is a segment of the model "policy" that holds a version, zeros for none.
+// content returns a segment of the model "policy" with a version, zeros for none.
 func content(stamp string, data []byte) []byte {
 	raw, _ := hex.DecodeString(token)
 	out := append([]byte("WBPSHM1\x00"), raw...)
@@ -39,7 +39,7 @@ func made(t *testing.T, content []byte) (*os.File, *wbp.Shared) {
 	return file, &wbp.Shared{Path: fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), file.Fd()), Token: token}
 }
 
-// another returns the same memory by a description of its own, as the publisher has it.
+// another opens the same memory with its own file description, as the publisher does.
 func another(t *testing.T, shared *wbp.Shared) *os.File {
 	t.Helper()
 	file, err := os.OpenFile(shared.Path, os.O_RDWR, 0)
@@ -50,7 +50,7 @@ func another(t *testing.T, shared *wbp.Shared) *os.File {
 	return file
 }
 
-// What is mapped ahead has its pages before anybody reads them.
+// Warm maps the pages of a segment before they are read.
 func TestWarm(t *testing.T) {
 	const size = 1 << 20
 	_, shared := made(t, content("", make([]byte, size)))
@@ -105,7 +105,7 @@ func TestCopy(t *testing.T) {
 	}
 }
 
-// While we copy nobody can fill, while somebody fills we do not copy; and two may copy at once.
+// A copy excludes writers and a writer excludes copies, but two copies may run at once.
 func TestLocks(t *testing.T) {
 	_, shared := made(t, content(stampOf("policy", key), nil))
 	owner := another(t, shared)
@@ -168,7 +168,7 @@ func TestWhatIsNoSegment(t *testing.T) {
 	}
 }
 
-// Of many segments only the latest stay open, but for those in use.
+// Only the latest segments and those in use stay open.
 func TestOldSegmentsAreClosed(t *testing.T) {
 	cache := NewCache()
 	var views []*view

@@ -2,19 +2,18 @@ package wbp
 
 import "time"
 
-// ages is how old the publishers are whose weights run at a worker, or may yet be applied there, by
-// epoch.
+// ages has, by epoch, the ages of publishers whose versions run here or may still be applied.
 //
-// A publisher tells its age, and a worker tells other publishers how old that one is by now: the
-// younger of two started later, whatever their clocks say.
+// A publisher announces its age, and the worker reports the current age to other publishers: of two
+// publishers the younger one started later, whatever their clocks show.
 type ages map[int64]age
 
 type age struct {
 	ms int64
-	at time.Duration // when it was that
+	at time.Duration // when ms was its age
 }
 
-// heard notes the age of the publisher of an epoch; weights of the epoch applied run here.
+// heard records the age of an epoch's publisher; applied is the epoch of the running versions.
 func (a ages) heard(epoch, ms, applied int64, now time.Duration) {
 	if known := a.of(epoch, now); known > ms {
 		ms = known
@@ -34,7 +33,7 @@ func (a ages) heard(epoch, ms, applied int64, now time.Duration) {
 	a[epoch] = age{ms, now}
 }
 
-// of returns for how many milliseconds, at least, the publisher of an epoch has run.
+// of returns the least number of milliseconds for which an epoch's publisher has run.
 func (a ages) of(epoch int64, now time.Duration) int64 {
 	known, ok := a[epoch]
 	if !ok {

@@ -7,17 +7,17 @@ import (
 	"strings"
 )
 
-// floats are the dtypes among which values can be cast.
+// floats has the dtypes between which values can be converted, with their sizes in bytes.
 var floats = map[string]int{"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
-// Castable tells whether values of one dtype can be had as another.
+// Castable reports whether values of one dtype can be converted to another.
 func Castable(to, from string) bool { return floats[to] > 0 && floats[from] > 0 }
 
-// Cast converts little-endian values of one dtype to another: to the nearest, to even where two are as
-// near, to infinity beyond the largest. NaN stays NaN, and subnormals are kept. What is in `to` decides how many.
+// Cast converts little-endian values from one dtype to another, as many as fit `to`: to the nearest
+// value, ties to even, and to infinity beyond the largest. NaN stays NaN, and subnormals are kept.
 // It returns how many finite values became infinite.
 func Cast(to []byte, toDType string, from []byte, fromDType string) int {
-	var values, became [1024]float64 // every value of these dtypes is one of float64
+	var values, became [1024]float64 // float64 holds every value of these dtypes
 	wide, narrow, lost := floats[fromDType], floats[toDType], 0
 	for len(to) > 0 {
 		some := values[:]
@@ -44,7 +44,7 @@ var greatest = map[string]float64{
 	"F64": math.MaxFloat64, "F32": math.MaxFloat32, "F16": 65504, "BF16": 0x1.FEp127,
 }
 
-// reaches tells whether one of the values is beyond a limit.
+// reaches reports whether any value is beyond limit.
 func reaches(values []float64, limit float64) bool {
 	for _, value := range values {
 		if value > limit || value < -limit {
@@ -54,13 +54,13 @@ func reaches(values []float64, limit float64) bool {
 	return false
 }
 
-// An Overflow says how many finite values of a tensor became infinite.
+// An Overflow is the number of a tensor's finite values that became infinite.
 type Overflow struct {
 	Name, DType string
 	Count       int
 }
 
-// OverflowText says in words what was lost, of the first tensors; empty if nothing was.
+// OverflowText describes the overflows of the first tensors; "" if there are none.
 func OverflowText(lost []Overflow) string {
 	const shown = 4
 	words := []string{}
@@ -127,10 +127,10 @@ func round(to []byte, dtype string, values []float64) {
 	}
 }
 
-// Of float64: where its exponent is, and the one of 1.
+// Of float64: the position of its exponent, and the exponent of 1.
 const mantissa64, one64 = 52, 1023
 
-// widened converts a float of 16 bits, so many of them mantissa.
+// widened converts a float of 16 bits with the given number of mantissa bits.
 func widened(bits uint16, mantissa int) float64 {
 	sign, infinity := uint64(bits>>15)<<63, uint16(1)<<15-1<<mantissa
 	abs := bits & (1<<15 - 1)
@@ -145,8 +145,9 @@ func widened(bits uint16, mantissa int) float64 {
 	}
 }
 
-// rounded converts to a float of 16 bits, so many of them mantissa. A mantissa that is rounded up to the
-// next power of two carries into the exponent, and the largest one into infinity, as it must be.
+// rounded converts to a float of 16 bits with the given number of mantissa bits. A mantissa that is
+// rounded up to the next power of two carries into the exponent, and from the largest exponent into
+// infinity, which is correct.
 func rounded(value float64, mantissa int) uint16 {
 	bits := math.Float64bits(value)
 	sign, abs := uint16(bits>>63)<<15, bits&^(1<<63)
@@ -162,9 +163,9 @@ func rounded(value float64, mantissa int) uint16 {
 		return sign | uint16(infinity)
 	case exponent > 0:
 		abs -= uint64(one64-bias) << mantissa64
-	case exponent < -mantissa: // less than half of the least
+	case exponent < -mantissa: // less than half of the smallest subnormal
 		return sign
-	default: // a subnormal: its leading one is written, and it is so much smaller
+	default: // a subnormal: its leading 1 is explicit, and more bits are dropped
 		abs = abs&(1<<mantissa64-1) | 1<<mantissa64
 		dropped += 1 - exponent
 	}

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// nearest finds the nearest float of 16 bits by looking at all of them.
+// nearest finds the nearest float of 16 bits by a search of all of them.
 func nearest(value float64, all []float64, infinity uint16) uint16 {
 	best, least := uint16(0), math.Inf(1)
 	for bits := uint16(0); bits < infinity; bits++ {
@@ -17,7 +17,7 @@ func nearest(value float64, all []float64, infinity uint16) uint16 {
 			best, least = bits, away
 		}
 	}
-	// The last step of the largest to what would come next: half of it and beyond is infinity.
+	// From half-way between the largest value and the next power of two on, the result is infinity.
 	largest := all[infinity-1]
 	if math.Abs(value) >= largest+(largest-all[infinity-2])/2 {
 		best = infinity
@@ -33,7 +33,7 @@ func TestCastsAreToTheNearest(t *testing.T) {
 	for dtype, mantissa := range map[string]int{"F16": 10, "BF16": 7} {
 		infinity := uint16(1)<<15 - 1<<mantissa
 		all := make([]float64, infinity)
-		for bits := range all { // of every finite value: there and back
+		for bits := range all { // round trip of every finite value
 			all[bits] = widened(uint16(bits), mantissa)
 			if again := rounded(all[bits], mantissa); again != uint16(bits) {
 				t.Fatalf("%s %04x: %g is %04x", dtype, bits, all[bits], again)
@@ -58,7 +58,7 @@ func TestCastsAreToTheNearest(t *testing.T) {
 }
 
 func TestCastsOfManyValues(t *testing.T) {
-	const count = 3000 // more than go at once
+	const count = 3000 // more than one pass of Cast
 	from, to, back := make([]byte, 4*count), make([]byte, 8*count), make([]byte, 4*count)
 	for i := 0; i < count; i++ {
 		binary.LittleEndian.PutUint32(from[4*i:], math.Float32bits(float32(i)/7))

@@ -8,14 +8,14 @@ import (
 	"hash/crc32"
 )
 
-// castagnoli makes hash/crc32 use the instructions of SSE 4.2 and of ARM.
+// castagnoli makes hash/crc32 use the CRC instructions of SSE 4.2 and ARM.
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// CRC32C returns the checksum of a chunk.
+// CRC32C returns the CRC-32C of a chunk.
 func CRC32C(bytes []byte) uint32 { return crc32.Checksum(bytes, castagnoli) }
 
-// Digest returns what proves a whole version: the SHA-256 of its layout's id, the length of its
-// chunks, and their checksums.
+// Digest returns the digest of a version: the SHA-256 of its layout's id, its chunk size, and the
+// checksums of its chunks.
 func Digest(layoutID string, chunkBytes int64, crcs []uint32) string {
 	id, _ := hex.DecodeString(layoutID)
 	words := make([]byte, 8+4*len(crcs))
@@ -34,7 +34,7 @@ func DigestOf(layoutID string, data []byte, chunkBytes int64) string {
 	return DigestWhile(layoutID, data, chunkBytes, func() bool { return true })
 }
 
-// DigestWhile returns the same; once it is wanted no longer, soon one that is of nothing.
+// DigestWhile returns the same, or "" soon after wanted returns false.
 func DigestWhile(layoutID string, data []byte, chunkBytes int64, wanted func() bool) string {
 	plan := Plan{int64(len(data)), chunkBytes}
 	crcs := make([]uint32, plan.Count())
@@ -48,10 +48,10 @@ func DigestWhile(layoutID string, data []byte, chunkBytes int64, wanted func() b
 	return Digest(layoutID, chunkBytes, crcs)
 }
 
-// A Plan cuts a data section into chunks.
+// A Plan divides a data section into chunks.
 type Plan struct{ Bytes, ChunkBytes int64 }
 
-// NewPlan returns one of chunks that the protocol allows.
+// NewPlan returns a Plan, or an error if the protocol does not allow the chunk size.
 func NewPlan(bytes, chunkBytes int64) (Plan, error) {
 	if bytes < 0 || chunkBytes < 1 || chunkBytes > ChunkBytesMax {
 		return Plan{}, fmt.Errorf("%d bytes in chunks of %d: a chunk has 1 to %d bytes", bytes, chunkBytes, ChunkBytesMax)
@@ -68,7 +68,7 @@ func (p Plan) Count() int64 {
 	return count
 }
 
-// Span returns where a chunk begins and ends.
+// Span returns the byte range of a chunk.
 func (p Plan) Span(index int64) (begin, end int64) {
 	begin = index * p.ChunkBytes
 	end = begin + p.ChunkBytes

@@ -1,7 +1,7 @@
 package wbp
 
-// A Code is a stable name for what went wrong (section 13 of the protocol). It is an error, so
-// that errors.Is finds it in whatever wraps it. Unknown ones may come at any time.
+// A Code identifies a failure (section 13 of the protocol). It is an error, so that errors.Is finds
+// it in an error that wraps it. Peers may send unknown codes.
 type Code string
 
 func (c Code) Error() string { return string(c) }
@@ -22,11 +22,11 @@ const (
 	CodeNoPatch         Code = "no-patch"
 )
 
-// CodeKeys is the worker's own word for a handshake that has failed for want of the right key: a refusal of
-// that carries none.
+// CodeKeys is the worker's own code for a handshake that failed because of keys, since such a
+// refusal carries no code.
 const CodeKeys Code = "keys"
 
-// Codes of a version that a worker does not take.
+// Codes of a version that a worker does not accept.
 const (
 	CodeLayoutInvalid  Code = "layout-invalid"
 	CodeLayoutMismatch Code = "layout-mismatch"
@@ -38,7 +38,7 @@ const (
 	CodeApply          Code = "apply"
 )
 
-// triedAgain are the codes that a repetition may mend: bytes were damaged, or memory was short.
+// triedAgain has the codes of failures that may pass, such as damaged bytes or a lack of memory.
 var triedAgain = map[Code]bool{
 	CodeLayoutInvalid: true, CodeUnsupported: true, CodeNoMemory: true, CodeDigestMismatch: true,
 }

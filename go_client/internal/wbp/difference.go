@@ -6,26 +6,26 @@ import (
 	"strings"
 )
 
-const differencesMax = 20 // lines that a person reads before giving up
+const differencesMax = 20 // lines of the text
 
-// A Signature is the dtype and the shape of a tensor.
+// A Signature is the dtype and shape of a target's tensor.
 type Signature struct {
 	DType string
 	Shape []int64
-	Same  string // another name of the very same memory, the same for all of these names; "" if there is none
+	Same  string // for tensors of the same memory, one of their names; "" if the tensor shares none
 }
 
 func (s Signature) String() string { return s.DType + " " + ShapeText(s.Shape) }
 
-// Lenience is what a target puts up with.
+// Lenience says which differences from the published tensors a target allows.
 type Lenience struct {
-	Partial bool // tensors that are published, and not in it
-	Cast    bool // another dtype, if both are floats of the usual sizes
+	Partial bool // published tensors that the target does not have
+	Cast    bool // another dtype, if values can be converted (see Castable)
 }
 
-// Difference says how published tensors differ from those of a target; "" if they can be applied.
-// A tensor that has aliases may be in the target under any of its names, and under several. Memory of the
-// target that has several names is filled if one of them is published.
+// Difference describes how published tensors differ from those of a target; "" if they can be
+// applied. A tensor that has aliases may be in the target under any of its names, and under
+// several. Memory of the target that has several names is filled if one of them is published.
 func Difference(layout *Layout, target map[string]Signature, allowed Lenience) string {
 	var lines []string
 	covered, filled := map[*Spec]bool{}, map[string]bool{}

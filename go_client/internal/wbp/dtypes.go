@@ -1,20 +1,20 @@
 package wbp
 
-// dtypeBits are the dtypes of safetensors, and the bits of an element of each.
+// dtypeBits has the dtypes of safetensors, with the bits of an element of each.
 var dtypeBits = map[string]int64{
 	"BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8,
 	"F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
 	"I32": 32, "U32": 32, "F32": 32, "C64": 64, "F64": 64, "I64": 64, "U64": 64,
 }
 
-// TensorBytes returns the bytes of a tensor; false if there is no such dtype, or if the shape is
-// none that every reader can count (rules L5 and L6), or does not fill whole bytes.
+// TensorBytes returns the size of a tensor in bytes. It returns false if the dtype is unknown, if
+// the shape exceeds the limits of rules L5 and L6, or if the size is not a whole number of bytes.
 func TensorBytes(dtype string, shape []int64) (int64, bool) {
 	width, known := dtypeBits[dtype]
 	if !known || len(shape) > RankMax {
 		return 0, false
 	}
-	bits, extent := width, width // extent counts a size of 0 as 1, since others multiply those, too
+	bits, extent := width, width // extent counts a size of 0 as 1, since other implementations multiply all sizes
 	for _, size := range shape {
 		if size < 0 || size > IntegerMax {
 			return 0, false

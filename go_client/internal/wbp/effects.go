@@ -1,51 +1,51 @@
 package wbp
 
-// An Effect is something that the machine wants done.
+// An Effect is an action that the machine requests.
 type Effect interface{}
 
 type (
-	// Send is a message for the publisher.
+	// Send sends a message to the publisher.
 	Send struct{ Message Message }
-	// Connect asks for published messages from this endpoint, in place of any before. With a ticket, which
-	// the next connection is to show first, each connection needs one.
+	// Connect connects to a data endpoint in place of any other. If Ticket is not empty, the next
+	// connection sends it first, and each later connection needs another ticket.
 	Connect struct{ Endpoint, Ticket string }
-	// Redial asks for both connections to be made anew: those that there are may lead nowhere.
+	// Redial reconnects both channels: the current connections may be dead.
 	Redial struct{}
-	// Subscribe asks for a topic, or no longer.
+	// Subscribe subscribes to a topic, or unsubscribes.
 	Subscribe struct {
 		Topic string
 		On    bool
 	}
-	// DecodePatch asks for a patch to be decoded, which may take long, and for the word that it was: Decoded.
+	// DecodePatch decodes a patch, which may take long; then Decoded must be called.
 	DecodePatch struct{ Job *Patching }
-	// Unpatched says why a patch was of no use, so that all of a version is fetched.
+	// Unpatched reports that a patch was unusable, so that the whole version is fetched.
 	Unpatched struct {
 		Model string
 		Key   Key
 		Why   string
 	}
-	// Ready is a version that may be applied.
+	// Ready hands over a version that may be applied.
 	Ready struct{ Version *StagedVersion }
-	// Rejected says that a version cannot be taken; the old one still runs.
+	// Rejected reports that a version cannot be received or applied.
 	Rejected struct {
 		Model string
 		Key   Key
 		Code  Code
 		Text  string
 	}
-	// Renamed says that what a model runs is this version, byte for byte.
+	// Renamed reports that the running version of a model has a new key.
 	Renamed struct {
 		Model    string
 		Key      Key
 		Metadata map[string]string
 	}
-	// Joined says that the publisher has let this worker in.
+	// Joined reports that the publisher has accepted the worker.
 	Joined struct{ Epoch int64 }
-	// Unheard says that nothing published comes from an endpoint, so that everything is fetched.
+	// Unheard reports that no published messages arrive, so that everything is fetched.
 	Unheard struct{ Endpoint string }
-	// Lost says that the publisher is silent.
+	// Lost reports that the publisher no longer responds.
 	Lost struct{}
-	// Refused says that the publisher has something against this worker, or what it sent.
+	// Refused reports that the publisher refused the worker or one of its messages.
 	Refused struct {
 		Code Code
 		Text string

@@ -2,28 +2,29 @@ package wbp
 
 import "time"
 
-// FetchPlanner is when a worker asks for the latest version of a model, of which it has heard. (W4)
+// FetchPlanner decides when to request the latest version of a model. (W4)
 //
-// A version that has failed, and is to be tried again, is left alone for ever longer pauses.
+// A version that failed and may be retried is put off for a delay that doubles each time.
 type FetchPlanner struct {
 	model    string
 	versions *versionStore
 	timing   *Timing
-	latestAt time.Duration // when the latest announcement was asked for
-	answers  time.Duration // when the last ping was sent that was answered
-	later    Key           // what is put off
-	until    time.Duration // when it may be tried again
-	pause    time.Duration // for which it was put off
+	latestAt time.Duration // when an announcement was last requested
+	answers  time.Duration // when the last answered ping was sent
+	later    Key           // the version that is put off
+	until    time.Duration // when it may be retried
+	pause    time.Duration // its delay
 }
 
 func newFetchPlanner(model string, versions *versionStore, timing *Timing) *FetchPlanner {
 	return &FetchPlanner{model: model, versions: versions, timing: timing, latestAt: never, answers: never}
 }
 
-// reconnected takes note that a session begins.
+// reconnected starts a session.
 func (a *FetchPlanner) reconnected() { a.latestAt = never }
 
-// hearOf takes a beacon, a welcome or a stray chunk that speaks of a version: ask if it is news.
+// hearOf handles a version named by a beacon, a welcome or a stray chunk: it requests the latest
+// version if that one is new.
 func (a *FetchPlanner) hearOf(key Key, now time.Duration) []Effect {
 	if key.Version == 0 || !key.Newer(a.versions.newest()) || a.versions.isRejected(key) { // W4, W15
 		return nil
@@ -40,7 +41,7 @@ func (a *FetchPlanner) hearOf(key Key, now time.Duration) []Effect {
 	return a.latest(key.Epoch, now, false)
 }
 
-// latest asks for the latest version, but not all the time.
+// latest requests the latest version, at most once per Timing.Quiet unless atOnce.
 func (a *FetchPlanner) latest(epoch int64, now time.Duration, atOnce bool) []Effect {
 	if now-a.latestAt < a.timing.Quiet && !atOnce { // W4
 		return nil
@@ -51,13 +52,13 @@ func (a *FetchPlanner) latest(epoch int64, now time.Duration, atOnce bool) []Eff
 	return []Effect{Send{&Fetch{Model: a.model, Epoch: epoch, Layout: needsLayout}}}
 }
 
-// layout asks for the layout of a version that was announced. (W7)
+// layout requests the layout of an announced version. (W7)
 func (a *FetchPlanner) layout(key Key, now time.Duration) []Effect {
 	a.latestAt = now
 	return []Effect{Send{&Fetch{Model: a.model, Epoch: key.Epoch, Version: key.Version, Layout: true}}}
 }
 
-// answered takes the word that a ping was answered that was sent then, and so was whatever was asked before it. (W12)
+// answered records that the ping sent at sentAt, and every request before it, was answered. (W12)
 func (a *FetchPlanner) answered(sentAt time.Duration) {
 	a.answers = sentAt
 	if v := a.versions.at(arriving); v != nil {
@@ -65,7 +66,7 @@ func (a *FetchPlanner) answered(sentAt time.Duration) {
 	}
 }
 
-// due tells whether to ask again for a layout, which may be on its way. (W7)
+// due reports whether to request a layout again; later if the answer may be on its way. (W7)
 func (a *FetchPlanner) due(now time.Duration) bool {
 	patience := a.timing.Patience
 	if a.answers <= a.latestAt {
@@ -74,7 +75,7 @@ func (a *FetchPlanner) due(now time.Duration) bool {
 	return now-a.latestAt >= patience
 }
 
-// putOff leaves a version alone for a while, for twice as long as the last time. (W36)
+// putOff puts a version off, for twice as long as the last time. (W36)
 func (a *FetchPlanner) putOff(key Key, now time.Duration) {
 	a.pause *= 2
 	if a.later != key {
@@ -86,7 +87,7 @@ func (a *FetchPlanner) putOff(key Key, now time.Duration) {
 	a.later, a.until = key, now+a.pause
 }
 
-// putOffNoLonger takes the word that a version is not to be had any more: what was before it may be what there is.
+// putOffNoLonger clears the delay of an unavailable version: an older one may be the latest.
 func (a *FetchPlanner) putOffNoLonger(key Key) {
 	if a.later == key {
 		a.until = 0

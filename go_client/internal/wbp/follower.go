@@ -7,30 +7,32 @@ import (
 
 const (
 	nothingFits = "nothing comes that fits what was announced"
-	appliesMax  = 3 // in a row that fail half-way, before a version is tried no more
-	restartsMax = 3 // transfers of a version whose digest did not match, before it is given up
+	appliesMax  = 3 // consecutive applies that fail half-way before a version is rejected
+	restartsMax = 3 // digest mismatches of one version before it is declined
 )
 
-// A slot is one model of a worker: what comes of it, and what becomes of the versions here (phases.go).
+// A slot is one model of a worker: it handles the model's messages and moves its versions through
+// their phases (phases.go).
 //
-// The latest version wins: an older one that is on its way makes room for it. But a worker that had to
-// drop one finishes the next, by fetching, before it looks at anything newer.
+// The latest version wins: it replaces an older one that is arriving. But after such a replacement
+// the worker completes the next version, by fetching, before it starts a newer one.
 type follower struct {
 	model      string
 	opens      Opens
-	keyring    *Keyring // nil: versions come in the clear
-	shared     bool     // versions are read from shared memory: nothing needs to be pushed
+	keyring    *Keyring // nil without keys
+	shared     bool     // versions are read from shared memory; pushes are not needed
 	acceptance acceptance
 	versions   *versionStore
 	planner    *FetchPlanner
 	patches    *Patches
-	epoch      int64   // the greatest of which bytes were written into the model
-	torn       int     // applies in a row that failed half-way: while there is one, nothing runs
-	stale      Key     // was not to be had from shared memory: fetch it, if it is offered
-	failure    *Failed // the last one, until another version is begun
+	epoch      int64   // the greatest from which bytes were written into the model
+	torn       int     // consecutive applies that failed half-way; above 0, no version runs
+	stale      Key     // could not be read from shared memory: fetch it, if it is offered
+	failure    *Failed // the last one, until another version is started
 }
 
-// newSlot returns one for which nothing has come yet. opens may be nil, and keyring; patches tells whether they are taken.
+// newSlot returns a slot without versions. opens and keyring may be nil; patches says whether to
+// accept patches.
 func newSlot(name string, model Model, bytesMax int64, timing *Timing, opens Opens, keyring *Keyring,
 	patches bool) *follower {
 	versions := &versionStore{mode: following}
@@ -43,7 +45,7 @@ func newSlot(name string, model Model, bytesMax int64, timing *Timing, opens Ope
 	}
 }
 
-// running is what runs; nil before the first version, and after one that failed half-way.
+// running returns the running version; nil before the first, and after an apply failed half-way.
 func (s *follower) running() *Running {
 	if v := s.versions.at(running); v != nil {
 		return v.running
@@ -51,13 +53,13 @@ func (s *follower) running() *Running {
 	return nil
 }
 
-// What the publisher says.
+// Messages from the publisher.
 
-// announced takes the word that a version exists. Its chunks may follow if the announcement was
-// pushed; with push false none will.
+// announced processes an announcement. Chunks may be pushed after a pushed announcement; with push
+// false none will be.
 func (s *follower) announced(a *Announce, layout []byte, push bool, now time.Duration) []Effect {
 	key := Key{a.Epoch, a.Version}
-	if layout != nil && s.acceptance.excess(a) == "" { // else it is declined, and not understood
+	if layout != nil && s.acceptance.excess(a) == "" { // else it is declined unread
 		if code, wrong := s.acceptance.learn(a, layout); code != "" {
 			return s.unreadable(a, code, wrong, now)
 		}
@@ -77,11 +79,11 @@ func (s *follower) announced(a *Announce, layout []byte, push bool, now time.Dur
 	return effects
 }
 
-// unreadable takes note that a layout cannot be understood.
+// unreadable declines a version with an invalid layout, or puts it off for a retry.
 func (s *follower) unreadable(a *Announce, code Code, wrong string, now time.Duration) []Effect {
 	key := Key{a.Epoch, a.Version}
 	if triedAgain[code] {
-		s.versions.move(s.versions.find(key, announced), failed) // it waited for this
+		s.versions.move(s.versions.find(key, announced), failed) // it waited for this layout
 		return s.fail(key, code, wrong, now)
 	}
 	if !s.wants(a, key) {
@@ -90,7 +92,7 @@ func (s *follower) unreadable(a *Announce, code Code, wrong string, now time.Dur
 	return s.decline(s.versions.expect(a), code, wrong, now)
 }
 
-// wants tells whether an announcement is of a version to begin, or to begin anew.
+// wants reports whether to start, or restart, receiving the announced version.
 func (s *follower) wants(a *Announce, key Key) bool {
 	if !key.Newer(s.versions.newest()) || s.versions.isRejected(key) { // W5, W15
 		return false
@@ -102,10 +104,10 @@ func (s *follower) wants(a *Announce, key Key) bool {
 	case v.Key != key:
 		return key.Newer(v.Key) && s.versions.mode == following // W8, W26
 	}
-	return !v.updateAnnouncement(a) // one of the two was damaged
+	return !v.updateAnnouncement(a) // one of them was damaged
 }
 
-// announcedWhole takes announcement, chunk and end in one.
+// announcedWhole processes an announcement that carries the whole version.
 func (s *follower) announcedWhole(a *Announce, payload []byte, now time.Duration) []Effect {
 	chunk := piece{Key: Key{a.Epoch, a.Version}, proof: checksum(a.Whole.CRC)}
 	end := &End{Model: a.Model, Epoch: a.Epoch, Version: a.Version, Digest: a.Whole.Digest}
@@ -114,8 +116,8 @@ func (s *follower) announcedWhole(a *Announce, payload []byte, now time.Duration
 	return append(effects, s.end(end, now)...)
 }
 
-// renamed takes the word that what runs is a newer version, byte for byte: nothing is to be fetched or applied.
-// It has no effect if another version is at the user's, who may be writing it into the model.
+// renamed gives the running version the key of a newer version with the same bytes, without a fetch
+// or apply. It has no effect while another version is ready or being applied.
 func (s *follower) renamed(r *Rename, now time.Duration) []Effect {
 	v, key := s.versions.at(running), Key{r.Epoch, r.Version} // W25
 	if v == nil || *v.running != r.Was || len(s.versions.all(ready, applying)) > 0 || !key.Newer(s.versions.newest()) {
@@ -133,7 +135,7 @@ func (s *follower) renamed(r *Rename, now time.Duration) []Effect {
 	return append([]Effect{said, Renamed{s.model, key, r.Metadata}}, s.changeMode(completed, now)...)
 }
 
-// begin starts to receive a version, if its layout is known.
+// begin starts to receive a version, or requests its layout if that is unknown.
 func (s *follower) begin(v *versionEntry, now time.Duration) []Effect {
 	a := v.announce
 	if code, text := s.acceptance.fault(a); code != "" {
@@ -157,7 +159,7 @@ func (s *follower) begin(v *versionEntry, now time.Duration) []Effect {
 	return s.reserve(v, segment, now)
 }
 
-// reserve finds memory for a version; if there is no more, resume goes on when some is free.
+// reserve takes a buffer and starts the transfer; if none is free, resume starts it later.
 func (s *follower) reserve(v *versionEntry, segment Segment, now time.Duration) []Effect {
 	if segment != nil {
 		defer segment.Release()
@@ -168,9 +170,9 @@ func (s *follower) reserve(v *versionEntry, segment Segment, now time.Duration) 
 		effects = s.changeMode(replaced, now)
 	}
 	enough, err := s.versions.takeMemory(v)
-	if err != nil && s.versions.base != nil { // the next version matters more
+	if err != nil && s.versions.base != nil { // give up the patch base for it
 		if !s.versions.setPatchBase(nil, nil) {
-			return effects // decoded goes on with it
+			return effects // decoded resumes it
 		}
 		enough, err = s.versions.takeMemory(v)
 	}
@@ -197,7 +199,7 @@ func (s *follower) reserve(v *versionEntry, segment Segment, now time.Duration) 
 	return append(append(effects, listening...), fetches(t, now)...)
 }
 
-// segment opens the shared memory that holds a version; nil if it must come over the network.
+// segment opens a version's shared memory; nil if it must be received over the network.
 func (s *follower) segment(a *Announce) Segment {
 	if !s.shared || a.Shared == nil || s.stale == (Key{a.Epoch, a.Version}) {
 		return nil
@@ -205,7 +207,7 @@ func (s *follower) segment(a *Announce) Segment {
 	return s.opens(a.Shared, a.Bytes)
 }
 
-// point makes a version ready that is whole in shared memory.
+// point makes a version ready that can be copied from shared memory directly.
 func (s *follower) point(v *versionEntry, segment Segment, now time.Duration) []Effect {
 	for _, older := range s.versions.all(arriving, staged) {
 		s.versions.move(older, newer)
@@ -221,7 +223,7 @@ func (s *follower) point(v *versionEntry, segment Segment, now time.Duration) []
 	return append([]Effect{Ready{version}}, s.changeMode(completed, now)...)
 }
 
-// turn takes pushed chunks again, and looks for what came meanwhile; or no longer.
+// turn starts following pushed chunks and requests the latest version, or stops following.
 func (s *follower) changeMode(event Event, now time.Duration) []Effect {
 	if !s.versions.changeMode(event) {
 		return nil
@@ -234,7 +236,7 @@ func (s *follower) changeMode(event Event, now time.Duration) []Effect {
 	return effects
 }
 
-// decline says that a version is not taken.
+// decline rejects a version, or drops it for a retry, and reports why.
 func (s *follower) decline(v *versionEntry, code Code, text string, now time.Duration) []Effect {
 	if triedAgain[code] { // W15
 		s.versions.move(v, failed)
@@ -244,15 +246,15 @@ func (s *follower) decline(v *versionEntry, code Code, text string, now time.Dur
 	return s.fail(v.Key, code, text, now)
 }
 
-// What arrives of it.
+// The parts of a version.
 
-// A piece is a chunk as it came: with a checksum, or sealed.
+// A piece is a received chunk, with a checksum or sealed.
 type piece struct {
 	Key
 	index  int64
 	proof  proof
 	sealed *SealedChunk
-	patch  *PatchID // of which it is a piece; nil: of the version
+	patch  *PatchID // the patch that it belongs to; nil for the version itself
 }
 
 func pieceOf(c *Chunk) piece {
@@ -263,7 +265,7 @@ func sealedPieceOf(c *SealedChunk) piece {
 	return piece{Key{c.Epoch, c.Version}, c.Index, nil, c, c.Patch}
 }
 
-// place says where the payload of a chunk belongs that is about to be received; nil: nowhere.
+// place returns a lease to receive the payload of a chunk; nil if it is not wanted.
 func (s *follower) place(chunk piece, size int) *Lease {
 	v := s.versions.find(chunk.Key, arriving)
 	if v == nil || !v.transfer.speaks(chunk.patch) || !v.transfer.fits(chunk.index, size) {
@@ -278,7 +280,7 @@ func (s *follower) place(chunk piece, size int) *Lease {
 	return v.transfer.lend(chunk.index, size, seal)
 }
 
-// chunk takes a piece of a version.
+// chunk processes a received chunk.
 func (s *follower) chunk(chunk piece, payload []byte, lease *Lease, now time.Duration, pushed bool) []Effect {
 	v := s.versions.find(chunk.Key, arriving)
 	if v == nil {
@@ -290,7 +292,7 @@ func (s *follower) chunk(chunk piece, payload []byte, lease *Lease, now time.Dur
 	}
 	if chunk.sealed != nil && lease == nil {
 		opening := s.keyring.chunk(subjectOf(v.announce, t.patch), chunk.sealed, len(payload))
-		if opening == nil { // a hello brings its key (E6), and patience the chunk
+		if opening == nil { // hello requests its key (E6), and a retry the chunk
 			return nil
 		}
 		chunk.proof = opening
@@ -303,7 +305,7 @@ func (s *follower) chunk(chunk piece, payload []byte, lease *Lease, now time.Dur
 	return append(effects, s.completed(v, now)...)
 }
 
-// end takes the word that all chunks of a version are out.
+// end processes the end of a version's push, which has its digest.
 func (s *follower) end(end *End, now time.Duration) []Effect {
 	key := Key{end.Epoch, end.Version}
 	v := s.versions.find(key, arriving)
@@ -317,7 +319,7 @@ func (s *follower) end(end *End, now time.Duration) []Effect {
 	return s.advance(v, now)
 }
 
-// stray takes note of a version of which something came, but which is not being received.
+// stray handles a chunk or end of a version that is not arriving.
 func (s *follower) stray(key Key, now time.Duration) []Effect {
 	if s.versions.at(announced) != nil { // W4
 		return nil
@@ -325,12 +327,12 @@ func (s *follower) stray(key Key, now time.Duration) []Effect {
 	return s.planner.hearOf(key, now)
 }
 
-// advance fetches what is due, and then verifies and stages what is arriving, if it is whole.
+// advance fetches what is due; if the version is complete, it verifies and stages it.
 func (s *follower) advance(v *versionEntry, now time.Duration) []Effect {
 	return append(fetches(v.transfer, now), s.completed(v, now)...)
 }
 
-// completed verifies and stages what is arriving, if it is whole.
+// completed verifies and stages a version if it is complete.
 func (s *follower) completed(v *versionEntry, now time.Duration) []Effect {
 	t := v.transfer
 	switch { // W13
@@ -341,13 +343,13 @@ func (s *follower) completed(v *versionEntry, now time.Duration) []Effect {
 	case t.verify():
 		return s.arrived(v, now)
 	case t.Restarts < restartsMax:
-		return nil // the next tick fetches it anew
+		return nil // the next tick fetches it again
 	}
 	text := fmt.Sprintf("the whole did not match its digest, %d times", t.Restarts)
 	return s.decline(v, CodeDigestMismatch, text, now)
 }
 
-// arrived stages a version that is whole and sound, and commits it unless that waits for others.
+// arrived stages a verified version, and commits it unless it is `together`.
 func (s *follower) arrived(v *versionEntry, now time.Duration) []Effect {
 	together := v.announce.Commit == "together" // W14
 	version := &StagedVersion{Model: s.model, Key: v.Key, Layout: v.transfer.Layout, Digest: v.transfer.Digest,
@@ -362,11 +364,11 @@ func (s *follower) arrived(v *versionEntry, now time.Duration) []Effect {
 	return append(effects, s.changeMode(completed, now)...)
 }
 
-// decoded takes note that a version is whole that came by a patch; or that all of it is to be fetched.
+// decoded stages a version whose patch was decoded, or fetches it whole if the patch is unusable.
 func (s *follower) decoded(job *Patching, fault string, took, now time.Duration) []Effect {
 	t, v := job.transfer, s.versions.at(arriving)
 	switch {
-	case !job.live(): // something newer took its place, or it was aborted
+	case !job.live(): // it was replaced or aborted
 		s.versions.release(t)
 		s.versions.buffers.giveBack(job.buffer)
 		return s.resume(now)
@@ -383,7 +385,7 @@ func (s *follower) commit(v *versionEntry) []Effect {
 	return []Effect{Ready{v.staged}}
 }
 
-// committed takes the word that the version that is staged here may be applied.
+// committed makes a staged version ready on the publisher's commit.
 func (s *follower) committed(c *Commit) []Effect {
 	v := s.versions.find(Key{c.Epoch, c.Version}, staged) // W14
 	if v == nil || v.staged.Digest != c.Digest {
@@ -392,11 +394,12 @@ func (s *follower) committed(c *Commit) []Effect {
 	return s.commit(v)
 }
 
-// aborted drops what there is of a version that must not be applied.
+// aborted drops a version that the publisher aborted.
 func (s *follower) aborted(key Key, now time.Duration) []Effect {
 	s.versions.move(s.versions.find(key, announced, arriving, staged), aborted) // W14
 	s.planner.putOffNoLonger(key)
-	// There may be room now for what waited; who is catching up must find something to do.
+	// There may be a buffer for a waiting version; if none waits, a worker that is catching up
+	// requests the latest one.
 	effects := s.resume(now)
 	if len(effects) == 0 && s.versions.mode == catchingUp && s.versions.at(arriving) == nil { // W26
 		return s.planner.latest(key.Epoch, now, false)
@@ -404,13 +407,13 @@ func (s *follower) aborted(key Key, now time.Duration) []Effect {
 	return effects
 }
 
-// gone takes the word that the publisher no longer has a version; 0: it has none.
+// gone drops a version that the publisher no longer has; version 0 means that it has none at all.
 func (s *follower) gone(epoch, version int64, now time.Duration) []Effect {
 	s.planner.putOffNoLonger(Key{epoch, version})
 	for _, v := range s.versions.all(announced, arriving) {
 		waits := v.phase == announced // W27
 		named := version == v.Version || version == 0 && waits
-		late := epoch != 0 && epoch != v.Epoch // a word of an older publisher
+		late := epoch != 0 && epoch != v.Epoch // from an older publisher
 		if !named || late || !s.versions.move(v, gone) || waits {
 			continue
 		}
@@ -422,7 +425,7 @@ func (s *follower) gone(epoch, version int64, now time.Duration) []Effect {
 	return nil
 }
 
-// prepare maps memory in which a version will lie, so that it need not wait for that.
+// prepare maps the shared memory of a version in advance.
 func (s *follower) prepare(p *Prepare) {
 	if !s.shared || p.Bytes > s.acceptance.bytesMax {
 		return
@@ -435,27 +438,27 @@ func (s *follower) prepare(p *Prepare) {
 
 // The session.
 
-// reconnected takes note that the publisher has let this worker in (again), and has this version for it. If versions will
-// come over the network, it has a buffer of their probable size.
+// reconnected starts a session; newest is the publisher's latest version. If versions are received
+// over the network, it reserves a buffer of the expected size.
 func (s *follower) reconnected(newest Key, size int64, shared bool, now time.Duration) []Effect {
 	if s.shared = shared; !shared && size <= s.acceptance.bytesMax {
 		s.versions.buffers.reserve(size)
 	}
 	s.versions.reconnected(newest.Epoch, now)
 	if s.torn > 1 {
-		s.torn = 1 // what failed before counts as one
+		s.torn = 1 // earlier failures count as one
 	}
 	s.planner.reconnected()
 	effects := sayStaged(s.model, s.versions.all(ready, applying, staged)...)
 	return append(effects, s.planner.hearOf(newest, now)...)
 }
 
-// What the user does with a version that is ready.
+// Applying a ready version.
 
-// taken takes note that somebody has begun to apply a version.
+// taken records that an apply started.
 func (s *follower) taken(key Key) { s.versions.move(s.versions.find(key, ready), taken) }
 
-// applied takes note that a version runs here; digest is that of its bytes, if anybody hashed them.
+// applied records and reports that a version runs; digest is "" if its bytes were not hashed.
 func (s *follower) applied(key Key, digest string, now time.Duration) []Effect {
 	v, older := s.versions.find(key, applying), s.versions.at(running) // W16
 	if v == nil {
@@ -472,13 +475,13 @@ func (s *follower) applied(key Key, digest string, now time.Duration) []Effect {
 	return append([]Effect{s.runs(v)}, s.resume(now)...)
 }
 
-// failed takes note that a version could not be applied. If the model is intact, what ran before still runs.
+// failed reports that a version could not be applied. If intact, the previous version still runs.
 func (s *follower) failed(key Key, text string, intact bool, now time.Duration) []Effect {
 	v, event := s.versions.find(key, applying), declined // W24
 	if v == nil {
 		return nil
 	}
-	if !intact { // it holds parts of two versions; what is tried next comes verified
+	if !intact { // it has parts of two versions; fetch the next attempt, so that it is verified
 		s.versions.move(s.versions.at(running), torn)
 		s.versions.setPatchBase(nil, nil)
 		s.stale = key
@@ -491,7 +494,7 @@ func (s *follower) failed(key Key, text string, intact bool, now time.Duration) 
 	return append(s.fail(key, CodeApply, text, now), s.resume(now)...)
 }
 
-// gotStale takes note that a version was gone from shared memory: ask for the latest. (S5)
+// gotStale drops a version that was overwritten in shared memory, and requests the latest. (S5)
 func (s *follower) gotStale(key Key, now time.Duration) []Effect {
 	if !s.versions.move(s.versions.find(key, applying), stale) {
 		return nil
@@ -500,7 +503,7 @@ func (s *follower) gotStale(key Key, now time.Duration) []Effect {
 	return s.planner.latest(key.Epoch, now, true)
 }
 
-// runs takes note of what runs, and says it.
+// runs records that a version runs, and returns the report.
 func (s *follower) runs(v *versionEntry) Effect {
 	s.torn = 0
 	s.reaches(v.Key)
@@ -510,21 +513,21 @@ func (s *follower) runs(v *versionEntry) Effect {
 	return sayApplied(s.model, v)
 }
 
-// reaches takes note that bytes of a version were written into the model.
+// reaches records that bytes of a version were written into the model.
 func (s *follower) reaches(key Key) {
 	if key.Epoch > s.epoch {
 		s.epoch = key.Epoch
 	}
 }
 
-// forgetFailure forgets why another version was not taken, now that one is on its way. (That nothing runs is said on.)
+// forgetFailure clears the last failure as another version starts, unless an apply failed half-way.
 func (s *follower) forgetFailure() {
 	if s.torn == 0 {
 		s.failure = nil // W17
 	}
 }
 
-// fail tells the publisher and the user that a version is not taken; not now, or not ever.
+// fail reports to publisher and user that a version failed, and puts off one that is retried.
 func (s *follower) fail(key Key, code Code, text string, now time.Duration) []Effect {
 	if triedAgain[code] {
 		s.planner.putOff(key, now)
@@ -534,7 +537,7 @@ func (s *follower) fail(key Key, code Code, text string, now time.Duration) []Ef
 	return append(s.sayFailure(), Rejected{s.model, key, code, text})
 }
 
-// sayFailure says what was not taken last, if it still counts.
+// sayFailure reports the last failure, if it still applies.
 func (s *follower) sayFailure() []Effect {
 	if s.failure == nil {
 		return nil
@@ -542,7 +545,7 @@ func (s *follower) sayFailure() []Effect {
 	return []Effect{sayFailed(s.failure, s.torn == 0)}
 }
 
-// dropped takes note that a version was replaced by a newer one before anybody applied it.
+// dropped drops a version that was replaced by a newer one before it was applied.
 func (s *follower) dropped(key Key, now time.Duration) []Effect {
 	if !s.versions.move(s.versions.find(key, ready, applying), newer) {
 		return nil
@@ -550,7 +553,7 @@ func (s *follower) dropped(key Key, now time.Duration) []Effect {
 	return s.resume(now)
 }
 
-// resume begins what waited for a buffer.
+// resume starts the announced version that waits for a buffer.
 func (s *follower) resume(now time.Duration) []Effect {
 	waiting := s.versions.at(announced)
 	if waiting == nil || s.versions.at(arriving) != nil {
@@ -568,7 +571,7 @@ func (s *follower) resume(now time.Duration) []Effect {
 
 // Time.
 
-// tick fetches what is due.
+// tick returns the requests that are due, and declines a version that makes no progress.
 func (s *follower) tick(now time.Duration) []Effect {
 	if v := s.versions.at(arriving); v != nil {
 		if v.transfer.hopeless() && v.transfer.patch != nil {
@@ -589,14 +592,14 @@ func (s *follower) tick(now time.Duration) []Effect {
 	return s.begin(v, now)
 }
 
-// repeat says again how things stand, in case it got lost.
+// repeat repeats the report on each version, in case a message was lost.
 func (s *follower) repeat() []Effect { return standing(s.model, s.versions, s.sayFailure()) } // W17
 
-// ControlTopic carries announcements, ends and beacons of a model.
+// ControlTopic returns the topic of a model's announcements, ends and beacons.
 func ControlTopic(model string) string { return model + "/ctl" }
 
-// DataTopic carries the chunks of versions of a model.
+// DataTopic returns the topic of a model's chunks.
 func DataTopic(model string) string { return model + "/dat" }
 
-// PatchTopic carries chunks and ends of patches.
+// PatchTopic returns the topic of the chunks and ends of a model's patches.
 func PatchTopic(model string) string { return model + "/dlt" }

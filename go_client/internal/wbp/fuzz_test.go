@@ -56,7 +56,7 @@ func seeds(f testing.TB, file string, add func(frames [][]byte)) {
 	}
 }
 
-// Any bytes are a message or a ProtocolError; and a message is what encoding/json reads in them.
+// Decode returns a ProtocolError or a message for any bytes, the same as encoding/json decodes.
 func FuzzDecode(f *testing.F) {
 	seeds(f, "messages.json", func(frames [][]byte) {
 		if len(frames) > 0 {
@@ -83,7 +83,7 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// Any bytes are a layout or an error; and a layout's tensors tile its data section.
+// ParseLayout returns an error or a layout for any bytes; its tensors cover the data section.
 func FuzzLayout(f *testing.F) {
 	seeds(f, "layouts.json", func(frames [][]byte) { f.Add(frames[0]) })
 	f.Fuzz(func(t *testing.T, header []byte) {
@@ -115,9 +115,9 @@ func FuzzLayout(f *testing.F) {
 	})
 }
 
-// A machine takes any messages in any order, without a panic, and within its bounds. The input is
-// a list of messages: a byte that says how it comes, the length of the header, the header, the
-// payload up to the next.
+// A machine processes any messages in any order without a panic, and within its limits. The input
+// is a list of messages: a byte that says how it arrives, the length of the header, the header, and
+// the payload up to the next message.
 func FuzzMachine(f *testing.F) {
 	var all []byte
 	f.Add(patchedStory())
@@ -142,7 +142,7 @@ func FuzzMachine(f *testing.F) {
 	})
 }
 
-// fuzzMachine feeds a machine; what is published is sealed, if there is something that does.
+// fuzzMachine feeds a machine; published messages are sealed if there is a vault.
 func fuzzMachine(t *testing.T, in []byte, m *WorkerMachine, v *vault) {
 	for now := time.Duration(0); len(in) > 4 && now < 200*time.Second; now += 50 * time.Millisecond {
 		var how byte
@@ -199,15 +199,15 @@ func fuzzedMachine(keyed bool) *WorkerMachine {
 	return m
 }
 
-// feed lets one message arrive, by the bits of how: pushed, with a payload, received in place, and
-// what the user does meanwhile.
+// feed sends one message to the machine. The bits of how say whether it is pushed, has a payload,
+// is received into a lease, and what the user does meanwhile.
 func feed(t *testing.T, m *WorkerMachine, how byte, frames [][]byte, now time.Duration) {
 	var lease *Lease
 	if how&4 != 0 && len(frames) > 1 && len(frames[1]) > 0 {
 		if lease = m.Place(frames[0], len(frames[1])); lease != nil {
 			lease.Received(copy(lease.Room(), frames[1]))
 			if how&8 != 0 {
-				m.Tick(now) // something in between
+				m.Tick(now) // between the parts of a payload
 			}
 			frames[1] = lease.Payload()
 		}

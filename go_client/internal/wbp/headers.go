@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// A ProtocolError says how a message breaks the protocol.
+// A ProtocolError describes how a message breaks the protocol.
 type ProtocolError struct {
 	Code Code // CodeMalformed or CodeProtocolVersion
 	Text string
@@ -15,7 +15,8 @@ type ProtocolError struct {
 
 func (e *ProtocolError) Error() string { return string(e.Code) + ": " + e.Text }
 
-// Decode reads a message of a publisher: its header, and how many payload frames follow it.
+// Decode decodes a publisher's message from its header and its number of payload frames. It returns
+// a *ProtocolError if the message is malformed.
 func Decode(header []byte, payloads int) (Message, error) {
 	f, err := readFields(header)
 	if err != nil {
@@ -63,7 +64,7 @@ func checkPayloads(m Message, payloads int) error {
 	return nil
 }
 
-// fromPublisher reads the fields of each type that a publisher sends.
+// fromPublisher has, for each type that a publisher sends, the function that reads its fields.
 var fromPublisher = map[string]func(*fields) Message{
 	"ping": func(f *fields) Message {
 		return &Ping{f.count("token", optional), f.boolean("subscribed"), f.boolean("shared")}
@@ -146,7 +147,7 @@ const (
 	optional = false
 )
 
-// fields is a header taken apart: the text of each value, and the first thing that is wrong.
+// fields is a parsed header: the text of each value, and the first error.
 type fields struct {
 	raw map[string][]byte
 	err error
@@ -179,7 +180,7 @@ func (f *fields) readObject(s *scanner) error {
 	})
 }
 
-// protocol returns the integer of wbp, as it is written; "0" if there is none.
+// protocol returns the integer wbp as text; "0" if it is missing.
 func (f *fields) protocol() (string, error) {
 	raw, ok := f.raw["wbp"]
 	if !ok {
@@ -208,7 +209,7 @@ func (f *fields) has(key string) bool {
 	return ok
 }
 
-// null tells whether a value that may be null is, or is missing.
+// null reports whether a value is null or missing.
 func (f *fields) null(key string) bool {
 	raw, ok := f.raw[key]
 	return !ok || string(raw) == "null"
@@ -242,7 +243,7 @@ func (f *fields) boolean(key string) bool {
 	return string(raw) == "true"
 }
 
-// text returns a required string of at most so many characters.
+// text returns a required string of at most `most` characters.
 func (f *fields) text(key string, most int) string {
 	raw := f.raw[key]
 	if len(raw) == 0 || raw[0] != '"' {
@@ -300,17 +301,17 @@ func (f *fields) optionalHex(key string, digits int) *string {
 	return &text
 }
 
-// base64 returns at most so many bytes.
+// base64 returns required bytes, at most `most`.
 func (f *fields) base64(key string, most int) []byte {
 	text := f.text(key, HeaderBytesMax)
 	bytes, err := base64.StdEncoding.DecodeString(text)
-	if err != nil || strings.ContainsAny(text, "\r\n") || len(bytes) > most { // it would pass over ends of lines
+	if err != nil || strings.ContainsAny(text, "\r\n") || len(bytes) > most { // DecodeString ignores line ends
 		f.failf("%s must be base64 of at most %d bytes", key, most)
 	}
 	return bytes
 }
 
-// object reads an object inside the header, and returns nil where it is null.
+// object reads a nested object; nil if it is null or missing.
 func (f *fields) object(key string) *fields {
 	if f.null(key) {
 		return nil
@@ -362,7 +363,7 @@ func (f *fields) patchID() PatchID {
 	return PatchID{f.name("encoding"), f.count("epoch", required), f.version()}
 }
 
-// patches returns an array of patches that there are.
+// patches returns the array of offered patches.
 func (f *fields) patches() (offers []PatchOffer) {
 	raw, ok := f.raw["patches"]
 	if !ok {
@@ -386,7 +387,7 @@ func (f *fields) patches() (offers []PatchOffer) {
 	return offers
 }
 
-// metadata returns what is said of a version, by name; nil where that is nothing.
+// metadata returns the metadata of a version by name; nil if it is missing.
 func (f *fields) metadata() map[string]string {
 	if !f.has("metadata") {
 		return nil
@@ -411,7 +412,7 @@ func (f *fields) metadata() map[string]string {
 	return said
 }
 
-// running returns a version that runs at a worker; its digest may be empty.
+// running returns a running version; its digest may be empty.
 func (f *fields) running(key string) Running {
 	inner := f.object(key)
 	if inner == nil {
@@ -428,7 +429,7 @@ func (f *fields) running(key string) Running {
 	return running
 }
 
-// versions returns an object that gives a version for each model.
+// versions returns an object with a version for each model.
 func (f *fields) versions(key string, needed bool) map[string]int64 {
 	versions := map[string]int64{}
 	raw, ok := f.raw[key]
@@ -458,7 +459,7 @@ func (f *fields) keys(key string, needed bool) []string {
 	return f.texts(key, needed, GroupKeysMax, "times 64 of 0-9 a-f", func(text string) bool { return isHex(text, 64) })
 }
 
-// texts returns an array of at most so many strings that are of some kind.
+// texts returns an array of at most `most` strings, each of which passes is.
 func (f *fields) texts(key string, needed bool, most int, kind string, is func(string) bool) []string {
 	texts := []string{}
 	raw, ok := f.raw[key]
@@ -480,7 +481,7 @@ func (f *fields) texts(key string, needed bool, most int, kind string, is func(s
 	return texts
 }
 
-// IsName tells whether a text may name a worker, a model, a code or an encoding.
+// IsName reports whether a text is a valid name of a worker, a model, a code or an encoding.
 func IsName(text string) bool {
 	for i := 0; i < len(text); i++ {
 		c := text[i]

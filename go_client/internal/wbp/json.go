@@ -7,12 +7,11 @@ import (
 	"unicode/utf8"
 )
 
-// A scanner reads JSON (RFC 8259) strictly, once, from left to right. encoding/json would take
-// field names in any case, keep the last of two equal keys, replace what is not UTF-8 and half
-// surrogate pairs, and nest as deep as the stack: all of that would make two readers of the same
-// bytes disagree.
+// A scanner is a strict one-pass parser of JSON (RFC 8259). encoding/json would accept field names
+// in any case, keep the last of two equal keys, replace invalid UTF-8 and lone surrogates, and nest
+// as deep as the stack, so that two readers of the same bytes could disagree.
 //
-// The text must be valid UTF-8; the caller checks that once for all of it.
+// The text must be valid UTF-8, which the caller checks once for all of it.
 type scanner struct {
 	text []byte
 	at   int
@@ -22,7 +21,7 @@ func (s *scanner) fail(what string) error {
 	return fmt.Errorf("no JSON at byte %d: %s", s.at, what)
 }
 
-// next skips white space and returns the byte that follows, 0 at the end.
+// next skips white space and returns the next byte without consuming it; 0 at the end.
 func (s *scanner) next() byte {
 	for ; s.at < len(s.text); s.at++ {
 		switch c := s.text[s.at]; c {
@@ -42,7 +41,7 @@ func (s *scanner) expect(c byte) error {
 	return nil
 }
 
-// end makes sure that nothing but white space is left.
+// end returns an error unless only white space is left.
 func (s *scanner) end() error {
 	if s.next() != 0 || s.at < len(s.text) {
 		return s.fail("text after the end")
@@ -50,7 +49,7 @@ func (s *scanner) end() error {
 	return nil
 }
 
-// object calls entry with each key; entry must read the value.
+// object reads an object and calls entry with each key; entry must read the value.
 func (s *scanner) object(entry func(key string) error) error {
 	if err := s.expect('{'); err != nil {
 		return err
@@ -67,7 +66,7 @@ func (s *scanner) object(entry func(key string) error) error {
 	})
 }
 
-// array calls item at the beginning of each value; item must read it.
+// array reads an array and calls item for each value; item must read it.
 func (s *scanner) array(item func() error) error {
 	if err := s.expect('['); err != nil {
 		return err
@@ -75,7 +74,7 @@ func (s *scanner) array(item func() error) error {
 	return s.list(']', item)
 }
 
-// list reads what stands between commas, up to the closing bracket.
+// list calls item for each value between commas, up to the closing bracket.
 func (s *scanner) list(closing byte, item func() error) error {
 	if s.next() == closing {
 		s.at++
@@ -117,7 +116,7 @@ func (s *scanner) string() (string, error) {
 	return "", s.fail("a string without end")
 }
 
-// escaped reads on from the first escape of a string.
+// escaped reads the rest of a string from its first escape on; out has the text before that.
 func (s *scanner) escaped(out []byte) (string, error) {
 	for s.at < len(s.text) {
 		c := s.text[s.at]
@@ -144,7 +143,7 @@ var escapes = map[byte]rune{
 	'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t',
 }
 
-// escape reads what follows a backslash.
+// escape reads an escape after its backslash.
 func (s *scanner) escape() (rune, error) {
 	if s.at >= len(s.text) {
 		return 0, s.fail("a string without end")
@@ -203,7 +202,7 @@ func hexDigit(c byte) (byte, bool) {
 	return 0, false
 }
 
-// value skips one value of any kind and returns its text, without white space around it.
+// value skips one value of any type and returns its text.
 func (s *scanner) value(depth int) ([]byte, error) {
 	first := s.next()
 	begin := s.at
@@ -241,7 +240,7 @@ func isWord(c byte) bool {
 	return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' || c == '-' || c == '+' || c == '.' || c == 'E'
 }
 
-// isNumber tells whether a word follows the grammar of JSON's numbers.
+// isNumber reports whether a word is a JSON number.
 func isNumber(word []byte) bool {
 	digits := func() bool {
 		n := 0
@@ -276,7 +275,7 @@ func isNumber(word []byte) bool {
 	return len(word) == 0
 }
 
-// integer reads an integer from 0 to IntegerMax, written without sign, fraction and exponent.
+// integer reads an integer from 0 to IntegerMax without sign, fraction or exponent.
 func (s *scanner) integer() (int64, error) {
 	s.next()
 	begin := s.at
@@ -291,7 +290,7 @@ func (s *scanner) integer() (int64, error) {
 	return n, nil
 }
 
-// integerOf returns the value of a word that is such an integer.
+// integerOf returns the value of such an integer; false for any other word.
 func integerOf(word []byte) (int64, bool) {
 	for _, c := range word {
 		if c < '0' || c > '9' {

@@ -6,34 +6,34 @@ import (
 	"time"
 )
 
-// A Keyring is the group keys of a worker's session: what is sealed is opened with them, or has no effect.
+// A Keyring has the group keys of a session, which decrypt sealed messages, layouts and chunks.
 //
-// There are two while one takes the place of another; the older one is forgotten soon after. What is
-// published beside chunks counts up under each key: what counts no higher than the last is a replay.
+// During a rotation there are two keys; the older one expires soon after. Published messages other
+// than chunks have a count that rises under each key: one that is not above the last is a replay.
 type Keyring struct {
 	keys     []*GroupKey      // the newest last
-	counts   map[string]int64 // the highest that was opened, by id
-	changing bool             // there may be one before the newest,
-	until    time.Duration    // which counts for so long
-	lacking  bool             // something came that was sealed with a key that nobody has told since
-	last     struct {         // key of a version
+	counts   map[string]int64 // the highest count opened, by key id
+	changing bool             // a rotation is in progress
+	until    time.Duration    // when all but the newest key expire
+	lacking  bool             // a message was sealed with an unknown key
+	last     struct {         // the last version key that was derived
 		id, names string
 		sealed    cipher.AEAD
 	}
 }
 
-// NewKeyring returns an empty one.
+// NewKeyring returns an empty Keyring.
 func NewKeyring() *Keyring { return &Keyring{counts: map[string]int64{}} }
 
-// Begin says that a session begins, with these keys and no others, of which the older one counts until then.
-// A count goes on, or replays would count.
+// Begin starts a session with these keys only; all but the newest are valid until `until`. Counts
+// of known keys are kept, so that replays are still detected.
 func (r *Keyring) Begin(keys []string, until time.Duration) {
 	r.keys, r.changing = nil, false
 	r.add(keys, until)
 }
 
-// add says that there are other keys; the one before counts until then. What is told before a key that is here
-// is older, and over: if it came back, so would what was said under it. (E6)
+// add adds keys of a rotation; the previous one is valid until `until`. Keys listed before a known
+// key are older and have expired: if they were accepted again, so would be replays under them. (E6)
 func (r *Keyring) add(keys []string, until time.Duration) {
 	var news []*GroupKey
 	for _, digits := range keys {
@@ -52,7 +52,7 @@ func (r *Keyring) add(keys []string, until time.Duration) {
 	r.keep(GroupKeysMax)
 }
 
-// expire forgets a key whose time is over.
+// expire drops an expired key.
 func (r *Keyring) expire(now time.Duration) {
 	if r.changing && now >= r.until {
 		r.changing = false
@@ -60,10 +60,10 @@ func (r *Keyring) expire(now time.Duration) {
 	}
 }
 
-// lacks tells whether a key is needed that is not here, until some are told.
+// lacks reports whether a message needed an unknown key, until keys are added.
 func (r *Keyring) lacks() bool { return r.lacking }
 
-// keep forgets all but the newest keys, and what was counted under the others, or derived from them.
+// keep drops all but the newest keys, with the counts and derived keys of the others.
 func (r *Keyring) keep(most int) {
 	r.last.id, r.last.names, r.last.sealed = "", "", nil
 	if len(r.keys) > most {
@@ -87,8 +87,9 @@ func (r *Keyring) find(id string) *GroupKey {
 	return nil
 }
 
-// Published returns what was published, if it was sealed: the rest can be anybody's word. It counts
-// once; or not yet, if the payload of it is still on its way. nil: it has no effect. (E4, E5)
+// Published returns a published message, opened, if it was sealed; else nil, as its sender is
+// unknown. Each message is returned once; with counts false, before its payload is complete, it is
+// not marked as seen. (E4, E5)
 func (r *Keyring) Published(message Message, payloads int, counts bool) Message {
 	sealed, ok := message.(*SealedMessage)
 	if !ok {
@@ -119,13 +120,14 @@ func (r *Keyring) Published(message Message, payloads int, counts bool) Message 
 	return nil
 }
 
-// chunk returns what opens a chunk of what arrives; nil if its key is not known.
+// chunk returns the Opening of a sealed chunk; nil if its key is unknown.
 func (r *Keyring) chunk(of Subject, chunk *SealedChunk, size int) *Opening {
 	return r.opening(of, PurposeChunk, chunk.Index, int64(size), chunk.Key, chunk.Tag)
 }
 
-// payload opens the layout, or all the bytes, that came with an announcement, where they lie. Of all the
-// bytes there are none if they are not sound, as of a damaged chunk, which is fetched. (E4)
+// payload decrypts in place the payload of an announcement: its layout, or all bytes of the
+// version. If it is not authentic, sound is false for a layout; for a version plain is nil, and
+// like a damaged chunk it is fetched. (E4)
 func (r *Keyring) payload(a *Announce, sealed []byte) (plain []byte, sound bool) {
 	purpose := PurposeLayout
 	if a.Whole != nil {

@@ -13,7 +13,7 @@ import (
 	"unicode/utf8"
 )
 
-// A Spec is one tensor and the bytes of the data section that it owns.
+// A Spec is one tensor and its byte range in the data section.
 type Spec struct {
 	Name       string
 	DType      string
@@ -23,7 +23,7 @@ type Spec struct {
 
 func (s *Spec) String() string { return fmt.Sprintf("%s %s", s.DType, ShapeText(s.Shape)) }
 
-// ShapeText writes a shape as people write it: [4, 3].
+// ShapeText formats a shape, such as [4, 3].
 func ShapeText(shape []int64) string {
 	text := "["
 	for i, size := range shape {
@@ -35,7 +35,7 @@ func ShapeText(shape []int64) string {
 	return text + "]"
 }
 
-// A Layout tells which tensors a version holds, and where each lies. It is a safetensors header:
+// A Layout has the tensors of a version and their positions. It is a safetensors header:
 //
 //	0        8                      8+n
 //	├────────┼───────────────────────┼──────────────────────────────┤
@@ -43,8 +43,7 @@ func ShapeText(shape []int64) string {
 //	│ little │                       │ row-major, without gaps      │
 //	└────────┴───────────────────────┴──────────────────────────────┘
 //
-// It is only ever made by ParseLayout, which believes nothing: it is what stands between a
-// stranger's bytes and a slice.
+// Only ParseLayout creates one. It checks everything, as the bytes may be hostile.
 type Layout struct {
 	ID       string // SHA-256 of all its bytes
 	Bytes    int64  // of the data section
@@ -56,21 +55,21 @@ type Layout struct {
 	size     int              // bytes of the layout itself
 }
 
-const prefixBytes = 8 // which say the length of the rest
+const prefixBytes = 8 // with the length of the rest
 
-// errTooManyNames says that a layout has more names than its reader has memory for.
+// errTooManyNames means that a layout has more names than the limit allows.
 var errTooManyNames = errors.New("more names of tensors and metadata than this worker has memory for")
 
-// ByName returns the tensor that a name or an alias stands for, nil if there is none.
+// ByName returns the tensor of a name or an alias; nil if there is none.
 func (l *Layout) ByName(name string) *Spec { return l.byName[name] }
 
-// InOrder returns the tensors in the order of the source that they come from.
+// InOrder returns the tensors in the order of the publisher's source.
 func (l *Layout) InOrder() []*Spec { return l.inOrder }
 
-// ParseLayout reads a layout, and checks it.
+// ParseLayout parses a layout, its length prefix included.
 func ParseLayout(bytes []byte) (*Layout, error) { return parseLayout(bytes, math.MaxInt64) }
 
-// parseLayout reads at most so many names, of tensors and of metadata.
+// parseLayout parses a layout with at most namesMax names of tensors and metadata.
 func parseLayout(bytes []byte, namesMax int64) (*Layout, error) {
 	if len(bytes) < prefixBytes || uint64(len(bytes)-8) != binary.LittleEndian.Uint64(bytes) || len(bytes) > LayoutBytesMax { // L1
 		return nil, fmt.Errorf("a layout of %d bytes: it must say its length less 8 in the first 8, and have "+
@@ -95,7 +94,7 @@ func parseLayout(bytes []byte, namesMax int64) (*Layout, error) {
 	return l, nil
 }
 
-// read takes the JSON apart.
+// read parses the JSON.
 func (l *Layout) read(s *scanner, namesMax int64) error {
 	seen := map[string]struct{}{}
 	err := s.object(func(key string) error {
@@ -177,7 +176,7 @@ func readSpec(s *scanner, name string) (Spec, error) {
 	return spec, nil
 }
 
-// integers reads an array of at most so many integers.
+// integers reads an array of at most `most` integers.
 func (s *scanner) integers(most int) ([]int64, error) {
 	list := []int64{}
 	err := s.array(func() error {
@@ -191,7 +190,7 @@ func (s *scanner) integers(most int) ([]int64, error) {
 	return list, err
 }
 
-// place sorts the tensors by where they lie, and makes sure that they cover the data without gaps.
+// place sorts the tensors by position, and returns an error unless they are contiguous.
 func (l *Layout) place() error {
 	sort.SliceStable(l.Tensors, func(i, j int) bool {
 		a, b := &l.Tensors[i], &l.Tensors[j]
@@ -213,8 +212,8 @@ func (l *Layout) place() error {
 	return nil
 }
 
-// name fills the tables of names and aliases. An entry of the metadata is an alias exactly if its
-// value names a tensor and its key does not.
+// name fills the tables of names and aliases. A metadata entry is an alias exactly if its value
+// names a tensor and its key does not.
 func (l *Layout) name() error {
 	l.byName = make(map[string]*Spec, len(l.Tensors))
 	for i := range l.Tensors {
@@ -238,11 +237,11 @@ func (l *Layout) name() error {
 	return nil
 }
 
-// orderText is the text of the metadata with the order of the source: the places of its names in the file,
-// where the aliases, sorted, follow the tensors.
+// orderText is the metadata entry with the order of names in the source: for each, its index in the
+// list of all tensors by position, followed by the sorted aliases.
 const orderText = "weightbus.order"
 
-// order fills the list of the tensors in the source's order: the file's, unless the text names each place once.
+// order lists the tensors in the source's order; without a valid order text, by position.
 func (l *Layout) order() {
 	for i := range l.Tensors {
 		l.inOrder = append(l.inOrder, &l.Tensors[i])

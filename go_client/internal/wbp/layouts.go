@@ -6,23 +6,23 @@ import (
 )
 
 const (
-	layoutsKept      = 4       // layouts remembered, so that a model that alternates sends none again;
-	layoutsBytesKept = 1 << 22 // together, but for the last: each takes some ten times that once it is understood
+	layoutsKept      = 4       // layouts cached per model, so that alternating layouts are not sent again
+	layoutsBytesKept = 1 << 22 // their sum, except the last; some ten times that in memory
 	raise            = "raise its BytesMax if that is meant"
 )
 
-// acceptance is what a worker makes sure of before it takes a version: that it can be read, and that
-// it fits. It knows the latest layouts of one model.
+// An acceptance checks whether a worker can accept an announced version, and caches the latest
+// layouts of one model.
 type acceptance struct {
-	accepts  func(layout *Layout) string // says why a layout cannot be applied here; "" if it can
-	bytesMax int64                       // the largest version to take
-	longest  int64                       // the bytes of a layout of the tensors that are here; 0 if that is not known
-	sealed   bool                        // it must be sealed, or must not be
+	accepts  func(layout *Layout) string // returns why a layout cannot be applied; "" if it can
+	bytesMax int64                       // the largest version to accept
+	longest  int64                       // the largest layout of the registered tensors; 0 if unknown
+	sealed   bool                        // whether versions must be sealed; if not, they must not be
 	layouts  []*Layout
-	accepted map[string]bool // ids of layouts among them that can be applied here
+	accepted map[string]bool // ids of known layouts that can be applied
 }
 
-// layout returns that of an announced version; nil if it is not known.
+// layout returns the layout of an announced version; nil if it is unknown.
 func (c *acceptance) layout(a *Announce) *Layout {
 	for _, layout := range c.layouts {
 		if layout.ID == a.Layout {
@@ -32,7 +32,7 @@ func (c *acceptance) layout(a *Announce) *Layout {
 	return nil
 }
 
-// learn remembers a layout that came with an announcement; it returns what is wrong with it, if anything.
+// learn parses and stores an announcement's layout; it returns a code and a text on failure.
 func (c *acceptance) learn(a *Announce, bytes []byte) (code Code, text string) {
 	if int64(len(bytes)) != a.LayoutBytes {
 		return CodeLayoutInvalid, fmt.Sprintf("the layout has %d bytes, announced were %d", len(bytes), a.LayoutBytes)
@@ -51,7 +51,7 @@ func (c *acceptance) learn(a *Announce, bytes []byte) (code Code, text string) {
 	return "", ""
 }
 
-// namesMax is how many names are read of a layout: what is kept of them counts as memory of a version does.
+// namesMax returns the most names of a layout, which count against the memory for a version.
 func (c *acceptance) namesMax() int64 {
 	if names := c.bytesMax / NameCost; names > NamesFree {
 		return names
@@ -59,7 +59,7 @@ func (c *acceptance) namesMax() int64 {
 	return NamesFree
 }
 
-// keep remembers a layout, in place of the oldest if they are too many or too large.
+// keep stores a layout, and drops the oldest ones beyond the limits.
 func (c *acceptance) keep(layout *Layout) {
 	c.layouts = append(c.layouts, layout)
 	size := 0
@@ -69,11 +69,11 @@ func (c *acceptance) keep(layout *Layout) {
 	for len(c.layouts) > layoutsKept || len(c.layouts) > 1 && size > layoutsBytesKept {
 		size -= c.layouts[0].size
 		delete(c.accepted, c.layouts[0].ID)
-		c.layouts = append([]*Layout{}, c.layouts[1:]...) // else the array keeps the oldest
+		c.layouts = append([]*Layout{}, c.layouts[1:]...) // a new array, so that the oldest one is freed
 	}
 }
 
-// excess says why a version is too large, or its layout; "" if neither is.
+// excess returns why a version or its layout is too large; "" if neither is.
 func (c *acceptance) excess(a *Announce) string {
 	room := c.bytesMax
 	if room < LayoutBytesFree {
@@ -91,7 +91,7 @@ func (c *acceptance) excess(a *Announce) string {
 	return ""
 }
 
-// accompanies tells whether so many bytes may come with an announcement: its layout, or the whole version.
+// accompanies reports whether an announcement may carry size bytes: its layout or the version.
 func (c *acceptance) accompanies(a *Announce, size int) bool {
 	expected := a.LayoutBytes
 	if a.Whole != nil {
@@ -100,7 +100,7 @@ func (c *acceptance) accompanies(a *Announce, size int) bool {
 	return int64(size) == expected && c.excess(a) == ""
 }
 
-// fault says why a version cannot be taken, as far as that is known yet; an empty code if it can.
+// fault returns why a version cannot be accepted, as far as is known yet; an empty code if it can.
 func (c *acceptance) fault(a *Announce) (code Code, text string) {
 	layout, excess := c.layout(a), c.excess(a)
 	switch { // W6

@@ -22,7 +22,7 @@ func repeated(count int, entry func(i int) string) string {
 
 const emptyTensor = `{"dtype":"U8","shape":[0],"data_offsets":[0,0]}`
 
-// announced is that of a layout, and what a slot keeps of it.
+// announcementOf returns the announcement of a layout.
 func announcementOf(layout []byte) *Announce {
 	parsed, err := ParseLayout(layout)
 	if err != nil {
@@ -78,7 +78,7 @@ func TestNamesThatAreRead(t *testing.T) {
 	}
 }
 
-// What is declined since it has too many names is not looked at again.
+// A layout that was declined for too many names is not parsed again.
 func TestTooManyNamesAreDeclinedForGood(t *testing.T) {
 	m := fuzzedMachine(false)
 	layout := layoutOfText(`{` + repeated(NamesFree+1, func(i int) string { return fmt.Sprintf(`"t%d":`, i) + emptyTensor }) + `}`)

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// The time for a layout does not grow with the square of its length.
+// The time to parse a layout does not grow with the square of its length.
 func TestTimeForLayouts(t *testing.T) {
 	for what, text := range map[string]func(count int) string{
 		"tensors": func(n int) string {
@@ -38,7 +38,7 @@ func TestTimeForLayouts(t *testing.T) {
 	}
 }
 
-// cost is the processor's time for a layout, the least of three.
+// cost returns the CPU time to parse a layout, the least of three runs.
 func cost(layout []byte) time.Duration {
 	least := time.Hour
 	for range [3]struct{}{} {

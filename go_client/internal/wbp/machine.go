@@ -6,47 +6,47 @@ import (
 	"time"
 )
 
-// A Model is what a machine must know of a model.
+// A Model is a WorkerMachine's configuration of one model.
 type Model struct {
-	Accepts func(layout *Layout) string // says why a layout cannot be applied; "" if it can
-	Bytes   int64                       // of the versions that are expected, 0 if not known
+	Accepts func(layout *Layout) string // returns why a layout cannot be applied; "" if it can
+	Bytes   int64                       // expected size of a version, 0 if unknown
 
-	LayoutBytes int64 // of the longest layout of the tensors that are here, 0 if not known
+	LayoutBytes int64 // size of the largest layout of the registered tensors, 0 if unknown
 }
 
-// A WorkerMachine is one worker.
+// A WorkerMachine is the state machine of one worker.
 //
-// It is outside a session or inside, and may probe in between (phases.go). Inside, messages go to the slot of
-// the model they speak of. Outside, everything that was staged or runs stays as it is, and hello is said again
-// and again: a publisher that restarts finds its workers coming back on their own.
+// A worker is outside a session or inside, and may probe in between (phases.go). Inside, each
+// message goes to the slot of its model. Outside, staged and running versions stay as they are, and
+// hello is repeated, so workers rejoin a publisher that restarts.
 type WorkerMachine struct {
-	Malformed int // messages dropped because they broke the protocol
+	Malformed int // number of malformed messages, which were dropped
 
 	identity        Identity
 	timing          Timing
 	followers       map[string]*follower
 	models          map[string]Model
 	opens           Opens
-	keyring         *Keyring // nil: everything comes in the clear
+	keyring         *Keyring // nil without keys
 	session         State
 	epoch           int64
 	ages            ages
-	shared          bool // the publisher is on this host, and its memory can be read
+	shared          bool // the publisher's shared memory can be read
 	data            string
-	subscribed      bool // published messages have reached us in this session
+	subscribed      bool // a published message arrived in this session
 	heardAt         time.Duration
-	answeredAt      time.Duration // that is, heard on the control channel
+	answeredAt      time.Duration // when the last control message was received
 	saidHelloAt     time.Duration
-	unansweredSince time.Duration // when hello was said, and nothing came since; never: there is none
-	unheardSince    time.Duration // when the session began, and nothing published came since; never: it is told
+	unansweredSince time.Duration // when an unanswered hello was sent; never if there is none
+	unheardSince    time.Duration // start of a session without a published message; never once reported
 	pingedAt        time.Duration
 	pingEvery       time.Duration
-	spare           []byte // for the payload of an announcement, kept so that small versions take no fresh memory
+	spare           []byte // for payloads of announcements; reused, so that small versions allocate none
 }
 
-const spareMax = 1 << 20 // bytes of it
+const spareMax = 1 << 20 // bytes of spare
 
-// NewWorkerMachine returns a worker that is outside. opens may be nil: the shared road is not taken.
+// NewWorkerMachine returns a machine outside a session; opens may be nil to disable shared memory.
 func NewWorkerMachine(id Identity, models map[string]Model, bytesMax int64, timing Timing, opens Opens) *WorkerMachine {
 	m := &WorkerMachine{
 		identity: id, models: models, timing: timing, followers: map[string]*follower{}, opens: opens, ages: ages{}, session: outside,
@@ -69,29 +69,29 @@ func (m *WorkerMachine) changeSession(event Event) {
 	}
 }
 
-// What arrives.
+// Received messages.
 
-// Receive takes a message of the control channel. What is malformed is dropped.
+// Receive processes a message of the control channel; a malformed one is dropped.
 func (m *WorkerMachine) Receive(frames [][]byte, lease *Lease, now time.Duration) []Effect {
 	return m.receive(frames, lease, now, false)
 }
 
-// ReceivePublished takes a published message, its topic included.
+// ReceivePublished processes a published message, its topic frame included.
 func (m *WorkerMachine) ReceivePublished(frames [][]byte, lease *Lease, now time.Duration) []Effect {
 	if !m.inside() || len(frames) == 0 {
 		m.takeBack(lease)
 		return nil
 	}
 	var effects []Effect
-	if !m.subscribed { // the first one proves that the subscription has arrived: W18
+	if !m.subscribed { // the first one proves that the subscription is active: W18
 		m.subscribed, m.unheardSince = true, never
 		effects = append(effects, ping(now, m.subscribed, m.shared))
 	}
 	return append(effects, m.receive(frames[1:], lease, now, true)...)
 }
 
-// Place says where a payload of this size belongs, of which the header is here; nil: nowhere, the
-// message is then to be received with an empty payload.
+// Place returns a lease to receive a payload of this size, given its header. It returns nil if the
+// payload is not wanted: pass the message on with an empty payload.
 func (m *WorkerMachine) Place(header []byte, size int) *Lease {
 	message, err := Decode(header, 1)
 	if err != nil || !m.inside() {
@@ -117,8 +117,8 @@ func (m *WorkerMachine) Place(header []byte, size int) *Lease {
 	return nil
 }
 
-// lend returns memory for the payload of an announcement, which is done with once that is received, and
-// room for its tag.
+// lend returns a lease of memory for the payload of an announcement, with room for a tag. The
+// memory is free again once the message was processed.
 func (m *WorkerMachine) lend(size int) *Lease {
 	memory := m.spare
 	m.spare = nil
@@ -128,8 +128,8 @@ func (m *WorkerMachine) lend(size int) *Lease {
 	return &Lease{view: memory[:size]}
 }
 
-// takeBack ends a lease: its message has been handled. A place that was not taken is free again, and
-// memory that belongs to nobody is kept for the next one.
+// takeBack ends a lease after its message was processed. It cancels a lease that a transfer did not
+// use, and keeps memory from lend for reuse.
 func (m *WorkerMachine) takeBack(lease *Lease) {
 	switch {
 	case lease == nil:
@@ -177,7 +177,7 @@ func (m *WorkerMachine) receive(frames [][]byte, lease *Lease, now time.Duration
 	case !m.inside():
 		return nil
 	case epoch != m.epoch:
-		// The publisher restarted, or our welcome was damaged: only hello settles who is right (W3).
+		// The publisher restarted, or the welcome was damaged: a new hello resolves that (W3).
 		return m.helloIfDue(now)
 	}
 	m.heardAt = now
@@ -194,18 +194,19 @@ func (m *WorkerMachine) receive(frames [][]byte, lease *Lease, now time.Duration
 	if s := m.followers[model]; s != nil {
 		payloads, sound := m.opened(message, frames[1:])
 		if !sound {
-			return nil // it is asked for again in due time (E4)
+			return nil // it is fetched later (E4)
 		}
 		return s.receive(message, payloads, lease, now, pushed || m.whole(message))
 	}
 	return nil
 }
 
-// ignores tells whether a message is not for a worker with keys, or not for one without; nil has no effect
-// on any. (E1) The header of a chunk that is pushed is anybody's word, but for what is arriving. (E4)
+// ignores reports whether to ignore a message: nil, or one that only workers with keys, or only
+// workers without, accept. (E1) A pushed sealed chunk is ignored unless its version is arriving,
+// since its header is not authenticated. (E4)
 func (m *WorkerMachine) ignores(message Message, pushed bool) bool {
 	switch message := message.(type) {
-	case nil, *SealedMessage: // what is in it is taken in its place
+	case nil, *SealedMessage: // the opened message was passed instead
 		return true
 	case *Chunk:
 		return m.keyring != nil
@@ -222,13 +223,13 @@ func (m *WorkerMachine) arrives(chunk *SealedChunk) bool {
 	return s != nil && s.versions.find(Key{chunk.Epoch, chunk.Version}, arriving) != nil
 }
 
-// opened opens what came with an announcement, if it is sealed.
+// opened decrypts the payload of an announcement, if it is sealed.
 func (m *WorkerMachine) opened(message Message, payloads [][]byte) (opened [][]byte, sound bool) {
 	a, ok := message.(*Announce)
 	if !ok || m.keyring == nil || len(payloads) == 0 {
 		return payloads, true
 	}
-	if a.Encryption == nil || *a.Encryption != AES256GCM { // which is turned down
+	if a.Encryption == nil || *a.Encryption != AES256GCM { // the slot declines it
 		if a.Whole == nil {
 			return nil, true
 		}
@@ -238,13 +239,13 @@ func (m *WorkerMachine) opened(message Message, payloads [][]byte) (opened [][]b
 	return [][]byte{plain}, sound
 }
 
-// whole tells whether a message is to be treated as published, whatever channel it came by.
+// whole reports whether a message carries a whole version; any such message counts as published.
 func (m *WorkerMachine) whole(message Message) bool {
 	a, ok := message.(*Announce)
 	return ok && a.Whole != nil
 }
 
-// subject returns of which epoch and model a message speaks.
+// subject returns the epoch and model of a message.
 func subject(message Message) (epoch int64, model string) {
 	switch message := message.(type) {
 	case *Pong:
@@ -273,7 +274,7 @@ func subject(message Message) (epoch int64, model string) {
 	panic(fmt.Sprintf("no publisher sends a %s", message.Kind()))
 }
 
-// receive takes a message of the session's epoch that speaks of this model.
+// receive processes a message about this model, of the session's epoch.
 func (s *follower) receive(message Message, payloads [][]byte, lease *Lease, now time.Duration, pushed bool) []Effect {
 	switch message := message.(type) {
 	case *Announce:
@@ -341,7 +342,7 @@ func (m *WorkerMachine) refused(r *Refuse, now time.Duration) []Effect {
 
 // Joining.
 
-// appliedEpoch is the latest epoch of which anything was applied: no older publisher is followed.
+// appliedEpoch returns the latest epoch of an applied version: no older publisher is joined.
 func (m *WorkerMachine) appliedEpoch() int64 {
 	var latest int64
 	for _, s := range m.followers {
@@ -400,7 +401,7 @@ func (m *WorkerMachine) welcome(w *Welcome, now time.Duration) []Effect {
 		m.data = w.Data
 		effects = append(effects, Connect{w.Data, ticket})
 	}
-	if m.shared { // before anything is pushed or hashed for us
+	if m.shared { // before the publisher pushes or hashes anything for this worker
 		effects = append(effects, ping(now, m.subscribed, m.shared))
 	}
 	for name, s := range m.followers {
@@ -411,7 +412,7 @@ func (m *WorkerMachine) welcome(w *Welcome, now time.Duration) []Effect {
 	return effects
 }
 
-// ticketOf returns what the next data connection is to show first; "" if it needs none.
+// ticketOf returns the ticket of a welcome; "" if it has none.
 func ticketOf(w *Welcome) string {
 	const prefix = "ticket."
 	for _, feature := range w.Features {
@@ -422,7 +423,7 @@ func ticketOf(w *Welcome) string {
 	return ""
 }
 
-// WithoutTicket says that there is no data connection for want of a ticket, of which a hello brings another.
+// WithoutTicket must be called when the data connection lacks a ticket; a hello requests one.
 func (m *WorkerMachine) WithoutTicket(now time.Duration) []Effect {
 	if !m.inside() {
 		return nil
@@ -430,13 +431,13 @@ func (m *WorkerMachine) WithoutTicket(now time.Duration) []Effect {
 	return m.helloIfDue(now) // K7
 }
 
-// ShutOut says that a handshake of the control channel has failed for want of the right key, most likely.
+// ShutOut must be called when a control handshake failed, most likely because of keys.
 func (m *WorkerMachine) ShutOut(why string) []Effect {
 	m.changeSession(refused) // K5
 	return []Effect{Refused{CodeKeys, why}}
 }
 
-// probe tells whether the publisher's memory can be read, which is seen at once.
+// probe reports whether the publisher's shared memory can be read.
 func (m *WorkerMachine) probe(shared *Shared) bool {
 	if shared == nil || m.opens == nil {
 		return false
@@ -449,8 +450,9 @@ func (m *WorkerMachine) probe(shared *Shared) bool {
 	return segment != nil
 }
 
-// Connected says that there is a connection of the control channel. After a new one the publisher
-// knows nobody at its end: hello is said at once, and again while nobody answers.
+// Connected must be called while the control channel is connected; fresh means a new connection, on
+// which the publisher does not know the worker yet. It sends hello outside a session, at once on a
+// new connection, and repeats it until it is answered.
 func (m *WorkerMachine) Connected(fresh bool, now time.Duration) []Effect {
 	if fresh {
 		m.changeSession(unknown)
@@ -462,8 +464,8 @@ func (m *WorkerMachine) Connected(fresh bool, now time.Duration) []Effect {
 	return m.helloIfDue(now)
 }
 
-// callAgain, outside, gives up connections on which nobody answers: they may be dead, which TCP
-// finds out late.
+// callAgain, outside a session, replaces connections on which no answer arrives: they may be dead,
+// which TCP detects late.
 func (m *WorkerMachine) callAgain(now time.Duration) []Effect {
 	if m.unansweredSince == never || now-m.unansweredSince < m.timing.LostAfter {
 		return nil
@@ -472,8 +474,8 @@ func (m *WorkerMachine) callAgain(now time.Duration) []Effect {
 	return []Effect{Redial{}}
 }
 
-// Close says goodbye, even from outside: our hello may have been heard, its answer not yet. What arrives is of no
-// use any more: whoever decodes it ends soon.
+// Close sends bye, even outside a session: the publisher may have received a hello already. It
+// drops arriving versions, so that the decoding of patches ends soon.
 func (m *WorkerMachine) Close() []Effect {
 	for _, s := range m.followers {
 		s.versions.move(s.versions.at(arriving), newer)
@@ -481,46 +483,47 @@ func (m *WorkerMachine) Close() []Effect {
 	return []Effect{Send{&Bye{}}} // W22
 }
 
-// Free gives the staging memory back. No version may be in use, no patch be decoded, and nothing else be called after it.
+// Free releases the staging memory. No version may be in use and no patch being decoded, and no
+// other method may be called afterwards.
 func (m *WorkerMachine) Free() {
 	for _, s := range m.followers {
 		s.versions.free()
 	}
 }
 
-// Decoded takes the word that a patch was decoded, and how long that took; or that it is of no use, and why.
+// Decoded must be called when a patch was decoded, with the time it took or why it is unusable.
 func (m *WorkerMachine) Decoded(job *Patching, fault string, took, now time.Duration) []Effect {
 	return m.followers[job.Model].decoded(job, fault, took, now)
 }
 
-// What the user does with a version that is ready.
+// Applying a ready version.
 
-// Taken says that somebody has begun to apply it.
+// Taken must be called when an apply starts.
 func (m *WorkerMachine) Taken(v *StagedVersion) { m.followers[v.Model].taken(v.Key) }
 
-// Applied says that it runs now; digest is that of its bytes, if anybody hashed them.
+// Applied must be called when a version was applied; digest is "" if its bytes were not hashed.
 func (m *WorkerMachine) Applied(v *StagedVersion, digest string, now time.Duration) []Effect {
 	return m.followers[v.Model].applied(v.Key, digest, now)
 }
 
-// Stale says that it is gone from shared memory.
+// Stale must be called when a version was overwritten in shared memory.
 func (m *WorkerMachine) Stale(v *StagedVersion, now time.Duration) []Effect {
 	return m.followers[v.Model].gotStale(v.Key, now)
 }
 
-// Failed says that it could not be applied; unless intact, no version runs now.
+// Failed must be called when a version could not be applied; unless intact, no version runs now.
 func (m *WorkerMachine) Failed(v *StagedVersion, text string, intact bool, now time.Duration) []Effect {
 	return m.followers[v.Model].failed(v.Key, text, intact, now)
 }
 
-// Dropped says that it was replaced before anybody took it.
+// Dropped must be called when a version was replaced by a newer one before it was applied.
 func (m *WorkerMachine) Dropped(v *StagedVersion, now time.Duration) []Effect {
 	return m.followers[v.Model].dropped(v.Key, now)
 }
 
 // Time.
 
-// unheard tells, once in a session, that nothing published comes.
+// unheard reports, once per session, that no published messages arrive.
 func (m *WorkerMachine) unheard(now time.Duration) []Effect {
 	if m.unheardSince == never || now-m.unheardSince < m.timing.LostAfter {
 		return nil
@@ -529,7 +532,7 @@ func (m *WorkerMachine) unheard(now time.Duration) []Effect {
 	return []Effect{Unheard{Printable(m.data, 0)}}
 }
 
-// Tick does what is due.
+// Tick returns the effects that are due: retries, pings, repeated reports.
 func (m *WorkerMachine) Tick(now time.Duration) []Effect {
 	if m.keyring != nil {
 		m.keyring.expire(now)
@@ -537,7 +540,7 @@ func (m *WorkerMachine) Tick(now time.Duration) []Effect {
 	if m.session == outside {
 		return m.callAgain(now)
 	}
-	// What comes in a frame of a damaged length is swallowed, until that is full.
+	// After a frame with a damaged length, messages are read as its body until it is full.
 	deaf := now-m.answeredAt >= m.timing.DeafAfter
 	if deaf || now-m.heardAt >= m.timing.LostAfter {
 		m.changeSession(silent) // W19
@@ -548,9 +551,9 @@ func (m *WorkerMachine) Tick(now time.Duration) []Effect {
 		return nil
 	}
 	effects := m.unheard(now)
-	elsewhere := m.appliedEpoch() > m.epoch // what runs came late, of a later publisher (W3)
+	elsewhere := m.appliedEpoch() > m.epoch // a late apply, of a later publisher (W3)
 	if elsewhere || m.keyring != nil && m.keyring.lacks() {
-		effects = append(effects, m.helloIfDue(now)...) // which is answered with the key (E6)
+		effects = append(effects, m.helloIfDue(now)...) // the answer brings the key (E6)
 	}
 	for _, s := range m.followers {
 		effects = append(effects, s.tick(now)...)

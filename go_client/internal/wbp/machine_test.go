@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Announcements that arrive on two connections at once are received into memory of their own.
+// Announcements that arrive on two connections at once are received into separate memory.
 func TestAnnouncementsShareNoMemory(t *testing.T) {
 	m := fuzzedMachine(false)
 	header := Encode(&Announce{Model: "m", Epoch: 7, Version: 1, Layout: strings.Repeat("0", 64), LayoutBytes: 10, Bytes: 1,
@@ -27,7 +27,7 @@ func TestAnnouncementsShareNoMemory(t *testing.T) {
 	}
 }
 
-// A publisher that is silent is lost, and whoever gets no answer calls again on new connections.
+// An unresponsive publisher is lost, and the worker repeats hello on new connections.
 func TestWhoeverGetsNoAnswerCallsAgainOnNewConnections(t *testing.T) {
 	m := fuzzedMachine(false)
 	tick := func(at time.Duration, expected ...Effect) {
@@ -37,18 +37,19 @@ func TestWhoeverGetsNoAnswerCallsAgainOnNewConnections(t *testing.T) {
 		}
 	}
 	tick(5000, Lost{}, Redial{})
-	tick(100000) // nobody was there to say hello to
+	tick(100000) // not connected, so no hello was sent
 	m.Connected(true, 200*time.Second)
 	tick(204900)
-	m.Connected(false, 204950*time.Millisecond) // hello again, which is no answer
+	m.Connected(false, 204950*time.Millisecond) // another hello, but no answer
 	tick(205000, Redial{})
-	tick(211000) // the new connection is not there yet
+	tick(211000) // not connected again yet
 	m.Connected(true, 212*time.Second)
 	m.Receive([][]byte{Encode(&Refuse{Code: CodeNameTaken, Text: "why"})}, nil, 213*time.Second)
-	tick(217000) // it is refused, which is an answer
+	tick(217000) // the refusal is an answer
 }
 
-// What was applied late, of a later publisher than the one that is followed, is told until that is settled (W3).
+// After a late apply from a later publisher than the current one, hello is repeated until the
+// session ends (W3).
 func TestWhatWasAppliedLateIsTold(t *testing.T) {
 	m := fuzzedMachine(false)
 	layout := []byte("\x36\x00\x00\x00\x00\x00\x00\x00" + `{"w":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}` + " ")
@@ -91,7 +92,7 @@ func TestWhatWasAppliedLateIsTold(t *testing.T) {
 	welcome(6, now)
 	said := hellos(m.Applied(version, "", now))
 	for until := now + time.Second; now < until; now += 100 * time.Millisecond {
-		said += hellos(m.Tick(now)) // and every one is lost
+		said += hellos(m.Tick(now)) // and all of them are lost
 	}
 	if said < 3 {
 		t.Fatalf("%d were said", said)
@@ -102,7 +103,7 @@ func TestWhatWasAppliedLateIsTold(t *testing.T) {
 	}
 }
 
-// Who hears nothing published is told so, once in a session.
+// A lack of published messages is reported once per session.
 func TestNothingPublished(t *testing.T) {
 	for _, heard := range []bool{false, true} {
 		m, told := fuzzedMachine(false), 0
@@ -123,7 +124,7 @@ func TestNothingPublished(t *testing.T) {
 	}
 }
 
-// lying is a segment that holds a version, or another one by now.
+// A lying is a segment that holds a version, or another one.
 type lying struct {
 	stale  bool
 	warmed int
@@ -139,7 +140,8 @@ func (s *lying) Copy(_ string, _ Key, copy func([]byte)) error {
 func (s *lying) Warm()  { s.warmed++ }
 func (*lying) Release() {}
 
-// A version in a segment is ready as soon as it is announced, and dropped once the segment holds another.
+// A version in a segment is ready as soon as it is announced, and dropped once the segment holds
+// another one.
 func TestTheSharedRoad(t *testing.T) {
 	segment := &lying{}
 	id := Identity{Name: "w", Instance: strings.Repeat("0", 32)}
@@ -200,7 +202,7 @@ func TestTheSharedRoad(t *testing.T) {
 	}
 }
 
-// Nothing that a peer announces is allocated before it is checked.
+// Announced sizes are checked before anything is allocated.
 func TestPlacesAreBounded(t *testing.T) {
 	m := fuzzedMachine(false)
 	for _, header := range []string{
@@ -213,7 +215,7 @@ func TestPlacesAreBounded(t *testing.T) {
 	}
 }
 
-// A failure's text is cut to what the protocol allows, counted in characters.
+// The text of a failure is truncated to the protocol's limit of characters.
 func TestLongReasons(t *testing.T) {
 	s := newSlot("m", Model{Accepts: func(*Layout) string { return strings.Repeat("ü", 5000) }}, 1, &Timing{}, nil, nil, false)
 	send := s.fail(Key{1, 1}, CodeApply, s.acceptance.accepts(nil), 0)[0].(Send)
@@ -237,7 +239,7 @@ func TestDifferencesAreFew(t *testing.T) {
 	}
 }
 
-// Nothing begins while all buffers are in use, whether it comes over the network or from a segment.
+// No transfer starts while all buffers are in use, over the network or from a segment.
 func TestNothingBeginsWithoutABuffer(t *testing.T) {
 	text := []byte("\x36\x00\x00\x00\x00\x00\x00\x00" + `{"w":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}` + " ")
 	layout, err := ParseLayout(text)

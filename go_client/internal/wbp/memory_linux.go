@@ -7,11 +7,11 @@ import (
 	"syscall"
 )
 
-const populateMax = 1 << 30 // beyond, to have the kernel touch all pages at once takes too long
+const populateMax = 1 << 30 // prefaulting more at once takes too long
 
-// allocate returns memory of this size from the system, with room for a tag behind it, beside the garbage
-// collector's: it must not count for the pace of collections, and is given back when it is no longer
-// used. With touched, the kernel gives all of it now, which is several times cheaper than page by page.
+// allocate returns memory from the system, with room for a tag after it, outside the Go heap: it
+// must not affect the pace of garbage collection, and release returns it at once. With touched, the
+// kernel prefaults all of it, which is several times cheaper than page by page.
 func allocate(size int64, touched bool) ([]byte, error) {
 	if size == 0 {
 		return []byte{}, nil
@@ -30,7 +30,7 @@ func allocate(size int64, touched bool) ([]byte, error) {
 	return memory[:size], nil
 }
 
-// release gives memory of allocate back.
+// release returns memory from allocate to the system.
 func release(buffer []byte) {
 	if len(buffer) > 0 {
 		_ = syscall.Munmap(buffer[:cap(buffer)])

@@ -4,8 +4,8 @@ package wbp
 
 import "fmt"
 
-// allocate returns memory of this size, with room for a tag behind it. A size that the system refuses ends the process: set
-// BytesMax to what there is.
+// allocate returns memory with room for a tag after it. If the system has not enough memory, the
+// process ends: set BytesMax accordingly.
 func allocate(size int64, _ bool) ([]byte, error) {
 	if int64(int(size+TagBytes)) != size+TagBytes {
 		return nil, fmt.Errorf("%d bytes are more than this machine can address", size)
@@ -13,5 +13,5 @@ func allocate(size int64, _ bool) ([]byte, error) {
 	return make([]byte, size, size+TagBytes), nil
 }
 
-// release gives memory of allocate back.
+// release leaves memory from allocate to the garbage collector.
 func release([]byte) {}

@@ -2,43 +2,43 @@ package wbp
 
 import "encoding/json"
 
-// A Message is a header, decoded. Fields at their default are filled in.
+// A Message is a decoded header. Omitted fields have their defaults.
 type Message interface{ Kind() string }
 
-// Running is a version that a worker runs, and what its bytes hash to (empty: they were not hashed).
+// Running is a version that a worker runs, with its digest ("" if its bytes were not hashed).
 type Running struct {
 	Epoch   int64  `json:"epoch"`
 	Version int64  `json:"version"`
 	Digest  string `json:"digest"`
 }
 
-// Shared tells where a segment of shared memory is found.
+// Shared locates a segment of shared memory.
 type Shared struct {
 	Path  string `json:"path"`
 	Token string `json:"token"`
 }
 
-// Whole is what the chunk says that travels with an announcement, and the end that would follow it.
+// Whole has the fields of chunk and end for an announcement that carries the whole version.
 type Whole struct {
 	CRC    uint32 `json:"crc"`
 	Digest string `json:"digest"`
 }
 
-// PatchID says which patch of a version it is: how it is encoded, and what it builds on.
+// PatchID identifies a patch of a version: its encoding, and the version that it builds on.
 type PatchID struct {
 	Encoding string `json:"encoding"`
 	Epoch    int64  `json:"epoch"`
 	Version  int64  `json:"version"`
 }
 
-// PatchOffer is a patch that there is: the digest of what it builds on, and its own bytes.
+// PatchOffer is a patch that an announcement offers: the digest of its base, and its size.
 type PatchOffer struct {
 	PatchID
 	Digest string `json:"digest"`
 	Bytes  int64  `json:"nbytes"`
 }
 
-// From worker to publisher.
+// Messages from worker to publisher.
 type (
 	// Hello opens a session.
 	Hello struct {
@@ -52,7 +52,7 @@ type (
 		Host     string              `json:"host"`
 		PID      int64               `json:"pid"`
 	}
-	// Fetch asks for chunks of a version, or of a patch to it; with no count, for its announcement and its end.
+	// Fetch requests chunks of a version or patch; with Count 0, its announcement and end.
 	Fetch struct {
 		Model     string   `json:"model"`
 		Epoch     int64    `json:"epoch"`
@@ -61,9 +61,9 @@ type (
 		Count     int64    `json:"count"`
 		Layout    bool     `json:"layout"`
 		Patch     *PatchID `json:"patch,omitempty"`
-		Unpatched string   `json:"unpatched,omitempty"` // why it comes as a whole, though there are patches
+		Unpatched string   `json:"unpatched,omitempty"` // why no offered patch is fetched
 	}
-	// Progress says what the worker is doing.
+	// Progress reports how far the worker is with a version.
 	Progress struct {
 		Model   string   `json:"model"`
 		Epoch   int64    `json:"epoch"`
@@ -71,9 +71,9 @@ type (
 		Chunks  int64    `json:"chunks"`
 		Phase   string   `json:"phase"`
 		Patch   *PatchID `json:"patch,omitempty"`
-		Waits   string   `json:"waits,omitempty"` // who is in the way of applying it, since when
+		Waits   string   `json:"waits,omitempty"` // what blocks the apply, since when
 	}
-	// Staged says that a version is here, whole and verified.
+	// Staged reports that a version is complete and verified.
 	Staged struct {
 		Model   string   `json:"model"`
 		Epoch   int64    `json:"epoch"`
@@ -81,34 +81,34 @@ type (
 		Digest  string   `json:"digest"`
 		Patch   *PatchID `json:"patch,omitempty"`
 	}
-	// Applied says that the worker runs a version.
+	// Applied reports that the worker runs a version.
 	Applied struct {
 		Model   string   `json:"model"`
 		Epoch   int64    `json:"epoch"`
 		Version int64    `json:"version"`
 		Digest  string   `json:"digest"`
 		Patch   *PatchID `json:"patch,omitempty"`
-		// DecodeUS is how many microseconds decoding this patch took; 0: that is not said.
+		// DecodeUS is the time to decode the patch, in microseconds; 0 if not reported.
 		DecodeUS int64 `json:"decode_us,omitempty"`
-		// Note is what there is to say of the values that the model holds.
+		// Note is a remark on the values in the model.
 		Note string `json:"note,omitempty"`
 	}
-	// Failed says that the worker will not run a version, and why.
+	// Failed reports that the worker will not run a version, and why.
 	Failed struct {
 		Model   string `json:"model"`
 		Epoch   int64  `json:"epoch"`
 		Version int64  `json:"version"`
 		Code    Code   `json:"code"`
 		Text    string `json:"text"`
-		Intact  bool   `json:"intact"` // what ran before still runs
+		Intact  bool   `json:"intact"` // the previous version still runs
 	}
-	// Bye says that the worker leaves.
+	// Bye ends a session.
 	Bye struct{}
 )
 
-// Either way.
+// Messages in both directions.
 type (
-	// Ping asks for a pong.
+	// Ping requests a pong.
 	Ping struct {
 		Token      int64 `json:"token"`
 		Subscribed bool  `json:"subscribed"`
@@ -122,9 +122,9 @@ type (
 	}
 )
 
-// From publisher to worker.
+// Messages from publisher to worker.
 type (
-	// Welcome lets a worker in.
+	// Welcome accepts a worker.
 	Welcome struct {
 		Epoch    int64            `json:"epoch"`
 		Data     string           `json:"data"`
@@ -136,12 +136,12 @@ type (
 		Features []string         `json:"features"`
 		Keys     []string         `json:"keys,omitempty"`
 	}
-	// Rekey says that what comes is sealed with another group key.
+	// Rekey brings the group keys of a rotation.
 	Rekey struct {
 		Epoch int64    `json:"epoch"`
 		Keys  []string `json:"keys"`
 	}
-	// Announce says that a version exists.
+	// Announce announces a version.
 	Announce struct {
 		Model       string       `json:"model"`
 		Epoch       int64        `json:"epoch"`
@@ -159,12 +159,12 @@ type (
 		Shared      *Shared      `json:"shared"`
 		Hash        bool         `json:"hash"`
 		Whole       *Whole       `json:"whole"`
-		Keep        bool         `json:"keep,omitempty"`    // there may be patches on it
-		Patches     []PatchOffer `json:"patches,omitempty"` // that lead to it; the first is pushed
+		Keep        bool         `json:"keep,omitempty"`    // keep its bytes: it may be the base of patches
+		Patches     []PatchOffer `json:"patches,omitempty"` // only the first one is pushed
 
-		Metadata map[string]string `json:"metadata,omitempty"` // what its publisher says of it
+		Metadata map[string]string `json:"metadata,omitempty"` // published with the version
 	}
-	// Chunk is a piece of a version, or of a patch to it.
+	// Chunk carries a chunk of a version, or of a patch to it.
 	Chunk struct {
 		Model   string   `json:"model"`
 		Epoch   int64    `json:"epoch"`
@@ -173,7 +173,7 @@ type (
 		CRC     uint32   `json:"crc"`
 		Patch   *PatchID `json:"patch,omitempty"`
 	}
-	// SealedChunk is such a piece, sealed.
+	// SealedChunk carries a sealed chunk.
 	SealedChunk struct {
 		Model   string   `json:"model"`
 		Epoch   int64    `json:"epoch"`
@@ -183,13 +183,13 @@ type (
 		Tag     string   `json:"tag"`
 		Patch   *PatchID `json:"patch,omitempty"`
 	}
-	// SealedMessage is an announcement, an end or a beacon, sealed.
+	// SealedMessage is a sealed announcement, end or beacon.
 	SealedMessage struct {
 		Key    string `json:"key"`
 		Count  int64  `json:"count"`
 		Sealed []byte `json:"sealed"`
 	}
-	// End says that no more is pushed, and what the whole hashes to.
+	// End ends the push of a version and has its digest.
 	End struct {
 		Model   string   `json:"model"`
 		Epoch   int64    `json:"epoch"`
@@ -197,35 +197,35 @@ type (
 		Digest  string   `json:"digest"`
 		Patch   *PatchID `json:"patch,omitempty"`
 	}
-	// Commit says that a staged version may be applied.
+	// Commit allows a staged version to be applied.
 	Commit struct {
 		Model   string `json:"model"`
 		Epoch   int64  `json:"epoch"`
 		Version int64  `json:"version"`
 		Digest  string `json:"digest"`
 	}
-	// Abort says that a version must not be applied.
+	// Abort forbids applying a version.
 	Abort struct {
 		Model   string `json:"model"`
 		Epoch   int64  `json:"epoch"`
 		Version int64  `json:"version"`
 		Text    string `json:"text"`
 	}
-	// Prepare says where the first version of a model will lie.
+	// Prepare locates the shared memory of a model's first version.
 	Prepare struct {
 		Model  string  `json:"model"`
 		Epoch  int64   `json:"epoch"`
 		Bytes  int64   `json:"nbytes"`
 		Shared *Shared `json:"shared"`
 	}
-	// Rename says that what the worker runs is a version of this epoch, byte for byte.
+	// Rename gives the worker's running version the key of one with the same bytes.
 	Rename struct {
 		Model   string  `json:"model"`
 		Epoch   int64   `json:"epoch"`
 		Version int64   `json:"version"`
 		Was     Running `json:"was"`
 
-		Metadata map[string]string `json:"metadata,omitempty"` // what is said of the named version
+		Metadata map[string]string `json:"metadata,omitempty"` // of the new key
 	}
 	// Beacon names the newest version of a model.
 	Beacon struct {
@@ -233,7 +233,7 @@ type (
 		Epoch   int64  `json:"epoch"`
 		Version int64  `json:"version"`
 	}
-	// Refuse says that a message gets no answer, and why.
+	// Refuse refuses a message, and says why.
 	Refuse struct {
 		Code    Code    `json:"code"`
 		Text    string  `json:"text"`
@@ -243,7 +243,7 @@ type (
 	}
 )
 
-// Kind is the type of a message, as its header says it.
+// Kind returns the type of a message, as in its header.
 func (*Hello) Kind() string         { return "hello" }
 func (*Fetch) Kind() string         { return "fetch" }
 func (*Progress) Kind() string      { return "progress" }
@@ -270,7 +270,7 @@ func (*Refuse) Kind() string        { return "refuse" }
 // Encode returns the header of a message.
 func Encode(m Message) []byte {
 	body, err := json.Marshal(m)
-	if err != nil { // the types above hold nothing that JSON does not
+	if err != nil { // all fields above can be encoded
 		panic(err)
 	}
 	header := append([]byte(`{"wbp":1,"type":"`), m.Kind()...)

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Sound messages that no publisher sends, in any order: they panic nowhere, and an honest version is ready
-// afterwards.
+// Valid messages that no publisher would send, in any order, cause no panic, and an honest version
+// is ready afterwards.
 func TestOddMessages(t *testing.T) {
 	for seed := int64(0); seed < 300; seed++ {
 		if !oddly(t, rand.New(rand.NewSource(seed))) {
@@ -22,7 +22,7 @@ const honestEpoch = IntegerMax
 
 var honestLayout = layoutOfText(`{"w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}`)
 
-// An oddity draws values for the fields of messages.
+// An oddity returns random values for the fields of messages.
 type oddity struct{ *rand.Rand }
 
 func (o oddity) of(values ...interface{}) interface{} { return values[o.Intn(len(values))] }
@@ -68,7 +68,7 @@ func (o oddity) header(id string) []byte {
 	return header
 }
 
-// oddly plays such messages to a worker, and tells whether it then takes an honest version.
+// oddly sends such messages to a worker, and reports whether it then accepts an honest version.
 func oddly(t *testing.T, random *rand.Rand) bool {
 	o, keyed, now := oddity{random}, random.Intn(4) == 0, time.Second
 	m := fuzzedMachine(keyed)
@@ -120,7 +120,7 @@ func oddly(t *testing.T, random *rand.Rand) bool {
 		}
 	}
 	if keyed {
-		return true // it takes what is sealed alone
+		return true // it accepts only sealed messages
 	}
 	for tries := 0; tries < 3; tries++ {
 		if ready != nil {

@@ -7,26 +7,26 @@ import (
 	"fmt"
 )
 
-// Of a patch (encoding delta-1), of which docs/DELTA.md defines every byte.
+// Constants of patches (encoding delta-1); docs/DELTA.md defines the format.
 const (
 	patchMagic       = "WBDELTA1"
 	patchHeaderBytes = 120
 	blockElements    = 1 << 18
 	groupBlocks      = 16
 	entryBytesMax    = 4
-	patchKept        = 8       // changes are kept up to so small a part of the data section
-	wantedBytes      = 4 << 20 // are copied at most before the next look at whether the patch is wanted: a millisecond or so
+	patchKept        = 8       // changes are kept up to 1/patchKept of the data section's size
+	wantedBytes      = 4 << 20 // bytes copied between checks for cancellation: about a millisecond
 )
 
 var errUnwanted = errors.New("nobody wants it any more")
 
-// What is known of elements.
+// An elementKind says how elements are coded.
 type elementKind int
 
 const (
 	plainKind   elementKind = iota
-	integerKind             // they have 16 bits
-	bf16Kind                // and an exponent
+	integerKind             // integers of 16 bits
+	bf16Kind                // floats of 16 bits
 	f16Kind
 )
 
@@ -41,34 +41,34 @@ const (
 	rawBlock
 )
 
-// A block is so many elements of one dtype, end to end: bytes begin to end of the data section.
+// A block is adjacent elements of one dtype: bytes begin to end of the data section.
 type block struct {
 	begin, end int64
-	width      int64 // bytes of an element; 1 where it has fewer bits
+	width      int64 // bytes of an element; 1 for packed dtypes
 	kind       elementKind
 }
 
 func (b block) fail(err error) error { return fmt.Errorf("the block at byte %d: %w", b.begin, err) }
 
-// A patchPart is what a patch says of a block that changes.
+// A patchPart is a block that changes, with its encoded changes.
 type patchPart struct {
 	block
 	mode  blockMode
 	body  []byte
-	table *stepTable // nil but for steps
+	table *stepTable // nil unless mode is steppedBlock
 }
 
-// A Patch turns one version into another of the same layout, bit for bit.
+// A Patch turns one version into another of the same layout.
 type Patch struct {
 	LayoutID     string
 	Bytes        int64 // of the data section
-	ChunkBytes   int64 // by which both digests are computed
+	ChunkBytes   int64 // the chunk size for both digests
 	Base, Target string
 	parts        []patchPart
-	wanted       func() bool // whether it is to be applied to the end still
+	wanted       func() bool // false once the patch is cancelled
 }
 
-// ParsePatch reads a patch, and checks whatever can be checked without the base.
+// ParsePatch parses a patch, with all checks that do not need the base.
 func ParsePatch(layout *Layout, data []byte) (*Patch, error) {
 	p, err := parsePatchHeader(data)
 	if err != nil {
@@ -110,7 +110,7 @@ func parsePatchHeader(data []byte) (*Patch, error) {
 		hex.EncodeToString(data[88:120]), nil, func() bool { return true }}, nil
 }
 
-// stretches returns tensors of one dtype that lie next to each other as one block.
+// stretches returns one block for each run of adjacent tensors of one dtype.
 func stretches(layout *Layout) []block {
 	var found []block
 	dtype := ""
@@ -132,7 +132,7 @@ func stretches(layout *Layout) []block {
 	return found
 }
 
-// cut returns the parts of so many elements, the last of which has what is left.
+// cut divides a block into parts of `elements` elements; the last part has the rest.
 func (b block) cut(elements int64) []block {
 	var parts []block
 	for begin := b.begin; begin < b.end; begin += elements * b.width {
@@ -145,7 +145,7 @@ func (b block) cut(elements int64) []block {
 	return parts
 }
 
-// parseGroup reads a group, and returns what is behind it.
+// parseGroup parses a group, and returns the bytes after it.
 func (p *Patch) parseGroup(group []block, rest []byte) ([]byte, error) {
 	var table *stepTable
 	var modes [groupBlocks]blockMode
@@ -176,7 +176,7 @@ func (p *Patch) parseGroup(group []block, rest []byte) ([]byte, error) {
 	return rest, nil
 }
 
-// parseEntry reads the mode of a block and the bytes of its body, and returns what is behind them.
+// parseEntry parses the mode and body size of a block, and returns the bytes after the entry.
 func (b block) parseEntry(rest []byte) (blockMode, int64, []byte, error) {
 	value := 0
 	for i := 0; i < entryBytesMax; i++ {
@@ -213,9 +213,9 @@ func (b block) check(mode blockMode, size int64) error {
 	return nil
 }
 
-// Apply turns the base into the target. Its digest may be known, else it is "". If this is not the base, or
-// a block is malformed, not a byte has changed; if the result is not the target, or nobody wants it any more, it is of
-// no use.
+// Apply turns the base into the target, in place. digest is the base's, or "" if it is unknown. If
+// it returns an error because this is not the base, or a block is malformed, no byte has changed;
+// if because the result is not the target, or the patch was cancelled, the data is unusable.
 func (p *Patch) Apply(data []byte, digest string) error {
 	if digest == "" {
 		digest = DigestWhile(p.LayoutID, data, p.ChunkBytes, p.wanted)
@@ -235,14 +235,14 @@ func (p *Patch) Apply(data []byte, digest string) error {
 	return nil
 }
 
-// Put changes all blocks, or none if one is malformed; some, if nobody wants it any more. It looks at no digest: Apply
-// does.
+// Put changes all blocks without a check of the digests: none if a block is malformed, some if the
+// patch was cancelled.
 func (p *Patch) Put(data []byte) error {
 	if int64(len(data)) != p.Bytes {
 		return fmt.Errorf("a patch for %d bytes, not for %d", p.Bytes, len(data))
 	}
 	var kept, again changes
-	var ends [][2]int // of the changes that are kept, those of the first parts
+	var ends [][2]int // end indices in kept, for each of the first parts
 	d := &stepDecoder{}
 	for i := range p.parts {
 		if !p.wanted() {
@@ -273,14 +273,14 @@ func (p *Patch) Put(data []byte) error {
 		}
 		again.clear()
 		if err := part.decode(data, d, &again); err != nil {
-			return part.fail(err) // never: it was right before, and no other block is its base
+			return part.fail(err) // never: the first pass has checked it, and its base is unchanged
 		}
 		part.write(again, data)
 	}
 	return nil
 }
 
-// decode appends what changes in the block.
+// decode appends the changes of the block.
 func (part *patchPart) decode(data []byte, d *stepDecoder, to *changes) error {
 	switch part.mode {
 	case steppedBlock:
@@ -291,7 +291,7 @@ func (part *patchPart) decode(data []byte, d *stepDecoder, to *changes) error {
 	return nil
 }
 
-// write puts what was decoded into the block.
+// write writes decoded changes into the block.
 func (part *patchPart) write(c changes, data []byte) {
 	to := data[part.begin:part.end]
 	switch part.mode {

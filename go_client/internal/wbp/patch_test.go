@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// A patch is refused, and then not a byte has changed, or all of it can be read.
+// A patch is rejected before any byte has changed, or it is applied completely.
 func FuzzPatch(f *testing.F) {
 	type source struct{ Text, Hex string }
 	read := func(s source) []byte {
@@ -65,7 +65,7 @@ func FuzzPatch(f *testing.F) {
 	})
 }
 
-// Whatever takes long looks again and again at whether the patch is wanted, and ends once it is not.
+// Long work checks repeatedly whether the patch was cancelled, and ends then.
 func TestAPatchThatNobodyWantsAnyMoreEndsSoon(t *testing.T) {
 	one, two := patchedVersion(1, 1), patchedVersion(2, 2)
 	layout, _ := ParseLayout(one.layout)
@@ -82,7 +82,7 @@ func TestAPatchThatNobodyWantsAnyMoreEndsSoon(t *testing.T) {
 	if err != nil || !bytes.Equal(data, two.data) {
 		t.Fatal(err)
 	}
-	// Two chunks in each digest, one look behind the first, and one block in both loops.
+	// Two chunks in each digest, one check after the first digest, and one block in both loops.
 	if all != 2+1+1+1+2 {
 		t.Fatalf("%d looks", all)
 	}
@@ -93,7 +93,7 @@ func TestAPatchThatNobodyWantsAnyMoreEndsSoon(t *testing.T) {
 	}
 }
 
-// The copy of the base is cut short, too.
+// The copy of the base is cancelled, too.
 func TestABaseIsNotCopiedForAPatchThatNobodyWants(t *testing.T) {
 	one, two := patchedVersion(1, 1), patchedVersion(2, 2)
 	layout, _ := ParseLayout(one.layout)

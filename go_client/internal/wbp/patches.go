@@ -6,24 +6,24 @@ import (
 	"time"
 )
 
-// Delta is how a patch is encoded that this worker can decode, and the feature of taking it (section 19 of the protocol).
+// Delta names the encoding and the feature of patches (section 19 of the protocol).
 const Delta = "delta-1"
 
-// Patches are those of one model: which one a version arrives by, if there is one that fits, and what is done where it
-// does not.
+// Patches chooses the patch by which a version of one model is received, and falls back to the
+// whole version.
 //
-// A patch builds on the very bytes that run here. It arrives into memory of its own, and what it leads to is held
-// against the digest like any version. Whatever is wrong with it, all of the version is fetched in its place, and what
-// runs runs on meanwhile.
+// A patch builds on exactly the bytes of the running version. It is received into its own memory,
+// and the result is checked against the digest like any version. If anything is wrong with it, the
+// whole version is fetched instead; the running version stays meanwhile.
 type Patches struct {
 	model    string
 	versions *versionStore
 	timing   *Timing
-	taken    bool // they are taken
-	listens  bool // to chunks of patches, in place of those of versions
+	taken    bool // whether patches are accepted
+	listens  bool // subscribed to chunks of patches instead of versions
 }
 
-// topic carries the chunks that are pushed to this worker.
+// topic returns the topic of the chunks that this worker receives by push.
 func (p *Patches) topic() string {
 	if p.listens {
 		return PatchTopic(p.model)
@@ -31,7 +31,7 @@ func (p *Patches) topic() string {
 	return DataTopic(p.model)
 }
 
-// listen has the next versions pushed in the way in which this one arrives. (D7)
+// listen subscribes to patches or to versions, whichever a transfer receives. (D7)
 func (p *Patches) listen(t *Transfer, shared bool) []Effect {
 	before := p.topic()
 	p.listens = t.patch != nil
@@ -41,7 +41,7 @@ func (p *Patches) listen(t *Transfer, shared bool) []Effect {
 	return []Effect{Subscribe{before, false}, Subscribe{p.topic(), true}}
 }
 
-// transfer returns what a version arrives by: a patch on what runs here, else itself. (D4)
+// transfer returns a transfer of a patch on the running version, or of the whole version. (D4)
 func (p *Patches) transfer(v *versionEntry, patchable bool, now time.Duration) *Transfer {
 	a, why := v.announce, ""
 	if p.taken && patchable && len(a.Patches) > 0 {
@@ -52,7 +52,7 @@ func (p *Patches) transfer(v *versionEntry, patchable bool, now time.Duration) *
 			why = fmt.Sprintf("there is no memory for a patch of %d bytes", offer.Bytes)
 		} else {
 			t := newTransferOfPatch(offer, p.versions.buildOn(), a, v.layout, room, now, p.timing)
-			if offer != &a.Patches[0] { // the first alone is pushed
+			if offer != &a.Patches[0] { // only the first one is pushed
 				t.pull()
 			}
 			return t
@@ -61,7 +61,7 @@ func (p *Patches) transfer(v *versionEntry, patchable bool, now time.Duration) *
 	return newTransfer(a, v.layout, v.buffer, why, now, p.timing)
 }
 
-// offered returns the patch that fits what runs here; nil if there is none, or it is larger than the version.
+// offered returns a patch on the running version that is not larger than the new one; else nil.
 func (p *Patches) offered(a *Announce) *PatchOffer {
 	b, runs := p.versions.base, p.versions.at(running)
 	if b == nil || runs == nil || b.running != *runs.running || b.layout.ID != a.Layout {
@@ -77,7 +77,7 @@ func (p *Patches) offered(a *Announce) *PatchOffer {
 	return nil
 }
 
-// unfit says what is here in place of what the patches build on.
+// unfit explains why no offered patch can be used.
 func (p *Patches) unfit(a *Announce) string {
 	here := "nothing runs here"
 	if runs := p.versions.at(running); runs != nil {
@@ -93,7 +93,7 @@ func (p *Patches) unfit(a *Announce) string {
 	return here + "; there are patches on " + strings.Join(on, ", ")
 }
 
-// decode has a patch decoded that is here, unless somebody does.
+// decode starts to decode a complete patch, unless that is in progress.
 func (p *Patches) decode(v *versionEntry) []Effect {
 	if v.transfer.comes == decoded {
 		return nil
@@ -101,7 +101,7 @@ func (p *Patches) decode(v *versionEntry) []Effect {
 	return []Effect{DecodePatch{v.transfer.decode(v.buffer)}}
 }
 
-// refused takes the word that the publisher has no patch (any more) that was asked for. (D8)
+// refused handles the refusal of a requested patch that the publisher does not have. (D8)
 func (p *Patches) refused(key Key, now time.Duration) []Effect {
 	v := p.versions.find(key, arriving)
 	if v == nil || v.transfer.patch == nil || v.transfer.comes == decoded {
@@ -110,7 +110,7 @@ func (p *Patches) refused(key Key, now time.Duration) []Effect {
 	return p.giveUp(v, "the publisher has no such patch (any more)", now)
 }
 
-// giveUp has all of a version fetched in place of a patch that is of no use. (D5)
+// giveUp fetches the whole version instead of an unusable patch. (D5)
 func (p *Patches) giveUp(v *versionEntry, why string, now time.Duration) []Effect {
 	p.versions.release(v.transfer)
 	v.comesBy(newTransfer(v.announce, v.layout, v.buffer, why, now, p.timing))
@@ -118,7 +118,7 @@ func (p *Patches) giveUp(v *versionEntry, why string, now time.Duration) []Effec
 	return append([]Effect{Unpatched{p.model, v.Key, why}}, fetches(v.transfer, now)...) // D10
 }
 
-// atMost returns the beginning of a text, of so many characters.
+// atMost truncates a text to `most` characters.
 func atMost(text string, most int) string {
 	if runes := []rune(text); len(runes) > most {
 		return string(runes[:most])

@@ -16,7 +16,7 @@ const (
 	decodeTime = 1234 * time.Microsecond
 )
 
-// patchedVersion returns one of 30 bytes, which change, and 300, which do not.
+// patchedVersion returns a version of 30 bytes that change and 300 that do not.
 func patchedVersion(number int64, value byte) *published {
 	text := `{"x":{"dtype":"U8","shape":[30],"data_offsets":[0,30]},"y":{"dtype":"I8","shape":[300],"data_offsets":[30,330]}}`
 	layout := append([]byte{byte(len(text)), 0, 0, 0, 0, 0, 0, 0}, text...)
@@ -27,7 +27,7 @@ func patchedVersion(number int64, value byte) *published {
 	return &published{announce: a, layout: layout, data: data, digest: DigestOf(parsed.ID, data, patchChunk)}
 }
 
-// rawPatch returns a patch of blocks that are unchanged or whole.
+// rawPatch returns a patch of unchanged and raw blocks.
 func rawPatch(layout *Layout, base, target []byte, chunk int64) []byte {
 	out := append([]byte(patchMagic), 0, 0, 0, 0)
 	out = binary.LittleEndian.AppendUint32(out, uint32(chunk))
@@ -54,7 +54,7 @@ func rawPatch(layout *Layout, base, target []byte, chunk int64) []byte {
 	return out
 }
 
-// offer has a version offered by a patch on another.
+// offer adds a patch on another version to a version.
 func (p *published) offer(base *published) *PatchID {
 	layout, _ := ParseLayout(p.layout)
 	patch := rawPatch(layout, base.data, p.data, p.announce.ChunkBytes)
@@ -74,20 +74,20 @@ func offerOf(a *Announce, id *PatchID) *PatchOffer {
 	return nil
 }
 
-// A taker is a worker that takes patches, in a session, and what it wants done.
+// A taker is a worker in a session that accepts patches, with the effects of its machine.
 type taker struct {
 	*WorkerMachine
 	t         *testing.T
-	vault     *vault // what seals; nil: nothing is sealed
+	vault     *vault // seals messages; nil to send them in the clear
 	now       time.Duration
 	asked     []*Fetch
 	jobs      []*Patching
 	ready     []*StagedVersion
-	said      []Message // but for fetches
+	said      []Message // except fetches
 	renamed   []Renamed
 	unpatched []string
 	topics    map[string]bool
-	withdrawn bool // the publisher has no patches any more
+	withdrawn bool // the publisher no longer has patches
 }
 
 func newTaker(t *testing.T, sealed bool) *taker {
@@ -126,7 +126,7 @@ func (k *taker) do(effects []Effect) {
 	}
 }
 
-// control lets a message arrive that speaks of a version, or not.
+// control sends a control message about a version, or about none.
 func (k *taker) control(p *published, m Message, payload []byte) {
 	if k.vault != nil && p != nil {
 		m, payload = k.vault.answered(m, payload, &p.announce)
@@ -141,7 +141,7 @@ func (k *taker) published(p *published, m Message, payload []byte) {
 	k.do(k.ReceivePublished(append([][]byte{nil}, framesOf(m, payload)...), nil, k.now))
 }
 
-// decode decodes what is to be, and apply applies what is ready.
+// decode decodes the pending patches.
 func (k *taker) decode() {
 	for len(k.jobs) > 0 {
 		job := k.jobs[0]
@@ -166,7 +166,7 @@ func (k *taker) apply(p *published) {
 	k.do(k.WorkerMachine.Applied(v, v.Digest, k.now))
 }
 
-// serve answers what was asked of a version, until that is applied; it returns how it came.
+// serve answers requests until a version is applied; it returns how that was received.
 func (k *taker) serve(p *published) string {
 	k.t.Helper()
 	for len(k.asked)+len(k.jobs) > 0 {
@@ -205,7 +205,7 @@ func (k *taker) answer(p *published, f *Fetch) {
 	}
 }
 
-// push publishes a version as a patch, or as it is, and returns how it came.
+// push publishes a version as a patch, or whole, and returns how it was received.
 func (k *taker) push(p *published, by *PatchID) string {
 	k.t.Helper()
 	k.published(p, p.announcement(), nil)
@@ -216,7 +216,7 @@ func (k *taker) push(p *published, by *PatchID) string {
 	return k.serve(p)
 }
 
-// first has the first version run, fetched as a whole.
+// first makes the worker run a first version, fetched whole.
 func (k *taker) first() *published {
 	k.t.Helper()
 	p := patchedVersion(1, 1)
@@ -238,7 +238,7 @@ func TestPatchesAreTaken(t *testing.T) {
 	for _, sealed := range []bool{false, true} {
 		k := newTaker(t, sealed)
 		one, two, three, four, five := k.first(), patchedVersion(2, 2), patchedVersion(3, 3), patchedVersion(4, 4), patchedVersion(5, 5)
-		k.expect(k.push(two, two.offer(one)), "delta-1 on 1") // it did not listen, and fetches
+		k.expect(k.push(two, two.offer(one)), "delta-1 on 1") // not subscribed to patches yet, so it fetches
 		if k.topics["m/dat"] || !k.topics["m/dlt"] {
 			t.Fatalf("%v", k.topics)
 		}
@@ -248,7 +248,7 @@ func TestPatchesAreTaken(t *testing.T) {
 			t.Fatal("what will be pushed is fetched")
 		}
 		k.expect(k.push(three, by), "delta-1 on 2")
-		four.offer(one) // is the first of them, and pushed
+		four.offer(one) // the first one, which is pushed
 		four.offer(three)
 		k.published(four, four.announcement(), nil)
 		if len(k.asked) != 2 {
@@ -306,7 +306,7 @@ func TestWhyAVersionIsNotPatched(t *testing.T) {
 			if f.Patch != nil {
 				t.Errorf("%s: %+v", name, f)
 			}
-			if len(why) == 0 || why[0] != f.Unpatched { // the same in all, since any may be the only one
+			if len(why) == 0 || why[0] != f.Unpatched { // the same in all fetches, since any may be the only one to arrive
 				why = append(why, f.Unpatched)
 			}
 		}
@@ -316,7 +316,8 @@ func TestWhyAVersionIsNotPatched(t *testing.T) {
 	}
 }
 
-// Whatever is wrong with a patch: all of the version is fetched, what runs runs on meanwhile, and the next patch is taken.
+// If anything is wrong with a patch, the whole version is fetched, the running one stays meanwhile,
+// and the next patch is accepted.
 func TestAPatchThatIsOfNoUse(t *testing.T) {
 	for name, c := range map[string]struct {
 		spoil func(k *taker, two *published)
@@ -345,7 +346,7 @@ func TestAPatchThatIsOfNoUse(t *testing.T) {
 				}
 				k.control(nil, &Pong{Token: k.now.Milliseconds() + 1, Epoch: 7, Models: map[string]int64{}}, nil)
 			}
-			k.do(k.Tick(k.now)) // and what is fetched in its place is asked for again
+			k.do(k.Tick(k.now)) // the requests for the whole version are repeated
 		}, "nothing more of it"},
 	} {
 		for _, sealed := range []bool{false, true} {
@@ -372,7 +373,7 @@ func TestAPatchThatIsOfNoUse(t *testing.T) {
 	}
 }
 
-// As long as something of it comes, a patch is waited for.
+// A patch is not given up as long as chunks of it arrive.
 func TestAPatchThatComesSlowly(t *testing.T) {
 	timing := TimingOf(time.Second, 5*time.Second)
 	a := &Announce{Model: "m", Epoch: 7, Version: 2, Bytes: 100, ChunkBytes: 4}
@@ -393,7 +394,7 @@ func TestAPatchThatComesSlowly(t *testing.T) {
 	}
 }
 
-// D12: the key of a patch is of its encoding and its base, and what is bound to its chunks is its own size.
+// D12: the key of a patch depends on its encoding and base; its size is bound to its chunks.
 func TestWhatAPatchIsSealedUnder(t *testing.T) {
 	a := &Announce{Model: "m", Epoch: 7, Version: 3, Bytes: 330, ChunkBytes: 250, Encoding: "raw"}
 	offer := &PatchOffer{PatchID{Delta, 6, 2}, "", 155}
@@ -405,7 +406,7 @@ func TestWhatAPatchIsSealedUnder(t *testing.T) {
 	}
 }
 
-// What is given up is fetched at once, with the reason, into the buffer that it has.
+// After a patch is given up, the whole version is fetched at once, with the reason.
 func TestWhyAPatchWasGivenUpIsSaid(t *testing.T) {
 	k := newTaker(t, false)
 	one, two := k.first(), patchedVersion(2, 2)
@@ -416,14 +417,15 @@ func TestWhyAPatchWasGivenUpIsSaid(t *testing.T) {
 	asked := k.asked
 	k.asked = nil
 	k.answer(two, asked[0])
-	k.answer(two, asked[1]) // and the second refusal changes nothing
+	k.answer(two, asked[1]) // the second refusal changes nothing
 	if k.versions().at(arriving) != v || len(k.asked) != 2 || k.asked[0].Unpatched == "" || k.asked[1].Count != 2 || k.asked[1].Patch != nil {
 		t.Fatalf("%+v", k.asked)
 	}
 	k.expect(k.serve(two), "raw")
 }
 
-// D9: what names another patch than the one that arrives, or none, has no effect, and neither what names one where none does.
+// D9: messages about another patch than the arriving one, or about none, have no effect; nor do
+// messages about a patch when none is arriving.
 func TestPatchesAreToldApart(t *testing.T) {
 	k := newTaker(t, false)
 	one, two := k.first(), patchedVersion(2, 2)
@@ -464,7 +466,7 @@ func TestPatchesAreToldApart(t *testing.T) {
 	}
 }
 
-// A newer version does not wait for a patch that is being decoded; nor are its buffer and its base written to meanwhile.
+// A newer version does not wait for the decoding of a patch, nor write its buffer or base.
 func TestANewerVersionWhileAPatchIsDecoded(t *testing.T) {
 	k := newTaker(t, false)
 	one, two, three, four := k.first(), patchedVersion(2, 2), patchedVersion(3, 3), patchedVersion(4, 4)
@@ -483,7 +485,7 @@ func TestANewerVersionWhileAPatchIsDecoded(t *testing.T) {
 	if v := h.at(arriving); v.Version != 3 || job.live() || &v.buffer[0] == &job.buffer[0] || h.buffers.taken != 2 || h.base.users != 1 {
 		t.Fatalf("version %d arrives, %d buffers are taken", v.Version, h.buffers.taken)
 	}
-	k.expect(k.serve(three), "raw") // what ran before it is still read
+	k.expect(k.serve(three), "raw") // its base is still being read
 	if string(h.base.data) != string(one.data) {
 		t.Fatal("the base has changed")
 	}
@@ -503,7 +505,7 @@ func TestANewerVersionWhileAPatchIsDecoded(t *testing.T) {
 	k.Free()
 }
 
-// A patch on what ran a moment ago is as good: it leads to a newer version than what runs.
+// A patch on the previously running version is still usable: it leads to a newer version.
 func TestAnotherVersionRunsWhileAPatchIsDecoded(t *testing.T) {
 	k := newTaker(t, false)
 	one, two, three := k.first(), patchedVersion(2, 2), patchedVersion(3, 3)
@@ -527,7 +529,7 @@ func TestAnotherVersionRunsWhileAPatchIsDecoded(t *testing.T) {
 	k.Free()
 }
 
-// A model that has changed its size keeps no memory of the old one.
+// A model whose size has changed keeps no memory of the old size.
 func TestABaseOfAnOldSizeIsNotKept(t *testing.T) {
 	k := newTaker(t, false)
 	k.first()
@@ -550,7 +552,7 @@ func TestABaseOfAnOldSizeIsNotKept(t *testing.T) {
 	k.Free()
 }
 
-// What runs takes another name, and so does what patches build on.
+// A rename of the running version applies to the patch base, too.
 func TestARenamedBase(t *testing.T) {
 	k := newTaker(t, false)
 	one, three := k.first(), patchedVersion(3, 3)
@@ -566,7 +568,7 @@ func TestARenamedBase(t *testing.T) {
 	k.expect(k.serve(three), "delta-1 on 2")
 }
 
-// After an apply that failed half-way nothing runs: nothing is kept, and the next version comes as a whole.
+// After an apply failed half-way there is no base, and the next version is received whole.
 func TestATornModelIsNoBase(t *testing.T) {
 	k := newTaker(t, false)
 	one, two, three := k.first(), patchedVersion(2, 2), patchedVersion(3, 3)
@@ -594,7 +596,7 @@ func TestATornModelIsNoBase(t *testing.T) {
 	k.expect(k.serve(three), "raw")
 }
 
-// On the shared road nothing is kept, and nothing is patched.
+// With shared memory no base is kept, and no patches are received.
 func TestPatchesAndTheSharedRoad(t *testing.T) {
 	k := newTaker(t, false)
 	one, two := patchedVersion(1, 1), patchedVersion(2, 2)
@@ -621,14 +623,14 @@ func TestPatchesAndTheSharedRoad(t *testing.T) {
 	}
 }
 
-// segmentOf is one that holds what is asked for.
+// segmentOf returns a segment that holds any version.
 type segmentOf struct{ data []byte }
 
 func (s *segmentOf) Copy(_ string, _ Key, copy func([]byte)) error { copy(s.data); return nil }
 func (*segmentOf) Warm()                                           {}
 func (*segmentOf) Release()                                        {}
 
-// patchedStory is a version and a patch to the next, as FuzzMachine reads them.
+// patchedStory returns a version and a patch to the next one, in the format of FuzzMachine.
 func patchedStory() []byte {
 	one, two := patchedVersion(1, 1), patchedVersion(2, 2)
 	by := two.offer(one)

@@ -5,8 +5,8 @@ import (
 	"sync/atomic"
 )
 
-// A Patching is a version on its way from a patch that is here into a buffer of ours. Nobody else touches that, or
-// what the patch builds on, until it is over; so it takes no lock.
+// A Patching is a job that decodes a patch into a staging buffer. It owns the buffer, and the base
+// does not change until the job has ended, so it needs no lock.
 type Patching struct {
 	Model    string
 	transfer *Transfer
@@ -14,16 +14,16 @@ type Patching struct {
 	patch    []byte
 	buffer   []byte
 	digest   string      // of the version
-	unwanted atomic.Bool // it is to end soon
+	unwanted atomic.Bool // cancelled
 }
 
-// end says that nobody wants it any more.
+// end cancels the job.
 func (j *Patching) end() { j.unwanted.Store(true) }
 
-// live tells whether somebody still wants it.
+// live reports whether the job was not cancelled.
 func (j *Patching) live() bool { return !j.unwanted.Load() }
 
-// Run decodes the patch, which may take long, and says why it is of no use; "" if it is. (D5)
+// Run decodes the patch, which may take long, and returns why it is unusable; "" on success. (D5)
 func (j *Patching) Run() (fault string) {
 	patch, err := ParsePatch(j.base.layout, j.patch)
 	if err == nil && patch.Target != j.digest {

@@ -1,54 +1,54 @@
 package wbp
 
-// What a version goes through at a worker: phase x event -> phase. Nothing else moves one.
+// The phases of a version at a worker: tables of phase x event -> phase. Nothing else changes one.
 //
 //	announced ──> arriving ──> staged ──> ready ──> applying ──> running
 //	    │             │           │         │           │           │
 //	    └─────────────┴───────────┴─────────┴───────────┴───────────┴──> dropped, rejected
 //
-// An event that has no arrow from a version's phase changes nothing: messages come late, twice and in
-// any order. docs/PROTOCOL.md has the same tables (section 8), and tests/vectors/phases.json has every
-// arrow, and every pair without one.
+// An event without a transition from the current phase is ignored, since messages may be late,
+// repeated or out of order. docs/PROTOCOL.md has the same tables (section 8), and
+// tests/vectors/phases.json lists every pair of phase and event.
 
-// A State is the phase of a version, the mode of a model, or whether a worker has a session.
+// A State is a state of one of the tables below, such as the phase of a version.
 type State string
 
-// An Event may lead to another state.
+// An Event may change a state.
 type Event string
 
-// A Table says what an event leads to in each state; nothing where it changes nothing.
+// A Table has, for each state, the next state by event; events that change nothing are omitted.
 type Table map[State]map[Event]State
 
 // Phases of a version.
 const (
-	announced State = "announced" // there is such a version; its layout or memory is missing
-	arriving  State = "arriving"  // its chunks are coming
-	staged    State = "staged"    // whole and verified; waits for a commit
-	ready     State = "ready"     // the user may apply it
-	applying  State = "applying"  // the user does
+	announced State = "announced" // its layout or memory is missing
+	arriving  State = "arriving"  // its chunks are being received
+	staged    State = "staged"    // complete and verified; waits for a commit
+	ready     State = "ready"     // may be applied
+	applying  State = "applying"  // an apply is in progress
 	running   State = "running"
-	dropped   State = "dropped"  // of no use; it may be announced again
-	rejected  State = "rejected" // not tried again in this session
+	dropped   State = "dropped"  // forgotten; it may be announced again
+	rejected  State = "rejected" // not retried in this session
 )
 
-// What happens to a version.
+// Events of a version.
 const (
-	begun     Event = "begun"     // its layout is known and fits, and there is memory
-	mapped    Event = "mapped"    // its segment is open, and it need not be staged
-	whole     Event = "whole"     // all chunks and the digest are here, and match
-	committed Event = "committed" // it is auto, or commit came, or it is announced as auto
-	taken     Event = "taken"     // the user begins to apply it
-	putBack   Event = "put-back"  // the user will apply it later
+	begun     Event = "begun"     // its layout is known and fits, and it has memory
+	mapped    Event = "mapped"    // its segment is open, so it need not be staged
+	whole     Event = "whole"     // all chunks and the digest have arrived, and match
+	committed Event = "committed" // it is auto, or commit arrived, or it was announced again as auto
+	taken     Event = "taken"     // an apply started
+	putBack   Event = "put-back"  // the apply was postponed
 	applied   Event = "applied"
-	declined  Event = "declined" // a check fails that a repetition will not mend, or the user turns it down
-	failed    Event = "failed"   // something fails that may be otherwise next time
-	torn      Event = "torn"     // an apply has failed half-way: what ran is gone, too
-	stale     Event = "stale"    // its segment holds another version by now
+	declined  Event = "declined" // a permanent failure, or the user rejected it
+	failed    Event = "failed"   // a failure that may pass
+	torn      Event = "torn"     // an apply failed half-way: the previously running version is lost, too
+	stale     Event = "stale"    // its segment now holds another version
 	renamed   Event = "renamed"  // a newer version has the same bytes
-	newer     Event = "newer"    // a newer version takes its place
-	gone      Event = "gone"     // the publisher has it no more
+	newer     Event = "newer"    // a newer version replaces it
+	gone      Event = "gone"     // the publisher no longer has it
 	aborted   Event = "aborted"
-	fenced    Event = "fenced" // a session of another epoch has begun
+	fenced    Event = "fenced" // a session of another epoch started
 )
 
 var arrows = Table{
@@ -98,9 +98,9 @@ var arrows = Table{
 	rejected: {},
 }
 
-// Of an announced version: what it lacks. Who lacks a layout has asked for it; a segment and memory are there at
-// once, or are not to be had; a buffer is when another version lets go of one. It is begun once it lacks no more than
-// memory, and mapped once it lacks no more than a segment.
+// What an announced version lacks. A layout has been requested; a segment and memory are available
+// at once or not at all; a buffer becomes free when another version returns one. The version is
+// begun once it lacks only memory, and mapped once it lacks only a segment.
 const (
 	aLayout  State = "layout"
 	aSegment State = "segment"
@@ -121,8 +121,8 @@ var lacks = Table{
 	aBuffer:  {freed: aMemory},
 }
 
-// Of an arriving version: how it comes. A chunk that is received may have been asked for; where nothing more is
-// pushed, all are.
+// How an arriving version is received. In state received chunks are pushed, and some may be
+// fetched; once nothing more is pushed, all are fetched.
 const (
 	received State = "received"
 	pulled   State = "pulled"
@@ -142,9 +142,9 @@ var coming = Table{
 	decoded:  {},
 }
 
-// Of a model: whether its worker takes what is pushed. Who had to drop an arriving version for a newer
-// one finishes the next, by fetching, before it looks at anything newer; else one that is slower than
-// its publisher would never complete any.
+// Whether a model's pushed chunks are received. A worker that dropped an arriving version for a
+// newer one completes the next by fetching before it starts a newer one: otherwise a worker that is
+// slower than its publisher would never complete any.
 const (
 	following  State = "following"
 	catchingUp State = "catching-up"
@@ -158,8 +158,8 @@ var modes = Table{
 	catchingUp: {completed: following},
 }
 
-// Of a worker: whether it has a session with its publisher. While it probes it has none: its hello is answered, and
-// it is yet to be seen whether the publisher's memory can be read.
+// Whether a worker has a session with its publisher. While probing it has none: its hello was
+// answered, and it still tests whether it can read the publisher's memory.
 const (
 	outside State = "outside"
 	probing State = "probing"
@@ -189,7 +189,7 @@ var sessions = Table{
 	},
 }
 
-// Tables are all of them, by what they are of.
+// Tables has all tables by name, for tests.
 var Tables = map[string]Table{
 	"version": arrows, "announced": lacks, "arriving": coming, "model": modes, "worker": sessions,
 }

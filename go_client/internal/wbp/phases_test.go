@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestMain leads an arrow elsewhere first, if it is told to: tests must notice.
+// TestMain first changes a transition if WEIGHTBUS_FLIP is set: tests must fail then.
 func TestMain(m *testing.M) {
 	if words := strings.Fields(os.Getenv("WEIGHTBUS_FLIP")); len(words) > 2 {
 		arrowsOf, event := Tables[words[0]][State(words[1])], Event(words[2])
@@ -18,7 +18,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// ways are the events that bring a version to each phase.
+// ways has the events that bring a version to each phase.
 var ways = map[State][]Event{
 	announced: {},
 	arriving:  {begun},
@@ -48,7 +48,7 @@ func heldAt(t *testing.T, h *versionStore, phase State) *versionEntry {
 	return v
 }
 
-// An event has an arrow, or changes nothing; and memory is given back once.
+// An event has a transition or changes nothing, and memory is returned once.
 func TestEveryPair(t *testing.T) {
 	events := map[Event]bool{}
 	for _, arrowsOf := range arrows {

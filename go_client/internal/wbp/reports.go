@@ -2,20 +2,20 @@ package wbp
 
 import "time"
 
-// What a worker says: who it is; of the versions of a model, at once and with every ping. (W17)
+// The worker's messages: hello, fetches, and reports, repeated with every ping. (W17)
 
-// Identity is who a worker is.
+// Identity identifies a worker, and says what it accepts.
 type Identity struct {
-	Name     string // one living worker per name and publisher
-	Instance string // 32 hexadecimal digits, drawn anew at each start
+	Name     string // unique among the connected workers of a publisher
+	Instance string // 32 random hexadecimal digits, new at each start
 	Client   string // program and version, for operators
 	Host     string
 	PID      int64
-	Keyed    bool // it has a key pair of its own: it takes nothing that is not sealed
-	Patches  bool // it takes patches, for which it keeps the bytes of what runs
+	Keyed    bool // it has a key pair, and accepts only sealed published messages
+	Patches  bool // it accepts patches, for which it keeps the bytes of the running version
 }
 
-// hello says who it is, and what it runs of an epoch that has been running for so long.
+// hello returns a hello with the running versions, and the latest applied epoch with its age.
 func (id Identity) hello(models map[string]*Running, epoch, ageMS int64, maps bool) Effect {
 	features := []string{"renaming"} // W25; neither W34 nor W35
 	if maps {
@@ -28,7 +28,7 @@ func (id Identity) hello(models map[string]*Running, epoch, ageMS int64, maps bo
 		Features: features, Client: id.Client, Host: id.Host, PID: id.PID}}
 }
 
-// standing says how things stand, the last failure included.
+// standing returns the reports on all versions of a model, the last failure included.
 func standing(model string, versions *versionStore, failure []Effect) []Effect {
 	var effects []Effect
 	begun, busy := versions.at(arriving), versions.at(applying)
@@ -40,7 +40,7 @@ func standing(model string, versions *versionStore, failure []Effect) []Effect {
 		effects = append(effects, sayApplied(model, v))
 	}
 	effects = append(effects, failure...)
-	if busy != nil { // it may hang in an apply, and others become ready behind it
+	if busy != nil { // its apply may hang while other versions become ready
 		effects = append(effects, sayProgress(model, busy))
 	} else if waiting := versions.at(ready); waiting != nil && begun == nil {
 		effects = append(effects, sayProgress(model, waiting))
@@ -48,7 +48,7 @@ func standing(model string, versions *versionStore, failure []Effect) []Effect {
 	return effects
 }
 
-// fetches asks for what is missing and due.
+// fetches returns the fetches that are due.
 func fetches(t *Transfer, now time.Duration) []Effect {
 	var effects []Effect
 	for _, fetch := range t.wants(now) {
@@ -57,7 +57,7 @@ func fetches(t *Transfer, now time.Duration) []Effect {
 	return effects
 }
 
-// sayProgress says how far a version is.
+// sayProgress returns a report of progress.
 func sayProgress(model string, v *versionEntry) Effect {
 	switch v.phase {
 	case arriving:
@@ -68,7 +68,7 @@ func sayProgress(model string, v *versionEntry) Effect {
 	return Send{&Progress{model, v.Epoch, v.Version, 0, "staged", nil, ""}}
 }
 
-// sayStaged says which of some versions are staged, where that is due. (W14)
+// sayStaged returns staged for those versions whose publisher requires it. (W14)
 func sayStaged(model string, some ...*versionEntry) []Effect {
 	var effects []Effect
 	for _, v := range some {
@@ -79,20 +79,20 @@ func sayStaged(model string, some ...*versionEntry) []Effect {
 	return effects
 }
 
-// sayApplied says what runs, and by which patch it came. (D11)
+// sayApplied returns applied for the running version, with the patch that it was received by. (D11)
 func sayApplied(model string, v *versionEntry) Effect {
 	by := v.staged
 	return Send{&Applied{model, v.Epoch, v.Version, v.running.Digest, by.Patch, by.took.Microseconds(), by.Note}}
 }
 
-// sayFailed says what could not be applied; unless intact, also that no version runs. (W24)
+// sayFailed returns failed for a version; intact reports whether the previous one still runs. (W24)
 func sayFailed(failure *Failed, intact bool) Effect {
 	said := *failure
 	said.Intact = intact
 	return Send{&said}
 }
 
-// ping asks for a pong, which says again when that was. (W12, W18)
+// ping returns a ping whose token is the time, which the pong returns. (W12, W18)
 func ping(now time.Duration, subscribed, shared bool) Effect {
 	return Send{&Ping{Token: now.Milliseconds(), Subscribed: subscribed, Shared: shared}}
 }

@@ -9,34 +9,34 @@ import (
 	"encoding/hex"
 )
 
-// AES256GCM is how an announcement says that its version is sealed (section 14.1 of the protocol).
+// AES256GCM is the encryption's name in announcements (section 14.1 of the protocol).
 const AES256GCM = "aes-256-gcm"
 
-// TagBytes is the length of the tag that proves what was sealed.
+// TagBytes is the length of an authentication tag.
 const TagBytes = 16
 
-// A Purpose is what is sealed, so that no nonce stands for two things.
+// A Purpose is the part of a nonce that says what is sealed, so that no nonce is used twice.
 type Purpose uint32
 
-// Purposes.
+// The purposes of nonces.
 const (
 	PurposeChunk   Purpose = 1
 	PurposeLayout  Purpose = 2
 	PurposeMessage Purpose = 3
 )
 
-// A GroupKey is what all workers of a publisher have, and nobody else. (E2)
+// A GroupKey is a key that all workers of a publisher share. (E2)
 //
 //	group key ──> id                              which group key it was
 //	          ├─> key of messages ──> nonce: PurposeMessage, count
 //	          └─> key of a version ─> nonce: PurposeChunk, index | PurposeLayout, 0
 type GroupKey struct {
-	ID       string // 16 hexadecimal digits, as headers name it
+	ID       string // 16 hexadecimal digits, as in headers
 	secret   []byte
 	messages cipher.AEAD
 }
 
-// NewGroupKey returns that of 32 bytes.
+// NewGroupKey returns the GroupKey of 32 bytes.
 func NewGroupKey(key []byte) *GroupKey {
 	k := &GroupKey{secret: mac([]byte("weightbus 1"), key)} // HKDF-Extract
 	k.ID = hex.EncodeToString(k.expand("id")[:8])
@@ -44,13 +44,13 @@ func NewGroupKey(key []byte) *GroupKey {
 	return k
 }
 
-// OfMessages is the key of what is published beside chunks.
+// OfMessages returns the key of published messages other than chunks.
 func (k *GroupKey) OfMessages() []byte { return k.expand("messages") }
 
-// OfVersion is the key of a version.
+// OfVersion returns the key of a version.
 func (k *GroupKey) OfVersion(s Subject) []byte { return k.expand("version" + string(s.Names())) }
 
-// expand is HKDF-Expand of RFC 5869, for one block of SHA-256, which is as long as a key is.
+// expand is HKDF-Expand of RFC 5869 for one block of SHA-256, which has the length of a key.
 func (k *GroupKey) expand(info string) []byte { return mac(k.secret, append([]byte(info), 1)) }
 
 func mac(key, text []byte) []byte {
@@ -61,7 +61,7 @@ func mac(key, text []byte) []byte {
 
 func gcm(key []byte) cipher.AEAD {
 	block, err := aes.NewCipher(key)
-	if err != nil { // it has 32 bytes
+	if err != nil { // never: it has 32 bytes
 		panic(err)
 	}
 	sealed, err := cipher.NewGCM(block)
@@ -71,7 +71,7 @@ func gcm(key []byte) cipher.AEAD {
 	return sealed
 }
 
-// openMessage returns what was sealed as the message of this count; nil if it was not. (E5)
+// openMessage decrypts the message of this count; nil if it is not authentic. (E5)
 func (k *GroupKey) openMessage(count int64, sealed []byte) []byte {
 	if len(sealed) < TagBytes {
 		return nil
@@ -88,11 +88,11 @@ func (k *GroupKey) openMessage(count int64, sealed []byte) []byte {
 type Subject struct {
 	Model, Encoding   string
 	Key               Key
-	Base              Key   // of the version that the encoding builds on; zeros: on none
-	Bytes, ChunkBytes int64 // of the data section, of a chunk
+	Base              Key   // the version that the encoding builds on; zero if none
+	Bytes, ChunkBytes int64 // sizes of the data section and of a chunk
 }
 
-// subjectOf returns that of an announced version, or of a patch to it. (D12)
+// subjectOf returns the Subject of an announced version, or of a patch to it. (D12)
 func subjectOf(a *Announce, patch *PatchOffer) Subject {
 	s := Subject{Model: a.Model, Encoding: a.Encoding, Key: Key{a.Epoch, a.Version}, Bytes: a.Bytes, ChunkBytes: a.ChunkBytes}
 	if patch != nil {
@@ -101,19 +101,19 @@ func subjectOf(a *Announce, patch *PatchOffer) Subject {
 	return s
 }
 
-// Names is what a key is derived from: the same bytes for the same version, always.
+// Names returns the bytes to derive a version's key from, unique for version and encoding.
 func (s Subject) Names() []byte {
 	out := append([]byte{byte(len(s.Model))}, s.Model...)
 	out = append(append(out, byte(len(s.Encoding))), s.Encoding...)
 	return appendNumbers(out, s.Key.Epoch, s.Key.Version, s.Base.Epoch, s.Base.Version)
 }
 
-// Associated is what is bound to a payload of so many bytes. (E3)
+// Associated returns the associated data of a payload of size bytes. (E3)
 func (s Subject) Associated(purpose Purpose, index, size int64) []byte {
 	return append(s.Names(), numbers(purpose, index, size, s.Bytes, s.ChunkBytes)...)
 }
 
-// Nonce returns the 12 bytes that a key is used with once.
+// Nonce returns the nonce of 12 bytes, used once per key.
 func Nonce(purpose Purpose, index int64) []byte { return numbers(purpose, index) }
 
 func numbers(purpose Purpose, others ...int64) []byte {
@@ -129,13 +129,13 @@ func appendNumbers(to []byte, numbers ...int64) []byte {
 	return to
 }
 
-// An Opening opens one sealed payload.
+// An Opening decrypts one sealed payload.
 type Opening struct {
 	sealed                 cipher.AEAD
 	nonce, associated, tag []byte
 }
 
-// NewOpening returns that of a payload of so many bytes, which were sealed under the key of a version.
+// NewOpening returns the Opening of a payload of size bytes, sealed under the key of a version.
 func NewOpening(key []byte, subject Subject, purpose Purpose, index, size int64, tag []byte) *Opening {
 	return newOpening(gcm(key), subject, purpose, index, size, tag)
 }
@@ -144,9 +144,10 @@ func newOpening(sealed cipher.AEAD, subject Subject, purpose Purpose, index, siz
 	return &Opening{sealed, Nonce(purpose, index), subject.Associated(purpose, index, size), tag}
 }
 
-// Open opens all of a payload into memory of its size, which may be the same, and returns the CRC-32C of
-// the plain bytes, while they are in the cache; false if they are not what was sealed, to is then
-// zeroed. (E4) The cipher wants the tag behind the payload: what stands there is put back.
+// Open decrypts a payload into `to`, memory of the same size or the same memory, and returns the
+// CRC-32C of the plain bytes, computed while they are in the cache. If the payload is not authentic
+// it returns false and zeroes `to`. (E4) The cipher needs the tag after the payload; the bytes
+// there are restored.
 func (o *Opening) Open(to, payload []byte) (crc uint32, ok bool) {
 	size := len(payload)
 	if len(to) != size {
@@ -164,5 +165,5 @@ func (o *Opening) Open(to, payload []byte) (crc uint32, ok bool) {
 	return CRC32C(plain), true
 }
 
-// take puts a payload into its place, if it is sound.
+// take decrypts a payload into its place, if it is authentic.
 func (o *Opening) take(to, payload []byte) (crc uint32, ok bool) { return o.Open(to, payload) }

@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-// A vault seals what a publisher says, as it does that has keys.
+// A vault seals messages as a publisher with keys does.
 type vault struct {
 	seed   byte
 	groups []*GroupKey
-	keys   []string // of these
+	keys   []string // of groups
 	count  int64
 }
 
@@ -23,13 +23,13 @@ func newVault(seed byte) *vault {
 	return v
 }
 
-// rekey draws another group key, under which everything is sealed from now on.
+// rekey rotates the group key.
 func (v *vault) rekey() {
 	key := bytes.Repeat([]byte{v.seed, byte(len(v.groups))}, 16)
 	v.groups, v.keys, v.count = append(v.groups, NewGroupKey(key)), append(v.keys, hex.EncodeToString(key)), 0
 }
 
-// told are the keys that a worker is told.
+// told returns the keys that a welcome brings.
 func (v *vault) told() []string {
 	if len(v.keys) > GroupKeysMax {
 		return v.keys[len(v.keys)-GroupKeysMax:]
@@ -39,14 +39,14 @@ func (v *vault) told() []string {
 
 func (v *vault) group() *GroupKey { return v.groups[len(v.groups)-1] }
 
-// seal returns a payload sealed, in memory of its own, and its tag.
+// seal returns a sealed copy of a payload, and its tag.
 func (v *vault) seal(of Subject, purpose Purpose, index int64, payload []byte) (sealed []byte, tag string) {
 	data := of.Associated(purpose, index, int64(len(payload)))
 	sealed = gcm(v.group().OfVersion(of)).Seal(nil, Nonce(purpose, index), payload, data)
 	return sealed[:len(payload)], hex.EncodeToString(sealed[len(payload):])
 }
 
-// answered seals what is said to one worker: payloads alone. a is the announcement of a chunk's version.
+// answered seals a control message: only payloads. a is the announcement of a chunk's version.
 func (v *vault) answered(m Message, payload []byte, a *Announce) (Message, []byte) {
 	switch m := m.(type) {
 	case *Chunk:
@@ -68,7 +68,7 @@ func (v *vault) answered(m Message, payload []byte, a *Announce) (Message, []byt
 	return m, payload
 }
 
-// published seals what is said to all.
+// published seals a published message.
 func (v *vault) published(m Message, payload []byte, a *Announce) (Message, []byte) {
 	m, payload = v.answered(m, payload, a)
 	if _, chunk := m.(*SealedChunk); chunk {
@@ -83,7 +83,7 @@ func (v *vault) message(header []byte) *SealedMessage {
 	return &SealedMessage{v.group().ID, v.count, v.group().messages.Seal(nil, Nonce(PurposeMessage, v.count), header, data)}
 }
 
-// A keyedWorker is a machine with keys, in a session, and what it does.
+// A keyedWorker is a machine with keys in a session.
 type keyedWorker struct {
 	*WorkerMachine
 	t     *testing.T
@@ -119,7 +119,7 @@ func framesOf(m Message, payload []byte) [][]byte {
 	return [][]byte{Encode(m), payload}
 }
 
-// kinds are the types of what is sent, or of the effects.
+// kinds returns the types of sent messages and other effects.
 func kinds(effects []Effect) string {
 	var out []string
 	for _, effect := range effects {
@@ -141,7 +141,7 @@ func versionOf(data []byte, chunk int64) *published {
 	return &published{announce: a, layout: layout, data: data, digest: DigestOf(parsed.ID, data, chunk)}
 }
 
-// The cipher wants the tag behind what it opens: what lies there stays as it is, and so does what is forged.
+// The cipher needs the tag after a payload: Open restores the bytes there, even after a failure.
 func TestWhatIsOpenedInItsPlaceLeavesItsNeighboursAlone(t *testing.T) {
 	v := newVault(1)
 	p := versionOf(bytes.Repeat([]byte("0123456789"), 30), 100)
@@ -179,7 +179,7 @@ func TestAWorkerWithKeysTakesNothingInTheClear(t *testing.T) {
 			a.Whole, payload = whole, p.data
 		}
 		k := keyedInside(t)
-		if got := k.published(&a, payload); kinds(got) != "ping" { // something has come, which is all
+		if got := k.published(&a, payload); kinds(got) != "ping" { // only the subscription is confirmed
 			t.Fatal(kinds(got))
 		}
 		effects := k.control(&a, payload)
@@ -228,7 +228,7 @@ func TestAWorkerWithoutKeysTakesNothingThatIsSealed(t *testing.T) {
 	}
 }
 
-// A worker holds the key before for a while, and asks for one that it lacks.
+// A worker keeps the previous key for a while, and requests an unknown one.
 func TestGroupKeysThatChange(t *testing.T) {
 	k := keyedInside(t)
 	beacon := func() Message { return k.vault.message(Encode(&Beacon{"m", 7, k.vault.count + 5})) }
@@ -251,7 +251,7 @@ func TestGroupKeysThatChange(t *testing.T) {
 	if got := kinds(k.Tick(k.now)); strings.Contains(got, "hello") {
 		t.Fatal("it asks again and again")
 	}
-	k.now += k.timing.HelloRetry // which was lost, or there was no time for it
+	k.now += k.timing.HelloRetry // the hello was lost, or not sent yet
 	if got := kinds(k.Tick(k.now)); !strings.Contains(got, "hello") {
 		t.Fatalf("it does not ask again for the key that it lacks: %s", got)
 	}
@@ -275,7 +275,7 @@ func TestGroupKeysThatChange(t *testing.T) {
 	heard(replay)
 	k.control(&Refuse{Code: CodeUnknownWorker, Text: "who?"}, nil)
 	k.vault.keys = k.vault.keys[1:]
-	k.control(k.welcome(), nil) // another session with the same key: what counted there counts on
+	k.control(k.welcome(), nil) // another session with the same key continues its counts
 	if heard(replay) || !heard(beacon()) {
 		t.Fatal("a session makes a replay count")
 	}
@@ -289,7 +289,7 @@ func TestGroupKeysThatChange(t *testing.T) {
 	}
 }
 
-// ids are those of the keys that a worker has.
+// ids returns the ids of the keys that a worker has.
 func (r *Keyring) ids() string {
 	var ids []string
 	for _, key := range r.keys {
@@ -298,7 +298,7 @@ func (r *Keyring) ids() string {
 	return strings.Join(ids, " ")
 }
 
-// A key that is told before one that is here is older, and over: what was counted stays so.
+// A key listed before a known one is older and has expired, and counts are kept.
 func TestTheOrderOfGroupKeysThatAreTold(t *testing.T) {
 	v, r := newVault(1), NewKeyring()
 	v.rekey()
@@ -321,7 +321,7 @@ func TestTheOrderOfGroupKeysThatAreTold(t *testing.T) {
 	if r.add(v.keys[:2], 30); r.counts[b] != 7 {
 		t.Fatal("replays count")
 	}
-	r.add([]string{v.keys[0], v.keys[2]}, 40) // neither is here
+	r.add([]string{v.keys[0], v.keys[2]}, 40) // both are unknown
 	has(39, a, c)
 	has(40, c)
 	r.Begin(v.keys[:2], 50)
@@ -333,7 +333,7 @@ func TestTheOrderOfGroupKeysThatAreTold(t *testing.T) {
 	}
 }
 
-// It was told with its successor in a session, or when that began.
+// The older key came with its successor in a session, or in the welcome.
 func TestTheOlderGroupKeyIsOverInTimeOutsideASessionToo(t *testing.T) {
 	for _, begins := range []bool{false, true} {
 		k := keyedInside(t)
@@ -356,7 +356,7 @@ func TestTheOlderGroupKeyIsOverInTimeOutsideASessionToo(t *testing.T) {
 	}
 }
 
-// Its header is not sealed: anybody may say it.
+// The header is not sealed, so anybody can forge it.
 func TestTheHeaderOfASealedChunkIsNeitherNewsNorASignOfLife(t *testing.T) {
 	k := keyedInside(t)
 	k.published(k.vault.message(Encode(&Beacon{"m", 7, 0})), nil)
@@ -376,7 +376,7 @@ func TestTheHeaderOfASealedChunkIsNeitherNewsNorASignOfLife(t *testing.T) {
 	}
 }
 
-// The place of a payload is asked for before the message counts, which it then does once.
+// Place is called before the message counts; the message then counts once.
 func TestWhatIsPublishedIsReceivedInItsPlaceAndCountsOnce(t *testing.T) {
 	k, p := keyedInside(t), versionOf(bytes.Repeat([]byte("0123456789"), 4), 16)
 	receive := func(m Message, payload []byte) string {

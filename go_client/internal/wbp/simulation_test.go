@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// A worker survives any network that is not dead for ever. Each run is one seed: to replay a
+// A worker recovers on any network that is not down for ever. Each run has a seed: to replay a
 // failure, run `go test -run 'TestSimulation/seed17$'`.
 func TestSimulation(t *testing.T) {
 	seeds := 300
@@ -35,7 +35,7 @@ func TestSimulation(t *testing.T) {
 const publishedMax = 12 // versions of a run
 
 // A world is a machine, a publisher, and a network between them that loses, damages, delays and
-// doubles what is sent, under a clock of its own. Both have keys where the seed is odd.
+// repeats messages, with a simulated clock. Both have keys if the seed is odd.
 type world struct {
 	t                  *testing.T
 	rng                *rand.Rand
@@ -56,24 +56,24 @@ type world struct {
 	epoch      int64
 	latest     *published
 	kept       map[Key]*published
-	lastLayout string // the one that was pushed last
-	known      bool   // the worker said hello on this connection
+	lastLayout string // of the version pushed last
+	known      bool   // the worker sent hello on this connection
 	subscribed bool
 	count      int
-	vault      *vault // what seals; nil: nothing is sealed
+	vault      *vault // seals messages; nil to send them in the clear
 }
 
-// published is one version.
+// A published is one version of the publisher.
 type published struct {
 	announce Announce
 	layout   []byte
 	data     []byte
 	digest   string
-	decided  bool     // it is auto, or was committed
-	patches  [][]byte // of which announce tells
+	decided  bool     // it is auto or committed
+	patches  [][]byte // offered by announce
 }
 
-// bytes are those of a patch, or of the version itself.
+// bytes returns the bytes of a patch, or of the version itself.
 func (p *published) bytes(by *PatchID) []byte {
 	if by == nil {
 		return p.data
@@ -150,13 +150,13 @@ func (w *world) tick() {
 	if len(w.applying) > 0 && w.chance(0.3) {
 		w.apply()
 	}
-	if w.chance(0.002) { // the connection breaks; the other one is as it was
+	if w.chance(0.002) { // the control connection breaks, not the data connection
 		w.known = false
 		w.perform(w.machine.Connected(true, w.now))
 	}
 }
 
-// check makes sure that memory is neither lost nor given out twice.
+// check fails the test if a buffer was lost or is in use twice.
 func (w *world) check() {
 	h := w.machine.followers["m"].versions
 	used, waiting, dropped := len(h.all(arriving, staged, ready, applying)), len(h.all(ready)), w.jobs
@@ -190,7 +190,7 @@ func (w *world) check() {
 	}
 }
 
-// apply does what a user does with the newest version that is ready.
+// apply applies the next ready version as a user does.
 func (w *world) apply() {
 	v := w.applying[0]
 	w.applying = w.applying[1:]
@@ -214,7 +214,7 @@ func (w *world) apply() {
 		w.perform(w.machine.Failed(v, "the user's code failed", true, w.now))
 		w.renew()
 		return
-	case w.chance(0.02): // half-way: it is tried again, or an older one, until one is whole
+	case w.chance(0.02): // half-way: this version or an older one is retried until one is applied
 		w.runs = Key{}
 		w.perform(w.machine.Failed(v, "the user's code failed half-way", false, w.now))
 		return
@@ -226,7 +226,7 @@ func (w *world) apply() {
 	w.perform(w.machine.Applied(v, digest, w.now))
 }
 
-// renew publishes once more: what the user's code failed to apply is not tried again.
+// renew publishes once more, since a version that the user's code rejected is not retried.
 func (w *world) renew() {
 	if w.count == publishedMax {
 		w.count--
@@ -266,7 +266,7 @@ func (w *world) perform(effects []Effect) {
 	}
 }
 
-// travel carries a message, unless it is lost, perhaps twice, and perhaps damaged.
+// travel delivers a message later, unless it is lost; perhaps twice, perhaps damaged.
 func (w *world) travel(header, payload []byte, arrive func(header, payload []byte)) {
 	for times := 1; times > 0; times-- {
 		if w.chance(w.loss) {
@@ -287,7 +287,7 @@ func (w *world) travel(header, payload []byte, arrive func(header, payload []byt
 
 func (w *world) publish() {
 	w.count++
-	if w.chance(0.15) { // it is restarted
+	if w.chance(0.15) { // the publisher restarts
 		w.epoch++
 		w.known, w.subscribed, w.latest, w.lastLayout = false, false, nil, ""
 		if w.vault != nil {
@@ -309,7 +309,7 @@ func (w *world) publish() {
 	w.latest = p
 	w.kept[Key{w.epoch, number}] = p
 	w.push(p)
-	w.after(10*time.Second, func() { p.decided = true }) // enough others have staged it
+	w.after(10*time.Second, func() { p.decided = true }) // enough other workers have staged it
 	if w.count < publishedMax {
 		w.after(time.Duration(w.rng.Intn(4000))*time.Millisecond, w.publish)
 	}
@@ -345,7 +345,8 @@ func (w *world) version(number int64) *published {
 	}
 }
 
-// trained returns a version that is like the one before, but for a few bytes, and is offered by patches; some are of no use.
+// trained returns a version that differs from the previous one in a few bytes, with patches, some
+// of which are unusable.
 func (w *world) trained(number int64) *published {
 	p := patchedVersion(number, byte(w.rng.Intn(256)))
 	p.announce.Epoch, p.announce.Keep = w.epoch, w.chance(0.9)
@@ -366,7 +367,7 @@ func (w *world) trained(number int64) *published {
 	return p
 }
 
-// announcement returns what is said of a version now.
+// announcement returns the current announcement of a version.
 func (p *published) announcement() *Announce {
 	a := p.announce
 	if p.decided {
@@ -375,7 +376,7 @@ func (p *published) announcement() *Announce {
 	return &a
 }
 
-// push publishes a version, in order, some of it ahead of the others.
+// push publishes the messages of a version in order.
 func (w *world) push(p *published) {
 	if p.data != nil && int64(len(p.data)) <= p.announce.ChunkBytes && len(p.data) > 0 && w.lastLayout == p.announce.Layout && w.chance(0.7) {
 		a := p.announcement()
@@ -409,7 +410,7 @@ func (p *published) plan(by *PatchID) Plan {
 	return Plan{int64(len(p.bytes(by))), p.announce.ChunkBytes}
 }
 
-// piece is a chunk of a patch, or of the version itself.
+// piece returns the bytes of a chunk of a patch, or of the version itself.
 func (p *published) piece(by *PatchID, index int64) []byte {
 	begin, end := p.plan(by).Span(index)
 	return p.bytes(by)[begin:end]
@@ -442,7 +443,7 @@ func (w *world) publishOn(topic string, m Message, payload []byte) {
 	})
 }
 
-// announcementOf returns that of a chunk's version.
+// announcementOf returns the announcement of a chunk's version.
 func (w *world) announcementOf(m Message) *Announce {
 	if chunk, ok := m.(*Chunk); ok {
 		return &w.kept[Key{chunk.Epoch, chunk.Version}].announce
@@ -457,15 +458,15 @@ func (w *world) answer(m Message, payload []byte) {
 	w.travel(Encode(m), payload, func(header, payload []byte) { w.deliver(header, payload, w.machine.Receive, nil) })
 }
 
-// deliver gives a message to the machine, its payload received where the machine wants it, at once
-// or with other things in between, and sometimes cut off.
+// deliver passes a message to the machine. It receives the payload into the machine's lease, at
+// once or with other events in between, and sometimes incompletely.
 func (w *world) deliver(header, payload []byte, take func([][]byte, *Lease, time.Duration) []Effect, frames [][]byte) {
 	frames = append(frames, header)
 	if payload == nil {
 		w.perform(take(frames, nil, w.now))
 		return
 	}
-	payload = append([]byte{}, payload...) // it is opened where it lies
+	payload = append([]byte{}, payload...) // it is decrypted in place
 	lease := w.machine.Place(header, len(payload))
 	if lease == nil || len(payload) == 0 || !w.splits {
 		if lease != nil {
@@ -488,7 +489,7 @@ func (w *world) deliver(header, payload []byte, take func([][]byte, *Lease, time
 	})
 }
 
-// heard takes a message of the worker.
+// heard processes a message of the worker.
 func (w *world) heard(header []byte) {
 	var m struct {
 		Type    string
@@ -541,8 +542,8 @@ func (w *world) heard(header []byte) {
 	}
 }
 
-// mayFail tells whether a version may fail so: what is sealed and was damaged counts for nothing (E4), but all
-// that is asked for may be lost for as long as the worker is patient (W12).
+// mayFail reports whether a version may fail with this code: damaged sealed messages are ignored
+// (E4), but all answers may be lost for as long as the worker retries (W12).
 func (w *world) mayFail(code Code, text string) bool {
 	damaged := code == CodeDigestMismatch || code == CodeLayoutInvalid
 	return code == CodeApply || text == nothingFits || damaged && w.vault == nil

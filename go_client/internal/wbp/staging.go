@@ -5,52 +5,52 @@ import (
 	"time"
 )
 
-// ErrStale says that shared memory holds another version by now, or is being filled.
+// ErrStale means that shared memory now holds another version, or is being written.
 var ErrStale = errors.New("the segment holds another version by now")
 
-// A Key orders versions: by epoch, then by version.
+// A Key identifies a version. Keys are ordered by epoch, then by version.
 type Key struct{ Epoch, Version int64 }
 
-// Newer tells whether a version is newer than another.
+// Newer reports whether k is newer than other.
 func (k Key) Newer(other Key) bool {
 	return k.Epoch > other.Epoch || k.Epoch == other.Epoch && k.Version > other.Version
 }
 
-// Segment is shared memory of the publisher's, on this host.
+// A Segment is shared memory of a publisher on the same host.
 type Segment interface {
-	// Copy calls copy with the data section while nobody can overwrite it; ErrStale if it holds
-	// another version than this, before or after.
+	// Copy calls copy with the data section, locked against writers. It returns ErrStale if the
+	// segment does not hold this version before and after.
 	Copy(model string, key Key, copy func(data []byte)) error
-	// Warm has the system map its memory now, so that the first copy need not wait for that. It returns at once.
+	// Warm prefaults the memory in the background, so that the first copy is faster.
 	Warm()
-	// Release says that the segment will not be used again by whoever opened it.
+	// Release ends the caller's use of the segment.
 	Release()
 }
 
-// Opens opens a segment with a data section of this size; nil if it is not to be had.
+// Opens opens a segment with a data section of this size; nil if that fails.
 type Opens func(shared *Shared, size int64) Segment
 
-// A StagedVersion is whole and verified, in a buffer of ours or in shared memory, until it is applied
-// or dropped.
+// A StagedVersion is a complete version, verified in a staging buffer, or in shared memory. It is
+// valid until the version is applied or dropped.
 type StagedVersion struct {
 	Model  string
 	Key    Key
 	Layout *Layout
-	Digest string   // what its bytes hash to; empty on the shared road, where nothing hashes them
-	Shared bool     // it came on the shared road, straight or by a buffer
-	Patch  *PatchID // by which it came; nil: as it is
+	Digest string   // "" in shared memory, where it is not hashed
+	Shared bool     // it comes from shared memory, directly or by way of a buffer
+	Patch  *PatchID // the patch that it was received by; nil if received whole
 
-	Metadata map[string]string // what its publisher says of it; nobody writes to it
-	Note     string            // of values that the model here cannot hold, once it is applied
+	Metadata map[string]string // published with the version; read-only
+	Note     string            // once applied: values that the model cannot hold
 
 	data      []byte
 	segment   Segment
-	took      time.Duration // decoding the patch
-	sayStaged bool          // the publisher wants to know that it is staged, before it is applied
-	hash      int64         // on the shared road: hash the bytes, in chunks of this size; 0: do not
+	took      time.Duration // time to decode the patch
+	sayStaged bool          // report staged before it is applied
+	hash      int64         // in shared memory: chunk size for a digest of the bytes; 0 for none
 }
 
-// Encoding is how it came over the network; empty if it did not.
+// Encoding returns the encoding in which it was received over the network; "" if it was not.
 func (v *StagedVersion) Encoding() string {
 	switch {
 	case v.Shared:
@@ -61,8 +61,8 @@ func (v *StagedVersion) Encoding() string {
 	return "raw"
 }
 
-// Copy calls copy with the data section, and returns the digest of its bytes. The error is
-// ErrStale: what was copied is no version then.
+// Copy calls copy with the data section, and returns the digest of its bytes. If it returns
+// ErrStale, the copied bytes are not those of the version.
 func (v *StagedVersion) Copy(copy func(data []byte)) (digest string, err error) {
 	if v.segment == nil {
 		copy(v.data)
@@ -77,30 +77,30 @@ func (v *StagedVersion) Copy(copy func(data []byte)) (digest string, err error) 
 	return digest, err
 }
 
-// buffers are the staging buffers of one model. They are kept and used again, so that a steady
-// stream of versions touches no fresh memory, and none of it is the garbage collector's.
+// buffers are the staging buffers of one model. They are reused, so that a steady stream of
+// versions allocates no memory, and they are outside the Go heap.
 type buffers struct {
 	free  [][]byte
-	size  int64 // of each of these: as much as the version that was begun last
+	size  int64 // of each free buffer: the size of the version started last
 	taken int
 }
 
-// reserve makes a buffer of this size now, so that the first version need not wait for it.
+// reserve allocates a buffer of this size in advance for the first version.
 func (b *buffers) reserve(size int64) {
 	if size == 0 || b.taken > 0 || len(b.free) > 0 {
 		return
 	}
-	if buffer, err := allocate(size, true); err == nil { // else whoever takes one is told
+	if buffer, err := allocate(size, true); err == nil { // else take reports the error
 		b.free, b.size = append(b.free, buffer), size
 	}
 }
 
-// take returns a buffer of this size, one used before if possible; nil if all are in use.
+// take returns a buffer of this size, reused if possible; nil if the limit is reached.
 func (b *buffers) take(size int64) ([]byte, error) {
 	if b.taken >= BuffersMax {
 		return nil, nil
 	}
-	if b.size != size { // the model has changed its size: the old memory will not fit again
+	if b.size != size { // the model's size changed: old buffers no longer fit
 		b.close()
 		b.size = size
 	}
@@ -117,16 +117,16 @@ func (b *buffers) take(size int64) ([]byte, error) {
 	return buffer, err
 }
 
-// forget takes the word that a buffer serves what patches build on.
+// forget stops counting a buffer that became the patch base.
 func (b *buffers) forget() { b.taken-- }
 
-// giveBack takes a buffer back.
+// giveBack returns a buffer after use.
 func (b *buffers) giveBack(buffer []byte) {
 	b.taken--
 	b.spare(buffer)
 }
 
-// spare has a buffer that nobody needs serve other versions, or gives it back to the system if it fits none.
+// spare keeps a buffer for later versions if it has their size, or else releases it.
 func (b *buffers) spare(buffer []byte) {
 	if int64(len(buffer)) == b.size {
 		b.free = append(b.free, buffer)
@@ -135,7 +135,7 @@ func (b *buffers) spare(buffer []byte) {
 	}
 }
 
-// close gives all memory back to the system. Nobody may use a buffer afterwards.
+// close releases the free buffers to the system.
 func (b *buffers) close() {
 	for _, buffer := range b.free {
 		release(buffer)

@@ -10,11 +10,11 @@ const (
 	stepClasses   = 16
 	countBitsMax  = 19
 	riceMax       = 18
-	golombBitsMax = 16 // no step has a size of more
-	everyLarge    = 31 // in place of the bits of a count: each step has a size
-	peekedBits    = 57 // that are there wherever in a byte they begin
-	classWindow   = 64 // elements that are looked at at once
-	noClass       = 16 // of what is behind the last element
+	golombBitsMax = 16 // the size of a step has no more
+	everyLarge    = 31 // in place of the width of a count: each step has a size
+	peekedBits    = 57 // valid bits of a peek, at any position in a byte
+	classWindow   = 64 // elements that are searched at once
+	noClass       = 16 // after the last element
 	noRank        = 1 << 30
 )
 
@@ -25,7 +25,7 @@ var (
 	errBeyond = errors.New("a gap leads past the end")
 )
 
-// A bitReader reads bits, the lowest of each byte first.
+// A bitReader is a cursor over a string of bits, the lowest of each byte first.
 type bitReader struct {
 	data []byte
 	at   int // in bits
@@ -33,7 +33,7 @@ type bitReader struct {
 
 func (r *bitReader) left() int { return 8*len(r.data) - r.at }
 
-// peek returns the next bits, zeros behind the end.
+// peek returns the next bits, zeros after the end.
 func (r *bitReader) peek() uint64 {
 	rest := r.data[r.at/8:]
 	if len(rest) >= 8 {
@@ -42,7 +42,7 @@ func (r *bitReader) peek() uint64 {
 	return number(rest) >> (r.at % 8)
 }
 
-// number returns what some bytes are, the lowest first.
+// number returns the little-endian value of bytes.
 func number(bytes []byte) uint64 {
 	value := uint64(0)
 	for i, b := range bytes {
@@ -51,7 +51,7 @@ func number(bytes []byte) uint64 {
 	return value
 }
 
-// take returns the next bits, of which the caller knows that they are there.
+// take reads `width` bits; the caller has checked that they exist.
 func (r *bitReader) take(width int) uint32 {
 	value := r.peek() & (1<<width - 1)
 	r.at += width
@@ -73,7 +73,7 @@ func (r *bitReader) unary(most uint32) (uint32, error) {
 			return 0, errors.New("a code leads beyond what it may")
 		}
 		if zeros < peekedBits {
-			r.at += zeros + 1 // it lies before the end, behind which are zeros
+			r.at += zeros + 1 // a 1 is before the end, as zeros follow that
 			return value, nil
 		}
 		if r.left() <= zeros {
@@ -83,7 +83,7 @@ func (r *bitReader) unary(most uint32) (uint32, error) {
 	}
 }
 
-// positions appends positions, told by Rice codes of the gaps between them; all are below most.
+// positions appends rising positions below most, read from Rice codes of the gaps between them.
 func (r *bitReader) positions(to []uint32, count, k, most int) ([]uint32, error) {
 	begin := len(to)
 	for i := 0; i < count; i++ {
@@ -107,7 +107,7 @@ func (r *bitReader) positions(to []uint32, count, k, most int) ([]uint32, error)
 	return to, nil
 }
 
-// signs appends a 1 for each bit that is not set, and a -1 for each that is.
+// signs appends signs: 1 for a clear bit, -1 for a set one.
 func (r *bitReader) signs(to []int32, count int) ([]int32, error) {
 	if count > r.left() {
 		return to, errEarly
@@ -118,7 +118,7 @@ func (r *bitReader) signs(to []int32, count int) ([]int32, error) {
 	return to, nil
 }
 
-// golomb returns numbers that were coded by Exp-Golomb, in the memory of to.
+// golomb reads numbers in Exp-Golomb codes, into the memory of to.
 func (r *bitReader) golomb(to []uint32, count, k int) ([]uint32, error) {
 	to, total := to[:0], 0
 	for i := 0; i < count; i++ {
@@ -138,7 +138,7 @@ func (r *bitReader) golomb(to []uint32, count, k int) ([]uint32, error) {
 	return to, nil
 }
 
-// filled checks that the bits that fill the last byte are zero, and returns what is behind it.
+// filled checks that the rest of the current byte is zero, and returns the bytes after it.
 func (r *bitReader) filled() ([]byte, error) {
 	rest := -r.at & 7
 	if r.peek()&(1<<rest-1) != 0 {
@@ -147,7 +147,7 @@ func (r *bitReader) filled() ([]byte, error) {
 	return r.data[(r.at+rest)/8:], nil
 }
 
-// end checks that this is all there is.
+// end checks that all bytes were read.
 func (r *bitReader) end() error {
 	rest, err := r.filled()
 	if err == nil && len(rest) > 0 {
@@ -156,15 +156,15 @@ func (r *bitReader) end() error {
 	return err
 }
 
-// A stepTable says how the steps of a group are coded: by one class, or all.
+// A stepTable has the coding parameters of a group: of one class, or of all.
 type stepTable struct {
 	classes int
-	rows    []stepRow // of the classes that have steps
+	rows    []stepRow // of classes that have steps
 }
 
 type stepRow struct{ class, count, gap, large, largeGap, size int }
 
-// parseStepTable reads a table, and returns what is behind it.
+// parseStepTable parses a table, and returns the bytes after it.
 func parseStepTable(data []byte, kind elementKind) (*stepTable, []byte, error) {
 	if len(data) == 0 || data[0] != 1 && (data[0] != stepClasses || kind != bf16Kind && kind != f16Kind) {
 		return nil, nil, errors.New("a table is for 1 class, or 16 of floats of 16 bits")
@@ -210,7 +210,7 @@ func parseStepRow(reader *bitReader) (row stepRow, err error) {
 	return row, err
 }
 
-// changes are the positions of elements in their blocks, and of steps what they lead to.
+// changes are changed elements: their positions in a block and, for steps, their new values.
 type changes struct {
 	at     []uint32
 	values []uint16
@@ -219,19 +219,19 @@ type changes struct {
 func (c *changes) bytes() int { return 4*len(c.at) + 2*len(c.values) }
 func (c *changes) clear()     { c.at, c.values = c.at[:0], c.values[:0] }
 
-// A stepDecoder has memory for the steps of a block, of all classes.
+// A stepDecoder decodes blocks of steps; its memory for one block is reused.
 type stepDecoder struct {
 	ranks, which, sizes []uint32
 	steps               []int32
 }
 
-// A cursor is what is looked for of a class: steps next to end.
+// A cursor has the remaining steps of a class: next to end.
 type cursor struct {
 	class, next, end, large int
-	rank, seen              uint32 // of the next one; elements of the class
+	rank, seen              uint32 // rank of the next step; elements of the class so far
 }
 
-// read reads the body of a block of steps, and appends what changes.
+// read decodes the body of a block of steps, and appends the changes.
 func (d *stepDecoder) read(body []byte, table *stepTable, base []byte, kind elementKind, to *changes) error {
 	reader, elements := &bitReader{data: body}, len(base)/2
 	cursors, err := counted(reader, table, elements)
@@ -258,7 +258,8 @@ func (d *stepDecoder) read(body []byte, table *stepTable, base []byte, kind elem
 	return nil
 }
 
-// counted reads how many steps there are of each class. No more are said to be there than there is room for.
+// counted reads the number of steps of each class; it returns an error if there are more than
+// elements or bits.
 func counted(reader *bitReader, table *stepTable, elements int) ([]cursor, error) {
 	cursors, total := make([]cursor, len(table.rows)), 0
 	for i, row := range table.rows {
@@ -282,7 +283,7 @@ func counted(reader *bitReader, table *stepTable, elements int) ([]cursor, error
 	return cursors, nil
 }
 
-// readClass reads the ranks of the elements that change among those of their class, and their steps.
+// readClass reads the steps of a class, and the ranks of the changed elements within it.
 func (d *stepDecoder) readClass(reader *bitReader, row *stepRow, c cursor, elements int) (err error) {
 	count := c.end - c.next
 	if d.ranks, err = reader.positions(d.ranks, count, row.gap, elements); err != nil {
@@ -313,7 +314,7 @@ func (d *stepDecoder) readClass(reader *bitReader, row *stepRow, c cursor, eleme
 	return nil
 }
 
-// put appends what a step leads to.
+// put appends the change of element at by step.
 func (c *changes) put(base []byte, at uint32, step int32) error {
 	place := int32(binary.LittleEndian.Uint16(base[2*at:]))
 	if place&0x8000 != 0 {
@@ -334,7 +335,8 @@ func (c *changes) put(base []byte, at uint32, step int32) error {
 	return nil
 }
 
-// Of an element's bits from the seventh on: its class, and numbers whose byte of that class is 1.
+// A classTable has, by an element's upper 9 bits, its class, and two words with a 1 in the byte of
+// that class.
 type classTable struct {
 	of   [512]uint8
 	ones [512]struct{ low, high uint64 }
@@ -364,9 +366,9 @@ func classesBy(class func(upper int) int) *classTable {
 	return table
 }
 
-// find finds the elements that change by their ranks within classes, 64 elements at a time: how many of each
-// class there are is counted in all bytes of two numbers at once, and only where a change falls among them
-// are they told apart.
+// find finds the changed elements by their ranks within classes, 64 elements at a time. It counts
+// the elements of all classes at once in the bytes of two words, and looks up the class of each
+// element only if one of the 64 changes.
 func (d *stepDecoder) find(base []byte, kind elementKind, all []cursor, to *changes) error {
 	classes := bf16Classes
 	if kind == f16Kind {
@@ -409,7 +411,7 @@ func (d *stepDecoder) find(base []byte, kind elementKind, all []cursor, to *chan
 	return nil
 }
 
-// findIn puts the changes of a class among the elements of a window, one bit each.
+// findIn appends a class's changes in a window; mask has one bit for each element of the class.
 func (d *stepDecoder) findIn(base []byte, first int, mask uint64, c *cursor, past uint32, to *changes) error {
 	for seen := c.seen; c.rank < past; seen++ {
 		for ; seen < c.rank; seen++ {
@@ -454,20 +456,20 @@ func (t *classTable) tellApart(window []byte, found *[classWindow]uint8) {
 	}
 }
 
-// maskOf returns the elements of a class, one bit each.
+// maskOf returns a mask with one bit for each element of a class.
 func maskOf(found *[classWindow]uint8, class int) uint64 {
 	const each = 0x0101010101010101
-	const together = 0x0102040810204080 // brings the lowest bits of all bytes to the highest byte
+	const together = 0x0102040810204080 // gathers the lowest bits of all bytes in the highest byte
 	mask := uint64(0)
 	for i := 0; i < classWindow; i += 8 {
-		other := binary.LittleEndian.Uint64(found[i:]) ^ uint64(class)*each // 0 where it is that class, 31 at most
+		other := binary.LittleEndian.Uint64(found[i:]) ^ uint64(class)*each // 0 for that class, 31 at most
 		same := ^(other + 0x7f*each) >> 7 & each
 		mask |= same * together >> 56 << i
 	}
 	return mask
 }
 
-// readOverwritten reads which elements a body names that overwrites them; what they become ends the body.
+// readOverwritten reads the positions from an overwrittenBlock body; the values are at its end.
 func readOverwritten(body []byte, width, elements int, to *changes) (err error) {
 	if len(body) < 3 {
 		return errNames

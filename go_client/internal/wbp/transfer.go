@@ -13,8 +13,8 @@ import (
 //	   ├─────push────────┼─────┤
 //	   └─────lend────────┴─> lent ──damaged, cut off──> missing
 //
-// A chunk is lent while its bytes are being received straight into their place. Whatever else
-// comes of it meanwhile is ignored, since nobody may write there twice.
+// A chunk is lent while its payload is received directly into the buffer. Other copies of it are
+// ignored meanwhile, so that there is one writer.
 const (
 	missing byte = iota
 	asked
@@ -22,21 +22,21 @@ const (
 	lent
 )
 
-const damagedMax = 16 // damaged chunks that are asked for again at once, before patience decides
+const damagedMax = 16 // damaged chunks that are requested again without waiting for a timeout
 
-// A Lease is memory into which a payload is being received, piece by piece.
+// A Lease is memory that a payload is being received into, piece by piece.
 type Lease struct {
 	view  []byte
-	count int       // bytes that are here
-	crc   uint32    // of these, computed while they are in the cache
-	seal  *Opening  // what opens the bytes in their place, once all are here; nil: they come in the clear
-	owner *Transfer // nil: the memory belongs to the lease alone
+	count int       // bytes received so far
+	crc   uint32    // of these bytes, computed while they are in the cache
+	seal  *Opening  // decrypts the complete payload in place; nil if it is not sealed
+	owner *Transfer // nil: the memory is not part of a transfer
 	index int64     // of the chunk
-	seen  int       // how much was here when the transfer looked last
-	over  bool      // the memory serves another purpose by now: keep out
+	seen  int       // count at the transfer's last check
+	over  bool      // the lease has ended: the memory must not be written
 }
 
-// Room returns where the next bytes go; nil if nobody wants them any more.
+// Room returns the memory for the next bytes; nil if the lease has ended.
 func (l *Lease) Room() []byte {
 	if l.over {
 		return nil
@@ -44,7 +44,7 @@ func (l *Lease) Room() []byte {
 	return l.view[l.count:]
 }
 
-// Received takes note of so many bytes in Room().
+// Received processes n bytes that were written into Room.
 func (l *Lease) Received(n int) {
 	if l.owner != nil && l.seal == nil {
 		l.crc = crc32.Update(l.crc, castagnoli, l.view[l.count:l.count+n])
@@ -52,7 +52,7 @@ func (l *Lease) Received(n int) {
 	l.count += n
 }
 
-// Payload returns all of the memory; nil if nobody wants it any more.
+// Payload returns all of the memory; nil if the lease has ended.
 func (l *Lease) Payload() []byte {
 	if l.over {
 		return nil
@@ -60,7 +60,7 @@ func (l *Lease) Payload() []byte {
 	return l.view
 }
 
-// take finds out whether all is here, and sound; the bytes are in their place then.
+// take reports whether the payload is complete and valid, and decrypts it in place if it is sealed.
 func (l *Lease) take(p proof) (crc uint32, sound bool) {
 	if l.count != len(l.view) {
 		return 0, false
@@ -71,12 +71,12 @@ func (l *Lease) take(p proof) (crc uint32, sound bool) {
 	return l.crc, p == checksum(l.crc)
 }
 
-// A proof tells whether a payload is a chunk's, and puts it into its place.
+// A proof checks a chunk's payload, and copies or decrypts it into its place.
 type proof interface {
 	take(to, payload []byte) (crc uint32, sound bool)
 }
 
-// A checksum is that of a chunk in the clear.
+// A checksum is the proof of a chunk that is not sealed.
 type checksum uint32
 
 func (c checksum) take(to, payload []byte) (crc uint32, sound bool) {
@@ -87,66 +87,67 @@ func (c checksum) take(to, payload []byte) (crc uint32, sound bool) {
 	return uint32(c), true
 }
 
-// Cancel says that the rest will never come.
+// Cancel ends the lease of a payload that will not be completed.
 func (l *Lease) Cancel() {
 	if l.owner != nil {
 		l.owner.takeBack(l)
 	}
 }
 
-// A Transfer is one version on its way into a staging buffer, pushed and fetched in any order. What arrives may be a
-// patch instead, into memory of its own: then the version is decoded from that.
+// A Transfer receives one version into a staging buffer; its chunks are pushed and fetched in any
+// order. It may instead receive a patch into its own memory, from which the version is decoded.
 //
-// Pushed chunks come in order, so whatever lies below the highest pushed one was dropped and is
-// fetched at once. What lies above may still be pushed: it is fetched after the end, or when
-// nothing has arrived for a while. At most a window of chunks is asked for; an answer that does
-// not come in time turns all of them back to missing, and the patience doubles until something
-// arrives. But answers come in the order of what was asked: as long as no later ping was answered,
-// they are on their way.
+// Pushed chunks arrive in order, so a chunk missing below the highest pushed one was dropped, and
+// is fetched at once. Chunks above may still be pushed: they are fetched after the end, or when
+// nothing has arrived for a while. At most a window of chunks is requested at a time. If no chunk
+// arrives in time, all requested chunks become missing, and the retry delay doubles until one
+// arrives. But answers arrive in the order of requests: until a later ping is answered, they may be
+// on their way.
 type Transfer struct {
 	Announce *Announce
 	Layout   *Layout
 	Buffer   []byte
 	Key      Key
-	Here     int64  // chunks that have arrived
-	Restarts int    // times the whole did not match its digest
-	Digest   string // from the end; empty: not known yet
+	Here     int64  // number of chunks that have arrived
+	Restarts int    // number of digest mismatches
+	Digest   string // from the end; empty before
 
-	patch *PatchOffer   // what arrives in place of the version, if that is not nil
-	base  *base         // what it builds on, for as long as that is needed
-	job   *Patching     // all of it is here, and is being decoded
-	took  time.Duration // decoding it, once that is done
-	why   string        // no patch arrives, though there are some
-	tries int           // times that nothing came for too long, though the connection is the same
+	patch *PatchOffer   // received instead of the version, if not nil
+	base  *base         // of the patch, until letGo
+	job   *Patching     // while the patch is being decoded
+	took  time.Duration // time to decode the patch, once decoded
+	why   string        // why no patch is received although some are offered
+	tries int           // timeouts in a row on the same connection
 
-	reportedAt time.Duration // when the publisher was told last how far this is
+	reportedAt time.Duration // when progress was last reported
 
 	plan       Plan
 	states     []byte
 	crcs       []uint32
 	damaged    int
 	asked      int
-	cursor     int // nothing below it is missing
-	pushed     int // everything below it was pushed, or dropped on the way
+	cursor     int // no chunk below it is missing
+	pushed     int // all chunks below it were pushed, and may have been lost
 	leases     []*Lease
 	timing     *Timing
 	heardAt    time.Duration
 	askedAt    time.Duration
-	answeredTo time.Duration // when the last ping was sent that was answered
+	answeredTo time.Duration // when the last answered ping was sent
 	patience   time.Duration
-	gap        time.Duration // between two chunks, the longest lately
+	gap        time.Duration // the longest recent time between two chunks
 	endAsked   bool
-	comes      State // how: see coming
+	comes      State // a state of table coming
 }
 
-// newTransfer begins to receive a version into a buffer of its size; why says why no patch arrives, though there are some.
+// newTransfer returns a transfer of a version into a buffer of its size; why is the reason that no
+// offered patch is received, if any.
 func newTransfer(announce *Announce, layout *Layout, buffer []byte, why string, now time.Duration, timing *Timing) *Transfer {
 	t := receive(announce, layout, buffer, now, timing)
 	t.why = atMost(why, LabelMax)
 	return t
 }
 
-// newTransferOfPatch begins to receive a patch on a base, into a buffer of its own.
+// newTransferOfPatch returns a transfer of a patch on a base, into its own buffer.
 func newTransferOfPatch(patch *PatchOffer, on *base, announce *Announce, layout *Layout, buffer []byte, now time.Duration,
 	timing *Timing) *Transfer {
 	t := receive(announce, layout, buffer, now, timing)
@@ -165,7 +166,7 @@ func receive(announce *Announce, layout *Layout, buffer []byte, now time.Duratio
 
 func (t *Transfer) count() int { return len(t.states) }
 
-// by names the patch that arrives; nil: it is the version.
+// by returns the id of the patch that is received; nil for the version itself.
 func (t *Transfer) by() *PatchID {
 	if t.patch == nil {
 		return nil
@@ -173,7 +174,7 @@ func (t *Transfer) by() *PatchID {
 	return &t.patch.PatchID
 }
 
-// speaks tells whether what names this patch, or none, speaks of what arrives. (D9)
+// speaks reports whether a message about patch, nil for the version, belongs here. (D9)
 func (t *Transfer) speaks(patch *PatchID) bool {
 	if t.patch == nil || patch == nil {
 		return t.patch == nil && patch == nil
@@ -181,13 +182,13 @@ func (t *Transfer) speaks(patch *PatchID) bool {
 	return t.patch.PatchID == *patch
 }
 
-// hopeless tells whether nothing that fits comes, though it was asked for again and again.
+// hopeless reports whether repeated requests have brought no new chunk.
 func (t *Transfer) hopeless() bool { return t.comes != decoded && t.tries >= TriesMax }
 
 func (t *Transfer) complete() bool { return t.Here == int64(t.count()) && t.Digest != "" }
 
-// add takes a chunk and returns whether it is new and sound. A chunk that is neither is ignored.
-// lease is the one that its payload was received into, if there was one.
+// add adds a chunk and reports whether it is new and valid. Any other chunk is ignored. lease is
+// the one that its payload was received into, or nil.
 func (t *Transfer) add(number int64, p proof, payload []byte, lease *Lease, now time.Duration, pushed bool) bool {
 	if number >= int64(t.count()) {
 		return false
@@ -212,7 +213,7 @@ func (t *Transfer) add(number int64, p proof, payload []byte, lease *Lease, now 
 	return true
 }
 
-// copy takes a payload that was received elsewhere.
+// copy copies a payload that was received elsewhere.
 func (t *Transfer) copy(index int, p proof, payload []byte) (crc uint32, sound bool) {
 	if state := t.states[index]; state == here || state == lent || len(payload) == 0 {
 		return 0, false
@@ -229,14 +230,14 @@ func (t *Transfer) copy(index int, p proof, payload []byte) (crc uint32, sound b
 	return crc, true
 }
 
-// take makes room in the window if the chunk was asked for.
+// take frees the window's place of a requested chunk.
 func (t *Transfer) take(index int) {
 	if t.states[index] == asked {
 		t.asked--
 	}
 }
 
-// fits tells whether a chunk has this place, and this size.
+// fits reports whether a chunk of this index has this size.
 func (t *Transfer) fits(index int64, size int) bool {
 	if index >= int64(t.count()) {
 		return false
@@ -245,7 +246,7 @@ func (t *Transfer) fits(index int64, size int) bool {
 	return int64(size) == end-begin
 }
 
-// lend returns the place of a chunk of this size, to receive it there; nil if it has none. seal opens it.
+// lend returns a lease to receive a chunk into the buffer; nil if unwanted. seal decrypts it.
 func (t *Transfer) lend(index int64, size int, seal *Opening) *Lease {
 	if !t.fits(index, size) || t.states[index] == here || t.states[index] == lent {
 		return nil
@@ -253,12 +254,12 @@ func (t *Transfer) lend(index int64, size int, seal *Opening) *Lease {
 	t.take(int(index))
 	t.states[index] = lent
 	begin, end := t.plan.Span(index)
-	lease := &Lease{view: t.Buffer[begin:end], seal: seal, owner: t, index: index} // what lies behind stays as it is
+	lease := &Lease{view: t.Buffer[begin:end], seal: seal, owner: t, index: index} // Open restores the bytes after it
 	t.leases = append(t.leases, lease)
 	return lease
 }
 
-// takeBack ends a lease: nothing may be written there any more.
+// takeBack ends a lease: its memory must not be written any more.
 func (t *Transfer) takeBack(lease *Lease) {
 	for i, known := range t.leases {
 		if known == lease {
@@ -276,7 +277,7 @@ func (t *Transfer) takeBackAll() {
 	}
 }
 
-// miss makes sure that a chunk is fetched.
+// miss marks a chunk as missing, so that it is fetched.
 func (t *Transfer) miss(index int) {
 	t.states[index] = missing
 	if index < t.cursor {
@@ -284,7 +285,7 @@ func (t *Transfer) miss(index int) {
 	}
 }
 
-// reject drops a damaged chunk: it is fetched again, at once for the first few, else in due time.
+// reject drops a damaged chunk: the first few are requested again at once, others later.
 func (t *Transfer) reject(index int) {
 	t.damaged++
 	if t.states[index] == asked && t.damaged <= damagedMax {
@@ -296,7 +297,7 @@ func (t *Transfer) reject(index int) {
 	}
 }
 
-// hear is patient in proportion to how long something took to arrive, for slow links.
+// hear adapts the retry delay to the time between chunks, for slow links.
 func (t *Transfer) hear(now time.Duration) {
 	t.tries = 0
 	t.gap = longer(now-t.heardAt, t.gap*7/8)
@@ -314,13 +315,13 @@ func longer(a, b time.Duration) time.Duration {
 	return b
 }
 
-// end takes the digest of the whole: no more chunks will be pushed.
+// end records the digest of the version: no more chunks will be pushed.
 func (t *Transfer) end(digest string) {
 	t.Digest = digest
 	t.pull()
 }
 
-// pull says that nothing more will be pushed, as far as we can tell.
+// pull fetches all missing chunks from now on: probably none will be pushed any more.
 func (t *Transfer) pull() { t.changeWay(unpushed) }
 
 func (t *Transfer) changeWay(event Event) {
@@ -329,17 +330,17 @@ func (t *Transfer) changeWay(event Event) {
 	}
 }
 
-// decode lends a buffer, and what the patch builds on, to whoever decodes it: it is here, whole.
+// decode returns a job that decodes the complete patch into buffer.
 func (t *Transfer) decode(buffer []byte) *Patching {
 	t.changeWay(patched)
 	t.job = &Patching{Model: t.Announce.Model, transfer: t, base: t.base, patch: t.Buffer, buffer: buffer, digest: t.Digest}
 	return t.job
 }
 
-// decoded takes note that the patch is decoded, and how long that took.
+// decoded records that the patch was decoded, and the time that took.
 func (t *Transfer) decoded(took time.Duration) { t.job, t.took = nil, took }
 
-// revoke tells whether somebody decodes the patch, who is to end that soon.
+// revoke cancels the decoding of the patch, and reports whether it was in progress.
 func (t *Transfer) revoke() bool {
 	if t.job != nil {
 		t.job.end()
@@ -347,8 +348,8 @@ func (t *Transfer) revoke() bool {
 	return t.job != nil
 }
 
-// letGo ends it: nothing of it will be written any more. It returns what a patch was building on, if that was still
-// needed; neither that nor the patch is any more.
+// letGo ends the transfer: its memory is not written any more. If it has a base, letGo releases the
+// patch's memory and returns the base.
 func (t *Transfer) letGo() *base {
 	t.takeBackAll()
 	b := t.base
@@ -359,10 +360,10 @@ func (t *Transfer) letGo() *base {
 	return b
 }
 
-// answered takes the word that a ping was answered that was sent then.
+// answered records that the ping sent at sentAt was answered.
 func (t *Transfer) answered(sentAt time.Duration) { t.answeredTo = sentAt }
 
-// reports tells whether the publisher is to be told how far this is. (W23)
+// reports reports whether to report progress. (W23)
 func (t *Transfer) reports(now time.Duration) bool {
 	due := now-t.reportedAt >= t.timing.Report || t.Here%ProgressChunks == 0
 	if due {
@@ -371,7 +372,7 @@ func (t *Transfer) reports(now time.Duration) bool {
 	return due
 }
 
-// read takes every chunk from memory that holds the whole version.
+// read copies every chunk from memory that holds the whole version.
 func (t *Transfer) read(data []byte) {
 	t.takeBackAll()
 	for i := range t.states {
@@ -382,10 +383,10 @@ func (t *Transfer) read(data []byte) {
 	t.Here, t.asked, t.cursor = int64(t.count()), 0, t.count()
 }
 
-// unread forgets what read took: it was another version by the end.
+// unread discards what read copied, since the memory holds another version by then.
 func (t *Transfer) unread() { t.Here, t.states, t.cursor = 0, make([]byte, t.count()), 0 }
 
-// wants returns what to fetch now; a Fetch of no chunks asks for announcement and end.
+// wants returns the fetches that are due; a Fetch of 0 chunks requests announcement and end.
 func (t *Transfer) wants(now time.Duration) []Message {
 	if t.comes == decoded {
 		return nil
@@ -400,7 +401,7 @@ func (t *Transfer) wants(now time.Duration) []Message {
 		t.pull()
 	}
 	patience := t.patience
-	if t.answeredTo <= t.askedAt { // what was asked is still on its way
+	if t.answeredTo <= t.askedAt { // answers may be on their way
 		patience = t.timing.PatienceMax
 	}
 	if silent >= patience { // W12, W32
@@ -430,7 +431,7 @@ func (t *Transfer) fetch(first, count int) Message {
 		First: int64(first), Count: int64(count), Patch: t.by(), Unpatched: t.why} // D10
 }
 
-// ranges asks for missing chunks until the window is full.
+// ranges appends requests for missing chunks until the window is full.
 func (t *Transfer) ranges(fetches []Message) []Message {
 	limit := t.pushed
 	if t.comes == pulled {
@@ -458,7 +459,7 @@ func (t *Transfer) ranges(fetches []Message) []Message {
 	return fetches
 }
 
-// verify returns whether the whole is what was published; if not, it starts over.
+// verify reports whether the version matches its digest; if not, it discards all chunks.
 func (t *Transfer) verify() bool {
 	if t.Digest == Digest(t.Announce.Layout, t.plan.ChunkBytes, t.crcs) {
 		return true
@@ -471,14 +472,14 @@ func (t *Transfer) verify() bool {
 	return false
 }
 
-// reconnected says that what was asked on the connection before will not come.
+// reconnected starts a session: requests of the previous one will not be answered.
 func (t *Transfer) reconnected(now time.Duration) {
 	t.askAgain(now)
 	t.pull()
 	t.tries = 0
 }
 
-// askAgain takes everything outstanding for lost, a payload that has stopped to arrive included.
+// askAgain marks all requested chunks as missing, and ends the leases of stalled payloads.
 func (t *Transfer) askAgain(now time.Duration) {
 	t.takeBackAll()
 	for i, state := range t.states {

@@ -2,27 +2,27 @@ package wbp
 
 import "time"
 
-const rejectedKept = 8 // versions remembered that could not be taken here
+const rejectedKept = 8 // rejected versions that are remembered
 
-// inMemory are the phases that a buffer or a segment is needed for.
+// inMemory has the phases that need a buffer or a segment.
 var inMemory = map[State]bool{arriving: true, staged: true, ready: true, applying: true}
 
-// A held is a version that is here, and what there is of it in its phase.
+// A held is a version with its phase and the data that belongs to that phase.
 type versionEntry struct {
 	Key
 	announce *Announce
 	phase    State
-	lacks    State   // while it is announced
-	layout   *Layout // once that is known
+	lacks    State   // while announced
+	layout   *Layout // once known
 	buffer   []byte
-	segment  Segment        // where it lies instead, on the shared road
-	shared   bool           // it was copied from there into the buffer
-	transfer *Transfer      // while it arrives
-	staged   *StagedVersion // once it is whole
-	running  *Running       // while it runs
+	segment  Segment        // shared memory with its data, in place of a buffer
+	shared   bool           // the buffer was copied from shared memory
+	transfer *Transfer      // while arriving
+	staged   *StagedVersion // once staged
+	running  *Running       // while running
 }
 
-// retold takes another announcement of it, if the same arrives, and tells whether it does.
+// retold accepts a repeated announcement, and returns false if it contradicts the one before.
 func (v *versionEntry) updateAnnouncement(a *Announce) bool {
 	same := a.Layout == v.announce.Layout && a.Bytes == v.announce.Bytes && a.ChunkBytes == v.announce.ChunkBytes
 	if same {
@@ -31,17 +31,17 @@ func (v *versionEntry) updateAnnouncement(a *Announce) bool {
 	return same
 }
 
-// knows takes note of its layout.
+// knows sets its layout.
 func (v *versionEntry) knows(layout *Layout) { v.layout = layout }
 
-// gain takes note that something that an announced version lacked is here, or is not to be had for now.
+// gain records that something an announced version lacks arrived, or is not available for now.
 func (v *versionEntry) resolve(event Event) {
 	if after := lacks[v.lacks][event]; after != "" {
 		v.lacks = after
 	}
 }
 
-// copy takes all of it out of shared memory, if that holds it. (S6)
+// copy copies the version from shared memory, if that still holds it. (S6)
 func (v *versionEntry) copy(segment Segment) {
 	v.shared = segment.Copy(v.announce.Model, v.Key, v.transfer.read) == nil
 	if !v.shared {
@@ -49,29 +49,29 @@ func (v *versionEntry) copy(segment Segment) {
 	}
 }
 
-// comesBy has it arrive anew, by other means.
+// comesBy replaces its transfer.
 func (v *versionEntry) comesBy(t *Transfer) { v.transfer = t }
 
-// A base is the bytes of what runs here, which patches build on, in the buffer that they were staged in. (D3)
+// A base is the bytes of the running version, which patches build on, in their staging buffer. (D3)
 type base struct {
 	running Running
 	layout  *Layout
 	data    []byte
-	users   int // patches that arrive for it, or are being decoded
+	users   int // patches that are arriving or being decoded
 }
 
-// holdings are the versions of one model, and the memory that they take.
+// holdings are the versions of one model, and their memory.
 type versionStore struct {
 	mode    State
 	buffers buffers
-	base    *base // nil: no patch can be taken
-	// Could not be taken; not tried again. An older one still may be: what was rejected may have been
-	// aborted, or meant for few, and the latest for all be one that was missed.
+	base    *base // nil: no patch can be decoded
+	// Not retried. Older versions are not blocked: the rejected one may have been aborted or sent
+	// to a few workers only, so a version that this worker missed may be the latest for all.
 	rejected []Key
-	live     []*versionEntry // but for those that were dropped or rejected; each behind those before it
+	live     []*versionEntry // neither dropped nor rejected, in the order of their last moves
 }
 
-// at returns the version in a phase, the oldest if there are several; nil if there is none.
+// at returns the version in a phase, the first to enter it if there are several; else nil.
 func (h *versionStore) at(phase State) *versionEntry {
 	for _, v := range h.live {
 		if v.phase == phase {
@@ -81,7 +81,7 @@ func (h *versionStore) at(phase State) *versionEntry {
 	return nil
 }
 
-// all returns the versions in some phases.
+// all returns the versions in any of these phases.
 func (h *versionStore) all(phases ...State) []*versionEntry {
 	var found []*versionEntry
 	for _, phase := range phases {
@@ -94,7 +94,7 @@ func (h *versionStore) all(phases ...State) []*versionEntry {
 	return found
 }
 
-// find returns the version of a key, if it is in one of these phases.
+// find returns the version of a key if it is in one of these phases; else nil.
 func (h *versionStore) find(key Key, phases ...State) *versionEntry {
 	for _, v := range h.all(phases...) {
 		if v.Key == key {
@@ -104,7 +104,7 @@ func (h *versionStore) find(key Key, phases ...State) *versionEntry {
 	return nil
 }
 
-// newest is the newest version that needs no announcement any more.
+// newest returns the key of the newest version that is complete.
 func (h *versionStore) newest() Key {
 	var newest Key
 	for _, v := range h.all(staged, ready, applying, running) {
@@ -124,7 +124,7 @@ func (h *versionStore) isRejected(key Key) bool {
 	return false
 }
 
-// expect takes note of a version that was announced, in place of any that was only announced.
+// expect adds an announced version, in place of another one that was only announced.
 func (h *versionStore) expect(a *Announce) *versionEntry {
 	h.move(h.at(announced), newer)
 	v := &versionEntry{Key: Key{a.Epoch, a.Version}, announce: a, phase: announced, lacks: aLayout}
@@ -132,7 +132,8 @@ func (h *versionStore) expect(a *Announce) *versionEntry {
 	return v
 }
 
-// takeMemory gives a version a staging buffer; false if all are in use: then it lacks one of these.
+// takeMemory gives a version a staging buffer; it returns false if all are in use, and notes that
+// the version lacks one.
 func (h *versionStore) takeMemory(v *versionEntry) (bool, error) {
 	var err error
 	if v.buffer, err = h.buffers.take(v.announce.Bytes); v.buffer == nil {
@@ -143,7 +144,7 @@ func (h *versionStore) takeMemory(v *versionEntry) (bool, error) {
 	return true, nil
 }
 
-// reconnected takes note that a session begins, of this epoch: what was asked for before will not come. (W28)
+// reconnected starts a session of an epoch: earlier requests will not be answered. (W28)
 func (h *versionStore) reconnected(epoch int64, now time.Duration) {
 	for _, v := range h.all(announced, arriving, staged) {
 		if v.phase == announced || v.Epoch != epoch {
@@ -155,7 +156,7 @@ func (h *versionStore) reconnected(epoch int64, now time.Duration) {
 	h.rejected = nil
 }
 
-// turn lets something happen to the model, and tells whether its mode is another one now. (W26)
+// turn applies an event to the mode, and reports whether its state has a transition for it. (W26)
 func (h *versionStore) changeMode(event Event) bool {
 	mode := modes[h.mode][event]
 	if mode != "" {
@@ -164,7 +165,7 @@ func (h *versionStore) changeMode(event Event) bool {
 	return mode != ""
 }
 
-// rename has a version of another name in the place of one that runs.
+// rename changes the key of the running version.
 func (h *versionStore) rename(v *versionEntry, key Key) {
 	was := *v.running
 	now := Running{key.Epoch, key.Version, was.Digest}
@@ -177,8 +178,8 @@ func (h *versionStore) rename(v *versionEntry, key Key) {
 	}
 }
 
-// move lets something happen to a version, by which there is more of it: what it arrives by, what is whole, or as what
-// it runs. It tells whether there is an arrow for that.
+// move applies an event to a version, and sets its transfer, staged or running version from by. It
+// returns false if the version's phase has no transition for the event.
 func (h *versionStore) move(v *versionEntry, event Event, by ...interface{}) bool {
 	if v == nil || arrows[v.phase][event] == "" {
 		return false
@@ -222,17 +223,17 @@ func (h *versionStore) giveBack(v *versionEntry) {
 	if v.buffer == nil {
 		return
 	}
-	if !v.transfer.revoke() { // else who decodes lets go of both
+	if !v.transfer.revoke() { // else decoded releases both
 		h.release(v.transfer)
 		h.buffers.giveBack(v.buffer)
 	}
 	v.buffer = nil
 }
 
-// What patches build on.
+// The patch base.
 
-// rebase keeps the bytes of what begins to run, in place of those of the version before; of nil, none. But what a
-// patch still needs stays until the next version runs: then it returns false.
+// rebase keeps the bytes of a new running version as the patch base, in place of the previous ones;
+// nil means none. It returns false, and changes nothing, while a patch needs the previous base.
 func (h *versionStore) setPatchBase(v *versionEntry, runs *Running) bool {
 	old := h.base
 	if old != nil && old.users > 0 {
@@ -246,19 +247,18 @@ func (h *versionStore) setPatchBase(v *versionEntry, runs *Running) bool {
 	if old != nil && v != nil {
 		h.buffers.spare(old.data)
 	} else if old != nil {
-		release(old.data) // it was needed for patches alone
+		release(old.data) // it served only patches
 	}
 	return true
 }
 
-// buildOn returns what a patch builds on, which needs it until release.
+// buildOn returns the base for a new patch, and counts its use until release.
 func (h *versionStore) buildOn() *base {
 	h.base.users++
 	return h.base
 }
 
-// release takes the word that nothing of a transfer is needed any more; if what its patch builds on runs no more, nobody
-// needs that.
+// release ends a transfer's use of its base, and drops the base if its version no longer runs.
 func (h *versionStore) release(t *Transfer) {
 	b := t.letGo()
 	if b == nil {
@@ -270,7 +270,7 @@ func (h *versionStore) release(t *Transfer) {
 	}
 }
 
-// free gives all memory back to the system. Nobody may use a version afterwards.
+// free releases all memory to the system. No version may be used afterwards.
 func (h *versionStore) free() {
 	for _, v := range h.all(arriving, staged, ready, applying) {
 		h.move(v, newer)

@@ -8,10 +8,10 @@ import (
 
 const cut = "…"
 
-// Printable returns words of others on one line, as a person, a terminal or a log may be shown them: what
-// moves a cursor, hides letters or turns them is escaped. A new line is shown as \n, an escape as \x1b, a
-// right-to-left mark as \u202e. What can be seen stays as it is, so that a text that is printable is not
-// changed. Beyond so many characters it is cut off; 0: nowhere.
+// Printable returns a peer's text as one line that is safe in a terminal or a log: control,
+// formatting and other invisible characters are escaped. A newline becomes \n, an escape \x1b, a
+// right-to-left override \u202e. Printable text is not changed. The result is truncated to most
+// characters; 0 means no limit.
 func Printable(text string, most int) string {
 	var shown strings.Builder
 	for _, r := range text {

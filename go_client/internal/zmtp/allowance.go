@@ -2,14 +2,14 @@ package zmtp
 
 import "time"
 
-// Commands of ZMTP that the other side may have at once, and a second: a publisher pings every few seconds.
-// Each PING is answered, which takes time.
+// Rate limit of a peer's ZMTP commands: a publisher sends a PING every few seconds. Answering each
+// takes time.
 const (
 	commandsBurst     = 64
 	commandsPerSecond = 16
 )
 
-// An allowance is how many commands are left.
+// An allowance is a token bucket of commands.
 type allowance struct {
 	left float64
 	at   time.Time
@@ -17,7 +17,7 @@ type allowance struct {
 
 func newAllowance(now time.Time) allowance { return allowance{commandsBurst, now} }
 
-// take tells whether so many are allowed.
+// take takes count tokens, and reports whether the bucket had as many.
 func (a *allowance) take(count int, now time.Time) bool {
 	a.left += now.Sub(a.at).Seconds() * commandsPerSecond
 	if a.left > commandsBurst {

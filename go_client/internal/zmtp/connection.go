@@ -10,39 +10,40 @@ import (
 )
 
 const (
-	dialTimeout  = 5 * time.Second       // for the host's address and the connection
+	dialTimeout  = 5 * time.Second       // for name lookup and connecting
 	openTimeout  = 5 * time.Second       // for the handshake
-	redialMin    = 50 * time.Millisecond // between two attempts; doubles
+	redialMin    = 50 * time.Millisecond // before the next attempt; doubles
 	redialMax    = time.Second
-	pingEvery    = 5 * time.Second  // ZMTP's own pings, which tell whether the peer is there
+	pingEvery    = 5 * time.Second  // pings of ZMTP, which detect a dead peer
 	silenceMax   = 30 * time.Second // longer than a chunk of 1 MiB takes at 40 kB/s
-	pingsMax     = 10 * silenceMax  // with commands alone: a publisher that has no version yet says nothing else
-	receiveBytes = 1 << 18          // taken at once, while they are in the cache for the checksum
-	outgoingMax  = 1 << 20          // bytes held for a peer that does not read
-	pongsMax     = 1 << 16          // bytes held as that when another PING of the peer's comes
+	pingsMax     = 10 * silenceMax  // with commands alone, as from a publisher without a version
+	receiveBytes = 1 << 18          // read at once, so that they are in the cache for the checksum
+	outgoingMax  = 1 << 20          // bytes to queue for a peer that does not read
+	pongsMax     = 1 << 16          // bytes in that queue up to which a PING is answered
 )
 
-// An Owner has connections. Its lock guards all of their state: Opened, Place and Received are
-// called while it is held, and every method of a Connection must be, but for Close and Wait.
+// An Owner is the user of connections. Its Lock guards all of their state: it is held when Opened,
+// Place and Received are called, and must be held to call any method of a Connection except Close
+// and Wait.
 type Owner struct {
 	Lock     sync.Locker
 	Opened   func()                                // messages can be sent
 	Place    func(frames [][]byte, size int) Place // see NewStream
 	Received func(m Message)                       // a message is complete
-	Closed   func(err error)                       // it broke by itself, or could not be made; called without the lock
+	Closed   func(err error)                       // it broke, or an attempt failed; called without the lock
 }
 
-// A HungUpError says that the other side has hung up in the handshake, without a word.
+// A HungUpError means that the peer closed the connection during the handshake.
 type HungUpError struct{ Err error }
 
 func (e *HungUpError) Error() string {
 	return "the other side hangs up in the handshake: " + e.Err.Error()
 }
 
-// Unwrap returns what the network says.
+// Unwrap returns the error of the network.
 func (e *HungUpError) Unwrap() error { return e.Err }
 
-// A Connection reaches for an endpoint until it is closed: it dials, reads, and after a failure
+// A Connection connects to an endpoint until it is closed: it dials, reads, and after a failure
 // dials again, with a pause that doubles up to a second.
 type Connection struct {
 	owner   Owner
@@ -53,29 +54,29 @@ type Connection struct {
 	resolve Resolve
 
 	stream  *Stream
-	conn    net.Conn // nil while there is none
+	conn    net.Conn // nil while not connected
 	topics  map[string]bool
-	ticket  []byte // what the next connection says first
-	shows   bool   // whether each must say such a thing,
-	barred  bool   // and there is none for want of it
+	ticket  []byte // the first message of the next connection
+	shows   bool   // whether each connection needs a ticket
+	barred  bool   // waiting for a ticket
 	shown   chan struct{}
-	heardAt time.Time // anything,
-	spokeAt time.Time // and a message, or a piece of one
+	heardAt time.Time // when any input was received
+	spokeAt time.Time // when a message, or a piece of one, was received
 	allowed allowance // of commands
 	pinged  time.Time
 	since   time.Time
-	kick    chan struct{} // there is something to write
+	kick    chan struct{} // wakes the writer
 	cancel  context.CancelFunc
-	hangUp  context.CancelFunc // ends the connection, the attempt at one, or the pause after it
+	hangUp  context.CancelFunc // aborts the connection, the attempt, or the pause after it
 	done    chan struct{}
 	receiver
 }
 
-// A Resolve returns the addresses of an endpoint, at least one, or why there is none to dial.
+// A Resolve returns at least one address of an endpoint, or an error.
 type Resolve func(ctx context.Context) (addresses []string, err error)
 
-// Dial begins to reach for an endpoint (network "tcp" or "unix") and returns at once. If resolve is nil, the
-// system looks the host up.
+// Dial starts to connect to an endpoint (network "tcp" or "unix") and returns at once. If resolve
+// is nil, package net looks the host up.
 func Dial(network, address string, resolve Resolve, kind Kind, limits Limits, owner Owner) *Connection {
 	ctx, cancel := context.WithCancel(context.Background())
 	c := &Connection{
@@ -87,11 +88,11 @@ func Dial(network, address string, resolve Resolve, kind Kind, limits Limits, ow
 	return c
 }
 
-// Open tells whether messages can be sent.
+// Open reports whether messages can be sent.
 func (c *Connection) Open() bool { return c.conn != nil && c.stream.Open() }
 
-// Send sends a message of one frame, and tells whether it is on its way. While nobody is there, or
-// if the peer has not read for long, it is not.
+// Send queues a message of one frame. It drops the message and returns false if the connection is
+// not open, or the peer has not read for too long.
 func (c *Connection) Send(frame []byte) bool {
 	if !c.Open() || len(c.stream.Outgoing)+len(frame) > outgoingMax {
 		return false
@@ -101,7 +102,7 @@ func (c *Connection) Send(frame []byte) bool {
 	return true
 }
 
-// Subscribe asks for a topic, or no longer, on this connection and those that follow it.
+// Subscribe subscribes to a topic, or unsubscribes, on this connection and later ones.
 func (c *Connection) Subscribe(topic string, on bool) {
 	c.topics[topic] = on
 	if c.conn != nil {
@@ -110,8 +111,8 @@ func (c *Connection) Subscribe(topic string, on bool) {
 	}
 }
 
-// Show gives the next connection something to say before all else, which counts once: from now on there
-// is none without. nil: they need none.
+// Show sets the ticket that the next connection sends first. Each ticket serves one connection, and
+// each later connection waits for another one; with nil, connections need none.
 func (c *Connection) Show(ticket []byte) {
 	c.ticket, c.shows = ticket, ticket != nil
 	select {
@@ -120,15 +121,14 @@ func (c *Connection) Show(ticket []byte) {
 	}
 }
 
-// Barred tells whether there is no connection since there is nothing to show.
+// Barred reports whether a ticket is missing to connect.
 func (c *Connection) Barred() bool { return c.barred }
 
-// Redial makes the connection anew, and at once: the one that there is may lead nowhere. What waits
-// to be sent is lost.
+// Redial reconnects at once, as the current connection may be dead. Queued messages are lost.
 func (c *Connection) Redial() { c.hangUp() }
 
-// Tick is to be called about ten times a second. It sends pings when it is time, gives up a connection
-// that is silent, and has what is here of a payload taken.
+// Tick must be called about ten times a second. It sends pings when they are due, aborts a
+// connection on which nothing is received, and has the received part of a payload read.
 func (c *Connection) Tick(now time.Time) {
 	if c.conn == nil {
 		return
@@ -146,7 +146,7 @@ func (c *Connection) Tick(now time.Time) {
 	c.takeWhatIsHere()
 }
 
-// Close ends the connection; what is still to be sent gets a moment.
+// Close closes the connection; queued bytes have linger to be sent.
 func (c *Connection) Close(linger time.Duration) {
 	deadline := time.Now().Add(linger)
 	for pause := 100 * time.Microsecond; c.unsent() && time.Now().Before(deadline); pause *= 2 {
@@ -155,10 +155,10 @@ func (c *Connection) Close(linger time.Duration) {
 	c.cancel()
 }
 
-// Stop ends the connection at once.
+// Stop closes the connection at once.
 func (c *Connection) Stop() { c.cancel() }
 
-// Wait returns when nothing of the connection is left.
+// Wait returns when the connection's goroutines have ended.
 func (c *Connection) Wait() { <-c.done }
 
 func (c *Connection) unsent() bool {
@@ -174,7 +174,7 @@ func (c *Connection) flush() {
 	}
 }
 
-// run dials again and again.
+// run connects until ctx is done.
 func (c *Connection) run(ctx context.Context) {
 	defer close(c.done)
 	dialer := net.Dialer{Timeout: dialTimeout}
@@ -192,10 +192,10 @@ func (c *Connection) run(ctx context.Context) {
 				err = &HungUpError{err}
 			}
 		}
-		if useful { // to be let in does not show that the next attempt is worth it
+		if useful { // a completed handshake alone does not show that reconnecting is worth it
 			pause = redialMin
 		}
-		if attempt.Err() == nil { // else it ends since we want it to
+		if attempt.Err() == nil { // else it was aborted by this side
 			c.owner.Closed(err)
 		}
 		select {
@@ -210,7 +210,7 @@ func (c *Connection) run(ctx context.Context) {
 	}
 }
 
-// dial connects to the first address that answers.
+// dial connects to the first address that accepts.
 func (c *Connection) dial(ctx context.Context, dialer *net.Dialer) (conn net.Conn, err error) {
 	if c.resolve == nil {
 		return dialer.DialContext(ctx, c.network, c.address)
@@ -226,16 +226,16 @@ func (c *Connection) dial(ctx context.Context, dialer *net.Dialer) (conn net.Con
 	return conn, err
 }
 
-// attempt begins another attempt, which hangUp ends.
+// attempt returns the context of a new attempt, which hangUp aborts.
 func (c *Connection) attempt(ctx context.Context) context.Context {
 	c.owner.Lock.Lock()
 	defer c.owner.Lock.Unlock()
-	c.hangUp() // of the attempt before: nothing of it is left
+	c.hangUp() // free the previous attempt's context
 	ctx, c.hangUp = context.WithCancel(ctx)
 	return ctx
 }
 
-// admitted waits until there is something to show, if there must be; false: the attempt is over.
+// admitted waits for a ticket if one is needed; it returns false if the attempt was aborted.
 func (c *Connection) admitted(attempt context.Context) bool {
 	for {
 		c.owner.Lock.Lock()
@@ -291,7 +291,7 @@ func (c *Connection) finish() (opened, useful bool) {
 	return opened, useful
 }
 
-// write sends what is to be sent.
+// write sends queued bytes until ctx is done.
 func (c *Connection) write(ctx context.Context, conn net.Conn) {
 	var spare []byte
 	for {
@@ -313,7 +313,7 @@ func (c *Connection) write(ctx context.Context, conn net.Conn) {
 	}
 }
 
-// received takes note of so many bytes in the stream's room.
+// received processes n bytes in the stream's room.
 func (c *Connection) received(n int) error {
 	c.heardAt = time.Now()
 	commands, messages := c.stream.Commands, c.stream.Messages
@@ -336,7 +336,7 @@ func (c *Connection) received(n int) error {
 	return err
 }
 
-// bears says why so many commands are more than a publisher has, or is answered.
+// bears returns an error if the peer sends commands above the rate limit, or does not read answers.
 func (c *Connection) bears(commands int) error {
 	switch {
 	case commands == 0:
@@ -349,7 +349,7 @@ func (c *Connection) bears(commands int) error {
 	return nil
 }
 
-// deliver hands over the messages that so many bytes have completed.
+// deliver passes on the messages that n more bytes have completed.
 func (c *Connection) deliver(n int) error {
 	wasOpen := c.stream.Open()
 	messages, err := c.stream.Received(n)

@@ -11,13 +11,13 @@ import (
 	"time"
 )
 
-// A peer is the other end of a connection, in the hands of a test.
+// A peer is the other end of a connection, controlled by the test.
 type peer struct {
 	t    *testing.T
 	conn net.Conn
 }
 
-// accept takes the next connection, and opens it.
+// accept accepts the next connection, and completes its handshake.
 func accept(t *testing.T, listener net.Listener) *peer { return acceptAs(t, listener, "ROUTER") }
 
 func acceptAs(t *testing.T, listener net.Listener, kind string) *peer {
@@ -56,7 +56,7 @@ func (p *peer) frame() (flags byte, body string) {
 	return head[0], string(p.expect(int(head[1])))
 }
 
-// A heard is an owner that keeps what it is told.
+// A heard is an owner that records its calls.
 type heard struct {
 	sync.Mutex
 	opened   chan struct{}
@@ -149,7 +149,7 @@ func TestAConnectionIsMadeAnewWhenAsked(t *testing.T) {
 	}
 }
 
-// What is to be shown comes first, and counts once: without another there is no other connection.
+// A ticket is sent first and serves one connection: without another one the connection waits.
 func TestAConnectionShowsItsTicketFirst(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -212,7 +212,7 @@ func TestThePlaceOfAPayloadIsAskedForAfterTheMessagesBeforeIt(t *testing.T) {
 	}
 }
 
-// A slow place tells how many bytes it is given.
+// A slow is a place that reports the bytes it receives.
 type slow struct {
 	memory
 	pieces chan int
@@ -220,7 +220,7 @@ type slow struct {
 
 func (s *slow) Received(n int) { s.memory.Received(n); s.pieces <- n }
 
-// Bytes that are not worth waking up for are taken nonetheless when it ticks.
+// Tick has bytes read that are too few to wake the reader.
 func TestWhatComesSlowlyIsTakenPieceByPiece(t *testing.T) {
 	h, c, listener := dial(t)
 	p := accept(t, listener)
@@ -230,7 +230,7 @@ func TestWhatComesSlowlyIsTakenPieceByPiece(t *testing.T) {
 	h.place = func(_ [][]byte, size int) Place { return &slow{memory{bytes: make([]byte, size)}, pieces} }
 	h.Unlock()
 	in := messageOf([]byte("chunk"), make([]byte, 1<<20))
-	sent, taken := 0, len(in)-(1<<20) // all but the payload comes to no place
+	sent, taken := 0, len(in)-(1<<20) // all bytes before the payload
 	for round := 0; round < 10; round++ {
 		p.send(in[sent : sent+10000])
 		for sent += 10000; taken < sent; {
@@ -239,7 +239,7 @@ func TestWhatComesSlowlyIsTakenPieceByPiece(t *testing.T) {
 	}
 }
 
-// awaitTicking waits for a piece, and ticks meanwhile as a worker does.
+// awaitTicking waits for a piece, and calls Tick meanwhile as a worker does.
 func awaitTicking(t *testing.T, c *Connection, h *heard, pieces <-chan int) int {
 	t.Helper()
 	clock := time.NewTicker(5 * time.Millisecond)
@@ -258,7 +258,7 @@ func awaitTicking(t *testing.T, c *Connection, h *heard, pieces <-chan int) int 
 	}
 }
 
-// A ping of ZMTP's own may end the publisher's process, if the control connection breaks at the right moment.
+// A PING of ZMTP may abort the publisher's process if the control connection breaks.
 func TestNoPingsOnControl(t *testing.T) {
 	h, c, listener := dial(t)
 	p := accept(t, listener)
@@ -329,7 +329,7 @@ func TestMoreCommandsThanAPublisherHas(t *testing.T) {
 	for round, count := range []int{commandsBurst - 2, commandsBurst + 2} {
 		p := acceptAs(t, listener, "XPUB")
 		await(t, "opened", h.opened)
-		// At once: it may hang up before the last.
+		// In one write: the worker may close the connection before the last one.
 		p.send(append(bytes.Repeat(ping, count), messageOf([]byte("topic"), []byte("header"))...))
 		if round == 0 {
 			await(t, "a message", h.messages)
@@ -341,7 +341,7 @@ func TestMoreCommandsThanAPublisherHas(t *testing.T) {
 	}
 }
 
-// Pings alone are a sign of life, but not for ever.
+// A connection with only PINGs stays alive, but not for ever.
 func TestPingsAloneAreNoSignOfLifeForEver(t *testing.T) {
 	h, c, listener := dialAs(t, Sub)
 	for _, alive := range []bool{true, false} {
@@ -371,7 +371,7 @@ func TestPingsAloneAreNoSignOfLifeForEver(t *testing.T) {
 	}
 }
 
-// Who does not read answers to its pings is hung up on before they are much.
+// A peer that does not read the answers to its PINGs is disconnected before many are queued.
 func TestAnswersThatNobodyReads(t *testing.T) {
 	c := &Connection{kind: Sub, stream: NewStream(Sub, testLimits, wanted), kick: make(chan struct{}, 1),
 		allowed: newAllowance(time.Now()), owner: Owner{Opened: func() {}}}
@@ -389,7 +389,7 @@ func TestAnswersThatNobodyReads(t *testing.T) {
 	}
 }
 
-// A payload that is here is given back, if the end of its message never comes.
+// A complete payload is cancelled if its message is never completed.
 func TestAPlaceIsGivenBackWithItsMessage(t *testing.T) {
 	given := &memory{bytes: make([]byte, 10000)}
 	s := NewStream(Sub, testLimits, func([][]byte, int) Place { return given })

@@ -11,21 +11,21 @@ import (
 	"golang.org/x/crypto/salsa20/salsa"
 )
 
-// Keys are those of the client's side of CURVE.
+// Keys are the keys of a CURVE client.
 type Keys struct {
-	Public, Secret [32]byte // our pair
-	Server         [32]byte // the public key of the only server that is spoken to
+	Public, Secret [32]byte // the client's pair
+	Server         [32]byte // the public key of the only accepted server
 }
 
-// Why a handshake has failed for want of the right key.
+// Errors of handshakes that failed because of keys.
 const (
 	NotAllowed  = Error("the other side does not allow our key")
 	NoKeysThere = Error("the other side speaks without keys, and ours are not given up")
 	NoKeysHere  = Error("the other side asks for keys, and there are none here")
 )
 
-// Bytes of what the server says in the handshake, after the name of the command; and what a message
-// costs: name, count, proof, flags.
+// Sizes in bytes: of WELCOME after its name, of its cookie, and of what CURVE adds to a frame:
+// name, count, authenticator, flags.
 const (
 	welcomeBytes  = 16 + secretbox.Overhead + 32 + cookieBytes
 	cookieBytes   = 96
@@ -34,31 +34,32 @@ const (
 
 const (
 	messageName = "\x07MESSAGE"
-	denied      = "\x03400" // what ERROR says to whom ZAP does not let in
+	denied      = "\x03400" // the reason in ERROR if ZAP denies access
 )
 
-// Flags inside, as outside.
+// The flags of frames inside CURVE messages, by those of plain frames, and the reverse.
 var inner, outer = map[byte]byte{0: 0, flagMore: 1, flagCommand: 2}, [...]byte{0, flagMore, flagCommand}
 
-// A curve is the client's side of CURVE (ZeroMQ RFC 26) on one connection. A box is sealed from one key
-// pair to another; C and S are the sides' own keys, C' and S' those of this connection alone.
+// A curve is the client's side of CURVE (ZeroMQ RFC 26) on one connection. A box is sealed from one
+// key pair to another; C and S are the permanent keys of client and server, C' and S' those of this
+// connection.
 //
-//	HELLO      C', proof that we know S (C'->S)
+//	HELLO      C', proof that the client knows S (C'->S)
 //	WELCOME    S', cookie (S->C')
 //	INITIATE   cookie; C, a vouch for C' (C->S'), metadata (C'->S')
 //	READY      metadata (S'->C'), or ERROR
 //	MESSAGE    flags, a frame (C'->S' or S'->C')
 //
-// Each side counts what it says, so that nothing counts twice or late.
+// Each side counts its boxes, so that repeated and reordered ones are rejected.
 type curve struct {
 	keys           *Keys
 	public, secret [32]byte // of this connection
-	shared         [32]byte // by both sides: C' and S, and from WELCOME on C' and S'
+	shared         [32]byte // secret of C' and S, and from WELCOME on of C' and S'
 	welcomed       bool
 	said, heard    uint64
 }
 
-// hello begins: what it returns is the first command.
+// hello returns the first command of the handshake.
 func (c *curve) hello() (command []byte, err error) {
 	if _, err = rand.Read(c.secret[:]); err != nil {
 		return nil, err
@@ -72,7 +73,7 @@ func (c *curve) hello() (command []byte, err error) {
 	return c.seal(command, "CurveZMQHELLO---", make([]byte, 64)), nil
 }
 
-// initiate takes what follows the name in WELCOME, and returns the next command.
+// initiate processes WELCOME without its name, and returns the next command.
 func (c *curve) initiate(welcome, metadata []byte) (command []byte, err error) {
 	if c.welcomed || len(welcome) != welcomeBytes {
 		return nil, Error("a WELCOME that is none")
@@ -95,7 +96,7 @@ func (c *curve) initiate(welcome, metadata []byte) (command []byte, err error) {
 	return c.seal(append([]byte("\x08INITIATE"), told[32:]...), "CurveZMQINITIATE", plain), nil
 }
 
-// vouch proves that the owner of our keys has begun this connection.
+// vouch returns the proof that the owner of the client's keys started this connection.
 func (c *curve) vouch(server *[32]byte) ([]byte, error) {
 	shared, err := agreed(server, &c.keys.Secret)
 	if err != nil {
@@ -109,7 +110,7 @@ func (c *curve) vouch(server *[32]byte) ([]byte, error) {
 	return secretbox.Seal(out, plain, longNonce("VOUCH---", out), &shared), nil
 }
 
-// ready takes what follows the name in READY, and returns the server's metadata.
+// ready processes READY without its name, and returns the server's metadata.
 func (c *curve) ready(in []byte) ([]byte, error) {
 	if !c.welcomed {
 		return nil, Error("READY before WELCOME")
@@ -117,12 +118,12 @@ func (c *curve) ready(in []byte) ([]byte, error) {
 	return c.open(in, "CurveZMQREADY---")
 }
 
-// message returns the frame that carries a frame of ours.
+// message returns a frame encrypted in a MESSAGE.
 func (c *curve) message(flags byte, body []byte) []byte {
 	return c.seal([]byte(messageName), "CurveZMQMESSAGEC", append([]byte{inner[flags]}, body...))
 }
 
-// carried opens a frame of the server's where it lies, and returns the frame that it carries.
+// carried decrypts a MESSAGE of the server in place, and returns the frame in it.
 func (c *curve) carried(in []byte) (flags byte, body []byte, err error) {
 	if len(in) < overheadBytes || string(in[:len(messageName)]) != messageName {
 		return 0, nil, Error("a frame that is not encrypted, on a connection that is")
@@ -137,14 +138,14 @@ func (c *curve) carried(in []byte) (flags byte, body []byte, err error) {
 	return outer[plain[0]], plain[1:], nil
 }
 
-// seal appends our count and a box.
+// seal appends the client's count and a box.
 func (c *curve) seal(to []byte, prefix string, plain []byte) []byte {
 	c.said++
 	nonce := shortNonce(prefix, c.said)
 	return secretbox.Seal(append(to, nonce[16:]...), plain, nonce, &c.shared)
 }
 
-// open opens a box behind a count where it lies.
+// open decrypts in place a box after its count.
 func (c *curve) open(in []byte, prefix string) ([]byte, error) {
 	if len(in) < 8+secretbox.Overhead {
 		return nil, Error("a command that was cut short")
@@ -174,8 +175,8 @@ func longNonce(prefix string, random []byte) *[24]byte {
 	return &nonce
 }
 
-// agreed returns what NaCl's box derives from a public and a secret key: the other side gets the same.
-// (nacl/box itself has it too, and brings packages along that nothing else here needs.)
+// agreed returns the shared key that NaCl's box derives from a public and a secret key. (Package
+// nacl/box has it too, but imports packages that nothing else here needs.)
 func agreed(public, secret *[32]byte) (shared [32]byte, err error) {
 	point, err := curve25519.X25519(secret[:], public[:])
 	if err != nil {
@@ -186,12 +187,12 @@ func agreed(public, secret *[32]byte) (shared [32]byte, err error) {
 	return shared, nil
 }
 
-// openInPlace is secretbox.Open where the box lies: that takes as much memory again, and a frame may
-// have 100 MB. Nothing is decrypted before the proof was found right.
+// openInPlace is secretbox.Open in place: that function allocates as much memory again, and a frame
+// may have 100 MB. Nothing is decrypted before the authenticator was verified.
 func openInPlace(box []byte, nonce *[24]byte, shared *[32]byte) ([]byte, bool) {
 	var key, once [32]byte
 	var half, counter, proof [16]byte
-	var first [64]byte // of the key stream: half is the proof's key
+	var first [64]byte // of the key stream; its first half is the authenticator's key
 	copy(half[:], nonce[:16])
 	copy(counter[:], nonce[16:])
 	salsa.HSalsa20(&key, &half, shared, &salsa.Sigma)

@@ -17,13 +17,13 @@ import (
 	"golang.org/x/crypto/nacl/secretbox"
 )
 
-// A server is the other side of CURVE, in the hands of a test.
+// A server is the server side of CURVE, controlled by the test.
 type server struct {
 	public, secret       [32]byte // S
 	ownPublic, ownSecret [32]byte // S'
 	client               [32]byte // C'
 	shared               [32]byte // C' and S'
-	who                  [32]byte // C, once it is vouched for
+	who                  [32]byte // C, once vouched for
 	said, heard          uint64
 }
 
@@ -40,7 +40,7 @@ func newServer() *server {
 	return s
 }
 
-// keyed is a DEALER that pins a server.
+// keyed returns a DEALER that accepts only one server key.
 func keyed(public [32]byte) Kind {
 	kind := Dealer
 	kind.Keys = &Keys{Server: public}
@@ -50,7 +50,7 @@ func keyed(public [32]byte) Kind {
 
 var cookie = bytes.Repeat([]byte("c"), cookieBytes)
 
-// welcome answers HELLO, of which this is what follows the name.
+// welcome returns the answer to HELLO, given without its name.
 func (s *server) welcome(t testing.TB, hello []byte) []byte {
 	copy(s.client[:], hello[74:])
 	shared, err := agreed(&s.client, &s.secret)
@@ -67,7 +67,7 @@ func (s *server) welcome(t testing.TB, hello []byte) []byte {
 	return append([]byte("\x07WELCOME"), secretbox.Seal(random, plain, longNonce("WELCOME-", random), &shared)...)
 }
 
-// ready answers INITIATE.
+// ready returns the answer to INITIATE.
 func (s *server) ready(t testing.TB, initiate []byte, kind string) []byte {
 	if !bytes.HasPrefix(initiate, cookie) {
 		t.Fatal("INITIATE without the cookie")
@@ -93,7 +93,7 @@ func (s *server) seal(name, prefix string, plain []byte) []byte {
 	return secretbox.Seal(append([]byte(name), nonce[16:]...), plain, nonce, &s.shared)
 }
 
-// frame is one that carries another, as it goes over the wire.
+// frame returns the bytes of a frame that carries an encrypted one.
 func (s *server) frame(flags byte, body []byte) []byte {
 	return frameOf(0, s.seal(messageName, "CurveZMQMESSAGES", append([]byte{flags}, body...)))
 }
@@ -109,7 +109,7 @@ func (s *server) message(frames ...[]byte) (out []byte) {
 	return out
 }
 
-// opened returns what a frame of the client's carries.
+// opened decrypts a frame of the client.
 func (s *server) opened(t testing.TB, frame []byte) string {
 	s.count(t, frame[8:])
 	plain, ok := secretbox.Open(nil, frame[16:], shortNonce("CurveZMQMESSAGEC", s.heard), &s.shared)
@@ -127,7 +127,7 @@ func (s *server) count(t testing.TB, in []byte) {
 	s.heard = count
 }
 
-// said takes the next frame of what is to be sent.
+// said removes and returns the next frame to be sent.
 func said(t testing.TB, s *Stream) (flags byte, body []byte) {
 	out := s.Outgoing
 	if len(out) < 2 {
@@ -141,7 +141,7 @@ func said(t testing.TB, s *Stream) (flags byte, body []byte) {
 	return out[0], out[head : head+size]
 }
 
-// shaken returns a stream and a server that are through the handshake.
+// shaken returns a stream and a server after the handshake.
 func shaken(t testing.TB) (*Stream, *server) {
 	other := newServer()
 	s := greeted(t, other.public)
@@ -166,7 +166,7 @@ func shaken(t testing.TB) (*Stream, *server) {
 	return s, other
 }
 
-// greeted returns a stream that has said HELLO to the owner of a key.
+// greeted returns a stream that has sent HELLO to the owner of a key.
 func greeted(t testing.TB, public [32]byte) *Stream {
 	s := NewStream(keyed(public), testLimits, func([][]byte, int) Place {
 		t.Fatal("what is encrypted has no place of its own")
@@ -306,7 +306,7 @@ func TestHandshakesOfCurveThatFail(t *testing.T) {
 	}
 }
 
-var cookies []byte // a WELCOME, to be said twice
+var cookies []byte // a WELCOME to be sent twice
 
 func TestMechanismsThatDoNotFit(t *testing.T) {
 	for mechanism, want := range map[string]error{"NULL": NoKeysThere, "PLAIN": nil} {
@@ -327,7 +327,7 @@ func TestMechanismsThatDoNotFit(t *testing.T) {
 	}
 }
 
-// Whoever has the keys may say anything, in any cuts; whoever has none gets nothing through.
+// A peer with the keys may send anything, in pieces of any size; without keys nothing is accepted.
 func FuzzCurve(f *testing.F) {
 	f.Add([]byte("\x00\x00\x00\x05hello"), int64(1))
 	f.Add([]byte("\x01\x00\x00\x01h\x00\x00\x20\x00payload"), int64(2))
@@ -337,7 +337,7 @@ func FuzzCurve(f *testing.F) {
 		rng := rand.New(rand.NewSource(seed))
 		s, other := shaken(t)
 		var wire []byte
-		for len(in) >= 4 { // flags, a size of 3 bytes, a body: sealed, or as it stands
+		for len(in) >= 4 { // flags, a size of 3 bytes, a body: sealed or not
 			size := int(in[1])<<16 | int(in[2])<<8 | int(in[3])
 			if size > len(in)-4 {
 				size = len(in) - 4
@@ -366,7 +366,7 @@ func FuzzCurve(f *testing.F) {
 	})
 }
 
-// FuzzHandshake feeds whatever comes in place of WELCOME and READY.
+// FuzzHandshake feeds any bytes in place of WELCOME and READY.
 func FuzzHandshake(f *testing.F) {
 	f.Add([]byte("\x07WELCOME"), false)
 	f.Add(readyOf("ROUTER")[2:], true)
@@ -388,7 +388,7 @@ func FuzzHandshake(f *testing.F) {
 	})
 }
 
-// libzmq starts one in a process of its own, which lets in by ZAP those who ask, or does not.
+// libzmq starts a server of libzmq in a separate process, whose ZAP handler answers with status.
 func libzmq(t *testing.T, status string) (address string, public [32]byte) {
 	python, err := filepath.Abs("../../../.venv/bin/python")
 	if _, missing := os.Stat(python); err != nil || missing != nil {
@@ -414,7 +414,7 @@ func libzmq(t *testing.T, status string) (address string, public [32]byte) {
 	return "127.0.0.1:" + told.Port.String(), public
 }
 
-// reach dials a server of libzmq.
+// reach connects to a server of libzmq.
 func reach(t *testing.T, address string, public [32]byte) (*heard, *Connection) {
 	h := &heard{opened: make(chan struct{}, 9), messages: make(chan Message, 9), closed: make(chan error, 99), place: wanted}
 	c := Dial("tcp", address, nil, keyed(public), Limits{Header: 65536, Payload: 5 << 20}, h.owner())
@@ -446,7 +446,7 @@ func TestCurveWithLibzmq(t *testing.T) {
 func TestLibzmqTurnsAKeyAway(t *testing.T) {
 	address, public := libzmq(t, "400")
 	h, _ := reach(t, address, public)
-	for try := 0; try < 2; try++ { // it goes on dialling
+	for try := 0; try < 2; try++ { // it keeps trying
 		if err := await(t, "a refusal", h.closed); err != NotAllowed {
 			t.Fatal(err)
 		}

@@ -8,16 +8,16 @@ import (
 	"syscall"
 )
 
-const lowWater = 1 << 18 // bytes of a payload that must be here before we are woken to take them
+const lowWater = 1 << 18 // bytes of a payload to wait for before the reader is woken
 
-// A receiver is how the kernel wakes us.
+// A receiver controls when the kernel wakes the reader.
 type receiver struct {
 	raw    syscall.RawConn
-	expect int // SO_RCVLOWAT as it is set
+	expect int // the current SO_RCVLOWAT
 }
 
-// read receives until the connection breaks. It waits without the owner's lock, and receives into
-// memory that belongs to others with it: so nobody can take that memory away in between.
+// read receives until the connection breaks. It waits without the owner's lock, but holds the lock
+// while it reads into a payload's memory, which therefore cannot be revoked in between.
 func (c *Connection) read(conn net.Conn) error {
 	raw, err := conn.(syscall.Conn).SyscallConn()
 	if err != nil {
@@ -46,7 +46,7 @@ func (c *Connection) read(conn net.Conn) error {
 
 var errClosed = errors.New("the other side has closed the connection")
 
-// receive takes what is there, once; wait says that there is nothing.
+// receive reads available bytes once; wait is true if there are none.
 func (c *Connection) receive(fd int) (wait bool, err error) {
 	room := c.stream.Room()
 	if len(room) > receiveBytes {
@@ -67,7 +67,7 @@ func (c *Connection) receive(fd int) (wait bool, err error) {
 	return false, c.received(n)
 }
 
-// expectBytes has the kernel wake us when so many bytes are here, rather than for each packet.
+// expectBytes makes the kernel wake the reader once n bytes are available, not for each packet.
 func (c *Connection) expectBytes(fd, n int) {
 	if n > lowWater {
 		n = lowWater
@@ -78,10 +78,10 @@ func (c *Connection) expectBytes(fd, n int) {
 	}
 }
 
-// takeWhatIsHere has the reader take what there is of a payload, or else the next packet of it: over a
-// slow link a place that is filled bit by bit tells its owner that more will come.
+// takeWhatIsHere makes the reader read the available part of a payload, or its next packet: on a
+// slow link, that shows the lease's owner that the payload makes progress.
 func (c *Connection) takeWhatIsHere() {
-	if c.expect > 1 { // else it takes everything at once anyway
-		_ = c.raw.Control(func(fd uintptr) { c.expectBytes(int(fd), 1) }) // and this wakes it
+	if c.expect > 1 { // else it is woken for each packet anyway
+		_ = c.raw.Control(func(fd uintptr) { c.expectBytes(int(fd), 1) }) // this wakes the reader
 	}
 }

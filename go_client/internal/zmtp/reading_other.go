@@ -4,11 +4,11 @@ package zmtp
 
 import "net"
 
-// A receiver is woken for whatever is here.
+// A receiver has no state on this system.
 type receiver struct{}
 
-// read receives until the connection breaks. It waits without the owner's lock, and so receives into
-// memory of its own: what the stream has room for may be taken away meanwhile.
+// read receives until the connection breaks. It waits without the owner's lock, and so reads into
+// its own memory: the stream's room may be revoked meanwhile.
 func (c *Connection) read(conn net.Conn) error {
 	memory := make([]byte, receiveBytes)
 	for {
@@ -22,7 +22,7 @@ func (c *Connection) read(conn net.Conn) error {
 	}
 }
 
-// take gives the stream what has been received.
+// take copies received bytes into the stream.
 func (c *Connection) take(bytes []byte) error {
 	c.owner.Lock.Lock()
 	defer c.owner.Lock.Unlock()
@@ -36,5 +36,5 @@ func (c *Connection) take(bytes []byte) error {
 	return nil
 }
 
-// takeWhatIsHere has nothing to do: it was taken as it came.
+// takeWhatIsHere does nothing: all bytes were read already.
 func (c *Connection) takeWhatIsHere() {}

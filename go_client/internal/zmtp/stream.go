@@ -1,9 +1,9 @@
-// Package zmtp speaks the connecting side of ZMTP 3 (ZeroMQ RFC 23) for the two sockets of a worker: a
-// DEALER and a SUB, without security (NULL), or with that of RFC 26 (CURVE).
+// Package zmtp implements the connecting side of ZMTP 3 (ZeroMQ RFC 23) for the two sockets of a
+// worker: a DEALER and a SUB, without security (NULL), or with that of RFC 26 (CURVE).
 //
-// A ZeroMQ library receives each message into memory of its own: fresh pages to touch, a
-// hand-over between threads, and a copy to where the bytes belong, which together cost more than
-// the network does. Here the bulk of a payload goes from the kernel straight to its place.
+// A ZeroMQ library receives each message into its own memory, which costs new pages, a hand-over
+// between threads and a copy, together more than the network. Here payloads are received from the
+// kernel directly into their buffer.
 package zmtp
 
 import (
@@ -21,48 +21,48 @@ const (
 )
 
 const (
-	scratchBytes = 8192 // read ahead; of a payload, at most so much is copied twice
-	framesMax    = 8    // of a message; a later protocol may have more than one payload
+	scratchBytes = 8192 // read ahead; at most this much of a payload is copied once more
+	framesMax    = 8    // of a message; a later protocol may have several payloads
 	commandMax   = 4096 // bytes of a command: READY with its properties is the longest
-	roomBehind   = 16   // bytes of memory behind a payload, for the tag of whoever opens it
+	roomBehind   = 16   // bytes of memory after a payload, for the tag when it is decrypted
 )
 
 // A Kind is a type of socket.
 type Kind struct {
-	Name    string // as READY says it
-	Payload int    // the index of a message's payload: before it stand topic and header, or the header
-	Peers   string // what may be at the other end
-	Keys    *Keys  // nil: there is no security
-	Pings   bool   // by ZMTP, and is given up if nothing answers
+	Name    string // in READY
+	Payload int    // index of the payload frame: after the topic, if any, and the header
+	Peers   string // socket types that it may connect to
+	Keys    *Keys  // nil without security
+	Pings   bool   // send pings of ZMTP, and abort the connection if nothing is received
 }
 
 // Dealer and Sub are the sockets of a worker.
 //
-// On the control channel the protocol has pings of its own. And at its other end is libzmq: up to 4.3.5 it
-// aborts its process if a connection breaks that it does not read for now, and a ping is in what it has read ahead.
+// On the control channel WBP has its own pings. And its peer is libzmq: up to 4.3.5, that aborts
+// its process if a connection breaks while libzmq does not read it and has read ahead a ping.
 var (
 	Dealer = Kind{Name: "DEALER", Payload: 1, Peers: "ROUTER"}
 	Sub    = Kind{Name: "SUB", Payload: 2, Peers: "PUB XPUB", Pings: true}
 )
 
-// Limits are the bytes that a frame may have, as ZMQ_MAXMSGSIZE bounds them.
+// Limits are the largest frames in bytes, like ZMQ_MAXMSGSIZE.
 type Limits struct{ Header, Payload int }
 
-// A Place is memory into which a payload is received, piece by piece.
+// A Place is memory that a payload is received into, piece by piece.
 type Place interface {
-	Room() []byte    // where the next bytes go; nil if nobody wants them any more
-	Received(n int)  // so many bytes are in Room
-	Payload() []byte // all of it, once it is complete; nil if nobody wants it any more
-	Cancel()         // the rest will never come
+	Room() []byte    // the memory for the next bytes; nil if the payload is no longer wanted
+	Received(n int)  // n bytes were written into Room
+	Payload() []byte // the complete payload; nil if it is no longer wanted
+	Cancel()         // the payload will not be completed
 }
 
-// A Message is its frames, and the place that the payload was received into, if there was one.
+// A Message is the frames of a message, and the Place that its payload was received into, if any.
 type Message struct {
 	Frames [][]byte
 	Place  Place
 }
 
-// An Error says how the other side breaks ZMTP; the connection is of no use then.
+// An Error describes how the peer breaks ZMTP; the connection must be closed.
 type Error string
 
 func (e Error) Error() string { return "zmtp: " + string(e) }
@@ -70,13 +70,13 @@ func (e Error) Error() string { return "zmtp: " + string(e) }
 type state int
 
 const (
-	greeting state = iota // nothing is known of the other side
-	ready                 // its greeting is here, its READY is not (of CURVE: nor what comes before that)
+	greeting state = iota // no greeting received
+	ready                 // greeting received, READY not yet (nor, with CURVE, the commands before it)
 	open
 )
 
-// A Stream is one connection without its socket: put what arrives into Room and say so by
-// Received, send what is in Outgoing.
+// A Stream is one connection without its socket: write input into Room and call Received, and send
+// the bytes in Outgoing.
 //
 //	greeting (64 bytes) ──> READY ──> messages and commands
 //
@@ -84,19 +84,19 @@ const (
 //	          │ flags │ size, 1 or 8 │    body     │
 //	          └───────┴──────────────┴──── ··· ────┘
 //
-// With CURVE a frame carries a frame, whose flags are inside (curve.go).
+// With CURVE a frame carries an encrypted frame with its flags (curve.go).
 type Stream struct {
 	Outgoing []byte
-	Held     bool   // a payload in the scratch waits until the messages before it are dealt with
-	First    []byte // a message to say before all others
-	Commands int    // that have come
-	Messages int    // that have come, and pieces of payloads
+	Held     bool   // a payload in the scratch waits until the messages before it are processed
+	First    []byte // a message to send before all others
+	Commands int    // received commands
+	Messages int    // received messages and pieces of payloads
 
 	kind    Kind
 	limits  Limits
 	place   func(frames [][]byte, size int) Place
 	state   state
-	curve   *curve // nil: there is no security
+	curve   *curve // nil without security
 	scratch [scratchBytes]byte
 	have    int // bytes in the scratch
 	message Message
@@ -104,24 +104,24 @@ type Stream struct {
 	topics  map[string]bool
 }
 
-// A body is a frame too long for the scratch, on its way; missing bytes are to come.
+// A body is a frame too long for the scratch that is being received.
 type body struct {
 	flags   byte
-	missing int
+	missing int    // bytes still to receive
 	own     []byte // of a frame that is no payload
 	have    int    // bytes in own
-	place   Place  // of a payload; nil: it is read and forgotten
+	place   Place  // of a payload; nil to discard it
 }
 
-// NewStream begins a connection. place is given the frames before a payload and the payload's
-// size, and says where it goes; nil: nowhere, the frame is then empty.
+// NewStream returns the Stream of a new connection. place returns where to receive a payload, given
+// the frames before it and its size; nil to discard it: the frame is then empty.
 func NewStream(kind Kind, limits Limits, place func(frames [][]byte, size int) Place) *Stream {
 	s := &Stream{kind: kind, limits: limits, place: place, topics: map[string]bool{}}
 	if kind.Keys != nil {
 		s.curve = &curve{keys: kind.Keys}
 	}
-	// Signature and version; the rest once the other side's mechanism is known: libzmq hangs up on one that is
-	// not its own before it has told that.
+	// Signature and version. The rest is sent once the peer's mechanism is known: libzmq closes the
+	// connection on a different mechanism before it has sent its own.
 	s.Outgoing = append(s.Outgoing, 0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0x7f, 3, 0)
 	return s
 }
@@ -133,25 +133,24 @@ func (s *Stream) mechanism() string {
 	return "NULL"
 }
 
-// Open tells whether messages can be sent.
+// Open reports whether messages can be sent.
 func (s *Stream) Open() bool { return s.state == open }
 
-// Send sends a message of one frame. It is lost if the connection is not open.
+// Send queues a message of one frame; it is dropped if the connection is not open.
 func (s *Stream) Send(frame []byte) {
 	if s.state == open {
 		s.say(0, frame)
 	}
 }
 
-// Ping asks the other side for a sign of life; if it hears nothing for ttl tenths of a second, it
-// may give the connection up.
+// Ping sends a PING. After ttl tenths of a second without input the peer may close the connection.
 func (s *Stream) Ping(ttl uint16) {
 	if s.state == open {
 		s.say(flagCommand, []byte{4, 'P', 'I', 'N', 'G', byte(ttl >> 8), byte(ttl)})
 	}
 }
 
-// Subscribe asks for a topic, or no longer; asking twice is asking once.
+// Subscribe subscribes to a topic, or unsubscribes; repeating that has no effect.
 func (s *Stream) Subscribe(topic string, on bool) {
 	if s.topics[topic] == on {
 		return
@@ -170,7 +169,7 @@ func (s *Stream) subscription(topic string, on bool) {
 	s.say(0, append([]byte{first}, topic...))
 }
 
-// say sends a frame of its own, once the connection is open.
+// say sends a frame on an open connection, encrypted with CURVE.
 func (s *Stream) say(flags byte, body []byte) {
 	if s.curve == nil {
 		s.frame(flags, body)
@@ -190,7 +189,7 @@ func (s *Stream) frame(flags byte, body []byte) {
 	s.Outgoing = append(s.Outgoing, body...)
 }
 
-// Room returns where the next bytes go. It is never empty.
+// Room returns the memory for the next input, which is never empty.
 func (s *Stream) Room() []byte {
 	if s.body == nil {
 		return s.scratch[s.have:]
@@ -204,7 +203,7 @@ func (s *Stream) Room() []byte {
 	return s.scratch[:]
 }
 
-// Missing is how many bytes must come before anything can be done with them, at least 1.
+// Missing returns how many bytes are needed to make progress, at least 1.
 func (s *Stream) Missing() int {
 	if s.body == nil {
 		return 1
@@ -212,14 +211,14 @@ func (s *Stream) Missing() int {
 	return s.body.missing
 }
 
-// Received takes note of so many bytes in Room, and returns the messages that are now complete. If
-// Held is true then, call it again with 0 once these were dealt with, before Room. After an error the
-// connection is to be closed.
+// Received processes n bytes that were written into Room, and returns the messages that are now
+// complete. If Held is true then, process these messages and call it again with 0 before Room.
+// After an error the connection must be closed.
 func (s *Stream) Received(n int) (messages []Message, err error) {
 	if s.body != nil {
 		b := s.body
 		b.received(n)
-		if b.own == nil { // else it may be a command
+		if b.own == nil { // not a command
 			s.Messages++
 		}
 		if b.missing > 0 {
@@ -244,18 +243,18 @@ func (s *Stream) Received(n int) (messages []Message, err error) {
 	return messages, err
 }
 
-// Close says that the connection is gone, perhaps in the middle of a payload.
+// Close cancels the payload being received, as the connection has closed.
 func (s *Stream) Close() {
 	if s.body != nil && s.body.place != nil {
 		s.body.place.Cancel()
 	}
-	if s.message.Place != nil { // the payload was here, and the end of its message is not
+	if s.message.Place != nil { // the payload is complete, its message is not
 		s.message.Place.Cancel()
 	}
 	s.body, s.message = nil, Message{}
 }
 
-// parse takes what the bytes begin with, and returns its size; 0 if more must come first.
+// parse consumes a greeting or frame at the start of `in` and returns its size; 0 if incomplete.
 func (s *Stream) parse(in []byte, messages []Message) (int, []Message, error) {
 	if s.state == greeting {
 		size, err := s.greet(in)
@@ -286,7 +285,7 @@ func (s *Stream) parse(in []byte, messages []Message) (int, []Message, error) {
 	if end <= scratchBytes && !s.isPayload(flags) {
 		return 0, messages, nil
 	}
-	if len(messages) > 0 && s.isPayload(flags) { // they may decide on its place
+	if len(messages) > 0 && s.isPayload(flags) { // processing them may decide on its place
 		s.Held = true
 		return 0, messages, nil
 	}
@@ -294,7 +293,7 @@ func (s *Stream) parse(in []byte, messages []Message) (int, []Message, error) {
 	return len(in), messages, nil
 }
 
-// size reads the length of a frame, and holds it against the limits.
+// size reads the length of a frame, and returns an error if it exceeds its limit.
 func (s *Stream) size(flags byte, digits []byte) (int, error) {
 	var size uint64
 	for _, digit := range digits {
@@ -340,7 +339,7 @@ func (s *Stream) greet(in []byte) (int, error) {
 	return 64, err
 }
 
-// agrees holds the other side's mechanism against ours. There is no other way to connect. (K1)
+// agrees returns an error unless the peer's mechanism is this side's: there is no fallback. (K1)
 func (s *Stream) agrees(mechanism string) error {
 	switch {
 	case mechanism == s.mechanism():
@@ -358,14 +357,14 @@ func (s *Stream) metadata() []byte {
 	return append(append(out, s.kind.Name...), "\x08Identity\x00\x00\x00\x00"...)
 }
 
-// encrypted tells whether frames are carried inside others.
+// encrypted reports whether frames are encrypted.
 func (s *Stream) encrypted() bool { return s.curve != nil && s.state == open }
 
 func (s *Stream) isPayload(flags byte) bool {
 	return flags&flagCommand == 0 && len(s.message.Frames) >= s.kind.Payload
 }
 
-// begin finds a place for a frame that the scratch does not hold, of which these bytes are here.
+// begin chooses the memory for a frame too long for the scratch; in is its received part.
 func (s *Stream) begin(flags byte, size int, in []byte) {
 	b := &body{flags: flags, missing: size}
 	if s.encrypted() || !s.isPayload(flags) {
@@ -384,7 +383,7 @@ func (s *Stream) begin(flags byte, size int, in []byte) {
 	}
 }
 
-// take takes a frame that is complete.
+// take processes a complete frame.
 func (s *Stream) take(flags byte, frame []byte, place Place, messages []Message) ([]Message, error) {
 	if s.encrypted() {
 		var err error
@@ -431,10 +430,10 @@ func (s *Stream) command(in []byte) error {
 	case name == "PING" && s.state == open && len(rest) >= 2 && len(rest) <= 2+16:
 		s.say(flagCommand, append([]byte("\x04PONG"), rest[2:]...))
 	}
-	return nil // PONG, and what later versions may have
+	return nil // PONG, or a command of a later version
 }
 
-// handshake takes the server's commands of CURVE.
+// handshake processes the server's commands of the CURVE handshake.
 func (s *Stream) handshake(name string, rest []byte) error {
 	switch name {
 	case "WELCOME":
@@ -453,7 +452,7 @@ func (s *Stream) handshake(name string, rest []byte) error {
 	return Error(fmt.Sprintf("%.20q where CURVE has WELCOME and READY", name))
 }
 
-// opens takes the other side's metadata: from now on there are messages.
+// opens checks the peer's metadata and opens the connection.
 func (s *Stream) opens(metadata []byte) error {
 	if peer := property(metadata, "Socket-Type"); !strings.Contains(s.kind.Peers, peer) {
 		return Error(fmt.Sprintf("a %.40s is at the other end, not a %s: is this the right port?", peer, s.kind.Peers))
@@ -470,7 +469,7 @@ func (s *Stream) opens(metadata []byte) error {
 	return nil
 }
 
-// property returns a value of READY's metadata, "" if it is not there.
+// property returns the value of a property of READY; "" if it is missing.
 func property(in []byte, name string) string {
 	for {
 		key, rest, ok := named(in)
@@ -488,7 +487,7 @@ func property(in []byte, name string) string {
 	}
 }
 
-// named returns a name of at most 255 bytes, before which stands how many, and what follows it.
+// named splits bytes after a name of at most 255 bytes, which is preceded by its length.
 func named(in []byte) (name string, rest []byte, ok bool) {
 	if len(in) == 0 {
 		return "", nil, false

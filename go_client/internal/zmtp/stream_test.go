@@ -12,7 +12,7 @@ import (
 
 var testLimits = Limits{Header: 65536, Payload: 1 << 20}
 
-// greetingOf is what a peer says first.
+// greetingOf returns the greeting of a peer.
 func greetingOf(mechanism string) []byte {
 	greeting := append([]byte{0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 1}, mechanism...)
 	return append(greeting, make([]byte, 64-len(greeting))...)
@@ -44,7 +44,7 @@ func messageOf(frames ...[]byte) (out []byte) {
 	return out
 }
 
-// memory is a place of its own.
+// A memory is a Place with its own memory.
 type memory struct {
 	bytes    []byte
 	have     int
@@ -67,10 +67,10 @@ func (m *memory) Payload() []byte {
 }
 func (m *memory) Cancel() { m.cancel = true }
 
-// wanted places every payload.
+// wanted returns a place for every payload.
 func wanted(_ [][]byte, size int) Place { return &memory{bytes: make([]byte, size)} }
 
-// receive feeds a stream, cut into pieces of at most so many bytes.
+// receive feeds a stream in pieces, whose largest sizes most returns.
 func receive(s *Stream, in []byte, most func() int) (messages []Message, err error) {
 	for len(in) > 0 && err == nil {
 		room := s.Room()
@@ -89,7 +89,7 @@ func receive(s *Stream, in []byte, most func() int) (messages []Message, err err
 	return messages, err
 }
 
-// complete returns the messages that so many bytes have completed.
+// complete returns the messages that n bytes have completed.
 func complete(s *Stream, n int) ([]Message, error) {
 	messages, err := s.Received(n)
 	for err == nil && s.Held {
@@ -126,7 +126,7 @@ func opened(t testing.TB, kind Kind, place func([][]byte, int) Place) *Stream {
 	return s
 }
 
-// However the bytes are cut, the same messages come out.
+// The messages do not depend on how the bytes are split.
 func TestCuts(t *testing.T) {
 	rng := rand.New(rand.NewSource(1))
 	for round := 0; round < 300; round++ {
@@ -155,7 +155,7 @@ func TestCuts(t *testing.T) {
 	}
 }
 
-// checkFrames compares; a second payload may be forgotten, since nobody gives it a place.
+// checkFrames compares frames; a second payload may be empty, since it gets no place.
 func checkFrames(t *testing.T, got, want [][]byte) {
 	t.Helper()
 	if len(got) != len(want) {
@@ -224,7 +224,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// A name may have 255 bytes, which with the byte before it are more than a byte counts.
+// A name may have 255 bytes: with its length byte that is more than a byte can count.
 func TestTheLongestNames(t *testing.T) {
 	name := "\xff" + strings.Repeat("n", 255)
 	for _, kind := range []Kind{Dealer, keyed(newServer().public)} {
@@ -254,7 +254,7 @@ func TestAPayloadThatIsCutOffIsCancelled(t *testing.T) {
 	}
 }
 
-// An announcement and the first chunk of its version can come in one read.
+// An announcement and the first chunk of its version can arrive in one read.
 func TestAPayloadGetsItsPlaceAfterWhatCameBeforeItWasDealtWith(t *testing.T) {
 	asked := 0
 	s := opened(t, Sub, func(frames [][]byte, size int) Place {
@@ -290,7 +290,7 @@ func TestAPayloadThatIsNoLongerWanted(t *testing.T) {
 	}
 }
 
-// Any bytes, in any cuts, are messages or an Error, and nothing else; what is kept is bounded.
+// Any bytes, split in any way, give messages or an Error, and the stream's memory is bounded.
 func FuzzStream(f *testing.F) {
 	open := append(greetingOf("NULL"), readyOf("XPUB")...)
 	f.Add(append(append([]byte{}, open...), messageOf([]byte("m/ctl"), []byte(`{"wbp":1}`))...), int64(1))
