@@ -38,7 +38,7 @@ class Deadline:
             raise DeadlineError(self._text.format(**self._about) if self._about else self._text)
 
 
-class Answer(Protocol[T_co]):
+class FutureLike(Protocol[T_co]):
     """A future, or an object with these methods of one."""
 
     def result(self, timeout: float, /) -> T_co:
@@ -50,7 +50,7 @@ class Answer(Protocol[T_co]):
         ...
 
 
-def result_of(future: Answer[T], timeout: float) -> T:
+def result_of(future: FutureLike[T], timeout: float) -> T:
     """Return the answer of the publisher's thread, which is normally in time.
 
     Raises:

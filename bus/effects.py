@@ -96,7 +96,7 @@ class Ready(msgspec.Struct, frozen=True):
     staged: StagedVersion
 
 
-class Whole(msgspec.Struct, frozen=True):
+class WholeStaged(msgspec.Struct, frozen=True):
     """A version is staged, and may be applied once its publisher commits it."""
 
     staged: StagedVersion
@@ -158,7 +158,7 @@ Effect = (
     | Decode
     | Prefault
     | Ready
-    | Whole
+    | WholeStaged
     | Renamed
     | Rejected
     | Refused

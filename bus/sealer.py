@@ -43,7 +43,7 @@ class ByteSource(Protocol):
     def bytes(self, begin: int, end: int) -> Buffer: ...
 
 
-class Named(Protocol):
+class VersionKey(Protocol):
     """The key of a version."""
 
     model: str
@@ -61,7 +61,7 @@ class Sealable(Protocol):
     was_sealed: bool
 
     @property
-    def target(self) -> Named:
+    def target(self) -> VersionKey:
         """The version."""
         ...
 
@@ -118,7 +118,7 @@ class SealedVersion:
         return self.group is group and self.subject.epoch == version.target.epoch
 
 
-class InUseError(MemoryError):
+class SealInUseError(MemoryError):
     """All memory for sealed versions of a model is in use."""
 
 
@@ -179,7 +179,7 @@ class Sealer:
         """
         try:
             self._take_buffer(model, nbytes, None)
-        except InUseError:  # temporary: workers that need a chunk meanwhile fetch it again
+        except SealInUseError:  # temporary: workers that need a chunk meanwhile fetch it again
             return
 
     def _take_buffer(self, model: str, nbytes: int, of: Sealable | None) -> NDArray[np.uint8]:
@@ -189,12 +189,12 @@ class Sealer:
 
         Raises:
             MemoryError: There is not enough memory.
-            InUseError: Sockets still send from all of it.
+            SealInUseError: Sockets still send from all of it.
         """
         while True:
             try:
                 return self._take(model, nbytes)
-            except InUseError:
+            except SealInUseError:
                 others = [
                     each
                     for each in self._sealed_versions

@@ -29,7 +29,7 @@ from .state import (
     outline_at_once,
     signature,
 )
-from .ties import Place, Ties, place_of
+from .ties import TensorPlace, Ties, place_of
 from .wrapping import explanation
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class _Pairs:
     def __init__(self, layout: Layout, leaves: Mapping[str, Leaf]) -> None:
         self.written: list[tuple[Leaf, TensorSpec]] = []
         self.tied: list[tuple[str, TensorSpec, str, TensorSpec]] = []
-        taken: dict[Place, tuple[str, TensorSpec]] = {}
+        taken: dict[TensorPlace, tuple[str, TensorSpec]] = {}
         for name, leaf in leaves.items():
             if name not in layout.signatures or (place := place_of(name, leaf)) is None:
                 continue  # not published, or empty
@@ -400,7 +400,7 @@ class Reader:
         """Return copies of the published values of a module's tensors, under all of their names."""
         layout = self.section.layout
         values: dict[str, torch.Tensor] = {}
-        tied: dict[Place, torch.Tensor] = {}
+        tied: dict[TensorPlace, torch.Tensor] = {}
         for name, leaf in leaves.items():
             if name in layout.signatures:
                 values[name] = self._value(layout.by_name(name)).to(leaf.dtype)

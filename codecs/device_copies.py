@@ -148,7 +148,7 @@ class Arriving:
         self._held = None
 
 
-class _Group:
+class _CopyGroup:
     """Copies within a device: plain tensors of one dtype in one call, others one by one."""
 
     def __init__(self) -> None:
@@ -207,14 +207,14 @@ class _Batch:
         self.members: list[tuple[int, Index]] = []
         # Pairs of memory and stage; made anew when the stage is replaced.
         self.crossing: list[Pair] = []
-        self.group = _Group()
+        self.group = _CopyGroup()
 
     def lay(
         self, half: torch.Tensor, hosts: Sequence[torch.Tensor], devices: Sequence[torch.Tensor]
     ) -> None:
         """Prepare the copies between memory, `half` and the device's tensors."""
         first, nbytes = self.begin % ALIGNED, self.end - self.begin
-        staged, self.group = half[first : first + nbytes], _Group()
+        staged, self.group = half[first : first + nbytes], _CopyGroup()
         for place, index in self.members:
             host = hosts[place][index] if index else hosts[place]
             begin = host.data_ptr() - self.begin
@@ -348,7 +348,7 @@ class _Mirrored:
         devices: Sequence[torch.Tensor],
         places: Sequence[int],
     ) -> None:
-        self._lane, self._group = lane_of(device, "out"), _Group()
+        self._lane, self._group = lane_of(device, "out"), _CopyGroup()
         runs: list[tuple[int, int]] = []
         places = sorted(places, key=lambda place: hosts[place].data_ptr())
         for place in places:
@@ -412,7 +412,7 @@ class _Within:
         destinations: Sequence[torch.Tensor],
         places: Sequence[int],
     ) -> None:
-        self._lane, self._group = lane_of(device, "in"), _Group()
+        self._lane, self._group = lane_of(device, "in"), _CopyGroup()
         for place in places:
             self._group.add(place, (), destinations[place], sources[place])
 

@@ -38,7 +38,7 @@ Found = Mapping[str, tuple[str, int]]  # by name: the new dtype, and the number 
 
 
 @dataclass(frozen=True, slots=True)
-class _Bits:
+class _FloatFormat:
     """The bit patterns ("codes") of a float dtype.
 
     Attributes:
@@ -55,7 +55,7 @@ class _Bits:
 
 
 @cache
-def _bits(dtype: str) -> _Bits:
+def _bits(dtype: str) -> _FloatFormat:
     kind = numpy_dtype(dtype)
     limits = cast("Any", ml_dtypes).finfo(kind)
     width = kind.itemsize
@@ -67,7 +67,7 @@ def _bits(dtype: str) -> _Bits:
     least = greatest + step / 2
     if code % 2 == 0:
         least = math.nextafter(least, math.inf)
-    return _Bits(width, greatest, least, code + 1)
+    return _FloatFormat(width, greatest, least, code + 1)
 
 
 def narrows(source: str, destination: str) -> bool:

@@ -28,7 +28,7 @@ T = TypeVar("T")
 Owner = tuple[str, str]  # a model, and the name of one of its tensors
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """The place of a tensor in memory. Tensors with equal places are the same.
 
     Attributes:
@@ -47,7 +47,7 @@ class Place(NamedTuple):
     nbytes: int
 
 
-def place_of(name: str, leaf: Leaf) -> Place | None:
+def place_of(name: str, leaf: Leaf) -> TensorPlace | None:
     """Return a tensor's place; None if it is empty or cannot be published."""
     try:
         dtype, _ = signature(name, leaf)
@@ -62,7 +62,7 @@ def place_of(name: str, leaf: Leaf) -> Place | None:
         dtype += " conj" * leaf.is_conj() + " neg" * leaf.is_neg()  # its bytes mean other values
     sizes = [size for size in leaf.shape if size != 1]
     steps = [step for size, step in zip(leaf.shape, strides, strict=True) if size != 1]
-    return Place(memory, begin, tuple(sizes), tuple(steps), dtype, leaf.itemsize)
+    return TensorPlace(memory, begin, tuple(sizes), tuple(steps), dtype, leaf.itemsize)
 
 
 class Ties:
@@ -96,7 +96,7 @@ class Ties:
 
 def shared_memory(models: Mapping[str, Mapping[str, Leaf]]) -> list[tuple[Owner, Owner]]:
     """Return pairs of tensors of different models, as (model, name), that are tied or overlap."""
-    owners: dict[Place, Owner] = {}
+    owners: dict[TensorPlace, Owner] = {}
     found: list[tuple[Owner, Owner]] = []
     for model, leaves in models.items():
         for name, leaf in leaves.items():
@@ -106,14 +106,14 @@ def shared_memory(models: Mapping[str, Mapping[str, Leaf]]) -> list[tuple[Owner,
     return found + [(a, b) for a, b in _overlaps(owners) if a[0] != b[0]]
 
 
-def _overlaps(names: Mapping[Place, T]) -> Iterator[tuple[T, T]]:
+def _overlaps(names: Mapping[TensorPlace, T]) -> Iterator[tuple[T, T]]:
     """Yield the names of each pair of tensors that overlap in part."""
-    by_memory: dict[Hashable, list[tuple[int, int, Place]]] = {}
+    by_memory: dict[Hashable, list[tuple[int, int, TensorPlace]]] = {}
     for place in names:
         begin, end = _bounds(place)
         by_memory.setdefault(place.memory, []).append((begin, end, place))
     for spans in by_memory.values():
-        before: list[tuple[int, int, Place]] = []  # those that end after the next one begins
+        before: list[tuple[int, int, TensorPlace]] = []  # those that end after the next one begins
         for span in sorted(spans):
             before = [each for each in before if each[1] > span[0]]
             for each in before:
@@ -122,14 +122,14 @@ def _overlaps(names: Mapping[Place, T]) -> Iterator[tuple[T, T]]:
             before.append(span)
 
 
-def _bounds(place: Place) -> tuple[int, int]:
+def _bounds(place: TensorPlace) -> tuple[int, int]:
     """Return the range of addresses of a tensor, the end excluded."""
     reach = [(size - 1) * step for size, step in zip(place.shape, place.strides, strict=True)]
     last = place.begin + sum(each for each in reach if each > 0) + place.nbytes
     return place.begin + sum(each for each in reach if each < 0), last
 
 
-def _share(one: Place, other: Place) -> bool:
+def _share(one: TensorPlace, other: TensorPlace) -> bool:
     """Return whether two tensors share a byte. (Two columns of a matrix do not.)"""
     share: Any = np.shares_memory  # its stub allows only -1 and 0 for `max_work`
     try:
@@ -141,7 +141,7 @@ def _share(one: Place, other: Place) -> bool:
 class _View:
     """A place in a form that numpy takes; numpy never reads the addresses."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TensorPlace) -> None:
         self.__array_interface__ = {
             "version": 3,
             "data": (place.begin or 1, False),
@@ -151,5 +151,5 @@ class _View:
         }
 
 
-def _view(place: Place) -> numpy_tensors.Array:
+def _view(place: TensorPlace) -> numpy_tensors.Array:
     return np.asarray(_View(place))

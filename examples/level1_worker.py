@@ -1,4 +1,4 @@
-"""A worker of level 1 (docs/PROTOCOL.md, first page): level1_worker.py ADDRESS MODEL FILE."""
+"""A worker of level 1 (docs/protocol/index.md): level1_worker.py ADDRESS MODEL FILE."""
 
 import json
 import os
@@ -13,8 +13,9 @@ from typing import Any
 
 import zmq
 
-HELLO, PING, LOST, PATIENCE, SLOW = 0.25, 1.0, 5.0, 1.0, 16.0  # seconds
+HELLO, QUIET, PING, LOST, PATIENCE, SLOW = 0.25, 0.25, 1.0, 5.0, 1.0, 16.0  # seconds
 WINDOW, CHUNKS_MAX, BYTES_MAX, INSTANCE = 16, 2**20, 2**34, os.urandom(16).hex()
+ENDS = "unknown-worker name-taken stale-epoch limit protocol-version wrong-name revoked not-allowed"
 PLAIN = {"commit": "auto", "encoding": "raw", "encryption": None}
 TABLE = [reduce(lambda c, _: c >> 1 ^ 0x82F63B78 * (c & 1), range(8), b) for b in range(256)]
 
@@ -27,8 +28,10 @@ class Worker:
     def __init__(self, address: str, model: str, path: str) -> None:
         self.address, self.model, self.path, self.known = address, model, path, (0, 0)
         self.runs: dict[str, Any] = {}  # epoch, version and digest
-        self.reports: dict[str, Any] = {"ping": {}}  # what is said again and again
+        self.reports: dict[str, Any] = {"ping": {}}  # what is sent with every ping
         self.later, self.again, self.pause = (0, 0), 0.0, 0.0  # what has failed, and is put off
+        self.arriving, self.awaited = (0, 0), (0, 0)  # epoch and version: chunks, or a layout
+        self.rejected = 0, 0  # until the next session
 
     def session(self) -> str:  # on a connection of its own; returns why it is over
         with zmq.Context.instance().socket(zmq.DEALER) as self.dealer:  # type: ignore
@@ -36,14 +39,16 @@ class Worker:
             self.dealer.connect(self.address)
             runs = {"models": {self.model: self.runs or None}, "epoch": self.runs.get("epoch", 0)}
             hello = {"hello": {"name": f"level1-{INSTANCE[:8]}", "instance": INSTANCE, **runs}}
-            self.epoch, self.arriving, self.due, self.until, why = -1, 0, 0.0, 0.0, ""
-            self.every, self.patience, self.heard = HELLO, PATIENCE, time.monotonic()
+            self.epoch, self.due, self.every, self.asked, why = -1, 0.0, HELLO, -QUIET, ""
+            self.until, self.patience, self.heard = 0.0, PATIENCE, time.monotonic()
+            self.answered, self.fetched = 0.0, -SLOW  # when an answered ping, and a fetch, was sent
             while not why and (now := time.monotonic()) - self.heard < LOST:
                 if now >= self.due:
                     self.due = now + self.every
                     for kind, fields in (hello if self.epoch < 0 else self.reports).items():
                         self.say(kind, **fields)
-                if self.arriving and now >= self.until:
+                late = self.answered > self.fetched or now >= self.fetched + SLOW
+                if self.epoch >= 0 and now >= self.until and late:
                     self.ask()
                 if self.dealer.poll(20):
                     header, *payload = self.dealer.recv_multipart()
@@ -53,6 +58,7 @@ class Worker:
 
     def say(self, kind: str, **fields: Any) -> None:
         of = {"model": self.model, "epoch": self.epoch} if "version" in fields else {}
+        of |= {"token": int(time.monotonic() * 1000)} if kind == "ping" else {}
         with suppress(zmq.Again):  # nobody is there
             self.dealer.send_json(of | fields | {"wbp": 1, "type": kind}, zmq.NOBLOCK)
 
@@ -61,68 +67,113 @@ class Worker:
         match message if message["wbp"] == 1 else {}:  # pyright: ignore[reportMatchNotExhaustive]
             case {"type": "ping"}:
                 self.say("pong", token=message.get("token", 0))
-            case {"type": "refuse", "code": "gone" | "range"}:  # the next pong says what there is
-                self.arriving = 0
-            case {"type": "refuse", "text": str(text)}:
-                return text
-            case {"type": "welcome", "epoch": int(epoch), "ping_ms": int(ms)} if self.epoch < 0:
+            case {"type": "refuse", "code": "gone" | "range", "version": int(v)}:
+                if self.arriving == (message.get("epoch") or self.epoch, v):
+                    self.arriving = 0, 0
+                    self.latest()
+                self.awaited = (0, 0) if v in (0, self.awaited[1]) else self.awaited
+            case {"type": "refuse", "code": str(code)} if code in ENDS.split():
+                return code
+            case {"type": "welcome", "epoch": int(epoch), "ping_ms": int(ms), "models": models}:
                 if epoch < self.runs.get("epoch", 0):
                     return "what runs here is of a later publisher"
-                self.epoch, self.due, self.every = epoch, 0.0, min(PING, max(1, ms) / 1000)
+                if epoch != self.epoch:
+                    self.epoch, self.due, self.every = epoch, 0.0, min(PING, max(1, ms) / 1000)
+                    self.arriving = self.arriving if self.arriving[0] == epoch else (0, 0)
+                    self.awaited, self.until, self.fetched = (0, 0), 0.0, -SLOW
+                    self.rejected = 0, 0
+                self.news(models.get(self.model, 0))
             case {"epoch": int(epoch)} if epoch != self.epoch:
                 return "another publisher took its place" if self.epoch >= 0 else ""
-            case {"type": "pong", "models": {self.model: int(newest)}}:
-                put_off = (self.epoch, newest) <= self.later and now < self.again
-                if (self.epoch, newest) > self.known and not self.arriving and not put_off:
-                    self.say("fetch", version=0, layout=True)
+            case {"type": "pong"}:
+                self.answered = message.get("token", 0) / 1000
+                self.news(message.get("models", {}).get(self.model, 0))
             case {"type": "announce", "version": int(v)} if (self.epoch, v) > self.known:
-                nbytes, size, self.due = message["nbytes"], message["chunk_bytes"], 0.0
-                if [message.get(key) for key in PLAIN] != [*PLAIN.values()]:
-                    self.fail(v, "unsupported")
-                elif nbytes > min(BYTES_MAX, CHUNKS_MAX * size):
-                    self.fail(v, "too-large")
-                    self.known = self.epoch, v
+                nbytes, size, key = message["nbytes"], message["chunk_bytes"], (self.epoch, v)
+                if key == self.rejected or (key <= self.later and now < self.again):
+                    pass  # what was asked for before may still come
+                elif [message.get(each) for each in PLAIN] != [*PLAIN.values()]:
+                    self.fail(key, "unsupported")
+                elif nbytes > BYTES_MAX:
+                    self.fail(key, "too-large")
+                elif nbytes > CHUNKS_MAX * size:
+                    self.fail(key, "too-many-chunks")
                 elif body and sha256(body).hexdigest() != message["layout"]:
-                    self.fail(v, "layout-invalid")
-                elif body and not self.arriving:
-                    self.arriving, self.until, self.nbytes, self.size = v, now + 1, nbytes, size
+                    self.fail(key, "layout-invalid")
+                elif body and not any(self.arriving):
+                    self.arriving, self.awaited, self.patience = key, (0, 0), PATIENCE
                     self.head, self.data, self.crcs, self.proof = body, bytearray(), list[int](), ""
-            case {"type": "end", "version": self.arriving, "digest": str(digest)}:
-                self.proof = digest
-                self.ask()
-            case {"type": "chunk", "version": self.arriving, "index": int(i), "crc": int(crc)}:
-                fits = len(body) == min(self.size, self.nbytes - len(self.data))
-                if i == len(self.crcs) and fits and crc32c(body) == crc:
-                    self.data += body
-                    self.crcs.append(crc)
-                    self.until, self.patience = now + PATIENCE, PATIENCE
-                    if len(self.crcs) % WINDOW == 0 or len(self.data) == self.nbytes:
+                    self.nbytes, self.size = nbytes, size
+                    self.ask()
+                elif not any(self.arriving) and key > self.awaited:
+                    self.awaited, self.asked, self.until = key, now, now + SLOW
+                    self.fetched = now
+                    self.say("fetch", version=v, layout=True)
+            case {"type": "end", "version": int(v), "digest": str(digest)}:
+                if self.arriving == (self.epoch, v):
+                    self.proof = digest
+                    if len(self.data) == self.nbytes:
                         self.ask()
+            case {"type": "chunk", "version": int(v), "index": int(i), "crc": int(crc)}:
+                if self.arriving == (self.epoch, v) and i == len(self.crcs):
+                    self.take(body, crc)
         self.heard = now if "epoch" in message else self.heard
         return ""
 
+    def news(self, newest: int) -> None:  # a version is named: fetch it if it is needed
+        key, now = (self.epoch, newest), time.monotonic()
+        put_off = key <= self.later and now < self.again
+        here = max(self.known, self.awaited, self.rejected)
+        if newest and key > here and not any(self.arriving) and not put_off:
+            self.latest()
+
+    def latest(self) -> None:
+        if time.monotonic() - self.asked >= QUIET:
+            self.asked = time.monotonic()
+            self.say("fetch", version=0, layout=True)
+
+    def take(self, body: bytes, crc: int) -> None:  # the next chunk
+        fits = len(body) == min(self.size, self.nbytes - len(self.data))
+        if not fits or crc32c(body) != crc:
+            self.until, self.fetched = 0.0, -SLOW  # it is fetched again at once
+            return
+        self.data += body
+        self.crcs.append(crc)
+        self.until, self.patience = time.monotonic() + PATIENCE, PATIENCE
+        if len(self.crcs) % WINDOW == 0 or len(self.data) == self.nbytes:
+            self.ask()
+
     def ask(self) -> None:  # for what comes next; or keep the version, if it is whole and sound
-        first, left = len(self.crcs), -((len(self.data) - self.nbytes) // self.size)
         self.until, self.patience = time.monotonic() + self.patience, min(2 * self.patience, SLOW)
+        if not any(self.arriving):
+            self.awaited = 0, 0  # its layout did not come: the next pong names it again
+            return
+        epoch, version = self.arriving
+        first, left = len(self.crcs), -((len(self.data) - self.nbytes) // self.size)
         if left or not self.proof:
-            self.say("fetch", version=self.arriving, first=first, count=min(WINDOW, left))
+            self.say("fetch", version=version, first=first, count=min(WINDOW, left))
+            self.fetched = time.monotonic()
             return
         proof = sha256(self.head).digest() + struct.pack(f"<Q{first}I", self.size, *self.crcs)
-        runs = {"epoch": self.epoch, "version": self.arriving, "digest": self.proof}
         if sha256(proof).hexdigest() == self.proof:
             Path(self.path + ".part").write_bytes(self.head + self.data)
             os.replace(self.path + ".part", self.path)
-            self.known, self.runs = (self.epoch, self.arriving), runs
-            self.reports = {"applied": runs, "ping": {}}
+            self.runs = {"epoch": epoch, "version": version, "digest": self.proof}
+            self.known, self.reports = self.arriving, {"applied": self.runs, "ping": {}}
+            self.due = 0.0
         else:
             self.fail(self.arriving, "digest-mismatch")
-        self.arriving, self.due = 0, 0.0
+        self.arriving = 0, 0
 
-    def fail(self, version: int, code: str) -> None:  # it is left alone for ever longer
-        key, of = (self.epoch, version), {"epoch": self.epoch, "version": version}
-        self.reports["failed"] = of | {"code": code, "text": "a worker of level 1"}
-        self.pause = min(2 * self.pause, SLOW) if key == self.later else PATIENCE
-        self.later, self.again, self.due = key, time.monotonic() + self.pause, 0.0
+    def fail(self, key: tuple[int, int], code: str) -> None:  # put it off, or reject it
+        failed = {"epoch": key[0], "version": key[1], "code": code}
+        self.reports["failed"] = failed | {"text": "a worker of level 1"}
+        self.due, self.awaited = 0.0, (0, 0)
+        if code.startswith("too-"):
+            self.rejected = key
+        else:
+            self.pause = min(2 * self.pause, SLOW) if key == self.later else PATIENCE
+            self.later, self.again = key, time.monotonic() + self.pause
 
 
 worker = Worker(*sys.argv[1:])

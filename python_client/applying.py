@@ -26,7 +26,7 @@ from ..codecs.errors import StateError
 from ..codecs.layout import Layout
 from . import checks
 from .calls import Calls, LateError
-from .loading import Named
+from .loading import VersionInfo
 from .observing.traces import SDK, on_apply
 from .reading import READING_SECONDS, InUseError, ReadingLock
 from .target import Target
@@ -109,7 +109,7 @@ class Running:
         return f"<Running {self.model}: {self.update}>"
 
 
-class Offer(Named):
+class Offer(VersionInfo):
     """A `staged` version that is about to be applied, for `before_apply`.
 
     Attributes:

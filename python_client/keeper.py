@@ -51,7 +51,7 @@ class _OutOfTimeError(Exception):
     """The publisher is closing, and its deadline has passed."""
 
 
-class Keeper:
+class StateWriter:
     """Writes to a state folder in a separate thread, which finally closes the folder.
 
     Args:

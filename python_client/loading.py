@@ -57,7 +57,7 @@ def _release_all() -> None:
         _HELD.pop().close()
 
 
-class Named:
+class VersionInfo:
     """The public attributes of a staged version, before it is applied."""
 
     def __init__(self, staged: StagedVersion) -> None:
@@ -66,7 +66,7 @@ class Named:
         self.metadata = dict(staged.metadata)
 
 
-class Pairs(Named):
+class Pairs(VersionInfo):
     """The tensors of a `staged` version, for a target function, until it returns.
 
     Iterating yields (name, torch tensor) pairs; `arrays()` yields the same with numpy arrays. A

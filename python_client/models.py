@@ -22,7 +22,7 @@ from ..bus.messages import DELTA, Running, Shared
 from ..bus.net.publisher_loop import Promise, Reply
 from ..bus.publisher.offers import hash_chunk
 from ..bus.publisher.roster import PatchCandidate
-from ..bus.publisher.version import Offer, OfferedPatch, Snapshot
+from ..bus.publisher.version import OfferedPatch, Snapshot, VersionOffer
 from ..codecs.checksum import CHUNK_BYTES_DEFAULT, digest_of
 from ..codecs.delta.encoding import encode
 from ..codecs.delta.patch import Delta
@@ -50,7 +50,7 @@ BOTH = False, True  # patches without classes, and with them
 OFFER_SHARE = 0.5  # of the remaining time, for patches: sending the version takes some, too
 
 
-class Base(NamedTuple):
+class PatchBase(NamedTuple):
     """A version that patches may build on."""
 
     chunks: Chunks[object]  # owned by the publisher's thread: read only their digest
@@ -73,14 +73,14 @@ class Bases:
 
     def __init__(self, model: str, count: int = BASES, *, check: bool = True) -> None:
         self._model, self._count, self._check = model, count, check
-        self.kept: deque[Base] = deque()
+        self.kept: deque[PatchBase] = deque()
         # Recent seconds per byte, of patches without classes and with them.
         self._encode, self._decode = [ENCODE_PACE] * 2, [ENCODE_PACE] * 2
         self._decisions = 0  # how often `chosen` has compared patches
 
     def offer(
         self,
-        offer: Offer,
+        offer: VersionOffer,
         encoding: Encoding,
         patch_candidates: Collection[PatchCandidate],
         deadline: Deadline = NEVER,
@@ -107,7 +107,7 @@ class Bases:
         try:
             while to_all and self.kept and self.kept[0].form != form:
                 self._let_go()
-            new = Base(offer.chunks, form, data, snapshot)
+            new = PatchBase(offer.chunks, form, data, snapshot)
             self._patch(offer, new, encoding, patch_candidates, _part_of(deadline))
             offer.keep = True
             self.kept.append(new)
@@ -119,8 +119,8 @@ class Bases:
 
     def _patch(
         self,
-        offer: Offer,
-        new: Base,
+        offer: VersionOffer,
+        new: PatchBase,
         encoding: Encoding,
         patch_candidates: Collection[PatchCandidate],
         deadline: Deadline,
@@ -155,7 +155,7 @@ class Bases:
         way: Way,
         running: Running,
         old: Bytes,
-        offer: Offer,
+        offer: VersionOffer,
         new: Bytes,
         deadline: Deadline,
     ) -> OfferedPatch | None:
@@ -244,7 +244,7 @@ class Bases:
             self._decode[classes] = (time.perf_counter() - encoded) / work
 
 
-def _is_small(offer: Offer) -> bool:
+def _is_small(offer: VersionOffer) -> bool:
     """Return whether the version travels inside its announcement, so that no patch is faster."""
     return offer.chunks.plan.count <= 1 and offer.layout.nbytes <= WHOLE_BYTES_MAX
 
@@ -303,7 +303,7 @@ class PublishedModel:
 
     def offer(
         self,
-        offer: Offer,
+        offer: VersionOffer,
         encoding: Encoding,
         patch_candidates: Callable[[], Collection[PatchCandidate]],
         deadline: Deadline,
@@ -370,7 +370,7 @@ class PublishedModel:
         shared = self.pool.reserve(state, layout)
         return None if shared is None else (shared, layout.nbytes)
 
-    def look(self, offer: Offer) -> None:
+    def look(self, offer: VersionOffer) -> None:
         """Note in a completely copied offer which values its dtype cannot hold.
 
         Each tensor is logged once.
@@ -395,7 +395,7 @@ class PublishedModel:
         hashed: Callable[[], bool] = lambda: False,
         make_room: MakeRoom = nobody,
         deadline: Deadline = NEVER,
-    ) -> tuple[Offer, "Arriving | None"]:
+    ) -> tuple[VersionOffer, "Arriving | None"]:
         """Copy weights into memory to be published, or read them from disk.
 
         Args:
@@ -443,10 +443,10 @@ class PublishedModel:
                 found = snapshot.write(state, layout, deadline.check, nbytes, late=late)
                 lost = partial(snapshot.lost, state) if precision is not None else None
                 if not isinstance(found, np.ndarray):
-                    return Offer.of(*about, lost=lost), found
+                    return VersionOffer.of(*about, lost=lost), found
                 crcs = found.tolist()
             deadline.check()
-            offer = Offer.of(*about, crcs, lost)
+            offer = VersionOffer.of(*about, crcs, lost)
         except BaseException:
             snapshot.release()
             raise
@@ -458,9 +458,9 @@ class PublishedModel:
 
 def restore(
     folder: StateFolder, epoch: int, model_of: Callable[[str], PublishedModel]
-) -> list[Offer]:
+) -> list[VersionOffer]:
     """Read back the latest version of each model, and record what is offered in this epoch."""
-    found: dict[StoredVersion, Offer] = {}
+    found: dict[StoredVersion, VersionOffer] = {}
     for model in folder.models():
         stored = folder.versions(model)[0]
         try:
@@ -483,7 +483,7 @@ def _check_chunks(nbytes: int, chunk_bytes: int) -> None:
 
 def after(
     arriving: "Arriving",
-    offer: Offer,
+    offer: VersionOffer,
     hashed: Callable[[], bool],
     submit: Callable[[], None],
     future: Promise | Reply,

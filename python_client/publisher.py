@@ -30,7 +30,7 @@ from ..bus.publisher.publication import CommitMode
 from ..bus.publisher.roster import PatchCandidate
 from ..bus.publisher.state import PublisherState
 from ..bus.publisher.status import WorkerStatus
-from ..bus.publisher.version import Offer
+from ..bus.publisher.version import VersionOffer
 from ..bus.receipt import Receipt
 from ..bus.trust.grants import Grants
 from ..bus.trust.keys import PublisherKeys
@@ -41,7 +41,7 @@ from . import checks
 from .awaiting import in_thread
 from .checks import check_name
 from .closing import InOneProcess, end_with
-from .keeper import Keeper
+from .keeper import StateWriter
 from .keys import (
     check_exposure,
     group_keys,
@@ -362,7 +362,7 @@ class Publisher(InOneProcess):
         self,
         asked: Request,
         kept: PublishedModel,
-        offer: Offer,
+        offer: VersionOffer,
         started: float,
         until: Deadline,
         future: Promise | Reply,
@@ -685,11 +685,11 @@ def _there(status: tuple[WorkerStatus, ...], model: str | None) -> list[str]:
     return sorted(w.name for w in live if model is None or model in w.models)
 
 
-def _keeper_of(folder: StateFolder | None, undo: contextlib.ExitStack) -> Keeper | None:
+def _keeper_of(folder: StateFolder | None, undo: contextlib.ExitStack) -> StateWriter | None:
     """Return the writer of a state folder, if there is one; `undo` closes it."""
     if folder is None:
         return None
-    keeper = Keeper(folder)
+    keeper = StateWriter(folder)
     undo.callback(keeper.close, 0.0)
     return keeper
 

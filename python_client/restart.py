@@ -9,7 +9,7 @@ from ..codecs.apply import copy_into
 from ..codecs.checksum import digest_of
 from . import checks
 from .checks import check_name
-from .state_folder import Saved, StateFolderError, StoredVersion, look_into
+from .state_folder import Saved, StateFolderError, StoredVersion, read_index
 
 log = logging.getLogger("weightbus.state")
 
@@ -76,7 +76,7 @@ def load(
 def _find(path: Path, model: str, version: tuple[int, int] | None) -> Saved | None:
     """Open a version; None if the folder has none. It stays readable if its file is deleted."""
     for look in range(1, LOOKS_MAX + 1):
-        shelf = look_into(path)
+        shelf = read_index(path)
         if not shelf.models():
             return None
         if version is None and model not in shelf.models():
@@ -90,13 +90,13 @@ def _find(path: Path, model: str, version: tuple[int, int] | None) -> Saved | No
         except StateFolderError:
             if (path / stored.file).exists() or look == LOOKS_MAX:
                 raise
-            if stored in look_into(path).versions(model):
+            if stored in read_index(path).versions(model):
                 raise
     raise AssertionError("the last look returns or raises")
 
 
 def _others(path: Path, stored: StoredVersion) -> str:
-    others = [each for each in look_into(path).versions(stored.model) if each != stored]
+    others = [each for each in read_index(path).versions(stored.model) if each != stored]
     keys = ", ".join(str(each.key) for each in others)
     if not others:
         return "There is no other: start from a checkpoint of your own"

@@ -212,7 +212,7 @@ class StateIndex:
         return Saved(stored, part.layout, part.data)
 
 
-def look_into(path: Path) -> StateIndex:
+def read_index(path: Path) -> StateIndex:
     """Return the folder's current versions. Takes no lock, so a publisher may write meanwhile.
 
     Raises:

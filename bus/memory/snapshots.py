@@ -39,7 +39,7 @@ from ..errors import DeadlineError
 from ..event_log import RateLimitedWarning
 from ..limits import SNAPSHOTS_MAX
 from ..messages import Buffer, Shared
-from ..sealer import InUseError
+from ..sealer import SealInUseError
 from .pages import Check, memory_of
 from .segment import Segment
 
@@ -556,13 +556,13 @@ class SealedMemory:
 
         Raises:
             MemoryError: There is not enough memory.
-            InUseError: The maximum number of rooms is in use.
+            SealInUseError: The maximum number of rooms is in use.
         """
         before = self._rooms.get(model, [])
         used = [room for room in before if not room.free]
         free = [room for room in before if room.free and room.memory.nbytes == nbytes]
         if not free and len(used) >= SNAPSHOTS_MAX:
-            raise InUseError(
+            raise SealInUseError(
                 f"sealed bytes of {SNAPSHOTS_MAX} versions of {model!r} are being sent: publish "
                 "less often, or wait until slow workers have them"
             )

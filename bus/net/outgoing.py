@@ -94,7 +94,7 @@ class Outgoing:
         connection: socket.socket,
         room: int,
         commands: bytearray,
-        copies: "Copies",
+        copies: "UnreadCopies",
         hang_up: Callable[[], None],
         now: float,
     ) -> None:
@@ -221,7 +221,7 @@ class Outgoing:
         self._forget_copy()
 
 
-class Copies:
+class UnreadCopies:
     """The number of bytes copied for peers that do not read, of all connections together.
 
     Args:

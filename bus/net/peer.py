@@ -15,7 +15,7 @@ from ..limits import COMMANDS, CONTROL_BYTES_MAX
 from ..messages import Buffer
 from ..token_bucket import TokenBucket
 from ..trust.curve_server import CurveConnection, CurveServer
-from .outgoing import Copies, Outgoing, PlainMessage, QueuedMessage
+from .outgoing import Outgoing, PlainMessage, QueuedMessage, UnreadCopies
 from .processes import Process, SocketSearch
 from .zmtp import COMMAND, FRAMES_MAX, GREETING, LONG, MORE, ZmtpError, greeting_fault, head_of
 
@@ -55,7 +55,7 @@ class SecretMessage:
         return parts
 
 
-class Peer:
+class ControlConnection:
     """One connection.
 
     Args:
@@ -86,8 +86,8 @@ class Peer:
         connection: socket.socket,
         identity: bytes,
         host: str,
-        copies: Copies,
-        hang_up: Callable[["Peer"], None],
+        copies: UnreadCopies,
+        hang_up: Callable[["ControlConnection"], None],
         curve: CurveServer | None,
         now: float,
     ) -> None:

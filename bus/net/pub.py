@@ -35,7 +35,7 @@ from ..token_bucket import TokenBucket
 from ..trust.grants import Grants
 from .descriptors import RejectedConnections, nearly_exhausted
 from .listening import Listener, bound
-from .outgoing import HOLD_SECONDS, NOT_READ, Copies, Outgoing, PlainMessage
+from .outgoing import HOLD_SECONDS, NOT_READ, Outgoing, PlainMessage, UnreadCopies
 from .zmtp import (
     FRAME_HEAD_MAX,
     OFF,
@@ -78,7 +78,7 @@ class SubscriberConnection:
         self,
         connection: socket.socket,
         queue: int,
-        copies: Copies,
+        copies: UnreadCopies,
         hang_up: Callable[["SubscriberConnection"], None],
         now: float,
         *,
@@ -197,10 +197,10 @@ class PubSocket:
         selector: selectors.BaseSelector,
         grants: Grants | None = None,
         note_rejections: RejectedConnections | None = None,
-        copies: Copies | None = None,
+        copies: UnreadCopies | None = None,
     ) -> None:
         self._grants, self._crowd = grants, note_rejections or RejectedConnections()
-        self._copies = copies or Copies(COPIES_BYTES_MAX)
+        self._copies = copies or UnreadCopies(COPIES_BYTES_MAX)
         self._queue = queue
         self._selector = selector
         self._turned_away = RateLimitedWarning(log, "a subscriber is turned away: %s")

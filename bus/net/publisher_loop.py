@@ -39,13 +39,13 @@ from ..publisher.effects import (
     Follow,
     HangUp,
     Hash,
-    Keeper,
     Lend,
     Release,
     Resolve,
     SendChunk,
     Settled,
     Stamp,
+    VersionKeeper,
     Withdraw,
 )
 from ..publisher.machine import PublisherMachine
@@ -53,7 +53,7 @@ from ..publisher.offers import BackgroundHasher, Continuation, encode_effect, ha
 from ..publisher.publication import Publication, PublishTerms
 from ..publisher.roster import PatchCandidate
 from ..publisher.status import WorkerStatus
-from ..publisher.version import Offer, Snapshot
+from ..publisher.version import Snapshot, VersionOffer
 from ..receipt import Receipt
 from ..sealer import Sealer
 from .callbacks import CLOSE_SECONDS, EVENT_KINDS, EventCallback, EventKind, WorkerEvent
@@ -96,8 +96,8 @@ class PublisherLoop:
         self,
         machine: PublisherMachine,
         sockets: PublisherSockets,
-        keeper: Keeper | None = None,
-        restored: Collection[Offer] = (),
+        keeper: VersionKeeper | None = None,
+        restored: Collection[VersionOffer] = (),
         sealer: Sealer | None = None,
     ) -> None:
         self._machine, self._sockets, self.known = machine, sockets, machine.known()
@@ -138,7 +138,7 @@ class PublisherLoop:
         return Promise(self._unclaimed_failures)
 
     def submit(
-        self, offer: Offer, terms: PublishTerms, started: float, answer: "Promise | Reply"
+        self, offer: VersionOffer, terms: PublishTerms, started: float, answer: "Promise | Reply"
     ) -> None:
         """Publish; the answer gets the receipt, or a PublishError that contains it."""
 

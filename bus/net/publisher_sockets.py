@@ -18,7 +18,7 @@ from . import endpoints
 from .descriptors import RejectedConnections, check_left
 from .inheritance import close_in_children, keep_in_children
 from .listening import register
-from .outgoing import Copies
+from .outgoing import UnreadCopies
 from .pub import PubSocket
 from .router import Router
 from .threads import Waker, new_selector
@@ -27,7 +27,7 @@ LINGER_SECONDS = 0.2  # for messages in transit when a publisher closes
 PUB_QUEUE = 1_000  # messages per subscriber before more are dropped; the bytes are the version's
 
 
-class Found(NamedTuple):
+class PollResult(NamedTuple):
     """What `poll` found: control messages, subscribers' input, closed connections."""
 
     control: bool
@@ -71,7 +71,7 @@ class PublisherSockets:
         if grants is not None:
             curve = CurveServer(secret, lambda key: grants.of(key) is not None)
         check_left()
-        note_rejections, copies = RejectedConnections(), Copies(COPIES_BYTES_MAX)
+        note_rejections, copies = RejectedConnections(), UnreadCopies(COPIES_BYTES_MAX)
         self.leaving, self._crowd = False, note_rejections
         with contextlib.ExitStack() as undo:
             self._selector = undo.enter_context(new_selector())
@@ -107,7 +107,7 @@ class PublisherSockets:
         """The key of the sender of the last message; empty where there are no keys."""
         return self._router.key
 
-    def poll(self, seconds: float) -> Found:
+    def poll(self, seconds: float) -> PollResult:
         """Wait for a message, or for `wake`."""
         data, router = self.data, self._router
         due = min(router.due, router.ending_at)
@@ -128,7 +128,7 @@ class PublisherSockets:
         if now >= data.due:
             data.tick(now)
         closed = bool(router.gone) or now >= router.ending_at
-        return Found(control=bool(router.ready), data=bool(data.asking), closed=closed)
+        return PollResult(control=bool(router.ready), data=bool(data.asking), closed=closed)
 
     def receive(self) -> tuple[bytes, Sequence[Buffer]] | None:
         """Return the identity and the frames of the next control message, if there is one."""

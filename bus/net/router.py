@@ -45,8 +45,8 @@ from ..trust.curve_server import CROWDED, CurveError, CurveServer
 from . import endpoints
 from .descriptors import RejectedConnections, limit_of, nearly_exhausted
 from .listening import Listener, bound
-from .outgoing import NOT_READ, Copies
-from .peer import Peer
+from .outgoing import NOT_READ, UnreadCopies
+from .peer import ControlConnection
 from .processes import SocketSearch, connected_by, inode_of
 from .zmtp import ZmtpError
 
@@ -84,7 +84,7 @@ class Router:
         self,
         selector: selectors.BaseSelector,
         note_rejections: RejectedConnections,
-        copies: Copies,
+        copies: UnreadCopies,
         curve: CurveServer | None = None,
     ) -> None:
         self._selector, self._crowd, self._copies, self._curve = (
@@ -95,18 +95,24 @@ class Router:
         )
         self._listener: Listener | None = None
         self._over_tcp = True
-        self._peers: dict[bytes, Peer] = {}
-        self._unproven: dict[Peer, None] = {}  # the oldest first
+        self._peers: dict[bytes, ControlConnection] = {}
+        self._unproven: dict[ControlConnection, None] = {}  # the oldest first
         self._by_host: dict[str, int] = {}  # the number of these
         self._room = UNPROVEN_MAX if math.isinf(limit_of()) else min(UNPROVEN_MAX, limit_of() // 4)
-        self.ready: deque[Peer] = deque()  # those with unparsed bytes
-        self._partial: dict[Peer, int] = {}  # bytes of unfinished messages, where there are any
+        self.ready: deque[ControlConnection] = deque()  # those with unparsed bytes
+        self._partial: dict[
+            ControlConnection, int
+        ] = {}  # bytes of unfinished messages, where there are any
         self._partial_bytes = 0
-        self._waiting: dict[Peer, None] = {}  # for other connections to need fewer copies
+        self._waiting: dict[
+            ControlConnection, None
+        ] = {}  # for other connections to need fewer copies
         self._hosts: dict[str, TokenBucket] = {}  # recent connections, by host
-        self._searches: deque[Peer] = deque()
-        self._ending: list[tuple[Peer, float, str]] = []  # until when to check its process
-        self._last: Peer | None = None  # the sender of the last message
+        self._searches: deque[ControlConnection] = deque()
+        self._ending: list[
+            tuple[ControlConnection, float, str]
+        ] = []  # until when to check its process
+        self._last: ControlConnection | None = None  # the sender of the last message
         self._count = 0  # of connections so far
         self._scratch = memoryview(bytearray(READ_BYTES))
         self._hung_up = RateLimitedWarning(log, "hung up on a control connection: %s")
@@ -115,7 +121,7 @@ class Router:
         )
         self._accept_at = 0.0  # 0: it is accepting
         self._tick_at = self._search_at = self.due = math.inf
-        self.gone: list[Peer] = []
+        self.gone: list[ControlConnection] = []
         self.ending_at = math.inf
         self.key = ""
 
@@ -140,7 +146,7 @@ class Router:
         scratch = self._scratch
         for key, events in found:
             peer = key.data
-            if not isinstance(peer, Peer):
+            if not isinstance(peer, ControlConnection):
                 if self._listener is not None and key.fileobj is self._listener.socket:
                     self._accept(self._listener, now)
                 continue
@@ -179,7 +185,7 @@ class Router:
             return peer.identity, message
         return None
 
-    def _all_taken(self, peer: Peer, now: float) -> None:
+    def _all_taken(self, peer: ControlConnection, now: float) -> None:
         """Note that all complete messages of a peer are taken."""
         peer.ready = False
         if peer.broken:
@@ -197,13 +203,13 @@ class Router:
             text = "the longest of too many unfinished messages"
             self._reject(longest, ZmtpError(text), now)
 
-    def _reject(self, peer: Peer, error: ZmtpError | CurveError, now: float) -> None:
+    def _reject(self, peer: ControlConnection, error: ZmtpError | CurveError, now: float) -> None:
         if isinstance(error, CurveError):
             peer.send_last(error.reply)
         self._hung_up.warn(f"{peer.host or 'a process of this host'}: {error}", now)
         self._close(peer)
 
-    def _note_partial(self, peer: Peer, nbytes: int) -> None:
+    def _note_partial(self, peer: ControlConnection, nbytes: int) -> None:
         self._partial_bytes += nbytes - self._partial.pop(peer, 0)
         if nbytes:
             self._partial[peer] = nbytes
@@ -231,11 +237,11 @@ class Router:
         self._watch(peer)
         return True
 
-    def _write(self, peer: Peer, now: float) -> None:
+    def _write(self, peer: ControlConnection, now: float) -> None:
         peer.outgoing.write(now)
         self._watch(peer)
 
-    def _watch(self, peer: Peer) -> None:
+    def _watch(self, peer: ControlConnection) -> None:
         """Have the selector wait for room, if anything is unsent."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.outgoing.unsent else 0)
         if peer.watched != events and not peer.broken:
@@ -306,7 +312,7 @@ class Router:
         self._count += 1
         identity = self._count.to_bytes(8, "big")
         args = identity, host, self._copies, self._drop
-        peer = Peer(connection, *args, self._curve, now)
+        peer = ControlConnection(connection, *args, self._curve, now)
         self._peers[identity] = peer
         self._unproven[peer] = None
         self._by_host[host] = self._by_host.get(host, 0) + 1
@@ -343,14 +349,14 @@ class Router:
         self._close(oldest)
         return True
 
-    def _mark_proven(self, peer: Peer) -> None:
+    def _mark_proven(self, peer: ControlConnection) -> None:
         """Mark a connection that has sent a message: it makes room for new connections."""
         peer.proven = True
         self._forget_unproven(peer)
         if (bucket := self._hosts.get(peer.host)) is not None:
             bucket.give_back(1)
 
-    def _forget_unproven(self, peer: Peer) -> None:
+    def _forget_unproven(self, peer: ControlConnection) -> None:
         if peer in self._unproven:
             del self._unproven[peer]
             self._by_host[peer.host] -= 1
@@ -361,7 +367,7 @@ class Router:
         self._accept_at = now + 1.0
         self._selector.unregister(listener)
 
-    def _close_when_drained(self, peer: Peer) -> None:
+    def _close_when_drained(self, peer: ControlConnection) -> None:
         """Close a connection that has ended once its earlier messages are taken."""
         if not peer.ready:
             self._close(peer)
@@ -369,12 +375,12 @@ class Router:
             peer.broken = True
             self._selector.unregister(peer)
 
-    def _drop(self, peer: Peer) -> None:
+    def _drop(self, peer: ControlConnection) -> None:
         """Close a connection that does not read: too many bytes are copied for such connections."""
         if not peer.closed:
             self._reject(peer, ZmtpError(NOT_READ), time.monotonic())
 
-    def _close(self, peer: Peer) -> None:
+    def _close(self, peer: ControlConnection) -> None:
         del self._peers[peer.identity]
         self._forget_unproven(peer)
         self._note_partial(peer, 0)
@@ -431,7 +437,7 @@ class Router:
         if self._searches:
             self._search_at = now + SEARCH_SECONDS
 
-    def _look(self, peer: Peer, now: float) -> None:
+    def _look(self, peer: ControlConnection, now: float) -> None:
         search = peer.search
         if search is None or peer.closed:
             return

@@ -38,7 +38,7 @@ from ..effects import (
     Reserve,
     Send,
     Subscribe,
-    Whole,
+    WholeStaged,
 )
 from ..errors import AddressError, ClosedError, RefusedError, on_one_line, rejected
 from ..event_log import RateLimitedWarning
@@ -251,7 +251,7 @@ class WorkerLoop:
                 self._sockets.send(encode(message), token)
             case Ready():
                 self._deliver(effect.staged)
-            case Whole(staged):
+            case WholeStaged(staged):
                 self._ready_queue.whole(staged)
             case Reserve():
                 self._done(Granted(effect.model, effect.key, self._memory(effect)))

@@ -177,7 +177,7 @@ LoopEffect = (
 Effect = LoopEffect | SendChunk | BroadcastChunk | BroadcastWhole
 
 
-class Keeper(Protocol):
+class VersionKeeper(Protocol):
     """Keeps `Settled` versions beyond the publisher's end (`python_client/keeper.py`)."""
 
     def offer(self, version: Version) -> None:

@@ -13,7 +13,7 @@ from . import calls
 from .effects import Effect
 from .sessions import lose
 from .state import PublisherState
-from .version import Offer, Version
+from .version import Version, VersionOffer
 
 
 def drop(state: PublisherState, identity: bytes, why: str, now: float) -> list[Effect]:
@@ -42,7 +42,7 @@ def forget(state: PublisherState, number: int) -> None:
         versions.drop(call.version)
 
 
-def unpublish(state: PublisherState, number: int, offered: Offer) -> bool:
+def unpublish(state: PublisherState, number: int, offered: VersionOffer) -> bool:
     """Drop a call that failed; return True if its offer became a version nevertheless.
 
     Then the machine owns the memory, and frees it as usual.

@@ -54,7 +54,7 @@ from .roster import Peer
 from .state import PublisherState
 from .status import WorkerStatus, status_of
 from .verifying import Comparison
-from .version import Offer, Snapshot, Version
+from .version import Snapshot, Version, VersionOffer
 
 
 class PublisherMachine:
@@ -212,13 +212,13 @@ class PublisherMachine:
 
     # Calls of the user.
 
-    def offer(self, offered: Offer) -> tuple[Version, list[Effect]]:
+    def offer(self, offered: VersionOffer) -> tuple[Version, list[Effect]]:
         """Make a version of an earlier publisher the latest, before any worker has joined."""
         version, effects = publishing.offer(self.state, offered)
         return version, self._with_freed_memory(effects)
 
     def publish(
-        self, number: int, offered: Offer, terms: PublishTerms, started: float, now: float
+        self, number: int, offered: VersionOffer, terms: PublishTerms, started: float, now: float
     ) -> tuple[Publication, list[Effect]]:
         """Publish a version to every worker that has the model, or to named workers.
 
@@ -305,7 +305,7 @@ class PublisherMachine:
         """Drop a call whose result cannot be determined."""
         faults.forget(self.state, number)
 
-    def unpublish(self, number: int, offered: Offer) -> bool:
+    def unpublish(self, number: int, offered: VersionOffer) -> bool:
         """Drop a call that failed; return True if the machine already owns its offer's memory."""
         return faults.unpublish(self.state, number, offered)
 

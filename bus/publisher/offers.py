@@ -32,7 +32,7 @@ from .effects import (
     SendChunk,
 )
 from .publication import Publication
-from .version import Chunked, Offer, Version
+from .version import Chunked, Version, VersionOffer
 
 Continuation = Callable[[float], list[Effect]]  # called with the time; returns the next effects
 
@@ -114,7 +114,7 @@ def refusal_of(fetch: Fetch, version: Version | None) -> tuple[str, str]:
 # The bytes of versions, for shells.
 
 
-def hash_chunk(of: Chunked | Offer, index: int) -> int:
+def hash_chunk(of: Chunked | VersionOffer, index: int) -> int:
     """Return a chunk's CRC-32C; each chunk is hashed once."""
     crc = of.chunks.crcs[index]
     if crc is None:

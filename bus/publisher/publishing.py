@@ -15,12 +15,12 @@ from .push import Push
 from .roster import Peer
 from .state import PublisherState
 from .store import Versions
-from .version import Chunked, Offer, Version, VersionPatch
+from .version import Chunked, Version, VersionOffer, VersionPatch
 
 NAME = attrgetter("name")
 
 
-def offer(state: PublisherState, offered: Offer) -> tuple[Version, list[Effect]]:
+def offer(state: PublisherState, offered: VersionOffer) -> tuple[Version, list[Effect]]:
     """Make a version of an earlier publisher the latest, before any worker has joined."""
     versions = state.versions(offered.model)
     version = versions.number(offered, state.epoch)
@@ -31,7 +31,7 @@ def offer(state: PublisherState, offered: Offer) -> tuple[Version, list[Effect]]
 def publish(
     state: PublisherState,
     number: int,
-    offered: Offer,
+    offered: VersionOffer,
     terms: PublishTerms,
     started: float,
     now: float,

@@ -25,7 +25,7 @@ def fetch(state: PublisherState, peer: Peer, fetch: Fetch, now: float) -> list[E
         return _send_patch(state, peer, version, fetch, now)
     code, text = refusal_of(fetch, version)
     if version is None or code:
-        return _refuse(state, peer, fetch, code, text)
+        return _refuse_fetch(state, peer, fetch, code, text)
     told = _unpatched_notice(peer, version, fetch.unpatched)
     if fetch.count:
         return told + _send_chunks(state, peer, version, fetch, now)
@@ -67,7 +67,9 @@ def _unpatched_notice(peer: Peer, version: Version, why: str) -> list[Effect]:
     return [Notice("unpatched", text, peer.name)]
 
 
-def _refuse(state: PublisherState, peer: Peer, fetch: Fetch, code: str, text: str) -> list[Effect]:
+def _refuse_fetch(
+    state: PublisherState, peer: Peer, fetch: Fetch, code: str, text: str
+) -> list[Effect]:
     """Refuse a fetch; if the version is gone, announce the newest one instead."""
     refuse = Refuse(
         code=code, text=text, model=fetch.model, epoch=fetch.epoch, version=fetch.version

@@ -12,7 +12,7 @@ from ..limits import EPOCHS_KEPT, VERSIONS_TIMED
 from .effects import Effect, Hash, Lend, Release, Stamp
 from .phases import VERSIONS, VersionEvent, VersionPhase
 from .roster import Peer
-from .version import Offer, Snapshot, Version
+from .version import Snapshot, Version, VersionOffer
 
 DIGESTS_KEPT = 1000  # versions that are gone but whose late acknowledgements can still be checked
 
@@ -41,7 +41,7 @@ class Versions:
     def __iter__(self) -> Iterator[Version]:
         return iter(self._versions.values())
 
-    def number(self, offer: Offer, epoch: int, now: float | None = None) -> Version:
+    def number(self, offer: VersionOffer, epoch: int, now: float | None = None) -> Version:
         """Add an offer as a new version with the next number; `now`: the time of its publish."""
         self._count += 1
         if now is not None:

@@ -1,8 +1,10 @@
 """Published versions in the machine: name, layout, chunks and phase.
 
-The publishing thread makes an `Offer` of plain values, which it does not change after it hands them
-over. The machine makes a `Version` of it, which belongs to the machine's thread. The bytes are in a
-snapshot, which the machine never reads: effects name the chunks to send, and the shell reads them.
+The publishing thread makes a `VersionOffer` of plain values, which it does not change after it
+hands them over. The machine makes a `Version` of it, which belongs to the machine's thread. The
+bytes are in a snapshot, which the machine never reads: effects name the chunks to send, and the
+shell reads them.
+
 The latest version can be *reclaimable* (phase `lent`): the next publish may overwrite it without
 asking. Before the machine sends anything of such a version it must take the memory back; if a
 publish was faster, the version is gone. `Versions` moves a version along the table in `phases.py`.
@@ -10,8 +12,8 @@ publish was faster, the version is gone. `Versions` moves a version along the ta
 A version can also be sent as patches, each on another base that workers run. They are cut into
 chunks, hashed, sealed and fetched like a version.
 
-A relay offers a version from a worker's staging buffer while it arrives: `Offer.received`. Each
-chunk can be sent once it has arrived, and the digest once it is verified.
+A relay offers a version from a worker's staging buffer while it arrives: `VersionOffer.received`.
+Each chunk can be sent once it has arrived, and the digest once it is verified.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -156,7 +158,7 @@ class OfferedPatch(NamedTuple):
     work: float = 0.0
 
 
-class Offer(msgspec.Struct, eq=False):
+class VersionOffer(msgspec.Struct, eq=False):
     """A version to publish.
 
     Attributes:
@@ -195,7 +197,7 @@ class Offer(msgspec.Struct, eq=False):
         shared: Shared | None = None,
         crcs: Sequence[int] = (),
         lost: Callable[[], Found] | None = None,
-    ) -> "Offer":
+    ) -> "VersionOffer":
         """Return an offer of complete bytes, which do not change.
 
         Args:
@@ -213,7 +215,7 @@ class Offer(msgspec.Struct, eq=False):
         return cls(model, layout, chunks, snapshot, shared, lost=lost)
 
     @classmethod
-    def received(cls, model: str, layout: Layout, chunks: Chunks[Memory]) -> "Offer":
+    def received(cls, model: str, layout: Layout, chunks: Chunks[Memory]) -> "VersionOffer":
         """Return an offer of a version in a worker's staging buffer, complete or arriving."""
         return cls(model, layout, chunks, Received(chunks))
 
@@ -260,7 +262,7 @@ class Version(Chunked):
         unpatched: Names of the workers whose reason to take no patch was logged.
     """
 
-    def __init__(self, offer: Offer, epoch: int, version: int) -> None:
+    def __init__(self, offer: VersionOffer, epoch: int, version: int) -> None:
         self.model, self.epoch, self.version = offer.model, epoch, version
         self.layout, self.chunks, self.plan = offer.layout, offer.chunks, offer.chunks.plan
         # Narrower than in `Chunked`, which is safe as it is never reassigned.

@@ -9,7 +9,7 @@ import math
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ..effects import Effect, Rejected, Send, Whole
+from ..effects import Effect, Rejected, Send, WholeStaged
 from ..limits import Timing
 from ..messages import Fetch
 from .version_store import Key, VersionStore
@@ -120,7 +120,7 @@ class FetchPlanner:
                 self._versions.move(other, "newer")
         here = self._versions.find(key, "staged")
         if here is not None:
-            return [Whole(here.staged)]
+            return [WholeStaged(here.staged)]
         return self.exact(now)
 
     def exact(self, now: float) -> list[Effect]:

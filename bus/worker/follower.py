@@ -23,7 +23,7 @@ from ..effects import (
     Reserve,
     Send,
     Subscribe,
-    Whole,
+    WholeStaged,
 )
 from ..lease import Lease
 from ..limits import APPLIES_MAX, WINDOW_CHUNKS, Timing
@@ -39,8 +39,8 @@ from ..messages import (
     PatchId,
     Rename,
     Running,
+    Whole,
 )
-from ..messages import Whole as WholeData
 from ..staged import SharedMemory, StagedVersion
 from . import reports
 from .events import Copied, Decoded, Granted, OfSlot, Opened, Report, Waits, Wanted
@@ -438,7 +438,7 @@ class Follower:
         if announce.commit != "together":
             effects += self._commit(entry)
         elif self.planner.only == entry.key:
-            effects.append(Whole(staged))
+            effects.append(WholeStaged(staged))
         return effects + self._change_mode("completed", now)
 
     def _commit(self, entry: VersionEntry) -> list[Effect]:
@@ -727,7 +727,7 @@ def applied(
     return Send(said, upstream=at_once)
 
 
-def is_whole(announce: Announce, whole: WholeData, payload: Buffer) -> bool:
+def is_whole(announce: Announce, whole: Whole, payload: Buffer) -> bool:
     """True if a version came with its announcement, undamaged."""
     if len(payload) != announce.nbytes or crc32c(payload) != whole.crc:
         return False

@@ -25,7 +25,7 @@ from ..effects import (
     Renamed,
     Reserve,
     Subscribe,
-    Whole,
+    WholeStaged,
 )
 from ..messages import Applied, Failed, Message, Staged
 
@@ -193,7 +193,7 @@ EMITS: dict[
     "mapped": (Ready,),
     "lent": (Copy,),
     "patched": (Decode,),
-    "whole": (Staged, Whole),
+    "whole": (Staged, WholeStaged),
     "committed": (Ready,),
     "applied": (Applied,),
     "late": (Failed,),

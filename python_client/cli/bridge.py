@@ -13,7 +13,7 @@ from ..serving.engines import ENGINES, Engine, How
 from ..serving.served_target import ServedTarget
 from .outcome import UsageError
 from .screen import DIM, Screen
-from .subscribe import LOOK_SECONDS, Wanted, follow
+from .subscribe import LOOK_SECONDS, SubscribeOptions, follow
 
 
 class AbsentError(WeightBusError, TimeoutError):
@@ -21,7 +21,7 @@ class AbsentError(WeightBusError, TimeoutError):
 
 
 @dataclass(frozen=True)
-class Served:
+class BridgeOptions:
     """The options for servers on the command line.
 
     Attributes:
@@ -93,7 +93,7 @@ class Served:
             raise UsageError(f"--like: {error}") from None
 
 
-def bridge(screen: Screen, wanted: Wanted, served: Served) -> int:
+def bridge(screen: Screen, wanted: SubscribeOptions, served: BridgeOptions) -> int:
     """Load one version on the servers, or every version until stopped."""
     wanted.check()
     with ExitStack() as undo:
@@ -107,7 +107,7 @@ def bridge(screen: Screen, wanted: Wanted, served: Served) -> int:
         return follow(screen, wanted, target, where, look, **fields)
 
 
-def _wait_for_servers(screen: Screen, served: Served, target: ServedTarget) -> None:
+def _wait_for_servers(screen: Screen, served: BridgeOptions, target: ServedTarget) -> None:
     """Wait until all servers answer, and resume those that an earlier bridge left paused.
 
     Raises:

@@ -15,17 +15,17 @@ from .. import checks
 from ..observing.diagnosis import BEHIND_SECONDS
 from ..serving.engines import ENGINES
 from ..settings import Encoding
-from .bridge import Served
+from .bridge import BridgeOptions
 from .bridge import bridge as run_bridge
 from .doctor import doctor as run_doctor
 from .inspect import inspect as run_inspect
 from .keygen import keygen as run_keygen
 from .outcome import conclude
-from .publish import Order, PageOptions
+from .publish import PageOptions, PublishJob
 from .publish import publish as run_publish
 from .screen import Screen
 from .status import status as run_status
-from .subscribe import Wanted
+from .subscribe import SubscribeOptions
 from .subscribe import subscribe as run_subscribe
 from .top import SORTS, Choice
 from .top import top as run_top
@@ -278,7 +278,7 @@ def publish(
     """Publish a checkpoint, and show what every worker did with it."""
     pages = PageOptions(dashboard, metrics, token, insecure_http)
     how = (dtype or (), keys, insecure, pages, encoding, metadata or ())
-    order = Order(path, model, bind, expect, watch, timeout, state, grace, *how)
+    order = PublishJob(path, model, bind, expect, watch, timeout, state, grace, *how)
     _end_with(as_json, run_publish, order)
 
 
@@ -300,7 +300,7 @@ def subscribe(
     ] = False,
 ) -> None:
     """Write a model's versions into a file as they are published."""
-    wanted = Wanted(address, model, once, timeout, name, keys)
+    wanted = SubscribeOptions(address, model, once, timeout, name, keys)
     _end_with(as_json, run_subscribe, wanted, out, untied=untied)
 
 
@@ -370,9 +370,9 @@ def bridge(
     ] = None,
 ) -> None:
     """Have inference servers load a model's versions as they are published."""
-    wanted = Wanted(address, model, once, timeout, name, keys)
+    wanted = SubscribeOptions(address, model, once, timeout, name, keys)
     how = (server_folder, like, lora, pause, load_timeout, token, unchecked)
-    served = Served(server, kind, folder, *how)
+    served = BridgeOptions(server, kind, folder, *how)
     _end_with(as_json, run_bridge, wanted, served)
 
 

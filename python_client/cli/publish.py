@@ -53,7 +53,7 @@ class PageOptions:
 
 
 @dataclass(frozen=True)
-class Order:
+class PublishJob:
     """The options of the command."""
 
     path: Path
@@ -127,13 +127,13 @@ class Order:
         return found
 
 
-def publish(screen: Screen, order: Order) -> int:
+def publish(screen: Screen, order: PublishJob) -> int:
     """Publish once, or with `watch` whenever the checkpoint changes, until stopped."""
     order.check()
     return _publish_changes(screen, order) if order.watch else _publish_once(screen, order)
 
 
-def _publish_once(screen: Screen, order: Order) -> int:
+def _publish_once(screen: Screen, order: PublishJob) -> int:
     deadline = time.monotonic() + order.timeout
     checkpoint = open_checkpoint(order.path)
     with _listen(order) as publisher:
@@ -154,7 +154,7 @@ def _publish_once(screen: Screen, order: Order) -> int:
     return NOT_ACHIEVED if shortfall else DONE
 
 
-def _publish_changes(screen: Screen, order: Order) -> int:
+def _publish_changes(screen: Screen, order: PublishJob) -> int:
     published = 0
     try:
         with _logged(screen), _listen(order) as publisher:
@@ -177,7 +177,7 @@ def _publish_changes(screen: Screen, order: Order) -> int:
         return DONE
 
 
-def _listen(order: Order) -> Publisher:
+def _listen(order: PublishJob) -> Publisher:
     pages = order.pages
     dashboard, metrics = pages.at(pages.dashboard), pages.at(pages.metrics)
     try:
@@ -195,7 +195,7 @@ def _listen(order: Order) -> Publisher:
         ) from None
 
 
-def _introduce(screen: Screen, order: Order, publisher: Publisher) -> None:
+def _introduce(screen: Screen, order: PublishJob, publisher: Publisher) -> None:
     screen.say(f"{order.model} at {publisher.address}", "bold")
     shown = {"dashboard": publisher.shown.dashboard, "metrics": publisher.shown.metrics}
     for what, address in shown.items():
@@ -247,7 +247,7 @@ def _tell(screen: Screen, event: WorkerEvent) -> None:
     screen.emit("worker", event=event.kind, worker=event.worker, text=event.text)
 
 
-def _next(screen: Screen, order: Order, watch: Watch) -> Checkpoint:
+def _next(screen: Screen, order: PublishJob, watch: Watch) -> Checkpoint:
     """Wait for the next complete checkpoint, and read it with a progress bar."""
     while True:
         with screen.waiting(f"watching {order.path}"):
@@ -259,7 +259,9 @@ def _next(screen: Screen, order: Order, watch: Watch) -> Checkpoint:
             return loaded
 
 
-def _wait_for_workers(screen: Screen, order: Order, publisher: Publisher, deadline: float) -> str:
+def _wait_for_workers(
+    screen: Screen, order: PublishJob, publisher: Publisher, deadline: float
+) -> str:
     """Wait for the expected number of workers; return why there are too few; empty if enough."""
     with screen.waiting("") as waiting:
         while True:
@@ -285,7 +287,7 @@ def _wait_for_workers(screen: Screen, order: Order, publisher: Publisher, deadli
 
 def _send(
     screen: Screen,
-    order: Order,
+    order: PublishJob,
     publisher: Publisher,
     checkpoint: Checkpoint,
     timeout: float,
@@ -365,7 +367,7 @@ def _show(screen: Screen, receipt: Receipt, shortfall: str) -> None:
 
 
 def _emit_nothing(
-    screen: Screen, order: Order, publisher: Publisher, checkpoint: Checkpoint, why: str
+    screen: Screen, order: PublishJob, publisher: Publisher, checkpoint: Checkpoint, why: str
 ) -> None:
     """Write the receipt of a publish that did not begin: the same fields, without a version."""
     screen.emit(

@@ -27,7 +27,7 @@ class NothingCameError(WeightBusError, TimeoutError):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SubscribeOptions:
     """The options for receiving versions."""
 
     address: str
@@ -57,7 +57,7 @@ class Wanted:
         return ONCE_SECONDS if self.once and self.timeout is None else self.timeout
 
 
-def subscribe(screen: Screen, wanted: Wanted, out: Path, *, untied: bool) -> int:
+def subscribe(screen: Screen, wanted: SubscribeOptions, out: Path, *, untied: bool) -> int:
     """Write one version, or every version until stopped."""
     wanted.check()
     try:
@@ -69,7 +69,7 @@ def subscribe(screen: Screen, wanted: Wanted, out: Path, *, untied: bool) -> int
 
 def follow(
     screen: Screen,
-    wanted: Wanted,
+    wanted: SubscribeOptions,
     target: Target,
     where: str,
     look: Callable[[], object] = bool,
@@ -110,7 +110,7 @@ def _receive_all(
 
 
 def _receive(
-    screen: Screen, wanted: Wanted, subscriber: Subscriber, look: Callable[[], object]
+    screen: Screen, wanted: SubscribeOptions, subscriber: Subscriber, look: Callable[[], object]
 ) -> Update:
     """Wait for a version and apply it.
 

@@ -22,7 +22,7 @@ from ...codecs.numpy_tensors import Bytes
 from ..applying import Update
 from ..reading import READING_SECONDS, ReadingLock
 from .carrier import Receiver
-from .model import POLICY, Answer, Outcome, hand_over, model_in, weights_of
+from .model import POLICY, CallResult, Outcome, hand_over, model_in, weights_of
 from .passes import ForwardPasses
 from .receiver import Destination
 
@@ -43,7 +43,7 @@ class Call(NamedTuple):
 
 
 @dataclass(eq=False)
-class Incoming:
+class IncomingVersion:
     """One version that has arrived in this process: its call, its layout and its data."""
 
     call: Call
@@ -51,10 +51,10 @@ class Incoming:
     data: Bytes
     patience: float  # seconds to wait for a receiver; 0 if waiting would block its creation
     timeout: float  # seconds to wait until the weights may be written
-    answer: Answer | None = None  # the result; None before it is known
+    answer: CallResult | None = None  # the result; None before it is known
 
     @classmethod
-    def of(cls, call: Call, header: bytes, data: Bytes, *, waits: bool) -> "Incoming":
+    def of(cls, call: Call, header: bytes, data: Bytes, *, waits: bool) -> "IncomingVersion":
         """Return the version of a call; `waits` if the call's thread may wait for a receiver."""
         patience = call.seconds if waits and not call.greeting else 0.0
         return cls(call, header, data, patience, call.seconds)
@@ -87,7 +87,7 @@ class CallReceiver(Receiver):
         self._turn = threading.Lock()  # one version at a time
         self._changed = threading.Condition()
         self._connected = False
-        self._waiting: Incoming | None = None
+        self._waiting: IncomingVersion | None = None
         self._number = (0, 0)
         self._poller = 0  # the thread that calls `receive()`
         self._layout: Layout | None = None
@@ -134,11 +134,11 @@ class CallReceiver(Receiver):
         with self._changed:
             version, self._waiting = self._waiting, None
         if version is not None:
-            self._settle(version, Answer("failed", "the receiver was shut down"))
+            self._settle(version, CallResult("failed", "the receiver was shut down"))
 
     # The sender's side.
 
-    def accept(self, version: Incoming) -> Answer:
+    def accept(self, version: IncomingVersion) -> CallResult:
         """Apply a version, or keep it for `connect()` or `receive()`; return the result."""
         with self._changed:
             if version.number <= self._number:
@@ -148,13 +148,13 @@ class CallReceiver(Receiver):
             # The polling thread must not wait for itself; it is in this call, so not in the model.
             if not self._background and self._poller != threading.get_ident():
                 if fault := self._destination.fault(self._parsed(version)):
-                    return Answer("failed", fault)
+                    return CallResult("failed", fault)
                 return self._put_aside(version, version.timeout, "receive")
         with suppress(ApplyError):  # the answer has the error
             self._apply(version)
-        return version.answer or Answer("failed", "it was not applied")
+        return version.answer or CallResult("failed", "it was not applied")
 
-    def _put_aside(self, version: Incoming, patience: float, until: str) -> Answer:
+    def _put_aside(self, version: IncomingVersion, patience: float, until: str) -> CallResult:
         """Keep a version for `connect()` or `receive()`, and wait at most `patience` s for that."""
         if self._waiting is not None:
             if version.number <= self._waiting.number:
@@ -164,9 +164,9 @@ class CallReceiver(Receiver):
         self._changed.notify_all()
         self._changed.wait_for(lambda: version.answer is not None, patience)
         staged = f"it will be applied when the worker calls {until}()"
-        return version.answer or Answer("staged", staged)
+        return version.answer or CallResult("staged", staged)
 
-    def _apply(self, version: Incoming) -> None:
+    def _apply(self, version: IncomingVersion) -> None:
         with self._turn:
             if version.number <= self._number:
                 answer = _stale(version, self._number)
@@ -178,17 +178,17 @@ class CallReceiver(Receiver):
                     )
                 except ApplyError as error:
                     intact = not isinstance(error, TornError)
-                    self._settle(version, Answer("failed", str(error), intact))
+                    self._settle(version, CallResult("failed", str(error), intact))
                     raise
-                self._number, answer = version.number, Answer("applied")
+                self._number, answer = version.number, CallResult("applied")
         self._settle(version, answer)
 
-    def _settle(self, version: Incoming, answer: Answer) -> None:
+    def _settle(self, version: IncomingVersion, answer: CallResult) -> None:
         with self._changed:
             version.answer = answer
             self._changed.notify_all()
 
-    def _parsed(self, version: Incoming) -> Layout:
+    def _parsed(self, version: IncomingVersion) -> Layout:
         if self._layout is None or self._layout.header != version.header:
             self._layout = Layout.parse(version.header)
         return self._layout
@@ -200,7 +200,7 @@ class Registry:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._receivers: list[weakref.ref[CallReceiver]] = []
-        self._kept: list[Incoming] = []
+        self._kept: list[IncomingVersion] = []
 
     def register(self, receiver: CallReceiver) -> None:
         """Add a receiver."""
@@ -214,13 +214,13 @@ class Registry:
         with self._changed:
             self._receivers = [r for r in self._receivers if r() not in (None, receiver)]
 
-    def find(self, version: Incoming, timeout: float) -> CallReceiver | None:
+    def find(self, version: IncomingVersion, timeout: float) -> CallReceiver | None:
         """Return the receiver of a version; wait at most `timeout` seconds until it registers."""
         with self._changed:
             self._changed.wait_for(lambda: self._search(version.call) is not None, timeout)
             return self._search(version.call)
 
-    def find_or_keep(self, version: Incoming) -> CallReceiver | None:
+    def find_or_keep(self, version: IncomingVersion) -> CallReceiver | None:
         """Return the receiver of a version; if there is none, keep it in place of an older one."""
         with self._changed:
             found = self._search(version.call)
@@ -229,7 +229,7 @@ class Registry:
                 self._kept = [*others, version]
             return found
 
-    def claim(self, receiver: CallReceiver) -> Incoming | None:
+    def claim(self, receiver: CallReceiver) -> IncomingVersion | None:
         """Remove the versions kept for a receiver, and return the newest."""
         with self._changed:
             kept = [v for v in self._kept if v.call.key == receiver.key or not receiver.copied]
@@ -256,18 +256,20 @@ class Registry:
 registry = Registry()
 
 
-def _stale(version: Incoming, newer: tuple[int, int]) -> Answer:
+def _stale(version: IncomingVersion, newer: tuple[int, int]) -> CallResult:
     if (epoch := version.call.epoch) < newer[0]:
         text = f"the worker follows a newer sender, of epoch {newer[0]}; this one has epoch {epoch}"
-        return Answer("failed", f"{text}: let one sender serve a model")
-    return Answer("skipped", f"it has version {newer[1]}")
+        return CallResult("failed", f"{text}: let one sender serve a model")
+    return CallResult("skipped", f"it has version {newer[1]}")
 
 
 # Runs in a worker's process when a sender calls it.
 
 
 def deliver(
-    version: Incoming, other: Callable[[], object | None], hand: Callable[..., Outcome] = hand_over
+    version: IncomingVersion,
+    other: Callable[[], object | None],
+    hand: Callable[..., Outcome] = hand_over,
 ) -> Outcome:
     """Pass a version to its receiver in this process, and return the result.
 
@@ -279,11 +281,11 @@ def deliver(
     try:
         return _delivered(version, other, hand)
     except Exception as error:  # RPC or Ray would print it here, and pickle it for the sender
-        return Answer("failed", f"{type(error).__name__}: {error}")
+        return CallResult("failed", f"{type(error).__name__}: {error}")
 
 
 def _delivered(
-    version: Incoming, other: Callable[[], object | None], hand: Callable[..., Outcome]
+    version: IncomingVersion, other: Callable[[], object | None], hand: Callable[..., Outcome]
 ) -> Outcome:
     call, receiver = version.call, registry.find(version, 0.0)
     if receiver is None:
@@ -293,11 +295,11 @@ def _delivered(
         if call.greeting:
             receiver = registry.find_or_keep(version)
             if receiver is None:
-                return Answer("staged", "kept until a receiver connects")
+                return CallResult("staged", "kept until a receiver connects")
     deadline = time.monotonic() + version.patience
     receiver = receiver or registry.find(version, version.patience)
     if receiver is None:
-        return Answer(
+        return CallResult(
             "failed",
             f"process {os.getpid()} has no receiver of model {call.model_id!r} for worker "
             f"{call.worker}: call init_on_receiver(model_id={call.model_id!r}, ..., "
@@ -325,7 +327,7 @@ def _documented(owner: object | None, strategy: str) -> str | None:
 
 
 def _handed_over(
-    version: Incoming, owner: object, method: str, hand: Callable[..., Outcome]
+    version: IncomingVersion, owner: object, method: str, hand: Callable[..., Outcome]
 ) -> Outcome:
     wanted, names, nested = METHODS[method]
     weights = weights_of(version.header, version.data, nested=nested)

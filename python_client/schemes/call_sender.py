@@ -25,7 +25,7 @@ from ...codecs.layout import Layout
 from ...codecs.state import State
 from .call_receiver import MARGIN, Call, CallReceiver
 from .carrier import Prepared, Transport, Weights, merged
-from .model import Answer
+from .model import CallResult
 from .receiver import Destination
 
 
@@ -47,11 +47,11 @@ class Answers:
     def __init__(
         self,
         begun: Receipt,
-        calls: "Mapping[str, Future[Answer]]",
+        calls: "Mapping[str, Future[CallResult]]",
         *,
         started: float,
         timeout: float,
-        explain: Callable[[str, BaseException], Answer],
+        explain: Callable[[str, BaseException], CallResult],
         ended: Callable[[bool], None] | None = None,
     ) -> None:
         silent = f"no answer within {timeout:.3g} s; it is stopped, busy or cut off"
@@ -69,7 +69,7 @@ class Answers:
         if not calls:
             self._settle()
 
-    def _answered(self, name: str, call: "Future[Answer]") -> None:
+    def _answered(self, name: str, call: "Future[CallResult]") -> None:
         error, seconds = call.exception(), time.monotonic() - self._started
         answer = call.result() if error is None else self._explain(name, error)
         behind = answer.state == "behind"
@@ -116,11 +116,11 @@ class Peers(ABC):
         """Return a copy of a state."""
 
     @abstractmethod
-    def call(self, worker: int, payload: Any, what: Call, timeout: float) -> "Future[Answer]":
+    def call(self, worker: int, payload: Any, what: Call, timeout: float) -> "Future[CallResult]":
         """Start `call_receiver.deliver` in a worker's process."""
 
     @abstractmethod
-    def explain(self, worker: int, error: BaseException) -> Answer:
+    def explain(self, worker: int, error: BaseException) -> CallResult:
         """Return the answer for a call that raised `error`."""
 
 
@@ -205,7 +205,7 @@ class CallSender(Transport):
     ) -> "Future[Receipt]":
         started, number = time.monotonic(), self._channel.number()
         payload = self._peers.pack(weights.state())
-        calls: dict[str, Future[Answer]] = {}
+        calls: dict[str, Future[CallResult]] = {}
         for worker in dict.fromkeys(self.workers() if workers is None else workers):
             left = max(0.001, started + timeout - time.monotonic())
             address = self._channel.key, weights.model_id, worker
@@ -221,16 +221,16 @@ class CallSender(Transport):
             ended=payload.done,
         ).receipt
 
-    def _call(self, worker: int, payload: Payload, what: Call, left: float) -> "Future[Answer]":
+    def _call(self, worker: int, payload: Payload, what: Call, left: float) -> "Future[CallResult]":
         try:
             return self._peers.call(worker, payload, what, left)
         except Exception as error:  # the other workers are still called
-            failed: Future[Answer] = Future()
+            failed: Future[CallResult] = Future()
             failed.set_exception(error)
             return failed
 
-    def _note(self, worker: int, number: tuple[int, int], call: "Future[Answer]") -> None:
-        answer = Answer("failed") if call.exception() else call.result()
+    def _note(self, worker: int, number: tuple[int, int], call: "Future[CallResult]") -> None:
+        answer = CallResult("failed") if call.exception() else call.result()
         runs = answer.state == "applied"
         if runs or not answer.intact:
             with self._lock:

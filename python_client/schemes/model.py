@@ -31,7 +31,7 @@ POLICY = "policy"
 _STEP = re.compile(r"\.?(?P<attribute>[^.\[\]]+)|\[(?P<key>[^\[\]]*)\]")
 
 
-class Subject:
+class ModelReference:
     """The model id of a scheme, and its model or the context that has the model."""
 
     def __init__(self, model_id: str | None = None) -> None:
@@ -114,7 +114,7 @@ def model_in(context: object, model_id: str) -> object:
     return model
 
 
-def own_weights(subject: Subject, model_id: str, context: Any) -> Any:
+def own_weights(subject: ModelReference, model_id: str, context: Any) -> Any:
     """Return a subject's weights or model; None if it has neither."""
     if subject.weights is not None:
         return subject.weights
@@ -179,7 +179,7 @@ def _step(found: object, step: re.Match[str], path: str) -> object:
 # Methods that accept weights.
 
 
-class Answer(NamedTuple):
+class CallResult(NamedTuple):
     """The result of a version on a worker."""
 
     state: State
@@ -187,7 +187,7 @@ class Answer(NamedTuple):
     intact: bool = True  # False: the apply failed half-way, and the model is not usable
 
 
-Outcome: TypeAlias = Answer | list[Any]  # an answer, or Ray references that resolve to one
+Outcome: TypeAlias = CallResult | list[Any]  # an answer, or Ray references that resolve to one
 
 
 def weights_of(header: bytes, data: Bytes, *, nested: bool) -> Any:
@@ -202,7 +202,7 @@ def weights_of(header: bytes, data: Bytes, *, nested: bool) -> Any:
 
 def hand_over(
     method: Callable[..., Any], weights: Any, names: Sequence[str], timeout: float, **others: Any
-) -> Answer:
+) -> CallResult:
     """Call a method with weights, under one of `names`; wait until they are applied.
 
     Raises:
@@ -211,7 +211,7 @@ def hand_over(
     """
     args, kwargs = arguments(method, weights, names)
     keep(method(*args, **kwargs, **others), timeout)
-    return Answer("applied")
+    return CallResult("applied")
 
 
 def arguments(

@@ -18,10 +18,10 @@ from ...bus.errors import WorkersMissingError
 from ...codecs.layout import Layout
 from ...codecs.numpy_tensors import Bytes
 from ...codecs.state import State, Writer
-from .call_receiver import Call, Incoming, deliver
+from .call_receiver import Call, IncomingVersion, deliver
 from .call_sender import CallSender, Channel, Peers
 from .carrier import Prepared, Receiver, Transport
-from .model import Answer, Outcome, arguments, hand_over, keep, references, weights_of
+from .model import CallResult, Outcome, arguments, hand_over, keep, references, weights_of
 from .receiver import Destination, WeightReceiver
 from .sender import WeightSender, WorkerTransport
 from .strategy import Format
@@ -226,44 +226,46 @@ class _Actors(Peers):
     def pack(self, state: State) -> "Stored":
         return self._store.put(state)
 
-    def call(self, worker: int, payload: "Stored", what: Call, timeout: float) -> "Future[Answer]":
+    def call(
+        self, worker: int, payload: "Stored", what: Call, timeout: float
+    ) -> "Future[CallResult]":
         del timeout  # Ray's calls have none; `Answers` keeps the deadline
         return call(self.workers[worker], _deliver, what, payload.ref)
 
-    def explain(self, worker: int, error: BaseException) -> Answer:
+    def explain(self, worker: int, error: BaseException) -> CallResult:
         return explain(self.workers[worker], error)
 
 
 def _deliver(actor: Any, what: Call, version: tuple[bytes, Bytes]) -> Outcome:
     """Receive a version. (Runs in the actor.)"""
-    return deliver(Incoming.of(what, *version, waits=False), lambda: actor, taken)
+    return deliver(IncomingVersion.of(what, *version, waits=False), lambda: actor, taken)
 
 
-def call(actor: Any, function: Callable[..., Outcome], *args: Any) -> "Future[Answer]":
+def call(actor: Any, function: Callable[..., Outcome], *args: Any) -> "Future[CallResult]":
     """Call `function(instance, *args)` in the process of an actor of any class.
 
     Ray resolves references in `args`. The function returns an answer, or references to wait for.
     """
-    answer: Future[Answer] = Future()
+    answer: Future[CallResult] = Future()
     _follow([actor.__ray_call__.remote(function, *args)], answer, promised=False)
     return answer
 
 
-def answer_to(returned: Any, timeout: float) -> "Future[Answer]":
+def answer_to(returned: Any, timeout: float) -> "Future[CallResult]":
     """Return a future of the answer to a call by the user's code, from what the call returned."""
-    answer: Future[Answer] = Future()
+    answer: Future[CallResult] = Future()
     if pending := references(returned):
         _follow(pending, answer, promised=True)
         return answer
     try:
         keep(returned, timeout)
-        answer.set_result(Answer("applied"))
+        answer.set_result(CallResult("applied"))
     except Exception as error:
         answer.set_exception(error)
     return answer
 
 
-def _follow(pending: list[Any], answer: "Future[Answer]", *, promised: bool) -> None:
+def _follow(pending: list[Any], answer: "Future[CallResult]", *, promised: bool) -> None:
     """Complete an answer when the references, and the references they resolve to, are resolved."""
     first, *rest = pending
 
@@ -276,7 +278,7 @@ def _follow(pending: list[Any], answer: "Future[Answer]", *, promised: bool) -> 
         if more := [*references(value), *rest]:
             _follow(more, answer, promised=True)
         else:
-            answer.set_result(Answer("applied") if promised else value)
+            answer.set_result(CallResult("applied") if promised else value)
 
     cast("Future[Any]", first.future()).add_done_callback(ended)
 
@@ -298,7 +300,7 @@ def taken(
     return [getattr(me, method.__name__).remote(*args, **kwargs, **others)]
 
 
-def explain(actor: Any, error: BaseException) -> Answer:
+def explain(actor: Any, error: BaseException) -> CallResult:
     """Return the answer for a call to an actor that raised `error`."""
     from ray.exceptions import RayActorError, RayTaskError
 
@@ -306,10 +308,10 @@ def explain(actor: Any, error: BaseException) -> Answer:
 
     if isinstance(error, RayActorError):
         words = str(error).split("\tclass_name:")[0]  # without Ray's page of details
-        return Answer("lost", f"{actor!r}: {' '.join(words.split())}")
+        return CallResult("lost", f"{actor!r}: {' '.join(words.split())}")
     if isinstance(error, task_error):
         error = cast("Any", error).cause
-    return Answer("failed", f"{actor!r}: {type(error).__name__}: {error}")
+    return CallResult("failed", f"{actor!r}: {type(error).__name__}: {error}")
 
 
 # Versions in the object store.

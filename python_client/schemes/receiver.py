@@ -19,7 +19,7 @@ from ...codecs.state import is_module
 from ..applying import Update
 from ..reading import READING_SECONDS, ReadingLock
 from .carrier import Receiver
-from .model import POLICY, Subject, log
+from .model import POLICY, ModelReference, log
 from .passes import ForwardPasses
 from .strategy import DestinationError, WeightStrategy
 
@@ -64,7 +64,7 @@ class Destination:
     """The model of one receiver, with the settings of its scheme."""
 
     def __init__(
-        self, subject: Subject, strategy: WeightStrategy, *, strict: bool, cast: bool
+        self, subject: ModelReference, strategy: WeightStrategy, *, strict: bool, cast: bool
     ) -> None:
         self.subject, self.strategy = subject, strategy
         self.arrivals = Arrivals()

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 from ...bus.receipt import Receipt
 from .. import checks
 from .carrier import TIMEOUT, Prepared, Receiver, Transport, Weights, WorkerIds
-from .model import POLICY, Subject, is_torchrl, log, model_in, own_weights
+from .model import POLICY, ModelReference, is_torchrl, log, model_in, own_weights
 from .receiver import Destination, ReceiverSide, ReceiverTransport
 from .sender import NothingToSendError, Sending, Sources, WorkerTransport, is_per_worker
 from .strategy import Format, WeightStrategy, check_weights, has_names, strategy_named
@@ -522,7 +522,7 @@ class Scheme:
 
     def _start_anew(self, model_id: str | None = None) -> None:
         self._pid = os.getpid()
-        self._subject = Subject(model_id)
+        self._subject = ModelReference(model_id)
         self._renew()
         _accept(type(self))
 

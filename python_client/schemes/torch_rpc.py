@@ -17,10 +17,10 @@ from torch.distributed import rpc
 from ...codecs.layout import Layout
 from ...codecs.numpy_tensors import Bytes
 from ...codecs.state import State, Writer
-from .call_receiver import Call, Incoming, deliver
+from .call_receiver import Call, IncomingVersion, deliver
 from .call_sender import CallSender, Channel, Peers
 from .carrier import Receiver, Transport
-from .model import Answer, Outcome
+from .model import CallResult, Outcome
 from .receiver import Destination
 from .sender import WorkerTransport
 from .strategy import Format
@@ -123,24 +123,26 @@ class _Peers(Peers):
     def pack(self, state: State) -> "Pieces":
         return self._snapshots.take(state)
 
-    def call(self, worker: int, payload: "Pieces", what: Call, timeout: float) -> "Future[Answer]":
+    def call(
+        self, worker: int, payload: "Pieces", what: Call, timeout: float
+    ) -> "Future[CallResult]":
         peer, rref = self.workers[worker]
         arguments = (what, payload.layout.header, payload.pieces, rref)
         start = cast("Any", rpc).rpc_async
         return _promised(start(peer, _deliver, args=arguments, timeout=timeout))
 
-    def explain(self, worker: int, error: BaseException) -> Answer:
+    def explain(self, worker: int, error: BaseException) -> CallResult:
         peer = self.workers[worker][0]
         name = getattr(peer, "name", peer)
         if _TIMED_OUT in str(error):
             late = f"RPC worker {name} did not answer in time; it is stopped or cut off"
-            return Answer("behind", late)
-        return Answer("lost", f"RPC worker {name} cannot be reached: {error}")
+            return CallResult("behind", late)
+        return CallResult("lost", f"RPC worker {name} cannot be reached: {error}")
 
 
-def _promised(future: Any) -> "Future[Answer]":
+def _promised(future: Any) -> "Future[CallResult]":
     """Return a torch future as a Python future."""
-    promised: Future[Answer] = Future()
+    promised: Future[CallResult] = Future()
 
     def done(ended: Any) -> None:
         try:
@@ -207,7 +209,7 @@ class Snapshots:
 def _deliver(call: Call, header: bytes, pieces: list[torch.Tensor], rref: Any) -> Outcome:
     """Receive a version. (Runs in a thread of the RPC agent.)"""
     data = _staging.join(pieces)
-    version = Incoming.of(call, header, data, waits=True)
+    version = IncomingVersion.of(call, header, data, waits=True)
     answer = deliver(version, lambda: None if rref is None else rref.local_value())
     if answer[0] != "staged":  # a staged version still needs its data
         _staging.free(data)

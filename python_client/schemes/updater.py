@@ -26,7 +26,7 @@ from .. import checks
 from .call_receiver import MARGIN
 from .call_sender import Answers
 from .carrier import TIMEOUT
-from .model import Answer, Outcome, is_torchrl, keep, references
+from .model import CallResult, Outcome, is_torchrl, keep, references
 from .ray import AsWeights, Store, answer_to, call, explain, taken
 from .sender import check
 from .strategy import WeightStrategy, nested
@@ -227,7 +227,7 @@ class RayWeightUpdater(WeightUpdaterBase):
         self._version = 0
         self._versions: dict[int, int] = {}
         self._store = Store()
-        self._calls: dict[str, Future[Answer]] = {}
+        self._calls: dict[str, Future[CallResult]] = {}
         self._shared: tuple[Any, Any] | None = None  # a push's weights, and their Ray reference
         self._nbytes = 0  # size of the weights stored last
 
@@ -327,7 +327,7 @@ class RayWeightUpdater(WeightUpdaterBase):
             self._batches_since_weight_update[int(name)] = self.max_interval
         check(self.receipt)
 
-    def _explain(self, name: str, error: BaseException) -> Answer:
+    def _explain(self, name: str, error: BaseException) -> CallResult:
         return explain(self.remote_collectors[int(name)], error)
 
 
@@ -338,4 +338,4 @@ def _update(actor: Any, weights: Any, timeout: float) -> Outcome:
     try:
         return taken(actor.update_policy_weights_, weights, NAMES, timeout)
     except Exception as error:  # Ray would print it here, and pickle it for the sender
-        return Answer("failed", f"{type(error).__name__}: {error}")
+        return CallResult("failed", f"{type(error).__name__}: {error}")

@@ -184,7 +184,7 @@ class InitialSyncTransport(Protocol):
         """
 
 
-class _Nothing:
+class _NoScheme:
     _instead = ""
 
     def __new__(cls, *_: Any, **__: Any) -> NoReturn:
@@ -192,7 +192,7 @@ class _Nothing:
         raise TypeError(f"{cls.__name__} is nothing by itself here: {cls._instead}")
 
 
-class SharedMemTransport(_Nothing):
+class SharedMemTransport(_NoScheme):
     """A name from TorchRL; no transport here uses only shared memory."""
 
     _instead = (
@@ -202,7 +202,7 @@ class SharedMemTransport(_Nothing):
     )
 
 
-class DistributedTransport(_Nothing):
+class DistributedTransport(_NoScheme):
     """A name from TorchRL; no transport here needs a store and a rank."""
 
     _instead = (

@@ -49,7 +49,7 @@ class SilentError(CallError):
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpAnswer:
     status: int
     text: str
 
@@ -117,7 +117,7 @@ class Server:
             follow_redirects=False,
         )
 
-    def get(self, path: str, seconds: float) -> Answer:
+    def get(self, path: str, seconds: float) -> HttpAnswer:
         """Make a GET call."""
         return self.call("GET", path, None, seconds)
 
@@ -128,11 +128,11 @@ class Server:
         except self._httpx.HTTPError as error:
             raise SilentError(f"{self.url} does not answer GET {path}: {error}") from None
 
-    def post(self, path: str, body: object, seconds: float) -> Answer:
+    def post(self, path: str, body: object, seconds: float) -> HttpAnswer:
         """Make a POST call."""
         return self.call("POST", path, body, seconds)
 
-    def call(self, method: str, path: str, body: object, seconds: float) -> Answer:
+    def call(self, method: str, path: str, body: object, seconds: float) -> HttpAnswer:
         """Make a call, and retry it without an answer; for at most `seconds` in all.
 
         Raises:
@@ -158,7 +158,7 @@ class Server:
         times = f", {tried} times" if tried > 1 else ""
         raise SilentError(f"{self.url} {why}: {method} {path}{times}", harmless=not reached)
 
-    def _once(self, method: str, path: str, body: object, end: float) -> Answer:
+    def _once(self, method: str, path: str, body: object, end: float) -> HttpAnswer:
         left = max(0.001, end - time.monotonic())
         limits = self._httpx.Timeout(left, connect=min(CONNECT_SECONDS, left))
         request: Callable[..., Any] = self._client.stream
@@ -173,7 +173,7 @@ class Server:
                     )
                 if time.monotonic() > end:
                     raise self._httpx.ReadTimeout("its answer did not end")
-            return Answer(int(response.status_code), got.decode(errors="replace"))
+            return HttpAnswer(int(response.status_code), got.decode(errors="replace"))
 
     def close(self) -> None:
         self._client.close()

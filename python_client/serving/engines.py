@@ -27,7 +27,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, cast
 from zlib import crc32
 
-from .calls import Answer, CallError, Server
+from .calls import CallError, HttpAnswer, Server
 
 ANSWER_SECONDS = 10.0  # for fast calls, such as status and resume
 INFO_SECONDS = 60.0  # for /server_info, which the server first collects
@@ -58,7 +58,7 @@ class How:
 
 
 @dataclass(frozen=True)
-class Weights:
+class ServedWeights:
     """Weights for a server to load.
 
     Attributes:
@@ -145,7 +145,7 @@ class Engine(ABC):
 
     # Loading.
 
-    def load(self, weights: Weights) -> None:
+    def load(self, weights: ServedWeights) -> None:
         """Load weights on the server. `resume` has no effect until all of them are loaded.
 
         Raises:
@@ -178,7 +178,7 @@ class Engine(ABC):
         """Return whether the server is paused, by any client."""
 
     @abstractmethod
-    def _stop(self, mode: str) -> Answer: ...
+    def _stop(self, mode: str) -> HttpAnswer: ...
 
     def pause(self) -> None:
         """Pause the server until `resume`; do nothing if another client has paused it.
@@ -235,7 +235,7 @@ class Engine(ABC):
 
     # Answers.
 
-    def _checked(self, answer: Answer, what: str) -> Answer:
+    def _checked(self, answer: HttpAnswer, what: str) -> HttpAnswer:
         """Return an answer that reports success.
 
         Raises:
@@ -298,7 +298,7 @@ class Sglang(Engine):
         """Return whether the server accepts no requests; SGLang does not report a pause itself."""
         return not self._server.ready("/ready")
 
-    def _stop(self, mode: str) -> Answer:
+    def _stop(self, mode: str) -> HttpAnswer:
         return self._server.post("/pause_generation", {"mode": mode}, self._how.seconds)
 
     def _load(self, folder: str, version: str) -> None:
@@ -338,7 +338,7 @@ class Sglang(Engine):
         if "already loaded" not in answer.message:  # by a request in between
             self._succeeded(answer, "/load_lora_adapter")
 
-    def _succeeded(self, answer: Answer, route: str) -> None:
+    def _succeeded(self, answer: HttpAnswer, route: str) -> None:
         if self._checked(answer, route).fields.get("success") is not True:
             raise CallError(f"{self.url} refuses {route}: {answer}")
 
@@ -383,7 +383,7 @@ class Vllm(Engine):
     def _paused(self) -> bool:
         return self._get("/is_paused").get("is_paused") is True
 
-    def _stop(self, mode: str) -> Answer:
+    def _stop(self, mode: str) -> HttpAnswer:
         return self._server.post(f"/pause?mode={mode}", None, self._how.seconds)
 
     def hold(self) -> None:

@@ -80,7 +80,7 @@ class Join:
 
 
 @dataclass(frozen=True)
-class Version:
+class RankVersion:
     """The arguments of an update.
 
     Attributes:
@@ -98,7 +98,7 @@ class Version:
     load: bool = True
 
 
-class _Target(FunctionTarget):
+class _RankTarget(FunctionTarget):
     """A target that loads through a rank, and rejects layouts that it cannot load."""
 
     def __init__(self, rank: "Rank") -> None:
@@ -146,7 +146,7 @@ class Rank:
         self._cannot = self._loader.rehearse(self._tensors) if self._tensors else ""
         self._worker = Subscriber(
             said.address,
-            {said.model: _Target(self)},
+            {said.model: _RankTarget(self)},
             name=f"{said.deployment}-{suffix}",
             settings=Settings(apply_timeout=said.deadline),
         )
@@ -156,7 +156,7 @@ class Rank:
     def start(self) -> None:
         """Do nothing: `update` names the version of the session."""
 
-    def update(self, said: Version) -> None:
+    def update(self, said: RankVersion) -> None:
         """Stage a version, and mark whether to load it; or release it if it is cancelled.
 
         Raises:

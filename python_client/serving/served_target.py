@@ -27,7 +27,7 @@ from ..places import open_lock, place_of
 from ..target import Names, Sums, Target
 from . import served_checkpoint
 from .calls import CallError, SilentError
-from .engines import Engine, How, Weights
+from .engines import Engine, How, ServedWeights
 from .served_checkpoint import ServedCheckpoint
 from .swap import each, swap
 
@@ -150,7 +150,9 @@ class ServedTarget(Target):
         home, was_there = self._folder / version, (self._folder / version).exists()
         try:
             file = self._written(home, staged)
-            paused = self._load(Weights(f"{self._seen}/{version}", version, self._adapter), old)
+            paused = self._load(
+                ServedWeights(f"{self._seen}/{version}", version, self._adapter), old
+            )
         except BaseException:
             if self._intact and not was_there:
                 shutil.rmtree(home, ignore_errors=True)
@@ -160,9 +162,9 @@ class ServedTarget(Target):
             self._intact = False
             raise ServersError(f"all servers have the new version, but {_listed(paused)}")
 
-    def _asked(self) -> dict[Engine, Weights | None]:
+    def _asked(self) -> dict[Engine, ServedWeights | None]:
         """Return the current weights of all servers; check their checkpoints."""
-        old: dict[Engine, Weights | None] = {}
+        old: dict[Engine, ServedWeights | None] = {}
 
         def ask(engine: Engine) -> None:
             old[engine] = self._old(engine)
@@ -172,15 +174,15 @@ class ServedTarget(Target):
             raise ServersError(f"{_listed(failed)}; nothing was changed{self._others(failed)}")
         return old
 
-    def _old(self, engine: Engine) -> Weights | None:
+    def _old(self, engine: Engine) -> ServedWeights | None:
         """Return a server's current weights; None if it has no such adapter or does not report."""
         if self._adapter:
             path = engine.adapter(self._adapter)
-            return None if path is None else Weights(path, adapter=self._adapter)
+            return None if path is None else ServedWeights(path, adapter=self._adapter)
         version = engine.version()
         ours = VERSION.fullmatch(version) and (self._folder / version).is_dir()
         home = f"{self._seen}/{version}" if ours else engine.home()
-        return Weights(home, version) if home else None
+        return ServedWeights(home, version) if home else None
 
     def _written(self, home: Path, staged: StagedVersion) -> FileTarget:
         home.mkdir(exist_ok=True)
@@ -195,7 +197,9 @@ class ServedTarget(Target):
         file.settle()
         return file
 
-    def _load(self, new: Weights, old: Mapping[Engine, Weights | None]) -> dict[Engine, CallError]:
+    def _load(
+        self, new: ServedWeights, old: Mapping[Engine, ServedWeights | None]
+    ) -> dict[Engine, CallError]:
         """Load a version on all servers, or none; return the servers that are still paused.
 
         Raises:
@@ -250,7 +254,7 @@ class ServedTarget(Target):
         def mend(engine: Engine) -> None:
             engine.resume()
             there, partial = self._old(engine), engine.partial
-            new = Weights(f"{self._seen}/{self._runs}", self._runs, self._adapter)
+            new = ServedWeights(f"{self._seen}/{self._runs}", self._runs, self._adapter)
             if not self._runs:
                 if not partial or there is None:
                     return
@@ -275,7 +279,7 @@ class ServedTarget(Target):
         self._learn(engine)
         return "" if self._layout is None else self.fault(self._layout)
 
-    def _is(self, there: Weights, new: Weights) -> bool:
+    def _is(self, there: ServedWeights, new: ServedWeights) -> bool:
         return there.folder == new.folder if self._adapter else there == new
 
     def missing(self) -> str:

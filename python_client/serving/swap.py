@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 from .calls import CallError, SilentError
-from .engines import Engine, Weights
+from .engines import Engine, ServedWeights
 
 Failed = dict[Engine, CallError]
 
@@ -36,7 +36,7 @@ class Swap:
         return bool(self.failed) or self.interrupted is not None
 
 
-def swap(old: Mapping[Engine, Weights | None], new: Weights) -> Swap:
+def swap(old: Mapping[Engine, ServedWeights | None], new: ServedWeights) -> Swap:
     """Load new weights on all servers; if one fails, load the previous weights on all of them.
 
     Args:
@@ -57,7 +57,7 @@ def swap(old: Mapping[Engine, Weights | None], new: Weights) -> Swap:
     return done
 
 
-def _take_back(done: Swap, old: Mapping[Engine, Weights | None], new: Weights) -> None:
+def _take_back(done: Swap, old: Mapping[Engine, ServedWeights | None], new: ServedWeights) -> None:
     """Load the previous weights on each server that began to load the new ones."""
 
     def back(engine: Engine) -> None:

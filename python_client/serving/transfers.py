@@ -34,7 +34,7 @@ from ...codecs.errors import StateError
 from ...codecs.layout import Signature
 from ..publisher import Publisher
 from .calls import ServerError, SilentError
-from .rank import Join, Version
+from .rank import Join, RankVersion
 from .server import PauseMode, VllmServers
 
 if TYPE_CHECKING:
@@ -309,7 +309,7 @@ class Transfers:
     ) -> None:
         client = self._client if client is None else client
         left = max(0.0, until - time.monotonic())
-        said = asdict(Version(*version, deadline=left / 2, load=load, cancel=cancel))
+        said = asdict(RankVersion(*version, deadline=left / 2, load=load, cancel=cancel))
         update = partial(client.update_weights, said)
         try:
             self._again(update, until, client, own=CLOSED)

@@ -9,7 +9,7 @@ With `--weight-transfer-config '{"backend": "weightbus"}'`, every vLLM worker cr
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .rank import Join, Rank, Version
+from .rank import Join, Rank, RankVersion
 from .vllm_plugin import WORKER, require, unsupported
 
 require(WORKER)
@@ -34,7 +34,7 @@ class InitInfo(Join, WeightTransferInitInfo):
 
 
 @dataclass(frozen=True)
-class UpdateInfo(Version, WeightTransferUpdateInfo):
+class UpdateInfo(RankVersion, WeightTransferUpdateInfo):
     """The arguments of a trainer's `update_weights`."""
 
 

@@ -116,7 +116,7 @@ def test_a_write_during_the_load_is_refused_and_tried_again(tmp_path: Path) -> N
     assert value_of(watch) == 7
 
 
-# ConnectionEvents that leave size and modification time as they were.
+# Changes that leave size and modification time as they were.
 
 
 def tick(folder: Path) -> None:

@@ -336,7 +336,7 @@ def test_a_socket_that_took_the_place_of_one_left_behind_stays(
             others[0].socket = listening._listening_at(str(path))  # noqa: SLF001
         return found
 
-    monkeypatch.setattr(listening, "left_behind", looked_before)
+    monkeypatch.setattr(listening, "is_stale_socket", looked_before)
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
     with pytest.raises(OSError, match="Address already in use"):
         Listener(f"ipc://{path}")

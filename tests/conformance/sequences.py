@@ -5,7 +5,7 @@ from typing import Any, cast
 
 Case = dict[str, Any]
 
-LEFT_OUT: Case = {"intact": True}  # what a header means that does not say it
+LEFT_OUT: Case = {"intact": True, "subscribed": False}  # what a header means that does not say it
 
 
 def fault_of_sequence(case: Case, answer: Case) -> str:
@@ -14,8 +14,11 @@ def fault_of_sequence(case: Case, answer: Case) -> str:
     if len(steps) != len(played):
         return f"{len(played)} steps were played, not {len(steps)}"
     asked: set[int] = set()
-    for number, (step, done) in enumerate(zip(steps, played, strict=True)):
-        asked |= _asked(done["sent"])
+    answer_to_pong: list[Case] = []  # it may come at once, or when time has passed
+    for number, (step, told) in enumerate(zip(steps, played, strict=True)):
+        done = {**told, "sent": answer_to_pong + told["sent"]}
+        answer_to_pong = told["sent"] if "pong" in step else []
+        asked |= _asked(told["sent"])
         if fault := _fault(step["expect"], done, asked):
             return f"step {number}: {fault}"
         if "asks" in step["expect"]:

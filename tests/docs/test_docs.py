@@ -24,10 +24,8 @@ from weightbus.tests.cli.starting import python
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDES = ROOT / "docs" / "guides"
-PAGES = [ROOT / "README.md", *sorted(GUIDES.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
-PAGES.remove(
-    ROOT / "docs" / "PROTOCOL.md"
-)  # tests/protocol/test_protocol_document.py has its blocks
+FOLDERS = GUIDES, ROOT / "docs", ROOT / "docs" / "protocol"
+PAGES = [ROOT / "README.md", *(page for folder in FOLDERS for page in sorted(folder.glob("*.md")))]
 # Run by `make training`, since they take long.
 LONG = ("training-loops", "pytorch-loop", "ray", "migrating-from-torchrl")
 TRAINING = [GUIDES / f"{name}.md" for name in LONG]

@@ -52,19 +52,20 @@ SINCE: dict[str, float] = {
     "contested_at": 2,
     "closed_at": 2,
     "since": 0,
-    "_moved_at": 1,
+    "_progress_at": 1,
     "renewed_at": 2,
     "started": 0,
     "ticket_at": 0,  # nobody has a key here
     "at": 0,
 }
 # Moments at which something is due. Once they have passed it does not matter when.
-UNTIL = {"until", "beacon_at", "deadline", "_away", "mute_at"}
+UNTIL = {"until", "beacon_at", "deadline", "_grace_ends", "unresponsive_after"}
 LENGTHS = {
     "ping_every",
     "pause",
     "renewal_pause",
     "_patience",
+    "_timeout",
     "_gap",
     "_lost_after",
     "grace",

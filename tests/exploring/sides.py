@@ -31,7 +31,7 @@ from weightbus.bus.publisher.effects import Effect as PublisherEffect
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import PublishTerms
 from weightbus.bus.publisher.state import PublisherState
-from weightbus.bus.publisher.version import Offer, OfferedPatch, Version
+from weightbus.bus.publisher.version import OfferedPatch, Version, VersionOffer
 from weightbus.bus.staged import Patching, StagedVersion
 from weightbus.bus.worker.events import Decoded, Report
 from weightbus.bus.worker.machine import WorkerMachine
@@ -337,12 +337,12 @@ class PublisherSide:
         """Whether there are any."""
         return any(version.patches for version in self.versions)
 
-    def made(self, label: int) -> Offer:
+    def made(self, label: int) -> VersionOffer:
         layout, chunk_bytes = (PATCHED_LAYOUT, PATCHED_CHUNK) if self._patched else (LAYOUT, NBYTES)
         snapshot = PlainSnapshot(bytes_of(label, patched=self._patched))
-        return Offer.of(MODEL, layout, chunk_bytes, snapshot)
+        return VersionOffer.of(MODEL, layout, chunk_bytes, snapshot)
 
-    def patch(self, offer: Offer, label: int) -> None:
+    def patch(self, offer: VersionOffer, label: int) -> None:
         """Do as `python_client.models.Bases` does."""
         patch_candidates = self.machine.state.roster.patch_candidates(MODEL, None, shared=False)
         if not patch_candidates:

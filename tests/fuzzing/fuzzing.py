@@ -46,7 +46,7 @@ from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.offers import announcement, chunk_of, end_of
 from weightbus.bus.publisher.publication import PublishTerms
 from weightbus.bus.publisher.state import PublisherState
-from weightbus.bus.publisher.version import Chunked, Offer, OfferedPatch, Version
+from weightbus.bus.publisher.version import Chunked, OfferedPatch, Version, VersionOffer
 from weightbus.bus.staged import StagedVersion, StaleError
 from weightbus.bus.worker.events import Report
 from weightbus.bus.worker.machine import WorkerMachine
@@ -303,8 +303,8 @@ def _weights(number: int) -> NDArray[np.uint8]:
     return data
 
 
-def _offer(number: int) -> Offer:
-    offer = Offer.of("policy", _LAYOUT, 64, PlainSnapshot(_weights(number)))
+def _offer(number: int) -> VersionOffer:
+    offer = VersionOffer.of("policy", _LAYOUT, 64, PlainSnapshot(_weights(number)))
     hash_all(offer)
     offer.keep = True
     return offer
@@ -314,7 +314,7 @@ def _version(number: int) -> Version:
     return Version(_offer(number), 7, number)
 
 
-def _patched(number: int, base: Running) -> Offer:
+def _patched(number: int, base: Running) -> VersionOffer:
     """Return a version, with the patch that leads to it from what somebody runs."""
     offer = _offer(number)
     digests = base.digest, offer.chunks.digest

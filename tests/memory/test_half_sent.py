@@ -8,7 +8,7 @@ import pytest
 
 from weightbus.bus.memory.snapshots import Pool, Snapshot
 from weightbus.bus.net import outgoing
-from weightbus.bus.net.outgoing import HOLD_SECONDS, Copies, Outgoing, PlainMessage
+from weightbus.bus.net.outgoing import HOLD_SECONDS, Outgoing, PlainMessage, UnreadCopies
 from weightbus.bus.net.zmtp import message_parts
 
 NBYTES = 2**22  # more than a socket takes at once
@@ -21,7 +21,7 @@ class Peer:
         self.here, self.there = socket.socketpair()
         self.here.setblocking(False)
         self.hung_up = False
-        self.copies = Copies(most)
+        self.copies = UnreadCopies(most)
         self.outgoing = Outgoing(self.here, 8, bytearray(), self.copies, self.hang_up, 0.0)
         self.got = bytearray()
 

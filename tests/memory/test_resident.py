@@ -362,13 +362,13 @@ def transposed() -> nn.Module:
     return model
 
 
-class Named(torch.Tensor):
+class VersionInfo(torch.Tensor):
     """A tensor of somebody's own kind."""
 
 
 def subclass() -> nn.Module:
     model = nn.Linear(4, 4)
-    model.weight = nn.Parameter(torch.zeros(4, 4).as_subclass(Named))
+    model.weight = nn.Parameter(torch.zeros(4, 4).as_subclass(VersionInfo))
     return model
 
 

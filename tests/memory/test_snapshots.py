@@ -18,7 +18,7 @@ from weightbus.bus.memory.segment import MappedSegment
 from weightbus.bus.memory.snapshots import MemoryBlock, Pool, SealedMemory, Snapshot
 from weightbus.bus.publisher.effects import Effect, Lend, Release
 from weightbus.bus.publisher.store import DIGESTS_KEPT, Versions
-from weightbus.bus.publisher.version import Offer, Version
+from weightbus.bus.publisher.version import Version, VersionOffer
 from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.errors import WeightBusError
 from weightbus.codecs.layout import Layout
@@ -35,12 +35,12 @@ class Bench:
         self.pool, self.store = Pool("a", patience, share=share), {"a": Versions("a")}
         self.versions, self.taken = self.store["a"], 0
 
-    def take(self, nbytes: int = 20, *, replaces_latest: bool = True) -> Offer:
+    def take(self, nbytes: int = 20, *, replaces_latest: bool = True) -> VersionOffer:
         snapshot = self.pool.take(nbytes, self.make_room, replaces_latest=replaces_latest)
         self.taken += 1
         snapshot.data[:] = self.taken % 256
         layout = Layout.plan([("w", "U8", (nbytes,))])
-        return Offer.of("a", layout, CHUNK, snapshot, snapshot.shared)
+        return VersionOffer.of("a", layout, CHUNK, snapshot, snapshot.shared)
 
     def publish(self, nbytes: int = 20, *receivers: str, together: bool = False) -> Version:
         version = self.versions.number(self.take(nbytes, replaces_latest=not together), 1)
@@ -416,7 +416,9 @@ class Machine(threading.Thread):
         super().__init__(daemon=True)
         self.pools, self.rng = pools, random.Random(seed)
         self.store = {model: Versions(model) for model in pools}
-        self.work: deque[tuple[Offer, str]] = deque()  # and what it hashed to when it was copied
+        self.work: deque[tuple[VersionOffer, str]] = (
+            deque()
+        )  # and what it hashed to when it was copied
         self.rooms: deque[tuple[str, Collection[Snapshot], bool, list[bool], threading.Event]]
         self.rooms = deque()
         self.expected: dict[Version, str] = {}
@@ -469,7 +471,7 @@ class Machine(threading.Thread):
         assert isinstance(sent, memoryview | bytes)
         self.sending = [(bytes(sent), sent), *self.sending[:2]]
         assert all(bytes(view) == was for was, view in self.sending), "overwritten on its way"
-        offer = Offer.of(version.model, version.layout, CHUNK, version.snapshot)
+        offer = VersionOffer.of(version.model, version.layout, CHUNK, version.snapshot)
         assert hash_all(offer), "its bytes are there to be hashed again"
         self.checked += 1
 
@@ -515,7 +517,7 @@ def test_trainers_and_the_machine_never_meet_in_memory(share: bool) -> None:
             )
             for begin in range(0, 64, CHUNK):  # so slowly that others look
                 snapshot.data[begin : begin + CHUNK] = number % 251
-            offer = Offer.of(model, layout, CHUNK, snapshot)
+            offer = VersionOffer.of(model, layout, CHUNK, snapshot)
             machine.work.append((offer, digest_of(layout.id, snapshot.data, CHUNK)))
             most = max(most, len(pools[model]))
         return most

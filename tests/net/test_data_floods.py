@@ -21,7 +21,7 @@ SECONDS = 30.0  # far more than anything here takes
 PING = frame(b"\x04PING\0\0" + b"a" * 16, COMMAND)
 
 
-class Peer:
+class ControlConnection:
     """A publisher of plain sockets, and a subscription that dials it."""
 
     def __init__(self) -> None:
@@ -74,13 +74,13 @@ class Peer:
 
 
 @pytest.fixture(name="peer")
-def _peer() -> Iterator[Peer]:
-    peer = Peer()
+def _peer() -> Iterator[ControlConnection]:
+    peer = ControlConnection()
     yield peer
     peer.close()
 
 
-def flood(peer: Peer, made: socket.socket, data: bytes) -> int:
+def flood(peer: ControlConnection, made: socket.socket, data: bytes) -> int:
     """Send until the other side hangs up, and read nothing; return the most that it kept."""
     most, made_at, deadline = 0, peer.connection, time.monotonic() + SECONDS
     made.setblocking(False)
@@ -94,14 +94,16 @@ def flood(peer: Peer, made: socket.socket, data: bytes) -> int:
     return most
 
 
-def test_a_flood_of_pings_is_hung_up_on(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_flood_of_pings_is_hung_up_on(
+    peer: ControlConnection, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING), peer.accept() as made:
         flood(peer, made, PING * 1000)
     assert "commands at once" in caplog.text
     assert len(caplog.records) == 1
 
 
-def test_after_a_flood_it_is_dialled_ever_more_seldom(peer: Peer) -> None:
+def test_after_a_flood_it_is_dialled_ever_more_seldom(peer: ControlConnection) -> None:
     pauses: list[float] = []
     for _ in range(6):
         with peer.accept() as made:
@@ -116,7 +118,7 @@ def test_after_a_flood_it_is_dialled_ever_more_seldom(peer: Peer) -> None:
 
 
 def test_what_a_peer_does_not_read_is_bounded(
-    peer: Peer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    peer: ControlConnection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sub, "COMMANDS", Rate(10**9, 0.0))
     with caplog.at_level(logging.WARNING), peer.accept() as made:
@@ -125,7 +127,7 @@ def test_what_a_peer_does_not_read_is_bounded(
     assert most <= UNREAD_BYTES_MAX
 
 
-def test_pings_now_and_then_are_signs_of_life(peer: Peer) -> None:
+def test_pings_now_and_then_are_signs_of_life(peer: ControlConnection) -> None:
     with peer.accept() as made:
         connection, heard = peer.connection, b""
         for _ in range(int(4 * COMMANDS.burst)):
@@ -145,7 +147,7 @@ def test_pings_now_and_then_are_signs_of_life(peer: Peer) -> None:
 def test_a_defect_in_taking_a_message_costs_a_connection_and_no_more(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    peer = Peer()
+    peer = ControlConnection()
 
     def broken(_frames: object, _size: int) -> None:
         raise ZeroDivisionError("boom")

@@ -45,10 +45,10 @@ def _sockets(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Publish
         yield sockets
 
 
-def held_by(sockets: PublisherSockets) -> peer.Peer:
+def held_by(sockets: PublisherSockets) -> peer.ControlConnection:
     """Return the only connection."""
     [held] = vars(vars(sockets)["_router"])["_peers"].values()
-    assert isinstance(held, peer.Peer)
+    assert isinstance(held, peer.ControlConnection)
     return held
 
 
@@ -358,7 +358,7 @@ def test_copies_for_those_that_do_not_read_are_bounded_together(
 @contextlib.contextmanager
 def followed(
     sockets: PublisherSockets, monkeypatch: pytest.MonkeyPatch
-) -> Generator[tuple[peer.Peer, int]]:
+) -> Generator[tuple[peer.ControlConnection, int]]:
     """Yield the connection of a worker that has named this process, and the number of that."""
     pid = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: 0)  # or it would need no search

@@ -45,7 +45,7 @@ from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.offers import end_of
 from weightbus.bus.publisher.publication import CommitMode, Publication, PublishTerms
 from weightbus.bus.publisher.state import PublisherState
-from weightbus.bus.publisher.version import Offer, Version
+from weightbus.bus.publisher.version import Version, VersionOffer
 from weightbus.bus.worker.events import Outcome, Report
 from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.bus.worker.reports import Identity
@@ -255,7 +255,7 @@ class Trainer:
         source = VERSIONS[which]
         data = source.snapshot.keep()
         assert data is not None
-        offer = Offer.of("a", source.layout, CHUNK, PlainSnapshot(data, thief=thief))
+        offer = VersionOffer.of("a", source.layout, CHUNK, PlainSnapshot(data, thief=thief))
         workers = tuple(p.name for p in self.machine.state.roster)[:1] if alone else None
         commit: CommitMode = "together" if together else "auto"
         terms = PublishTerms(workers=workers, commit=commit, timeout=timeout)

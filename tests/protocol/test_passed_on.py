@@ -34,7 +34,7 @@ from weightbus.bus.publisher.effects import Broadcast, Effect, Hash
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import PublishTerms
 from weightbus.bus.publisher.state import PublisherState
-from weightbus.bus.publisher.version import Offer, Version
+from weightbus.bus.publisher.version import Version, VersionOffer
 from weightbus.bus.staged import StagedVersion
 from weightbus.bus.worker.events import Outcome, Report
 from weightbus.bus.worker.machine import WorkerMachine
@@ -180,7 +180,7 @@ class Chain:
 
     def offers(self, made: Version, chunks: Chunks[Memory]) -> Version:
         """Pass a version on, as far as it is here."""
-        passed, effects = self.publisher.offer(Offer.received("a", made.layout, chunks))
+        passed, effects = self.publisher.offer(VersionOffer.received("a", made.layout, chunks))
         self.does(effects)
         return passed
 
@@ -191,7 +191,8 @@ class Chain:
             self.does(self.publisher.push(self.now))
 
     def publish(self, made: Version, chunks: Chunks[Memory], **terms: object) -> Version:
-        offer, asked = Offer.received("a", made.layout, chunks), PublishTerms(require=0, **terms)  # type: ignore[arg-type]
+        offer = VersionOffer.received("a", made.layout, chunks)
+        asked = PublishTerms(require=0, **terms)  # type: ignore[arg-type]
         call, effects = self.publisher.publish(1, offer, asked, self.now, self.now)
         self.does(effects)
         return call.version
@@ -401,7 +402,7 @@ def test_what_came_as_a_patch_is_hashed_when_it_is_given_out() -> None:
 def test_a_copy_to_keep_is_made_of_all_or_nothing() -> None:
     chain, made = Chain(), version(1)
     chunks = chain.begins(made)
-    passed = Offer.received("a", made.layout, chunks)
+    passed = VersionOffer.received("a", made.layout, chunks)
     assert passed.snapshot.keep() is None
     chain.arrives(made, range(CHUNKS))
     assert passed.snapshot.keep() is None, "it may be another version's"

@@ -15,11 +15,11 @@ from weightbus.bus.publisher.phases import DECISIONS, TARGETS, VERSIONS, WORKERS
 from weightbus.bus.worker.phases import ARROWS, COMING, LACKS, MODES, SESSIONS, Event, Phase
 from weightbus.bus.worker.transfer import Transfer
 from weightbus.bus.worker.version_store import IN_MEMORY, VersionEntry, VersionStore
-from weightbus.tests.vectors import phase_cases
+from weightbus.tests.vectors import levels, phase_cases
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = (ROOT / "docs" / "PROTOCOL.md").read_text()
-WORKER, PUBLISHER = (DOCUMENT.split(f"\n## {n}. ")[1].split("\n## ")[0] for n in (8, 9))
+WORKER = levels.section("worker", "The states of a version")
+PUBLISHER = levels.section("publisher", "States")
 EVENTS: list[Event] = sorted({event for arrows in ARROWS.values() for event in arrows})
 Table = Mapping[Any, Mapping[Any, str]]
 OF_WORKER: dict[str, Table] = {

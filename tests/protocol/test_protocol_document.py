@@ -1,10 +1,11 @@
-"""The document of the protocol says what the code does: messages, bounds, limits, codes."""
+"""The protocol's pages say what the code does, each thing once: messages, limits, codes, rules."""
 
 import ast
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -30,14 +31,19 @@ from weightbus.bus.messages import (
 )
 from weightbus.bus.publisher import offers
 from weightbus.bus.token_bucket import Rate
-from weightbus.bus.worker import follower
+from weightbus.bus.worker import follower, transfer
 from weightbus.bus.worker import layouts as acceptance
 from weightbus.codecs import checksum, layout
 from weightbus.codecs.dtypes import DTYPES
-from weightbus.tests.vectors import levels
+from weightbus.tests.vectors import levels, transcripts
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = (ROOT / "docs" / "PROTOCOL.md").read_text()
+STUB = (ROOT / "docs" / "PROTOCOL.md").read_text()
+PAGES = levels.pages()
+CHOSEN = (ROOT / "docs" / "LIMITS.md").read_text()  # what the protocol leaves to each side
+DOCUMENT = "\n".join(PAGES.values())
+WORKER_PAGES = ("index", "worker")  # what a worker of levels 1 to 3 needs
+WORKER_BYTES_MAX, BYTES_MAX = 80_000, 135_000
 WORKER: tuple[type[Message], ...] = get_args(messages.WorkerMessage)
 PUBLISHER: tuple[type[Message], ...] = get_args(messages.PublisherMessage)
 OBSERVED = (
@@ -61,24 +67,57 @@ TYPES = {str(t.__struct_config__.tag): t for t in (*WORKER, *PUBLISHER, *OBSERVE
 Row = tuple[str, ...]
 
 
+def sections(title: str) -> dict[str, str]:
+    """Return the sections of this title, by page, each up to the next heading of its rank."""
+    found: dict[str, str] = {}
+    for page, text in PAGES.items():
+        match = re.search(rf"^(#+) {re.escape(title)}\n", text, re.MULTILINE)
+        if match is not None:
+            rest = text[match.end() :]
+            end = re.search(rf"^#{{1,{len(match[1])}}} ", rest, re.MULTILINE)
+            found[page] = rest[: end.start()] if end else rest
+    return found
+
+
 def section(title: str) -> str:
-    """Return the text of a section, up to the next heading of its rank or a higher one."""
-    match = re.search(rf"^(#+) {re.escape(title)}\n", DOCUMENT, re.MULTILINE)
-    assert match is not None, f"there is no section {title!r}"
-    rest = DOCUMENT[match.end() :]
-    end = re.search(rf"^#{{1,{len(match[1])}}} ", rest, re.MULTILINE)
-    return rest[: end.start()] if end else rest
+    """Return the only section of this title."""
+    (text,) = sections(title).values()
+    return text
 
 
-def tables(text: str) -> Iterator[list[Row]]:
-    """Yield the tables of a text as rows of cells, their heads left out."""
-    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
-        rows = [tuple(c.strip() for c in line.strip("|").split("|")) for line in block.splitlines()]
-        yield rows[2:]
+def tables(text: str) -> Iterator[tuple[Row, list[Row]]]:
+    """Yield the tables of a text: their heads, and their rows of cells."""
+    for block in re.findall(r"(?:^ *\|.*\n)+", text, re.MULTILINE):
+        rows = [
+            tuple(c.strip() for c in line.strip().strip("|").split("|"))
+            for line in block.splitlines()
+        ]
+        yield rows[0], rows[2:]
 
 
 def table(title: str, number: int = 0) -> list[Row]:
-    return list(tables(section(title)))[number]
+    return list(tables(section(title)))[number][1]
+
+
+def tables_of(*head: str) -> dict[str, list[Row]]:
+    """Return the rows of all tables with this head, by page."""
+    found: dict[str, list[Row]] = {}
+    for page, text in {**PAGES, "limits": CHOSEN}.items():
+        for first, rows in tables(text):
+            if first == head:
+                found.setdefault(page, []).extend(rows)
+    return found
+
+
+def rows_of(*head: str) -> list[Row]:
+    return [row for rows in tables_of(*head).values() for row in rows]
+
+
+def once(names: Iterable[str]) -> set[str]:
+    """Return names, none of which may stand twice."""
+    counted = Counter(names)
+    assert not [name for name, count in counted.items() if count > 1], "stands twice"
+    return set(counted)
 
 
 def unquoted(cell: str) -> str:
@@ -154,12 +193,35 @@ def fields_of(kind: type[msgspec.Struct]) -> list[Row]:
     ]
 
 
-def test_the_overview_lists_every_message_and_who_sends_it() -> None:
+# Three fields that most messages begin with, which a table names in one row.
+NAMES_A_VERSION = ("`model`, `epoch`, `version`", "version fields", "", "required")
+VERSION_FIELDS = [
+    ("`model`", "string", "name", "required"),
+    ("`epoch`", "integer", "0 to 2^53-1", "required"),
+    ("`version`", "integer", "1 to 2^53-1", "required"),
+]
+FIELDS = ("field", "JSON type", "bounds", "default", "meaning")
+ADDED = rows_of("message", *FIELDS)
+
+
+def described_fields(title: str) -> list[Row]:
+    """Return the fields of a message or an object, as its only table has them."""
+    ((head, rows),) = tables(section(title))
+    assert head == FIELDS
+    fields: list[Row] = []
+    for row in rows:
+        fields += VERSION_FIELDS if row[:4] == NAMES_A_VERSION else [row[:4]]
+    return fields
+
+
+def test_the_overviews_list_every_message_once_and_who_sends_it() -> None:
     senders = {t: "worker" for t in TYPES if TYPES[t] in WORKER}
     senders |= {t: "publisher" for t in TYPES if TYPES[t] in PUBLISHER}
     senders |= {t: OBSERVERS[TYPES[t]] for t in TYPES if TYPES[t] in OBSERVERS}
     senders |= {t: "either" for t in TYPES if TYPES[t] in WORKER and TYPES[t] in PUBLISHER}
-    rows = table("6. Messages")
+    rows = rows_of("message", "from", "to", "purpose")
+    rows += rows_of("message", "from", "to", "over", "purpose")
+    once(row[0] for row in rows)
     assert {row[0]: row[1] for row in rows} == {
         f"[`{kind}`](#{kind})": sender for kind, sender in senders.items()
     }
@@ -171,22 +233,26 @@ def test_the_overview_lists_every_message_and_who_sends_it() -> None:
 
 
 def test_every_message_has_a_section_and_every_section_a_message() -> None:
-    assert re.findall(r"^### `(\w+)`$", DOCUMENT, re.MULTILINE) == list(TYPES)
+    assert once(re.findall(r"^### `(\w+)`$", DOCUMENT, re.MULTILINE)) == set(TYPES)
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_the_table_of_a_message_is_what_the_code_checks(kind: str) -> None:
+def test_the_tables_of_a_message_are_what_the_code_checks(kind: str) -> None:
     fields = fields_of(TYPES[kind])
     if not fields:
         assert "No fields." in section(f"`{kind}`")
         return
-    assert [row[:4] for row in table(f"`{kind}`")] == fields
+    found = described_fields(f"`{kind}`") + [row[1:5] for row in ADDED if row[0] == f"`{kind}`"]
+    assert sorted(found) == sorted(fields)
+
+
+def test_fields_are_added_to_messages_that_there_are() -> None:
+    assert {unquoted(row[0]) for row in ADDED} <= set(TYPES)
 
 
 @pytest.mark.parametrize("kind", [Running, Shared, Whole, PatchId, Patch, *OBSERVED])
 def test_the_table_of_an_object_is_what_the_code_checks(kind: type[msgspec.Struct]) -> None:
-    title = f"The object `{kind.__name__.lower()}`"
-    assert [row[:4] for row in table(title)] == fields_of(kind)
+    assert described_fields(f"The object `{kind.__name__.lower()}`") == fields_of(kind)
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -198,50 +264,37 @@ def test_payload_frames_are_told(kind: str) -> None:
     assert ("Payload:" in text) == bool(words)
 
 
-EXAMPLES = re.findall(r"^```json\n(.*?)^```$", DOCUMENT, re.MULTILINE | re.DOTALL)
+# Transcripts.
+
+LINES = re.findall(
+    r"^ *[\d.]+ (?:\w )?(-->|<--|<== [\w/]+) (\{.*\})(?: \+ \d+ bytes)?$", DOCUMENT, re.MULTILINE
+)
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: json.loads(e)["type"])
-def test_examples_are_valid(example: str) -> None:
-    header = json.loads(example)
-    kind = TYPES[header["type"]]
-    if OBSERVERS.get(kind) == "publisher" and kind is not observed.Check:
-        message: Message = observed.to_observer([example.encode()])
-    elif kind is observed.Check:
-        message, _ = observed.to_worker([example.encode()])
-    elif kind in OBSERVERS:
-        message = observed.to_publisher([example.encode()])
-    else:
-        decode = from_worker if kind in WORKER else from_publisher
-        message, _ = decode([example.encode(), *[b""] * PAYLOADS.get(kind, (0, 0))[0]])
-    assert set(header) <= {"type", *kind.__struct_fields__}, "an example of a field that is none"
-    assert type(message) is kind
+@pytest.mark.parametrize("page", PAGES)
+def test_transcripts_are_what_is_played(page: str) -> None:
+    text = PAGES[page]
+    assert transcripts.written(text) == text, "run tests/vectors/transcripts.py"
 
 
-def test_the_session_on_the_first_page_is_valid() -> None:
-    page = section("0. The first page: a worker that only pulls")
-    lines = re.findall(r"^(-->|<--) \{(.*)\}(?: \+ \d+ bytes)?$", page, re.MULTILINE)
+def test_every_scene_stands_on_one_page_and_every_message_in_a_scene() -> None:
+    shown = re.findall(r"<!-- transcript: (\w+) -->", DOCUMENT)
+    assert once(shown) == set(transcripts.SCENES)
+    assert {json.loads(fields)["type"] for _, fields in LINES} == set(TYPES)
+
+
+def test_the_session_of_level_1_is_valid() -> None:
+    block = re.search(r"<!-- transcript: pull -->\n```\n(.*?)```", PAGES["index"], re.DOTALL)
+    assert block is not None
+    lines = re.findall(r"^[\d.]+ (-->|<--) (\{.*\})(?: \+ \d+ bytes)?$", block[1], re.MULTILINE)
     for arrow, fields in lines:
         whole = re.sub(r'("instance":"\w{4})\.{3}', rf"\g<1>{'0' * 28}", fields)
-        header = '{"wbp":1,' + re.sub(r"\.{3}", "0" * 60, whole) + "}"
+        header = re.sub(r"\.{3}", "0" * 60, whole)
         payload = [b""] if '"chunk"' in fields else []
         (from_worker if arrow == "-->" else from_publisher)([header.encode(), *payload])
-    told = {re.search(r'"type":"(\w+)"', fields)[1] for _, fields in lines}  # type: ignore[index]
-    assert told >= {
-        "hello",
-        "welcome",
-        "ping",
-        "pong",
-        "fetch",
-        "announce",
-        "end",
-        "chunk",
-        "applied",
+    assert {json.loads(fields)["type"] for _, fields in lines} >= {
+        *("hello", "welcome", "ping", "pong", "fetch", "announce", "end", "chunk", "applied")
     }
-
-
-def test_every_message_has_an_example() -> None:
-    assert {json.loads(example)["type"] for example in EXAMPLES} == set(TYPES)
 
 
 # Limits, timers, dtypes.
@@ -255,71 +308,152 @@ def number(cell: str) -> int:
     return value - 1 if match[2] else value
 
 
+LIMITS = rows_of("limit", "value", "meaning")
+# A limit that a sentence defines: `at most 64 (`RANK_MAX`) dimensions`, `30 s (`TICKET_SECONDS`)`.
+IN_SENTENCES = re.findall(r"([\d,]+)(?: s)? \(`([A-Z_]+)`\)", DOCUMENT)
+
+
+def defined_limits() -> dict[str, int]:
+    """Return every limit, which is defined once."""
+    said = [(name, value.replace(",", "")) for value, name in IN_SENTENCES]
+    found = [(unquoted(row[0]), row[1]) for row in LIMITS] + said
+    once(name for name, _ in found)
+    return {name: number(value) for name, value in found}
+
+
 def test_the_limits_are_those_of_the_code() -> None:
     code = {n: v for n, v in vars(limits).items() if n.isupper() and isinstance(v, int)}
     code |= {n: v for n, v in vars(checksum).items() if n.startswith("CHUNK_BYTES")}
     code |= {n: getattr(layout, n) for n in ("TENSORS_MAX", "RANK_MAX", "NAME_BYTES_MAX")}
-    rows = table("12. Limits", 0) + table("12. Limits", 1)
-    assert {unquoted(row[0]): number(row[1]) for row in rows} == code
-    assert all(row[2] for row in rows), "a limit without a reason"
+    assert defined_limits() == code
+    assert all(row[2] for row in LIMITS), "a limit without a meaning"
 
 
 def test_the_rates_are_those_of_the_code() -> None:
     code = {n: tuple(v) for n, v in vars(limits).items() if isinstance(v, Rate)}
-    rows = table("12. Limits", 2)
+    rows = rows_of(*RATES)
+    once(row[0] for row in rows)
     assert {unquoted(row[0]): (number(row[1]), number(row[2])) for row in rows} == code
     assert all(row[3] for row in rows), "a rate without a meaning"
 
 
+def test_limits_that_are_named_are_defined() -> None:
+    known = {*defined_limits(), *(unquoted(row[0]) for row in rows_of(*RATES))}
+    named = set(re.findall(r"`([A-Z]+(?:_[A-Z]+)+|ROWS|CHECKS|COMMANDS|ACCEPTS)`", DOCUMENT))
+    assert {name for name in named if not name.startswith(("ZMQ_", "HANDSHAKE_FAILED"))} <= known
+
+
+RATES = "rate", "at once", "a second", "of what, and what happens beyond it"
+WORDS = {2: "two", 3: "three", 5: "five"}
+
+
+def sentences() -> str:
+    """Return the pages without what has numbers of its own.
+
+    That is: code, tables of fields, limits, rates and times, and limits that a sentence defines.
+    """
+    text = re.sub(r"^ *```.*?^ *```$", "", DOCUMENT, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"[\d,]+(?: s)? \(`[A-Z_]+`\)", "", text)
+    numbered = {FIELDS, ("message", *FIELDS), ("limit", "value", "meaning"), RATES}
+    numbered |= {("time", "default", "side", "meaning"), ("what", "value")}
+    numbered |= {("bounds in the tables", "meaning"), ("offset", "bytes", "what")}
+    kept: list[str] = []
+    for part in re.split(r"((?:^ *\|.*\n)+)", text, flags=re.MULTILINE):
+        head = next(tables(part), ((), []))[0] if part.lstrip().startswith("|") else ()
+        if head not in numbered:
+            kept.append(part)
+    return "".join(kept)
+
+
+def test_the_number_of_a_limit_stands_in_one_place() -> None:
+    text = sentences()
+    for row in LIMITS:
+        name, cell, meaning = unquoted(row[0]), row[1], row[2]
+        value = number(cell)
+        if value >= 1000 and not cell.startswith("2^53"):
+            forms = {cell, str(value), f"{value:,}"}
+            there = [
+                f for f in forms if re.search(rf"(?<![\w^.,]){re.escape(f)}(?![\w,.]\d)", text)
+            ]
+            assert not there or name in SAID_OTHERWISE, f"{there} of {name} stands elsewhere, too"
+        unit = meaning.split()[0].rstrip(":,;")
+        if unit in ("bytes", "characters"):  # of which many things have so many
+            continue
+        written = rf"\b(?:{value}|{WORDS.get(value, value)}) {re.escape(unit)}\b"
+        assert not re.search(written, text), f"{written} of {name} stands elsewhere, too"
+
+
+# The same number, of something else: nesting, a header's bytes at 4096 in a segment.
+SAID_OTHERWISE = {"TEXT_MAX", "METADATA_BYTES_MAX", "CHECK_NAMES_MAX", "VERSIONS_TIMED"}
+
+
+def test_the_number_of_a_time_stands_in_one_place() -> None:
+    text = sentences()
+    for name, seconds, *_ in rows_of("time", "default", "side", "meaning"):
+        found = re.findall(rf"(?<![\w.]){re.escape(seconds)} (?:s|seconds?)\b.*", text)
+        assert not found, f"{name} stands elsewhere, too: {found}"
+
+
 def test_numbers_in_the_rules_are_those_of_the_code() -> None:
-    worker, publisher = section("8. The worker"), section("9. The publisher")
-    assert f"At most {limits.WINDOW_CHUNKS} chunks may be outstanding" in worker
-    assert f"at most {limits.PUSH_CHUNKS} chunks ahead" in " ".join(publisher.split())
-    assert f"after every {limits.PROGRESS_CHUNKS} pushed chunks" in " ".join(worker.split())
+    texts = {page: " ".join(text.split()) for page, text in PAGES.items()}
     assert follower.RESTARTS_MAX == 3
-    assert "three times in all" in " ".join(worker.split())
-    assert f"at most {limits.HEADER_BYTES_MAX} bytes" in section("4. Headers")
-    rules = section("5.1 What is a layout")
-    assert f"n at most {layout.HEADER_BYTES_MAX:,}" in rules
-    assert f"at most {layout.TENSORS_MAX:,} tensors" in rules
-    assert f"at most {layout.RANK_MAX} dimensions" in rules
-    assert f"1 to {layout.NAME_BYTES_MAX} bytes" in rules
+    assert "The third time, `failed` with `digest-mismatch`" in texts["index"]
+    assert transfer.DAMAGED_MAX == 16
+    assert "after 16 damaged chunks" in texts["index"]
+    assert f"at most {limits.OBSERVERS_MAX} in all" in texts["observing"]
+    assert f"not asked for {limits.OBSERVER_SECONDS:g} s" in texts["observing"]
+    assert f"within {limits.STRANGER_SECONDS:g} s" in texts["keys"]
+    assert f"n is at most {layout.HEADER_BYTES_MAX:,}" in texts["worker"]
 
 
 def test_the_header_of_a_segment_is_that_of_the_code() -> None:
-    rows = table("10.1 A segment")
+    rows = table("A segment")
     sizes = [number(row[1]) for row in rows[:-1]]
     assert [number(row[0]) for row in rows] == [sum(sizes[:i]) for i in range(len(rows))]
     assert sum(sizes) == segment.HEADER_BYTES
     assert f"`{segment.MAGIC.hex(' ')}`" in rows[0][2]
     assert number(rows[5][1]) == segment.MODEL_BYTES
-    text = " ".join(section("10. The shared road").split())
+    text = " ".join(PAGES["shared-memory"].split())
     assert f"Bytes 24 to {segment.STAMP_END - 1} are the *stamp*" in text
     assert f"exactly {segment.HEADER_BYTES} + `nbytes` bytes" in text
-    assert f"the Python implementation keeps {segment.VIEWS_MAX}" in text
+
+
+TIMES = rows_of("time", "default", "side", "meaning")
+TIMERS = tables_of("timer", "time", "starts", "set back by", "when it passes")
 
 
 def test_the_timers_are_those_of_the_code() -> None:
-    rows = table("11. Timers and liveness", 0)
-    assert {unquoted(row[0]): float(row[1]) for row in rows} == vars(Timing())
+    once(row[0] for row in TIMES)
+    assert {unquoted(row[0]): float(row[1]) for row in TIMES} == vars(Timing())
 
 
-def test_every_time_has_timers_and_every_timer_a_rule() -> None:
-    times = {unquoted(row[0]): row[2] for row in table("11. Timers and liveness", 0)}
-    rows = table("11. Timers and liveness", 1)
-    runs = {name: {row[2] for row in rows if f"`{name}`" in row[1]} for name in times}
-    sides = {name: {"both": {"worker", "publisher"}}.get(s, {s}) for name, s in times.items()}
-    assert runs == sides, "who has a timer of this length"
-    assert {n for row in rows for n in re.findall(r"`(\w+)`", row[1])} == {*times}
-    assert len({row[0] for row in rows}) == len(rows)
-    for name, _, _, *cells in rows:
-        assert len(cells) == 3, name
-        assert all(cells), name
-        assert re.search(r"\([WPS]\d+[,)]", cells[2]), f"{name}: by which rule?"
+def rules_of(page: str) -> dict[str, str]:
+    """Return the rules of a page, with the tables within them."""
+    found = re.split(r"^- \*\*([WPLSEKD]\d+)\*\* ", PAGES[page], flags=re.MULTILINE)
+    rules = dict(zip(found[1::2], found[2::2], strict=True))
+    return {rule: re.split(r"\n(?=#|- )", text)[0] for rule, text in rules.items()}
+
+
+def test_every_time_is_used_by_rules_of_its_side_and_every_timer_has_a_rule() -> None:
+    side = {"index": "worker", "worker": "worker", "publisher": "publisher"}
+    times = {unquoted(row[0]): row[2] for row in TIMES}
+    used: dict[str, set[str]] = {name: set() for name in times}
+    for page in side:
+        for text in rules_of(page).values():
+            for name in times:
+                if f"`{name}`" in text:
+                    used[name].add(side[page])
+    assert used == {n: {"both": {"worker", "publisher"}}.get(s, {s}) for n, s in times.items()}
+    for rows in TIMERS.values():
+        for name, time, *cells in rows:
+            assert all(cells), name
+            assert set(re.findall(r"`(\w+)`", time)) <= {*times, "ping_ms"}, name
+            assert re.search(r"\([WPS]\d+[,)]", cells[2]), f"{name}: by which rule?"
+    once(row[0] for rows in TIMERS.values() for row in rows)
 
 
 def test_the_dtypes_are_those_of_the_code() -> None:
-    rows = table("5.2 Dtypes")
+    rows = table("Dtypes")
     columns = [[(row[i], row[i + 1]) for row in rows] for i in (0, 3, 6)]
     cells = [cell for column in columns for cell in column if cell[0]]
     assert [(unquoted(name), int(bits)) for name, bits in cells] == [
@@ -330,7 +464,7 @@ def test_the_dtypes_are_those_of_the_code() -> None:
 def test_the_worked_example_is_the_vector_example() -> None:
     cases = json.loads((ROOT / "tests" / "vectors" / "versions.json").read_text())["cases"]
     example = next(case for case in cases if case["name"] == "example")
-    text = section("5.6 Digest")
+    text = section("The bytes of a version")
     for value in [example["layout"], example["digest"], *(c["crc"] for c in example["chunks"])]:
         assert str(value) in text
     header = (ROOT / "tests" / "vectors" / example["file"]).read_bytes()[: example["layout_bytes"]]
@@ -370,7 +504,7 @@ def returned_codes(module: ModuleType) -> set[str]:
 def refuse_codes() -> set[str]:
     made = [*calls("Refuse"), *calls("ProtocolError")]
     codes = constants([k.value for call in made for k in call.keywords if k.arg == "code"])
-    codes |= constants([call.args[3] for call in calls("_turn_away")])
+    codes |= constants([call.args[3] for call in calls("_refuse_hello")])
     return codes | {ProtocolError("").code} | returned_codes(offers)
 
 
@@ -382,7 +516,7 @@ def failed_codes() -> set[str]:
 def test_the_codes_of_refuse_are_those_of_the_code() -> None:
     codes = refuse_codes()
     assert len(codes) > 5
-    assert {unquoted(row[0]) for row in table("13. Codes", 0)} == codes
+    assert once(unquoted(row[0]) for row in table("Codes", 0)) == {*codes, "any other"}
 
 
 def checked_codes() -> set[str]:
@@ -397,32 +531,67 @@ def checked_codes() -> set[str]:
 def test_the_codes_of_verified_are_those_of_the_code() -> None:
     codes = checked_codes()
     assert len(codes) > 5
-    assert {unquoted(row[0]) for row in table("13. Codes", 2)} == codes
+    assert {unquoted(row[0]) for row in rows_of("code", "sent by", "meaning")} == codes
 
 
 def test_the_codes_of_failed_are_those_of_the_code() -> None:
-    rows = table("13. Codes", 1)
-    assert {unquoted(row[0]) for row in rows} == failed_codes()
+    rows = table("Codes", 1)
+    assert once(unquoted(row[0]) for row in rows) == failed_codes()
     assert {unquoted(row[0]) for row in rows if row[1] == "yes"} == follower.TRANSIENT
 
 
 # The document itself.
 
 
-def test_links_within_the_document_lead_somewhere() -> None:
-    headings = re.findall(r"^#+ (.*)$", DOCUMENT, re.MULTILINE)
-    anchors = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
-    assert set(re.findall(r"\]\(#([^)]*)\)", DOCUMENT)) <= anchors
-    for path in re.findall(r"\]\((\.\.?/[^)#]*)", DOCUMENT):
-        assert (ROOT / "docs" / path).exists(), path
+def anchors(text: str) -> set[str]:
+    """Return what links into a page may name."""
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    made = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+    return made | set(re.findall(r'<a id="([^"]+)">', text))
 
 
-def test_rules_are_numbered_in_order_and_referred_to_rightly() -> None:
+def links() -> Iterator[tuple[Path, str]]:
+    """Yield the links of the pages, and of the page that leads there."""
+    for page, text in PAGES.items():
+        for link in re.findall(r"\]\(([^)]+)\)", text):
+            yield ROOT / "docs" / "protocol" / f"{page}.md", link
+    for name, text in (("PROTOCOL.md", STUB), ("LIMITS.md", CHOSEN)):
+        for link in re.findall(r"\]\(([^)]+)\)", text):
+            yield ROOT / "docs" / name, link
+
+
+def test_links_lead_somewhere() -> None:
+    for page, link in links():
+        path, _, anchor = link.partition("#")
+        if link.startswith("https:"):
+            continue
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page.name}: {link}"
+        if anchor:
+            assert anchor in anchors(target.read_text()), f"{page.name}: {link}"
+
+
+def test_links_into_the_former_page_still_lead_somewhere() -> None:
+    there = anchors(STUB)
+    assert {"8-the-worker", "51-what-is-a-layout", "hello", "the-object-running"} <= there
+    assert len(there) > 70
+
+
+def test_rules_are_numbered_without_gaps_and_referred_to_rightly() -> None:
+    known = set(levels.of_rules())  # which raises if one stands twice
     for letter in "WPLSEKD":
-        defined = re.findall(rf"^(?:- \*\*|\| )({letter}\d+)(?:\*\*| \|)", DOCUMENT, re.MULTILINE)
-        assert defined == [f"{letter}{n + 1}" for n in range(len(defined))]
-        assert defined
-        assert set(re.findall(rf"\b{letter}\d+\b", DOCUMENT)) == set(defined)
+        numbers = sorted(int(rule[1:]) for rule in known if rule[0] == letter)
+        assert numbers == [*range(1, len(numbers) + 1)]
+        assert numbers
+    starts = re.findall(r"^(?:- \*\*|\| )([WPLSEKD]\d+)\b", DOCUMENT, re.MULTILINE)
+    assert once(starts) == known, "a rule without its level, or twice"
+    assert set(re.findall(r"\b[WPLSEKD]\d+\b", DOCUMENT)) - {"F4"} == known
+
+
+def test_a_worker_reads_little() -> None:
+    sizes = {page: len(text.encode()) for page, text in PAGES.items()}
+    assert sum(sizes[page] for page in WORKER_PAGES) <= WORKER_BYTES_MAX
+    assert sum(sizes.values()) <= BYTES_MAX
 
 
 # Levels.
@@ -443,8 +612,22 @@ def rank(level: int | None) -> float:
 
 
 def test_every_rule_has_a_level() -> None:
-    rules = re.findall(r"^(?:- \*\*|\| )([WPLSEKD]\d+)(?:\*\*| \|)", DOCUMENT, re.MULTILINE)
-    assert set(levels.of_rules()) == {*rules}
+    assert set(levels.of_rules().values()) == {1, 2, 3, 4, None}
+
+
+def test_every_rule_names_what_holds_it() -> None:
+    """The vectors whose cases are about it; where there are none, a test that is there."""
+    vectors: dict[str, set[str]] = {}
+    for name, case in cases():
+        for rule in case.get("rules", []):
+            vectors.setdefault(rule, set()).add(name.partition(".")[0])
+    for rule, held in levels.holders().items():
+        if rule in vectors:
+            assert held == vectors[rule], rule
+        elif rule[0] == "L":
+            assert held == {"layouts"}
+        else:
+            assert all((ROOT / "tests" / f"{path}.py").exists() for path in held), rule
 
 
 def test_every_case_has_a_level_that_its_rules_allow() -> None:

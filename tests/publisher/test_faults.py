@@ -26,7 +26,7 @@ from weightbus.bus.messages import (
 from weightbus.bus.net import publisher_loop
 from weightbus.bus.net.pub import SubscriberInput
 from weightbus.bus.net.publisher_loop import FAILED_TURNS_MAX, PublisherLoop, Reply
-from weightbus.bus.net.publisher_sockets import Found, PublisherSockets
+from weightbus.bus.net.publisher_sockets import PollResult, PublisherSockets
 from weightbus.bus.publisher import calls, joining, observers, offers, publishing, reports, sessions
 from weightbus.bus.publisher.effects import (
     Broadcast,
@@ -36,18 +36,18 @@ from weightbus.bus.publisher.effects import (
     Follow,
     HangUp,
     Hash,
-    Keeper,
     Lend,
     Release,
     SendChunk,
     Settled,
     Stamp,
+    VersionKeeper,
     Withdraw,
 )
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import PublishTerms
 from weightbus.bus.publisher.state import PublisherState
-from weightbus.bus.publisher.version import Offer, Version
+from weightbus.bus.publisher.version import Version, VersionOffer
 from weightbus.codecs.layout import Layout
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.simulation.virtual_shell import PlainSnapshot
@@ -114,11 +114,11 @@ class Road:
     def asking(self) -> bool:
         return bool(self.heard)
 
-    def _poll(self, seconds: float) -> Found:
+    def _poll(self, seconds: float) -> PollResult:
         if not (self.control or self.heard or self.closed):
             self._bell.wait(max(0.0, seconds))
         self._bell.clear()
-        return Found(bool(self.control), bool(self.heard), closed=bool(self.closed))
+        return PollResult(bool(self.control), bool(self.heard), closed=bool(self.closed))
 
     def _receive(self) -> tuple[bytes, list[bytes]] | None:
         return self.control.popleft() if self.control else None
@@ -146,7 +146,9 @@ class Scene:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(publisher_loop, "TICK", 0.01)
         self.patch, self.road = monkeypatch, Road()
-        self.keeper = cast("Keeper", SimpleNamespace(offer=lambda _: None, stop=lambda: None))
+        self.keeper = cast(
+            "VersionKeeper", SimpleNamespace(offer=lambda _: None, stop=lambda: None)
+        )
         self.machine = PublisherMachine(PublisherState(7, "tcp://d:1"))
         sockets = cast("PublisherSockets", self.road)
         self.loop = PublisherLoop(self.machine, sockets, self.keeper)
@@ -159,11 +161,11 @@ class Scene:
         hello = Hello(name=name, instance="0" * 32, models={MODEL: None, "b": None})
         self.road.say(name, hello, Ping(subscribed=True))
 
-    def offer(self, model: str = MODEL, chunks: int = 3) -> Offer:
+    def offer(self, model: str = MODEL, chunks: int = 3) -> VersionOffer:
         layout = Layout.plan([("w", "U8", (chunks,))])
-        return Offer.of(model, layout, 1, PlainSnapshot(bytes(chunks)))
+        return VersionOffer.of(model, layout, 1, PlainSnapshot(bytes(chunks)))
 
-    def submit(self, offer: Offer, *workers: str) -> Reply:
+    def submit(self, offer: VersionOffer, *workers: str) -> Reply:
         reply = Reply()
         terms = PublishTerms(workers=workers or None, timeout=SECONDS)
         self.loop.submit(offer, terms, time.monotonic(), reply)
@@ -183,7 +185,7 @@ class Scene:
             self.road.say(name, applied)
         assert reply.result(SECONDS).in_state("applied") == sorted(workers)
 
-    def version_of(self, offer: Offer) -> Version | None:
+    def version_of(self, offer: VersionOffer) -> Version | None:
         found = self.loop._call_soon(  # noqa: SLF001 # pyright: ignore
             lambda _: [
                 v

@@ -44,7 +44,7 @@ from weightbus.bus.observed import (
 )
 from weightbus.bus.publisher import observers
 from weightbus.bus.publisher.effects import Effect
-from weightbus.bus.publisher.version import Offer
+from weightbus.bus.publisher.version import VersionOffer
 from weightbus.bus.token_bucket import Rate
 from weightbus.codecs.layout import Layout
 from weightbus.python_client.observing.observer import Observer
@@ -65,7 +65,7 @@ class Watched(Bench):
             if isinstance(effect, Notice):
                 self.machine.observers.happened(effect, self.now)
 
-    def offer(self, layout: Layout, *, replaces_latest: bool) -> Offer:
+    def offer(self, layout: Layout, *, replaces_latest: bool) -> VersionOffer:
         made = super().offer(layout, replaces_latest=replaces_latest)
         hash_all(made)
         return made

@@ -38,7 +38,7 @@ from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import PublishTerms
 from weightbus.bus.publisher.roster import AT_MOST, LINK_BYTES, Link, PatchCandidate
 from weightbus.bus.publisher.state import PublisherState
-from weightbus.bus.publisher.version import Offer, OfferedPatch, Version, VersionPatch
+from weightbus.bus.publisher.version import OfferedPatch, Version, VersionOffer, VersionPatch
 from weightbus.bus.sealer import Sealer
 from weightbus.codecs.delta.encoding import encode as encode_patch
 from weightbus.codecs.delta.patch import Delta
@@ -75,8 +75,8 @@ def weights(number: int, share: float = 0.01) -> NDArray[np.uint8]:
     return bits.view(np.uint8)
 
 
-def offer(number: int, share: float = 0.01, chunk_bytes: int = CHUNK) -> Offer:
-    made = Offer.of("a", LAYOUT, chunk_bytes, PlainSnapshot(weights(number, share)))
+def offer(number: int, share: float = 0.01, chunk_bytes: int = CHUNK) -> VersionOffer:
+    made = VersionOffer.of("a", LAYOUT, chunk_bytes, PlainSnapshot(weights(number, share)))
     hash_all(made)
     return made
 
@@ -448,15 +448,15 @@ class CountedSnapshot(PlainSnapshot):
 
 def counted(
     number: int, chunk: int = CHUNK, *, hashed: bool = True
-) -> tuple[Offer, CountedSnapshot]:
+) -> tuple[VersionOffer, CountedSnapshot]:
     snapshot = CountedSnapshot(weights(number))
-    made = Offer.of("a", LAYOUT, chunk, snapshot)
+    made = VersionOffer.of("a", LAYOUT, chunk, snapshot)
     if hashed:
         hash_all(made)
     return made, snapshot
 
 
-def runs(made: Offer, number: int = 1, rate: float = math.inf) -> list[PatchCandidate]:
+def runs(made: VersionOffer, number: int = 1, rate: float = math.inf) -> list[PatchCandidate]:
     return [PatchCandidate(Running(7, number, made.chunks.digest), rate)]
 
 
@@ -722,7 +722,7 @@ def test_a_patch_is_made_as_it_was_chosen(monkeypatch: pytest.MonkeyPatch) -> No
     bits[np.argsort(bits >> 7 & 255)[:400]] ^= 1  # small ones alone, as in training
     for classes in (True, False):
         bases, one = Bases("a"), offer(0)
-        two = Offer.of("a", LAYOUT, CHUNK, PlainSnapshot(bits.view(np.uint8)))
+        two = VersionOffer.of("a", LAYOUT, CHUNK, PlainSnapshot(bits.view(np.uint8)))
         hash_all(two)
         monkeypatch.setattr(bases, "chosen", lambda *_, classes=classes: Way(classes, 2.0))
         bases.offer(one, "auto", [PatchCandidate(None)])

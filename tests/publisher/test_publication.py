@@ -6,7 +6,7 @@ import pytest
 
 from weightbus.bus.publisher.phases import TARGETS, TargetEvent
 from weightbus.bus.publisher.publication import Publication, PublishTerms
-from weightbus.bus.publisher.version import Offer, Version
+from weightbus.bus.publisher.version import Version, VersionOffer
 from weightbus.bus.receipt import State
 from weightbus.codecs.layout import Layout
 from weightbus.tests.simulation.virtual_shell import PlainSnapshot
@@ -34,7 +34,7 @@ def publication(
 ) -> Publication:
     """Return a publish that began at 0 and ends at 10, its targets in these states."""
     layout = Layout.plan([("w", "U8", (1,))])
-    version = Version(Offer.of("a", layout, 1, PlainSnapshot(bytes(1))), 1, 1)
+    version = Version(VersionOffer.of("a", layout, 1, PlainSnapshot(bytes(1))), 1, 1)
     terms = PublishTerms(
         require=require, wait=wait, commit=commit, expect=expect, grace=grace, named=named
     )

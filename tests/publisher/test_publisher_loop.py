@@ -14,12 +14,12 @@ from weightbus.bus.limits import PUSH_CHUNKS
 from weightbus.bus.messages import Buffer, Fetch, Hello, Ping, data_topic, encode
 from weightbus.bus.net import publisher_loop
 from weightbus.bus.net.publisher_loop import PublisherLoop, Reply
-from weightbus.bus.net.publisher_sockets import Found, PublisherSockets
+from weightbus.bus.net.publisher_sockets import PollResult, PublisherSockets
 from weightbus.bus.publisher import offers, roster
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import PublishTerms
 from weightbus.bus.publisher.state import PublisherState
-from weightbus.bus.publisher.version import Offer
+from weightbus.bus.publisher.version import VersionOffer
 from weightbus.codecs.layout import Layout
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.simulation.virtual_shell import PlainSnapshot
@@ -43,12 +43,12 @@ class Road:
         self.control: deque[tuple[bytes, list[bytes]]] = deque()  # what workers have said
         self._bell = threading.Event()
 
-    def poll(self, seconds: float) -> Found:
+    def poll(self, seconds: float) -> PollResult:
         if seconds > 0 and not self._bell.is_set():
             self.waits.release()
             self._bell.wait(seconds)
         self._bell.clear()
-        return Found(control=bool(self.control), data=False)
+        return PollResult(control=bool(self.control), data=False)
 
     def receive(self) -> tuple[bytes, list[bytes]] | None:
         return self.control.popleft() if self.control else None
@@ -97,9 +97,9 @@ def road(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Road, PublisherLoop]
     loop.close()
 
 
-def made(chunks: int, model: str = MODEL) -> tuple[Offer, PublishTerms, float]:
+def made(chunks: int, model: str = MODEL) -> tuple[VersionOffer, PublishTerms, float]:
     layout = Layout.plan([("w", "U8", (chunks * CHUNK,))])
-    offer = Offer.of(model, layout, CHUNK, PlainSnapshot(bytes(chunks * CHUNK)))
+    offer = VersionOffer.of(model, layout, CHUNK, PlainSnapshot(bytes(chunks * CHUNK)))
     return offer, PublishTerms(timeout=SECONDS), time.monotonic()
 
 

@@ -62,7 +62,7 @@ from weightbus.bus.publisher.effects import (
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import PublishTerms
 from weightbus.bus.publisher.state import PublisherState
-from weightbus.bus.publisher.version import Offer, Version
+from weightbus.bus.publisher.version import Version, VersionOffer
 from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.native import crc32c
@@ -123,12 +123,12 @@ class Bench:
         call, effects = self.machine.publish(next(ids), offer, terms, self.now, self.now)
         return call.version, perform(self.machine, effects, self.now)
 
-    def offer(self, layout: Layout, *, replaces_latest: bool) -> Offer:
+    def offer(self, layout: Layout, *, replaces_latest: bool) -> VersionOffer:
         """Take memory for a version and fill it."""
         nbytes = layout.nbytes
         snapshot = self.pool.take(nbytes, self.make_room, replaces_latest=replaces_latest)
         snapshot.data[:] = np.arange(nbytes, dtype=np.uint8)
-        return Offer.of(self.model, layout, self.chunk_bytes, snapshot, self.where)
+        return VersionOffer.of(self.model, layout, self.chunk_bytes, snapshot, self.where)
 
     def make_room(self, among: Collection[Snapshot], replaces_latest: bool, _left: float) -> bool:
         effects = self.machine.make_room("a", among, replaces_latest=replaces_latest)
@@ -151,7 +151,7 @@ def hello(name: str, instance: str = "0" * 32, **fields: Any) -> Hello:
     return Hello(**told)
 
 
-def digest(version: Version | Offer) -> str:
+def digest(version: Version | VersionOffer) -> str:
     """Return what the bytes of a version hash to, which are the same in all of one size."""
     data = np.arange(version.layout.nbytes, dtype=np.uint8)
     return digest_of(version.layout.id, data, version.chunks.plan.chunk_bytes)
@@ -1397,7 +1397,7 @@ def lent(*, thief: bool) -> tuple[Bench, Version]:
     """Return a publisher whose latest version nobody is receiving, and its version."""
     bench, layout = Bench("w0"), Layout.plan([("w", "U8", (40,))])
     data = np.arange(40, dtype=np.uint8)
-    offer, now = Offer.of("a", layout, CHUNK, PlainSnapshot(data, thief=thief)), bench.now
+    offer, now = VersionOffer.of("a", layout, CHUNK, PlainSnapshot(data, thief=thief)), bench.now
     call, effects = bench.machine.publish(next(ids), offer, PublishTerms(), now, now)
     version = call.version
     perform(bench.machine, effects, now)

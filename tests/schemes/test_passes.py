@@ -21,7 +21,7 @@ from torch import nn
 
 from weightbus.codecs.state import state_of
 from weightbus.python_client.reading import InUseError, ReadingLock
-from weightbus.python_client.schemes.call_receiver import Call, Incoming, deliver
+from weightbus.python_client.schemes.call_receiver import Call, IncomingVersion, deliver
 from weightbus.python_client.schemes.passes import ForwardPasses
 from weightbus.tests.training.torchrl_parts import policy, valued_echo
 
@@ -224,7 +224,7 @@ def test_weights_handed_to_a_collectors_own_method_wait_for_its_pass() -> None:
     def bring(number: int) -> Any:
         call = Call("no key", "policy", 0, 1, number, SECONDS, False, "tensordict")
         content = np.zeros(data.nbytes, np.uint8)
-        incoming = Incoming.of(call, data.header, content, waits=False)
+        incoming = IncomingVersion.of(call, data.header, content, waits=False)
         return deliver(incoming, lambda: owner)
 
     assert bring(1)[0] == "applied"

@@ -21,7 +21,7 @@ from weightbus import torchrl
 from weightbus.bus.errors import TornError
 from weightbus.codecs.state import state_of, write_into
 from weightbus.python_client.schemes import carrier
-from weightbus.python_client.schemes.model import Subject
+from weightbus.python_client.schemes.model import ModelReference
 from weightbus.python_client.schemes.receiver import Destination
 from weightbus.python_client.schemes.scheme import Scheme
 from weightbus.python_client.schemes.sender import Sources
@@ -443,7 +443,7 @@ def test_a_version_that_a_context_does_not_take_leaves_none_running_until_the_ne
             if self.refuses:
                 raise KeyError("no")
 
-    subject, context = Subject(), Refusing()
+    subject, context = ModelReference(), Refusing()
     subject.context, subject.model_id = context, "policy"
     strategy = WeightStrategy("state_dict")
     destination = Destination(subject, strategy, strict=True, cast=False)

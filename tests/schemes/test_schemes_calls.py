@@ -13,7 +13,7 @@ from weightbus.codecs.state import State
 from weightbus.python_client.schemes.call_receiver import Call
 from weightbus.python_client.schemes.call_sender import CallSender, Channel, Peers
 from weightbus.python_client.schemes.carrier import Transport, Weights
-from weightbus.python_client.schemes.model import Answer
+from weightbus.python_client.schemes.model import CallResult
 from weightbus.python_client.schemes.sender import Sending
 
 WEIGHTS = Weights("policy", {"a": torch.ones(3)})
@@ -33,21 +33,21 @@ class Answering(Peers):
 
     def __init__(self, count: int) -> None:
         super().__init__(range(count))
-        self.calls: list[tuple[int, Call, Future[Answer]]] = []
+        self.calls: list[tuple[int, Call, Future[CallResult]]] = []
         self.snapshots: list[Snapshot] = []
 
     def pack(self, state: State) -> Snapshot:
         self.snapshots.append(Snapshot(state))
         return self.snapshots[-1]
 
-    def call(self, worker: int, payload: Any, what: Call, timeout: float) -> "Future[Answer]":
+    def call(self, worker: int, payload: Any, what: Call, timeout: float) -> "Future[CallResult]":
         del payload, timeout
-        future: Future[Answer] = Future()
+        future: Future[CallResult] = Future()
         self.calls.append((worker, what, future))
         return future
 
-    def explain(self, worker: int, error: BaseException) -> Answer:
-        return Answer("lost", f"{worker}: {error}")
+    def explain(self, worker: int, error: BaseException) -> CallResult:
+        return CallResult("lost", f"{worker}: {error}")
 
 
 @pytest.mark.parametrize("late_first", [False, True])
@@ -56,13 +56,13 @@ def test_a_worker_that_runs_no_version_is_left_out_until_it_runs_a_newer(late_fi
     sender = CallSender(Channel(), peers, "tensordict")
     sent = [sender.send(WEIGHTS, None, timeout=10.0) for _ in range(4)]
     first, second, torn, fourth = (future for _, _, future in peers.calls)
-    first.set_result(Answer("applied"))
+    first.set_result(CallResult("applied"))
     assert sender.versions() == {0: 1}
-    answers = [(second, Answer("applied")), (torn, Answer("failed", "torn", intact=False))]
+    answers = [(second, CallResult("applied")), (torn, CallResult("failed", "torn", intact=False))]
     for future, answer in reversed(answers) if late_first else answers:
         future.set_result(answer)
     assert sender.versions() == {}, "what it ran before is gone, whichever answer came last"
-    fourth.set_result(Answer("applied"))
+    fourth.set_result(CallResult("applied"))
     assert sender.versions() == {0: 4}
     states = [future.result(1.0).workers["0"].state for future in sent]
     assert states == ["applied", "applied", "failed", "applied"]
@@ -73,15 +73,15 @@ def test_a_version_that_was_refused_whole_leaves_the_one_before_running() -> Non
     sender = CallSender(Channel(), peers, "tensordict")
     for _ in range(2):
         sender.send(WEIGHTS, None, timeout=10.0)
-    peers.calls[0][2].set_result(Answer("applied"))
-    peers.calls[1][2].set_result(Answer("failed", "it does not fit"))
+    peers.calls[0][2].set_result(CallResult("applied"))
+    peers.calls[1][2].set_result(CallResult("failed", "it does not fit"))
     assert sender.versions() == {0: 1}
 
 
 def test_a_receipt_is_there_as_soon_as_all_have_answered_in_whatever_way() -> None:
     peers = Answering(4)
     future = CallSender(Channel(), peers, "tensordict").send(WEIGHTS, None, timeout=600.0)
-    answers = [Answer("applied"), Answer("skipped", "newer"), Answer("staged", "aside")]
+    answers = [CallResult("applied"), CallResult("skipped", "newer"), CallResult("staged", "aside")]
     for (_, _, call), answer in zip(peers.calls, answers, strict=False):
         assert not future.done()
         call.set_result(answer)
@@ -103,8 +103,8 @@ def test_who_has_not_answered_by_the_deadline_is_behind() -> None:
     sender = CallSender(Channel(), peers, "tensordict")
     started = time.monotonic()
     future = sender.send(WEIGHTS, None, timeout=0.2)
-    peers.calls[0][2].set_result(Answer("applied"))
-    peers.calls[1][2].set_result(Answer("behind", "it is busy"))
+    peers.calls[0][2].set_result(CallResult("applied"))
+    peers.calls[1][2].set_result(CallResult("behind", "it is busy"))
     receipt = future.result(10.0)
     assert time.monotonic() - started >= 0.2
     rows = {name: (w.state, w.seconds is None, w.detail) for name, w in receipt.workers.items()}
@@ -112,7 +112,7 @@ def test_who_has_not_answered_by_the_deadline_is_behind() -> None:
     assert rows["1"] == ("behind", True, "it is busy")
     assert rows["2"][:2] == ("behind", True)
     assert "no answer within 0.2 s" in rows["2"][2]
-    peers.calls[2][2].set_result(Answer("applied"))
+    peers.calls[2][2].set_result(CallResult("applied"))
     assert sender.versions() == {0: 1, 2: 1}, "late, but it does run it"
 
 
@@ -125,7 +125,7 @@ def test_answers_from_many_threads_make_one_receipt() -> None:
     peers = Answering(32)
     future = CallSender(Channel(), peers, "tensordict").send(WEIGHTS, None, timeout=600.0)
     threads = [
-        threading.Thread(target=call.set_result, args=(Answer("applied"),))
+        threading.Thread(target=call.set_result, args=(CallResult("applied"),))
         for _, _, call in peers.calls
     ]
     for thread in threads:

@@ -19,7 +19,7 @@ import numpy as np
 
 from weightbus.codecs.layout import Signature, difference
 from weightbus.python_client.loading import UnchangedError
-from weightbus.python_client.serving.rank import Join, Rank, Version
+from weightbus.python_client.serving.rank import Join, Rank, RankVersion
 from weightbus.tests.serving.standin import Worker
 from weightbus.types import Pairs, Staged
 
@@ -93,7 +93,7 @@ class PlainEngine:
         self.rank.start()
 
     def update_weights(self, said: dict[str, Any]) -> None:
-        self.rank.update(Version(**said))
+        self.rank.update(RankVersion(**said))
 
     def finish_weight_update(self) -> None:
         self.rank.finish()

@@ -43,7 +43,7 @@ from weightbus.bus.publisher.effects import Effect as PublisherEffect
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import Publication, PublishTerms
 from weightbus.bus.publisher.state import PublisherState
-from weightbus.bus.publisher.version import Offer, Version
+from weightbus.bus.publisher.version import Version, VersionOffer
 from weightbus.codecs.errors import WeightBusError
 from weightbus.codecs.layout import Layout
 from weightbus.python_client.models import Bases
@@ -168,10 +168,10 @@ class Publisher:
         snapshot.data[: nbytes // 2] = 255
         return snapshot
 
-    def made(self, model: str, layout: Layout, snapshot: Snapshot) -> Offer:
+    def made(self, model: str, layout: Layout, snapshot: Snapshot) -> VersionOffer:
         """Return an offer whose bytes workers of this host may read, mostly."""
         where = snapshot.shared if self.sim.rng.random() < 0.9 else None
-        return Offer.of(model, layout, CHUNK, snapshot, where)
+        return VersionOffer.of(model, layout, CHUNK, snapshot, where)
 
     def identity(self, worker: Worker) -> bytes:
         return f"{worker.process}#{worker.incarnation}".encode()
@@ -382,7 +382,7 @@ class Publisher:
         self.before[model] = data
         return data
 
-    def offer_patches(self, offer: Offer, workers: Collection[str] | None) -> None:
+    def offer_patches(self, offer: VersionOffer, workers: Collection[str] | None) -> None:
         """Make patches, as the publisher does in the thread that copies."""
         if not self.sim.patched:
             return
@@ -411,7 +411,7 @@ class Publisher:
     def submit(
         self,
         number: int,
-        offer: Offer,
+        offer: VersionOffer,
         terms: PublishTerms,
         started: float,
         snapshot: Snapshot,

@@ -17,7 +17,7 @@ from weightbus.bus.publisher.effects import (
 )
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.offers import chunk_of, encode_effect, hash_chunk
-from weightbus.bus.publisher.version import Offer, Version
+from weightbus.bus.publisher.version import Version, VersionOffer
 from weightbus.bus.sealer import Sealer
 from weightbus.codecs.layout import Layout
 
@@ -47,7 +47,7 @@ def perform(
     return rest
 
 
-def hash_all(version: Version | Offer) -> str:
+def hash_all(version: Version | VersionOffer) -> str:
     """Hash what nobody has hashed yet of a version that is held; return the digest."""
     for index in version.chunks.unhashed():
         hash_chunk(version, index)
@@ -105,7 +105,7 @@ class PlainSnapshot:
 def version_of(number: int, data: NDArray[np.uint8], chunk_bytes: int, epoch: int) -> Version:
     """Return a version of model a, one tensor of bytes, all of it hashed."""
     layout = Layout.plan([("w", "U8", (data.nbytes,))])
-    offer = Offer.of("a", layout, chunk_bytes, PlainSnapshot(data))
+    offer = VersionOffer.of("a", layout, chunk_bytes, PlainSnapshot(data))
     hash_all(offer)
     return Version(offer, epoch, number)
 

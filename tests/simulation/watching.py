@@ -14,7 +14,7 @@ from weightbus.bus.effects import (
     Refused,
     Rejected,
     Send,
-    Whole,
+    WholeStaged,
 )
 from weightbus.bus.lease import Lease
 from weightbus.bus.messages import (
@@ -36,7 +36,7 @@ from weightbus.bus.worker.phases import ARROWS, COMING, EMITS, LACKS, MODES, SES
 # What needs no arrow: what is asked for, or for some while again; and answers.
 ASKED: set[type] = {Fetch, Hello, Ping, Pong, Notice, Flushed, Examine, Prefault}
 HEARD: set[type] = {*ASKED, Connect, Refused, Progress, Failed, Rejected}  # to a ticket; to faults
-DONE: set[type] = {*ASKED, Progress, Rejected, Whole}  # to who wants one version and no other
+DONE: set[type] = {*ASKED, Progress, Rejected, WholeStaged}  # to who wants one version and no other
 REPEATED: set[type] = {*ASKED, Progress, Applied, Staged, Failed, Redial}
 
 taken: list[Any] = []  # events that have led along an arrow since the last look

@@ -357,7 +357,7 @@ def test_it_rests_after_a_version_but_not_from_epochs_or_closing(
 
 def test_an_epoch_is_recorded_before_it_is_taken(tmp_path: Path) -> None:
     with StateFolder(tmp_path) as folder:
-        kept = keeper.Keeper(folder)
+        kept = keeper.StateWriter(folder)
         assert not kept.recorded(12345), "nobody waits for the disk"
         eventually(lambda: kept.recorded(12345))
         assert kept.recorded(12346), "who asks again may ask for a little more"
@@ -371,7 +371,7 @@ def test_an_epoch_is_taken_in_the_end_though_the_disk_hangs(
 ) -> None:
     monkeypatch.setattr(keeper, "RECORD_SECONDS", 0.1)
     with StateFolder(tmp_path) as folder:
-        kept, disk = keeper.Keeper(folder), Hanging(monkeypatch)
+        kept, disk = keeper.StateWriter(folder), Hanging(monkeypatch)
         assert not kept.recorded(12345)
         assert disk.entered.wait(SECONDS)
         eventually(lambda: kept.recorded(12345))

@@ -185,7 +185,7 @@ def test_a_lightning_trainer_publishes_a_part() -> None:
 
 
 class Doubled(Callback):
-    """ConnectionEvents the weights in a hook of the end, as callbacks that average do."""
+    """Changes the weights in a hook of the end, as callbacks that average do."""
 
     def __init__(self, hook: str) -> None:
         def double(_trainer: Any, module: Any) -> None:

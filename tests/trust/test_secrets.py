@@ -8,7 +8,7 @@ import pytest
 from weightbus import Http
 from weightbus.bus.trust.grants import Grant
 from weightbus.bus.trust.keys import PublisherKeys, WorkerKeys
-from weightbus.python_client.cli.bridge import Served
+from weightbus.python_client.cli.bridge import BridgeOptions
 from weightbus.python_client.cli.publish import PageOptions
 from weightbus.python_client.serving.calls import CallError, Server
 
@@ -22,7 +22,9 @@ SECRET = "hunter2hunter2"  # noqa: S105
         lambda: WorkerKeys("w0", "public", SECRET, "publisher"),
         lambda: Http("127.0.0.1:0", token=SECRET),
         lambda: PageOptions("127.0.0.1:0", None, SECRET),
-        lambda: Served([], "vllm", Path(), None, None, None, None, 1.0, SECRET, unchecked=False),
+        lambda: BridgeOptions(
+            [], "vllm", Path(), None, None, None, None, 1.0, SECRET, unchecked=False
+        ),
     ],
     ids=["publisher", "worker", "page", "command", "bridge"],
 )

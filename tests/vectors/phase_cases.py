@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 
-from weightbus.tests.vectors.levels import DOCUMENT, highest
+from weightbus.tests.vectors.levels import highest, section
 from weightbus.tests.vectors.parts import Json
 
 WORKER = {
@@ -38,17 +38,16 @@ RULES = {  # of the events that the document explains in a sentence; a table has
 
 def worker_cases() -> Iterator[Json]:
     """Yield those of `phases.json`."""
-    yield from _cases("8. The worker", WORKER)
+    yield from _cases(section("worker", "The states of a version"), WORKER)
 
 
 def publisher_cases() -> Iterator[Json]:
     """Yield those of `publisher_phases.json`."""
-    yield from _cases("9. The publisher", PUBLISHER)
+    yield from _cases(section("publisher", "States"), PUBLISHER)
 
 
-def _cases(section: str, tables: Mapping[str, str]) -> Iterator[Json]:
+def _cases(text: str, tables: Mapping[str, str]) -> Iterator[Json]:
     """Yield each pair of a state and an event; `next` is null where nothing changes."""
-    text = DOCUMENT.read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
     events = text.split("| event | what happens |")[1].split("\n\n")[0]
     explained = dict(re.findall(r"^\| ([a-z-]+) \| (.*) \|$", events, re.MULTILINE))
     about = RULES | {e: re.findall(r"[WSP]\d+", words) for e, words in explained.items()}

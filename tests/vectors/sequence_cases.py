@@ -140,7 +140,10 @@ def sequence_cases() -> Iterator[Json]:
         (*_joining(), *_receiving(), *_many_chunks(), *_slow_layouts(), *_catching_up(), *_whole())
     )
     yield from told(
-        (*_refusing(), *_for_good(), *_backoff(), *_news_put_off(), *_deciding(), *_living())
+        (
+            *(*_refusing(), *_for_good(), *_backoff(), *_news_put_off(), *_deciding(), *_living()),
+            *_not_too_much(),
+        )
     )
 
 
@@ -828,6 +831,43 @@ def _living() -> Iterator[Case]:
     case = Case("a refused name is asked for again", "W1 W20").wait(RETRY)
     case.control(message("refuse", code="name-taken", text=""))
     yield case.wait(2 * RETRY, sends=[{"type": "hello"}])
+
+
+def _not_too_much() -> Iterator[Case]:
+    """Yield what a worker must not conclude: from news twice, from words of another epoch."""
+    alive = message("pong", epoch=EPOCH, models={"m": 1})
+    newest = {"type": "fetch", "version": 0}
+    case = Case("news that comes twice at once leads to one fetch", "W4").joined()
+    case.control(alive, sends=[newest]).control(alive, silent=["fetch"]).wait(RETRY)
+    yield case.control(alive, sends=[newest])
+    case = Case("what was declined is asked for in the next session", "W15 W28")
+    case.options = {"bytes_max": 20}
+    case.joined().control(announce(1, nbytes=21), LAYOUT, sends=[_failed("too-large")])
+    case.wait(RETRY).control(alive, silent=["fetch"])
+    case.control(message("refuse", code="unknown-worker", text="")).wait(RETRY)
+    yield case.control(welcome(m=1), sends=[newest])
+    case = Case("a version of another epoch is gone", "W27").joined()
+    case.control(announce(1), LAYOUT, asks=[0, 1, 2])
+    gone = message("refuse", code="gone", text="", **number(1, EPOCH - 1))
+    case.control(gone, silent=["fetch"])
+    yield case.fetched(1, sends=[applied(1)], runs={"m": 1})
+    case = Case("words of another epoch lead to few hellos", "W3").joined().wait(RETRY)
+    other = message("pong", epoch=EPOCH + 1, models={})
+    yield case.control(other).control(other, silent=["hello"]).control(other, silent=["hello"])
+    case = Case("who catches up does not look at news", "W26").joined()
+    case.data(announce(1), LAYOUT).data(*chunk(1, 0)).data(announce(2)).wait(RETRY, asks=[0, 1, 2])
+    case.control(message("pong", epoch=EPOCH, models={"m": 3}), silent=["fetch"])
+    case.fetched(2, sends=[applied(2), newest], runs={"m": 2})
+    case.data(announce(3)).data(*chunk(3, 0)).data(announce(4)).wait(RETRY, asks=[0, 1, 2])
+    yield case.fetched(4, sends=[applied(4)], runs={"m": 4})
+    case = Case("on a slow link patience is longer", "W12 W32").joined()
+    case.data(message("beacon", **number(0, EPOCH)))
+    case.control(announce(1), LAYOUT, asks=[0, 1, 2]).wait(900).control(*chunk(1, 0))
+    case.wait(REPEAT, asks=[]).pong().wait(2_000, asks=[]).wait(700, asks=[1, 2])
+    case.control(*chunk(1, 1)).control(*chunk(1, 2))
+    yield case.control(end(1), sends=[applied(1)], runs={"m": 1})
+    case = Case("as long as nothing published has come, pings say so", "W18").joined()
+    yield case.wait(REPEAT, sends=[{"type": "ping", "subscribed": False}])
 
 
 def _renaming() -> Iterator[Case]:

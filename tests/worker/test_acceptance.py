@@ -8,7 +8,7 @@ from weightbus.bus.effects import Reserve, Send
 from weightbus.bus.limits import LAYOUT_BYTES_FREE, LAYOUT_MEMORY, WINDOW_CHUNKS
 from weightbus.bus.messages import Abort, Announce, Failed, Welcome, encode
 from weightbus.bus.publisher import offers
-from weightbus.bus.publisher.version import Offer, Version
+from weightbus.bus.publisher.version import Version, VersionOffer
 from weightbus.bus.worker import layouts as acceptance
 from weightbus.bus.worker.events import Granted
 from weightbus.bus.worker.layouts import LAYOUTS_KEPT, Acceptance, Expected
@@ -23,7 +23,7 @@ from weightbus.tests.simulation.virtual_shell import PlainSnapshot
 
 
 def announcement(layout: Layout) -> Announce:
-    offer = Offer.of("m", layout, 2**20, PlainSnapshot(bytes(layout.nbytes)))
+    offer = VersionOffer.of("m", layout, 2**20, PlainSnapshot(bytes(layout.nbytes)))
     return offers.announcement(Version(offer, 1, 1), None)
 
 

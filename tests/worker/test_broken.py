@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from weightbus.bus.effects import Effect, Ready, Rejected, Send
 from weightbus.bus.messages import Announce, Applied, Failed, Message, Welcome, encode
 from weightbus.bus.publisher import offers
-from weightbus.bus.publisher.version import Offer, Version
+from weightbus.bus.publisher.version import Version, VersionOffer
 from weightbus.bus.worker.events import Granted, Report
 from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.bus.worker.reports import Identity
@@ -17,7 +17,7 @@ LAYOUT = Layout.plan([("w", "U8", (4,))])
 
 
 def announcement(version: int) -> Announce:
-    offer = Offer.of("m", LAYOUT, 4, PlainSnapshot(bytes(4)))
+    offer = VersionOffer.of("m", LAYOUT, 4, PlainSnapshot(bytes(4)))
     return offers.announcement(Version(offer, 1, version), None)
 
 

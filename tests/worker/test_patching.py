@@ -23,7 +23,13 @@ from weightbus.bus.messages import (
 )
 from weightbus.bus.net.copier import decoded, patching
 from weightbus.bus.publisher.offers import announcement, chunk_of, end_of
-from weightbus.bus.publisher.version import Chunked, Offer, OfferedPatch, Version, VersionPatch
+from weightbus.bus.publisher.version import (
+    Chunked,
+    OfferedPatch,
+    Version,
+    VersionOffer,
+    VersionPatch,
+)
 from weightbus.bus.staged import Base, Patching
 from weightbus.bus.worker.events import Report
 from weightbus.bus.worker.follower import Follower
@@ -54,7 +60,7 @@ def version(number: int) -> Version:
 def version_like(
     layout: Layout, data: NDArray[np.uint8], number: int, *, keep: bool = True
 ) -> Version:
-    offer = Offer.of("a", layout, CHUNK, PlainSnapshot(data))
+    offer = VersionOffer.of("a", layout, CHUNK, PlainSnapshot(data))
     hash_all(offer)
     offer.keep = keep
     return Version(offer, 1, number)

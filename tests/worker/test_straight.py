@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from weightbus.bus.effects import Effect, Ready, Whole
+from weightbus.bus.effects import Effect, Ready, WholeStaged
 from weightbus.bus.limits import Timing
 from weightbus.bus.messages import (
     Abort,
@@ -28,9 +28,9 @@ from weightbus.bus.messages import (
     Rename,
     Running,
     Welcome,
+    Whole,
     encode,
 )
-from weightbus.bus.messages import Whole as WholeData
 from weightbus.bus.publisher import offers
 from weightbus.bus.worker.events import Outcome, Report, Wanted
 from weightbus.bus.worker.follower import Follower
@@ -68,9 +68,9 @@ def data_of(version: int, nbytes: int) -> bytes:
     return bytes((version + i) % 256 for i in range(nbytes))
 
 
-def whole_of(version: int, nbytes: int) -> WholeData:
+def whole_of(version: int, nbytes: int) -> Whole:
     crc = crc32c(data_of(version, nbytes))
-    return WholeData(crc=crc, digest=digest(LAYOUTS[nbytes].id, nbytes, [crc]))
+    return Whole(crc=crc, digest=digest(LAYOUTS[nbytes].id, nbytes, [crc]))
 
 
 class Side:
@@ -142,7 +142,7 @@ def map_of(held: Any) -> object:
 
 
 def described(effect: Effect) -> object:
-    if not isinstance(effect, Ready | Whole):
+    if not isinstance(effect, Ready | WholeStaged):
         return repr(effect)
     staged = effect.staged
     fields = {f: getattr(staged, f) for f in ("key", "digest", "say_staged", "patch", "metadata")}

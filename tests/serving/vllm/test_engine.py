@@ -115,14 +115,14 @@ def test_vllms_own_client_and_names_with_the_wrappers_prefix_will_do(plain: Benc
 def test_ranks_of_the_trainer_that_do_not_send_gather_and_say_nothing(plain: Bench) -> None:
     passes: list[int] = []
 
-    class Weights(dict[str, torch.Tensor]):
+    class ServedWeights(dict[str, torch.Tensor]):
         def items(self) -> Any:
             passes.append(1)
             return super().items()
 
     init = TrainerInit(rank=1)
     made = WeightTransferTrainerFactory.trainer_init(
-        init, client=object(), source=source_of(Weights(plain.model.state_dict()))
+        init, client=object(), source=source_of(ServedWeights(plain.model.state_dict()))
     )
     passes.clear()
     made.send_weights()
