@@ -1,7 +1,7 @@
-"""The open calls of publish: reports of workers advance them until they are resolved.
+"""The open calls of publish, which workers' reports advance until the calls are resolved.
 
-A call is open until its result is known. A call that commits together also stays open until it is
-decided, even if its caller no longer waits.
+A call is open until its result is known. A call that commits together also stays open until the
+commit is decided, even if its caller no longer waits.
 """
 
 from ..effects import Notice, Send
@@ -22,7 +22,7 @@ NOTHING_RUNS = "; it runs no version now, until one is applied"  # ends the text
 
 
 def undecided(state: PublisherState, version: Version) -> Publication | None:
-    """Return the open call that published a version; None if there is none, or it is committed."""
+    """Return the open call that published a version, unless it is committed; else None."""
     for call in state.calls.values():
         if call.version is version and call.decision != "commit":
             return call
@@ -30,7 +30,7 @@ def undecided(state: PublisherState, version: Version) -> Publication | None:
 
 
 def must_hash(state: PublisherState, model: str, version: int) -> bool:
-    """True if an open call requires workers to hash this version."""
+    """True if an open call requires that workers hash this version."""
     for call in state.calls.values():
         named = call.version
         if call.terms.hash and (named.model, named.version) == (model, version):
@@ -41,7 +41,7 @@ def must_hash(state: PublisherState, model: str, version: int) -> bool:
 def record_transport(
     state: PublisherState, peer: Peer, said: Staged | Applied, version: Version | None, now: float
 ) -> None:
-    """Record how a worker received a version, and how fast. (D11)"""
+    """Record as what a worker received a version, whole or a patch, and how fast. (D11)"""
     by: Chunked | None = version
     if version is not None and said.patch is not None:
         by = version.find(said.patch)
@@ -63,7 +63,7 @@ def record_transport(
 
 
 def give_up(state: PublisherState, pending: Version | None, why: str, now: float) -> list[Effect]:
-    """End the calls that published a version, which aborts it if it is pending."""
+    """End the calls that published a version; a pending version is thereby aborted."""
     effects: list[Effect] = []
     for call in [*state.calls.values()]:
         if call.version is pending:
@@ -73,7 +73,7 @@ def give_up(state: PublisherState, pending: Version | None, why: str, now: float
 
 
 def end(state: PublisherState, call: Publication, why: str, now: float) -> list[Effect]:
-    """End a call with the results so far; abort it if it is undecided."""
+    """End a call with the results so far; abort a version that is not committed yet."""
     if call.resolved:
         return []
     call.ended = why
@@ -81,7 +81,7 @@ def end(state: PublisherState, call: Publication, why: str, now: float) -> list[
 
 
 def bound(state: PublisherState, model: str, now: float) -> list[Effect]:
-    """End the oldest call of a model with too many: workers that never apply keep them open."""
+    """End a model's oldest call if too many are open, as when no worker applies its versions."""
     same = [call for call in state.calls.values() if call.version.model == model]
     if len(same) <= CALLS_MAX:
         return []
@@ -90,14 +90,14 @@ def bound(state: PublisherState, model: str, now: float) -> list[Effect]:
 
 
 def renewed(state: PublisherState, epoch: int) -> None:
-    """Reset the calls whose versions have the key of a new epoch."""
+    """Reset the calls whose versions were moved to a new epoch."""
     for call in state.calls.values():
         if call.version.epoch == epoch:
             call.renew()
 
 
 def returned(state: PublisherState, peer: Peer, now: float) -> list[Version]:
-    """Handle a worker's (re)join; return the undecided versions that it has to stage."""
+    """Handle a worker's (re)join: return the undecided versions that the worker has to stage."""
     state.unreached_models.difference_update(peer.hello.models)
     waiting: list[Version] = []
     for call in state.calls.values():
@@ -113,7 +113,7 @@ def returned(state: PublisherState, peer: Peer, now: float) -> list[Version]:
 
 
 def lost(state: PublisherState, peer: Peer, now: float, *, gone: bool) -> list[Effect]:
-    """Note in all calls that a worker is lost; `gone`: its connection or process has ended."""
+    """Handle a worker's loss in all calls; `gone`: its connection or process has ended."""
     effects: list[Effect] = []
     for call in [*state.calls.values()]:
         call.lose(peer.name, now, peer.why, gone=gone)
@@ -124,7 +124,7 @@ def lost(state: PublisherState, peer: Peer, now: float, *, gone: bool) -> list[E
 def move(
     state: PublisherState, peer: Peer, event: TargetEvent, now: float, of: Version | None = None
 ) -> list[Effect]:
-    """Note an event of a worker in the calls of a version, or in all calls if `of` is None."""
+    """Apply a worker's event to the calls of the version `of`, or to all calls if that is None."""
     effects: list[Effect] = []
     for call in [*state.calls.values()]:
         if of is None or call.version is of:
@@ -134,7 +134,7 @@ def move(
 
 
 def failed(state: PublisherState, peer: Peer, message: Failed, now: float) -> list[Effect]:
-    """Note in its calls that a worker failed a version."""
+    """Handle a `failed` report, in the calls of the version that the report names."""
     effects: list[Effect] = []
     for call in [*state.calls.values()]:
         v = call.version
@@ -162,7 +162,7 @@ def arrived(
     now: float,
     note: str = "",
 ) -> list[Effect]:
-    """Note that a worker runs a version, in the calls of that version and of older ones."""
+    """Record that a worker runs a version, in the calls of that version and of older versions."""
     effects: list[Effect] = []
     for call in [*state.calls.values()]:
         of = call.version
@@ -185,14 +185,14 @@ def settle_all(state: PublisherState, now: float) -> list[Effect]:
 
 
 def close(state: PublisherState, now: float) -> list[Effect]:
-    """Resolve every call with the results so far."""
+    """Resolve every open call with the results so far."""
     for call in state.calls.values():
         call.deadline = now  # P20
     return settle_all(state, now)
 
 
 def settle(state: PublisherState, call: Publication, now: float) -> list[Effect]:
-    """Commit or abort if that is due, and resolve the call if it is over."""
+    """Commit or abort a call's version if that is decided, and resolve the call if it is over."""
     effects: list[Effect] = []
     open_ = call.terms.commit == "together" and call.decision == "open"
     if open_ and call.decide(now) != "open":
@@ -231,7 +231,7 @@ def _decided(state: PublisherState, call: Publication) -> list[Effect]:
 
 
 def _absence_reasons(state: PublisherState, call: Publication) -> list[str]:
-    """Return a reason for each worker that wants the model and is not connected."""
+    """Return why each absent worker that wants the call's model is absent, one text for each."""
     model = call.version.model
     lost = [p for p in state.roster if p.lost and model in p.hello.models]
     others = [p for p in lost if call.terms.alive or p.name not in call.targets]
@@ -239,13 +239,13 @@ def _absence_reasons(state: PublisherState, call: Publication) -> list[str]:
 
 
 def _other_models_text(state: PublisherState, model: str) -> str:
-    """Return a text with the models that live workers want; empty if any wants this one."""
+    """Return a text with the models that live workers want; empty if one wants this model."""
     wanted = {m for peer in state.roster if not peer.lost for m in peer.hello.models}
     return "" if model in wanted or not wanted else others_want(model, sorted(wanted))
 
 
 def _shortfall_reason(state: PublisherState, call: Publication) -> str:
-    """Return why a call was ended early, and why expected workers are missing."""
+    """Return a text of why a call was ended early, and why expected workers are missing."""
     said = [call.ended] if call.ended else []
     if call.terms.named is not None:
         return "; ".join(said)
@@ -259,7 +259,7 @@ def _shortfall_reason(state: PublisherState, call: Publication) -> str:
 
 
 def _no_worker_notice(state: PublisherState, call: Publication) -> list[Effect]:
-    """Warn that a version was published to no worker; once, until a worker joins."""
+    """Return a warning that a model was published to no worker; once, until a worker joins."""
     version = call.version
     if version.model in state.unreached_models:
         return []
@@ -276,7 +276,7 @@ def _no_worker_notice(state: PublisherState, call: Publication) -> list[Effect]:
 
 
 def _set_details(state: PublisherState, call: Publication, now: float) -> None:
-    """Set the detail of every target that is not done: what it is doing."""
+    """Set the detail of each target that is not done: a text of what the worker is doing."""
     model = call.version.model
     for target in call.targets.values():
         if target.state in call.done or target.detail:

@@ -1,8 +1,8 @@
 """The effects that only a publisher's machine returns (`bus/effects.py` has the common ones).
 
-Some name the bytes to send: `offers.py` encodes these as messages, and hashes chunks first where
-that is needed. Others concern a version's memory, or start work that is too long for one step; the
-shell reports its end (`Hash` ends with a call of `PublisherMachine.hashed`).
+Some effects name bytes to send: `offers.py` encodes them as messages, and hashes unhashed chunks
+first. Others concern a version's memory, or start work that is too long for one step. The shell
+reports the end of such work: after `Hash` it calls `PublisherMachine.hashed`.
 """
 
 from typing import TYPE_CHECKING, Protocol
@@ -44,27 +44,27 @@ class BroadcastChunk(msgspec.Struct, frozen=True):
 
 
 class BroadcastWhole(msgspec.Struct, frozen=True):
-    """Announce a version of one chunk to all, with the chunk in the same message."""
+    """Announce a version of one chunk to all subscribers, with the chunk in the same message."""
 
     version: Version
     announce: Announce
 
 
 class Withdraw(msgspec.Struct, frozen=True):
-    """Drop queued messages of a model that are not being sent yet: they are outdated."""
+    """Drop a model's queued messages, which are outdated, except those being sent."""
 
     model: str
 
 
 class HangUp(msgspec.Struct, frozen=True):
-    """Close the connection of the last received message: it exceeds the rate limit."""
+    """Close the connection that sent the last received message."""
 
 
 class Follow(msgspec.Struct, frozen=True):
-    """Watch the connection of the last received message, whose worker was admitted.
+    """Watch the connection of the last received message, which is that of an admitted worker.
 
-    Call `unreachable` when it is closed. If the worker's process, which reports `pid`, runs on this
-    host, also call it when that process has ended.
+    Call `unreachable` when the connection is closed. If the worker's process runs on this host,
+    with the process id `pid`, also call `unreachable` when that process has ended.
     """
 
     pid: int
@@ -79,12 +79,12 @@ class Resolve(msgspec.Struct, frozen=True):
 
     Attributes:
         publication: The number of the call.
-        receipt: Its receipt.
-        achieved: Whether it met its requirement.
+        receipt: The call's receipt.
+        achieved: Whether the call met its requirement.
         done: The states in which a worker counts as done.
-        missing: How many expected workers never joined.
-        required: How many workers had to be done; None: all.
-        named: Which workers had to be done, if they were named.
+        missing: The number of expected workers that never joined.
+        required: The number of workers that had to be done; None: all.
+        named: The workers that had to be done, if the call named them.
         why: Further text for the error if the requirement was not met.
     """
 
@@ -99,7 +99,7 @@ class Resolve(msgspec.Struct, frozen=True):
 
     @property
     def shortfall(self) -> str:
-        """The text of what was achieved, and the state of each worker that is not done."""
+        """A text with the number of workers that are done, and the state of each other worker."""
         receipt, there = self.receipt, self.receipt.in_state(*self.done)
         known = receipt.workers
         if self.named is None:
@@ -122,13 +122,13 @@ class Resolve(msgspec.Struct, frozen=True):
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """Hand a version that became the latest for all workers to the keeper, if there is one."""
+    """Pass a version that became the latest for all workers to the `VersionKeeper`, if any."""
 
     version: Version
 
 
 class Stamp(msgspec.Struct, frozen=True):
-    """Let workers of this host read a version by its number; if that fails, call `unshared`."""
+    """Write a version's number into its shared segment; if that fails, call `unshared`."""
 
     version: Version
 
@@ -172,18 +172,18 @@ LoopEffect = (
     | Compare
     | Lend
     | Release
-)  # carried out by the publisher's loop as they are
-# The others are encoded as messages first (`offers.worded`).
+)  # carried out by the publisher's loop without a further step
+# The others are encoded as messages first (`offers.encode_effect`).
 Effect = LoopEffect | SendChunk | BroadcastChunk | BroadcastWhole
 
 
 class VersionKeeper(Protocol):
-    """Keeps `Settled` versions beyond the publisher's end (`python_client/keeper.py`)."""
+    """Keeps the versions of `Settled` after the publisher's end (`python_client/keeper.py`)."""
 
     def offer(self, version: Version) -> None:
-        """Keep a version, which is the latest for all workers; must not block."""
+        """Keep a version that is the latest for all workers; must not block."""
         ...
 
     def stop(self) -> None:
-        """End: no further version follows; must not block."""
+        """Stop the keeper, as no further version follows; must not block."""
         ...

@@ -1,8 +1,8 @@
-"""Recovery from exceptions in this publisher: drops what a failed step may have half changed.
+"""Recovery from exceptions in the publisher: drops the record that a failed step worked on.
 
-An exception is a defect, and the record that the step worked on may be inconsistent. So only that
-record is dropped, in a way that workers and callers already handle: a worker joins again, a call
-of publish fails, a push ends early. All others continue.
+An exception is a defect, and the record that the step worked on may be inconsistent. So that record
+is dropped, in a way that workers and callers already handle: a worker joins again, a call of
+publish fails, a push ends early. All other workers, calls and pushes continue.
 """
 
 from collections.abc import Collection
@@ -17,7 +17,7 @@ from .version import Version, VersionOffer
 
 
 def drop(state: PublisherState, identity: bytes, why: str, now: float) -> list[Effect]:
-    """End a worker's session, as its record may be wrong; the worker says hello and rejoins."""
+    """End the session of a worker whose record may be wrong; the worker sends hello and rejoins."""
     peer = state.roster.by_identity(identity)
     if peer is None:
         return []
@@ -30,12 +30,12 @@ def give_up(state: PublisherState, version: Version, why: str, now: float) -> li
     """Fail the calls that published a version whose bytes cannot be read or sent."""
     version.ends.clear()
     version.claims.clear()
-    state.store[version.model].hashed(version)  # or it would be kept until it is hashed
+    state.store[version.model].hashed(version)  # else the version would be kept until it is hashed
     return calls.give_up(state, version, why, now)
 
 
 def forget(state: PublisherState, number: int) -> None:
-    """Drop a call whose result cannot be determined; the shell fails it."""
+    """Drop a call whose result cannot be determined, before the shell fails it."""
     call = state.calls.pop(number, None)
     versions = None if call is None else state.store.get(call.version.model)
     if call is not None and versions is not None and call.version is versions.pending:
@@ -43,9 +43,9 @@ def forget(state: PublisherState, number: int) -> None:
 
 
 def unpublish(state: PublisherState, number: int, offered: VersionOffer) -> bool:
-    """Drop a call that failed; return True if its offer became a version nevertheless.
+    """Drop a call that failed; return True if the call's offer became a version nevertheless.
 
-    Then the machine owns the memory, and frees it as usual.
+    The machine owns the memory of such a version, and frees it as usual.
     """
     state.calls.pop(number, None)
     versions = state.store.get(offered.model)
@@ -58,6 +58,6 @@ def unpublish(state: PublisherState, number: int, offered: VersionOffer) -> bool
 
 
 def stop_pushing(state: PublisherState, topics: Collection[bytes]) -> None:
-    """Stop pushing on these topics; workers fetch what they miss."""
+    """Stop pushing on these topics; workers fetch the chunks that they miss."""
     for topic in topics:
         state.pushes.pop(topic, None)

@@ -1,4 +1,4 @@
-"""Joining: admits workers, sends welcomes, and takes a later epoch if a hello shows that it may."""
+"""Joining: admits workers, welcomes them, and takes a later epoch if a hello requires that."""
 
 import math
 
@@ -33,7 +33,7 @@ from .state import PublisherState
 def hello(
     state: PublisherState, identity: bytes, hello: Hello, now: float, key: str = ""
 ) -> list[Effect]:
-    """Answer a hello; `key` is the sender's public key, if the publisher has keys."""  # P3
+    """Handle a hello: admit or refuse its worker, whose public key is `key`, if any."""  # P3
     effects: list[Effect] = []
     grant = state.grants.of(key) if state.grants is not None else None
     if grant is not None and not grant.fits(hello.name):  # K3
@@ -58,12 +58,12 @@ def hello(
             )
         since = now - state.renewed_at
         if since < state.timing.lost_after:
-            return []  # hello is repeated; workers must not restart more often than that
+            return []  # the hello will be repeated; workers must not restart more often
         if since < state.renewal_pause:
             text = _renewal_pause_text(state, hello, since)
             return _refuse_hello(state, identity, hello, "stale-epoch", text, now)
         if state.recorded is not None and not state.recorded(epoch):  # P1
-            return []  # hello is repeated; the epoch is recorded by then
+            return []  # the hello will be repeated, when the epoch is recorded
         effects = _renew(state, epoch, hello, now)
     other = state.roster.by_identity(identity)
     if other is not None and other.name != hello.name:
@@ -94,9 +94,9 @@ def _admit(
 def _refuse_hello(
     state: PublisherState, identity: bytes, hello: Hello, code: str, text: str, now: float
 ) -> list[Effect]:
-    """Refuse a worker, and log that once although it asks repeatedly.
+    """Refuse a worker's hello, and log the refusal once although the hello is repeated.
 
-    If the roster is full there may be any number of new names, so the log only counts them.
+    Any number of workers may be refused by a full roster, so the log only counts these refusals.
     """
     effects: list[Effect] = [Send(Refuse(code=code, text=text), to=identity)]
     told = f"worker {hello.name} is refused ({code}): {text}"
@@ -142,15 +142,16 @@ def _welcome(state: PublisherState, peer: Peer, admission: str, now: float) -> l
     prepared = state.prepared.values()
     told = [e for each in prepared for e in _prepare_message(peer, each)]
     follow = Follow(peer.hello.pid)
-    # `Follow` comes first: after the welcome the process may end before it can be looked up.
+    # `Follow` comes first: once welcomed, a process may end before the shell finds it by its id.
     return [follow, Send(welcome, to=peer.identity), *_rename(state, peer), *told, *effects]
 
 
 def _features(state: PublisherState, peer: Peer, now: float) -> list[str]:
-    """Return the features of a welcome, with a ticket for the data connection if there are keys.
+    """Return the features of a welcome: a ticket for the data connection if there are keys.
 
-    Without keys, a worker with `upstream` gets a token, to send `applied` on that connection. Never
-    both: a token on the unencrypted data connection could be read and reused. (K9, P22)
+    Without keys, a worker with the feature `upstream` gets a token, with which it sends `applied`
+    on that connection. With keys there is no token: the data connection is unencrypted, so a token
+    could be read and reused. (K9, P22)
     """
     if state.grants is not None and state.secret is not None:
         state.roster.ticket(peer, state.secret(), now)
@@ -164,7 +165,7 @@ def _features(state: PublisherState, peer: Peer, now: float) -> list[str]:
 
 
 def _rename(state: PublisherState, peer: Peer) -> list[Effect]:
-    """Return a rename for each running version that is the latest under another name."""
+    """Return a rename for each version that a worker runs and that has the latest's bytes."""
     effects: list[Effect] = []
     for model, running in peer.running.items() if RENAMING in peer.hello.features else ():
         versions = state.store.get(model)
@@ -189,7 +190,7 @@ def _rename(state: PublisherState, peer: Peer) -> list[Effect]:
 
 
 def prepare(state: PublisherState, model: str, shared: Shared, nbytes: int) -> list[Effect]:
-    """Tell workers of this host where the first version of a model will be in memory."""
+    """Send workers of this host the segment in which a model's first version will be."""
     prepared = Prepare(model=model, epoch=state.epoch, nbytes=nbytes, shared=shared)
     state.prepared[model] = prepared
     here = [peer for peer in state.roster if peer.shared]
@@ -197,7 +198,7 @@ def prepare(state: PublisherState, model: str, shared: Shared, nbytes: int) -> l
 
 
 def _prepare_message(peer: Peer, prepared: Prepare) -> list[Effect]:
-    """Return a prepare for a live worker that wants the model and understands it."""
+    """Return the prepare for a worker, if it is live, wants the model and knows the message."""
     wanted = prepared.model in peer.hello.models and MAPPING in peer.hello.features
     return [Send(prepared, to=peer.identity)] if wanted and not peer.lost else []
 
@@ -206,7 +207,7 @@ def _prepare_message(peer: Peer, prepared: Prepare) -> list[Effect]:
 
 
 def _never_published(state: PublisherState, hello: Hello) -> str:
-    """Return the error if a hello names a version of this epoch that was never published."""
+    """Return an error text if a hello names a version of this epoch that was never published."""
     for model, running in hello.models.items():
         if running is None or running.epoch != state.epoch:
             continue
@@ -249,7 +250,7 @@ def _renewal_pause_text(state: PublisherState, hello: Hello, since: float) -> st
 
 
 def _renew(state: PublisherState, epoch: int, hello: Hello, now: float) -> list[Effect]:
-    """Take a later epoch. To workers this looks like a restart of the publisher."""
+    """Take a later epoch, which workers see as a restart of the publisher."""
     text = (
         f"epoch {state.epoch} becomes {epoch}: {hello.name} runs weights of epoch "
         f"{hello.epoch}, whose publisher started before this one; one of two clocks is wrong"
@@ -271,7 +272,7 @@ def _renew(state: PublisherState, epoch: int, hello: Hello, now: float) -> list[
     }
     for peer in state.roster:
         peer.forget()
-    return effects + [  # the new epoch makes them send hello
+    return effects + [  # workers send hello when they see a new epoch
         Send(Pong(epoch=epoch), to=peer.identity) for peer in state.roster if not peer.lost
     ]
 

@@ -1,8 +1,9 @@
 """The publisher's state machine, without sockets, threads or clocks.
 
-The shell passes in messages (`receive`), calls of the user (`publish`) and the time (`tick`); each
-method returns effects. `push` returns the next chunks while `ready` names topics. The state is one
-record (`state.py`); the modules on the right handle the events.
+The shell, which owns the sockets, passes in messages (`receive`), calls of the user (`publish`) and
+the time (`tick`). Each method returns effects, which the shell carries out. While `ready` names
+topics, `push` returns the next chunks. The state is one record (`state.py`); the modules on the
+right handle the events.
 
     hello ──> welcome                          adds the worker to the roster     joining.py
     publish ──> announce, chunk..., end        pushed to all; or announce and    publishing.py
@@ -13,8 +14,7 @@ record (`state.py`); the modules on the right handle the events.
     silence ──> lost                                                             sessions.py
 
 The machine owns the memory of its versions: no other code writes there before the machine returns
-`Release` or `Lend`. Nothing here assumes that the publisher is a trainer or that a worker is a
-leaf.
+`Release` or `Lend`. The publisher need not be a trainer, and a worker may be a relay.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -69,7 +69,10 @@ class PublisherMachine:
         self._limits = RateLimits(state.timing)
 
     def _with_freed_memory(self, effects: list[Effect]) -> list[Effect]:
-        """Return the effects, with memory freed before calls resolve: callers may publish again."""
+        """Return the effects and those that free memory, which precede `Resolve`.
+
+        So a caller that publishes again at once finds the freed memory.
+        """
         free = list[Effect]()
         for versions in self.state.store.values():
             if versions.changed:
@@ -86,13 +89,13 @@ class PublisherMachine:
     def receive(
         self, identity: bytes, frames: Sequence[Buffer], now: float, key: str = ""
     ) -> list[Effect]:
-        """Handle one message from a worker or an observer. Never raises; refuses malformed ones.
+        """Handle one message from a worker or an observer; refuse a malformed message, never raise.
 
         Args:
-            identity: The routing id of its connection.
+            identity: The ZeroMQ routing id of the message's connection.
             frames: Header and payload.
             now: The time.
-            key: The public key of that connection, if the publisher has keys.
+            key: The public key of the connection, if the publisher has keys.
         """
         nbytes = len(frames[0]) if frames else 0
         peer = self.state.roster.by_identity(identity)
@@ -119,13 +122,13 @@ class PublisherMachine:
         if isinstance(message, Observe | Verify):  # P23, P24, K4
             return self.observers.asked(identity, message, grant, now)
         if peer is not None and not isinstance(message, Hello | Bye):
-            if peer.phase == "away":  # it reconnected with the same routing id
+            if peer.phase == "away":  # the worker reconnected with its old routing id
                 peer.move("spoke")
             effects = sessions.heard(self.state, peer, now) + sessions.tell_keys(self.state, peer)
             effects += self._dispatch(peer, message, now)
             unlike, peer.unlike = peer.unlike, 0
             if unlike and not self._limits.allow(identity, COST_LOW * unlike, nbytes, now):
-                effects.append(HangUp())  # else it could report any number of wrong digests
+                effects.append(HangUp())  # else a worker could send any number of wrong digests
             if now < self.observers.until:
                 self.observers.heard(peer, message)
             return self._with_freed_memory(effects)
@@ -138,9 +141,9 @@ class PublisherMachine:
         return [Send(Refuse(code="unknown-worker", text=text), to=identity)]  # P4
 
     def receive_report(self, word: bytes, now: float) -> list[Effect] | None:
-        """Handle a report that arrived on a data connection; None if no worker sent it. (P22)
+        """Handle a report that arrived on a data connection; return None if it is invalid. (P22)
 
-        A report may be late or repeated: the worker sends all of them on the control channel too.
+        A report may be late or repeated: the worker sends each report on the control channel too.
         """
         token, header = word[:TOKEN_BYTES], word[TOKEN_BYTES:]
         peer = self.state.roster.by_token(token.decode("latin1"))
@@ -157,7 +160,7 @@ class PublisherMachine:
         effects = sessions.heard(self.state, peer, now)
         peer.unlike = 0  # wrong digests of earlier reports; this report may be right
         effects += reports.runs(self.state, peer, message, now)
-        if peer.unlike:  # costs as much as a report that no worker sent
+        if peer.unlike:  # a wrong digest costs as much as an invalid report
             peer.unlike = 0
             return None
         if now < self.observers.until:
@@ -186,21 +189,21 @@ class PublisherMachine:
                 raise AssertionError(f"{type(message).__name__} is no message of a worker")
 
     def unreachable(self, identity: bytes, now: float, ended: str = "") -> list[Effect]:
-        """Note that a connection is closed; `ended` says how its worker's process ended, if it did.
+        """Handle a closed connection; `ended` says how the worker's process ended, if it did.
 
-        Call it after all messages of that connection are handled: the last may be a `bye`.
+        Call this after all messages of the connection are handled, as the last one may be a `bye`.
         """
         return self._with_freed_memory(sessions.unreachable(self.state, identity, now, ended))
 
     def subscribed(self, topic: bytes) -> Beacon | None:
-        """Return the beacon for a new subscriber, which confirms its subscription; else None."""
+        """Return the beacon that confirms a new subscription; None if the topic is of no model."""
         model = model_of(topic)
         return self._beacon(model) if model is not None else None
 
     # Keys.
 
     def redeem(self, ticket: str, now: float) -> tuple[str, str] | None:
-        """Return name and key of the worker that owns a ticket; None if the ticket is not valid."""
+        """Return name and public key of the worker that owns a ticket; None if it is not valid."""
         return sessions.redeem(self.state, ticket, now)
 
     def grant(self, by_key: Mapping[str, Grant], now: float) -> list[Effect]:
@@ -213,7 +216,7 @@ class PublisherMachine:
     # Calls of the user.
 
     def offer(self, offered: VersionOffer) -> tuple[Version, list[Effect]]:
-        """Make a version of an earlier publisher the latest, before any worker has joined."""
+        """Make a version of an earlier publisher the latest version, before any worker joins."""
         version, effects = publishing.offer(self.state, offered)
         return version, self._with_freed_memory(effects)
 
@@ -224,7 +227,7 @@ class PublisherMachine:
 
         Args:
             number: Identifies the call in `Resolve` effects.
-            offered: The version.
+            offered: The version to publish.
             terms: What the call requires.
             started: When the call was made.
             now: The time.
@@ -236,22 +239,22 @@ class PublisherMachine:
         return call, self._with_freed_memory(effects)
 
     def end(self, call: Publication, why: str, now: float) -> list[Effect]:
-        """End a call before its deadline, with the results so far; abort it if it is undecided."""
+        """End a call before its deadline, with the results so far; abort an undecided version."""
         return self._with_freed_memory(calls.end(self.state, call, why, now))
 
     def prepare(self, model: str, shared: Shared, nbytes: int) -> list[Effect]:
-        """Tell workers of this host where the first version of a model will be in memory."""
+        """Send workers of this host the segment in which a model's first version will be."""
         return joining.prepare(self.state, model, shared, nbytes)
 
     def make_room(
         self, model: str, among: Collection[Snapshot], *, replaces_latest: bool
     ) -> list[Effect]:
-        """Evict one version of a model, if possible, so that its memory serves the next one.
+        """Make room for a model's next version: evict one version, if any may be evicted.
 
         Args:
-            model: Its name.
+            model: The model's name.
             among: The snapshots whose memory fits the next version.
-            replaces_latest: The next version is for every worker and needs no commit.
+            replaces_latest: Whether the next version is for every worker and needs no commit.
         """
         versions = self.state.store.get(model)
         if versions is not None:
@@ -261,7 +264,7 @@ class PublisherMachine:
     # Results from the shell.
 
     def hashed(self, version: Version, now: float) -> list[Effect]:
-        """Note that all chunks of a version are hashed."""
+        """Handle the end of a `Hash` effect: all chunks of the version are hashed."""
         return (
             []
             if version.gone
@@ -269,7 +272,7 @@ class PublisherMachine:
         )
 
     def arrived(self, version: Version, now: float) -> list[Effect]:
-        """Note that more chunks arrived of a version that is published while it is received."""
+        """Handle the arrival of more chunks of a version that is published while it is received."""
         if version.gone:
             return []
         effects = serving.arrived(self.state, version, now)
@@ -278,25 +281,25 @@ class PublisherMachine:
         return self._with_freed_memory(effects)
 
     def compared(self, comparison: Comparison, _now: float) -> list[Effect]:
-        """Handle the result of a comparison of a worker's weights with its version."""
+        """Handle the end of a `Compare` effect: return the answer to the observer."""
         return self._with_freed_memory(self.observers.checks.compared(comparison))
 
     def rekeyed(self) -> list[Effect]:
-        """Send workers the current group keys, each after its next message."""
+        """Begin to send workers the new group keys: each gets them after its next message."""
         return sessions.rekeyed(self.state)
 
     def unshared(self, version: Version) -> None:
-        """Note that workers cannot read a version in shared memory by its new number."""
+        """Handle a failed `Stamp`: workers cannot read a shared version by its number."""
         version.shared = None
 
     # Failures of the shell or of this machine.
 
     def drop(self, identity: bytes, why: str, now: float) -> list[Effect]:
-        """End a worker's session after an exception that the worker caused; it joins again."""
+        """End the session of a worker whose message caused an exception; the worker joins again."""
         return self._with_freed_memory(faults.drop(self.state, identity, why, now))
 
     def give_up(self, version: Version, why: str, now: float) -> list[Effect]:
-        """Fail the calls that published a version whose bytes cannot be read or sent."""
+        """Fail the calls of a version whose bytes cannot be read or sent."""
         return self._with_freed_memory(
             [] if version.gone else faults.give_up(self.state, version, why, now)
         )
@@ -306,7 +309,7 @@ class PublisherMachine:
         faults.forget(self.state, number)
 
     def unpublish(self, number: int, offered: VersionOffer) -> bool:
-        """Drop a call that failed; return True if the machine already owns its offer's memory."""
+        """Drop a call that failed; return True if the machine already owns the offer's memory."""
         return faults.unpublish(self.state, number, offered)
 
     def stop_pushing(self, topics: Collection[bytes]) -> None:
@@ -314,7 +317,7 @@ class PublisherMachine:
         faults.stop_pushing(self.state, topics)
 
     def awaits(self, number: int) -> bool:
-        """Return whether a call is open, so that a `Resolve` will follow."""
+        """True if the call with this number is open: a `Resolve` will follow."""
         call = self.state.calls.get(number)
         return call is not None and not call.resolved
 
@@ -326,7 +329,7 @@ class PublisherMachine:
         return [push.topic for push in self.state.pushes.values() if push.ready]
 
     def push(self, now: float, topics: Collection[bytes] | None = None) -> list[Effect]:
-        """Return the next chunks to publish, only of `topics` if given."""
+        """Return the effects that push the next chunks; with `topics`, only on these topics."""
         return self._with_freed_memory(publishing.push(self.state, now, topics))
 
     # Time.
@@ -336,7 +339,7 @@ class PublisherMachine:
         return self._with_freed_memory([effect for _, step in self.steps(now) for effect in step()])
 
     def steps(self, now: float) -> Iterator[tuple[int | None, Callable[[], list[Effect]]]]:
-        """Yield the steps of `tick`, each with the number of its call; None: it concerns no call.
+        """Yield the steps of `tick`, each with the number of the call that it settles, or None.
 
         If one step raises, the shell continues with the others and then calls `freed`.
         """
@@ -371,7 +374,7 @@ class PublisherMachine:
         return calls.close(self.state, now)
 
     def known(self) -> PublisherView:
-        """Return the view for other threads, which is valid until the state is `stale` again."""
+        """Return the view for other threads, which is valid until `view_outdated` is set again."""
         state = self.state
         state.view_outdated = False
         reached = [
@@ -382,11 +385,11 @@ class PublisherMachine:
         return PublisherView(state.epoch, tuple(reached), state.rejections, state.malformed)
 
     def rejections(self, text: str, now: float) -> list[Effect]:
-        """Report connections that were rejected before their hello; empty `text`: none lately."""
+        """Log why connections were rejected before their hello; empty `text`: none were lately."""
         return absent.note_rejections(self.state, text, now)
 
     def present(self, model: str | None) -> int:
-        """Return the number of live workers; with a model, of those that want it."""
+        """Return the number of live workers; with a model, the number of those that want it."""
         live = (peer for peer in self.state.roster if not peer.lost)
         return sum(model is None or model in peer.hello.models for peer in live)
 

@@ -1,8 +1,8 @@
-"""Observers: answers their requests for changes of the roster.
+"""Answers observers' requests for changes of the roster.
 
-An observer asks over the control channel for all changes since the revision of its last answer.
-Every change has a revision number, so the publisher keeps no state for each observer, and sends
-nothing without a request.
+Every change has a revision number. An observer requests all changes since the revision of the last
+answer that it received. So the publisher keeps no state for each observer, and sends nothing
+without a request.
 """
 
 from collections import Counter, deque
@@ -54,12 +54,12 @@ NO_OBSERVER = (
     "only an observer's key looks on here: `weightbus keygen DIR --observer NAME` makes one"
 )
 REVISION = itemgetter(0)
-SHORT = 64  # characters of each error of a worker whose errors would fill a page
+SHORT = 64  # characters that are kept of each error if a worker's row exceeds a page
 
 
 @dataclass(slots=True)
 class _Model:
-    """A model, as last noted for observers."""
+    """The newest versions of a model, as last recorded for observers."""
 
     latest: tuple[int, int] = (0, 0)
     nbytes: int = 0
@@ -69,7 +69,7 @@ class _Model:
 
 
 class _Page:
-    """A page of the roster that is being filled."""
+    """A page of the roster, to which rows are added."""
 
     def __init__(self, since: int) -> None:
         self.since = self.revision = since
@@ -77,7 +77,7 @@ class _Page:
         self._room, self._count = PAGE_BYTES, 0
 
     def takes(self, row: Row, revision: int) -> bool:
-        """Add a row of this revision; return False if there is no room for it."""
+        """Add a row with this revision; return False if the page has no room for the row."""
         nbytes = len(msgspec.json.encode(row)) + 1
         if nbytes > PAGE_BYTES and isinstance(row, WorkerRow):
             short = {m: replace(d, error=d.error[:SHORT]) for m, d in row.models.items()}
@@ -98,10 +98,10 @@ class _Page:
 
 
 class Observers:
-    """Notes changes for observers, and answers their requests. (P23)
+    """Records changes of the roster for observers, and answers their requests. (P23)
 
     Attributes:
-        until: When the last observer counts as gone; from then on changes are not noted.
+        until: When the last observer counts as gone, after which changes are not recorded.
     """
 
     def __init__(self, state: PublisherState) -> None:
@@ -115,7 +115,7 @@ class Observers:
     # Changes.
 
     def heard(self, peer: Peer, message: Message) -> None:
-        """Note what a worker's message changes for observers."""
+        """Record what a worker's message changes for observers."""
         match message:
             case Ping():
                 self._note(peer, "")
@@ -130,7 +130,7 @@ class Observers:
                 pass
 
     def _note(self, peer: Peer, model: str) -> None:
-        """Note what a worker does with a model; with an empty model, its transport."""
+        """Record what a worker does with a model; with an empty model, the worker's transport."""
         seen: object = road_of(peer)
         if model:
             incoming = peer.incoming.get(model)
@@ -141,7 +141,7 @@ class Observers:
             self._state.roster.touch(peer)
 
     def happened(self, notice: Notice, now: float) -> None:
-        """Note an event of a worker."""
+        """Record an event of a worker."""
         if notice.worker:
             self._state.roster.revision += 1
             if len(self._events) >= EVENTS_TOLD:
@@ -152,7 +152,7 @@ class Observers:
                 self._state.roster.touch(peer)
 
     def _forget_event(self) -> None:
-        """Forget the oldest event of the most frequent kind and of its most frequent worker.
+        """Drop the oldest event of the most frequent kind, of the worker that has most of these.
 
         So a worker that repeats the same event does not displace the events of others.
         """
@@ -168,7 +168,7 @@ class Observers:
     def asked(
         self, identity: bytes, message: Observe | Verify, grant: Grant | None, now: float
     ) -> list[Effect]:
-        """Answer an observer's request; with keys, only if its key has the role `observer`."""
+        """Answer an observer's request, or refuse it if its key's role is not `observer`."""
         if grant is not None and grant.role != "observer":  # K4
             return [Send(Refuse(code="not-allowed", text=NO_OBSERVER), to=identity)]
         if isinstance(message, Verify):
@@ -189,8 +189,8 @@ class Observers:
         return self.pages(asked, now)
 
     def pages(self, asked: Observe, now: float) -> list[RosterPage]:
-        """Return what has changed since a revision, oldest change first, as far as it fits."""
-        if now >= self.until:  # changes were not noted meanwhile
+        """Return pages with the changes since a revision, oldest first, as many as are allowed."""
+        if now >= self.until:  # changes were not recorded meanwhile
             for peer in self._state.roster:
                 for model in ("", *peer.hello.models):
                     self._note(peer, model)
@@ -233,7 +233,7 @@ class Observers:
         ]
 
     def _note_versions(self, versions: Versions) -> None:
-        """Note a model's latest version, and the workers with a newer targeted one."""
+        """Record a model's latest version, and the workers with a newer targeted version."""
         model, latest = self._models.setdefault(versions.model, _Model()), versions.latest
         if latest is not None and latest.key != model.latest:
             self._state.roster.revision += 1
@@ -247,7 +247,7 @@ class Observers:
         model.targeted = targeted
 
     def _changed(self, since: int) -> "Iterator[tuple[int, Callable[[float], Row]]]":
-        """Yield each change after a revision, in order: its revision, and a factory of its row."""
+        """Yield the revision and a row factory of each change after a revision, in order."""
         models: list[tuple[int, Callable[[float], Row]]] = sorted(
             (
                 (m.revision, partial(self._model_row, name, m))
@@ -261,7 +261,7 @@ class Observers:
         return merge(models, workers, events, key=REVISION)
 
     def _model_row(self, name: str, model: _Model, now: float) -> ModelRow:
-        """Return a model's row, with publish times of past versions, sparser further back."""
+        """Return a model's row, with the publish times of fewer and fewer of its older versions."""
         version, published, step = model.latest[1], list[Published](), 0
         times = self._state.store[name].times
         for back in range(VERSIONS_TOLD):

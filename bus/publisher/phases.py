@@ -1,10 +1,10 @@
-"""The transition tables of a publisher's versions, workers and calls: phase x event -> phase.
+"""Transition tables of a publisher's versions, workers and calls: phase and event -> next phase.
 
 A phase changes only by these tables. An event without an arrow from a phase has no effect.
-`docs/PROTOCOL.md` has the same tables (section 9), and `tests/vectors/publisher_phases.json` has
-every arrow, and every pair without one.
+`docs/protocol/publisher.md` has the same tables, and `tests/vectors/publisher_phases.json` has
+every pair of a phase and an event, also those without an arrow.
 
-A version. The machine owns its memory until the version is *lent* (reclaimable) or *gone*.
+A version. The machine owns its memory, except while the version is *lent* (reclaimable) or *gone*.
 
     pending ──> latest <──> lent
        │  │       │  │       │
@@ -13,24 +13,25 @@ A version. The machine owns its memory until the version is *lent* (reclaimable)
        │          └──┴─> old │
        └────────────────┴────┴──> gone
 
-A worker on the roster. Only a message on the control channel brings a worker back: a report on its
-data connection does not show that it has a control connection. For a *lost* worker no version is
-kept. A worker that leaves in order, or whose name another instance takes, is removed.
+A worker on the roster. Only a message on the control channel brings a worker back: a report on the
+data connection does not show that the worker has a control connection. No version is kept for a
+*lost* worker. A worker that leaves in order, or whose name another instance takes, is removed.
 
     here <──> away ──> lost ──> here
        └───────────────> lost
 
-A target, which is one worker in one call of publish. Reports may be late, repeated or reordered.
+A target: one worker in one call of publish. Reports may be late, repeated or reordered.
 
-    behind ──> staged ──> applied                 (skipped: it runs a newer version)
+    behind ──> staged ──> applied                 (skipped: the worker runs a newer version)
        │          │
        └──────────┴─────> failed | lost | left    (lost or left, then returned: behind)
 
-The decision of a call that commits together: *open*, until it is *commit* or *abort*.
+The decision of a call that commits together: *open*, then *commit* or *abort*.
 
-How they are coupled: a worker that becomes *lost* no longer receives any version (which may become
-`unread`), and calls stop waiting for it, at once or after their grace period. Calls wait for an
-*away* worker as for one that is *here*. A version that a call may still commit is `pending`.
+How the tables are coupled: a worker that becomes *lost* receives no version any more, so a version
+may become `unread`. Calls stop waiting for that worker, at once or after their grace period. Calls
+wait for an *away* worker as for a worker that is *here*. A version is `pending` while a call may
+still commit it.
 """
 
 from typing import Literal
@@ -38,23 +39,23 @@ from typing import Literal
 from ..receipt import State
 
 VersionPhase = Literal[
-    "pending",  # it has a number, and may wait until enough workers have staged it
-    "latest",  # of its model, for all workers without a newer targeted version
-    "lent",  # the latest, reclaimable: no worker receives it, so the next publish may overwrite it
-    "targeted",  # the newest that was published to some named workers
-    "old",  # replaced, but some worker still receives it
+    "pending",  # numbered, and not committed: workers may have to stage it first
+    "latest",  # the newest for all workers that have no newer targeted version
+    "lent",  # the latest, but no worker receives it: the next publish may overwrite it
+    "targeted",  # the newest version that was published to some named workers
+    "old",  # replaced, but a worker still receives it
     "gone",  # the machine no longer owns its memory
 ]
 
 VersionEvent = Literal[
-    "for-all",  # it is committed, for all workers
-    "for-some",  # it is committed, for named workers
+    "for-all",  # committed, for all workers
+    "for-some",  # committed, for named workers
     "unread",  # no worker receives it, and nothing hashes or compares it
-    "asked",  # it is requested, and its memory still has it
-    "overwritten",  # it is requested, but its memory already holds another version
-    "newer",  # newer versions replaced it for all of its workers
+    "asked",  # requested, and its bytes are still in memory
+    "overwritten",  # requested, but another version was written over its bytes
+    "newer",  # replaced by newer versions for all of its workers
     "aborted",
-    "given-up",  # it is evicted: the next version needs its memory
+    "given-up",  # evicted: the next version needs its memory
 ]
 
 VERSIONS: dict[VersionPhase, dict[VersionEvent, VersionPhase]] = {
@@ -87,16 +88,16 @@ VERSIONS: dict[VersionPhase, dict[VersionEvent, VersionPhase]] = {
 
 WorkerPhase = Literal[
     "here",
-    "away",  # its connection is closed, and it has not reconnected
+    "away",  # its connection is closed, and there is no new one
     "lost",
 ]
 
 WorkerEvent = Literal[
-    "spoke",  # it sent a message on the control channel
+    "spoke",  # the worker sent a message on the control channel
     "closed",  # its connection was closed
-    "overdue",  # it has been away for too long
-    "contested",  # it is away, and another instance asks for its name
-    "silent",  # it has sent nothing for too long
+    "overdue",  # the worker has been away for too long
+    "contested",  # the worker is away, and another instance requests its name
+    "silent",  # the worker has sent nothing for too long
     "ended",  # its process has ended
 ]
 
@@ -150,7 +151,7 @@ TARGETS: dict[State, dict[TargetEvent, State]] = {
         "skipped": "skipped",
         "left": "left",
     },
-    "lost": {  # any message of it is preceded by `returned`
+    "lost": {  # any message of the worker is preceded by `returned`
         "left": "left",
         "returned": "behind",
     },
@@ -164,8 +165,8 @@ TARGETS: dict[State, dict[TargetEvent, State]] = {
 Decision = Literal["open", "commit", "abort"]
 
 DecisionEvent = Literal[
-    "enough",  # as many workers as required have staged it
-    "too-few",  # that is impossible, the call is ended early, or its deadline has passed
+    "enough",  # as many workers as required have staged the version
+    "too-few",  # too few workers are left, the call is ended early, or its deadline has passed
 ]
 
 DECISIONS: dict[Decision, dict[DecisionEvent, Decision]] = {

@@ -1,18 +1,19 @@
-"""One call of publish: its target workers, their states, and when the call is over.
+"""One call of publish: its target workers, their states, and whether the call is over.
 
-Every target is in one state, which changes only along the arrows in `phases.py`.
+Each target is in one state, which changes only as the table in `phases.py` allows.
 
-`verdict` decides from the counts of states: is the requirement met, can it still be met, is there
-time left? A call that commits together also checks whether enough workers have staged. Both run
-after every report, so the counts are updated incrementally.
+`verdict` decides from the number of targets in each state whether the requirement is met, or can
+still be met. `decide` does so for the commit of a call that commits together. Both run after every
+report, so the numbers are updated incrementally.
 
-A worker that becomes silent may return, so the call waits for it a while (`grace`). The publisher
-has already waited for a worker whose connection is closed, and one whose process has ended returns
-only if it is restarted (`grace_of_gone`). A worker that leaves in order no longer counts. If a
-number of workers is expected, workers that join become targets until that number is reached.
+A worker that becomes silent may return, so the call waits for it a while (`grace`). Another period
+(`grace_of_gone`) is for a worker whose connection is closed, for which the publisher has already
+waited, and for a worker whose process has ended, which returns only if it is restarted. A worker
+that leaves in order no longer counts. If a number of workers is expected, workers that join become
+targets until that number is reached.
 
-A call may name the workers that it requires. The version still goes to all workers that want the
-model, but only the named ones count: the others neither achieve the call nor delay it.
+A call may name the workers that it requires. The version is still sent to all workers that want the
+model, but only the named workers decide whether and when the call is achieved.
 """
 
 from collections.abc import Collection
@@ -34,32 +35,32 @@ _ZERO_COUNTS: dict[State, int] = dict.fromkeys(TARGETS, 0)
 
 
 class Recipient(msgspec.Struct, eq=False):
-    """One target of a publish."""
+    """One target of a call of publish: a worker, and its state."""
 
     name: str
     state: State = "behind"
-    at: float | None = None
+    at: float | None = None  # when the target reached that state; None while it is `behind`
     detail: str = ""
-    encoding: str = ""  # in which it received the version
-    nbytes: int = 0
+    encoding: str = ""  # in which the worker received the version: `raw`, or that of a patch
+    nbytes: int = 0  # bytes of that version or patch
 
 
 class PublishTerms(msgspec.Struct, frozen=True, eq=False):
     """What a call of publish requires.
 
     Attributes:
-        workers: Names given by the caller; None: every worker that has the model.
+        workers: The workers to publish to, by name; None: every worker that wants the model.
         require: Number of workers that must be done; None: all.
-        named: The names of the workers that must be done, `require` of them; None: every worker
-            counts.
+        named: The names of the workers that count, of which `require` must be done; None: every
+            worker counts.
         wait: The state in which a worker is done.
-        commit: Whether workers apply on their own or together.
+        commit: Whether workers apply once they are ready (`auto`), or together.
         timeout: Seconds for the whole call.
-        hash: Workers that read shared memory hash what they read.
+        hash: Whether workers that read shared memory must hash what they read.
         grace: Seconds to wait for a worker that is lost because it became silent.
-        grace_of_gone: The same, if its connection is closed or its process has ended.
-        expect: If all are required: their least number.
-        alive: If all are required: lost workers do not count.
+        grace_of_gone: Seconds to wait for a worker whose connection is closed or process has ended.
+        expect: If all workers are required, the least number of workers.
+        alive: If all workers are required, whether lost workers do not count.
     """
 
     workers: tuple[str, ...] | None = None
@@ -80,18 +81,18 @@ class Publication:
 
     Args:
         number: Identifies the call in `Resolve` effects.
-        version: The version.
-        terms: What it requires.
-        started: When it was called, on the machine's clock, in seconds.
+        version: The published version.
+        terms: What the call requires.
+        started: When the call was made, on the machine's clock, in seconds.
 
     Attributes:
-        deadline: When it is over at the latest.
-        decision: The decision of a call that commits together.
+        deadline: When the call is over at the latest.
+        decision: Whether the version is committed or aborted, if the call commits together.
         resolved: Whether the caller has the result.
-        ended: Why it is ended before its deadline; empty: it is not.
+        ended: Why the call is ended before its deadline; empty: it is not.
         targets: The workers that the version is for, by name.
-        done: The states that count as done.
-        for_all: It is over when all targets are done, and not before.
+        done: The states in which a target counts as done.
+        for_all: Whether the call is achieved only when all targets are done.
     """
 
     def __init__(self, number: int, version: Version, terms: PublishTerms, started: float) -> None:
@@ -102,11 +103,11 @@ class Publication:
         self.done = _STAGED_OR_APPLIED if terms.wait == "staged" else _FINISHED
         self.for_all = terms.require is None and terms.commit == "auto" and terms.wait != "none"
         self.targets: dict[str, Recipient] = {}
-        self._counts: dict[State, int] = {**_ZERO_COUNTS}  # by state, the targets that count
-        self._grace_ends: dict[str, float] = {}  # by lost worker, until when the call waits for it
+        self._counts: dict[State, int] = {**_ZERO_COUNTS}  # number of targets that count, by state
+        self._grace_ends: dict[str, float] = {}  # by lost worker, when the call stops waiting
 
     def aim(self, names: Collection[str]) -> None:
-        """Set the targets, all of them `behind`."""
+        """Set the targets by their names; each begins as `behind`."""
         self.targets = dict(zip(names, map(Recipient, names), strict=True))
         named = self.terms.named
         counted = len(self.targets) if named is None else len(named & self.targets.keys())
@@ -114,14 +115,14 @@ class Publication:
         self._grace_ends = {}
 
     def welcome(self, name: str) -> None:
-        """Add a worker that joined to the targets, if more workers are expected."""
+        """Handle a worker's join: the worker becomes a target if more workers are expected."""
         named = self.terms.named
         if name not in self.targets and self.missing and (named is None or name in named):
             self.targets[name] = Recipient(name)
             self._counts["behind"] += 1
 
     def renew(self) -> None:
-        """Reset all targets but lost and left ones: the version has the key of a later epoch."""
+        """Reset all targets except lost and left ones, after the version moved to a later epoch."""
         gone = [t for t in self.targets.values() if t.state in ("lost", "left")]
         away = self._grace_ends
         self.aim(self.targets)
@@ -131,7 +132,10 @@ class Publication:
         self._grace_ends = away
 
     def lose(self, name: str, now: float, detail: str, *, gone: bool = False) -> None:
-        """Note that a worker is lost; `gone`: its connection is closed or its process has ended."""
+        """Handle the loss of a worker.
+
+        `gone`: the worker's connection is closed or its process has ended.
+        """
         self.move(name, "lost", now, detail)
         target = self.targets.get(name)
         named = self.terms.named
@@ -139,7 +143,7 @@ class Publication:
             self._grace_ends[name] = now + (self.terms.grace_of_gone if gone else self.terms.grace)
 
     def move(self, name: str, event: TargetEvent, now: float, detail: str = "") -> None:
-        """Change a target's state as the table says; ignore workers that are no targets."""
+        """Change a target's state as the table says; ignore a worker that is no target."""
         target = self.targets.get(name)
         after = TARGETS[target.state].get(event) if target is not None else None
         if target is not None and after is not None:
@@ -152,7 +156,7 @@ class Publication:
             target.at = None if after == "behind" else now
 
     def record_transport(self, name: str, by: Chunked) -> None:
-        """Record how a worker received the version: whole, or as a patch."""
+        """Record as what a worker received the version: `by` is the version itself or a patch."""
         target = self.targets.get(name)
         if target is not None:
             target.encoding = "raw" if by.patch is None else by.patch.encoding
@@ -163,7 +167,7 @@ class Publication:
 
     @property
     def missing(self) -> int:
-        """How many expected workers have not joined."""
+        """The number of expected workers that have not joined."""
         if self.terms.named is not None:
             return len(self.terms.named - self.targets.keys())
         if not self.terms.expect or self.terms.require is not None:
@@ -172,14 +176,14 @@ class Publication:
 
     @property
     def nobody(self) -> bool:
-        """True if it requires all targets, and there are none."""
+        """True if the call requires all targets, and no target counts."""
         if self.terms.require is not None or self._counts["applied"]:
             return False
         return len(self.targets) == self._gone
 
     @property
     def _gone(self) -> int:
-        """How many targets no longer count as one of all."""
+        """The number of targets that no longer count when all are required."""
         return self._counts["left"] + (self._counts["lost"] if self.terms.alive else 0)
 
     def _needed(self, now: float) -> int:
@@ -189,15 +193,15 @@ class Publication:
         return len(self.targets) - self._gone + away + self.missing
 
     def _may_return(self, now: float) -> int:
-        """Return how many lost workers the call waits for."""
+        """Return the number of lost workers that the call waits for."""
         return sum(until > now for until in self._grace_ends.values()) if self._grace_ends else 0
 
     def _waited_for(self, now: float) -> int:
-        """Return how many lost or expected workers the call waits for."""
+        """Return the number of lost or expected workers that the call waits for."""
         return self.missing + self._may_return(now)
 
     def decide(self, now: float) -> Decision:
-        """Decide a `together` publish, if that is possible now, and return the decision."""
+        """Return the decision of a call that commits together, decided now if that is possible."""
         if self.decision == "open" and self.terms.commit == "together":  # P10
             staged = self._count(_FINISHED) + self._counts["staged"]
             possible = staged + self._counts["behind"] + self._waited_for(now)
@@ -211,12 +215,12 @@ class Publication:
         self.decision = DECISIONS[self.decision].get(event, self.decision)
 
     def verdict(self, now: float) -> bool | None:
-        """Return whether the publish achieved what it required; None while that is open."""
+        """Return whether the call achieved what it requires; None while that is not known."""
         if self._counts["behind"] and self.for_all and not self.ended and now < self.deadline:
-            return None  # fast path: after every acknowledgement but the last
+            return None  # fast path: after each acknowledgement before the last
         done = self._count(self.done)
         if self.for_all and done == len(self.targets) >= self.terms.expect:
-            return True  # fast path: after the last
+            return True  # fast path: after the last acknowledgement
         open_ = self._count(_UNFINISHED - self.done) + self._waited_for(now)
         over = open_ == 0 or now >= self.deadline or bool(self.ended)
         if self.terms.commit == "together" and self.decision == "abort":
@@ -232,7 +236,7 @@ class Publication:
         return False if over or done + open_ < self.terms.require else None
 
     def receipt(self, now: float, digest: str) -> Receipt:
-        """Return the receipt of the publish so far."""
+        """Return a receipt with the targets' states at this time."""
         return Receipt(
             model=self.version.model,
             epoch=self.version.epoch,

@@ -1,7 +1,7 @@
-"""The state of a publisher: one record, which only its machine reads.
+"""The state of a publisher: one record, which only the publisher's machine reads and changes.
 
 The functions that handle messages, calls and time take this record as their first argument and
-return effects. Each is in the module of its subject (`machine.py` has the list).
+return effects. Each function is in the module of its subject (`machine.py` lists the modules).
 """
 
 import math
@@ -19,7 +19,7 @@ from .store import Versions
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """A worker that left or was refused, and why."""
+    """The record of a worker that left or was refused: its models, and why it is absent."""
 
     models: frozenset[str]
     code: str
@@ -28,14 +28,14 @@ class Absence:
 
 
 class PersistentCondition:
-    """A condition that holds for models at workers, and since when; reported once per model."""
+    """Finds the models for which a condition lasts at some worker; reports each model once."""
 
     def __init__(self) -> None:
         self._since: dict[str, tuple[float, set[str]]] = {}
         self._reported: set[str] = set()
 
     def unreported(self, found: Iterable[str], most: int) -> list[str]:
-        """Return at most `most` models that were not reported yet; none after `ABSENT_MAX`."""
+        """Return up to `most` unreported models of `found`; none once `ABSENT_MAX` were reported."""
         if len(self._reported) >= ABSENT_MAX:
             return []
         return [model for model in found if model not in self._reported][:most]
@@ -43,7 +43,10 @@ class PersistentCondition:
     def held_since(
         self, found: dict[str, list[Peer]], since: float, now: float
     ) -> list[tuple[str, list[Peer]]]:
-        """Record where the condition holds now, in `found`; return where it held since `since`."""
+        """Return the models, with their workers, for which the condition has held since `since`.
+
+        `found` has the workers for which the condition holds now, by model.
+        """
         kept, due = self._since, list[tuple[str, list[Peer]]]()
         self._since = {}
         for model in self.unreported(found, ABSENT_MAX):
@@ -51,7 +54,7 @@ class PersistentCondition:
             began, before = kept.get(model, (now, names))
             names &= before
             if not names:
-                continue  # no worker is the same as before: the condition ends by itself
+                continue  # other workers than before: the condition begins anew
             self._since[model] = began, names
             if began <= since:
                 self._reported.add(model)
@@ -64,21 +67,20 @@ class PublisherState:
     """The state of one publisher.
 
     Attributes:
-        epoch: Its incarnation; workers refuse one lower than they have applied from.
+        epoch: The publisher's epoch. Workers refuse an epoch lower than the one that they run.
         data_endpoint: The endpoint of the data socket, as sent to workers.
-        timing: Its intervals and timeouts.
+        timing: Intervals and timeouts.
         shared: A segment by which workers detect that they are on the same host.
-        age: Returns the seconds since the publisher started, by a clock that never stops; with it
-            the publisher may take a later epoch. None: the epoch is final.
-        secret: Draws 32 unguessable hexadecimal digits, for upstream tokens; with keys, for
-            tickets.
-        keys: Returns the group keys for a worker on an encrypted connection; None: published
+        age: Returns the seconds since the publisher started, by a clock that never stops. The
+            publisher needs this age to take a later epoch. None: the epoch is final.
+        secret: Returns 32 unguessable hexadecimal digits, for a token or, with keys, a ticket.
+        keys: Returns the group keys for a worker on an encrypted connection. None: published
             messages are not encrypted.
-        grants: The permissions of each key; None: there are no keys, and peers may do everything.
-        clock: Returns the seconds since 1970, also sent to observers; None: unknown.
-        recorded: Returns whether an epoch is recorded for later publishers, and so may be taken;
-            must not block. None: any epoch may be taken.
-        queue: Number of chunks queued for one subscriber before further ones are dropped.
+        grants: The permissions of each key. None: there are no keys, and peers may do everything.
+        clock: Returns the seconds since 1970, which are also sent to observers. None: unknown.
+        recorded: Returns whether an epoch is recorded for later publishers; only such an epoch may
+            be taken. Must not block. None: any epoch may be taken.
+        queue: Number of chunks queued for one subscriber, beyond which chunks are dropped.
     """
 
     epoch: int
@@ -97,19 +99,19 @@ class PublisherState:
     store: dict[str, Versions] = field(init=False, default_factory=dict[str, Versions])  # by model
     calls: dict[int, Publication] = field(init=False, default_factory=dict[int, Publication])
     pushes: dict[bytes, Push] = field(init=False, default_factory=dict[bytes, Push])  # by topic
-    # By model, where its first version will be in memory, until that is published.
+    # By model, where its first version will be in memory, until that version is published.
     prepared: dict[str, Prepare] = field(init=False, default_factory=dict[str, Prepare])
     malformed: int = field(init=False, default=0)  # messages that broke the protocol
     view_outdated: bool = field(init=False, default=True)  # the last `PublisherView` is outdated
-    renewed_at: float = field(init=False, default=-math.inf)  # when it last took a later epoch
-    renewal_pause: float = field(init=False)  # seconds from then until it may take another
-    _first_epoch: int = field(init=False)  # the epoch that it started with
+    renewed_at: float = field(init=False, default=-math.inf)  # when a later epoch was taken
+    renewal_pause: float = field(init=False)  # seconds from then until the next may be taken
+    _first_epoch: int = field(init=False)  # the epoch at the publisher's start
     beacon_at: float = field(init=False, default=0.0)  # when the next beacons are due
     # Workers that left or were refused, by name, oldest first.
     absent: dict[str, Absence] = field(init=False, default_factory=dict[str, Absence])
     rejections: str = field(init=False, default="")  # why connections were rejected, if any were
     rejections_logged_at: float = field(init=False, default=-math.inf)  # when that was last logged
-    # Models that were published to no worker; and those logged with the models workers want.
+    # Models published to no worker; `hinted`: those that were logged with the models workers want.
     unreached_models: set[str] = field(init=False, default_factory=set[str])
     hinted: set[str] = field(init=False, default_factory=set[str])
     hints_at: float = field(init=False, default=0.0)  # when to check next for likely mistakes
@@ -123,15 +125,15 @@ class PublisherState:
     def started_ms(self) -> float:
         """Return when this publisher started, in milliseconds since 1970.
 
-        It uses the clock's present time, as the clock may have been set since. Without a clock it
-        is the first epoch.
+        The start is the clock's present time less the publisher's age, as the clock may have been
+        set since. Without a clock, the first epoch is returned.
         """
         if self.clock is None or self.age is None:
             return self._first_epoch
         return 1000 * (self.clock() - self.age())
 
     def versions(self, model: str) -> Versions:
-        """Return the versions of a model; create an empty store for a new model."""
+        """Return the `Versions` of a model, which are new and empty for an unknown model."""
         versions = self.store.get(model)
         if versions is None:
             versions = self.store[model] = Versions(model)
