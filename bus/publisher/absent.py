@@ -1,10 +1,10 @@
-"""Explains which workers a publisher does not reach: absent workers, and likely user mistakes.
+"""Explains why a publisher does not reach workers: they left, were refused, or are misconfigured.
 
-Workers that left in order or were refused are remembered, up to a bound, only so that a publish to
-no worker can name them and the reason.
+Workers that left in order or were refused are remembered, up to a bound, so that the warning on a
+publish to no worker can name these workers and the reasons.
 
-A misspelt model name, or a worker that never applies, raises no error: both sides just wait. So it
-is logged here, once, with a suggestion.
+A misspelt model name, or a worker that never applies, raises no error: both sides just wait. So
+such a mistake is logged here, once, with a suggestion.
 """
 
 import difflib
@@ -20,10 +20,10 @@ from .state import Absence, PublisherState
 
 CHECKS_UNTIL_HINT = 6  # checks until a condition is reported
 MIN_SIMILARITY = (
-    0.8  # least `difflib` ratio of a typo: to `policy`, `polcy` has 0.91, `policy_old` 0.75
+    0.8  # least `difflib` ratio of a typo: `polcy` has 0.91 to `policy`, `policy_old` has 0.75
 )
-NAMES_MAX = 16  # compared in one check: workers can bring any number of names
-NAMES_LISTED = 3  # workers or models listed in one log line
+NAMES_MAX = 16  # models compared in one check: workers can name any number
+NAMES_LISTED = 3  # names of workers or models listed in one log line
 # Counters: `actor_1` and `actor_2`, or `actor-a` and `actor-b`, are not typos of each other.
 _COUNTERS = re.compile(r"[._-]?\d+|[._-][A-Za-z]\b")
 
@@ -31,10 +31,10 @@ _COUNTERS = re.compile(r"[._-]?\d+|[._-][A-Za-z]\b")
 def note(
     state: PublisherState, name: str, models: Collection[str], code: str, text: str, now: float
 ) -> bool:
-    """Remember why a worker is absent; return True if that should be logged.
+    """Record why a worker is absent; return True if the caller should log it.
 
-    A refused worker repeats its hello, and any peer can use any number of names: so each name is
-    logged at most once in `ABSENT_SECONDS`, and at most `ABSENT_MAX` names in that time.
+    A refused worker repeats its hello, and any peer can use any number of names. So each name is
+    logged at most once in `ABSENT_SECONDS`, and at most `ABSENT_MAX` names are logged in that time.
     """
     absent = state.absent
     before = absent.get(name)
@@ -51,7 +51,7 @@ def note(
 
 
 def unknown(state: PublisherState, names: Collection[str]) -> str:
-    """Return an error text with the names that no worker ever had; empty if there are none."""
+    """Return an error text with those `names` that no worker ever had; empty if all are known."""
     known = {peer.name for peer in state.roster}
     unknown_names = [n for n in names if n not in known and not has_left(state, n)]
     if not unknown_names:
@@ -63,13 +63,16 @@ def unknown(state: PublisherState, names: Collection[str]) -> str:
 
 
 def has_left(state: PublisherState, name: str) -> bool:
-    """True if a worker with that name has left in order, as far as that is remembered."""
+    """True if a worker with this name has left in order, unless that is forgotten."""
     absence = state.absent.get(name)
     return absence is not None and absence.code == "left"
 
 
 def note_rejections(state: PublisherState, text: str, now: float) -> list[Effect]:
-    """Record why connections were rejected before their hello, if any were; log it now and then."""
+    """Record why connections were rejected; return a warning, at most one in `CROWDED_SECONDS`.
+
+    `text`: the reason for connections that were closed before their hello; empty: none were.
+    """
     unreported = bool(text) and now - state.rejections_logged_at >= CROWDED_SECONDS
     state.view_outdated |= text != state.rejections
     state.rejections, state.rejections_logged_at = (
@@ -80,21 +83,21 @@ def note_rejections(state: PublisherState, text: str, now: float) -> list[Effect
 
 
 def reasons(state: PublisherState, model: str) -> list[str]:
-    """Return why each worker that wanted a model is absent, and why connections were rejected."""
+    """Return texts: why each absent worker of a model is absent, why connections were rejected."""
     known = [absence.text for absence in state.absent.values() if model in absence.models]
     return [*known, state.rejections] if state.rejections else known
 
 
 def likely_meant(name: str, names: Iterable[str]) -> str:
-    """Return the name of `names` that `name` is probably a typo of; empty if there is none."""
+    """Return that name in `names` of which `name` is probably a typo; empty if there is none."""
     plain = _COUNTERS.sub("", name)
-    first = name[0].lower()  # typos there are rare: `encoder` is no `decoder`
+    first = name[0].lower()  # a typo is rarely in the first letter: `encoder` is no `decoder`
     others = [n for n in names if _COUNTERS.sub("", n) != plain and n[0].lower() == first]
     return next(iter(difflib.get_close_matches(name, others, 1, MIN_SIMILARITY)), "")
 
 
 def others_want(model: str, wanted: Sequence[str]) -> str:
-    """Return a text with the models that live workers want instead of this one."""
+    """Return a text with the models `wanted`, which live workers want instead of `model`."""
     shown = ", ".join(map(repr, wanted[:NAMES_LISTED])) + (
         ", ..." if len(wanted) > NAMES_LISTED else ""
     )
@@ -104,7 +107,7 @@ def others_want(model: str, wanted: Sequence[str]) -> str:
 
 
 def hints(state: PublisherState, now: float) -> list[Effect]:
-    """Check for likely mistakes that have lasted for `hint_after`, if a check is due."""
+    """Return warnings of likely mistakes that have lasted for `hint_after`, if a check is due."""
     if now < state.hints_at:
         return []
     state.hints_at = now + state.timing.hint_after / CHECKS_UNTIL_HINT
@@ -112,7 +115,7 @@ def hints(state: PublisherState, now: float) -> list[Effect]:
 
 
 def _likely_typos(state: PublisherState, now: float) -> Iterator[Effect]:
-    """Warn of models that workers want, that are not published, and that look like a typo."""
+    """Yield warnings, and refusals to workers, for wanted models whose names look like typos."""
     published = [model for model, versions in state.store.items() if versions.any]
     if not published:
         return
@@ -136,7 +139,7 @@ def _likely_typos(state: PublisherState, now: float) -> Iterator[Effect]:
 
 
 def _report_never_applied(state: PublisherState, now: float) -> Iterator[Effect]:
-    """Warn of workers that have staged a version and have never applied any."""
+    """Yield warnings of workers that have staged a version and have never applied any version."""
     found = _live(state, lambda p: [m for m in p.incoming if _awaits_user(state, p, m)])
     for model, peers in state.never_applied.held_since(found, now - state.timing.hint_after, now):
         version = peers[0].incoming[model].version
@@ -156,7 +159,7 @@ def _awaits_user(state: PublisherState, peer: Peer, model: str) -> bool:
 
 
 def _live(state: PublisherState, models: Callable[[Peer], list[str]]) -> dict[str, list[Peer]]:
-    """Return the live workers by model, for the models that `models` returns of each."""
+    """Return the live workers by model; `models` returns the models to list a worker under."""
     found: dict[str, list[Peer]] = {}
     for peer in state.roster:
         for model in () if peer.lost else models(peer):

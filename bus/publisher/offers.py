@@ -42,12 +42,13 @@ SLICE_BYTES = 2**22  # hashed of a version between other work: a fraction of a m
 def announcement(
     version: Version, publication: Publication | None, whole: Whole | None = None
 ) -> Announce:
-    """Return the announcement of a version; without a call it has commit `auto`.
+    """Return the announcement of a version.
 
     Args:
-        version: The version.
-        publication: The open call that published it, unless that is committed.
-        whole: Checksum and digest of its bytes, if they are in the same message.
+        version: The version to announce.
+        publication: The open call that published the version, unless the call is committed. None:
+            workers apply without a commit.
+        whole: Checksum and digest of the version's bytes, if the bytes are in the same message.
     """
     together = publication is not None and publication.terms.commit == "together"
     staged = publication is not None and (together or publication.terms.wait == "staged")
@@ -72,7 +73,7 @@ def announcement(
 
 
 def commit_of(version: Version) -> Commit:
-    """Return the message by which workers apply a staged version."""
+    """Return the `commit` message, upon which workers apply a staged version."""
     return Commit(
         model=version.model,
         epoch=version.epoch,
@@ -82,12 +83,12 @@ def commit_of(version: Version) -> Commit:
 
 
 def abort_of(model: str, epoch: int, version: int, text: str) -> Abort:
-    """Return the message by which workers drop a version."""
+    """Return the `abort` message, upon which workers drop a version."""
     return Abort(model=model, epoch=epoch, version=version, text=text)
 
 
 def end_of(chunked: Chunked) -> End:
-    """Return the message that ends a version, or a patch to it."""
+    """Return the `end` message, which follows the chunks of a version or of a patch."""
     version = chunked.target
     return End(
         model=version.model,
@@ -99,7 +100,10 @@ def end_of(chunked: Chunked) -> End:
 
 
 def refusal_of(fetch: Fetch, version: Version | None) -> tuple[str, str]:
-    """Return code and text with which a fetch is refused; an empty code if it is not."""
+    """Return the error code and text that refuse a fetch; both empty if it can be served.
+
+    `version`: the version to send, None if it is gone.
+    """
     if version is None:
         return "gone", f"version {fetch.version} of epoch {fetch.epoch} is not to be had here"
     last = fetch.first + fetch.count
@@ -115,7 +119,7 @@ def refusal_of(fetch: Fetch, version: Version | None) -> tuple[str, str]:
 
 
 def hash_chunk(of: Chunked | VersionOffer, index: int) -> int:
-    """Return a chunk's CRC-32C; each chunk is hashed once."""
+    """Return a chunk's CRC-32C, which is computed at the first call and then stored."""
     crc = of.chunks.crcs[index]
     if crc is None:
         crc = crc32c(of.snapshot.bytes(*of.chunks.plan.span(index)))
@@ -124,7 +128,7 @@ def hash_chunk(of: Chunked | VersionOffer, index: int) -> int:
 
 
 def chunk_of(chunked: Chunked, index: int) -> tuple[Chunk, Buffer]:
-    """Return a chunk and its payload."""
+    """Return the `chunk` message for one chunk, and the chunk's bytes as its payload."""
     version, payload = chunked.target, chunked.snapshot.chunk(*chunked.plan.span(index))
     crc = chunked.chunks.crcs[index]
     if crc is None:
@@ -142,13 +146,13 @@ def chunk_of(chunked: Chunked, index: int) -> tuple[Chunk, Buffer]:
 
 
 def chunks_topic(chunked: Chunked) -> bytes:
-    """Return the topic on which a version, or a patch, is pushed."""
+    """Return the topic on which the chunks of a version or of a patch are pushed."""
     topic = data_topic if chunked.patch is None else patch_topic
     return topic(chunked.target.model)
 
 
 def hash_all(version: Version) -> Iterator[int]:
-    """Hash the chunks of a version that are not hashed yet; yield the bytes of each step."""
+    """Hash the unhashed chunks of a version, one a step; yield the bytes of each step."""
     for index in version.chunks.unhashed():
         hash_chunk(version, index)
         yield version.plan.chunk_bytes
@@ -158,8 +162,8 @@ class BackgroundHasher:
     """A queue of long work on versions, such as hashing, done in small steps between other work.
 
     Attributes:
-        waiting: For each piece of work its version, its steps, and the callbacks for its end and
-            for a step that raises.
+        waiting: The queued work: version, steps, a callback for the end of the work, and one for a
+            step that raises.
     """
 
     def __init__(self) -> None:
@@ -168,18 +172,21 @@ class BackgroundHasher:
     def add(
         self, version: Version, steps: Iterator[int], done: Continuation, failed: Continuation
     ) -> None:
-        """Queue work, whose steps yield the bytes that each took.
+        """Queue work on a version; each of its `steps` yields the bytes that the step processed.
 
         `done` is called after the last step, `failed` if a step raises.
         """
         self.waiting.append((version, steps, done, failed))
 
     def give_up(self) -> Continuation:
-        """Drop the work that `go_on` was doing, and return its `failed`."""
+        """Drop the first work, of which a step has raised, and return its `failed` callback."""
         return self.waiting.popleft()[-1]
 
     def go_on(self, now: float) -> list[Effect]:
-        """Take some steps of the first work; the steps of a version that is gone are skipped."""
+        """Do some steps of the first work; return the effects of its end, if that is reached.
+
+        If the version is gone, the work ends at once.
+        """
         version, steps, done, _ = self.waiting[0]
         nbytes = 0
         while not version.gone and (step := next(steps, None)) is not None:
@@ -192,7 +199,7 @@ class BackgroundHasher:
 
 
 def encode_for_worker(effect: SendChunk, sealer: Sealer | None = None) -> Send:
-    """Return the message of an effect for one worker."""
+    """Return the message with a chunk for one worker, sealed if there is a `sealer`."""
     chunk_for = chunk_of if sealer is None else sealer.chunk
     chunk, payload = chunk_for(effect.version, effect.index)
     return Send(chunk, payload, effect.to)
@@ -201,7 +208,7 @@ def encode_for_worker(effect: SendChunk, sealer: Sealer | None = None) -> Send:
 def encode_for_all(
     effect: BroadcastChunk | BroadcastWhole, sealer: Sealer | None = None
 ) -> Broadcast:
-    """Return the message of an effect for all subscribers."""
+    """Return the message with a chunk for all subscribers, sealed if there is a `sealer`."""
     if isinstance(effect, BroadcastChunk):
         chunk_for = chunk_of if sealer is None else sealer.chunk
         return Broadcast(effect.topic, *chunk_for(effect.version, effect.index))
@@ -218,9 +225,9 @@ def encode_for_all(
 
 
 def _without_memory_to_seal(effect: SendChunk | BroadcastChunk | BroadcastWhole) -> LoopEffect:
-    """Return what to do instead if there is no memory to seal a chunk.
+    """Return the effect that replaces `effect` when there is no memory to seal its chunk.
 
-    The chunk is not sent, as if it were lost on the way: workers that need it fetch it, repeatedly.
+    The chunk is not sent. Workers that need the chunk fetch it until it arrives.
     """
     version = effect.version.target
     if isinstance(effect, BroadcastWhole):
@@ -235,7 +242,7 @@ def _without_memory_to_seal(effect: SendChunk | BroadcastChunk | BroadcastWhole)
 
 
 def encode_effect(effect: Effect, sealer: Sealer | None) -> LoopEffect:
-    """Return an effect as the loop carries it out: encoded as a message, and sealed with keys."""
+    """Return an effect for the loop: chunks encoded as messages; with a sealer, all sealed."""
     if isinstance(effect, SendChunk | BroadcastChunk | BroadcastWhole):
         request = effect
         try:

@@ -1,7 +1,8 @@
 """The view of a publisher's state for all threads: an immutable record, replaced at each change.
 
-The machine belongs to one thread. A thread that publishes reads this view, without waiting for that
-thread, to decide whether to hash the version in the same pass in which it copies it.
+The machine belongs to one thread. A thread that publishes reads this view instead of waiting for
+the machine's thread. The view tells whether a version will be sent over the network, and so whether
+to hash the version while it is copied.
 """
 
 from collections.abc import Collection
@@ -14,7 +15,7 @@ class ReachableWorker:
 
     name: str
     models: frozenset[str]
-    shared: bool  # it reads shared memory of this host
+    shared: bool  # the worker reads shared memory of this host
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +23,10 @@ class PublisherView:
     """An immutable view of a publisher's state.
 
     Attributes:
-        epoch: The publisher's incarnation.
+        epoch: The publisher's epoch.
         reached: The workers that receive pushed versions.
-        turned_away: Why connections were rejected, as text; empty: none were.
-        malformed: The number of malformed messages when the view was made.
+        turned_away: A text of why connections were rejected; empty: none were.
+        malformed: The number of malformed messages received until the view was made.
     """
 
     epoch: int
@@ -36,8 +37,8 @@ class PublisherView:
     def sends(self, model: str, workers: Collection[str] | None, *, shared: bool) -> bool:
         """Return whether a version for these workers would be sent over the network. (P7, S9)
 
-        If so, the version is hashed in the same pass in which it is copied; otherwise it is hashed
-        when it is first sent. `shared`: the version is in shared memory.
+        A version that would be sent is hashed while it is copied, any other one when it is first
+        sent. `shared`: the version is in shared memory.
         """
         for each in self.reached:
             meant = model in each.models and (workers is None or each.name in workers)

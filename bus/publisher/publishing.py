@@ -21,7 +21,7 @@ NAME = attrgetter("name")
 
 
 def offer(state: PublisherState, offered: VersionOffer) -> tuple[Version, list[Effect]]:
-    """Make a version of an earlier publisher the latest, before any worker has joined."""
+    """Make a version of an earlier publisher the latest version, before any worker joins."""
     versions = state.versions(offered.model)
     version = versions.number(offered, state.epoch)
     versions.settle(version, None)
@@ -71,10 +71,10 @@ def publish(
             versions.supersede(version, peers)
             effects.append(Settled(version))
     effects += _announce(state, versions, call, peers, now)
-    if terms.hash and not version.chunks.digest:  # P12: needs the digest before the version is gone
+    if terms.hash and not version.chunks.digest:  # P12: hash the version before it is gone
         effects += versions.hash(version)
     state.calls[number] = call
-    if len(state.calls) > CALLS_MAX:  # counts all models; `bound` checks this one
+    if len(state.calls) > CALLS_MAX:  # the calls of all models; `bound` counts this model's
         effects += calls.bound(state, version.model, now)
     return call, effects + calls.settle(state, call, now)
 
@@ -82,7 +82,7 @@ def publish(
 def _announce(
     state: PublisherState, versions: Versions, call: Publication, peers: list[Peer], now: float
 ) -> list[Effect]:
-    """Announce a version on its topic, and on control connections where needed."""  # P6
+    """Announce a version on its topic, and on the control connections of other targets."""  # P6
     version, effects, alone = call.version, list[Effect](), peers
     if call.terms.workers is None:
         alone, push, patch = list[Peer](), False, False
@@ -108,7 +108,7 @@ def _announce(
 
 
 def _to_all(versions: Versions, call: Publication, *, push: bool) -> Broadcast | BroadcastWhole:
-    """Return the announcement to all; with the bytes if they are to be pushed and few."""
+    """Return the announcement to all subscribers; with the bytes if these are pushed and few."""
     version = call.version
     known = version.layout.id == versions.announced_layout
     versions.announced_layout = version.layout.id
@@ -122,7 +122,7 @@ def _to_all(versions: Versions, call: Publication, *, push: bool) -> Broadcast |
 
 
 def _patch_for(peer: Peer, version: Version) -> VersionPatch | None:
-    """Return the patch that a worker can take to a version; None if there is none."""
+    """Return the patch to a version that a worker can decode; None if there is none."""
     takes = DELTA in peer.hello.features
     return version.patch_on(peer.running.get(version.model)) if takes else None
 
@@ -131,19 +131,19 @@ def _patch_for(peer: Peer, version: Version) -> VersionPatch | None:
 
 
 def begin(state: PublisherState, version: Chunked, now: float) -> None:
-    """Start to push a version, or a patch."""
+    """Start to push the chunks of a version or of a patch."""
     push = Push(version, now, state.timing.quiet, state.queue)
     state.pushes[push.topic] = push
 
 
 def stop(state: PublisherState, model: str) -> None:
-    """Stop the pushes of a model."""
+    """Stop the pushes of a model's version and patch."""
     for topic in (data_topic(model), patch_topic(model)):
         state.pushes.pop(topic, None)
 
 
 def followed(state: PublisherState, report: Progress, now: float) -> None:
-    """Advance a push by a worker's report of progress."""
+    """Pass a worker's report of progress to the push that the report is about, if any."""
     topic = (data_topic if report.patch is None else patch_topic)(report.model)
     push = state.pushes.get(topic)
     if push is None or push.version.patch != report.patch:
@@ -155,14 +155,14 @@ def followed(state: PublisherState, report: Progress, now: float) -> None:
 def push(
     state: PublisherState, now: float, topics: Collection[bytes] | None = None
 ) -> list[Effect]:
-    """Push the next chunks, only of `topics` if given."""
+    """Return the effects that push the next chunks; with `topics`, only on these topics."""
     effects: list[Effect] = []
     for push in list(state.pushes.values()):
         if topics is not None and push.topic not in topics:
             continue
         version = push.version.target
         versions, held = state.store[version.model], version.phase not in ("lent", "gone")
-        if held or versions.hold(version):  # else it was aborted or overwritten
+        if held or versions.hold(version):  # else the version was aborted or overwritten
             effects += push.step(now)
             if push.stalled and push.needs_digest:
                 effects += versions.hash(version)

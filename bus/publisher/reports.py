@@ -1,4 +1,4 @@
-"""Handles workers' reports on versions: progress, staged, applied, failed; checks digests."""
+"""Handles workers' reports on versions (progress, staged, applied, failed) and checks digests."""
 
 from ...codecs.words import printable
 from ..effects import Notice, Send
@@ -21,11 +21,11 @@ def progress(state: PublisherState, peer: Peer, message: Progress, now: float) -
         return []
     publishing.followed(state, message, now)
     if peer.runs(message.model) >= (message.epoch, message.version):
-        return []  # P19: its `applied` on the data connection overtook this
+        return []  # P19: the worker's `applied` on the data connection overtook this report
     receiving = message.phase == "receiving"
     version = versions.get(message.version) if receiving else None
     if receiving and version is None:
-        return []  # only a version that it already has, and applies, may be gone
+        return []  # a version may be gone only if the worker already has all of it
     coming = version.find(message.patch) if version is not None else None
     if coming is not None:
         peer.learn(message, coming.plan, now)
@@ -62,13 +62,13 @@ def staged(state: PublisherState, peer: Peer, message: Staged, now: float) -> li
 
 
 def applied(state: PublisherState, peer: Peer, message: Applied, now: float) -> list[Effect]:
-    """Handle `applied` on the control channel, which also ends a torn state of the model."""
+    """Handle `applied` on the control channel: the worker's model is no longer torn."""
     peer.torn.discard(message.model)
     return runs(state, peer, message, now)
 
 
 def runs(state: PublisherState, peer: Peer, message: Applied, now: float) -> list[Effect]:
-    """Handle a report, maybe a delayed one, that a worker runs a version."""  # P12
+    """Handle a report that a worker runs a version; the report may be delayed."""  # P12
     model, key = message.model, (message.epoch, message.version)
     if model not in peer.hello.models:
         return []
@@ -113,7 +113,7 @@ def failed(state: PublisherState, peer: Peer, message: Failed, now: float) -> li
 
 
 def hashed(state: PublisherState, version: Version, now: float) -> list[Effect]:
-    """Send the end to workers that wait for a version's digest, and check the reports on it."""
+    """Handle the digest of a version: send the awaited `end`, and check the reports received."""
     effects: list[Effect] = []
     state.store[version.model].hashed(version)
     ends, version.ends = version.ends, set()
@@ -134,11 +134,11 @@ def hashed(state: PublisherState, version: Version, now: float) -> list[Effect]:
 
 
 def plausible(state: PublisherState, model: str, running: Running) -> bool:
-    """Return whether a worker's report of a running version is believed.
+    """True if a worker's report of a running version may be right.
 
-    It is if the version is of an older epoch, or too old to remember, or exists and has the
-    reported digest. The digest may be empty for a version that was in shared memory, unless an open
-    call requires it.
+    It may be if the version is of an older epoch, or is too old to remember, or has the reported
+    digest. An empty digest may be right for a version that was in shared memory, unless an open
+    call requires a digest.
     """
     versions = state.store.get(model)
     if running.epoch != state.epoch or versions is None:
@@ -149,7 +149,7 @@ def plausible(state: PublisherState, model: str, running: Running) -> bool:
             return False
         unhashed = version is None or version.shared is not None or bool(version.names)
         return versions.had(running.version) and unhashed
-    if version is not None:  # not believed until it is hashed; the worker repeats the report
+    if version is not None:  # False until the version is hashed; the worker repeats the report
         return version.chunks.digest == running.digest
     known = versions.known_digest(running.version)
     if known == "":
@@ -158,7 +158,7 @@ def plausible(state: PublisherState, model: str, running: Running) -> bool:
 
 
 def _of(state: PublisherState, message: Progress | Staged | Failed) -> Versions | None:
-    """Return the versions of a message's model, if it is of this epoch."""
+    """Return the versions of a message's model; None if the message is of another epoch."""
     return state.store.get(message.model) if message.epoch == state.epoch else None
 
 
@@ -173,9 +173,9 @@ def _check_later(
 
 
 def _wrong_digest(state: PublisherState, peer: Peer, message: Staged | Applied) -> list[Effect]:
-    """Reject a report with a wrong digest: the worker must not count as done.
+    """Reject a report with a wrong digest: return a notice, at the first such report.
 
-    The worker repeats it with each ping, and may send it for any version: each is logged once.
+    The worker repeats the report with each ping, and may send such reports for any version.
     """  # P15
     peer.unlike += 1
     fact = message.model, message.epoch, message.version

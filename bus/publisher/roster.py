@@ -1,9 +1,9 @@
-"""The roster: every worker that a publisher knows, by name and by ZeroMQ routing id.
+"""The roster: every worker that a publisher knows, found by name or by ZeroMQ routing id.
 
-A name belongs to one live instance. If a second instance asks for it, the publisher pings the first
-one. If the first answers, the second is refused; if it does not, or its connection is closed, the
-second gets the name. So a worker that restarts after a crash joins quickly, and two workers with
-the same name are reported at once.
+A name belongs to one live instance of a worker. If a second instance requests the name, the
+publisher pings the first instance. If the first instance answers, the second is refused. If the
+first does not answer, or its connection is closed, the second gets the name. So a worker that
+restarts after a crash joins quickly, and two workers with the same name are reported at once.
 """
 
 import math
@@ -19,32 +19,32 @@ from .phases import WORKERS, WorkerEvent, WorkerPhase
 
 Admission = Literal["new", "known", "again", "contested", "taken", "full"]
 
-LINK_BYTES = 2**26  # half-life of a link's estimate, in bytes carried
+LINK_BYTES = 2**26  # bytes after which a report's weight in a link's estimate is half
 AT_MOST = 3.0  # assumed ratio of a link's rate to the rate from publish to applied
 
 
 @dataclass(slots=True)
 class Delivery:
-    """A version on its way to a worker."""
+    """A version on its way to a worker, as the worker reports it."""
 
     version: int
     phase: str
     chunks: int
-    since: float  # when it last made progress
-    patch: PatchId | None = None  # the patch that it arrives as; None: the whole version
-    waits: str = ""  # the worker's text of which reader delays the apply, and since when
+    since: float  # when the worker last made progress with it
+    patch: PatchId | None = None  # the patch that arrives; None: the whole version
+    waits: str = ""  # the worker's text of which reader delays the apply, and how long
 
 
 @dataclass(slots=True)
 class ObserverRecord:
-    """What is kept of a worker only for observers and logs, by model."""
+    """A worker's data that is kept only for observers and logs, by model."""
 
-    told: dict[str, object] = field(default_factory=dict[str, object])  # last noted for observers
-    # Seconds from the publish of the version that it runs to its report; missing: unknown.
+    told: dict[str, object] = field(default_factory=dict[str, object])  # last recorded state
+    # Seconds from a version's publish to the worker's report that it runs; missing: unknown.
     took: dict[str, float] = field(default_factory=dict[str, float])
-    # The last version that it failed, and why, until it runs that or a newer one.
+    # The last version that the worker failed, and why, until it runs that or a newer version.
     failed: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
-    # Model, epoch and version for which it reported a wrong digest, oldest first.
+    # Model, epoch and version for which the worker reported a wrong digest, oldest first.
     unlike: dict[tuple[str, int, int], None] = field(
         default_factory=dict[tuple[str, int, int], None]
     )
@@ -52,13 +52,13 @@ class ObserverRecord:
 
 @dataclass(frozen=True, slots=True)
 class PatchCandidate:
-    """A worker that takes patches, and how fast it receives and decodes them.
+    """A worker that can decode patches, and how fast it receives and decodes patches.
 
     Attributes:
-        running: The version that it runs.
-        rate: Bytes per second to it; infinite if unknown.
-        decode: Seconds that it takes to decode a patch, per byte of a version in which nothing
-            changes: with classes (True) and without, as far as it has reported that.
+        running: The version that the worker runs.
+        rate: Bytes per second to the worker; infinite if unknown.
+        decode: Seconds that the worker takes to decode a patch, per byte of an unchanged version:
+            for patches with classes (True) and without (False). Missing: not reported.
     """
 
     running: Running | None
@@ -68,22 +68,22 @@ class PatchCandidate:
 
 @dataclass(slots=True)
 class Link:
-    """An estimate of a link's rate from reports of progress; later ones weigh more.
+    """An estimate of a link's rate from reports of progress, of which later reports weigh more.
 
-    Each report is weighted by the time since the one before. A mean of rates would be dominated by
-    reports that come in pairs, a moment apart, such as a periodic one and an answer.
+    Each report is weighted by the time since the previous report. In a mean of rates, reports that
+    follow each other at once would weigh too much, such as a periodic report and an answer.
     """
 
     carried: float = 0.0  # bytes
     waited: float = 0.0  # seconds
-    least: float = 0.0  # bytes per second from publish to applied, of some version
+    least: float = 0.0  # lower bound: bytes per second from publish to applied
 
     @property
     def rate(self) -> float:
         """Bytes per second; infinite if unknown.
 
-        Versions may be too small for two reports of progress. Then it is `AT_MOST` times the rate
-        from publish to applied, since most of that time may not be transfer.
+        Versions may be too small for two reports of progress. Then the rate is `AT_MOST` times the
+        rate from publish to applied, since most of that time may not be transfer.
         """
         return self.carried / self.waited if self.waited else AT_MOST * self.least or math.inf
 
@@ -113,27 +113,27 @@ class Peer:
     heard_at: float
     running: dict[str, Running]
     incoming: dict[str, Delivery] = field(default_factory=dict[str, Delivery])
-    subscribed: bool = False  # it has confirmed that published messages reach it
-    shared: bool = False  # it reads shared memory of this host
+    subscribed: bool = False  # the worker has confirmed that published messages reach it
+    shared: bool = False  # the worker reads shared memory of this host
     phase: WorkerPhase = "here"
-    why: str = ""  # why it was lost, and what it was doing then
-    closed_at: float = 0.0  # when its connection was closed, if it is away
-    # When it counts as unresponsive: it sent nothing since a version was announced to it.
+    why: str = ""  # why the worker was lost, and what it was doing then
+    closed_at: float = 0.0  # when the connection was closed, if the worker is away
+    # When the worker will count as unresponsive, if it sends nothing after an announcement.
     unresponsive_after: float = math.inf
-    stuck: bool = False  # it was reported as stuck
-    contested_at: float | None = None  # when another instance asked for its name
+    stuck: bool = False  # the worker was reported as stuck
+    contested_at: float | None = None  # when another instance requested its name
     unlike: int = 0  # reports of wrong digests that the rate limit has not charged yet
-    torn: set[str] = field(default_factory=set[str])  # models that it reported as torn (no version)
-    revision: int = 0  # of the roster, at the last change of this that observers receive
+    torn: set[str] = field(default_factory=set[str])  # models that are torn: no version runs
+    revision: int = 0  # the roster's, at the worker's last change for observers
     seen: ObserverRecord = field(default_factory=ObserverRecord)
-    key: str = ""  # its public key, if the publisher has keys
+    key: str = ""  # the worker's public key, if the publisher has keys
     link: Link = field(default_factory=Link)
     decode: dict[bool, float] = field(default_factory=dict[bool, float])  # see `PatchCandidate`
-    warm: bool = False  # it has decoded a patch since it joined, so the memory for that is mapped
-    rekeyed: bool = False  # it has not received the current group key
-    ticket: str = ""  # for its next data connection, until redeemed; and when it was sent
+    warm: bool = False  # a patch was decoded since the join, so the memory for it is mapped
+    rekeyed: bool = False  # the worker has not received the current group key
+    ticket: str = ""  # for the next data connection, until redeemed; below, when it was sent
     ticket_at: float = 0.0
-    token: str = ""  # the prefix of its reports on the data connection; empty: it has none
+    token: str = ""  # the prefix of reports on the data connection; empty: none was assigned
 
     @property
     def lost(self) -> bool:
@@ -141,16 +141,19 @@ class Peer:
         return self.phase == "lost"
 
     def move(self, event: WorkerEvent) -> None:
-        """Change the phase as the table says for this event."""
+        """Change the worker's phase as the table says for this event."""
         self.phase = WORKERS[self.phase].get(event, self.phase)
 
     def runs(self, model: str) -> tuple[int, int]:
-        """Return epoch and version of a model that it runs; (0, 0) if none."""
+        """Return (epoch, version) of a model that the worker runs; (0, 0) if it runs none."""
         running = self.running.get(model)
         return (running.epoch, running.version) if running else (0, 0)
 
     def learn(self, progress: Progress, plan: ChunkPlan, now: float) -> None:
-        """Update the link's rate from two consecutive reports of progress of one version."""
+        """Update the link's rate if `progress` follows another report on the same version.
+
+        `plan`: the chunks of the version or patch.
+        """
         old = self.incoming.get(progress.model)
         if old is None or (old.version, old.patch) != (progress.version, progress.patch):
             return
@@ -159,9 +162,10 @@ class Peer:
             self.link.learn(more, now - old.since)
 
     def decoded(self, seconds: float, work: float, *, classes: bool) -> None:
-        """Update the time to decode a patch, from a report of `seconds` for `work` bytes. (D11)
+        """Update the time to decode a patch, from one of `work` bytes that took `seconds`. (D11)
 
-        The first patch is ignored: it takes much longer, since its memory is mapped then.
+        The first patch is ignored: it takes much longer, since the memory for decoding is mapped
+        then.
         """
         warm, self.warm = self.warm, True
         if warm and seconds > 0 and work > 0:
@@ -171,7 +175,7 @@ class Peer:
     def note(
         self, model: str, version: int, phase: str, chunks: int | None, now: float
     ) -> Delivery:
-        """Record what the worker does with a version, and when it last made progress."""
+        """Return a version's delivery, updated to this phase and, unless None, these `chunks`."""
         doing = self.incoming.get(model)
         if doing is None or (doing.version, doing.phase) != (version, phase):
             doing = self.incoming[model] = Delivery(version, phase, chunks or 0, now)
@@ -180,12 +184,12 @@ class Peer:
         return doing
 
     def applied(self, model: str, running: Running, took: float, *, current: bool) -> None:
-        """Record that it runs a version, and end the delivery of that or an older version.
+        """Record that the worker runs a version, and end the delivery of that or an older version.
 
         Args:
-            model, running: The version.
-            took: Seconds since it was published; 0: unknown.
-            current: The version is of the current epoch.
+            model, running: The version that runs.
+            took: Seconds from the version's publish to the report; 0: unknown.
+            current: Whether the version is of the current epoch.
         """
         self.running[model], self.seen.took[model] = running, took
         if self.seen.failed.get(model, (running.version + 1, ""))[0] <= running.version:
@@ -195,7 +199,7 @@ class Peer:
             del self.incoming[model]
 
     def failed(self, failed: Failed, *, current: bool) -> None:
-        """Record that it failed a version; if the model is not intact, that it runs none."""
+        """Record that the worker failed a version; if the model is torn, that no version runs."""
         if not failed.intact:
             self.running.pop(failed.model, None)
             self.torn.add(failed.model)
@@ -204,7 +208,7 @@ class Peer:
             del self.incoming[failed.model]
 
     def forget(self) -> None:
-        """Drop its deliveries, and treat it as not subscribed until it confirms that again."""
+        """Drop the worker's deliveries; it is not subscribed until it confirms that again."""
         self.subscribed = False
         self.incoming.clear()
 
@@ -229,7 +233,7 @@ class Roster:
         return len(self._by_name)
 
     def touch(self, peer: Peer) -> None:
-        """Mark a worker as changed for observers."""
+        """Give a worker a new revision, so that observers receive its row."""
         self.revision += 1
         peer.revision = self.revision
         self._by_change.pop(peer.name, None)
@@ -242,15 +246,15 @@ class Roster:
         return found
 
     def by_name(self, name: str) -> Peer | None:
-        """Return the worker with a name, even if it is lost."""
+        """Return the worker with this name, even if it is lost; None if there is none."""
         return self._by_name.get(name)
 
     def by_identity(self, identity: bytes) -> Peer | None:
-        """Return the worker of a connection."""
+        """Return the worker whose connection has this routing id; None if there is none."""
         return self._by_identity.get(identity)
 
     def by_token(self, token: str) -> Peer | None:
-        """Return the worker whose reports on data connections begin with this token."""
+        """Return the worker whose reports on data connections begin with this token, or None."""
         return self._by_token.get(token)
 
     def give(self, peer: Peer, token: str) -> None:
@@ -258,18 +262,18 @@ class Roster:
         peer.token, self._by_token[token] = token, peer
 
     def ticket(self, peer: Peer, ticket: str, now: float) -> None:
-        """Assign a worker a ticket; it replaces one that was not redeemed."""
+        """Assign a ticket to a worker; a previous ticket that was not redeemed becomes invalid."""
         self._by_ticket.pop(peer.ticket, None)
         peer.ticket, peer.ticket_at, self._by_ticket[ticket] = ticket, now, peer
 
     def redeem(self, ticket: str) -> Peer | None:
-        """Return the worker that owns a ticket, and invalidate the ticket; None: no worker."""
+        """Return the worker that owns a ticket, and invalidate the ticket; None if none does."""
         return self._by_ticket.pop(ticket, None)
 
     def patch_candidates(
         self, model: str, workers: Collection[str] | None, *, shared: bool
     ) -> list[PatchCandidate]:
-        """Return the workers that take patches and would be sent a version. (D2)
+        """Return the workers to which a version would be sent and that can decode patches. (D2)
 
         `shared`: the version is in shared memory.
         """
@@ -281,7 +285,7 @@ class Roster:
         ]
 
     def targets(self, model: str, workers: Sequence[str] | None) -> list[Peer]:
-        """Return the workers that a version is for: those that want the model, or named ones."""
+        """Return the workers to publish a version to: `workers`, or all that want the model."""
         if workers is None:
             everybody = self._by_name.values()
             return [p for p in everybody if p.phase != "lost" and model in p.hello.models]
@@ -292,8 +296,9 @@ class Roster:
     ) -> tuple[Admission, Peer | None]:
         """Handle a hello; return the admission, and the worker that has the name.
 
-        `new`, `known` (the same instance as before) and `again` (another instance, after the first
-        was lost) are admitted. `contested`: ping the worker returned. `taken`, `full`: refuse.
+        The worker is admitted if it is `new`, `known` (the same instance as before) or `again`
+        (another instance, after the first was lost). `contested`: the caller must ping the returned
+        worker. `taken` and `full`: the caller must refuse the hello.
         """
         peer = self._by_name.get(hello.name)
         if peer is not None and (peer.instance, peer.key) == (hello.instance, key):  # K3
@@ -327,7 +332,10 @@ class Roster:
         return admitted, peer
 
     def _has_room(self, hello: Hello, instead_of: Peer | None) -> bool:
-        """True if there is room for a worker, if need be after the lost ones are forgotten."""
+        """True if there is room for a worker, for which lost workers are removed if needed.
+
+        `instead_of`: the worker that the new one replaces.
+        """
         count, models = (1, 0) if instead_of is None else (0, len(instead_of.hello.models))
 
         def room() -> bool:
@@ -337,7 +345,7 @@ class Roster:
         return room() or (self._forget_lost(instead_of) and room())
 
     def disconnect(self, peer: Peer) -> None:
-        """Forget a worker's connection, so that it must send hello again."""
+        """Forget a worker's connection, so that the worker must send hello again."""
         self._by_identity.pop(peer.identity, None)
         self._by_token.pop(peer.token, None)
         peer.token = ""
@@ -352,7 +360,7 @@ class Roster:
         self._by_ticket.pop(peer.ticket, None)
 
     def silent(self, now: float) -> list[Peer]:
-        """Return the workers that are not lost yet and were silent for `lost_after`."""
+        """Return the workers that have been silent for `lost_after` and are not marked as lost."""
         return [p for p in self if not p.lost and now - p.heard_at >= self._lost_after]
 
     def gone(self, now: float, patience: float) -> list[Peer]:

@@ -1,4 +1,4 @@
-"""Serving fetches: announces a version to a worker that asks for it, and sends its chunks."""
+"""Serves fetches: sends a worker the announcement, chunks or `end` that it requests."""
 
 from collections.abc import Iterable
 
@@ -14,7 +14,7 @@ from .version import Chunked, Version
 
 
 def fetch(state: PublisherState, peer: Peer, fetch: Fetch, now: float) -> list[Effect]:
-    """Answer a fetch of a version, or of chunks of one."""  # P8
+    """Answer a fetch of a version's announcement, chunks or `end`, or of a patch."""  # P8
     versions = state.store.get(fetch.model) if fetch.epoch == state.epoch else None
     version = versions.get(fetch.version) if versions else None
     if version is None and versions and fetch.version == 0:
@@ -29,16 +29,16 @@ def fetch(state: PublisherState, peer: Peer, fetch: Fetch, now: float) -> list[E
     told = _unpatched_notice(peer, version, fetch.unpatched)
     if fetch.count:
         return told + _send_chunks(state, peer, version, fetch, now)
-    if versions is not None:  # it asks for the newest, so it drops older ones
+    if versions is not None:  # the worker moves on to this version, and so drops older versions
         versions.left(peer.name, older_than=version.version)
-    end = fetch.version > 0 and not fetch.layout  # such a fetch is for the `end`
+    end = fetch.version > 0 and not fetch.layout  # such a fetch requests the `end`
     return told + describe(state, peer, version, layout=fetch.layout, end=end)
 
 
 def _send_patch(
     state: PublisherState, peer: Peer, version: Version, fetch: Fetch, now: float
 ) -> list[Effect]:
-    """Send chunks of a patch, or its end; refuse with `no-patch` if it does not exist."""
+    """Return the requested chunks of a patch, or its `end`; refuse if there is no such patch."""
     patch = version.find(fetch.patch) if fetch.version else None
     if patch is None or fetch.first + fetch.count > patch.plan.count:  # D8
         text = f"version {version.version} of {version.model} has no such patch, or not so much"
@@ -56,7 +56,7 @@ def _send_patch(
 
 
 def _unpatched_notice(peer: Peer, version: Version, why: str) -> list[Effect]:
-    """Return a notice of why a worker does not use a version's patch, once."""  # D10
+    """Return a notice with the worker's reason `why` not to use a version's patch, once."""  # D10
     if not why or not version.patches or peer.name in version.unpatched:
         return []
     version.unpatched.add(peer.name)
@@ -70,7 +70,7 @@ def _unpatched_notice(peer: Peer, version: Version, why: str) -> list[Effect]:
 def _refuse_fetch(
     state: PublisherState, peer: Peer, fetch: Fetch, code: str, text: str
 ) -> list[Effect]:
-    """Refuse a fetch; if the version is gone, announce the newest one instead."""
+    """Refuse a fetch; if the version is gone, announce the newest version too."""
     refuse = Refuse(
         code=code, text=text, model=fetch.model, epoch=fetch.epoch, version=fetch.version
     )
@@ -100,19 +100,19 @@ def _send_chunks(
 def _arrived_chunks(
     version: Version, peer: Peer, indexes: Iterable[int], until: float
 ) -> list[int]:
-    """Return the chunks that have arrived; record the others as waited for, until `until`."""
+    """Return those `indexes` that have arrived; the worker awaits the others until `until`."""
     by_here = {True: list[int](), False: list[int]()}
     for index in indexes:
         by_here[version.chunks.has(index)].append(index)
     waits = version.waits.setdefault(peer.name, {})
     waits.update(dict.fromkeys(by_here[False], until))
-    while len(waits) > FETCH_CHUNKS_MAX:  # more than a window: the oldest fetches are outdated
+    while len(waits) > FETCH_CHUNKS_MAX:  # more than one fetch: the oldest fetches are outdated
         del waits[next(iter(waits))]
     return by_here[True]
 
 
 def arrived(state: PublisherState, version: Version, now: float) -> list[Effect]:
-    """Send chunks of a version that arrived to the workers that wait for them."""
+    """Return the effects that send newly arrived chunks to the workers that wait for them."""
     effects: list[Effect] = []
     for name, waits in version.waits.items():
         peer = state.roster.by_name(name)
@@ -126,9 +126,10 @@ def arrived(state: PublisherState, version: Version, now: float) -> list[Effect]
 def describe(
     state: PublisherState, peer: Peer, version: Version, *, layout: bool = False, end: bool = False
 ) -> list[Effect]:
-    """Announce a version to one worker; add the end unless it reads shared memory.
+    """Announce a version to one worker, followed by the `end`.
 
-    The end has the digest, so it is sent later if the digest is not known yet.
+    A worker that reads the version in shared memory gets no `end`, unless `end` is True. The `end`
+    has the digest, so it is sent later if the digest is not known yet. `layout`: add the layout.
     """
     header = version.layout.header if layout else None
     announce = announcement(version, undecided(state, version))
@@ -141,7 +142,7 @@ def describe(
         return [*effects, Send(end_of(version), to=peer.identity)]
     versions = state.store[version.model]
     if not versions.hold(version):
-        return effects  # a newer publish has taken its memory
+        return effects  # a newer publish has taken the version's memory
     version.ends.add(peer.name)
     return effects + versions.hash(version)
 
@@ -149,6 +150,7 @@ def describe(
 def _counts_as_receiving(peer: Peer, version: Version) -> bool:
     """True if a worker that fetches a version counts as receiving it.
 
-    It may already run it: its report on the data connection can overtake its fetch. (P19)
+    False if the worker already runs the version: its report on the data connection can overtake its
+    fetch. (P19)
     """
     return peer.runs(version.model) < version.key

@@ -1,4 +1,4 @@
-"""Sessions: workers that ping, are lost, return, and leave."""
+"""The sessions of workers: pings, losses, returns and departures."""
 
 import math
 from itertools import islice
@@ -20,7 +20,7 @@ REVOKED = "this publisher does not allow the key any more: ask whoever keeps its
 
 
 def ping(state: PublisherState, peer: Peer, ping: Ping) -> list[Effect]:
-    """Answer a ping with a pong that has the worker's latest versions."""  # P17
+    """Answer a ping with a pong that contains the newest version of each wanted model."""  # P17
     state.view_outdated |= (peer.subscribed, peer.shared) != (ping.subscribed, ping.shared)
     peer.subscribed, peer.shared = ping.subscribed, ping.shared
     pong = Pong(token=ping.token, epoch=state.epoch, models=latest(state, peer))
@@ -28,7 +28,7 @@ def ping(state: PublisherState, peer: Peer, ping: Ping) -> list[Effect]:
 
 
 def heard(state: PublisherState, peer: Peer, now: float) -> list[Effect]:
-    """Note that a worker has sent a message; if it was lost, it is live again."""
+    """Record that a worker has sent a message; a lost worker is live again."""
     lost, mute = peer.phase == "lost", now >= peer.unresponsive_after
     peer.heard_at, peer.unresponsive_after = now, math.inf
     if lost or mute:
@@ -37,7 +37,7 @@ def heard(state: PublisherState, peer: Peer, now: float) -> list[Effect]:
 
 
 def latest(state: PublisherState, peer: Peer) -> dict[str, int]:
-    """Return, by model, the number of the newest version for a worker."""
+    """Return the number of the newest version for a worker, by model."""
     latest: dict[str, int] = {}
     for model in peer.hello.models:
         versions = state.store.get(model)
@@ -48,7 +48,7 @@ def latest(state: PublisherState, peer: Peer) -> dict[str, int]:
 
 
 def keep_newest(state: PublisherState, peer: Peer) -> dict[str, int]:
-    """Return the same for a worker that (re)joins, and keep the versions that it will fetch.
+    """Return `latest` for a worker that (re)joins, and keep the versions that it will fetch.
 
     Otherwise the next publish may overwrite such a version before the fetch arrives.
     """  # P9
@@ -66,7 +66,7 @@ def keep_newest(state: PublisherState, peer: Peer) -> dict[str, int]:
 
 
 def back(state: PublisherState, peer: Peer, now: float) -> list[Effect]:
-    """Handle the return of a worker: describe the versions that it may have missed."""
+    """Handle the return of a worker: announce the undecided versions that it has to stage."""
     effects: list[Effect] = []
     if peer.lost:
         peer.move("spoke")
@@ -79,14 +79,14 @@ def back(state: PublisherState, peer: Peer, now: float) -> list[Effect]:
 def unreachable(
     state: PublisherState, identity: bytes, now: float, ended: str = ""
 ) -> list[Effect]:
-    """Handle a closed connection; `ended` says how its worker's process ended, if it did.
+    """Handle a closed connection; `ended` says how the worker's process ended, if it did.
 
     A worker whose process runs is away: it may reconnect, unless another instance wants its name.
     """  # P18
     peer = state.roster.by_identity(identity)
     if peer is None:
         return []
-    if peer.lost:  # it was silent: calls stop waiting for it if its process has ended
+    if peer.lost:  # calls stop waiting for a silent worker if its process has ended
         return calls.lost(state, peer, now, gone=True) if ended else []
     if ended:
         return lose(state, peer, now, "ended", ended)
@@ -99,7 +99,7 @@ def unreachable(
 
 
 def tick(state: PublisherState, now: float) -> list[Effect]:
-    """Find workers that are silent, away for too long, or stuck."""  # P18
+    """Handle workers that are silent or away for too long, stuck or unresponsive."""  # P18
     effects: list[Effect] = []
     for peer in state.roster.silent(now):
         effects += lose(state, peer, now, "silent", f"silent for {span(now - peer.heard_at)}")
@@ -111,7 +111,7 @@ def tick(state: PublisherState, now: float) -> list[Effect]:
     for peer in there:
         if (
             now >= peer.unresponsive_after
-        ):  # keep for it only the version of which it reported progress (P9)
+        ):  # keep for the worker only the version that it reports to receive (P9)
             for versions in state.store.values():
                 incoming = peer.incoming.get(versions.model)
                 versions.left_all(peer.name, but=incoming.version if incoming else 0)
@@ -121,7 +121,7 @@ def tick(state: PublisherState, now: float) -> list[Effect]:
 def lose(
     state: PublisherState, peer: Peer, now: float, event: WorkerEvent, why: str
 ) -> list[Effect]:
-    """Mark a worker as lost by this event; one that is only `silent` may still run."""
+    """Mark a worker as lost; after any event except `silent`, calls treat it as gone."""
     phases = _activity(state, peer, now)
     peer.why = why + (f" while {phases}" if phases else "")
     peer.move(event)
@@ -132,7 +132,7 @@ def lose(
 
 
 def _toggle_stuck(state: PublisherState, peer: Peer, now: float) -> Notice:
-    """Toggle whether a worker is stuck, and return the notice."""
+    """Change whether a worker counts as stuck, and return the notice of that."""
     peer.stuck = not peer.stuck
     if not peer.stuck:
         return Notice("back", f"worker {peer.name} moves again", peer.name)
@@ -152,7 +152,7 @@ def _drop_worker_state(state: PublisherState, peer: Peer) -> None:
 
 
 def leave(state: PublisherState, peer: Peer, why: str, now: float) -> list[Effect]:
-    """Remove a worker that leaves in order; no call waits for it."""
+    """Remove a worker that leaves in order; no call waits for the worker any more."""
     _drop_worker_state(state, peer)
     state.roster.remove(peer)
     text = f"worker {peer.name} has left: {why}"
@@ -167,13 +167,13 @@ def leave(state: PublisherState, peer: Peer, why: str, now: float) -> list[Effec
 
 
 def redeem(state: PublisherState, ticket: str, now: float) -> tuple[str, str] | None:
-    """Return name and key of a ticket's worker, and invalidate it; None: not valid."""  # K6
+    """Return name and key of the worker that owns a ticket, once; None if it is not valid."""  # K6
     peer = state.roster.redeem(ticket)
     return (peer.name, peer.key) if peer and now - peer.ticket_at < TICKET_SECONDS else None
 
 
 def revoke(state: PublisherState, now: float) -> list[Effect]:
-    """End the sessions of workers whose keys are no longer allowed."""  # K8
+    """End the sessions of workers whose keys are not allowed any more."""  # K8
     effects: list[Effect] = []
     for peer in list(state.roster):
         grant = state.grants.of(peer.key) if state.grants is not None else None
@@ -184,9 +184,10 @@ def revoke(state: PublisherState, now: float) -> list[Effect]:
 
 
 def rekeyed(state: PublisherState) -> list[Effect]:
-    """Ping every live worker; its next message is answered with the new group keys.
+    """Ping every live worker, so that it sends a message, which gets the new group keys.
 
-    Keys are only sent in answer to a message: a routing id may have passed to another connection.
+    Keys are sent only in answer to a message, since a routing id may belong to another connection
+    by now.
     """  # E6
     for peer in state.roster:
         peer.rekeyed = True
@@ -194,7 +195,7 @@ def rekeyed(state: PublisherState) -> list[Effect]:
 
 
 def tell_keys(state: PublisherState, peer: Peer) -> list[Effect]:
-    """Return a rekey message for a worker that sent a message, if it lacks the current keys."""
+    """Return a rekey for a worker that sent a message, if it lacks the current group keys."""
     keys = state.keys(peer) if peer.rekeyed and state.keys is not None else []
     peer.rekeyed = False
     return [Send(Rekey(epoch=state.epoch, keys=keys), to=peer.identity)] if keys else []

@@ -35,7 +35,7 @@ class PersistentCondition:
         self._reported: set[str] = set()
 
     def unreported(self, found: Iterable[str], most: int) -> list[str]:
-        """Return up to `most` unreported models of `found`; none once `ABSENT_MAX` were reported."""
+        """Return at most `most` unreported models of `found`; none after `ABSENT_MAX` reports."""
         if len(self._reported) >= ABSENT_MAX:
             return []
         return [model for model in found if model not in self._reported][:most]

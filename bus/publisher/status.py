@@ -1,4 +1,4 @@
-"""The status of workers, as the user of a publisher sees it."""
+"""The status of workers, as a publisher's user reads it."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -16,17 +16,18 @@ class WorkerStatus:
     """The status of one worker.
 
     Attributes:
-        name: Its name.
-        state: `live`, `stuck` (it answers, but makes no progress) or `lost`.
-        road: Its transport: `pushed` (to all at once), `pulled` (fetched in chunks, until pushes
-            reach it) or `shared` (shared memory).
+        name: The worker's name.
+        state: `live`, `stuck` (the worker answers, but makes no progress) or `lost`.
+        road: The worker's transport: `pushed` (chunks that are sent to all workers at once),
+            `pulled` (chunks that the worker fetches, until pushes reach it) or `shared` (shared
+            memory).
         models: The models that it wants.
         running: By model, the (epoch, version) that it runs.
-        phase: By model, what it does with a newer version, such as "receiving version 5, 3 of 8
-            chunks here"; empty when idle.
-        progress: By model that it is receiving: chunks that have arrived, and chunks in all.
-        silent_s: Seconds since its last message.
-        client, host, pid: Its client, host and process id, as it reports them.
+        phase: By model, a text of what the worker does with a newer version, such as "receiving
+            version 5, 3 of 8 chunks here". Models without a newer version are missing.
+        progress: By model that the worker is receiving, the chunks that have arrived, and all.
+        silent_s: Seconds since the worker's last message.
+        client, host, pid: The worker's client, host and process id, as the worker reports them.
     """
 
     __module__ = "weightbus.types"
@@ -45,7 +46,7 @@ class WorkerStatus:
 
 
 def road_of(peer: Peer) -> Road:
-    """Return the transport by which a worker receives versions."""
+    """Return the transport over which a worker receives versions."""
     return "shared" if peer.shared else "pushed" if peer.subscribed else "pulled"
 
 
@@ -76,7 +77,7 @@ def status_of(state: PublisherState, peer: Peer, now: float) -> WorkerStatus:
 
 
 def phase_of(state: PublisherState, model: str, incoming: Delivery, now: float) -> str:
-    """Return a text of what a worker does with a version, and for how long without progress."""
+    """Return a text of what a worker does with a version, and how long it made no progress."""
     text = f"{incoming.phase} version {incoming.version}"
     if incoming.phase == "receiving":
         text += f", {incoming.chunks} of {chunks_of(state, model, incoming)} chunks here"
@@ -87,12 +88,12 @@ def phase_of(state: PublisherState, model: str, incoming: Delivery, now: float) 
 
 
 def reason_of(failed: Failed) -> str:
-    """Return why a worker failed a version, in at most `ERROR_MAX` characters."""
+    """Return a failure's code and text, cut to `ERROR_MAX` characters."""
     return f"{failed.code}: {failed.text}"[:ERROR_MAX]
 
 
 def chunks_of(state: PublisherState, model: str, incoming: Delivery) -> int:
-    """Return the number of chunks of a delivery; of those that arrived, if the version is gone."""
+    """Return the number of chunks of a delivery; if its version is gone, of those that arrived."""
     versions = state.store.get(model)
     version = versions.find(incoming.version) if versions is not None else None
     coming = version.find(incoming.patch) if version is not None else None
