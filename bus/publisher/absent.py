@@ -83,7 +83,7 @@ def note_rejections(state: PublisherState, text: str, now: float) -> list[Effect
 
 
 def reasons(state: PublisherState, model: str) -> list[str]:
-    """Return texts: why each absent worker of a model is absent, why connections were rejected."""
+    """Return texts on why workers of a model are absent and why connections were rejected."""
     known = [absence.text for absence in state.absent.values() if model in absence.models]
     return [*known, state.rejections] if state.rejections else known
 

@@ -136,9 +136,9 @@ def hashed(state: PublisherState, version: Version, now: float) -> list[Effect]:
 def plausible(state: PublisherState, model: str, running: Running) -> bool:
     """True if a worker's report of a running version may be right.
 
-    It may be if the version is of an older epoch, or is too old to remember, or has the reported
-    digest. An empty digest may be right for a version that was in shared memory, unless an open
-    call requires a digest.
+    A report may be right if the version is of an older epoch, is too old to remember, or has the
+    reported digest. An empty digest may be right for a version that was in shared memory, unless an
+    open call requires a digest.
     """
     versions = state.store.get(model)
     if running.epoch != state.epoch or versions is None:

@@ -1,8 +1,8 @@
-"""The versions that a publisher keeps: for each model, the latest one and those still in use.
+"""The versions that a publisher keeps: for each model, the latest version and those in use.
 
-A version is kept while it is the latest for some worker, waits for its commit, or is being
-received. All others are released, so that their memory can be reused. The latest version is
-reclaimable (`lent`) while no worker receives it: the next one overwrites it, so that one copy of a
+A version is kept while it is the latest for a worker, waits for its commit, or is being received.
+All other versions are released, so that their memory can be reused. The latest version is
+reclaimable (`lent`) while no worker receives it: the next version overwrites it, so one copy of a
 model is enough. If all copies are in use, the least needed version is evicted.
 """
 
@@ -14,9 +14,9 @@ from .phases import VERSIONS, VersionEvent, VersionPhase
 from .roster import Peer
 from .version import Snapshot, Version, VersionOffer
 
-DIGESTS_KEPT = 1000  # versions that are gone but whose late acknowledgements can still be checked
+DIGESTS_KEPT = 1000  # digests of versions that are gone, to check late acknowledgements
 
-# The phases in which a version may be evicted for the next one, the least needed first.
+# The phases in which a version may be evicted for the next version, the least needed first.
 EVICTABLE: tuple[VersionPhase, ...] = ("old", "targeted")
 # The same, if the next version replaces the latest.
 EVICTABLE_FOR_ALL: tuple[VersionPhase, ...] = (*EVICTABLE, "lent", "latest")
@@ -27,22 +27,22 @@ class Versions:
 
     def __init__(self, model: str) -> None:
         self.model = model
-        self.latest: Version | None = None  # for every worker without a newer targeted version
-        self.pending: Version | None = None  # commits together, undecided
+        self.latest: Version | None = None  # for workers without a newer targeted version
+        self.pending: Version | None = None  # the version that commits together and is undecided
         self.announced_layout = ""  # the id of the layout last published on the data socket
-        self._targeted: dict[str, Version] = {}  # by worker, the version published to it by name
+        self._targeted: dict[str, Version] = {}  # by worker, the newest version for named workers
         self._versions: dict[int, Version] = {}
         self._digests: dict[int, str] = {}  # of versions that are gone
-        self._first, self._count = 1, 0  # first and last number of this epoch
-        self.times: dict[int, float] = {}  # by number, when the last ones were published
-        self.changed = False  # since the last call of `freed`
-        self._freed: list[Effect] = []  # what `freed` returns next
+        self._first, self._count = 1, 0  # first and last version number of this epoch
+        self.times: dict[int, float] = {}  # by number, when the last versions were published
+        self.changed = False  # True if `freed` may have effects to return
+        self._freed: list[Effect] = []  # effects that `freed` returns next
 
     def __iter__(self) -> Iterator[Version]:
         return iter(self._versions.values())
 
     def number(self, offer: VersionOffer, epoch: int, now: float | None = None) -> Version:
-        """Add an offer as a new version with the next number; `now`: the time of its publish."""
+        """Make a version with the next number from an offer; `now` is when it was published."""
         self._count += 1
         if now is not None:
             self.times[self._count] = now
@@ -52,12 +52,12 @@ class Versions:
         return version
 
     def renew(self, epoch: int) -> list[Effect]:
-        """Move the versions that are still needed to a later epoch, of which no worker has any."""
+        """Move the needed versions to a later epoch, as if no worker had received any of them."""
         for version in list(self):
             version.left_by(*version.receivers)
             version.ends.clear()
             version.claims.clear()
-            version.patches = ()  # their bases are of the old epoch
+            version.patches = ()  # the bases of patches are of the old epoch
             self.hold(version)
         self._prune()
         self._digests.clear()
@@ -70,35 +70,35 @@ class Versions:
     # Looking.
 
     def find(self, number: int) -> Version | None:
-        """Return a version that exists, for its attributes; use `get` to send it."""
+        """Return the version with this number if its bytes exist; use `get` to send the version."""
         version = self._versions.get(number)
         if version is None or version.phase != "lent" or version.snapshot.there:
             return version
         return None
 
     def get(self, number: int) -> Version | None:
-        """Return a version that can be sent; it is no longer reclaimable. None: unavailable."""
+        """Return the version with this number, no longer reclaimable; None if it cannot be sent."""
         version = self._versions.get(number)
         return version if version is not None and self.hold(version) else None
 
     def targeted(self) -> dict[str, int]:
-        """Return, by worker, the version published to it by name, if that is its newest."""
+        """Return, by worker, the number of a targeted version that is newer than the latest."""
         return {worker: version.version for worker, version in self._targeted.items()}
 
     def latest_for(self, worker: str) -> Version | None:
-        """Return the newest committed version for a worker, for its attributes."""
+        """Return a worker's newest committed version; to send the version, use `get_latest_for`."""
         known = [v for v in (self.latest, self._targeted.get(worker)) if v is not None]
         return max(filter(_exists, known), key=lambda v: v.key, default=None)
 
     def get_latest_for(self, worker: str) -> Version | None:
-        """Return the newest committed version for a worker, so that it can be sent."""
+        """Return a worker's newest committed version that can be sent, no longer reclaimable."""
         version = self.latest_for(worker)
         if version is None or self.hold(version):
             return version
         return self.latest_for(worker)  # the latest was just overwritten; others are never lent
 
     def hold(self, version: Version) -> bool:
-        """Take a version back if it is reclaimable; return True if it can be sent."""
+        """Take a reclaimable version back; return True if the version can be sent."""
         if version.phase == "lent":
             self.changed = True
             self._move(version, "asked" if version.snapshot.take_back() else "overwritten")
@@ -107,8 +107,9 @@ class Versions:
     def serves(self, peer: Peer) -> bool:
         """True if a version is kept for a worker because the worker is receiving it.
 
-        No other version is kept for it then, so that a worker that reads nothing of what it fetched
-        holds at most one. A worker that moves on to a later version reports or fetches that.
+        If so, no other version is kept for the worker, so that a worker that reads no chunks holds
+        at most one version. A worker that moves on to a later version reports or fetches that
+        version.
         """
         doing = peer.incoming.get(self.model)
         version = self.find(doing.version) if doing and doing.phase == "receiving" else None
@@ -116,19 +117,20 @@ class Versions:
 
     @property
     def any(self) -> bool:
-        """True if a version was ever published."""
+        """True if a version of this model was ever published."""
         return self._count > 0
 
     def had(self, number: int) -> bool:
-        """True if there ever was a version with this number in this epoch."""
+        """True if a version was published under this number in this epoch."""
         return self._first <= number <= self._count
 
     def known_digest(self, number: int) -> str | None:
-        """Return a version's digest, as far as it is known.
+        """Return the digest of the version with this number; empty or None if it is not known.
 
-        None: no worker can have this version; it does not exist, or its memory was reused before
-        its digest was sent, and it was never in shared memory. Empty: it is too old to remember, or
-        this publisher has not hashed it.
+        The result is None if no worker can have this version, because the version does not exist,
+        or was never in shared memory and its memory was reused before its digest was sent. The
+        result is empty if the version is too old to remember, or if this publisher has not hashed
+        it.
         """
         if not self.had(number):
             return None
@@ -141,7 +143,7 @@ class Versions:
     # Changing.
 
     def settle(self, version: Version, targets: frozenset[str] | None) -> None:
-        """Make a version the newest: for all workers, or for the `targets`."""
+        """Make a version, which is now committed, the newest: for all workers, or for `targets`."""
         if self.pending is version:
             self.pending = None
         self._move(version, "for-all" if targets is None else "for-some")
@@ -167,9 +169,9 @@ class Versions:
         self._move(version, "aborted")
 
     def give_up(self, among: Collection[Snapshot], *, replaces_latest: bool) -> None:
-        """Evict one version of those with these snapshots, if one may be, for the next version.
+        """Make room for the next version: evict the least needed one whose snapshot is in `among`.
 
-        `replaces_latest`: the next one is for all workers, so the latest may be evicted.
+        `replaces_latest`: the next version is for all workers, so the latest may be evicted too.
         """
         self._prune()
         phases = EVICTABLE_FOR_ALL if replaces_latest else EVICTABLE
@@ -179,7 +181,7 @@ class Versions:
             self._move(least, "given-up")
 
     def forget_worker(self, worker: str) -> None:
-        """Drop all that is kept for a lost worker, and what it waits for."""
+        """Drop the versions, chunks, `end` messages and reports that are kept for a lost worker."""
         self.left(worker, older_than=self._count + 1)
         for version in self:
             version.ends.discard(worker)
@@ -187,23 +189,23 @@ class Versions:
             version.claims = {key: c for key, c in version.claims.items() if key[0] != worker}
 
     def supersede(self, latest: Version, peers: Iterable[Peer]) -> None:
-        """Stop keeping older versions for workers that read shared memory: they need the latest.
+        """Stop keeping older versions for workers that read shared memory.
 
-        So their memory is free without a message. A worker that copies from one holds the kernel's
-        lock on it.
+        Such a worker needs only the latest version, so older memory is freed without a message. A
+        worker that copies from an older version holds a file lock on the segment.
         """
         for version in self._versions.values():
             if version is not latest and version.shared is not None and not version.hashing:
                 self.changed |= version.left_by(*[p.name for p in peers if p.shared])
 
     def left_all(self, worker: str, *, but: int) -> None:
-        """Note that a worker is receiving no version, except perhaps `but`."""
+        """Record that a worker receives no version, except perhaps that with number `but`."""
         for number, version in self._versions.items():
             if number != but and worker in version.receivers:
                 self.changed |= version.left_by(worker)
 
     def left(self, worker: str, older_than: int) -> None:
-        """Note that a worker is no longer receiving any version below this number."""
+        """Record that a worker no longer receives any version below the number `older_than`."""
         for number, version in self._versions.items():
             if number < older_than and worker in version.receivers:
                 self.changed |= version.left_by(worker)  # only the last receiver matters
@@ -211,27 +213,27 @@ class Versions:
     # Reading all of a version.
 
     def hash(self, version: Version) -> list[Effect]:
-        """Start hashing all of a version, whose digest is needed; call `hold` before."""
+        """Start to hash all of a version, whose digest is needed; call `hold` before."""
         if version.hashing:
             return []
         version.hashing = True
-        return [Hash(version)] if version.chunks.whole else []  # else it has to arrive first
+        return [Hash(version)] if version.chunks.whole else []  # else hashed as it arrives
 
     def hashed(self, version: Version) -> None:
-        """Note that all of a version is hashed."""
+        """Handle the end of a version's hashing."""
         version.hashing, self.changed = False, True
 
     def compared(self, version: Version) -> None:
-        """Note that a comparison with a version is over, so that it may be reclaimable again."""
+        """Handle the end of a comparison with a version, which may be reclaimable again."""
         version.readers -= 1
         self.changed = True
 
-    # Letting memory go.
+    # Freeing memory.
 
     def freed(self) -> list[Effect]:
         """Return the effects for memory that became free or reclaimable since the last call."""
         latest = self.latest
-        if latest is None or len(self._versions) > 1:  # else there is nothing to prune
+        if latest is None or len(self._versions) > 1:  # else no version can be pruned
             self._prune()
         self.changed = False
         freed, self._freed = self._freed, []
@@ -242,7 +244,7 @@ class Versions:
         return freed
 
     def _prune(self) -> None:
-        """Drop each version that is the newest for no worker, unless one is receiving it."""
+        """Drop each version that is the newest for no worker and that no worker receives."""
         kept = (self.latest, self.pending, *self._targeted.values())
         for version in [*self._versions.values()]:
             if version not in kept:
@@ -251,7 +253,7 @@ class Versions:
                     self._move(version, "unread")
 
     def _move(self, version: Version, event: VersionEvent) -> None:
-        """Change a version's phase as the table says; if it is gone, free its memory."""
+        """Change a version's phase as the table says; free the memory of a version that is gone."""
         before = version.phase
         version.phase = after = VERSIONS[before].get(event, before)
         if after == "gone" and before != "gone":
@@ -267,7 +269,7 @@ class Versions:
             self._targeted = {w: v for w, v in self._targeted.items() if v is not version}
         del self._versions[version.version]
         digest = version.chunks.digest
-        if digest or version.shared is None:  # else a worker may have it, with an unknown digest
+        if digest or version.shared is None:  # else workers may have it, with an unknown digest
             self._digests[version.version] = digest
         while len(self._digests) > DIGESTS_KEPT:
             del self._digests[next(iter(self._digests))]

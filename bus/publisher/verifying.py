@@ -1,8 +1,8 @@
-"""Verifies for observers that a worker's weights equal those that were published. (P24)
+"""Verifies for observers that a worker's weights equal the published weights. (P24)
 
-The worker computes a CRC-32C of each of its tensors; the publisher does the same with its bytes, in
-small steps and once for each version, and returns the tensors that differ. At most one check is
-open at each worker; if the worker does not answer in time, the publisher answers for it.
+The worker computes a CRC-32C of each of its tensors. The publisher computes those of its own bytes,
+in small steps and once for each version, and returns the tensors that differ. At most one check is
+open at each worker. If the worker does not answer in time, the publisher answers the observer.
 """
 
 from collections.abc import Iterator
@@ -36,9 +36,9 @@ class Comparison:
     """A comparison of a worker's checksums with a version.
 
     Attributes:
-        version: The version.
-        asked, observer: The observer's request, and its connection.
-        sums: The worker's checksums; None: the worker cannot compare this tensor.
+        version: The version that the worker runs.
+        asked, observer: The observer's request, and the routing id of the observer's connection.
+        sums: The worker's checksum of each tensor; None: the worker cannot compare the tensor.
         answer: The answer to the observer, after the last step.
     """
 
@@ -50,7 +50,7 @@ class Comparison:
     _found: list[Difference] = field(default_factory=list[Difference])
 
     def steps(self) -> Iterator[int]:
-        """Compare in small steps; yield the bytes of each."""
+        """Compare in small steps; yield the bytes that each step reads. Then `answer` is set."""
         layout, first = self.version.layout, self.asked.first
         names = layout.sorted_names
         unlike = differing = 0
@@ -78,7 +78,7 @@ class Comparison:
         )
 
     def _summed(self, spec: TensorSpec) -> Iterator[int]:
-        """Compute the checksum of a published tensor in small steps, unless it is known."""
+        """Compute and store a published tensor's checksum in small steps, unless it is known."""
         if not spec.nbytes or spec.begin in self.version.sums:
             return
         total, take = 0, self.version.snapshot.bytes
@@ -96,7 +96,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class _OpenCheck:
-    """A check that its worker has not answered yet."""
+    """A check that the worker has not answered yet."""
 
     asked: Verify
     observer: bytes
@@ -112,7 +112,7 @@ class Checks:
         self._open: dict[str, _OpenCheck] = {}  # by worker
 
     def verify(self, observer: bytes, asked: Verify, now: float) -> list[Effect]:
-        """Return a check to the worker that an observer asks about, or an answer why not."""
+        """Handle an observer's request: send the worker a `check`, or the observer a refusal."""
         peer = self._state.roster.by_name(asked.worker)
         code, text = self._obstacle(peer, observer, asked)
         if code or peer is None:
@@ -123,7 +123,7 @@ class Checks:
         return [Send(check, to=peer.identity)]
 
     def _obstacle(self, peer: Peer | None, observer: bytes, asked: Verify) -> tuple[str, str]:
-        """Return code and text of why a worker cannot be checked; an empty code if it can."""
+        """Return the error code and text if a worker cannot be checked; both empty if it can."""
         if peer is None or asked.model not in peer.hello.models:
             return "absent", f"no worker {asked.worker} with {asked.model} is there"
         if peer.lost:
@@ -148,7 +148,7 @@ class Checks:
         return versions.find(number) if versions and epoch == self._state.epoch else None
 
     def checked(self, peer: Peer, answer: Checked) -> list[Effect]:
-        """Handle a worker's answer: start a comparison, or pass on why it has no checksums."""
+        """Handle a worker's answer: start a comparison, or tell the observer why there is none."""
         found, key = self._open.get(peer.name), (answer.epoch, answer.version)
         asked = found.asked if found is not None else None
         if found is None or asked is None or found.key != key:
@@ -166,7 +166,7 @@ class Checks:
         return [Compare(Comparison(version, asked, found.observer, answer.sums))]
 
     def compared(self, comparison: Comparison) -> list[Effect]:
-        """Return the answer after the last step, or that the version was replaced meanwhile."""
+        """Handle the end of a comparison: send the answer, or that the version was replaced."""
         version = comparison.version
         self._state.store[version.model].compared(version)
         if comparison.answer is not None:
@@ -175,7 +175,7 @@ class Checks:
         return [_unverified(comparison.observer, comparison.asked, "gone", text)]
 
     def tick(self, now: float) -> list[Effect]:
-        """Answer for workers that have not answered within `lost_after`."""
+        """Answer the observers whose workers have not answered within `lost_after`."""
         late = [o for o in self._open.values() if now - o.since >= self._state.timing.lost_after]
         for each in late:
             del self._open[each.asked.worker]

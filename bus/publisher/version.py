@@ -1,19 +1,20 @@
-"""Published versions in the machine: name, layout, chunks and phase.
+"""The publisher machine's record of a version: name, layout, chunks, phase, and its receivers.
 
-The publishing thread makes a `VersionOffer` of plain values, which it does not change after it
-hands them over. The machine makes a `Version` of it, which belongs to the machine's thread. The
-bytes are in a snapshot, which the machine never reads: effects name the chunks to send, and the
-shell reads them.
+The publishing thread makes a `VersionOffer`, and does not change it after it hands it over. The
+machine makes a `Version` of the offer, which belongs to the machine's thread. The bytes are in a
+snapshot, which the machine never reads: effects name the chunks to send, and the shell reads the
+bytes.
 
-The latest version can be *reclaimable* (phase `lent`): the next publish may overwrite it without
-asking. Before the machine sends anything of such a version it must take the memory back; if a
-publish was faster, the version is gone. `Versions` moves a version along the table in `phases.py`.
+The latest version can be *reclaimable* (phase `lent`): the next publish may overwrite it at any
+time. Before the machine sends chunks of such a version, it must take the memory back. If a publish
+was faster, the version is gone. `Versions` changes a version's phase by the table in `phases.py`.
 
-A version can also be sent as patches, each on another base that workers run. They are cut into
+A version can also be sent as patches, each for another base that workers run. A patch is cut into
 chunks, hashed, sealed and fetched like a version.
 
-A relay offers a version from a worker's staging buffer while it arrives: `VersionOffer.received`.
-Each chunk can be sent once it has arrived, and the digest once it is verified.
+A relay offers a version from a worker's staging buffer while the version arrives:
+`VersionOffer.received`. Each chunk can be sent once it has arrived, and the digest once it is
+verified.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +34,7 @@ from .phases import VersionPhase
 
 
 class ChunkSource(ByteSource, Protocol):
-    """Bytes that can be read, and sent from their place."""
+    """Bytes that can be read, and that can be sent without a copy."""
 
     def chunk(self, begin: int, end: int) -> Buffer:
         """Return the bytes [begin, end), to be sent."""
@@ -43,13 +44,13 @@ class ChunkSource(ByteSource, Protocol):
 class Snapshot(ChunkSource, Protocol):
     """The bytes of a version (`memory/snapshots.py`).
 
-    The machine calls only `there` and `take_back`, which do not block; the shell calls the others
-    to carry out effects.
+    The machine calls only `there` and `take_back`, which do not block. The shell calls the other
+    methods to carry out effects.
     """
 
     @property
     def there(self) -> bool:
-        """True unless a later publish took the memory after `lend`."""
+        """True if the bytes exist: no later publish took the memory after `lend`."""
         ...
 
     def take_back(self) -> bool:
@@ -65,11 +66,11 @@ class Snapshot(ChunkSource, Protocol):
         ...
 
     def stamp(self, model: str, epoch: int, version: int) -> bool:
-        """Let workers of this host read it by this name; False if one still reads by another."""
+        """Let workers of this host read the bytes as this version; False if one is copying them."""
         ...
 
     def keep(self) -> NDArray[np.uint8] | None:
-        """Return the bytes, which stay valid until `let_go`; None if the memory was taken."""
+        """Return the bytes, which stay valid until `let_go`; None if a publish took the memory."""
         ...
 
     def let_go(self) -> None:
@@ -78,7 +79,7 @@ class Snapshot(ChunkSource, Protocol):
 
 
 class BytesInPlace:
-    """Bytes that are sent from their place, without a copy.
+    """Bytes that are sent from the memory in which they are, without a copy.
 
     Args:
         data: The bytes.
@@ -86,7 +87,7 @@ class BytesInPlace:
 
     def __init__(self, data: memoryview) -> None:
         self._data: memoryview | None = data  # None after `release`
-        self._views: dict[int, memoryview] = {}  # by begin: send queues hold weak references
+        self._views: dict[int, memoryview] = {}  # by begin; send queues refer to these weakly
 
     def bytes(self, begin: int, end: int) -> memoryview:
         """Return the bytes [begin, end)."""
@@ -100,7 +101,7 @@ class BytesInPlace:
 
 
 class Received(BytesInPlace):
-    """The bytes of a version in a worker's staging buffer, which no publish takes.
+    """The bytes of a version in a worker's staging buffer, which no publish overwrites.
 
     Args:
         chunks: The chunks, of which some may not have arrived yet.
@@ -113,31 +114,31 @@ class Received(BytesInPlace):
 
     @property
     def there(self) -> bool:
-        """True unless the bytes are released."""
+        """True if the bytes are not released."""
         return self._view is not None
 
     def take_back(self) -> bool:
-        """True unless released: received memory is never handed to another version."""
+        """Return True if the bytes are not released, as no other version takes received memory."""
         return self.there
 
     def lend(self) -> None:
         """Do nothing: the next publish uses other memory."""
 
     def release(self) -> None:
-        """Drop the bytes; the memory is free once queued chunks are sent."""
+        """Drop the references to the bytes; the memory is free once queued chunks are sent."""
         self._view = self._data = None
         self._views.clear()
 
     def stamp(self, model: str, epoch: int, version: int) -> bool:  # noqa: ARG002
-        """Return False: no other process can read them."""
+        """Return False: no other process can read a staging buffer."""
         return False
 
     def keep(self) -> Memory | None:
-        """Return the bytes, valid while referenced; None if some are missing or released."""
+        """Return the bytes, valid while referenced; None if they are released or incomplete."""
         return self._view if self._chunks.whole else None
 
     def let_go(self) -> None:
-        """Do nothing: references keep the bytes."""
+        """Do nothing: the bytes stay valid while they are referenced."""
 
 
 class OfferedPatch(NamedTuple):
@@ -145,10 +146,10 @@ class OfferedPatch(NamedTuple):
 
     Attributes:
         encoding: How the patch is encoded.
-        base: The version that it builds on, as workers report it.
-        data: Its bytes.
-        classes: Whether its steps may be coded by class, which takes longer to decode.
-        work: The work to decode it, in bytes of an unchanged version that take as long; or 0.
+        base: The version that the patch builds on, as workers report it.
+        data: The bytes of the patch.
+        classes: Whether the patch's steps may be coded by class, which takes longer to decode.
+        work: Bytes of an unchanged version that take as long to decode as this patch; 0: unknown.
     """
 
     encoding: str
@@ -164,15 +165,15 @@ class VersionOffer(msgspec.Struct, eq=False):
     Attributes:
         model: The model's name.
         layout: Name, dtype, shape and position of each tensor.
-        chunks: The bytes, cut into chunks.
+        chunks: The chunks of the bytes, and which of them have arrived and are hashed.
         snapshot: The memory from which the bytes are sent.
-        shared: The segment where workers on this host find them, if any.
-        names: The (epoch, version) under which the same bytes were published before.
+        shared: The segment from which workers on this host read the bytes, if any.
+        names: Each (epoch, version) under which the same bytes were published before.
         metadata: The publisher's metadata, as text by name.
-        keep: Whether patches on it may follow: workers that take patches then keep its bytes.
-        patches: Patches to it. The first is pushed, the others are fetched.
-        lost: Counts the values that its dtype cannot hold, once all bytes are there.
-        detail: Text for its receipt.
+        keep: Whether patches on this version may follow, for which workers keep its bytes.
+        patches: Patches to this version. The first is pushed, the others are fetched.
+        lost: Counts the values that the dtype cannot hold, once all bytes have arrived.
+        detail: Text for the receipt.
     """
 
     model: str
@@ -198,12 +199,12 @@ class VersionOffer(msgspec.Struct, eq=False):
         crcs: Sequence[int] = (),
         lost: Callable[[], Found] | None = None,
     ) -> "VersionOffer":
-        """Return an offer of complete bytes, which do not change.
+        """Return an offer of bytes that are complete and do not change.
 
         Args:
-            model, layout, snapshot, shared, lost: See above.
+            model, layout, snapshot, shared, lost: The attributes of this name.
             chunk_bytes: Bytes of a chunk (the last may be shorter).
-            crcs: The CRC-32C of each chunk; empty: not hashed yet.
+            crcs: The CRC-32C of each chunk; empty: the bytes are not hashed yet.
         """
         plan = plan_of(layout.nbytes, chunk_bytes)
         known: list[int | None] = [*crcs] if crcs else [None] * plan.count
@@ -216,7 +217,7 @@ class VersionOffer(msgspec.Struct, eq=False):
 
     @classmethod
     def received(cls, model: str, layout: Layout, chunks: Chunks[Memory]) -> "VersionOffer":
-        """Return an offer of a version in a worker's staging buffer, complete or arriving."""
+        """Return an offer of a version in a worker's staging buffer, which may be incomplete."""
         return cls(model, layout, chunks, Received(chunks))
 
 
@@ -224,10 +225,10 @@ class Chunked:
     """Data that is sent in chunks: a version, or a patch to it.
 
     Attributes:
-        plan, chunks: Its chunks, which may still be arriving from another publisher.
-        snapshot: Its bytes.
+        plan, chunks: The chunks, which may still be arriving from another publisher.
+        snapshot: The bytes.
         patch: The id of the patch; None: a whole version.
-        sealed, was_sealed: Its sealed chunks, and whether any was ever sealed.
+        sealed, was_sealed: The sealed chunks, and whether a chunk was ever sealed.
     """
 
     plan: ChunkPlan
@@ -247,25 +248,26 @@ class Version(Chunked):
     """A version of a model.
 
     Args:
-        offer: The offer; its attributes become the version's.
-        epoch, version: Its key; the epoch may become a later one (`Versions.renew`).
+        offer: The offer, whose attributes become the version's.
+        epoch, version: The version's key. `Versions.renew` may replace the epoch by a later epoch.
 
     Attributes:
-        receivers: Names of the workers that are receiving it.
-        phase: Its phase (`phases.py`).
-        hashing: Whether all its chunks are being hashed, because the digest is needed.
+        receivers: Names of the workers that are receiving the version.
+        phase: The version's phase (`phases.py`).
+        hashing: Whether all chunks are being hashed, because the digest is needed.
         ends: Names of the workers to which `end` is sent once the digest is known.
-        readers: Number of running comparisons with it; it is not reclaimable meanwhile.
+        readers: Number of running comparisons, during which the version is not reclaimable.
         sums: CRC-32C of each tensor that was compared, by its first byte's position.
-        waits: By worker and index, until when the worker waits for a chunk that has not arrived.
-        claims: Reports to be checked once the digest is known, the last of each worker and type.
-        unpatched: Names of the workers whose reason to take no patch was logged.
+        waits: By worker and chunk index, until when the worker waits for that missing chunk.
+        claims: The last report of each worker and type that is checked once the digest is known.
+        unpatched: Names of the workers whose reason to use no patch was logged.
     """
 
     def __init__(self, offer: VersionOffer, epoch: int, version: int) -> None:
         self.model, self.epoch, self.version = offer.model, epoch, version
         self.layout, self.chunks, self.plan = offer.layout, offer.chunks, offer.chunks.plan
-        # Narrower than in `Chunked`, which is safe as it is never reassigned.
+        # The type is narrower than in `Chunked`, which is safe as the attribute is never
+        # reassigned.
         self.snapshot: Snapshot = offer.snapshot  # pyright: ignore[reportIncompatibleVariableOverride]
         self.shared = offer.shared
         self.names, self.metadata, self.keep = offer.names, offer.metadata, offer.keep
@@ -288,17 +290,17 @@ class Version(Chunked):
 
     @property
     def lent(self) -> bool:
-        """True if it is reclaimable: the next publish may take its memory."""
+        """True if the version is reclaimable: the next publish may take its memory."""
         return self.phase == "lent"
 
     @property
     def gone(self) -> bool:
-        """True if the machine no longer owns its memory."""
+        """True if the machine no longer owns the version's memory."""
         return self.phase == "gone"
 
     @property
     def key(self) -> tuple[int, int]:
-        """(epoch, version), by which versions are ordered."""
+        """The pair (epoch, version), by which versions are ordered."""
         return self.epoch, self.version
 
     @property
@@ -308,20 +310,20 @@ class Version(Chunked):
 
     @property
     def digest(self) -> str:
-        """The digest; empty until all of it is hashed, or verified."""
+        """The digest of all chunks; empty until it is computed or verified."""
         return self.chunks.digest
 
     def read_by(self, worker: str) -> None:
-        """Note that a worker is receiving it."""
+        """Record that a worker is receiving the version."""
         self.receivers.add(worker)
 
     def left_by(self, *workers: str) -> bool:
-        """Note that workers are no longer receiving it; return True if none is."""
+        """Record that `workers` no longer receive the version; return True if no worker does."""
         self.receivers.difference_update(workers)
         return not self.receivers
 
     def find(self, patch: PatchId | None) -> Chunked | None:
-        """Return its patch with this id, or None if it has none; with None, the version."""
+        """Return the patch with this id, or None if there is none; without an id, the version."""
         if patch is None:
             return self
         return next((each for each in self.patches if each.patch == patch), None)
@@ -331,7 +333,7 @@ class Version(Chunked):
         return next((each for each in self.patches if each.base == running), None)
 
     def is_known_as(self, running: Running) -> bool:
-        """True if a worker runs the same bytes, published before under another name."""
+        """True if `running` has the same bytes, which were published before under that name."""
         if running.digest and self.names:
             return running.digest == self.digest
         return (running.epoch, running.version) in self.names
@@ -341,8 +343,8 @@ class VersionPatch(Chunked):
     """A patch to a version.
 
     Args:
-        version: The version, whose digest is known.
-        offered: The patch.
+        version: The version that the patch leads to, whose digest is known.
+        offered: The offered patch.
     """
 
     def __init__(self, version: Version, offered: OfferedPatch) -> None:
@@ -354,11 +356,11 @@ class VersionPatch(Chunked):
 
     @property
     def offered(self) -> Patch:
-        """The patch as announcements list it."""
+        """The patch's entry in announcements of its version."""
         name, digest = self.id, self.base.digest
         return Patch(name.encoding, name.epoch, name.version, digest, self.plan.nbytes)
 
     @property
     def target(self) -> Version:
-        """The version that it leads to."""
+        """The version that the patch leads to."""
         return self._version
