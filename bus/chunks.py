@@ -1,8 +1,8 @@
-"""Divides bytes into chunks of one size (the last may be smaller), and records which have arrived.
+"""Divides bytes into chunks of one size (the last may be smaller); records which have arrived.
 
-Workers and publishers share the record `Chunks`: a worker updates it as chunks arrive; a publisher
-reads it, and adds checksums. So a relay can send chunks from a worker's staging buffer while others
-are still arriving.
+Workers and publishers share the record `Chunks`. A worker updates the record as chunks arrive. A
+publisher reads the record, and adds checksums. So a relay can send chunks from a worker's staging
+buffer while other chunks are still arriving.
 """
 
 import weakref
@@ -54,31 +54,32 @@ class ChunkPlan:
         return begin, min(begin + self.chunk_bytes, self.nbytes)
 
     def of(self, chunks: int) -> int:
-        """Return about how many bytes this number of chunks has."""
+        """Return about how many bytes `chunks` chunks have."""
         return min(chunks * self.chunk_bytes, self.nbytes)
 
 
-# Versions of a model have equal plans, so these are cached.
+# The versions of a model have equal plans, so plans are cached.
 plan_of = lru_cache(maxsize=64)(ChunkPlan)
 
 
 class Chunks(msgspec.Struct, Generic[M_co], eq=False):
-    """Memory that is divided into chunks, and which of these have arrived.
+    """Memory that is divided into chunks, and which of the chunks have arrived.
 
-    One thread owns it, so there is no lock. References protect the memory: a publisher has a view
-    of it (`lend`), and its sockets have slices of that. The memory's owner may overwrite it once
-    no view exists (`in_use`), or drop its reference; then the last view frees it.
+    One thread owns the record, so there is no lock. References protect the memory: a publisher has
+    a view of the memory (`lend`), and the publisher's sockets have slices of the view. The memory's
+    owner may overwrite the memory once no view exists (`in_use`). If the owner drops its reference
+    instead, the memory is freed with the last view.
 
     Attributes:
-        plan: The chunks.
+        plan: The sizes and number of the chunks.
         memory: The memory, of the type that its owner uses.
-        crcs: The CRC-32C of each chunk that was verified or hashed; None: of the others.
-        layout: The id of the layout, which the digest includes; empty: it has none, like a patch.
+        crcs: The CRC-32C of each chunk; None: the chunk was not verified or hashed yet.
+        layout: The id of the layout, which the digest includes; empty: no digest, as for a patch.
         here: The number of chunks with a CRC-32C.
         whole: True if all bytes have arrived and are correct, even if some chunks are not hashed.
-            If False, a chunk has arrived if it has a CRC-32C.
-        digest: The digest, once it is computed or verified; never an unverified claim.
-        view: A weak reference to the publisher's view; None: there was none.
+            If False, only chunks with a CRC-32C have arrived.
+        digest: The digest; empty until it is computed or verified.
+        view: A weak reference to the publisher's view; None: no view was made.
     """
 
     plan: ChunkPlan
@@ -91,28 +92,28 @@ class Chunks(msgspec.Struct, Generic[M_co], eq=False):
     view: weakref.ref[Memory] | None = None
 
     def has(self, index: int) -> bool:
-        """True if a chunk has arrived."""
+        """True if the chunk with this index has arrived."""
         return self.whole or self.crcs[index] is not None
 
     def unhashed(self) -> Iterator[int]:
-        """Yield the chunks without a CRC-32C."""
+        """Yield the indexes of the chunks without a CRC-32C."""
         return (index for index, crc in enumerate(self.crcs) if crc is None)
 
     def put(self, index: int, crc: int) -> None:
-        """Record that a chunk has arrived, with this CRC-32C."""
+        """Record that the chunk with this index has arrived and has this CRC-32C."""
         self.here += self.crcs[index] is None
         self.crcs[index] = crc
         if self.whole and self.here == len(self.crcs):
             self.put_all(cast("list[int]", self.crcs))
 
     def put_all(self, crcs: list[int]) -> None:
-        """Record that all chunks have arrived, with these CRC-32Cs."""
+        """Record that all chunks have arrived and have these CRC-32Cs."""
         self.crcs, self.here = [*crcs], len(crcs)
         if self.whole and self.layout and not self.digest:
             self.digest = digest(self.layout, self.plan.chunk_bytes, crcs)
 
     def proves(self, claim: str) -> bool:
-        """True if all chunks have arrived and their digest equals `claim`; then it is whole."""
+        """True if all chunks have arrived and their digest is `claim`; if so, set `whole`."""
         crcs = cast("list[int]", self.crcs)
         if self.here == len(crcs) and digest(self.layout, self.plan.chunk_bytes, crcs) == claim:
             self.whole, self.digest = True, claim
@@ -123,7 +124,7 @@ class Chunks(msgspec.Struct, Generic[M_co], eq=False):
         self.whole, self.digest = True, digest
 
     def clear(self) -> None:
-        """Discard all chunks, because some of them must be wrong."""
+        """Record that no chunk has arrived, because some of the bytes must be wrong."""
         self.crcs, self.here = [None] * self.plan.count, 0
 
     def lend(self: "Chunks[Memory]") -> Memory:
@@ -136,5 +137,5 @@ class Chunks(msgspec.Struct, Generic[M_co], eq=False):
 
     @property
     def in_use(self) -> bool:
-        """True while a publisher, or a socket that sends from the memory, refers to it."""
+        """True while a publisher, or a socket that sends the bytes, refers to the memory."""
         return self.view is not None and self.view() is not None

@@ -1,4 +1,4 @@
-"""Deadlines: for work in steps, and for an answer of the publisher's thread."""
+"""Deadlines: for work in steps, and for an answer from the publisher's thread."""
 
 import time
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -9,15 +9,15 @@ from .errors import ClosedError, DeadlineError
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-ANSWER_SECONDS = 5.0  # after a call's deadline, for the publisher's thread to answer
+ANSWER_SECONDS = 5.0  # time for the publisher's thread to answer, after a call's deadline
 
 
 class Deadline:
-    """A time limit, and the text of the error when it has passed.
+    """A time limit, and the text of the error that is raised when the limit has passed.
 
     Args:
-        at: The time, on the monotonic clock; infinity: no limit.
-        text: A format string: what was not done in time, and what to do about it.
+        at: The limit, as a time of the monotonic clock; infinity: no limit.
+        text: A format string that says what was not done in time, and what to do about it.
         about: The values for the fields of `text`.
     """
 
@@ -25,21 +25,21 @@ class Deadline:
         self._at, self._text, self._about = at, text, about
 
     def left(self) -> float:
-        """Return the seconds left, 0 if it has passed."""
+        """Return the seconds that are left; 0 if the deadline has passed."""
         return max(0.0, self._at - time.monotonic())
 
     def check(self) -> None:
         """Raise an error if the deadline has passed.
 
         Raises:
-            DeadlineError: It has passed.
+            DeadlineError: The deadline has passed.
         """
         if time.monotonic() >= self._at:
             raise DeadlineError(self._text.format(**self._about) if self._about else self._text)
 
 
 class FutureLike(Protocol[T_co]):
-    """A future, or an object with these methods of one."""
+    """A future, or another object with these two methods of futures."""
 
     def result(self, timeout: float, /) -> T_co:
         """Wait at most `timeout` seconds for the result, and return it."""
@@ -51,10 +51,10 @@ class FutureLike(Protocol[T_co]):
 
 
 def result_of(future: FutureLike[T], timeout: float) -> T:
-    """Return the answer of the publisher's thread, which is normally in time.
+    """Wait for an answer of the publisher's thread, which normally comes in time; return it.
 
     Raises:
-        ClosedError: There was no answer within `timeout` seconds.
+        ClosedError: No answer came within `timeout` seconds.
     """
     try:
         return future.result(timeout)

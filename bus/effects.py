@@ -1,6 +1,6 @@
-"""The effects that a state machine returns; shells, or the simulation, carry them out.
+"""The effects that a state machine returns, which a shell or the simulation carries out.
 
-The effects of publishers alone are in `publisher/effects.py`.
+Effects that only publishers have are in `publisher/effects.py`.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,8 @@ from .staged import Copying, Patching, StagedVersion
 class Send(msgspec.Struct, frozen=True):
     """Send a message: from a publisher to one worker, or from a worker to its publisher.
 
-    `upstream`: on the data connection if possible; it is repeated on the control channel. (W34)
+    `to`: the worker's routing id. `upstream`: send on the data connection if possible; the report
+    is repeated on the control channel. (W34)
     """
 
     message: Message
@@ -25,7 +26,7 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """Log an event for operators; `warning`: an operator should act on it."""
+    """Log an event for operators; `warning`: whether an operator should act on the event."""
 
     kind: str
     text: str
@@ -34,9 +35,10 @@ class Notice(msgspec.Struct, frozen=True):
 
 
 class Connect(msgspec.Struct, frozen=True):
-    """Connect to this data endpoint, in place of the previous one.
+    """Connect to a data endpoint, in place of the previous data connection.
 
-    If there is a ticket, it is good for one connection; each further one needs a new ticket.
+    If there is a ticket, it is valid for one connection; each further connection needs a new
+    ticket.
     """
 
     endpoint: str
@@ -44,18 +46,18 @@ class Connect(msgspec.Struct, frozen=True):
 
 
 class Redial(msgspec.Struct, frozen=True):
-    """Reconnect both sockets: the present connections may be dead."""
+    """Reconnect both sockets, as the present connections may be dead."""
 
 
 class Subscribe(msgspec.Struct, frozen=True):
-    """Subscribe to a topic, or unsubscribe."""
+    """Subscribe to a topic if `on` is True, else unsubscribe."""
 
     topic: bytes
     on: bool
 
 
 class Reserve(msgspec.Struct, frozen=True):
-    """Allocate memory for a version; without a key, ahead of one. `Granted` answers it."""
+    """Allocate memory for a version, or without a key ahead of one; answered by `Granted`."""
 
     model: str
     key: tuple[int, int] | None
@@ -63,7 +65,7 @@ class Reserve(msgspec.Struct, frozen=True):
 
 
 class Open(msgspec.Struct, frozen=True):
-    """Open the shared memory of a version; no model: the publisher's probe. `Opened` answers it."""
+    """Open a version's segment, or without a model the publisher's probe; answered by `Opened`."""
 
     model: str
     key: tuple[int, int]
@@ -72,38 +74,38 @@ class Open(msgspec.Struct, frozen=True):
 
 
 class Copy(msgspec.Struct, frozen=True):
-    """Copy a version from shared memory in the background. `Copied` answers it."""
+    """Copy a version from shared memory in the background; answered by `Copied`."""
 
     copying: Copying
 
 
 class Decode(msgspec.Struct, frozen=True):
-    """Decode a patch in the background. `Decoded` answers it."""
+    """Decode a patch in the background; answered by `Decoded`."""
 
     patching: Patching
 
 
 class Prefault(msgspec.Struct, frozen=True):
-    """Map shared memory ahead of the first version in it. Nothing waits for it."""
+    """Map a segment before the first version is written there; there is no answer."""
 
     shared: Shared
     nbytes: int
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """A version is staged and may be applied."""
+    """Hand over a staged version, which may be applied."""
 
     staged: StagedVersion
 
 
 class WholeStaged(msgspec.Struct, frozen=True):
-    """A version is staged, and may be applied once its publisher commits it."""
+    """Hand over a staged version, which may be applied once its publisher commits it."""
 
     staged: StagedVersion
 
 
 class Renamed(msgspec.Struct, frozen=True):
-    """The running version has another epoch and number from now on; its bytes are the same."""
+    """Report that the running version has this epoch and number from now on, with equal bytes."""
 
     model: str
     epoch: int
@@ -112,7 +114,7 @@ class Renamed(msgspec.Struct, frozen=True):
 
 
 class Rejected(msgspec.Struct, frozen=True):
-    """A version was rejected; the old one still runs."""
+    """Report that a version was rejected; the previous version still runs."""
 
     model: str
     epoch: int
@@ -122,26 +124,26 @@ class Rejected(msgspec.Struct, frozen=True):
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """The publisher refuses this worker, which keeps trying."""
+    """Report that the publisher refuses this worker, which keeps trying to join."""
 
     code: str
     text: str
 
 
 class Joined(msgspec.Struct, frozen=True):
-    """The publisher has admitted this worker."""
+    """Report that the publisher has admitted this worker."""
 
     epoch: int
 
 
 class Flushed(msgspec.Struct, frozen=True):
-    """The publisher has received all that was sent before `Flush`."""
+    """Report that the publisher has received all messages sent before the `Flush` of this mark."""
 
     mark: int
 
 
 class Examine(msgspec.Struct, frozen=True):
-    """Compute the checksums of the model's weights in the background. `Examined` answers it."""
+    """Compute checksums of a model's weights in the background; answered by `Examined`."""
 
     check: Check
 

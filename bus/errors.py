@@ -4,14 +4,14 @@ WeightBusError
     LayoutError, StateError     the weights themselves (codecs/errors.py)
     ProtocolError               a peer broke the protocol
     AddressError                an endpoint is invalid, or cannot be bound
-    KeysError                   keys cannot be read, made or used here
+    KeysError                   keys cannot be read, made or used
     UnknownWorkerError          a publish names a worker that has never joined
     WorkersMissingError         not enough workers joined in time
     DeadlineError               the weights were not copied in time; nothing was published
-    PublishError                a publish did not reach what it required; carries the receipt
-    RefusedError                the publisher will not serve this worker
-    ApplyError                  a version arrived but could not be applied; the old one still runs
-        TornError               it failed half-way: no version runs until another is applied
+    PublishError                a publish did not meet its requirement; has the receipt
+    RefusedError                the publisher does not serve this worker
+    ApplyError                  a version could not be applied; the previous one still runs
+        TornError               an apply failed half-way: no version runs until one is applied
     ClosedError                 the publisher or subscriber was closed
 """
 
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from .receipt import Receipt
 
 
-# Disk, memory or descriptors are exhausted, maybe only for now.
+# Codes of errors that say that disk, memory or descriptors are exhausted, maybe temporarily.
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 
-FRAMES_TOLD = 5  # innermost frames of a traceback in a report
+FRAMES_TOLD = 5  # innermost frames of a traceback that a report contains
 PACKAGE_FOLDERS = [
     Path(__file__).parent.parent / shelf for shelf in ("bus", "codecs", "python_client")
 ]
 
 
 class ProtocolError(WeightBusError):
-    """A peer broke the protocol; its message is dropped and the session continues.
+    """A peer broke the protocol. Its message is dropped, and the session continues.
 
     Args:
-        text: What was received, and what is allowed.
+        text: A text of what was received and what is allowed.
 
     Attributes:
-        code: The code of the `refuse` that is sent.
+        code: The code of the `refuse` message that the peer gets.
     """
 
     __module__ = "weightbus"
@@ -61,13 +61,13 @@ class AddressError(WeightBusError, OSError):
 
 
 class KeysError(WeightBusError, ValueError):
-    """Keys cannot be read or made, or cannot be used here."""
+    """Keys cannot be read, made or used."""
 
     __module__ = "weightbus"
 
 
 class UnknownWorkerError(WeightBusError, LookupError):
-    """A publish names workers that have never joined this publisher."""
+    """A call of publish names workers that have never joined this publisher."""
 
     __module__ = "weightbus"
 
@@ -85,10 +85,10 @@ class DeadlineError(WeightBusError, TimeoutError):
 
 
 class PublishError(WeightBusError):
-    """A publish did not meet its requirement in time; `text` names the workers that fall short.
+    """A publish did not meet its requirement in time; the text names the workers not done.
 
     Attributes:
-        receipt: What every worker did, and when.
+        receipt: The receipt: what every worker did with the version, and when.
     """
 
     __module__ = "weightbus"
@@ -99,7 +99,7 @@ class PublishError(WeightBusError):
 
 
 class RefusedError(WeightBusError):
-    """The publisher refuses to serve this worker; `text` says why.
+    """The publisher refuses to serve this worker; the text says why.
 
     Attributes:
         code: The publisher's code, such as `name-taken`.
@@ -113,7 +113,7 @@ class RefusedError(WeightBusError):
 
 
 class ApplyError(WeightBusError):
-    """A version arrived but could not be staged or applied; the worker still runs the old one.
+    """A version could not be staged or applied; the worker still runs the previous version.
 
     Args:
         text: The reason.
@@ -142,7 +142,10 @@ class TornError(ApplyError):
 def not_applied(
     model: str, epoch: int, version: int, cause: BaseException, *, intact: bool
 ) -> ApplyError:
-    """Return the error for a version that could not be applied, with its cause."""
+    """Return the error for a version that could not be applied because of `cause`.
+
+    `intact`: whether the model still has the previous version, and not parts of two.
+    """
     no_room = isinstance(cause, MemoryError) or getattr(cause, "errno", None) in NO_ROOM
     begun = "" if intact else ", and no version runs until one is applied, which mends it"
     error = (ApplyError if intact else TornError)(
@@ -157,7 +160,7 @@ def not_applied(
 
 
 def rejected(model: str, epoch: int, version: int, code: str, text: str) -> ApplyError:
-    """Return the error for a version that was rejected before anything was written."""
+    """Return the error for a version that was rejected before a byte of it was applied."""
     later = ""
     if code == "layout-mismatch":
         later = ". Once names, shapes and dtypes here fit, it is taken without another publish"
@@ -171,9 +174,9 @@ def rejected(model: str, epoch: int, version: int, code: str, text: str) -> Appl
 
 
 def told_of(error: BaseException) -> str:
-    """Return an error's text with its innermost frames in the user's code, on one line.
+    """Return an error's type and text, with the error's innermost frames in the user's code.
 
-    For readers in another process, who have no traceback. The innermost frame is last.
+    The text is for readers in another process, who have no traceback. The innermost frame is last.
     """
     frames = [
         f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
@@ -196,7 +199,7 @@ class ClosedError(WeightBusError):
 
     @classmethod
     def of(cls, what: str, cause: BaseException | None) -> ClosedError:
-        """Return the error for a `what` (publisher or subscriber) that ended, with its `cause`."""
+        """Return the error for a closed `what` (`publisher` or `subscriber`), with its `cause`."""
         if cause is None or isinstance(cause, ClosedError):
             return cls(f"this {what} is closed" + (f": {cause}" if cause is not None else ""))
         error = cls(f"this {what} has ended, since its thread failed: {cause!r}; make a new one")

@@ -1,4 +1,4 @@
-"""Log lines at a bounded rate: events of peers, and warnings that repeat."""
+"""Writes log lines at a bounded rate: events of peers, and warnings that repeat."""
 
 import logging
 
@@ -6,22 +6,22 @@ from ..codecs.words import printable
 from .effects import Notice
 from .token_bucket import Rate, TokenBucket
 
-EVERY_SECONDS = 10.0  # between two warnings of one kind: a log of a day stays readable
+EVERY_SECONDS = 10.0  # between two warnings of one kind, so that a day's log stays readable
 
-KIND_RATE = Rate(256, 8)  # lines of one kind of event: a day of a flood stays readable
-WORKER_RATE = Rate(64, 1)  # lines about one worker: a quarter, so that others have room
-WORKER_BUCKETS_MAX = 1024  # workers with a bucket; lines about further ones share the kind's
+KIND_RATE = Rate(256, 8)  # lines on one kind of event, so that a day of a flood stays readable
+WORKER_RATE = Rate(64, 1)  # lines on one worker: a quarter, so that other workers have room
+WORKER_BUCKETS_MAX = 1024  # workers with a bucket; for others only the kind's bucket counts
 
 
 class EventLog:
     """Writes events to a log, one line each, at a bounded rate.
 
-    Each kind of event has a token bucket, and each worker has one for all kinds. So the events that
-    one worker causes cannot hide other kinds of events, nor those of other workers.
+    Each kind of event has a token bucket, and each worker has a bucket for all kinds. So the events
+    that one worker causes cannot hide other kinds of events, or events of other workers.
 
     Args:
-        log: The log. The attribute `weightbus` of each record has the kind and the worker, for
-            structured logs.
+        log: The log to write to. The attribute `weightbus` of each record has the kind and the
+            worker, for structured logs.
     """
 
     def __init__(self, log: logging.Logger) -> None:
@@ -31,7 +31,7 @@ class EventLog:
         self._suppressed = RateLimitedWarning(log, "too many events to log each, such as: %s")
 
     def write(self, notice: Notice, now: float) -> None:
-        """Log an event, escaped to one line, unless a bucket is empty."""
+        """Log an event, escaped to one line; only count an event that exceeds a bucket."""
         level = logging.WARNING if notice.warning else logging.INFO
         if not self._log.isEnabledFor(level):
             return
@@ -46,7 +46,7 @@ class EventLog:
             self._suppressed.warn(line, now)
 
     def _bucket_of(self, worker: str, now: float) -> TokenBucket | None:
-        """Return the bucket of one worker; None if `WORKER_BUCKETS_MAX` others are not full."""
+        """Return a worker's bucket; None if `WORKER_BUCKETS_MAX` other workers have used theirs."""
         found = self._workers.get(worker)
         if found is None and len(self._workers) >= WORKER_BUCKETS_MAX:
             each = self._workers.items()
@@ -57,11 +57,11 @@ class EventLog:
 
 
 class RateLimitedWarning:
-    """A warning that is logged at most once in `EVERY_SECONDS`, with a count of those suppressed.
+    """A warning that is logged at most once in `EVERY_SECONDS`, with the number not logged.
 
     Args:
-        log: The log.
-        text: The text, with a %s for the reason.
+        log: The log to write to.
+        text: The warning's text, with a %s for the reason.
     """
 
     def __init__(self, log: logging.Logger, text: str) -> None:
@@ -70,7 +70,7 @@ class RateLimitedWarning:
         self._suppressed = 0
 
     def warn(self, reason: object, now: float, cause: BaseException | None = None) -> None:
-        """Log the warning, with the traceback of its cause, if any; or count it."""
+        """Log the warning, with the traceback of `cause` if there is one; or only count it."""
         if now < self._next_at:
             self._suppressed += 1
             return

@@ -1,7 +1,7 @@
-"""A lease of memory to the receiver of one payload, which fills it piece by piece.
+"""A lease of memory to the receiver of one payload, which fills the memory piece by piece.
 
-The owner of the memory may end the lease at any time. The receiver fills the memory and, once it is
-full, hands the lease to the machine in place of the payload.
+The owner of the memory may end the lease at any time. Once the memory is full, the receiver hands
+the lease to the machine in place of the payload.
 """
 
 from collections.abc import Callable
@@ -19,11 +19,11 @@ class Lease:
     """Memory into which a payload is being received.
 
     Args:
-        view: The memory.
-        message: The message that the payload belongs to; None: it belongs to none.
+        view: The memory, as large as the payload.
+        message: The message that the payload belongs to, if any.
         on_cancel: Called when the payload will never be complete, or is not wanted.
-        hashed: Whether `crc` is needed.
-        opening: Decrypts a sealed payload in place; None: it is not sealed.
+        hashed: Whether to compute `crc`.
+        opening: Decrypts a sealed payload in place; None: the payload is not sealed.
     """
 
     def __init__(
@@ -36,13 +36,13 @@ class Lease:
         opening: Opening | None = None,
     ) -> None:
         self.view, self.message = view, message
-        self.live = True  # False once it ended: the memory may then be used otherwise
+        self.live = True  # False once the lease has ended: the memory may have another use
         self.count = 0  # bytes received
-        self.crc = 0  # of these, computed while they are in the cache
+        self.crc = 0  # CRC-32C of these, computed while they are in the cache
         self._on_cancel, self._hashed, self._opening = on_cancel, hashed, opening
 
     def received(self, count: int) -> None:
-        """Note that the next `count` bytes are in `view`; hash and decrypt them."""
+        """Hash and decrypt the next `count` bytes of `view`, which were received."""
         begin, self.count = self.count, self.count + count
         if self._opening is not None:
             self._opening.take(self.view[begin : self.count], self.view[begin : self.count])
@@ -62,7 +62,7 @@ class Lease:
         return self.view if self.live else b""
 
     def cancel(self) -> None:
-        """End the lease, because the payload will not be complete or is not wanted."""
+        """End the lease and call `on_cancel`: the payload will not be complete or is not wanted."""
         if self.live:
             self.live = False
             self._on_cancel()

@@ -1,7 +1,8 @@
 """All limits of the protocol, each with its reason.
 
-A peer may send anything; these limits bound the memory and time that it can cost.
-`docs/PROTOCOL.md` repeats the numbers; `tests/protocol/test_limits.py` checks their relations.
+A peer may send anything. These limits bound the memory and time that a peer can cost.
+`docs/protocol/index.md` repeats the numbers; `tests/protocol/test_limits.py` checks their
+relations.
 """
 
 from ..codecs import metadata
@@ -9,118 +10,118 @@ from ..codecs.checksum import CHUNK_BYTES_MAX
 from ..codecs.layout import HEADER_BYTES_MAX as LAYOUT_BYTES_MAX
 from .token_bucket import Rate
 
-DESCRIPTORS_RESERVED = 32  # not used for connections: for the process, and while others close
-CROWDED_SECONDS = 60.0  # for which connections rejected for lack of descriptors are reported
+DESCRIPTORS_RESERVED = 32  # not for connections: other files, connections that are closing
+CROWDED_SECONDS = 60.0  # how long connections rejected for lack of descriptors are reported
 INTEGER_MAX = 2**53 - 1  # the largest integer that every JSON library keeps exact
 HEADER_BYTES_MAX = 64 * 1024  # a header has names and numbers; bulk data is in payload frames
 MESSAGE_BYTES_MAX = max(CHUNK_BYTES_MAX, LAYOUT_BYTES_MAX) + HEADER_BYTES_MAX  # ZMQ_MAXMSGSIZE
 CHUNKS_MAX = 2**20  # chunks in a version: a worker keeps a checksum for each
-FETCH_CHUNKS_MAX = 64  # chunks in one fetch: one small message makes a publisher send these
+FETCH_CHUNKS_MAX = 64  # chunks in one fetch: one small message makes a publisher send them
 MODELS_MAX = 64  # models of one worker, so that a hello with the longest names fits a header
-WORKERS_MAX = 10_000  # workers of one publisher: peers can make it allocate a roster of these
+WORKERS_MAX = 10_000  # workers of one publisher: peers can make a roster grow to this size
 KEYS_MAX = WORKERS_MAX  # public keys that a publisher allows: one for each worker
 TICKET_SECONDS = 30  # lifetime of a ticket: DNS lookup and connect take some ten
-STRANGER_SECONDS = 1.5  # for which a data connection may exist without a ticket
-EPOCH_CLOCK_MAX = 2**43  # the year 2248 in milliseconds: no later epoch is taken over
-# How far past its own start, by its clock, a publisher takes an epoch from a worker's hello: a year
-# covers time zones, suspended machines, and a clock that was set to the wrong year.
+STRANGER_SECONDS = 1.5  # how long a data connection may exist without a ticket
+EPOCH_CLOCK_MAX = 2**43  # the year 2248 in milliseconds: the greatest epoch that is taken
+# A publisher takes an epoch after a worker's hello up to this time after its own start, by its own
+# clock. A year covers time zones, suspended machines, and a clock set to the wrong year.
 EPOCH_LEAP_MAX_MS = 366 * 86_400_000
 # The longest pause before a publisher takes a further epoch, in multiples of `lost_after`. The
-# pause starts at one and doubles each time, since to workers each is a restart of the publisher.
+# pause starts at one and doubles each time, since workers see each new epoch as a restart.
 RENEWAL_PAUSES = 64
-ROSTER_MODELS_MAX = 4 * WORKERS_MAX  # of all workers: a name and a digest take up to 0.6 kB
-PATCHES_MAX = 8  # of one version: each has another base, and most workers run one of two
-# Timeouts in a row without new data, until a worker fetches the whole version instead of a patch,
-# or drops the announcement: half a minute, as links may be slow and a whole version takes longer.
+ROSTER_MODELS_MAX = 4 * WORKERS_MAX  # models of all workers: a name and a digest take up to 0.6 kB
+PATCHES_MAX = 8  # patches to one version, each on another base: most workers run one of two
+# Timeouts in a row without new data, after which a worker fetches the whole version instead of a
+# patch, or drops the announcement: half a minute, as links may be slow.
 TRIES_MAX = 5
-GROUP_KEYS_MAX = 2  # group keys of a session: one, and the previous one during a change
+GROUP_KEYS_MAX = 2  # group keys of a session: the present one, and the previous during a change
 FEATURES_MAX = 64  # features that one side can name
 METADATA_MAX = metadata.ENTRIES_MAX  # entries of a version's metadata
 METADATA_NAME_MAX = metadata.NAME_MAX
 METADATA_BYTES_MAX = metadata.BYTES_MAX
-LABEL_MAX = 256  # characters of a client's description or a host, which reasons may repeat
+LABEL_MAX = 256  # characters of a client's description or host, which error texts may repeat
 TEXT_MAX = 4096  # characters of a reason or an address
 TOPIC_BYTES_MAX = 128 + len("/ctl")  # the topic of the longest model id
-TOPICS_MAX = 4 * MODELS_MAX  # of one subscriber: more than a worker of all models subscribes to
+TOPICS_MAX = 4 * MODELS_MAX  # topics of one subscriber: more than a worker of all models needs
 STAGING_BYTES_MAX = 64 * 2**30  # bytes of one version that a worker takes by default
 
-# Rate limits of peers: a burst, and units per second. A flood beyond them must not slow down other
-# peers: rejecting a message costs a few microseconds, all of them about a tenth of a core.
-# A worker of all models subscribes to 128 topics at once: of each model to chunks or patches. A
-# worker that cannot keep up unsubscribes and subscribes again for each version that it fetches.
-SUBSCRIPTIONS = Rate(TOPICS_MAX, 1024)  # frames from one subscriber, with its answers to pings
-# ZMTP commands on one connection, and empty messages on a control connection: a publisher pings
-# every few seconds, a worker never. More of them would keep a thread busy with answers.
+# Rate limits of peers: a burst, and units per second. A flood above these rates must not slow down
+# other peers: rejecting a message costs a few microseconds, a whole flood about a tenth of a core.
+# A worker of all models subscribes to 128 topics at once: two for each model. A worker that cannot
+# keep up unsubscribes and subscribes again for each version that it fetches.
+SUBSCRIPTIONS = Rate(TOPICS_MAX, 1024)  # frames from one subscriber, including answers to pings
+# ZMTP commands on one connection, and empty messages on a control connection. A publisher sends a
+# ZMTP ping every few seconds, a worker none. More of these would keep a thread busy with answers.
 COMMANDS = Rate(64, 16)
-UNREAD_BYTES_MAX = 2**16  # of these answers, queued for a publisher that does not read them
-# Bytes on a worker's control connection that are in no received message yet, beyond what the worker
-# has requested: announcements and other unrequested messages that arrive while it is busy.
+UNREAD_BYTES_MAX = 2**16  # bytes of such answers, queued for a publisher that does not read
+# Unread bytes on a worker's control connection, beyond the bytes that the worker has requested:
+# announcements and other unrequested messages that arrive while the worker is busy.
 UNASKED_BYTES_MAX = 2**22
 # Cost units from one connection, per second or per ping interval if that is shorter. A worker sends
 # at most four hellos a second, of four units each, and a ping.
 CONTROL_RATE = Rate(64, 32)
-# Messages of all connections that have not joined: each may be a worker.
+# Messages of all connections without a known worker, each of which may be from a worker.
 UNKNOWN_PEER_RATE = Rate(1024, 256)
-CONTROL_BYTES_MAX = 2 * HEADER_BYTES_MAX  # of one message to a publisher
-PARTIAL_BYTES_MAX = 2**24  # of unfinished messages of all control connections
-# Control connections that have sent no message: some 3 kB each, and never more than a quarter of
-# the descriptors. A further one replaces the oldest of the host that has most.
+CONTROL_BYTES_MAX = 2 * HEADER_BYTES_MAX  # bytes of one message to a publisher
+PARTIAL_BYTES_MAX = 2**24  # bytes of unfinished messages of all control connections
+# Control connections that have sent no message: some 3 kB each, and at most a quarter of the
+# descriptors. A further connection replaces the oldest of the host that has most.
 UNPROVEN_MAX = 512
 HANDSHAKE_SECONDS = 5  # four round trips, and retransmissions
-COPIES_BYTES_MAX = 2**25  # copies of half-sent messages for peers that do not read them, in all
-# Control connections of one host that have sent no message; others are closed at once.
+COPIES_BYTES_MAX = 2**25  # bytes of all copies of half-sent messages, for peers that do not read
+# Control connections of one host that have sent no message; further ones are closed at once.
 CONNECT_RATE = Rate(16, 8)
 HOSTS_MAX = 1024  # hosts with a bucket for new connections
-ACCEPTS = Rate(512, 200)  # data connections; workers that wait for one fetch meanwhile
+ACCEPTS = Rate(512, 200)  # new data connections; workers without one fetch meanwhile
 
-# Bytes of a layout that a worker always takes, with some 10,000 tensors. A larger layout must not
-# exceed its data by more than this, nor a share of `bytes_max`: parsing and storing a layout takes
-# many times its bytes.
+# Bytes of a layout that a worker always takes: some 10,000 tensors. A larger layout must not exceed
+# its data by more than this, nor a share of `bytes_max`, as parsing and storing a layout takes many
+# times its bytes.
 LAYOUT_BYTES_FREE = 2**20
 LAYOUT_MEMORY = 16
-# Tensors of a model whose names its worker does not know in advance: two seconds of work, in which
+# Tensors of a model whose names the worker does not know in advance: two seconds of work, in which
 # the worker is silent. The largest models, with a tensor for each expert, have half as many.
 TENSORS_UNKNOWN_MAX = 2**18
 WINDOW_CHUNKS = 16  # chunks that a worker requests before the first arrives
 PUSH_CHUNKS = 64  # chunks that a push runs ahead of the greatest reported progress
-WHOLE_BYTES_MAX = 2**18  # of a version sent in its announcement, to all subscribers
+WHOLE_BYTES_MAX = 2**18  # bytes of a version that is sent in its announcement
 PROGRESS_CHUNKS = 16  # chunks between two reports of progress: a quarter of `PUSH_CHUNKS`
-EPOCHS_KEPT = 8  # epochs of which a worker remembers the publisher's age
-ABSENT_MAX = 64  # workers that left or are refused, and are remembered: as many as a person reads
+EPOCHS_KEPT = 8  # epochs for which a worker remembers the publisher's age
+ABSENT_MAX = 64  # remembered workers that left or are refused: as many as a person reads
 ABSENT_SECONDS = 60.0  # between two log lines about the same refused worker
-OBSERVERS_MAX = 16  # at once: people and dashboards; each costs a search of the roster
-OBSERVER_SECONDS = 10.0  # without a request, after which an observer no longer counts
-LOOKED_SECONDS = 60.0  # without a request, after which changes are not noted for observers
-# Rows sent to all observers together: all workers at once, then under a twentieth of a core.
+OBSERVERS_MAX = 16  # observers at once: people and dashboards; each costs a roster search
+OBSERVER_SECONDS = 10.0  # without a request, until an observer no longer counts
+LOOKED_SECONDS = 60.0  # without a request, until changes are no longer recorded
+# Rows sent to all observers: a burst with all workers, then under a twentieth of a core.
 ROWS = Rate(16_384, 4096)
-PAGES_MAX = 2  # in answer to one request: some ten milliseconds of the publisher's thread
-PAGE_ROWS_MAX = 1024  # of either kind in one page: more than fit a header
+PAGES_MAX = 2  # pages in one answer: some ten milliseconds of the publisher's thread
+PAGE_ROWS_MAX = 1024  # rows of one kind in a page: more than fit a header
 CHECK_NAMES_MAX = 4096  # tensors in one `checked`: no more fit a header
-CHECK_BYTES = 2**27  # of weights, after which a `checked` has no further tensor: some 10 ms
-CHECKS = Rate(8, 4)  # `checked` of a worker: under a tenth of a core, except for larger tensors
+CHECK_BYTES = 2**27  # of weights, after which a `checked` has no more tensors: some 10 ms
+CHECKS = Rate(8, 4)  # `checked` messages of a worker: under a tenth of a core for most tensors
 DIFFERENCES_TOLD = 64  # tensors listed as different: as many as a person reads
-UNLIKE_KEPT = MODELS_MAX  # wrong digests of one worker that are logged once: one of each model
-EVENTS_TOLD = 64  # events sent to observers: the last ones, as many as a person reads
-VERSIONS_TOLD = 24  # of a model, sent with their ages: the last ones, and sparser ones before
-VERSIONS_TIMED = 4096  # versions of a model of which the time of publish is kept
-ERROR_MAX = 512  # characters of an error as sent to observers: a roster may have many
-EVENTS_MAX = 10_000  # queued for one callback: one of each worker
-CALLS_MAX = 256  # open publishes of one model: every acknowledgement iterates over them
-SNAPSHOTS_MAX = 3  # copies of a model that a publisher holds while old ones are in use
-APPLIES_MAX = 3  # torn applies in a row, after which a worker no longer tries a version
+UNLIKE_KEPT = MODELS_MAX  # wrong digests of a worker that are not logged again: one per model
+EVENTS_TOLD = 64  # latest events sent to observers: as many as a person reads
+VERSIONS_TOLD = 24  # versions of a model sent with their ages: fewer of the older ones
+VERSIONS_TIMED = 4096  # versions of a model whose publish time is kept
+ERROR_MAX = 512  # characters of an error sent to observers: a roster may have many errors
+EVENTS_MAX = 10_000  # events queued for one callback: one of each worker
+CALLS_MAX = 256  # open calls of publish of a model: each acknowledgement visits them all
+SNAPSHOTS_MAX = 3  # copies of a model at a publisher while older versions are in use
+APPLIES_MAX = 3  # torn applies in a row, until a worker no longer tries a version
 APPLY_SECONDS = 60  # for the user's code to apply a version, by default
-APPLY_SECONDS_MAX = 86_400  # the most that the user can set: a day
-HINT_SECONDS = 3.0  # at most, so that hints are logged within 5 s however large `lost_after` is
+APPLY_SECONDS_MAX = 86_400  # the greatest value that the user can set: a day
+HINT_SECONDS = 3.0  # greatest `hint_after`: hints come within 5 s however large `lost_after` is
 BUFFERS_MAX = 2  # staging buffers of a worker: one complete, one arriving
 
 
 class Timing:
-    """Intervals and timeouts of both sides, in seconds. Tests and slow links pass their own.
+    """Intervals and timeouts of publishers and workers, in seconds.
 
     Args:
-        ping: Between two pings; 0.001 to 3,600.
+        ping: Time between two pings; 0.001 to 3,600.
         lost_after: Silence after which the other side is lost; at least twice `ping`, and at most
-            36,000. The other times follow from these two (section 11 of the protocol).
+            36,000. The other times follow from these two (Timers in `docs/protocol/index.md`).
 
     Raises:
         ValueError: A time is out of bounds, or `lost_after` is less than two pings.
@@ -145,18 +146,18 @@ class Timing:
         self.ping = ping  # between two pings, beacons, or repetitions of a report
         self.lost_after = lost_after  # silence after which the other side is lost
         self.gone_after = 2 * ping  # for a worker to reconnect after its connection is closed
-        self.deaf_after = 6 * lost_after  # silence of control alone: a chunk may take long
-        self.stuck_after = lost_after  # without progress, after which a live worker is stuck
+        self.deaf_after = 6 * lost_after  # silence on control alone: a chunk may take long
+        self.stuck_after = lost_after  # time without progress, after which a live worker is stuck
         self.hello_retry = min(ping, 0.25)  # between two hellos without an answer
-        self.quiet = min(ping, 0.25)  # silence after which a worker stops waiting for a push
-        self.report = 0.4 * self.quiet  # between two reports of progress if chunks arrive slowly
+        self.quiet = min(ping, 0.25)  # silence until a worker no longer waits for a push
+        self.report = 0.4 * self.quiet  # between reports of progress if chunks arrive slowly
         self.patience = ping  # silence after which a fetch is repeated; doubles each time
         self.patience_max = 16 * ping
 
     @property
     def hint_after(self) -> float:
-        """Seconds without progress until a hint of the likely mistake is logged.
+        """Seconds for which a likely mistake must last until a hint is logged.
 
-        It is no part of the protocol.
+        This time is no part of the protocol.
         """
         return min(HINT_SECONDS, 0.6 * self.lost_after)

@@ -1,12 +1,12 @@
-"""The messages of WBP/1 and their bytes.
+"""The messages of WBP/1, and how they are encoded.
 
     on PUB       [topic] [header] [payload]...
     on ROUTER    [identity] [header] [payload]...
     on DEALER    [header] [payload]...
 
-A header is one JSON object, `{"wbp":1,"type":"announce",...}`. Types and bounds of the fields are
-the annotations below: decoding validates, so a machine never sees a value out of bounds. Unknown
-fields are ignored, which is how the protocol grows. `docs/PROTOCOL.md` gives the meaning of each.
+A header is one JSON object, `{"wbp":1,"type":"announce",...}`. The annotations below are the types
+and bounds of the fields. Decoding checks these, so a machine never gets a value out of bounds.
+Unknown fields are ignored, so that the protocol can grow. `docs/protocol` has each field's meaning.
 """
 
 import re
@@ -67,7 +67,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
-    """A message; every header has the protocol's number (0 if a header lacks it)."""
+    """A message; `wbp` is the protocol's number, 0 if the received header lacks it."""
 
     wbp: int = 0
 
@@ -75,8 +75,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_
 class SanitizedText(msgspec.Struct, frozen=True):
     """A struct with texts from a peer, which are shown on terminals, in logs and on web pages.
 
-    Whether made or decoded, each text is printable and within its bound. (Names have a pattern, and
-    strings for programs, such as paths, stay as they are.)
+    Each text is made printable and cut to its bound when a struct is made or decoded. Names have a
+    pattern instead, and strings for programs, such as paths, stay as they are.
     """
 
     def __post_init__(self) -> None:
@@ -107,27 +107,27 @@ class Versioned(Message, frozen=True, kw_only=True):
 
 
 class Shared(msgspec.Struct, frozen=True):
-    """A segment of the publisher's host: its path, and the token that it must contain."""
+    """A segment of shared memory: its path, and the token that the segment must contain."""
 
     path: Text
     token: Hex32
 
 
 class Whole(msgspec.Struct, frozen=True):
-    """Checksum and digest of a version of one chunk that is sent in its announcement."""
+    """Checksum and digest of a version whose only chunk is sent in its announcement."""
 
     crc: Crc
     digest: Hex64
 
 
 class Number(msgspec.Struct, frozen=True):
-    """The only field that is read of a header with another protocol number."""
+    """A header of which only the protocol number is decoded."""
 
     wbp: int = 0
 
 
 class Running(msgspec.Struct, frozen=True):
-    """A version that a worker runs, and its digest (empty: the worker did not hash it)."""
+    """A version that a worker runs, and the digest; empty: the worker did not hash the version."""
 
     epoch: Count
     version: Positive
@@ -143,7 +143,7 @@ class PatchId(msgspec.Struct, frozen=True):
 
 
 class Patch(PatchId, frozen=True):
-    """An available patch: its id, the digest of its base, and its size in bytes."""
+    """A patch that a publisher offers: its id, the digest of its base, and its size."""
 
     digest: Hex64
     nbytes: Positive
@@ -155,7 +155,7 @@ Patches = Annotated[list[Patch], msgspec.Meta(max_length=PATCHES_MAX)]
 
 
 class Hello(Message, SanitizedText, tag="hello", frozen=True, kw_only=True):
-    """Ask to join, with the versions that the worker runs."""
+    """Request to join; `models` has each model of the worker, with the version that runs."""
 
     name: Name
     instance: Hex32
@@ -169,7 +169,7 @@ class Hello(Message, SanitizedText, tag="hello", frozen=True, kw_only=True):
 
 
 class Fetch(Message, SanitizedText, tag="fetch", frozen=True, kw_only=True):
-    """Request these chunks of a version; with count 0, its announcement."""
+    """Request `count` chunks of a version from index `first` on; with 0, the announcement."""
 
     model: Name
     epoch: Count
@@ -182,7 +182,7 @@ class Fetch(Message, SanitizedText, tag="fetch", frozen=True, kw_only=True):
 
 
 class Progress(Versioned, SanitizedText, tag="progress", frozen=True, kw_only=True):
-    """Report how many chunks of a version have arrived."""
+    """Report how many chunks of a version have arrived, and what the worker does with it."""
 
     chunks: Count
     phase: Literal["receiving", "staged", "applying"] = "receiving"
@@ -191,23 +191,23 @@ class Progress(Versioned, SanitizedText, tag="progress", frozen=True, kw_only=Tr
 
 
 class Staged(Versioned, tag="staged", frozen=True, kw_only=True):
-    """Report that the version is complete and verified; it is not applied yet."""
+    """Report that a version is complete and verified, and not applied yet."""
 
     digest: Hex64
     patch: PatchId | None = None
 
 
 class Applied(Versioned, tag="applied", frozen=True, kw_only=True):
-    """Report that the worker runs the version; an empty digest: it was not hashed."""
+    """Report that the worker runs a version; an empty digest: the version was not hashed."""
 
     digest: Digest
     patch: PatchId | None = None
     decode_us: Count = 0
-    note: Text = ""  # made printable where it is used: most have none
+    note: Text = ""  # made printable where it is used, as it is mostly empty
 
 
 class Failed(Versioned, SanitizedText, tag="failed", frozen=True, kw_only=True):
-    """Report that the worker will not run the version; if `intact`, the old one still runs."""
+    """Report that the worker will not run a version; if `intact`, the previous one still runs."""
 
     code: Name
     text: Text
@@ -222,7 +222,7 @@ class Bye(Message, tag="bye", frozen=True, kw_only=True):
 
 
 class Ping(Message, tag="ping", frozen=True, kw_only=True):
-    """Request a pong. A worker adds whether published messages and shared memory reach it."""
+    """Request a pong. A worker adds whether it receives pushes and reads shared memory."""
 
     token: Count = 0
     subscribed: bool = False
@@ -230,7 +230,7 @@ class Ping(Message, tag="ping", frozen=True, kw_only=True):
 
 
 class Pong(Message, tag="pong", frozen=True, kw_only=True):
-    """Answer a ping. A publisher adds the latest versions that it has for this worker."""
+    """Answer a ping. A publisher adds the latest version of each of the worker's models."""
 
     token: Count = 0
     epoch: Count = 0
@@ -241,7 +241,7 @@ class Pong(Message, tag="pong", frozen=True, kw_only=True):
 
 
 class Welcome(Message, tag="welcome", frozen=True, kw_only=True):
-    """Admit a worker: the data endpoint, and the latest version of each of its models."""
+    """Admit a worker; has the data endpoint, and the latest version of each of its models."""
 
     epoch: Count
     data: Text
@@ -255,14 +255,14 @@ class Welcome(Message, tag="welcome", frozen=True, kw_only=True):
 
 
 class Rekey(Message, tag="rekey", frozen=True, kw_only=True):
-    """Send the group keys; the last one seals from now on."""
+    """Send the group keys, of which the last seals messages from now on."""
 
     epoch: Count
     keys: Keys
 
 
 class Prepare(Message, tag="prepare", frozen=True, kw_only=True):
-    """Announce the segment on the publisher's host for the first version of a model."""
+    """Announce the segment in which the first version of a model will be."""
 
     model: Name
     epoch: Count
@@ -271,7 +271,7 @@ class Prepare(Message, tag="prepare", frozen=True, kw_only=True):
 
 
 class Rename(Versioned, tag="rename", frozen=True, kw_only=True):
-    """Give the running version another epoch and number: its bytes are those of that version."""
+    """Give the running version `was` another epoch and number, whose version has equal bytes."""
 
     was: Running
     metadata: Metadata = {}
@@ -299,7 +299,7 @@ class Announce(Versioned, tag="announce", frozen=True, kw_only=True):
 
 
 class Chunk(Versioned, tag="chunk", frozen=True, kw_only=True):
-    """One chunk of a version's data section, as payload."""
+    """One chunk of a version's data section, which is the payload."""
 
     index: Index
     crc: Crc
@@ -307,7 +307,7 @@ class Chunk(Versioned, tag="chunk", frozen=True, kw_only=True):
 
 
 class SealedChunk(Versioned, tag="sealed_chunk", frozen=True, kw_only=True):
-    """One chunk of a version's data section, as payload, sealed."""
+    """One sealed chunk of a version's data section, which is the payload."""
 
     index: Index
     key: Hex16
@@ -316,7 +316,7 @@ class SealedChunk(Versioned, tag="sealed_chunk", frozen=True, kw_only=True):
 
 
 class SealedMessage(Message, tag="sealed_message", frozen=True, kw_only=True):
-    """A sealed announcement, end or beacon for all subscribers; an announcement has its payload."""
+    """A sealed announcement, end or beacon for all subscribers; keeps an announcement's payload."""
 
     key: Hex16
     count: Positive
@@ -331,13 +331,13 @@ class End(Versioned, tag="end", frozen=True, kw_only=True):
 
 
 class Commit(Versioned, tag="commit", frozen=True, kw_only=True):
-    """Have workers apply the version that they have staged."""
+    """Allow workers to apply the version that they have staged."""
 
     digest: Hex64
 
 
 class Abort(Versioned, SanitizedText, tag="abort", frozen=True, kw_only=True):
-    """Have workers drop the version that they have staged."""
+    """Make workers drop the version that they have staged."""
 
     text: Text = ""
 
@@ -368,12 +368,12 @@ PublisherMessage = Welcome | Prepare | Rename | Rekey | OfVersion | Refuse | Pin
 PAYLOAD: Final = 2  # the index of a published message's payload, after topic and header
 MAPPING: Final = "mapping"  # the feature of a worker that takes `prepare`
 RENAMING: Final = "renaming"  # the feature of a worker that takes `rename`
-DELTA: Final = "delta-1"  # of a worker that takes patches of this encoding
+DELTA: Final = "delta-1"  # the feature of a worker that decodes patches of this encoding
 UPSTREAM: Final = "upstream"  # of a worker that can send `applied` on its data connection
-TICKET: Final = "ticket"  # of a publisher with keys, for one data connection
+TICKET: Final = "ticket"  # the feature of a publisher with keys, for one data connection
 TOKEN_BYTES: Final = 32  # hexadecimal digits of a ticket, and of an upstream token
 
-# The least and most payload frames after a header; types that are not listed have none.
+# The least and greatest number of payload frames after a header; other types have none.
 PAYLOADS: Final[dict[type[Message], tuple[int, int]]] = {
     Announce: (0, 1),
     SealedMessage: (0, 1),
@@ -399,7 +399,7 @@ def encode(message: Message) -> bytes:
 def decode(
     decoder: msgspec.json.Decoder[_M], frames: Sequence[Buffer]
 ) -> tuple[_M, Sequence[Buffer]]:
-    """Decode header and payload frames, without a topic; return the message and the payloads.
+    """Decode a message from its frames, without a topic; return it and the payload frames.
 
     Raises:
         ProtocolError: The frames break the protocol.
@@ -413,7 +413,7 @@ def decode(
     try:
         message = decoder.decode(frames[0])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        _check_number(frames[0])  # a header of another protocol number may not decode
+        _check_number(frames[0])  # a header with another number may not decode as WBP/1
         raise ProtocolError(f"not a header of WBP/1: {error}"[:TEXT_MAX]) from None
     if message.wbp != WBP:
         _check_number(frames[0])
@@ -446,7 +446,7 @@ def _check_number(header: Buffer) -> None:
 
 @lru_cache(maxsize=2 * MODELS_MAX)
 def control_topic(model: str) -> bytes:
-    """Return the topic of a model's small messages."""
+    """Return the topic of a model's small messages, such as announcements."""
     return f"{model}/ctl".encode()
 
 
@@ -457,7 +457,7 @@ def data_topic(model: str) -> bytes:
 
 
 def token_of(welcome: Welcome, feature: str) -> str:
-    """Return the 32 digits of a welcome's `upstream` or `ticket` feature; empty: it has none."""
+    """Return the 32 digits of a welcome's `upstream` or `ticket` feature; empty if it lacks it."""
     named = (each.removeprefix(f"{feature}.") for each in welcome.features if "." in each)
     return next((token for token in named if _TOKEN.match(token)), "")
 
@@ -474,6 +474,6 @@ def topics_of(model: str) -> tuple[bytes, ...]:
 
 
 def model_of(topic: bytes) -> str | None:
-    """Return the model whose control topic this is; None for any other topic."""
+    """Return the model that a control topic belongs to; None for any other topic."""
     match = _CONTROL_TOPIC.match(topic)
     return match[1].decode() if match else None

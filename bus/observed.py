@@ -1,11 +1,11 @@
-"""The messages of observers: the roster and its changes, in pages that fit a header.
+"""The messages between observers and publishers: the roster's changes, in pages.
 
-An observer is no worker. It sends `observe` repeatedly, and each answer has the changes since the
-previous one: rows of models, rows of workers, and events. Times are ages in milliseconds when the
-answer is sent, so that clocks need not agree.
+An observer is no worker. An observer sends `observe` repeatedly, and each answer has the changes
+since the previous answer: rows of models, rows of workers, and events. A page fits a header. Times
+are ages in milliseconds when the answer is sent, so that clocks need not agree.
 
     observer              publisher              worker
-    verify(worker) ──────> check ───────────────> sums what its weights are now
+    verify(worker) ──────> check ───────────────> sums its present weights
     verified <──────────── compares <──────────── checked
 """
 
@@ -42,18 +42,18 @@ from .messages import (
     decode,
 )
 
-CHECKING: Final = "checking"  # the feature of a worker that takes `check`
+CHECKING: Final = "checking"  # the feature of a worker that answers `check`
 
 Error = Annotated[str, msgspec.Meta(max_length=ERROR_MAX)]
 
 Phase = Literal["", "receiving", "staged", "applying"]
 Road = Literal["pulled", "pushed", "shared"]
 
-PAGE_BYTES: Final = HEADER_BYTES_MAX - 1024  # of rows: the rest is for the other fields
+PAGE_BYTES: Final = HEADER_BYTES_MAX - 1024  # bytes of rows: the rest is for other fields
 
 
 class Observe(Message, tag="observe", frozen=True, kw_only=True):
-    """Request all changes since a revision of an epoch."""
+    """Request the changes since revision `since` of an epoch, in at most `pages` pages."""
 
     epoch: Count = 0
     since: Count = 0
@@ -61,7 +61,7 @@ class Observe(Message, tag="observe", frozen=True, kw_only=True):
 
 
 class Published(msgspec.Struct, frozen=True):
-    """How long ago a version was published."""
+    """A version, and how long ago it was published."""
 
     version: Positive
     age_ms: Count
@@ -71,7 +71,7 @@ Ages = Annotated[list[Published], msgspec.Meta(max_length=VERSIONS_TOLD)]
 
 
 class Doing(SanitizedText, frozen=True, omit_defaults=True):
-    """The state of a model at a worker: what it runs, what it is receiving, what failed."""
+    """The state of a model at a worker: the versions that run, arrive, or have failed."""
 
     epoch: Count = 0
     version: Count = 0
@@ -87,7 +87,7 @@ class Doing(SanitizedText, frozen=True, omit_defaults=True):
 
 
 class ModelRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A model, its latest version for all, and when this and some earlier ones were published."""
+    """A model's latest version for all workers, and publish times of it and earlier versions."""
 
     name: Name
     version: Count
@@ -126,7 +126,7 @@ Row = ModelRow | WorkerRow | Happened
 
 
 class RosterPage(Message, tag="roster", frozen=True, kw_only=True):
-    """The changes since the revision in the observer's request."""
+    """The changes since the revision `since`, up to the revision `revision`."""
 
     epoch: Count
     since: Count
@@ -142,7 +142,7 @@ class RosterPage(Message, tag="roster", frozen=True, kw_only=True):
 
 
 class Check(Message, tag="check", frozen=True, kw_only=True):
-    """Request checksums of a worker's present weights, from the tensor with index `first` on."""
+    """Request the checksums of a worker's present weights, from the tensor of index `first` on."""
 
     model: Name
     epoch: Count
@@ -154,7 +154,7 @@ Sums = Annotated[list[Crc | None], msgspec.Meta(max_length=CHECK_NAMES_MAX)]
 
 
 class Checked(Message, SanitizedText, tag="checked", frozen=True, kw_only=True):
-    """The CRC-32C of each of some tensors (null: not comparable), or why there are none."""
+    """Answer a check: the CRC-32C of tensors (null: not comparable), or why there are none."""
 
     model: Name
     epoch: Count
@@ -166,7 +166,7 @@ class Checked(Message, SanitizedText, tag="checked", frozen=True, kw_only=True):
 
 
 class Verify(Message, tag="verify", frozen=True, kw_only=True):
-    """Request a comparison of a worker's weights with those that were published."""
+    """Request a comparison of a worker's weights with the published weights."""
 
     worker: Name
     model: Name
@@ -174,7 +174,7 @@ class Verify(Message, tag="verify", frozen=True, kw_only=True):
 
 
 class Difference(SanitizedText, frozen=True):
-    """A tensor that differs between a worker and its publisher."""
+    """A tensor that differs, with the checksums of the published and of the worker's bytes."""
 
     name: Error
     published: Crc
@@ -185,7 +185,7 @@ Differences = Annotated[list[Difference], msgspec.Meta(max_length=DIFFERENCES_TO
 
 
 class Verified(Message, SanitizedText, tag="verified", frozen=True, kw_only=True):
-    """The differences of a worker's weights from the published ones, of the tensors compared."""
+    """Answer a verify: the compared tensors in which a worker's and published weights differ."""
 
     worker: Name
     model: Name
@@ -219,7 +219,7 @@ def to_publisher(frames: Sequence[Buffer]) -> ToPublisher:
     return decode(_TO_PUBLISHER, frames)[0]
 
 
-# Decodes messages to a worker that can be verified, like `messages.from_publisher`.
+# Decodes messages to a worker like `messages.from_publisher`, and also `check`.
 to_worker = partial(decode, _TO_WORKER)
 
 

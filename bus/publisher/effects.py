@@ -122,7 +122,7 @@ class Resolve(msgspec.Struct, frozen=True):
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """Pass a version that became the latest for all workers to the `VersionKeeper`, if any."""
+    """Hand a version that became the latest for all workers to the `VersionKeeper`, if any."""
 
     version: Version
 
