@@ -14,17 +14,18 @@ class WorkerReceipt:
     """What one worker did with a version.
 
     Attributes:
-        name: The worker.
-        state: `applied` (it runs the version), `staged` (it has the version, verified), `failed`
-            (it will not run it; `detail` has the reason), `lost` (it died, or became silent),
-            `left` (it left in order, and no longer counts as one of "all"), `behind` (it is not
-            done; `detail` has its phase), `skipped` (it runs a newer version).
-        seconds: From the call of publish to that state; None while `behind`.
-        detail: Text for people; empty if there is nothing to add to the state. If `applied`, which
-            values are beyond the worker's dtype.
-        encoding: How it received the version: `raw` (whole) or `delta-1` (a patch on its previous
-            version); empty if unknown, or if it was read from shared memory.
-        nbytes: Bytes of the version or patch, without headers and without resent bytes.
+        name: The worker's name.
+        state: `applied` (the worker runs the version), `staged` (it has verified the version),
+            `failed` (it will not run the version; `detail` has the reason), `lost` (it died or
+            became silent), `left` (it left in order, and no longer counts as one of "all"),
+            `behind` (it is not done; `detail` says what it is doing), `skipped` (it runs a newer
+            version).
+        seconds: Seconds from the call of publish to this state; None while `behind`.
+        detail: Text for people on the state, or empty. If `applied`, the text says which values are
+            beyond the range of the worker's dtype.
+        encoding: How the version was received: `raw` (whole) or `delta-1` (as a patch on the
+            worker's previous version). Empty: unknown, or read from shared memory.
+        nbytes: Bytes of the received version or patch, without headers and without resent bytes.
     """
 
     __module__ = "weightbus.types"
@@ -55,13 +56,13 @@ class Receipt:
     Attributes:
         model, epoch, version: The version that was published.
         nbytes: Bytes of the version's tensors (each tied tensor once).
-        seconds: From the call of publish to this receipt.
-        digest: A hash of the weights (layout and checksums of all chunks, not the metadata) that
-            the workers' bytes must have; empty if none was needed, as on this host.
-        workers: By name, every worker that the publish was for.
+        seconds: Seconds from the call of publish to this receipt.
+        digest: A hash of the weights (layout and checksums of all chunks, not the metadata), which
+            workers' bytes must have. Empty if no worker needed it, as when all are on this host.
+        workers: The receipt of each worker that the publish was for, by name.
         metadata: The version's metadata, as text by name.
-        detail: Text of the publisher for people: which values are beyond the dtype that they were
-            published in; empty if none are.
+        detail: Text for people on the values that are beyond the range of the dtype in which they
+            were published; empty if there are none.
     """
 
     __module__ = "weightbus.types"

@@ -1,7 +1,7 @@
-"""Seals a publisher's data: each chunk and layout once, for all workers. (E2 to E5)
+"""Seals (encrypts) a publisher's data: each chunk and layout once, for all workers. (E2 to E5)
 
-The arena stays unencrypted, since workers of this host copy from it. Sealed bytes have separate
-memory, as large as the version, from the first chunk that is sent until the version is released.
+The shared memory stays unencrypted, since workers of this host copy from it. Sealed bytes have
+other memory, as large as the version, from its first sent chunk until the version is released.
 """
 
 import weakref
@@ -38,13 +38,13 @@ from .messages import (
 
 
 class ByteSource(Protocol):
-    """The bytes of a version, which the sealer reads."""
+    """The bytes of a version or patch, from which the sealer reads."""
 
     def bytes(self, begin: int, end: int) -> Buffer: ...
 
 
 class VersionKey(Protocol):
-    """The key of a version."""
+    """The name of a version: model, epoch and number."""
 
     model: str
     epoch: int
@@ -62,7 +62,7 @@ class Sealable(Protocol):
 
     @property
     def target(self) -> VersionKey:
-        """The version."""
+        """The version itself, or the version that the patch leads to."""
         ...
 
     @property
@@ -70,13 +70,14 @@ class Sealable(Protocol):
 
 
 class SealedVersion:
-    """The sealed chunks of a version, under one group key.
+    """The chunks of a version or patch, sealed under one group key.
 
     Args:
         group: The group key.
-        subject: The version.
-        room: Memory of the size of its data section.
-        again: It was sealed before, perhaps under the same key: check that it has not changed.
+        subject: The version's or patch's name and sizes, from which its key derives.
+        buffer: Memory for the sealed bytes, as large as the unsealed bytes.
+        again: Whether chunks were sealed before, perhaps under the same key. If so, check that the
+            bytes have not changed.
     """
 
     def __init__(
@@ -88,12 +89,12 @@ class SealedVersion:
         self._chunks: dict[int, tuple[str, memoryview]] = {}  # send queues hold weak references
 
     def chunk(self, version: Sealable, index: int) -> tuple[str, memoryview]:
-        """Return a chunk's tag and its sealed bytes; the first time, seal and hash it in one pass.
+        """Return a chunk's tag and sealed bytes; the first call seals and hashes the chunk.
 
         A nonce must never be used for two plaintexts, so a chunk that has changed is not sent.
 
         Raises:
-            AssertionError: The chunk has changed; the publisher must not send this version.
+            AssertionError: The chunk has changed, so the publisher must not send this version.
         """
         found = self._chunks.get(index)
         if found is not None:
@@ -114,7 +115,7 @@ class SealedVersion:
         return self._chunks[index]
 
     def is_of(self, group: GroupKey, version: Sealable) -> bool:
-        """True if it was sealed under this group key and the version's present epoch."""
+        """True if the chunks were sealed under this group key and the version's present epoch."""
         return self.group is group and self.subject.epoch == version.target.epoch
 
 
@@ -126,8 +127,8 @@ class Sealer:
     """Seals the data and messages of one publisher.
 
     Args:
-        draw: Draws 32 unguessable bytes for a group key.
-        take: Returns memory for sealed bytes; called with the model and their number.
+        draw: Returns 32 unguessable bytes for a group key.
+        take: Returns memory for sealed bytes; called with the model and the number of bytes.
         life: Seconds after which a group key is replaced; None: never.
         now: The time.
 
@@ -142,37 +143,36 @@ class Sealer:
         life: float | None = None,
         now: float = 0.0,
     ) -> None:
-        ciphers()  # raises if there are none
+        ciphers()  # raises an error if there are none
         self._draw, self._take, self._life = draw, take, life
         self._sealed_versions = weakref.WeakSet[
             Sealable
-        ]()  # of which chunks are sealed under this key
+        ]()  # versions and patches with chunks sealed under the group key
         self.rekey(now)
 
     def rekey(self, now: float) -> None:
-        """Rotate the group key. Workers that do not receive it cannot decrypt later versions.
+        """Replace the group key; workers without the new key cannot decrypt later versions.
 
-        Drops all sealed chunks, so that queued ones are not sent: they are readable with the old
-        key.
+        All sealed chunks are dropped. So queued chunks, which the old key decrypts, are not sent.
         """  # E6
         for version in self._sealed_versions:
             version.sealed = None
         self._sealed_versions.clear()
         self._group, self._since = GroupKey(self._draw()), now
-        self._count = 0  # of messages sealed under it
+        self._count = 0  # number of messages sealed under the key
         self._layouts: dict[str, tuple[Subject, bytes, str]] = {}  # by model, the last sealed one
 
     def due(self, now: float) -> bool:
-        """True if the group key has reached its `life`."""
+        """True if the group key is `life` seconds old, and so is to be replaced."""
         return self._life is not None and now - self._since >= self._life
 
     @property
     def keys(self) -> list[str]:
-        """The group key as sent to workers, only on encrypted connections."""
+        """The group key in hexadecimal digits, which is sent only on encrypted connections."""
         return [self._group.key.hex()]
 
     def reserve(self, model: str, nbytes: int) -> None:
-        """Allocate memory for this many sealed bytes of a model ahead of their use.
+        """Allocate memory for `nbytes` sealed bytes of a model before the memory is needed.
 
         Raises:
             MemoryError: There is not enough memory.
@@ -183,13 +183,13 @@ class Sealer:
             return
 
     def _take_buffer(self, model: str, nbytes: int, of: Sealable | None) -> NDArray[np.uint8]:
-        """Take memory for a version; if all of it is in use, that of the oldest other version.
+        """Return memory for a version; if all is in use, take that of the oldest other version.
 
-        The other version's chunks are sealed again if a worker fetches them.
+        The other version's chunks will be sealed again if a worker fetches them.
 
         Raises:
             MemoryError: There is not enough memory.
-            SealInUseError: Sockets still send from all of it.
+            SealInUseError: Sockets still send from all of the memory.
         """
         while True:
             try:
@@ -207,7 +207,9 @@ class Sealer:
                 oldest.sealed = None
 
     def chunk(self, version: Sealable, index: int) -> tuple[SealedChunk, memoryview]:
-        """Return a sealed chunk; each chunk is sealed once under a group key.
+        """Return the message with a sealed chunk, and the sealed bytes as its payload.
+
+        Each chunk is sealed once under a group key.
 
         Raises:
             MemoryError: There is not enough memory for sealed bytes.
@@ -235,20 +237,20 @@ class Sealer:
         return chunk, payload
 
     def _buffer_for(self, version: Sealable) -> NDArray[np.uint8]:
-        """Take memory for sealed bytes: from the model's buffers; for a patch, a new array."""
+        """Return memory for sealed bytes: a buffer of the model's or, for a patch, a new array."""
         nbytes = version.plan.nbytes
         if version.patch is not None:
             return np.empty(nbytes, np.uint8)
         return self._take_buffer(version.target.model, nbytes, version)
 
     def whole(self, announce: Announce, chunk: SealedChunk) -> Announce:
-        """Return the announcement of a version whose only chunk, sealed, is its payload."""
+        """Return the announcement of a version whose only chunk is its payload, sealed as `chunk`."""
         return msgspec.structs.replace(
             announce, encryption=AES_256_GCM, key=chunk.key, tag=chunk.tag
         )
 
     def addressed(self, message: Message, payload: Buffer | None) -> tuple[Message, Buffer | None]:
-        """Return a message as sent to one worker, on an encrypted connection."""
+        """Return message and payload as sent to one worker, on an encrypted connection."""
         if not isinstance(message, Announce) or message.tag is not None:
             return message, payload
         tag = None
@@ -269,7 +271,7 @@ class Sealer:
         return bytes(sealed), tag.hex()
 
     def published(self, message: Message, payload: Buffer | None) -> tuple[Message, Buffer | None]:
-        """Return a message as published to all, on unencrypted connections."""
+        """Return message and payload as published to all workers, on unencrypted connections."""
         message, payload = self.addressed(message, payload)
         if not isinstance(message, Announce | End | Beacon):
             return message, payload  # a sealed chunk
@@ -279,12 +281,12 @@ class Sealer:
 
 
 def _encoding_of(patch: PatchId | None) -> tuple[str, tuple[int, int]]:
-    """Return the encoding of a patch, and its base; None: a whole version. (D12)"""
+    """Return the encoding and base of a patch; for None, those of a whole version. (D12)"""
     return ("raw", (0, 0)) if patch is None else (patch.encoding, (patch.epoch, patch.version))
 
 
 def subject_of(announce: Announce, patch: Patch | None = None) -> Subject:
-    """Return the subject that the key of an announced version, or of its patch, derives from."""
+    """Return the subject from which the key of an announced version, or of its patch, derives."""
     encoding, base = _encoding_of(patch)
     return Subject(
         announce.model,

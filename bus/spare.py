@@ -1,4 +1,4 @@
-"""A spare file descriptor, for work that must continue when the process has none left."""
+"""A spare file descriptor, for work that must continue when no other descriptor is free."""
 
 import errno
 import os
@@ -9,10 +9,10 @@ SCARCE = (errno.EMFILE, errno.ENFILE)  # the process, or the host, has no descri
 
 
 class Spare:
-    """A file descriptor that is closed for a moment so that another can be opened. Not thread-safe.
+    """A descriptor that is closed for a moment so that a file can be opened. Not thread-safe.
 
-    Another thread may take it first. So callers try again later, and meanwhile do what needs no
-    descriptor.
+    Another thread may take the freed descriptor. So callers try again later, and meanwhile do work
+    that needs no descriptor.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Spare:
 
     @contextmanager
     def lent(self) -> Generator[None]:
-        """While the block runs, release the descriptor, so that it can open and close a file."""
+        """Release the descriptor while a `with` block runs, which can open and close one file."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -35,5 +35,5 @@ class Spare:
             self._take()
 
     def _take(self) -> None:
-        with suppress(OSError):  # none is free; tried again at the next use
+        with suppress(OSError):  # no descriptor is free: the next use tries again
             self._descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)

@@ -19,7 +19,7 @@ class StaleError(Exception):
 
 
 class OverwrittenError(StaleError):
-    """The segment changed during the copy, which breaks the protocol: the copy is torn."""
+    """The segment changed during a copy, which is torn: the publisher broke the protocol."""
 
 
 class SharedMemory(Protocol):
@@ -27,39 +27,41 @@ class SharedMemory(Protocol):
 
     @property
     def data(self) -> NDArray[np.uint8]:
-        """The data section, read-only."""
+        """The bytes of the segment's version, read-only."""
         ...
 
     @property
     def note(self) -> bytes:
-        """The location of a second copy in a device's memory; zeros: there is none."""
+        """The location of a second copy of the bytes in a device's memory; zeros: there is none."""
         ...
 
     def reading(
         self, model: str, epoch: int, version: int, *, second: bool = False
     ) -> AbstractContextManager[None]:
-        """Lock the segment while the block copies from it, or from the second copy.
+        """Lock the segment during a `with` block that copies from the segment or the second copy.
 
         Raises:
-            StaleError: It holds another version.
-            OverwrittenError: It was overwritten during the block.
+            StaleError: The segment holds another version.
+            OverwrittenError: The segment was overwritten during the block.
         """
         ...
 
 
 class StagedVersion(msgspec.Struct, frozen=True, eq=False):
-    """A version, complete and verified, in a staging buffer or in shared memory.
+    """A complete and verified version in a staging buffer or in shared memory.
 
     Attributes:
         model, key: The model's name, and (epoch, version), by which versions are ordered.
         layout: Name, dtype, shape and position of each tensor.
-        data: The data section, `layout.nbytes` bytes; valid until it is applied or dropped.
+        data: The data section, `layout.nbytes` bytes; valid until the version is applied or
+            dropped.
         digest: The digest; empty on the shared-memory transport, where the bytes are not hashed.
-        say_staged: Whether the publisher requires a report that it is staged.
-        shared: The segment, if `data` is in one.
-        hash_chunks: On the shared-memory transport: hash in chunks of this many bytes; 0: do not.
-        patch: The patch that it was received as; None: it was received whole.
-        decode_us: Microseconds that decoding this patch took.
+        say_staged: Whether the publisher requires a report that the version is staged.
+        shared: The segment that `data` is in; None: `data` is in a staging buffer.
+        hash_chunks: On the shared-memory transport, the bytes of each chunk to hash; 0: do not
+            hash.
+        patch: The patch that was received; None: the whole version was received.
+        decode_us: Microseconds that it took to decode the patch.
         metadata: The publisher's metadata, as text by name.
     """
 
@@ -77,25 +79,25 @@ class StagedVersion(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def epoch(self) -> int:
-        """Its epoch."""
+        """The version's epoch."""
         return self.key[0]
 
     @property
     def version(self) -> int:
-        """Its number in the epoch."""
+        """The version's number in the epoch."""
         return self.key[1]
 
     @property
     def note(self) -> bytes:
-        """The location of a second copy on a device; zeros or empty: there is none."""
+        """The location of a second copy of the bytes on a device; zeros or empty: there is none."""
         return b"" if self.shared is None else self.shared.note
 
     def reading(self, *, second: bool = False) -> AbstractContextManager[None]:
-        """Lock the bytes while the block copies from them, or from their second copy.
+        """Lock the bytes during a `with` block that copies from them or from their second copy.
 
         Raises:
-            StaleError: They belong to another version.
-            OverwrittenError: They were overwritten during the block.
+            StaleError: The bytes belong to another version.
+            OverwrittenError: The bytes were overwritten during the block.
         """
         if self.shared is None:
             return nullcontext()
@@ -103,7 +105,7 @@ class StagedVersion(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def own(self) -> NDArray[np.uint8] | None:
-        """The bytes, if they are in a staging buffer; None: they are in shared memory."""
+        """The bytes if they are in a staging buffer; None if they are in shared memory."""
         return self.data if self.shared is None else None
 
 
@@ -114,9 +116,9 @@ class Base:
     Attributes:
         running: The running version.
         layout: Name, dtype, shape and position of each tensor.
-        data: The bytes. Their owner may change them, so they are verified against the digest first.
-        chunks: The staging buffer with the bytes, which is kept for patches; None: there is none.
-        users: Number of patches for them that are arriving or being decoded.
+        data: The bytes. The owner may change them, so they are verified before a patch is applied.
+        chunks: The staging buffer with the bytes, if one is kept for patches.
+        users: Number of patches on this base that are arriving or being decoded.
     """
 
     running: Running
@@ -128,13 +130,13 @@ class Base:
 
 @dataclass(slots=True, eq=False)
 class Patching:
-    """The decoding of a patch into a staging buffer.
+    """The decoding of one patch into a staging buffer.
 
     Attributes:
         model, key: The model's name, and the version's (epoch, version).
-        base: The base of the patch. Its bytes are not changed until this has ended.
+        base: The base of the patch, whose bytes do not change until the decoding has ended.
         patch: The bytes of the patch.
-        buffer: The destination. It is not used otherwise until this has ended.
+        buffer: The destination, which has no other use until the decoding has ended.
         digest: The version's digest.
         live: False once the version is no longer wanted: end soon.
     """
@@ -150,15 +152,15 @@ class Patching:
 
 @dataclass(slots=True, eq=False)
 class Copying:
-    """The copy of a version from shared memory into a staging buffer.
+    """The copying of one version from shared memory into a staging buffer.
 
     Attributes:
         model, key: The model's name, and the version's (epoch, version).
-        memory: The segment.
-        buffer: The destination. It is not used otherwise until the copy has ended.
+        memory: The segment to copy from.
+        buffer: The destination, which has no other use until the copying has ended.
         plan: The version's chunks.
         live: False once the version is no longer wanted: end soon.
-        count: Chunks that are copied.
+        count: Number of chunks that are already copied.
     """
 
     model: str

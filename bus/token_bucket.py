@@ -1,11 +1,11 @@
-"""Token buckets: how many units a peer may use at once, and how many a second after that."""
+"""Token buckets, which limit the units that a peer may use at once and per second."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
 
 class Rate(NamedTuple):
-    """The size of a bucket, and the units that flow into it each second."""
+    """The units that a full bucket has, and the units that are added each second."""
 
     burst: float
     per_second: float
@@ -20,7 +20,7 @@ class TokenBucket:
     spent: float = 0.0
 
     def take(self, count: float, now: float) -> bool:
-        """Take `count` units; return False, and take none, if the bucket has fewer."""
+        """Take `count` units; if the bucket has fewer, take none and return False."""
         refilled = (now - self.at) * self.rate.per_second
         self.spent, self.at = max(0.0, self.spent - refilled), now
         if self.spent + count > self.rate.burst:
@@ -29,9 +29,9 @@ class TokenBucket:
         return True
 
     def give_back(self, count: float) -> None:
-        """Put units back."""
+        """Put `count` units back into the bucket."""
         self.spent = max(0.0, self.spent - count)
 
     def is_full(self, now: float) -> bool:
-        """Return whether the bucket equals a new one, so that it can be dropped."""
+        """True if the bucket is full like a new bucket, and so can be dropped."""
         return (now - self.at) * self.rate.per_second >= self.spent

@@ -1,8 +1,8 @@
 """CURVE on a worker's control connection: key pairs, and the reasons of failed handshakes.
 
-A refused handshake has a status but no text. The events that a worker's socket reports of a failed
-connection are enough to guess the reason, which is reported to the user. The publisher's side is
-in `curve_server.py`.
+A refused handshake has a status but no text. A worker's socket reports events of a failed
+connection, from which this module guesses the reason for the user. The publisher's side is in
+`curve_server.py`.
 """
 
 import contextlib
@@ -13,12 +13,12 @@ from zmq.utils import z85
 
 from ..errors import KeysError
 
-# Consecutive handshakes that end without a status, until that is reported. A publisher that stops
-# may cause one, and one to which many workers connect several: so it must last `lost_after` too.
+# Consecutive handshakes without a status until these are reported. A publisher that stops may cause
+# one, and a publisher with many new workers several: so they must also last `lost_after`.
 BROKEN = 3
-CROWDED = 300  # the status with which a publisher rejects for lack of room (RFC 27: try again)
+CROWDED = 300  # status of a handshake rejected for lack of room (RFC 27: try again)
 
-CHANGES = (  # events of a connection; after a ZMTP error only the last one follows
+CHANGES = (  # events of a connection; only the last of these follows a ZMTP error
     zmq.EVENT_CONNECT_DELAYED
     | zmq.EVENT_CONNECT_RETRIED
     | zmq.EVENT_CONNECTED
@@ -54,7 +54,7 @@ def check_curve() -> None:
     """Check that this build of ZeroMQ supports CURVE.
 
     Raises:
-        KeysError: It does not.
+        KeysError: This build does not support CURVE.
     """
     if not zmq.has("curve"):
         raise KeysError(
@@ -64,14 +64,14 @@ def check_curve() -> None:
 
 
 def keypair() -> tuple[str, str]:
-    """Return a new key pair: public and secret key, 40 characters of Z85 each."""
+    """Return a new pair of a public and a secret key, 40 characters of Z85 each."""
     check_curve()
     public, secret = zmq.curve_keypair()
     return public.decode(), secret.decode()
 
 
 def is_key(text: str) -> bool:
-    """True if 40 characters of Z85 decode to a key: five of them may exceed 32 bits."""
+    """True if 40 characters of Z85 are a key: no five of them have a value above 32 bits."""
     try:
         z85.decode(text)
     except struct.error:
@@ -85,7 +85,7 @@ def public_of(secret: str) -> str:
 
 
 def pin(s: "zmq.Socket[bytes]", public: str, secret: str, publisher: str) -> None:
-    """Set the keys of a socket, so that it connects only to the owner of `publisher`."""  # K1
+    """Set a socket's key pair, and the public key that the publisher must prove to own."""  # K1
     check_curve()
     s.setsockopt(zmq.CURVE_PUBLICKEY, public.encode())
     s.setsockopt(zmq.CURVE_SECRETKEY, secret.encode())
@@ -93,14 +93,14 @@ def pin(s: "zmq.Socket[bytes]", public: str, secret: str, publisher: str) -> Non
 
 
 class ConnectionEvents:
-    """The events of a connecting socket.
+    """Reads the events of a connecting socket, and finds out why a handshake failed.
 
     Args:
-        told: Its monitor socket, for the events `CHANGES`.
-        keyed: Whether it has keys.
+        told: The socket's monitor socket, for the events `CHANGES`.
+        keyed: Whether the socket has keys.
 
     Attributes:
-        descriptor: The file descriptor of its last connection; -1: that has ended.
+        descriptor: The file descriptor of the last connection; -1: it has ended.
         connections: The number of connections so far, since descriptors are reused.
     """
 
@@ -111,11 +111,12 @@ class ConnectionEvents:
         self._broken_since, self._crowded = 0.0, False
 
     def read(self, now: float, patience: float) -> tuple[bool, str]:
-        """Return whether there were events since the last call, and why a handshake failed.
+        """Return whether events came since the last call, and a text of why a handshake failed.
 
-        Handshakes that end without a status are a reason once that has lasted `patience` seconds.
+        The text is empty if no handshake failed. For handshakes without a status, there is a text
+        once these have gone on for `patience` seconds.
 
-        Call this often: ZeroMQ blocks while a thousand events are queued here.
+        Call this often, since ZeroMQ blocks while a thousand events are queued.
         """
         changed, refused = False, ""
         with contextlib.suppress(zmq.Again):
@@ -125,7 +126,7 @@ class ConnectionEvents:
         return changed, refused
 
     def _why(self, event: int, value: int, now: float, patience: float) -> str:
-        """Return why a handshake failed, if keys are the reason; otherwise an empty text."""  # K5
+        """Return a text of why a handshake failed; empty if keys are not the reason."""  # K5
         if event in (zmq.EVENT_CONNECTED, zmq.EVENT_DISCONNECTED):
             self.descriptor = value if event == zmq.EVENT_CONNECTED else -1
             self.connections += event == zmq.EVENT_CONNECTED

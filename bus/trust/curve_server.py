@@ -1,7 +1,7 @@
 """The server side of CURVE on one control connection (ZeroMQ RFC 26), without sockets.
 
-C and S are the permanent key pairs of worker and publisher, C' and S' those of this connection. A
-box is encrypted and authenticated from one pair to another:
+C and S are the permanent key pairs of the worker and the publisher, C' and S' are their key pairs
+for this connection. A box is encrypted and authenticated from one pair to another:
 
     HELLO      C', a box of zeros (C'->S): the worker knows S
     WELCOME    box of S' and a cookie (S->C')
@@ -9,9 +9,9 @@ box is encrypted and authenticated from one pair to another:
     READY      box of metadata (S'->C'), or ERROR if C is not allowed
     MESSAGE    box of flags and a frame (C'->S' or S'->C')
 
-Each side numbers its boxes, and rejects a box whose number is not above the last. In the RFC the
-cookie keeps the server stateless until INITIATE; here the connection keeps state, and the cookie is
-random.
+Each side numbers its boxes, and rejects a box whose number is not above the last number. In the RFC
+the cookie keeps the server stateless until INITIATE. Here the connection has state, and the cookie
+is random.
 
 libsodium does the cryptography, through PyNaCl.
 """
@@ -26,19 +26,19 @@ from zmq.utils import z85
 from ..errors import KeysError
 from ..messages import Buffer
 
-NOT_ALLOWED = b"\x05ERROR\x03400"  # the status with which ZAP (RFC 27) denies a key
+NOT_ALLOWED = b"\x05ERROR\x03400"  # ZAP's (RFC 27) status of a key that is not allowed
 CROWDED = b"\x05ERROR\x03300"  # ZAP's status of a temporary failure
 COMMAND_BYTES = 33  # overhead of CURVE per frame: command name, flags, short nonce, 16 for the tag
-_HELLO, _INITIATE, _MESSAGE = 200, 257, 33  # least bytes of each command, with its name
+_HELLO, _INITIATE, _MESSAGE = 200, 257, 33  # least bytes of each command, including its name
 _COOKIE = 96
-_INNER_MORE, _INNER_COMMAND = 1, 2  # flags inside of a MESSAGE
+_INNER_MORE, _INNER_COMMAND = 1, 2  # flags in a MESSAGE's box
 
 
 class CurveError(Exception):
     """The peer does not use CURVE, has no allowed key, or sent a damaged or repeated box.
 
     Attributes:
-        reply: A command to send before the connection is closed.
+        reply: A command to send before the connection is closed; empty: none.
     """
 
     def __init__(self, text: str, reply: bytes = b"") -> None:
@@ -58,11 +58,11 @@ def _sodium() -> Any:
 
 
 class CurveServer:
-    """The keys of a publisher, for all of its connections.
+    """The keys of a publisher, which all of its connections use.
 
     Args:
         secret: The publisher's secret key, as 40 characters of Z85.
-        may_come: Returns whether the owner of a public key, also in Z85, may connect.
+        may_come: Returns whether the owner of a public key (Z85) may connect.
 
     Raises:
         KeysError: PyNaCl is not installed.
@@ -93,7 +93,7 @@ class CurveConnection:
         self._last_received = self._last_sent = 0
 
     def answer(self, command: bytes, metadata: bytes) -> tuple[bytes, bytes | None]:
-        """Handle a handshake command; return the reply and, after the last, the worker's metadata.
+        """Handle a handshake command; return the reply, and the worker's metadata at the end.
 
         Raises:
             CurveError: The handshake has failed.
@@ -133,7 +133,7 @@ class CurveConnection:
         return b"\x05READY" + self._numbered(b"CurveZMQREADY---", metadata), plain[128:]
 
     def frame(self, body: Buffer, *, more: bool = False, command: bool = False) -> bytes:
-        """Return the body of the encrypted frame for a frame to the worker."""
+        """Return the encrypted form of a frame to the worker; `body` is the frame's body."""
         flags = bytes([more * _INNER_MORE | command * _INNER_COMMAND])
         return b"\x07MESSAGE" + self._numbered(b"CurveZMQMESSAGES", b"".join((flags, body)))
 
@@ -141,7 +141,7 @@ class CurveConnection:
         """Decrypt a frame; return whether more follow, whether it is a command, and its body.
 
         Raises:
-            CurveError: It is no frame of this connection, or it is repeated.
+            CurveError: The frame is not from this connection, or is repeated.
         """
         if len(frame) < _MESSAGE or not frame.startswith(b"\x07MESSAGE"):
             raise CurveError("a frame that is not encrypted")

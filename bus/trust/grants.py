@@ -1,7 +1,7 @@
 """The permissions of keys, without files or sockets.
 
-A key is bound to a name, or to a pattern of names, and has a role. Grants may change at any time:
-`Grants` is one object that a publisher's sockets and its machine share, in one thread.
+A key is bound to a name, or to a pattern of names, and has a role. Grants may change at any time,
+so a publisher's sockets and machine share one `Grants` object, in one thread.
 """
 
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ class Grant:
     """The permissions of one key.
 
     Attributes:
-        name: The name with which its owner may join. At most one `*` in it stands for any
-            characters, or none.
-        role: `worker` or `observer`. An observer reads the roster, and gets no weights, no group
+        name: The name with which the key's owner may join. At most one `*` in the name stands for
+            any characters, or none.
+        role: `worker` or `observer`. An observer may read the roster, and gets no weights, no group
             key and no data connection.
     """
 
@@ -26,7 +26,7 @@ class Grant:
     role: Role = "worker"
 
     def fits(self, name: str) -> bool:
-        """True if the owner may use this name."""  # K3
+        """True if the key's owner may use this name."""  # K3
         begin, star, end = self.name.partition("*")
         if not star:
             return name == begin
@@ -35,7 +35,7 @@ class Grant:
 
 
 class Grants:
-    """The grants by public key (40 characters of Z85); other keys have no permissions.
+    """The grants of all allowed keys, by public key (40 characters of Z85).
 
     Args:
         by_key: The initial grants.
@@ -45,7 +45,7 @@ class Grants:
         self._by_key = by_key
 
     def of(self, key: str) -> Grant | None:
-        """Return the grant of a key; None: it has none, or was revoked."""
+        """Return the grant of a key; None if the key was never allowed or was revoked."""
         return self._by_key.get(key)
 
     def may_read(self, name: str, key: str) -> bool:
@@ -54,7 +54,7 @@ class Grants:
         return grant is not None and grant.role == "worker" and grant.fits(name)
 
     def replace(self, by_key: Mapping[str, Grant]) -> bool:
-        """Replace all grants; return True if any earlier grant is removed or changed."""
+        """Replace all grants; return True if an earlier grant was removed or changed."""
         taken = any(by_key.get(key) != grant for key, grant in self._by_key.items())
         self._by_key = by_key
         return taken

@@ -1,12 +1,12 @@
-"""Keys on disk: a publisher's folder, and the one file that a worker needs.
+"""Files with keys: a publisher's folder, and the one file that a worker needs.
 
     DIR/publisher.json        the publisher's key pair
     DIR/allowed/NAME.json     an allowed public key, with its name and role
     DIR/workers/NAME.json     a worker's key pair, its name, and the publisher's public key
 
 `allowed` has no secrets. The files in `workers` are copied to the workers' hosts, and can then be
-removed. The publisher rereads `allowed` regularly: adding a file allows a key, removing it revokes
-the key. Each file is one small JSON object, so that every language can read it.
+removed. The publisher rereads `allowed` regularly: a new file allows a key, and the removal of a
+file revokes a key. Each file is one small JSON object, so that every language can read it.
 """
 
 import contextlib
@@ -35,11 +35,11 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 
 
 class UnreadableError(KeysError):
-    """A file exists but cannot be read now, so its contents are unknown."""
+    """A file exists but cannot be read at present, so its contents are unknown."""
 
 
 class ScarceError(KeysError):
-    """No file can be read, since the process has no descriptor left."""
+    """No file can be read, since the process has no free descriptor."""
 
 
 class _PublisherFile(msgspec.Struct):
@@ -77,10 +77,10 @@ class PublisherKeys:
     """The keys of a publisher.
 
     Attributes:
-        secret: Its secret key, 40 characters of Z85.
-        grants: By public key, what the key's owner may do.
+        secret: The publisher's secret key, 40 characters of Z85.
+        grants: The permissions of each allowed key, by public key.
         folder: The folder that the publisher rereads; None: the grants never change.
-        known: The contents of each file there when it was last read.
+        known: The contents of each file in `allowed` at the last read.
     """
 
     __module__ = "weightbus"
@@ -98,7 +98,7 @@ class PublisherKeys:
             path: The folder.
 
         Raises:
-            KeysError: There is no such folder, or something in it is invalid.
+            KeysError: There is no such folder, or a file in it is missing or invalid.
         """
         folder = _path(path)
         if not folder.is_dir():
@@ -112,11 +112,10 @@ class PublisherKeys:
         return cls(own.secret, allowed.read(), folder, allowed.known)
 
     def allowed(self, complain: Callable[[KeysError], None]) -> "Allowed | None":
-        """Return an object that rereads the folder and knows its last contents; None: there is no
-        folder.
+        """Return an object that rereads the folder; None if the keys are not from a folder.
 
         Args:
-            complain: Called for files that are invalid, and for those that cannot be read.
+            complain: Called with an error for each file that is invalid or cannot be read.
         """
         return None if self.folder is None else Allowed(self.folder, complain, self.known)
 
@@ -126,9 +125,9 @@ class WorkerKeys:
     """The keys of a worker.
 
     Attributes:
-        name: The worker's name; a `*` in it stands for any characters.
-        public, secret: Its pair, 40 characters of Z85 each.
-        publisher: The public key of the only publisher that it connects to.
+        name: The worker's name; a `*` in the name stands for any characters.
+        public, secret: The worker's key pair, 40 characters of Z85 each.
+        publisher: The public key of the only publisher that the worker connects to.
     """
 
     __module__ = "weightbus"
@@ -140,14 +139,14 @@ class WorkerKeys:
 
     @classmethod
     def read(cls, path: str | Path, name: str | None = None) -> "WorkerKeys":
-        """Read a worker's file, or the file of a name in a folder made by `weightbus keygen`.
+        """Read a worker's file, or a named worker's file in a folder made by `weightbus keygen`.
 
         Args:
             path: The file, or the folder.
             name: The worker's name, if `path` is a folder.
 
         Raises:
-            KeysError: There is no such file, or it is invalid.
+            KeysError: There is no such file, or the file is invalid.
         """
         file = _path(path)
         if file.is_dir():
@@ -158,20 +157,20 @@ class WorkerKeys:
 
 
 class Allowed:
-    """The allowed keys in a publisher's folder, which can be read any number of times.
+    """Reads the allowed keys in a publisher's folder, again at each call of `read`.
 
-    An error in one file does not delay the removal of another.
+    An error in one file does not delay that the removal of another file revokes its key.
 
     Args:
         folder: The publisher's folder.
-        complain: Called with an error for each invalid file, which then allows no key; for each
-            file that cannot be read now, which keeps its last contents; and if there are more than
-            `KEYS_MAX` files, of which only those count that were read before.
-        known: The contents of the files when they were last read.
+        complain: Called with an error for each invalid file, which then allows no key, and for each
+            file that cannot be read, whose last contents stay valid. Also called if there are more
+            than `KEYS_MAX` files, of which only files that were read before count.
+        known: The contents of the files at an earlier read.
 
     Attributes:
-        known: The contents at the last read, used for files that cannot be read the next time.
-        whole: Whether all files could be read the last time. If not, read again.
+        known: The contents of the files at the last read, for files that cannot be read next time.
+        whole: Whether all files could be read the last time. If not, call `read` again.
     """
 
     def __init__(
@@ -187,8 +186,8 @@ class Allowed:
         """Read the folder; return the grants by public key.
 
         Raises:
-            ScarceError: The process has no descriptor left.
-            KeysError: The folder cannot be read; or a file is invalid and there is no `complain`.
+            ScarceError: The process has no free descriptor.
+            KeysError: The folder cannot be read, or a file is invalid and there is no `complain`.
         """
         found, known, self.whole = dict[str, Grant](), dict[Path, _AllowedFile](), True
         files = _files(self._folder)
@@ -207,14 +206,14 @@ class Allowed:
         return MappingProxyType(found)
 
     def remaining(self) -> Mapping[str, Grant]:
-        """Return the grants of the last read whose files still exist, without any descriptor.
+        """Return the grants of the last read whose files still exist; this needs no descriptor.
 
         Raises:
             KeysError: The folder itself cannot be found.
         """
         found = dict[str, Grant]()
         try:
-            os.stat(self._folder)  # else every file would seem to be removed
+            os.stat(self._folder)  # else each file would seem to be removed
         except OSError as error:
             raise _unreadable(self._folder, error) from None
         for file, allowed in self.known.items():
@@ -242,7 +241,7 @@ class Allowed:
             return self.known[file]
 
     def stamp(self) -> tuple[object, ...]:
-        """Return a value that changes whenever a file is added, changed or removed."""
+        """Return a value that differs after a file is added, changed or removed."""
         files = _files(self._folder)
         looked = files if len(files) <= KEYS_MAX else [f for f in files if f in self.known]
         rows = ((file.name, _stat(file)) for file in looked)
@@ -260,10 +259,10 @@ def _allow(file: Path, allowed: _AllowedFile, found: dict[str, Grant]) -> None:
 
 
 def generate(folder: Path, names: Mapping[str, Role]) -> list[Path]:
-    """Make a key pair for each of these workers, and for the publisher if it has none.
+    """Make files with a key pair for each name in `names`, and for the publisher if it has none.
 
     Returns:
-        The files that were written. No file is ever overwritten.
+        The files that were written. No existing file is overwritten.
 
     Raises:
         KeysError: A worker's file exists already, or a name is not valid.
@@ -293,7 +292,7 @@ def generate(folder: Path, names: Mapping[str, Role]) -> list[Path]:
 
 
 def file_name(name: str) -> str:
-    """Return the file name for a worker.
+    """Return the name of the file for a worker.
 
     Raises:
         KeysError: The worker's name is not valid.
@@ -309,7 +308,7 @@ def file_name(name: str) -> str:
 
 
 def _file_of(folder: Path, name: str | None) -> Path:
-    """Return the file in a folder that is for a worker of this name; without one, the only file."""
+    """Return the file in a folder for the worker `name`; without a name, the only file."""
     found = _files(folder)
     if len(found) > KEYS_MAX:
         raise _too_many(folder, found)
@@ -342,7 +341,7 @@ def _too_many(folder: Path, files: list[Path]) -> KeysError:
 
 
 def _stat(file: Path) -> os.stat_result | None:
-    with contextlib.suppress(OSError):  # removed meanwhile, which the next call will see
+    with contextlib.suppress(OSError):  # the file was removed meanwhile: the next call omits it
         return file.stat()
     return None
 
@@ -359,13 +358,13 @@ def _may_exist(file: Path) -> bool:
 
 
 def _path(given: str | Path) -> Path:
-    if str(given).lstrip().startswith("{"):  # the error must not quote it: it has a secret
+    if str(given).lstrip().startswith("{"):  # the error must not quote the text, which has a secret
         raise KeysError("keys= is no path, but JSON (not shown): give the path of a file with that")
     return Path(given)
 
 
 def _nonblocking_opener(file: str, flags: int) -> int:
-    """Open a file in non-blocking mode: opening a named pipe would block otherwise."""
+    """Open a file in non-blocking mode, since opening a named pipe would block otherwise."""
     return os.open(file, flags | os.O_NONBLOCK)
 
 
@@ -388,7 +387,7 @@ def _read(file: Path, kind: type[_T], *, secret: bool = False) -> _T:
 
 
 def _check_keys(*keys: str) -> None:
-    """Check what a pattern cannot: that no five characters exceed 32 bits."""
+    """Check that no five characters of a key exceed 32 bits, which a pattern cannot check."""
     if not all(map(curve.is_key, keys)):
         raise ValueError("a key is 40 characters of Z85, each five of which stand for 32 bits")
 
@@ -399,7 +398,7 @@ def _check_pair(public: str, secret: str, file: Path) -> None:
 
 
 def _write(file: Path, what: msgspec.Struct) -> Path:
-    """Write a file atomically, readable only by its owner; never overwrite one."""
+    """Write a file atomically, readable only by its owner; raise an error if the file exists."""
     part = file.with_name(f".{file.name}.{os.getpid()}")
     with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
         opened.write(msgspec.json.format(msgspec.json.encode(what)) + b"\n")
