@@ -57,7 +57,7 @@ class Subscribe(msgspec.Struct, frozen=True):
 
 
 class Reserve(msgspec.Struct, frozen=True):
-    """Allocate memory for a version, or without a key ahead of one; answered by `Granted`."""
+    """Allocate memory for a version, for a later one if `key` is None; answered by `Granted`."""
 
     model: str
     key: tuple[int, int] | None
@@ -65,7 +65,7 @@ class Reserve(msgspec.Struct, frozen=True):
 
 
 class Open(msgspec.Struct, frozen=True):
-    """Open a version's segment, or without a model the publisher's probe; answered by `Opened`."""
+    """Open a version's segment (without a model, the publisher's probe); answered by `Opened`."""
 
     model: str
     key: tuple[int, int]

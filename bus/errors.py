@@ -133,7 +133,7 @@ class ApplyError(WeightBusError):
 class TornError(ApplyError):
     """An apply failed half-way, and the model has parts of two versions: no version runs.
 
-    The next successful apply repairs it; the worker retries this version a few times.
+    The next successful apply repairs the model; the worker retries this version a few times.
     """
 
     __module__ = "weightbus"

@@ -38,7 +38,7 @@ class Lease:
         self.view, self.message = view, message
         self.live = True  # False once the lease has ended: the memory may have another use
         self.count = 0  # bytes received
-        self.crc = 0  # CRC-32C of these, computed while they are in the cache
+        self.crc = 0  # CRC-32C of the received bytes, computed while they are in the cache
         self._on_cancel, self._hashed, self._opening = on_cancel, hashed, opening
 
     def received(self, count: int) -> None:

@@ -1,7 +1,7 @@
 """Seals (encrypts) a publisher's data: each chunk and layout once, for all workers. (E2 to E5)
 
-The shared memory stays unencrypted, since workers of this host copy from it. Sealed bytes have
-other memory, as large as the version, from its first sent chunk until the version is released.
+The shared memory stays unencrypted, since workers of this host copy from it. Sealed bytes are in
+separate memory, as large as the version, from the version's first sent chunk until its release.
 """
 
 import weakref
@@ -244,7 +244,7 @@ class Sealer:
         return self._take_buffer(version.target.model, nbytes, version)
 
     def whole(self, announce: Announce, chunk: SealedChunk) -> Announce:
-        """Return the announcement of a version whose only chunk is its payload, sealed as `chunk`."""
+        """Return the announcement of a version whose payload is the sealed `chunk`."""
         return msgspec.structs.replace(
             announce, encryption=AES_256_GCM, key=chunk.key, tag=chunk.tag
         )

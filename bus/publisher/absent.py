@@ -151,10 +151,10 @@ def _report_never_applied(state: PublisherState, now: float) -> Iterator[Effect]
 
 
 def _awaits_user(state: PublisherState, peer: Peer, model: str) -> bool:
-    """True if a worker's first version is staged and waits for its user's code to apply it."""
+    """True if a worker's first version is staged and waits only for the user to apply it."""
     incoming, versions = peer.incoming[model], state.store.get(model)
     pending = versions.pending if versions is not None else None
-    waits = pending is not None and pending.version == incoming.version  # for its commit
+    waits = pending is not None and pending.version == incoming.version  # waits for its commit
     return incoming.phase == "staged" and not waits and peer.runs(model) == (0, 0)
 
 

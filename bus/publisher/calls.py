@@ -22,7 +22,7 @@ NOTHING_RUNS = "; it runs no version now, until one is applied"  # ends the text
 
 
 def undecided(state: PublisherState, version: Version) -> Publication | None:
-    """Return the open call that published a version, unless it is committed; else None."""
+    """Return the open, uncommitted call that published a version; None if there is none."""
     for call in state.calls.values():
         if call.version is version and call.decision != "commit":
             return call

@@ -13,7 +13,7 @@ from ..observed import Checked, Observe, Verify
 from ..token_bucket import Rate, TokenBucket
 
 COST_LOW, COST_HIGH = 1, 4  # units of a message with at most one answer, and with more effects
-BYTES_PER_COST = 2**14  # a longer message costs a multiple; few hellos have a tenth of it
+BYTES_PER_COST = 2**14  # bytes after which a message costs more; few hellos have a tenth
 
 
 class RateLimits:
@@ -51,7 +51,7 @@ class RateLimits:
 def cost_of(message: Message, *, known: bool) -> int:
     """Return the units that a message costs its connection; 0 for a worker's report or fetch.
 
-    A report costs nothing here. If its digest is wrong, it is charged after it was handled.
+    A report costs nothing here. A report with a wrong digest is charged after it was handled.
     """
     if isinstance(message, Hello | Observe | Verify):
         return COST_HIGH

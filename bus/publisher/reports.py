@@ -167,7 +167,7 @@ def _check_later(
 ) -> list[Effect]:
     versions = state.store[version.model]
     if not versions.hold(version):
-        return _wrong_digest(state, peer, message)  # it was overwritten before it was hashed
+        return _wrong_digest(state, peer, message)  # overwritten before it was hashed
     version.claims[peer.name, type(message)] = message
     return versions.hash(version)
 

@@ -94,7 +94,7 @@ class Link:
         self.waited = kept * self.waited + seconds
 
     def observe_rate(self, nbytes: int, seconds: float) -> None:
-        """Record that a version of `nbytes` bytes was applied `seconds` after its publish.
+        """Record that a version of `nbytes` bytes was reported applied `seconds` after its publish.
 
         A busy worker reports late, so one slow version only halves the estimate.
         """

@@ -70,7 +70,7 @@ class PublisherState:
         epoch: The publisher's epoch. Workers refuse an epoch lower than the one that they run.
         data_endpoint: The endpoint of the data socket, as sent to workers.
         timing: Intervals and timeouts.
-        shared: A segment by which workers detect that they are on the same host.
+        shared: A segment by which workers detect that they are on the publisher's host.
         age: Returns the seconds since the publisher started, by a clock that never stops. The
             publisher needs this age to take a later epoch. None: the epoch is final.
         secret: Returns 32 unguessable hexadecimal digits, for a token or, with keys, a ticket.

@@ -21,8 +21,8 @@ class WorkerStatus:
         road: The worker's transport: `pushed` (chunks that are sent to all workers at once),
             `pulled` (chunks that the worker fetches, until pushes reach it) or `shared` (shared
             memory).
-        models: The models that it wants.
-        running: By model, the (epoch, version) that it runs.
+        models: The models that the worker wants.
+        running: By model, the (epoch, version) that the worker runs.
         phase: By model, a text of what the worker does with a newer version, such as "receiving
             version 5, 3 of 8 chunks here". Models without a newer version are missing.
         progress: By model that the worker is receiving, the chunks that have arrived, and all.

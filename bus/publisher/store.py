@@ -42,7 +42,7 @@ class Versions:
         return iter(self._versions.values())
 
     def number(self, offer: VersionOffer, epoch: int, now: float | None = None) -> Version:
-        """Make a version with the next number from an offer; `now` is when it was published."""
+        """Make a version with the next number from an offer; `now` is the time of the publish."""
         self._count += 1
         if now is not None:
             self.times[self._count] = now

@@ -1,8 +1,8 @@
 """The publisher machine's record of a version: name, layout, chunks, phase, and its receivers.
 
-The publishing thread makes a `VersionOffer`, and does not change it after it hands it over. The
-machine makes a `Version` of the offer, which belongs to the machine's thread. The bytes are in a
-snapshot, which the machine never reads: effects name the chunks to send, and the shell reads the
+The publishing thread makes a `VersionOffer`, and does not change the offer after handing it over.
+The machine makes a `Version` of the offer, which belongs to the machine's thread. The bytes are in
+a snapshot, which the machine never reads: effects name the chunks to send, and the shell reads the
 bytes.
 
 The latest version can be *reclaimable* (phase `lent`): the next publish may overwrite it at any
@@ -257,7 +257,7 @@ class Version(Chunked):
         hashing: Whether all chunks are being hashed, because the digest is needed.
         ends: Names of the workers to which `end` is sent once the digest is known.
         readers: Number of running comparisons, during which the version is not reclaimable.
-        sums: CRC-32C of each tensor that was compared, by its first byte's position.
+        sums: CRC-32C of each tensor that was compared, by the position of the tensor's first byte.
         waits: By worker and chunk index, until when the worker waits for that missing chunk.
         claims: The last report of each worker and type that is checked once the digest is known.
         unpatched: Names of the workers whose reason to use no patch was logged.

@@ -159,7 +159,7 @@ class WorkerKeys:
 class Allowed:
     """Reads the allowed keys in a publisher's folder, again at each call of `read`.
 
-    An error in one file does not delay that the removal of another file revokes its key.
+    An error in one file does not keep the removal of another file from revoking a key.
 
     Args:
         folder: The publisher's folder.
