@@ -1,7 +1,8 @@
-//! Absent workers, and likely mistakes: misspelt model names, and workers that never apply.
+//! Records absent workers, and reports likely mistakes: misspelt model names, and workers that
+//! never apply a version.
 //!
-//! These mistakes cause no error, only waiting. So each is reported once, with what is probably
-//! meant, in the words and after the time of the Python publisher.
+//! Such a mistake causes no error, only waiting. So the publisher reports each mistake once, with
+//! its probable cause. The texts and the delays are those of the Python publisher.
 
 use super::effects::WorkerEventKind;
 use super::machine::PublisherMachine;
@@ -14,13 +15,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 const ABSENT_MAX: usize = 64; // workers remembered as left or refused: as many as a person reads
-const ABSENT_AGAIN: Duration = Duration::from_secs(60); // then a refusal is reported again
-const HINT: Duration = Duration::from_secs(3); // longest wait; a mistake is reported within 5 s
+const ABSENT_AGAIN: Duration = Duration::from_secs(60); // pause between two reports of a refusal
+const HINT: Duration = Duration::from_secs(3); // maximum duration of a mistake before its report
 const LOOKS: u32 = 6; // checks in that time
-const LIKE: f64 = 0.8; // similar from here on: `polcy` is at 0.91, `policy_old` at 0.75
-const NAMES_MAX: usize = 16; // compared in one check: workers can bring any number of them
-const NAMED: usize = 3; // workers in one line
-const TOLD_MAX: usize = 64; // models reported: as many as a person reads
+const LIKE: f64 = 0.8; // least likeness of similar names: `polcy` has 0.91, `policy_old` 0.75
+const NAMES_MAX: usize = 16; // names compared in one check: workers can request any number
+const NAMED: usize = 3; // names listed in one message
+const TOLD_MAX: usize = 64; // models reported per condition: as many as a person reads
 
 struct Absence {
     models: BTreeSet<String>,
@@ -34,8 +35,9 @@ struct Absence {
 pub struct Absent(BTreeMap<String, Absence>);
 
 impl Absent {
-    /// Records why a worker is absent; returns whether to report it. A name is reported once in a
-    /// while, and the number of names is bounded, because a peer can use any number of them.
+    /// Records why a worker is absent; returns true if the absence is to be reported. The same
+    /// absence is reported once in `ABSENT_AGAIN`. The number of recorded names is bounded, because
+    /// a peer can use any number of names.
     pub(super) fn note(&mut self, hello: &Hello, code: &str, text: &str, now: Time) -> bool {
         let recent = |absence: &Absence| now.saturating_sub(absence.at) < ABSENT_AGAIN;
         match self.0.get(&hello.name) {
@@ -60,19 +62,19 @@ impl Absent {
         self.0.remove(name);
     }
 
-    /// True if a worker of that name left with a `bye`, as far as that is remembered.
+    /// True if the last recorded absence of the worker with this name is that it left with a `bye`.
     pub fn has_left(&self, name: &str) -> bool {
         self.0.get(name).map_or(false, |absence| absence.code == "left")
     }
 
-    /// Returns, for each absent worker that wanted a model, the reason.
+    /// Returns a text for each absent worker that wanted the model: why it is absent.
     pub fn of(&self, model: &str) -> impl Iterator<Item = String> + '_ {
         let model = model.to_owned();
         self.0.values().filter(move |absence| absence.models.contains(&model)).map(|a| a.text.clone())
     }
 }
 
-/// The likely mistakes found by one publisher.
+/// The state of one publisher's search for likely mistakes.
 #[derive(Default)]
 pub struct Oversights {
     due: Time,
@@ -84,7 +86,7 @@ pub struct Oversights {
 type Found = BTreeMap<String, Vec<String>>;
 
 impl PublisherMachine {
-    /// Checks for conditions that last too long, if a check is due.
+    /// Reports likely mistakes that have lasted too long, if a check is due.
     pub(super) fn overlooked(&mut self, now: Time) {
         if now < self.oversights.due {
             return;
@@ -95,8 +97,8 @@ impl PublisherMachine {
         self.who_takes_nothing(patience, now);
     }
 
-    /// Reports models that workers want and nothing publishes, if a published one has a similar
-    /// name.
+    /// Reports each model that workers want and that was never published, if the name of a
+    /// published model is similar.
     fn who_misspells(&mut self, patience: Duration, now: Time) {
         let had = self.store.models.iter().filter(|(_, versions)| versions.any());
         let published: Vec<&str> = had.map(|(model, _)| model.as_str()).collect();
@@ -117,12 +119,13 @@ impl PublisherMachine {
             let apart = |name: &String| self.roster.get(name).map_or(false, |peer| peer.wants(&meant));
             let others: Vec<String> = names.into_iter().filter(|name| !apart(name)).collect();
             if others.is_empty() {
-                continue; // a worker that wants both knows them apart
+                continue; // a worker that wants both models has misspelt neither
             }
             let who = named(&others, "wants", "want");
             let text = format!("{} '{}', of which nothing is published: is '{}' meant?", who, model, meant);
             if !self.calls.is_unheard(&meant) {
-                // Otherwise the notice of a publish to no worker has named what workers want.
+                // Otherwise the notice that `meant` reached no worker has already listed what
+                // workers want.
                 self.tell(WorkerEventKind::Notice, &others[0], text.clone());
             }
             let refuse = Refuse {
@@ -138,7 +141,7 @@ impl PublisherMachine {
         }
     }
 
-    /// Reports workers that have a version and have never applied any.
+    /// Reports workers that have received a version but never applied one.
     fn who_takes_nothing(&mut self, patience: Duration, now: Time) {
         let waiting = |peer: &Peer| {
             let models = peer.incoming.keys().filter(|model| self.waits_for_its_user(peer, model));
@@ -158,7 +161,7 @@ impl PublisherMachine {
         }
     }
 
-    /// True if a worker has its first version, and its user has to apply it.
+    /// True if a worker has staged its first version and waits for its user to apply the version.
     fn waits_for_its_user(&self, peer: &Peer, model: &str) -> bool {
         let pending = self.store.models.get(model).and_then(|versions| versions.pending());
         peer.incoming.get(model).map_or(false, |incoming| {
@@ -168,7 +171,7 @@ impl PublisherMachine {
     }
 }
 
-/// Returns, by model, the live workers for which the condition holds.
+/// Returns, by model, the names of the live workers for which `models` returns that model.
 fn found(roster: &Roster, models: impl Fn(&Peer) -> Vec<String>) -> Found {
     let mut found = Found::new();
     for peer in roster.iter().filter(|peer| !peer.lost()) {
@@ -179,7 +182,8 @@ fn found(roster: &Roster, models: impl Fn(&Peer) -> Vec<String>) -> Found {
     found
 }
 
-/// Returns why a model reaches no worker: none has joined, or all want other models.
+/// Returns the text that says why a model reaches no worker: none has joined, or all want other
+/// models.
 pub fn why_nobody(model: &str, roster: &Roster) -> String {
     let live = roster.iter().filter(|peer| !peer.lost());
     let wanted: BTreeSet<&str> = live.flat_map(|peer| peer.hello.models.keys()).map(String::as_str).collect();
@@ -194,7 +198,7 @@ pub fn why_nobody(model: &str, roster: &Roster) -> String {
     format!("no worker wants '{}', and those that are there want {}", model, shown)
 }
 
-/// Conditions that hold for models at workers, and since when; each model is reported once.
+/// A condition that holds for models at workers, and since when. Each model is reported once.
 #[derive(Default)]
 struct PersistentCondition {
     since: BTreeMap<String, (Time, BTreeSet<String>)>,
@@ -202,7 +206,8 @@ struct PersistentCondition {
 }
 
 impl PersistentCondition {
-    /// Returns at most `most` models that were not reported yet; none once too many were.
+    /// Returns at most `most` models that were not reported yet; none once `TOLD_MAX` were
+    /// reported.
     fn unreported<'a>(&self, found: impl Iterator<Item = &'a String>, most: usize) -> Vec<String> {
         if self.told.len() >= TOLD_MAX {
             return Vec::new();
@@ -210,7 +215,8 @@ impl PersistentCondition {
         found.filter(|model| !self.told.contains(*model)).take(most).cloned().collect()
     }
 
-    /// Takes the conditions that hold now; returns those that held at every check for `patience`.
+    /// Records the workers for which the condition holds now. Returns each model to report, with
+    /// the workers for which the condition held at every check for `patience`.
     fn held_since(&mut self, mut found: Found, patience: Duration, now: Time) -> Vec<(String, Vec<String>)> {
         let mut kept = std::mem::take(&mut self.since);
         let mut told = Vec::new();
@@ -222,7 +228,7 @@ impl PersistentCondition {
                 names.retain(|name| before.contains(name));
             }
             if names.is_empty() {
-                continue; // other workers than before: it passes by itself
+                continue; // no worker met the condition at both checks
             }
             self.since.insert(model.clone(), (began, names.iter().cloned().collect()));
             if now.saturating_sub(began) >= patience {
@@ -243,21 +249,21 @@ fn named(names: &[String], one: &str, many: &str) -> String {
     format!("{} workers ({}{}) {}", names.len(), shown, more, many)
 }
 
-/// Returns which of some other names is probably meant by a name.
+/// Returns the one of `names` that `name` probably stands for; `None` if no name is similar.
 fn meant_by<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let plain = without_counts(name);
     let first = |name: &str| name.bytes().next().map(|byte| byte.to_ascii_lowercase());
     names
         .filter(|other| without_counts(other) != plain)
-        .filter(|other| first(other) == first(name)) // a rare typo: `encoder` is no `decoder`
+        .filter(|other| first(other) == first(name)) // typos rarely change the first letter
         .map(|other| (likeness(other.as_bytes(), name.as_bytes()), other))
         .filter(|&(likeness, _)| likeness >= LIKE)
         .max_by(|a, b| a.0.partial_cmp(&b.0).unwrap_or(Ordering::Equal).then(a.1.cmp(b.1)))
         .map(|(_, other)| other)
 }
 
-/// Returns a name without counters, as in `actor_1` and `actor_2`, or `actor-a` and `actor-b`:
-/// those differ on purpose.
+/// Returns a name without its counters, so that `actor_1` equals `actor_2`, and `actor-a` equals
+/// `actor-b`: such names differ on purpose.
 fn without_counts(name: &str) -> String {
     let bytes = name.as_bytes();
     let is = |at: usize, kind: fn(&u8) -> bool| bytes.get(at).map_or(false, kind);
@@ -282,13 +288,14 @@ fn without_counts(name: &str) -> String {
     plain
 }
 
-/// Returns how similar two names are, from 0 to 1: twice the length of what they have in common, in
-/// order, over both their lengths (Ratcliff and Obershelp, as in Python's `difflib`).
+/// Returns how similar two names are, from 0 to 1: twice the total length of their common pieces,
+/// divided by the sum of their lengths (Ratcliff and Obershelp, as in Python's `difflib`).
 fn likeness(a: &[u8], b: &[u8]) -> f64 {
     2.0 * in_common(a, b) as f64 / (a.len() + b.len()).max(1) as f64
 }
 
-/// Returns the length of the longest common piece, and of what is common before and behind it.
+/// Returns the total length of the longest common piece and of the common pieces before and behind
+/// it.
 fn in_common(a: &[u8], b: &[u8]) -> usize {
     let (mut at, mut its, mut longest) = (0, 0, 0);
     for (i, rest) in (0..a.len()).map(|i| (i, &a[i..])) {

@@ -6,8 +6,8 @@
 //!     └────────────┴──> turned away         is sent the reason, and has until then to read it
 //! ```
 //!
-//! A peer that does not greet as ZMTP 3 is disconnected at its first wrong byte: a browser, a
-//! probe, an older ZeroMQ.
+//! A peer whose greeting is not that of ZMTP 3 (a browser, a probe, an older ZeroMQ) is
+//! disconnected at its first wrong byte.
 
 use super::curve::{Answer, Curve};
 use super::effects::Payload;
@@ -29,15 +29,15 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 const METADATA: &[u8] = b"\x0bSocket-Type\0\0\0\x06ROUTER\x08Identity\0\0\0\0";
-const COMMAND_BYTES_MAX: usize = 1024; // in a handshake; the longest, INITIATE, has 300 bytes
-const MESSAGE_BYTES_MAX: usize = 2 * HEADER_BYTES_MAX; // all frames; peers send only a header
-const FRAMES_MAX: usize = 8; // per message, which has one; later protocols may have payloads
+const COMMAND_BYTES_MAX: usize = 1024; // of a handshake command; the longest, INITIATE, has 300
+const MESSAGE_BYTES_MAX: usize = 2 * HEADER_BYTES_MAX; // of all frames; workers send only a header
+const FRAMES_MAX: usize = 8; // per message; workers send one, later protocols may add payloads
 const READ_BYTES: usize = 8192; // read from one connection before the next is served
 const QUEUE: usize = 80; // messages for a worker, which may request 64 chunks at once
 const HEADERS_BYTES_MAX: usize = 1 << 20; // of headers queued for one worker: a few of the longest
-const KEPT_BYTES_MAX: usize = 1 << 23; // of layouts queued for one worker, except a single one
+const KEPT_BYTES_MAX: usize = 1 << 23; // of layouts queued for one worker; a single one may be more
 const UNREAD_BYTES_MAX: usize = 1 << 16; // of answers to ZMTP's pings
-const COMMANDS: Rate = Rate(64.0, 32.0); // ZMTP's own; workers send none, libraries one a second
+const COMMANDS: Rate = Rate(64.0, 32.0); // ZMTP commands; workers send none, libraries one a second
 
 /// Returns whether the owner of a key may connect.
 pub type MayCome<'a> = &'a dyn Fn(&str) -> bool;
@@ -49,18 +49,18 @@ pub struct Said {
     pub payloads: usize,
 }
 
-/// How far a connection has come. Those further on stay when there are too many.
+/// How far a connection has come. If there are too many connections, the least advanced are closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Progress {
-    /// Refused: it is sent the reason, then closed.
+    /// The peer is refused: it is sent the reason, then the connection is closed.
     TurnedAway,
     Silent,
     Greeted,
-    /// It proved that it knows the publisher's key.
+    /// The peer proved that it knows the publisher's key.
     Knows,
     /// The handshake is over.
     Open,
-    /// It sent a message.
+    /// The peer sent a message.
     Speaks,
 }
 
@@ -72,7 +72,7 @@ struct Waiting {
 /// One connection.
 pub struct Accepted {
     pipe: Pipe,
-    /// The public key of its owner; empty without keys.
+    /// The public key of the peer; empty without keys.
     pub key: String,
     pub progress: Progress,
     pub since: Time,
@@ -81,12 +81,12 @@ pub struct Accepted {
     message: Option<Said>, // not complete yet
     message_bytes: usize,
     unsent: Vec<u8>,          // of greeting and handshake
-    pongs: VecDeque<Vec<u8>>, // never between the frames of a message
+    pongs: VecDeque<Vec<u8>>, // sent only between messages
     pong_bytes: usize,
     queue: VecDeque<Waiting>,
     header_bytes: usize, // of what is queued
     kept_bytes: usize,
-    /// True if it waits for room for a copy.
+    /// True if the connection waits for room for a copy of a payload.
     pub starved: bool,
     commands: TokenBucket,
 }
@@ -98,7 +98,7 @@ impl Held for Accepted {
 }
 
 impl Accepted {
-    /// `keys` are the publisher's own.
+    /// Returns a connection on which nothing was sent yet. `keys` is the publisher's key pair.
     pub fn new(connection: Own<TcpStream>, keys: Option<Arc<Pair>>, now: Time) -> Accepted {
         Accepted {
             pipe: Pipe::new(connection, now),
@@ -120,7 +120,7 @@ impl Accepted {
         }
     }
 
-    /// True if something waits to be sent, for other reasons than room for a copy.
+    /// True if there is something to send that does not wait for room for a copy.
     pub fn unsent(&self) -> bool {
         !self.pipe.is_idle()
             || !self.unsent.is_empty()
@@ -128,20 +128,20 @@ impl Accepted {
             || (!self.queue.is_empty() && !self.starved)
     }
 
-    /// Bytes of an incomplete message.
+    /// Returns the number of bytes held of an incomplete message.
     pub fn partial(&self) -> usize {
         self.received.len() + self.message.as_ref().map_or(0, |message| message.header.len())
     }
 
-    /// Bytes queued that only this connection needs.
+    /// Returns the number of queued bytes that only this connection needs.
     pub fn waiting(&self) -> usize {
         self.pong_bytes + self.header_bytes + self.kept_bytes
     }
 
     // Sending.
 
-    /// Sends a message if nothing else waits, or queues it. If too much is queued, the message is
-    /// dropped, and the worker requests it again. `room` is for copies.
+    /// Sends a message, or queues it if earlier messages wait. If too much is queued, drops the
+    /// message: the worker will request it again. `room` is the number of bytes left for copies.
     pub fn put(&mut self, header: &[u8], payload: &Payload, room: usize, now: Time) -> io::Result<()> {
         if self.progress < Progress::Open {
             return Ok(());
@@ -165,7 +165,8 @@ impl Accepted {
         }
     }
 
-    /// Sends until the kernel accepts no more, or other connections should be served.
+    /// Sends until the kernel accepts no more, or until this connection's turn is over. `room` is
+    /// the number of bytes left for copies.
     pub fn write(&mut self, room: usize, now: Time) -> io::Result<()> {
         self.starved = false;
         let Accepted { pipe, curve, unsent, pongs, queue, starved, .. } = self;
@@ -226,7 +227,7 @@ impl Accepted {
 
     // Receiving.
 
-    /// Reads once; returns the complete messages.
+    /// Reads from the connection once; returns the messages that are complete.
     pub fn read(&mut self, may_come: MayCome, now: Time) -> io::Result<Vec<Said>> {
         let mut bytes = [0; READ_BYTES];
         let count = match self.pipe.connection.read(&mut bytes) {
@@ -240,7 +241,8 @@ impl Accepted {
         self.pipe.alive_at = now;
         let mut said = Vec::new();
         if self.progress == Progress::TurnedAway {
-            // Do not close: unread bytes would reset the connection, and the reason would be lost.
+            // Do not close: a close with unread bytes resets the connection, and the reason is
+            // lost.
             return Ok(said);
         }
         self.received.extend_from_slice(&bytes[..count]);
@@ -252,14 +254,15 @@ impl Accepted {
             }
         }
         if at == self.received.len() || self.progress == Progress::TurnedAway {
-            self.received = Vec::new(); // thousands of connections keep no buffers
+            self.received = Vec::new(); // so that thousands of idle connections keep no buffers
         } else {
             self.received.drain(..at);
         }
         Ok(said)
     }
 
-    /// Parses what begins at `at` in the received bytes; returns its size, 0 if it is incomplete.
+    /// Parses the greeting or frame at offset `at` of the received bytes. Returns its size; 0 if it
+    /// is incomplete.
     fn parse(&mut self, at: usize, may_come: MayCome, said: &mut Vec<Said>, now: Time) -> io::Result<usize> {
         match self.progress {
             Progress::TurnedAway => return Ok(0),
@@ -303,14 +306,15 @@ impl Accepted {
         Ok(end)
     }
 
-    /// Parses a greeting; fails as soon as it cannot become one of ZMTP 3.
+    /// Parses the greeting at offset `at`; returns its size, 0 if it is incomplete. Fails at the
+    /// first byte that ZMTP 3 does not allow there.
     fn greet(&mut self, at: usize) -> io::Result<usize> {
         let its = match greeted(&self.received[at..])? {
             Some(its) => its,
             None => return Ok(0),
         };
         if its != mechanism(self.curve.is_some()) {
-            self.progress = Progress::TurnedAway; // our greeting shows the reason
+            self.progress = Progress::TurnedAway; // the peer sees the reason in our greeting
             return Ok(GREETING_BYTES);
         }
         self.progress = Progress::Greeted;
@@ -359,8 +363,8 @@ impl Accepted {
         }
     }
 
-    /// Completes the handshake. An identity that the peer has chosen is ignored: connections are
-    /// numbered here, so none can be mistaken for another.
+    /// Completes the handshake. The identity that the peer chose is ignored: the publisher numbers
+    /// its connections, so that no peer can pass for another.
     fn open(&mut self, metadata: &[u8]) -> io::Result<()> {
         match socket_type(metadata) {
             Some(b"DEALER" | b"REQ" | b"ROUTER") => {
@@ -388,7 +392,7 @@ impl Accepted {
         Ok(())
     }
 
-    /// Handles a frame of a message.
+    /// Handles a frame of a message; appends the message to `said` when it is complete.
     fn take(&mut self, flags: u8, body: Vec<u8>, said: &mut Vec<Said>) -> io::Result<()> {
         self.message_bytes += body.len();
         if self.message_bytes > MESSAGE_BYTES_MAX {
@@ -422,7 +426,7 @@ impl DerefMut for Accepted {
     }
 }
 
-/// Appends a frame as it is sent over the connection.
+/// Appends a frame to `to`, encrypted if the connection has keys.
 fn say(curve: &mut Option<(Curve, Arc<Pair>)>, flags: u8, body: &[&[u8]], to: &mut Vec<u8>) {
     let size = body.iter().map(|part| part.len()).sum::<usize>();
     match curve {
@@ -431,7 +435,7 @@ fn say(curve: &mut Option<(Curve, Arc<Pair>)>, flags: u8, body: &[&[u8]], to: &m
             body.iter().for_each(|part| to.extend_from_slice(part));
         }
         Some((curve, _)) => {
-            frame_head(to, 0, size + FRAME_BYTES); // as an ordinary frame, as libzmq does it
+            frame_head(to, 0, size + FRAME_BYTES); // without flags: the body has them
             curve.session().carry(flags, body, to);
         }
     }

@@ -1,7 +1,7 @@
 //! The versions that patches may build on, and the patches on them.
 //!
-//! The publishing thread makes patches before any worker learns of the version. There is one patch
-//! on a base, for all workers that run it, and its bytes never change.
+//! The thread that calls publish makes the patches, before any worker learns of the version. There
+//! is one patch per base, for all workers that run that base. The bytes of a patch never change.
 
 use super::content::{Content, Copier, TensorView};
 use super::offer::{Offer, VersionPatch};
@@ -17,38 +17,38 @@ const PACE: f64 = 1e-8; // seconds per byte, until an encode and a decode were m
 const PACE_SHARE: f64 = 0.5; // weight of the last measurement in the average
 const PACE_EVERY: u32 = 32; // decisions per measurement of a sample, which corrects wrong estimates
 const SAMPLE_CHUNK: u64 = 1 << 20; // bytes
-const OFFER_SHARE: u32 = 2; // patches may take half of the time: the version needs some, too
+const OFFER_SHARE: u32 = 2; // patches may take half of the timeout: delivery needs the rest
 
 /// How a version is sent to workers that accept patches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Encoding {
-    /// Whole.
+    /// The whole version.
     #[default]
     Raw,
-    /// As a patch on the version that the worker runs, if the publisher still has that: the fewest
-    /// bytes.
+    /// A patch on the version that the worker runs, if the publisher still has that version: the
+    /// fewest bytes.
     Delta,
-    /// The same without classes of elements: more bytes, which are faster to encode and to decode.
+    /// Like `Delta`, but without classes of elements: more bytes, but faster to encode and decode.
     DeltaFlat,
-    /// As one of these patches or whole, whichever is likely to arrive first, by the measured speed
-    /// of links, encoding and decoding.
+    /// A patch of either kind, or the whole version: the form that is likely to arrive first, by
+    /// the measured speeds of links, encoding and decoding.
     Auto,
 }
 
-/// A worker that accepts patches, and how soon it would have one.
+/// A worker that accepts patches, with the speeds of its link and of its decoding.
 #[derive(Clone, Debug)]
 pub struct PatchCandidate {
     pub running: Option<Running>,
-    /// Bytes per second of its link; infinite if unknown.
+    /// Bytes per second of the worker's link; infinite if unknown.
     pub rate: f64,
-    /// Seconds to decode a patch, per byte of an unchanged version: without classes and with them.
-    /// `None` if the worker has reported none.
+    /// Seconds to decode a patch, per byte of an unchanged version: for patches without classes,
+    /// and with classes. `None` if the worker has reported no such time.
     pub decode: [Option<f64>; 2],
 }
 
 impl Default for PatchCandidate {
-    /// An unknown worker.
+    /// Returns a worker about which nothing is known.
     fn default() -> PatchCandidate {
         PatchCandidate { running: None, rate: f64::INFINITY, decode: [None; 2] }
     }
@@ -60,10 +60,10 @@ pub struct Bases {
     kept: VecDeque<Arc<Content>>, // newest last
     count: usize,
     bytes_max: u64, // of all kept versions
-    // Recent seconds per byte, of patches without classes and with them.
+    // Recent seconds per byte, for patches without classes and with classes.
     encode: Pair,
     decode: Pair,
-    decisions: u32, // on whether a patch pays
+    decisions: u32, // number of decisions whether a patch pays
 }
 
 impl Bases {
@@ -72,11 +72,12 @@ impl Bases {
         Bases { kept: VecDeque::new(), count, bytes_max, encode, decode, decisions: 0 }
     }
 
-    /// Returns the version, with patches to it if they are wanted, and keeps it as a base of later
-    /// patches (D1, D2).
+    /// Returns the offer of a version, with patches that lead to the version if `encoding` allows
+    /// them. Keeps the version as a base of later patches (D1, D2).
     ///
-    /// `takers` are the workers that accept patches. A version that is not `to_all` keeps the bases
-    /// of the other workers. Patches that take too much of the time until `until` are left out.
+    /// `patch_candidates` are the workers that accept patches. If the version is not `to_all`,
+    /// bases that other workers run are kept. Making patches may take half of the time until
+    /// `until`; a patch that takes longer is left out.
     pub fn offer(
         &mut self,
         content: Arc<Content>,
@@ -132,7 +133,7 @@ impl Bases {
         offer
     }
 
-    /// Records how long it took to make a patch.
+    /// Records the time that it took to make a patch to a version of `nbytes` bytes.
     fn took(&mut self, way: Way, nbytes: u64, took: Duration) {
         let work = way.work * nbytes as f64;
         if work > 0.0 {
@@ -141,13 +142,15 @@ impl Bases {
         }
     }
 
-    /// Returns how to make the patch on a base; `None` if the version arrives sooner without one.
+    /// Returns how to make the patch on a base; `None` if the whole version is likely to arrive
+    /// sooner.
     ///
-    /// There is one patch on a base, for all workers that run it. So it is the best one for the
-    /// slowest worker that gains by any: the publish waits for that worker last. A worker of
-    /// unknown rate counts as fast enough. A worker that has not decoded a patch yet counts as fast
-    /// as this process. After a new measurement all do: otherwise one slow decode would count
-    /// forever, if no such patch is sent to that worker again.
+    /// All workers that run the base get the same patch. So the choice is the best patch for the
+    /// slowest worker that gains by a patch: the publish waits longest for that worker. A worker of
+    /// unknown rate is assumed to need no patch. A worker that has not decoded a patch yet is
+    /// assumed to decode as fast as this process. After a new measurement this is assumed of all
+    /// workers: otherwise one slow decode would count forever if that worker were sent no patch
+    /// again.
     fn chosen<'a>(
         &mut self,
         base: &Content,
@@ -181,7 +184,8 @@ impl Bases {
         links.into_iter().find_map(|(rate, decode)| chosen(nbytes, &would, rate, self.encode, decode))
     }
 
-    /// Measures with a sample: if no patch is ever made, nothing else is measured.
+    /// Measures the speeds of encoding and decoding with a sample of the version. If no patch is
+    /// ever made, there is no other measurement.
     fn measure(&mut self, base: &Content, content: &Content, deadline: Instant) -> Result<(), String> {
         let (dtype, place) = sample(&content.header.layout).ok_or("there is nothing to measure")?;
         let shape = [place.len() as u64 * 8 / dtype.bits()];
@@ -210,7 +214,7 @@ impl Bases {
         self.kept.iter().map(|base| base.plan.nbytes).sum()
     }
 
-    /// Returns the bases of the patches to make, the one that most workers run first.
+    /// Returns the bases to make patches from: those that most workers run come first.
     fn bases_of(
         &self,
         content: &Content,
@@ -229,7 +233,8 @@ impl Bases {
         };
         let mut found: Vec<(Running, Arc<Content>)> = Vec::new();
         for (running, _) in runs {
-            // A patch is named, and encrypted, by its base's number: make one for each. (E3)
+            // A patch's name and key depend on its base's (epoch, version): each needs a patch of
+            // its own. (E3)
             let named =
                 |(known, _): &(Running, _)| (known.epoch, known.version) == (running.epoch, running.version);
             if let (false, Some(base)) = (found.iter().any(named), base(running)) {
@@ -241,12 +246,13 @@ impl Bases {
     }
 }
 
-/// True if a patch between the two is possible: it needs one layout and one chunk size.
+/// True if a patch between two versions is possible: both must have the same layout and chunk size.
 fn alike(one: &Content, other: &Content) -> bool {
     one.header.layout.id == other.header.layout.id && one.plan.chunk_bytes == other.plan.chunk_bytes
 }
 
-/// Returns the patch from one version to another, after decoding and comparing it.
+/// Returns the patch from `base` to `target`, after checking that it decodes to `target`. `digest`
+/// is that of the base.
 fn made(
     base: &Content,
     digest: &str,

@@ -28,7 +28,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-// Versions that patches may build on: what most workers run, and its predecessor.
+// By default, patches may build on two versions: the one that most workers run, and its
+// predecessor.
 const BASES: usize = 2;
 const CHUNK_BYTES: u64 = 1 << 20; // larger chunks were no faster when measured
 
@@ -72,36 +73,36 @@ impl PublisherBuilder {
         }
     }
 
-    /// Sets where the data socket is bound. Default: one port above the control address, or a path
-    /// beside it.
+    /// Sets the address at which the data socket is bound. Default: the port above the control
+    /// port, or a path beside the control path.
     pub fn data(mut self, address: &str) -> PublisherBuilder {
         self.data = Some(address.to_owned());
         self
     }
 
-    /// Sets the data address that is sent to workers. Default: follows from where the data socket
-    /// is bound.
+    /// Sets the data address that is sent to workers. Default: derived from the bound address.
     pub fn advertise(mut self, address: &str) -> PublisherBuilder {
         self.advertise = Some(address.to_owned());
         self
     }
 
-    /// Sets the epoch, which then never changes. Workers refuse an epoch that is lower than one
-    /// they applied from. Default: milliseconds since 1970. If that is too low because a clock is
-    /// wrong, a worker's report that this publisher started after the previous one raises it.
+    /// Sets the epoch, which then never changes. A worker refuses an epoch that is lower than one
+    /// from which it has applied a version. Default: the milliseconds since 1970. If a wrong clock
+    /// makes this too low, the publisher raises the epoch when a worker reports that the previous
+    /// publisher started earlier.
     pub fn epoch(mut self, epoch: u64) -> PublisherBuilder {
         self.epoch = Some(epoch);
         self
     }
 
-    /// Sets the bytes of a chunk: 1 to 2^26. Default: 1 MiB.
+    /// Sets the size of a chunk in bytes: 1 to 2^26. Default: 1 MiB.
     pub fn chunk_bytes(mut self, bytes: u64) -> PublisherBuilder {
         self.chunk_bytes = bytes;
         self
     }
 
-    /// Sets the time between two pings, 1 s by default, and the silence after which a worker is
-    /// lost, 5 s by default and at least twice as long.
+    /// Sets the time between two pings (default: 1 s), and the silence after which a worker is lost
+    /// (default: 5 s; at least twice `ping`).
     pub fn timing(mut self, ping: Duration, lost_after: Duration) -> PublisherBuilder {
         (self.ping, self.lost_after) = (ping, lost_after);
         self
@@ -109,29 +110,30 @@ impl PublisherBuilder {
 
     /// Sets a folder that keeps the epoch and the latest version of each model after the publisher
     /// ends. The next publisher with that folder takes a higher epoch, whatever the clocks say, and
-    /// offers these versions again. Publishers in Python use the same format, so either kind
-    /// continues where the other ended. A thread writes each version shortly after its publish;
-    /// closing waits up to 10 s for the last ones.
+    /// offers these versions again. Publishers in Python use the same format, so that either can
+    /// take over from the other. A thread writes each version shortly after its publish; `close`
+    /// waits at most 10 s for the last versions.
     pub fn state(mut self, folder: impl Into<PathBuf>) -> PublisherBuilder {
         self.state = Some(folder.into());
         self
     }
 
-    /// Sets how many older versions of each model that folder keeps, at most 10,000; a publisher in
-    /// Python can go back to them. Default: 0.
+    /// Sets how many older versions of each model the state folder keeps: at most 10,000. A
+    /// publisher in Python can go back to such a version. Default: 0.
     pub fn history(mut self, versions: usize) -> PublisherBuilder {
         self.history = versions;
         self
     }
 
-    /// Sets the least number of workers that counts as all in a publish without `expect`.
+    /// Sets the default of `PublishOptions::expect`: the least number of workers that counts as
+    /// all.
     pub fn expect(mut self, workers: usize) -> PublisherBuilder {
         self.expect = workers;
         self
     }
 
-    /// Sets how many versions of each model are kept in memory as bases of patches, 1 to 8, and
-    /// their total size in bytes: a worker that runs one of them is sent only what has changed
+    /// Sets how many versions of each model are kept in memory as bases of patches (1 to 8), and
+    /// the most bytes that they take. A worker that runs a base is sent only what has changed
     /// since. Default: 2 versions of any size. A version is kept only if some worker accepts
     /// patches, and never if it is published as `Encoding::Raw`.
     pub fn bases(mut self, versions: usize, bytes_max: u64) -> PublisherBuilder {
@@ -139,11 +141,11 @@ impl PublisherBuilder {
         self
     }
 
-    /// Sets a folder made by `weightbus keygen`: only workers with a key that it allows can
-    /// connect, under the name of that key, and everything that is published is encrypted. The
-    /// folder is checked repeatedly: adding a file admits a worker, removing the file disconnects
-    /// it. Default: the folder in the environment variable `WEIGHTBUS_KEYS`; if that is missing, or
-    /// with an empty path, there are no keys.
+    /// Sets the folder of keys, which `weightbus keygen` makes. Only workers with an allowed key
+    /// can connect, each under the name of its key. All that is published is encrypted. The folder
+    /// is checked repeatedly: adding a file admits a worker, and removing the file disconnects that
+    /// worker. Default: the folder in the environment variable `WEIGHTBUS_KEYS`. If that is not
+    /// set, or the path is empty, there are no keys.
     pub fn keys(mut self, folder: impl Into<PathBuf>) -> PublisherBuilder {
         self.keys = Some(folder.into());
         self
@@ -155,16 +157,16 @@ impl PublisherBuilder {
         self
     }
 
-    /// Allows an address that other hosts can reach without keys: any peer that connects gets the
-    /// weights.
+    /// Allows an address that other hosts can reach, without keys: then any peer that connects gets
+    /// the weights.
     pub fn insecure(mut self) -> PublisherBuilder {
         self.insecure = true;
         self
     }
 
-    /// Sets a function that is called on each event of a worker, in the publisher's own thread, so
-    /// it must not block. It may call `publish_later` and `close`; `publish`, `workers` and
-    /// `wait_until` would wait for this same thread until they time out.
+    /// Sets a function that the publisher's thread calls on each event of a worker. The function
+    /// must not block. It may call `publish_later` and `close`. It must not call `publish`,
+    /// `workers` or `wait_until`: these would wait for the publisher's thread until they time out.
     pub fn on_worker(mut self, listener: impl FnMut(&WorkerEvent) + Send + 'static) -> PublisherBuilder {
         self.listener = Some(Box::new(listener));
         self
@@ -189,8 +191,8 @@ impl PublisherBuilder {
             None => bind_beside(&place, &bound)?,
         };
         if let Some(its) = &mut state {
-            // Before any worker learns the epoch, but after the bind: an address in use costs no
-            // epoch.
+            // Write the epoch before any worker learns it, but after the bind: then an address in
+            // use costs no epoch.
             its.folder.begin(epoch, &its.stored)?;
         }
         let told = self.advertise.unwrap_or_else(|| data_place.advertised(&bound));
@@ -242,7 +244,7 @@ impl PublisherBuilder {
     }
 }
 
-/// What an earlier publisher left in the state folder.
+/// The state folder, and the versions that an earlier publisher left there.
 struct Restored {
     folder: StateFolder,
     stored: Vec<Stored>, // versions that could be read
@@ -287,7 +289,8 @@ impl PublisherBuilder {
         Published { copier: Copier::default(), bases: Bases::new(count, bytes_max) }
     }
 
-    /// Checks all settings; returns where to bind, and the keys.
+    /// Checks all settings; returns the control address, the data address if one is set, and the
+    /// keys.
     fn checked(&self) -> Result<(Place, Option<Place>, Option<PublisherKeys>), Error> {
         let place = Place::parse(&self.address)?;
         let keys = self.own_keys()?;
@@ -329,8 +332,8 @@ impl PublisherBuilder {
     }
 }
 
-/// Binds the port above the control port. If it is taken, and the control port was any free one,
-/// binds any free port.
+/// Binds the data socket at its default address, beside the control socket. If that port is taken,
+/// and the user asked for any free control port, binds any free port.
 fn bind_beside(asked: &Place, bound: &Place) -> Result<(PubSocket, Place), Error> {
     match (PubSocket::bind(&bound.beside()), asked) {
         (Err(_), Place::Tcp { host, port: 0 }) => {
@@ -357,7 +360,8 @@ fn timing_of(ping: Duration, lost_after: Duration) -> Result<Timing, Error> {
     Ok(Timing { ping, lost_after, quiet: ping.min(Duration::from_millis(250)), ..Timing::default() })
 }
 
-/// Returns an epoch above all of the folder's, whatever the clock says (P1).
+/// Returns an epoch above all that the state folder has seen, whatever the clock says (P1). `asked`
+/// is the epoch that the user has set.
 fn new_epoch(asked: Option<u64>, state: Option<&StateFolder>) -> Result<u64, Error> {
     let least = state.map_or(0, StateFolder::epoch) + 1;
     let now = unix_millis();
@@ -379,8 +383,8 @@ fn random(bytes: &mut [u8]) -> io::Result<()> {
     fs::File::open("/dev/urandom")?.read_exact(bytes)
 }
 
-/// Returns a function that draws group keys. Its file stays open, so that a lack of descriptors
-/// cannot stop it.
+/// Returns a function that draws group keys. The function keeps its file open, so that a lack of
+/// descriptors cannot stop it.
 fn drawing_keys() -> io::Result<sealer::DrawKey> {
     let mut chance = fs::File::open("/dev/urandom")?;
     Ok(Box::new(move || {

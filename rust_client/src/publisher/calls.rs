@@ -1,7 +1,7 @@
-//! The open calls of publish. Workers' reports advance them until they are resolved.
+//! The open calls of publish, and how workers' reports resolve them.
 //!
-//! A call is open until its result is known. One that commits together stays until it is decided,
-//! even if its caller no longer waits.
+//! A call stays open until its result is known. A call that commits together also stays until it is
+//! decided, even if its caller no longer waits.
 
 use super::absent::why_nobody;
 use super::effects::{Effect, WorkerEventKind};
@@ -27,7 +27,8 @@ impl Calls {
         self.open.insert(call.id, call);
     }
 
-    /// True if a model was reported as published to no worker, and none has joined since.
+    /// True if the model was reported as published to no worker, and no worker that wants it has
+    /// joined since.
     pub(super) fn is_unheard(&self, model: &str) -> bool {
         self.unheard.contains(model)
     }
@@ -36,19 +37,19 @@ impl Calls {
         self.open.keys().copied().collect()
     }
 
-    /// Returns the call that published a version, unless it is committed.
+    /// Returns the open call that published a version, unless the version is committed.
     pub(super) fn undecided(&self, model: &str, key: Key) -> Option<&Publication> {
         self.open.values().find(|c| c.key == key && c.model == model && !c.decision.is(Decision::Commit))
     }
 
-    /// Records how a version arrived at a worker.
+    /// Records in which form a version arrived at a worker.
     pub(super) fn carried(&mut self, name: &str, model: &str, key: Key, encoding: &'static str, nbytes: u64) {
         for call in self.open.values_mut().filter(|call| call.key == key && call.model == model) {
             call.carried(name, encoding, nbytes);
         }
     }
 
-    /// The start times of the open calls of a version.
+    /// Returns the start times of the open calls of a version.
     pub(super) fn started<'a>(&'a self, model: &'a str, key: Key) -> impl Iterator<Item = Time> + 'a {
         self.open.values().filter(move |call| call.key == key && call.model == model).map(|call| call.started)
     }
@@ -63,7 +64,7 @@ impl Calls {
 impl PublisherMachine {
     // Events.
 
-    /// Gives up the version that waits for its commit.
+    /// Ends the call of version `pending`, which waits for its commit; `why` is the reason.
     pub(super) fn give_up(&mut self, model: &str, pending: u64, why: &str, now: Time) {
         let key = self.store.key(pending);
         for id in self.calls.ids() {
@@ -74,8 +75,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Ends the oldest call of a model that has too many: workers that apply nothing keep them
-    /// open.
+    /// Ends the oldest open call of a model that has too many. Workers that apply nothing keep
+    /// calls open.
     pub(super) fn bound_calls(&mut self, model: &str, now: Time) {
         if self.calls.open.len() <= CALLS_MAX {
             return;
@@ -90,7 +91,7 @@ impl PublisherMachine {
         }
     }
 
-    /// Gives the versions that are still offered a later epoch.
+    /// Moves the calls whose versions are still offered from the epoch `before` to `epoch`.
     pub(super) fn calls_renewed(&mut self, before: u64, epoch: u64) {
         for call in self.calls.open.values_mut().filter(|call| call.key.0 == before) {
             let versions = self.store.models.get(&call.model);
@@ -100,7 +101,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Handles a worker that joins or returns; returns what it has to stage and may not know of.
+    /// Handles a worker that joins or returns. Returns the (model, version) pairs that the worker
+    /// has to stage and may not know of.
     pub(super) fn returned(&mut self, name: &str, now: Time) -> Vec<(String, u64)> {
         let hello = match self.roster.get(name) {
             Some(peer) => &peer.hello,
@@ -132,7 +134,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Applies an event to a worker in the calls of one version, or in all calls if `of` is `None`.
+    /// Applies an event of a worker to the calls of the version `of`, or to all calls if `of` is
+    /// `None`.
     pub(super) fn calls_take(&mut self, name: &str, event: TargetEvent, of: Option<(&str, Key)>, now: Time) {
         for id in self.calls.ids() {
             let its = |call: &&mut Publication| of.map_or(true, |of| of == (&call.model, call.key));
@@ -163,7 +166,7 @@ impl PublisherMachine {
         }
     }
 
-    /// Handles that a worker runs a version, with its `note`: affects the calls of that version and
+    /// Handles a worker that runs a version, with its `note`: updates the calls of that version and
     /// of older ones.
     pub(super) fn arrived(&mut self, name: &str, model: &str, note: &str, now: Time) {
         let runs = self.roster.get(name).map_or((0, 0), |peer| peer.runs(model));
@@ -189,7 +192,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Commits or aborts a call if that is due, and resolves it if it is over.
+    /// Commits or aborts a call if that can be decided, and resolves the call if its result is
+    /// known.
     pub(super) fn settle(&mut self, id: u64, now: Time) {
         let mut call = match self.calls.open.remove(&id) {
             Some(call) => call,
@@ -240,7 +244,7 @@ impl PublisherMachine {
         }
     }
 
-    /// Adds to every target that is not done what it is doing.
+    /// Adds to each target that is not done a text that says what the worker is doing.
     fn explain(&self, call: &mut Publication, now: Time) {
         call.explain(|name| {
             let heard_at = self.roster.get(name)?.heard_at;
@@ -251,7 +255,8 @@ impl PublisherMachine {
         });
     }
 
-    /// Returns, for each worker that wants the model and is no target, why it is absent.
+    /// Returns a text for each absent worker that wants the model and is no target: why it is
+    /// absent.
     fn away(&self, call: &Publication) -> Vec<String> {
         let lost = self.roster.iter().filter(|peer| peer.lost() && peer.wants(&call.model));
         let lost = lost.filter(|peer| call.outcome(&peer.hello.name).is_none());
@@ -259,7 +264,8 @@ impl PublisherMachine {
         lost.chain(self.absent.of(&call.model)).collect()
     }
 
-    /// Returns how many of the expected workers are missing, and why, as far as known.
+    /// Returns the text that says how many of the expected workers are missing, and why; empty if
+    /// none is.
     fn missing(&self, call: &Publication) -> String {
         let missing = call.missing();
         if missing == 0 {
@@ -273,7 +279,8 @@ impl PublisherMachine {
         format!("{} of {} workers {} ({})", missing, call.terms.expect, what, away)
     }
 
-    /// Reports that a publish reached no worker; once, until one joins.
+    /// Reports that a publish reached no worker; once for each model, until a worker that wants it
+    /// joins.
     fn say_nobody(&mut self, call: &Publication) {
         if !self.calls.unheard.insert(call.model.clone()) {
             return;

@@ -1,7 +1,7 @@
 //! The content of a version: its layout, and one copy of its bytes, hashed while they are copied.
 //!
-//! The copy lets training go on (P2). Its memory is reused once no worker needs the version: fresh
-//! pages cost more than the copy.
+//! Because the bytes are copied, training can go on (P2). The copy's memory is reused once no
+//! worker needs the version: fresh pages cost more time than the copy itself.
 
 use crate::checksum::{copy_crc32c, crc32c};
 use crate::digest::digest;
@@ -19,7 +19,8 @@ use std::io::{self, Read};
 use std::ops::Deref;
 use std::sync::Arc;
 
-// Larger copies bypass the CPU caches, which could not keep them for the sender.
+// Copies of at least this size bypass the CPU caches: the bytes would not stay there until they are
+// sent.
 const STREAM_BYTES: u64 = 1 << 25;
 
 /// A tensor to publish: a view of the caller's memory, which is copied.
@@ -27,9 +28,9 @@ const STREAM_BYTES: u64 = 1 << 25;
 pub struct TensorView<'a> {
     pub name: &'a str,
     pub dtype: Dtype,
-    /// Row-major.
+    /// The size of each dimension; the elements are in row-major order.
     pub shape: &'a [u64],
-    /// Exactly as many as dtype and shape say, little-endian.
+    /// The elements, little-endian: exactly as many bytes as dtype and shape require.
     pub bytes: &'a [u8],
 }
 
@@ -41,7 +42,8 @@ pub struct Header {
 
 /// The bytes of a version, or of a patch that leads to it; immutable.
 pub struct Content {
-    /// The layout of the version, even for a patch; the same holds for the digest.
+    /// The layout of the version. For a patch, layout and digest are those of the version that the
+    /// patch leads to.
     pub header: Arc<Header>,
     pub plan: ChunkPlan,
     pub crcs: Vec<u32>,
@@ -63,7 +65,8 @@ impl Content {
         &self.block
     }
 
-    /// Returns the content of a patch that leads to a version, in chunks of the version's size.
+    /// Returns the content of a patch that leads to `version`, in chunks of the version's chunk
+    /// size.
     pub fn of_patch(version: &Content, bytes: Vec<u8>) -> Content {
         let plan = ChunkPlan { nbytes: bytes.len() as u64, ..version.plan };
         let crcs = bytes.chunks(plan.chunk_bytes as usize).map(crc32c).collect();
@@ -81,7 +84,7 @@ impl fmt::Debug for Content {
 /// A tensor's name, dtype and shape.
 type Look = (String, Dtype, Vec<u64>);
 
-/// Copies the versions of one model; keeps the last layout, and memory for reuse.
+/// Copies the versions of one model. Keeps the last layout, and memory for the next copies.
 #[derive(Default)]
 pub struct Copier {
     buffers: Buffers,
@@ -89,7 +92,7 @@ pub struct Copier {
 }
 
 impl Copier {
-    /// Copies tensors into a version. The error says what is wrong with them.
+    /// Copies tensors into a version. The error says what is wrong with the tensors.
     pub fn copy(&mut self, tensors: &[TensorView], chunk_bytes: u64) -> Result<Content, String> {
         for tensor in tensors {
             check_size(tensor)?;
@@ -170,7 +173,8 @@ impl Copier {
         self.buffers.take_for_copy(plan.nbytes).map_err(none)
     }
 
-    /// Returns the layout of tensors, and their order in it; the previous ones if nothing changed.
+    /// Returns the layout of the tensors, and their order in the layout. If names, dtypes and
+    /// shapes are those of the previous call, returns the previous result.
     fn header_of(&mut self, tensors: &[TensorView]) -> Result<(Arc<Header>, Vec<usize>), String> {
         if let Some((looks, header, order)) = &self.last {
             let same = |(look, tensor): (&Look, &TensorView)| {
@@ -187,7 +191,8 @@ impl Copier {
         Ok((header, order))
     }
 
-    /// Copies the parts one after another, and hashes them while they are copied.
+    /// Copies the parts one after another into a version, and hashes the bytes while it copies
+    /// them.
     fn fill(&self, header: Arc<Header>, parts: &[&[u8]], chunk_bytes: u64) -> Result<Content, String> {
         let plan = self.plan(header.layout.nbytes, chunk_bytes)?;
         let mut block = self.block(plan)?;
@@ -228,8 +233,9 @@ fn check_size(tensor: &TensorView) -> Result<(), String> {
     ))
 }
 
-/// Returns the layout that safetensors would write: sorted by dtype, then by name, and padded to
-/// whole words. If the tensors were given in another order, its metadata has that order as text.
+/// Returns the layout that safetensors would write, and the order of the tensors in it: sorted by
+/// dtype, then by name. The layout is padded to whole words. If the tensors were given in another
+/// order, the layout's metadata has that order as text.
 fn lay_out(tensors: &[TensorView]) -> Result<(Header, Vec<usize>), String> {
     let rank = |dtype: Dtype| Dtype::ALL.iter().position(|&known| known == dtype);
     let mut order: Vec<usize> = (0..tensors.len()).collect();
@@ -265,9 +271,9 @@ fn lay_out(tensors: &[TensorView]) -> Result<(Header, Vec<usize>), String> {
     Ok((Header { bytes, layout }, order))
 }
 
-/// Returns the text that gives each tensor's position in the file. `None` if the tensors are in
-/// that order, or if a tensor is named like the text, which would make it an alias of the tensor's
-/// key.
+/// Returns the text with each tensor's position in the file. Returns `None` if the tensors were
+/// given in the order of the file, or if a tensor's name equals the text: then `ORDER` would be
+/// read as an alias of that tensor.
 fn order_text(tensors: &[TensorView], order: &[usize]) -> Option<String> {
     let mut places = vec![0; order.len()];
     for (place, &at) in order.iter().enumerate() {
