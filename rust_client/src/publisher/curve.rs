@@ -1,7 +1,7 @@
 //! The server's side of CURVE (ZeroMQ RFC 26), without sockets.
 //!
-//! A box is sealed from one key pair to another; C and S are the sides' own keys, C' and S' those
-//! of one connection.
+//! `X->Y` is a box that key pair X encrypts for Y. C and S are the key pairs of client and server;
+//! C' and S' are those of one connection.
 //!
 //! ```text
 //! HELLO      C', proof that the client knows S (C'->S)
@@ -11,8 +11,8 @@
 //! MESSAGE    flags, a frame (C'->S' or S'->C')
 //! ```
 //!
-//! Each side counts its messages, so that none is accepted twice or late. The cookie's key is drawn
-//! for one connection, as in libzmq, and not for some minutes, as the RFC permits: otherwise a
+//! Each side counts its messages, so that no message is accepted twice or late. The cookie's key is
+//! drawn for each connection, as in libzmq. The RFC permits one key for some minutes; then a
 //! recorded connection could be replayed on another one while that key lasts.
 
 use crate::curve::{
@@ -23,10 +23,10 @@ use crate::framing::fault;
 use crate::raw::sodium::{self, Key, Pair, PROOF_BYTES};
 use std::io;
 
-/// The last command of the client, and what is kept of it.
+/// The last command that the client sent, and what is kept of it.
 enum Step {
     Nothing,
-    /// C', and the key of the cookie, which holds S'.
+    /// The client's C', and the key of the cookie, in which S' is stored.
     Hello(Key, Key),
     Over,
 }
@@ -34,13 +34,13 @@ enum Step {
 /// The result of a command of the handshake.
 #[derive(Debug)]
 pub enum Answer {
-    /// Send this, and wait.
+    /// Send this command, and wait for the client's next one.
     Command(Vec<u8>),
-    /// The owner of this key connects, with this metadata: admit or refuse it.
+    /// The client owns this key and sent this metadata: admit or refuse it.
     Came(Key, Vec<u8>),
 }
 
-/// One connection.
+/// The server's side of one connection.
 pub struct Curve {
     step: Step,
     session: Session,
@@ -51,7 +51,7 @@ impl Curve {
         Curve { step: Step::Nothing, session: Session::new(*b"CurveZMQMESSAGES", *b"CurveZMQMESSAGEC") }
     }
 
-    /// Handles a command of the handshake; `own` are the publisher's keys.
+    /// Handles a command of the handshake; `own` is the publisher's key pair.
     pub fn take(&mut self, own: &Pair, command: &[u8]) -> io::Result<Answer> {
         match std::mem::replace(&mut self.step, Step::Over) {
             Step::Nothing if command.starts_with(HELLO) => self.welcome(own, command).map(Answer::Command),
@@ -108,19 +108,19 @@ impl Curve {
         Ok(Answer::Came(key, metadata.to_vec()))
     }
 
-    /// Admits the client; returns READY with this metadata.
+    /// Returns the READY command, with this metadata, that admits the client.
     pub fn ready(&mut self, metadata: &[u8]) -> Vec<u8> {
         let mut ready = b"\x05READY".to_vec();
         self.session.seal(b"CurveZMQREADY---", metadata, &mut ready);
         ready
     }
 
-    /// Returns the ERROR for a key that is not allowed.
+    /// Returns the ERROR command for a client whose key is not allowed.
     pub fn denied() -> &'static [u8] {
         DENIED
     }
 
-    /// The session that follows the handshake.
+    /// Returns the session, which encrypts the messages after the handshake.
     pub fn session(&mut self) -> &mut Session {
         &mut self.session
     }

@@ -22,7 +22,7 @@ pub enum Payload {
 }
 
 impl Payload {
-    /// Returns the frame, if there is one.
+    /// Returns the bytes of the payload; `None` if there is no payload.
     pub fn bytes(&self) -> Option<&[u8]> {
         match self {
             Payload::None => None,
@@ -38,19 +38,19 @@ impl Payload {
 #[non_exhaustive]
 pub enum WorkerEventKind {
     Joined,
-    /// It fell silent, or its connection was closed.
+    /// The worker fell silent, or its connection was closed.
     Lost,
-    /// It answers, but makes no progress.
+    /// The worker answers, but makes no progress.
     Stuck,
-    /// It answers again, or makes progress again.
+    /// The worker answers again, or makes progress again.
     Back,
-    /// It left.
+    /// The worker left.
     Left,
-    /// It was refused.
+    /// The worker was refused.
     Refused,
-    /// It will not run a version.
+    /// The worker will not run a version.
     Failed,
-    /// It reports a digest that was not published, and never counts as done.
+    /// The worker reported a digest that was not published. It never counts as done.
     WrongDigest,
     /// Any other event: a version was published to no worker, a worker wants a model whose name is
     /// similar to a published one (`polcy`), a worker never applies the version that it has, a
@@ -59,7 +59,7 @@ pub enum WorkerEventKind {
 }
 
 impl WorkerEventKind {
-    /// Returns its name, the same in all languages.
+    /// Returns the name of the kind, which is the same in all languages.
     pub fn as_str(self) -> &'static str {
         match self {
             WorkerEventKind::Joined => "joined",
@@ -87,17 +87,17 @@ pub struct WorkerEvent {
 /// An action for the publisher's thread.
 #[derive(Debug)]
 pub enum Effect {
-    /// Send to one worker.
+    /// Send a message to one worker.
     Send { to: Identity, message: FromPublisher, payload: Payload },
     /// Send this header to an observer, or to a worker that an observer asks about.
     Answer { to: Identity, header: Vec<u8> },
-    /// Send to every subscriber of the topic.
+    /// Send a message to every subscriber of the topic.
     Broadcast { topic: String, message: FromPublisher, payload: Payload },
     /// Drop the queued messages of a model: they are outdated.
     Withdraw { model: String },
-    /// A version is now the latest for all workers: store it, with its earlier names.
+    /// Store a version, with its earlier names: it is now the latest for all workers.
     Settled { model: String, key: Key, content: Arc<Content>, names: BTreeSet<Key> },
-    /// A call of publish is over; `missing` describes expected workers that never joined.
+    /// End a call of publish. `missing` says which expected workers never joined; empty if none.
     Resolve { id: u64, receipt: Receipt, achieved: bool, missing: String },
     /// Close the data connections of workers that may no longer have one, and rotate the group key.
     Screen,

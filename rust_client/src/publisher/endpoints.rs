@@ -4,10 +4,10 @@ use crate::error::Error;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-/// A place to listen at.
+/// An address to listen at.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Place {
-    /// `host` as it was written, in brackets if it is IPv6; port 0: any free one.
+    /// `host` is written as the user wrote it, with brackets for IPv6. Port 0 means any free port.
     Tcp {
         host: String,
         port: u16,
@@ -49,7 +49,8 @@ impl Place {
         }
     }
 
-    /// Returns the default of the data socket: one port above, or a path beside.
+    /// Returns the default data address for this control address: the port above, or the path with
+    /// `.data` appended.
     pub fn beside(&self) -> Place {
         match self {
             Place::Tcp { host, port } => {
@@ -64,7 +65,7 @@ impl Place {
         }
     }
 
-    /// True if only this host can reach it.
+    /// True if only this host can reach this address.
     pub fn is_local(&self) -> bool {
         match self {
             Place::Ipc(_) => true,
@@ -75,8 +76,8 @@ impl Place {
         }
     }
 
-    /// Returns the data address as it is sent to workers: with `*` if it is on the control socket's
-    /// host.
+    /// Returns this data address as it is sent to workers. The host is sent as `*` if it is that of
+    /// the control socket.
     pub fn advertised(&self, control: &Place) -> String {
         match (self, control) {
             (Place::Tcp { host, port }, Place::Tcp { host: its, .. }) if host == its => {
@@ -87,7 +88,8 @@ impl Place {
     }
 }
 
-/// Fails if other hosts can reach an address, unless it is `shielded`.
+/// Fails if other hosts can reach an address, unless it is `shielded` by keys or by the user's
+/// word. `address` is its text.
 pub fn check_exposure(shielded: bool, address: &str, place: &Place) -> Result<(), Error> {
     if shielded || place.is_local() {
         return Ok(());

@@ -9,21 +9,22 @@ use std::collections::BTreeMap;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     Worker,
-    /// Reads the roster, and is no worker: it gets no weights, no group key and no data connection.
+    /// May read the roster. An observer is no worker: it gets no weights, no group key and no data
+    /// connection.
     Observer,
 }
 
 /// The permission of one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// The name under which its owner may join. At most one `*` in it stands for any characters, or
-    /// none.
+    /// The name under which the key's owner may join. At most one `*` in the name stands for any
+    /// characters, or none.
     pub name: String,
     pub role: Role,
 }
 
 impl Grant {
-    /// True if its owner may have this name (K3).
+    /// True if the key's owner may join under this name (K3).
     pub fn fits(&self, name: &str) -> bool {
         fits(&self.name, name)
     }
@@ -41,17 +42,17 @@ impl Grants {
         Grants(by_key)
     }
 
-    /// Returns the permission of a key; `None` if it has none, or none any more.
+    /// Returns the permission of a key; `None` if the key is not, or no longer, allowed.
     pub fn of(&self, key: &str) -> Option<&Grant> {
         self.0.get(key)
     }
 
-    /// True if the worker of this name and key may have what is published.
+    /// True if the worker with this name and key may receive versions.
     pub fn may_read(&self, name: &str, key: &str) -> bool {
         self.of(key).map_or(false, |grant| grant.role == Role::Worker && grant.fits(name))
     }
 
-    /// Replaces all permissions; returns whether that takes any away.
+    /// Replaces all permissions; returns true if that removes or changes any.
     pub fn replace(&mut self, by_key: ByKey) -> bool {
         let taken = self.0.iter().any(|(key, grant)| by_key.get(key) != Some(grant));
         self.0 = by_key;

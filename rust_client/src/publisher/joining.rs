@@ -1,4 +1,5 @@
-//! Workers that join: which are admitted, what they are sent, and which publisher comes first.
+//! Workers that join: which are admitted, what they are sent, and which of two publishers takes
+//! precedence.
 
 use super::effects::{Effect, Payload, WorkerEventKind};
 use super::machine::PublisherMachine;
@@ -11,13 +12,15 @@ use crate::words::escaped;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-// The year 2248 in milliseconds: no later epoch is taken over from a worker.
+// The year 2248 in milliseconds: a worker's report cannot raise the epoch above that.
 const EPOCH_CLOCK_MAX: u64 = 1 << 43;
-// How far an epoch may be ahead of the clock: one that is off by more must be set first.
+// How far a worker's report can raise the epoch above this host's clock. A clock that is off by
+// more must be set first.
 const EPOCH_LEAP_MAX_MS: u64 = 366 * 86_400_000;
-// In multiples of `lost_after`: the longest pause between two epochs that workers' reports cause.
+// The longest pause between two epochs that workers' reports cause, in multiples of `lost_after`.
 const RENEWAL_PAUSES: u32 = 64;
-// Seconds on one host's clock per second on another's: clocks are off by a tenth of that.
+// The most seconds on one host's clock per second on another's. Real clocks are off by a tenth of
+// that.
 const DRIFT: f64 = 1.001;
 const RENAMING: &str = "renaming";
 const UPSTREAM: &str = "upstream";
@@ -42,8 +45,8 @@ impl PublisherMachine {
                 Err(text) => return self.turn_away((from, key), hello, "stale-epoch", &text, now),
             };
             match self.renewed_at.map(|at| now.saturating_sub(at)) {
-                // The worker repeats its hello. Each change of the epoch makes all workers start
-                // anew.
+                // Ignore the hello, which the worker repeats: each change of the epoch makes all
+                // workers start anew.
                 Some(ago) if ago < self.timing.lost_after => return,
                 Some(ago) if ago < self.renewal_pause => {
                     let text = format!(
@@ -86,7 +89,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Refuses a worker; reports that once, though the worker repeats its hello.
+    /// Refuses a worker with this code and text. The refusal is reported once, though the worker
+    /// repeats its hello.
     fn turn_away(&mut self, (from, key): (&[u8], &str), hello: &Hello, code: &str, text: &str, now: Time) {
         self.refuse(from, code, text, None);
         let told = format!("worker {} is refused ({}): {}", hello.name, code, text);
@@ -155,7 +159,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Sends a worker the new names of the versions that it runs and that are the latest (P21).
+    /// Sends a worker the new name of each version that it runs, if the latest version has the same
+    /// bytes (P21).
     fn rename(&mut self, name: &str) {
         let peer = match self.roster.get(name) {
             Some(peer) if peer.hello.features.iter().any(|feature| feature == RENAMING) => peer,
@@ -177,7 +182,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Returns the feature with which a worker can send `applied` on its data connection (P22).
+    /// Returns the feature that lets a worker send `applied` on its data connection, with a token;
+    /// empty if the worker cannot do that (P22).
     fn token_for(&mut self, name: &str) -> Vec<String> {
         let peer = match self.roster.get(name) {
             Some(peer) if peer.hello.features.iter().any(|feature| feature == UPSTREAM) => peer,
@@ -194,7 +200,7 @@ impl PublisherMachine {
         vec![format!("{}.{}", UPSTREAM, token)]
     }
 
-    // Which publisher comes first.
+    // Which of two publishers takes precedence.
 
     /// True if a worker runs a version of this epoch that this publisher never published.
     fn runs_unpublished(&self, hello: &Hello) -> bool {
@@ -204,13 +210,13 @@ impl PublisherMachine {
         })
     }
 
-    /// Returns the epoch to take because a worker's is later than this one's; the error says why
-    /// there is none.
+    /// Returns the epoch that this publisher takes because a worker's epoch is later than its own.
+    /// The error says why it takes none.
     ///
-    /// It exceeds the worker's by the proven time between the starts of the two publishers, and
-    /// this host's clock by no more than clocks are off: a worker's report must not raise it beyond
-    /// the reach of other publishers. The bound is relative to the start, so that it keeps epochs
-    /// in the order of the starts, too.
+    /// The new epoch is the worker's plus the proven time between the starts of the two publishers.
+    /// It is at most `EPOCH_LEAP_MAX_MS` above this host's clock at this publisher's start: a
+    /// worker's report must not raise it beyond the reach of other publishers. Because the bound
+    /// counts from the start, bounded epochs are in the order of the starts, too.
     fn epoch_above(&self, hello: &Hello) -> Result<u64, String> {
         let age = match &self.age {
             Some(age) => age(),
@@ -255,7 +261,7 @@ impl PublisherMachine {
         )
     }
 
-    /// Takes a later epoch. For workers it is as if the publisher had restarted.
+    /// Changes to a later epoch. To workers this looks like a restart of the publisher.
     fn renew(&mut self, epoch: u64, hello: &Hello, now: Time) {
         let text = format!(
             "epoch {} becomes {}: {} runs weights of epoch {}, whose publisher started before this one; one of two \
@@ -299,7 +305,8 @@ impl PublisherMachine {
     }
 }
 
-/// Returns how a hello contradicts itself: its `epoch` must be the greatest that it applied from.
+/// Returns the error message for a hello that contradicts itself: a running version's epoch is
+/// above `epoch`, which must be the greatest from which the worker has applied a version.
 fn contradiction(hello: &Hello) -> Option<String> {
     let runs = |(model, running): (_, &Option<Running>)| Some((model, running.clone()?));
     let (model, its) = hello.models.iter().filter_map(runs).find(|(_, its)| its.epoch > hello.epoch)?;

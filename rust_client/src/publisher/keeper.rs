@@ -1,11 +1,11 @@
 //! The thread that stores a publisher's latest versions on disk, without delaying publishes.
 //!
-//! `offer` queues a version and returns; a newer one of the model replaces it, so a slow disk skips
-//! versions as a slow worker does. The thread waits a while for a moment without a publish, and
-//! holds the version's memory only while it writes: the publisher uses other memory meanwhile.
-//! After a version it rests for a multiple of the time that the write took, because the system is
-//! still busy with it. Errors are reported, and the next version is tried. Only `record`, for a
-//! second at most, and `close` wait for the disk.
+//! `offer` queues a version and returns. A newer version of the model replaces the queued one, so a
+//! slow disk skips versions as a slow worker does. The thread waits a while for a moment without a
+//! publish. It holds the version's memory only while it writes: the publisher uses other memory
+//! meanwhile. After a version the thread rests for a multiple of the time that the write took,
+//! because the system is still busy with the data. Errors are reported, and the next version is
+//! tried. Only `record`, for a second at most, and `close` wait for the disk.
 
 use super::content::Content;
 use super::run::{Shared, Work};
@@ -18,12 +18,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-// After a write, the disk rests for this multiple of its duration: the thread uses a tenth of it.
+// After a write, the thread rests for this multiple of the write's duration: it uses a tenth of the
+// time.
 const REST_TIMES: u32 = 9;
 // The longest rest, which delays the next version.
 const REST: Duration = Duration::from_secs(5);
-const CALM: Duration = Duration::from_secs(1); // in all, to wait for moments without a publish
-const RECORD: Duration = Duration::from_secs(1); // for an epoch: less than workers wait for a ping
+const CALM: Duration = Duration::from_secs(1); // total wait for moments without a publish
+const RECORD: Duration = Duration::from_secs(1); // to write an epoch; workers wait longer for pings
 const WARN: Duration = Duration::from_secs(60); // between two warnings that the disk fails
 
 /// A version that waits to be written.
@@ -52,7 +53,7 @@ struct Meeting {
 
 impl Meeting {
     fn open(&self) -> MutexGuard<'_, Desk> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner) // a panic leaves it whole
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner) // a panic leaves it valid
     }
 
     fn change(&self, change: impl FnOnce(&mut Desk)) {
@@ -60,7 +61,7 @@ impl Meeting {
         self.changed.notify_all();
     }
 
-    /// Waits until `so` is true, or until `until`.
+    /// Waits until `so` is true of the desk, or until `until`; returns the locked desk.
     fn wait(&self, until: Instant, so: impl Fn(&Desk) -> bool) -> MutexGuard<'_, Desk> {
         let left = until.saturating_duration_since(Instant::now());
         let waited = self.changed.wait_timeout_while(self.open(), left, |desk| !so(desk));
@@ -85,20 +86,21 @@ impl Keeper {
         Ok(Keeper { meeting, thread: Some(thread), path })
     }
 
-    /// Queues a version, unless a newer one replaces it. Never waits.
+    /// Queues a version, in place of an older one of the model. Never waits.
     pub fn offer(&self, model: String, key: Key, content: &Arc<Content>, names: BTreeSet<Key>) {
         let offered = Offered { key, content: Arc::downgrade(content), names };
         self.meeting.change(|desk| drop(desk.offered.insert(model, offered)));
     }
 
-    /// Sets whether a publish is in progress, which goes first.
+    /// Sets whether a publish is in progress: writes wait for it.
     pub fn busy(&self, busy: bool) {
         if self.meeting.open().busy != busy {
             self.meeting.change(|desk| desk.busy = busy);
         }
     }
 
-    /// Has an epoch written before workers learn it; returns a warning if that takes too long.
+    /// Waits until an epoch is on disk: workers must not learn it earlier. Returns a warning if
+    /// that takes too long.
     pub fn record(&self, epoch: u64) -> Option<String> {
         self.meeting.change(|desk| desk.epoch = epoch);
         if self.meeting.wait(Instant::now() + RECORD, |desk| desk.recorded >= epoch).recorded >= epoch {
@@ -112,7 +114,8 @@ impl Keeper {
         ))
     }
 
-    /// Writes what is queued and ends the thread; returns a warning about what is not on disk.
+    /// Writes the queued versions and ends the thread. Returns a warning about versions that are
+    /// not on disk after `timeout`.
     pub fn close(&mut self, timeout: Duration) -> Option<String> {
         let until = Instant::now() + timeout;
         self.meeting.change(|desk| desk.deadline = Some(until));
@@ -121,7 +124,7 @@ impl Keeper {
         let over = desk.over;
         lacking.extend(desk.offered.keys().map(|model| (model.clone(), "it was never begun".to_owned())));
         drop(desk);
-        // Otherwise the thread waits for the disk, and is not joined.
+        // If the thread still waits for the disk, do not join it.
         let thread = self.thread.take().filter(|_| over);
         let _ = thread.map(JoinHandle::join);
         let lacking: Vec<String> =
@@ -141,7 +144,7 @@ impl Keeper {
 impl Drop for Keeper {
     fn drop(&mut self) {
         self.meeting.change(|desk| {
-            // Without `close` the publisher has failed.
+            // If `close` was not called, the publisher has failed.
             desk.deadline.get_or_insert_with(Instant::now);
         });
     }
@@ -155,7 +158,7 @@ struct Writer {
     told_at: Option<Instant>,
 }
 
-/// Records that the thread has ended, also after a panic.
+/// Records when dropped that the thread has ended, also after a panic.
 struct Over(Arc<Meeting>);
 
 impl Drop for Over {
@@ -182,7 +185,7 @@ impl Writer {
         }
     }
 
-    /// Writes what is queued; false if there is no time left for it.
+    /// Writes the queued epoch and versions; returns false if the deadline passes before the end.
     fn write_all(&mut self) -> bool {
         self.write_epoch();
         let models: Vec<String> = self.meeting.open().offered.keys().cloned().collect();
@@ -212,14 +215,15 @@ impl Writer {
     fn write(&mut self, model: &str, offered: &Offered) -> io::Result<()> {
         let content = match offered.content.upgrade() {
             Some(content) => content,
-            None => return Ok(()), // released: a newer one is queued
+            None => return Ok(()), // released: a newer version is queued
         };
         let stored = Stored::of(model, offered.key, &content, &offered.names);
         let (mut lungs, calm_by) = (Lungs(self.meeting.clone()), self.calm_by);
         self.folder.write(stored, &content, &mut || lungs.breathe(calm_by))
     }
 
-    /// Leaves the disk alone, except for an epoch that a caller waits for.
+    /// Rests after the write that began at `begun`. Only an epoch, for which a caller waits, is
+    /// written.
     fn rest(&mut self, begun: Instant) {
         let until = Instant::now() + (begun.elapsed() * REST_TIMES).min(REST);
         while Instant::now() < until {
@@ -245,7 +249,7 @@ impl Writer {
             if let Err(error) = self.folder.begin(epoch, &[]) {
                 self.tell(&format!("epoch {}", epoch), &error.to_string());
             }
-            // If the write has failed, the table of the next version has the epoch.
+            // Also after a failed write: the table of the next version has the epoch.
             self.meeting.change(|desk| desk.recorded = epoch);
         }
     }
@@ -261,7 +265,7 @@ impl Writer {
             what,
             self.folder.path().display(),
             error
-        ))); // or the publisher is closing, which reports it
+        ))); // an error means that the publisher is closing, which reports it
     }
 }
 
@@ -269,7 +273,8 @@ impl Writer {
 struct Lungs(Arc<Meeting>);
 
 impl Lungs {
-    /// Waits until `calm_by` for a moment without a publish; fails if the deadline has passed.
+    /// Waits, at most until `calm_by`, until no publish is in progress. Fails if the deadline has
+    /// passed.
     fn breathe(&mut self, calm_by: Option<Instant>) -> io::Result<()> {
         let calm = |desk: &Desk| !desk.busy || desk.deadline.is_some();
         let desk = self.0.wait(calm_by.unwrap_or_else(Instant::now), calm);

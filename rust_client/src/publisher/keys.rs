@@ -22,10 +22,10 @@ const KEYS_MAX: usize = super::roster::WORKERS_MAX; // allowed by a publisher: o
 const GOES_ON: &str = "until it can be, it allows what it did: remove it to end that";
 const ROLES: [(&str, Role); 2] = [("worker", Role::Worker), ("observer", Role::Observer)];
 
-/// The number of files, and the inode, size and times of each that counts.
+/// The number of files; and the path, inode, size and modification time of each that counts.
 pub type Stamp = (usize, Vec<(PathBuf, [i64; 4])>);
 
-/// The keys of a publisher, and those that it allows.
+/// A publisher's secret key, and the keys that it allows.
 pub struct PublisherKeys {
     pub(super) secret: String, // 40 characters of Z85
     pub(super) by_key: ByKey,
@@ -67,12 +67,12 @@ impl PublisherKeys {
     }
 }
 
-/// The allowed keys in a publisher's folder, which can be read repeatedly. An invalid file does not
-/// keep the removal of another one from taking effect.
+/// Reads the allowed keys in a publisher's folder, any number of times. An invalid file does not
+/// keep the removal of another file from taking effect.
 pub struct Allowed {
     folder: PathBuf,
     known: BTreeMap<PathBuf, (String, Grant)>, // the contents of the files at the last read
-    /// True if all files could be read the last time; otherwise read again.
+    /// True if all files could be read the last time; otherwise they must be read again.
     pub whole: bool,
 }
 
@@ -81,9 +81,9 @@ impl Allowed {
         Allowed { folder: folder.join(ALLOWED), known: BTreeMap::new(), whole: true }
     }
 
-    /// Returns the permissions by public key. `complain` gets the errors: an invalid file allows
-    /// nothing; one that cannot be read now allows what it did before; of too many files, only
-    /// those count that did before.
+    /// Returns the permissions by public key; calls `complain` with each error. An invalid file
+    /// allows nothing. A file that cannot be read now allows what it allowed before. Of too many
+    /// files, only those count that counted before.
     pub fn read(&mut self, complain: &mut dyn FnMut(Error)) -> Result<ByKey, Error> {
         let (mut found, mut known) = (ByKey::new(), BTreeMap::new());
         self.whole = true;
@@ -129,7 +129,7 @@ impl Allowed {
         Ok(found)
     }
 
-    /// Returns a value that changes whenever a file of an allowed key does.
+    /// Returns a value that changes whenever a file of an allowed key is added, changed or removed.
     pub fn stamp(&self) -> Result<Stamp, Error> {
         let look = |file: PathBuf| {
             let seen = fs::metadata(&file).ok()?; // removed meanwhile, which the next check sees
@@ -139,7 +139,7 @@ impl Allowed {
         Ok((count, files.into_iter().filter_map(look).collect()))
     }
 
-    /// Returns the number of files, and the files that count.
+    /// Returns the number of key files, and the paths of those that count.
     fn files(&self) -> Result<(usize, Vec<PathBuf>), Error> {
         let unreadable =
             |error: io::Error| Error::Keys(format!("{} cannot be read: {}", self.folder.display(), error));

@@ -1,9 +1,9 @@
 //! Frees a path at which a socket is to be bound, if an earlier socket was left behind there.
 //!
-//! The path of a killed publisher stays, and has to be removed before it can be bound again: but
-//! never while a process listens there, and never if it is no socket. Checking, removing and
-//! binding happen under a lock on the folder, which publishers in Python take, too, so they are one
-//! step.
+//! The socket file of a killed publisher stays, and must be removed before its path can be bound
+//! again. It is not removed while a process listens there, nor is a file that is no socket. A lock
+//! on the folder makes checking, removing and binding one step; publishers in Python take the same
+//! lock.
 
 use crate::raw::fork::Own;
 use crate::raw::os;
@@ -15,11 +15,11 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-// For the lock on a folder, which other publishers hold for less than a millisecond.
+// The longest wait for the lock on a folder: publishers hold it for less than a millisecond.
 const LOCK: Duration = Duration::from_secs(1);
-const LOOK: Duration = Duration::from_millis(5); // between two attempts to take it
+const LOOK: Duration = Duration::from_millis(5); // between two attempts to lock
 
-/// Keeps other publishers from binding in a folder until it is dropped.
+/// A locked folder: other publishers cannot bind there until this is dropped.
 pub struct Locked(Own<File>);
 
 impl Drop for Locked {
@@ -28,8 +28,8 @@ impl Drop for Locked {
     }
 }
 
-/// Removes a socket at which no process listens. Fails if a process listens there, or if it is no
-/// socket. Keep the returned lock until the path is bound.
+/// Removes the socket at `path` if no process listens there. Fails if a process listens there, or
+/// if the file is no socket. The caller must keep the returned lock until the path is bound.
 pub fn free_path(path: &Path) -> io::Result<Locked> {
     let folder = lock_folder(path)?;
     match fs::symlink_metadata(path) {
@@ -59,8 +59,8 @@ fn lock_folder(path: &Path) -> io::Result<Locked> {
     }
 }
 
-/// True if a process listens at a socket. The test connects a datagram socket, which a listener of
-/// another kind refuses at once: it never waits in a queue to be accepted.
+/// True if a process listens at the socket at `path`. The test connects a datagram socket: a stream
+/// listener refuses it at once, so that the test never waits in an accept queue.
 fn is_bound(path: &Path) -> io::Result<bool> {
     match UnixDatagram::unbound()?.connect(path) {
         Ok(()) => Ok(true),

@@ -2,29 +2,29 @@
 
 use crate::transfer::Time;
 
-// After this many bytes, what a link carried before counts half.
+// After this many further bytes, older measurements of a link count half.
 const LINK_BYTES: f64 = (1 << 26) as f64;
 // A link is assumed to be at most this many times as fast as versions arrived.
 const AT_MOST: f64 = 3.0;
 
-/// Estimates from progress reports; later ones weigh more.
+/// Estimates of a link and of its worker's decoding, from reports. Later reports weigh more.
 ///
-/// Each report counts for the time since the one before. The mean of their rates would be dominated
-/// by reports that come in pairs, a periodic one and an answer: the second is a moment later.
+/// A report is weighted by the time since the previous one. A plain mean would be dominated by
+/// pairs of reports, of which the second follows the first at once.
 #[derive(Default)]
 pub struct Link {
     carried: f64, // bytes
     waited: f64,  // seconds
     least: f64,   // bytes per second at which a version arrived and was applied
     decode: [Option<f64>; 2],
-    warm: bool, // it decoded a patch before, and has the memory for that
+    warm: bool, // the worker decoded a patch before, and has memory for that
 }
 
 impl Link {
-    /// Bytes per second; infinite if unknown.
+    /// Returns the rate of the link in bytes per second; infinite if unknown.
     ///
-    /// Versions may be too small for two reports while they arrive. Then it is a multiple of the
-    /// rate at which they were applied: most of that time may have been spent on something else.
+    /// Small versions arrive before a worker reports twice. Then the estimate is a multiple of the
+    /// rate at which versions were applied: most of that time may have been spent on other things.
     pub fn rate(&self) -> f64 {
         if self.waited > 0.0 {
             self.carried / self.waited
@@ -35,13 +35,13 @@ impl Link {
         }
     }
 
-    /// Seconds to decode, per byte of an unchanged version: without classes and with them. `None`
-    /// if the worker has reported none.
+    /// Returns the seconds to decode a patch, per byte of an unchanged version: without classes,
+    /// and with classes. `None` if the worker has reported none.
     pub fn decode(&self) -> [Option<f64>; 2] {
         self.decode
     }
 
-    /// Records that the link took `took` for `nbytes` bytes.
+    /// Records that the link carried `nbytes` bytes in the time `took`.
     pub fn learn(&mut self, nbytes: u64, took: Time) {
         let nbytes = nbytes as f64;
         let kept = 0.5f64.powf(nbytes / LINK_BYTES);
@@ -49,16 +49,16 @@ impl Link {
         self.waited = kept * self.waited + took.as_secs_f64();
     }
 
-    /// Records how long after its publish a version was applied. A busy worker reports late: a
-    /// single slow version has little effect.
+    /// Records that a version was applied `took` after its publish. A busy worker reports late, so
+    /// that a single slow version has little effect.
     pub fn brought(&mut self, nbytes: u64, took: Time) {
         if !took.is_zero() {
             self.least = (nbytes as f64 / took.as_secs_f64()).max(self.least / 2.0);
         }
     }
 
-    /// Records how long it took to decode a patch that costs `work`, if that is reported (D11). The
-    /// first one is ignored: it takes far longer, because its memory is new.
+    /// Records that the worker took `micros` (0: unknown) to decode a patch of cost `work` (D11).
+    /// The first patch is ignored: it takes far longer, because its memory is new.
     pub fn decoded(&mut self, micros: u64, work: f64, classes: bool) {
         let warm = std::mem::replace(&mut self.warm, true);
         if warm && micros > 0 && work > 0.0 {

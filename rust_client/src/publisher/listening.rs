@@ -17,7 +17,7 @@ pub enum Listener {
 }
 
 impl Listener {
-    /// Listens at a place; returns it with the port that was bound.
+    /// Listens at an address; returns the listener, and the address with the port that was bound.
     pub fn bind(place: &Place) -> io::Result<(Listener, Place)> {
         listen(place)
     }
@@ -25,14 +25,14 @@ impl Listener {
     pub fn accept(&self) -> io::Result<Own<TcpStream>> {
         let connection = Own::open(|| match self {
             Listener::Tcp(listener) => Ok(listener.accept()?.0),
-            // From here on both kinds are used alike.
+            // From here on, a Unix socket is used like a TCP one.
             Listener::Ipc(listener, _) => Ok(OwnedFd::from(listener.accept()?.0).into()),
         })?;
         connection.set_nonblocking(true)?;
         Ok(connection)
     }
 
-    /// Returns the address for workers on this host; `None` for a path.
+    /// Returns the IP address and port that are bound; `None` for a path.
     pub fn told(&self) -> Option<Place> {
         match self {
             Listener::Tcp(listener) => {
@@ -47,7 +47,7 @@ impl Listener {
         }
     }
 
-    /// The path to remove at the end.
+    /// Returns the path of the socket file to remove at the end, if there is one.
     fn path(&self) -> Option<&PathBuf> {
         match self {
             Listener::Ipc(_, path) if !is_name(path) => Some(path),
@@ -66,7 +66,7 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Some(path) = self.path() {
-            let _ = std::fs::remove_file(path); // no publisher takes the path of a live socket
+            let _ = std::fs::remove_file(path); // safe: no publisher takes a live socket's path
         }
     }
 }
@@ -96,7 +96,7 @@ fn listen(place: &Place) -> io::Result<(Listener, Place)> {
     }
 }
 
-/// Returns the error for an address that cannot be bound, with what to do.
+/// Returns the error for an address that cannot be bound, which says what to do.
 pub fn unbindable(address: &str, error: io::Error) -> Error {
     if error.kind() == io::ErrorKind::AddrInUse {
         let text = "another process listens there; stop it, or take another address (port 0: any free one)";
