@@ -22,7 +22,7 @@ pub enum Payload {
 }
 
 impl Payload {
-    /// Returns the bytes of the payload; `None` if there is no payload.
+    /// Returns the bytes; `None` if there is no payload.
     pub fn bytes(&self) -> Option<&[u8]> {
         match self {
             Payload::None => None,

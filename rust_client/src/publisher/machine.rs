@@ -15,9 +15,9 @@
 //! verify ──> check ... verified              tensors that differ at a worker   verifying.rs
 //! ```
 //!
-//! It implements levels 1 to 3, with keys (`trust.rs`) and without, patches (`patched.rs`), and
-//! `applied` on the data connection for workers that can send it (P22). It has no shared-memory
-//! transport.
+//! The machine implements levels 1 to 3 of the protocol, with keys (`trust.rs`) and without. It
+//! also implements patches (`patched.rs`), and `applied` on the data connection for workers that
+//! can send it there (P22). It has no shared-memory transport.
 
 use super::absent::{Absent, Oversights};
 use super::calls::Calls;
@@ -52,22 +52,22 @@ pub struct PublisherMachine {
     /// Messages dropped because they broke the protocol.
     pub malformed: u64,
     pub(super) data_endpoint: String,
-    /// `None`: the user chose the epoch, which never changes.
+    /// `None` if the user chose the epoch, which then never changes.
     pub(super) age: Option<Age>,
     pub(super) draw: Option<Draw>,
     pub(super) roster: Roster,
     pub(super) store: Store,
     pub(super) calls: Calls,
-    // By topic: the latest version of each model, and a patch to it.
+    // The pushes in progress, by topic: of a model's latest version, and of a patch to it.
     pub(super) pushes: BTreeMap<String, Push>,
     pub(super) absent: Absent,
     pub(super) renewed_at: Option<Time>,
-    pub(super) renewal_pause: Duration, // after that, until the epoch may change again
+    pub(super) renewal_pause: Duration, // least time between two changes of the epoch
     pub(super) trust: Option<Trust>,    // None without keys
     pub(super) observers: Observers,
     pub(super) checks: Checks,
     pub(super) oversights: Oversights,
-    /// Where workers connect, for the notice that none has; empty if unknown.
+    /// The address that workers connect to, for the notice of a publish to none; empty if unknown.
     pub address: String,
     limits: RateLimits,
     notices: Notices,
@@ -76,7 +76,8 @@ pub struct PublisherMachine {
 }
 
 impl PublisherMachine {
-    /// `data_endpoint` is the data address that is sent to workers.
+    /// Returns a machine without workers. `data_endpoint` is the data address that is sent to
+    /// workers.
     pub fn new(
         epoch: u64,
         data_endpoint: &str,
@@ -109,7 +110,7 @@ impl PublisherMachine {
         }
     }
 
-    /// The epoch.
+    /// Returns the current epoch.
     pub fn epoch(&self) -> u64 {
         self.store.epoch
     }
@@ -120,8 +121,9 @@ impl PublisherMachine {
         self.out.push(Effect::Tell(WorkerEvent { kind, worker: worker.to_owned(), text }));
     }
 
-    /// Reports an event that a worker can cause as often as it likes. Each worker has its own rate
-    /// limit, or each key if there are keys, so that no source hides the events of others.
+    /// Reports an event that a worker can cause any number of times. The events of each worker, or
+    /// of each key if there are keys, have their own rate limit, so that no peer hides the events
+    /// of others.
     pub(super) fn tell_of(
         &mut self,
         kind: WorkerEventKind,
@@ -143,7 +145,7 @@ impl PublisherMachine {
         self.out.push(effect);
     }
 
-    /// Sends a message to a worker, if it is on the roster.
+    /// Sends a message to a worker, if the worker is on the roster.
     pub(super) fn send(&mut self, name: &str, message: FromPublisher, payload: Payload) {
         if let Some(peer) = self.roster.get(name) {
             let to = peer.identity.clone();
@@ -173,8 +175,8 @@ impl PublisherMachine {
         self.out.push(Effect::Send { to: to.to_vec(), message, payload: Payload::None });
     }
 
-    /// Drops unneeded versions and returns the effects. Versions go first: a caller whose call is
-    /// resolved may publish again at once.
+    /// Drops unneeded versions, then returns the effects to carry out. The order matters: a caller
+    /// whose call is resolved may publish again at once.
     pub(super) fn finish(&mut self) -> Vec<Effect> {
         self.store.prune();
         let store = &self.store;
@@ -186,12 +188,14 @@ impl PublisherMachine {
 
     // Receiving.
 
-    /// Handles one message of a connection. A malformed message is refused.
+    /// Handles one message of a connection; `payloads` is the number of frames after the header. A
+    /// malformed message is refused.
     pub fn receive(&mut self, from: &[u8], header: &[u8], payloads: usize, now: Time) -> Vec<Effect> {
         self.receive_of(from, "", header, payloads, now)
     }
 
-    /// Like `receive`, for a connection with this public key; empty without keys.
+    /// Like `receive`, for a connection whose peer owns this public key. The key is empty without
+    /// keys.
     pub fn receive_of(
         &mut self,
         from: &[u8],
@@ -239,7 +243,7 @@ impl PublisherMachine {
         self.finish()
     }
 
-    /// Handles a message of a worker on its connection.
+    /// Handles a message of a worker on the roster.
     fn said(&mut self, name: &str, message: ToPublisher, now: Time) {
         if message == ToPublisher::Worker(FromWorker::Bye) {
             return self.leave(name, "it said goodbye", now);
@@ -274,10 +278,10 @@ impl PublisherMachine {
         }
     }
 
-    /// Handles a report from a data connection; `None` if it is not a valid report of a worker
-    /// (P22).
+    /// Handles a report from a data connection: a worker's token, then the message. Returns `None`
+    /// if the token or the message is invalid (P22).
     ///
-    /// It may arrive late or twice: workers repeat every report on the control channel.
+    /// The report may arrive late or twice: workers repeat every report on the control channel.
     pub fn receive_report(&mut self, word: &[u8], now: Time) -> Option<Vec<Effect>> {
         let token = std::str::from_utf8(word.get(..TOKEN_BYTES)?).ok()?;
         let name = self.roster.by_token(token)?.to_owned();
@@ -295,8 +299,8 @@ impl PublisherMachine {
         Some(self.finish())
     }
 
-    /// Records that a connection is closed. Its worker gets some time to connect again, unless
-    /// another instance wants its name (P18).
+    /// Records that a connection is closed. The worker of that connection gets some time to connect
+    /// again, unless another instance wants the worker's name (P18).
     ///
     /// Call this after all messages of that connection were handled: the last one may be a `bye`.
     pub fn unreachable(&mut self, identity: &[u8], now: Time) -> Vec<Effect> {
@@ -311,8 +315,8 @@ impl PublisherMachine {
         self.finish()
     }
 
-    /// Returns the beacon for a new subscriber, by which it knows that its subscription has arrived
-    /// (P16).
+    /// Returns the beacon for a new subscriber of a topic, which shows that the subscription has
+    /// arrived (P16). Returns `None` for a topic that has no beacons.
     pub fn subscribed(&self, topic: &str) -> Option<FromPublisher> {
         let model = topic.strip_suffix("/ctl").filter(|model| crate::fields::is_name(model))?;
         Some(self.beacon(model))
@@ -356,7 +360,7 @@ impl PublisherMachine {
         self.finish()
     }
 
-    /// Resolves every open call as it stands (P20).
+    /// Resolves every open call with what was done so far (P20).
     pub fn close(&mut self, now: Time) -> Vec<Effect> {
         self.calls.end_at(now);
         self.settle_all(now);

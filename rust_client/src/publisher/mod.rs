@@ -77,7 +77,7 @@ use std::time::{Duration, Instant};
 use turns::Turns;
 use watch::Watch;
 
-// How long a caller waits for the publisher's thread after its deadline.
+// How long after the deadline a caller still waits for the publisher's thread.
 const ANSWER: Duration = Duration::from_secs(10);
 const DAY: Duration = Duration::from_secs(86_400); // the default lifetime of a group key
 
@@ -94,26 +94,26 @@ pub struct PublishOptions {
     /// Names of the workers to publish to; `None`: all workers that want the model. A worker that
     /// joins later gets the latest version that was published to all.
     pub workers: Option<Vec<String>>,
-    /// How many of these workers must reach the state in `wait`.
+    /// How many of the workers must reach the state `wait`.
     pub require: Require,
     /// The state that a worker must reach: applied, or only staged.
     pub wait: Wait,
-    /// If true, no worker applies the version before as many as are required have staged it; if too
-    /// few stage it in time, none applies it.
+    /// If true, workers apply the version only after as many as are required have staged it. If too
+    /// few stage it in time, no worker applies it.
     pub together: bool,
     /// The time limit of the publish.
     pub timeout: Duration,
-    /// How much of `timeout` to wait for a worker that is lost during the publish. `None`:
-    /// `lost_after` for a worker that falls silent, and no time for one whose connection is closed
-    /// and that opened no other.
+    /// How long to wait, within `timeout`, for a worker that is lost during the publish. `None`:
+    /// `lost_after` if the worker fell silent, and no time if its connection was closed and it
+    /// opened no other.
     pub grace: Option<Duration>,
-    /// The least number of workers that counts as all: the publish waits until as many have joined
-    /// and reached `wait`. `None`: the number given to `PublisherBuilder::expect`.
+    /// The least number of workers that counts as all: the publish waits until that many workers
+    /// have joined and reached `wait`. `None`: the number given to `PublisherBuilder::expect`.
     pub expect: Option<usize>,
     /// How the version is encoded for workers that accept patches.
     pub encoding: Encoding,
-    /// Text by name that is sent with the version: a step, a reward. At most 32 entries, and 4 KiB
-    /// of names and texts.
+    /// Texts by name that are sent with the version, such as a step or a reward: at most 32
+    /// entries, and 4 KiB of names and texts.
     pub metadata: BTreeMap<String, String>,
 }
 
@@ -160,7 +160,7 @@ pub struct Publisher {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What is kept of a model between two versions.
+/// The state that is kept of a model between two publishes.
 struct Published {
     copier: Copier,
     bases: Bases,
@@ -174,8 +174,8 @@ pub struct Publishing {
 }
 
 impl Publishing {
-    /// Waits until the publish ends. `Error::Publish` means that less was achieved than required;
-    /// it has the receipt.
+    /// Waits until the publish ends; returns its receipt. `Error::Publish` means that less was
+    /// achieved than required; the error has the receipt.
     pub fn wait(self) -> Result<Receipt, Error> {
         let left = self.until.saturating_duration_since(Instant::now());
         match self.answer.recv_timeout(left + ANSWER) {
@@ -225,7 +225,7 @@ impl Publisher {
     ///
     /// The tensors are copied before the wait begins. If no worker is connected and none is
     /// expected, the receipt has no workers, and workers that join later get the version.
-    /// `Error::Publish` means that less was achieved than required; it has the receipt.
+    /// `Error::Publish` means that less was achieved than required; the error has the receipt.
     pub fn publish(
         &self,
         model: &str,
@@ -237,8 +237,8 @@ impl Publisher {
 
     /// Like `publish`, but returns as soon as the tensors are copied.
     ///
-    /// A newer version overtakes an older one that is still being delivered: a worker that goes
-    /// straight to the newer one counts as `Skipped`, which is success.
+    /// A newer version overtakes an older one that is still being delivered. A worker that goes
+    /// straight to the newer version counts as `Skipped` for the older one, which is success.
     pub fn publish_later(
         &self,
         model: &str,
@@ -265,7 +265,7 @@ impl Publisher {
         copy: impl FnOnce(&mut Copier) -> Result<Content, String>,
     ) -> Result<Publishing, Error> {
         if !self.shared.is_here() {
-            // A lock may be held by a thread of the parent process.
+            // In a forked child, a lock may be held by a thread that only the parent has.
             return Err(self.shared.closed());
         }
         let began = Instant::now();
@@ -295,10 +295,10 @@ impl Publisher {
         Ok(Publishing { answer, until, shared: self.shared.clone() })
     }
 
-    /// Returns, for each worker that the version is for and that accepts patches, what it runs and
-    /// how soon a patch would arrive. In the publisher's own thread, or if that thread does not
-    /// answer by `until`, returns one unknown worker: no patch is made, but the version is kept as
-    /// a base.
+    /// Returns the workers that the version is for and that accept patches, each with the version
+    /// that it runs and its speeds. In the publisher's own thread, or if that thread does not
+    /// answer by `until`, returns one unknown worker instead: then no patch is made, but the
+    /// version is kept as a base.
     fn patch_candidates(
         &self,
         model: &str,
@@ -392,7 +392,8 @@ impl Publisher {
     }
 
     /// Waits until `condition` is true of what `workers` returns; returns whether that happened in
-    /// time. The publisher's own thread calls it on each event of a worker, and ten times a second.
+    /// time. The publisher's own thread calls `condition` on each event of a worker, and ten times
+    /// a second.
     pub fn wait_until(
         &self,
         timeout: Duration,
@@ -408,9 +409,10 @@ impl Publisher {
         }
     }
 
-    /// Resolves the open publishes as they stand, and closes the sockets. Dropping the publisher
-    /// does the same. In the publisher's own thread, where `on_worker` functions run, it does not
-    /// wait: the thread ends after the function returns. In a forked child it does nothing.
+    /// Resolves the open publishes with what was done so far, and closes the sockets. Dropping the
+    /// publisher does the same. In the publisher's own thread, where `on_worker` functions run,
+    /// `close` does not wait: the thread ends after the function returns. In a forked child,
+    /// `close` does nothing.
     pub fn close(&self) {
         if !self.shared.is_here() {
             return;
@@ -418,7 +420,8 @@ impl Publisher {
         self.shared.stop();
         drop(lock(&self.watch).take());
         if let Some(thread) = join_handle(&self.thread) {
-            // Takes a moment at most. If the thread panicked, the next call returns an error.
+            // Waits at most 10 s for the disk. If the thread panicked, the next call returns an
+            // error.
             let _ = thread.join();
         }
     }
@@ -436,7 +439,7 @@ impl Drop for Publisher {
     }
 }
 
-/// Returns why metadata cannot be sent; `None` if it can.
+/// Returns the error message for metadata that cannot be sent; `None` if it can.
 fn unfit(metadata: &BTreeMap<String, String>) -> Option<String> {
     let named = |name: &&String| !(1..=METADATA_NAME_MAX).contains(&name.chars().count());
     if metadata.len() > METADATA_MAX {

@@ -1,8 +1,8 @@
 //! Answers observers: sends them what changed since their last request (P23).
 //!
-//! Every change has a revision number, and a request names the revision that the observer has. So
-//! the publisher keeps nothing for an observer, and sends nothing unasked. A page has the changes
-//! since that revision, oldest first:
+//! Every change has a revision number, and a request names the last revision that the observer has.
+//! So the publisher does not store what it has sent to an observer, and sends nothing unasked. A
+//! page has the changes since the requested revision, oldest first:
 //!
 //! ```text
 //! a model's latest version        looked up on request
@@ -22,10 +22,10 @@ use crate::words::printable;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
-pub const OBSERVERS_MAX: usize = 16; // at once: each request is a search of the roster
-const OBSERVER_LIFE: Duration = Duration::from_secs(10); // of silence, then it no longer counts
+pub const OBSERVERS_MAX: usize = 16; // at once: each request searches the roster
+const OBSERVER_LIFE: Duration = Duration::from_secs(10); // maximum silence of an observer
 const PAGES_MAX: u64 = 2; // per request: some ten milliseconds at most
-const ROWS: Rate = Rate(16_384.0, 4096.0); // to all observers together: all workers, then a part
+const ROWS: Rate = Rate(16_384.0, 4096.0); // for all observers together: all workers, then a part
 const EVENTS_OF_WORKER: usize = 16; // above this, a worker's new event replaces its oldest one
 const EVENTS_TOLD: usize = 64; // events kept: as many as a person reads
 const VERSIONS_TIMED: usize = 4096; // versions of a model whose age is known
@@ -36,33 +36,33 @@ pub const NO_OBSERVER: &str =
 /// Returns the milliseconds since 1970.
 pub type Clock = Box<dyn Fn() -> u64 + Send>;
 
-/// What observers were sent of a worker and a model: what runs, what arrives, what failed.
+/// A model at a worker, as recorded for observers: what version runs, arrives, or has failed.
 type Told = (Key, Option<(u64, Doing, u64)>, Option<(u64, String)>);
 
-/// What is kept of a worker for observers only, by model.
+/// What is recorded about a worker for observers only, by model.
 #[derive(Default)]
 pub struct ObserverRecord {
-    /// The version that it applied last, and the microseconds from publish to then.
+    /// The version that the worker applied last, and the microseconds from its publish until then.
     pub took: BTreeMap<String, (u64, u64)>,
-    /// The version that it will not run, and why.
+    /// The version that the worker will not run, and why.
     pub failed: BTreeMap<String, (u64, String)>,
     subscribed: Option<bool>,
     told: BTreeMap<String, Told>,
 }
 
-/// A model as observers are sent it.
+/// The facts about a model that are sent to observers.
 #[derive(Default)]
 pub struct ModelSeen {
     pub latest: Key,
     pub nbytes: u64,
     pub metadata: Metadata,
-    /// When each version was published.
+    /// The time at which each version was published, by its number.
     pub times: BTreeMap<u64, Time>,
     revision: u64,
     targeted: BTreeMap<String, u64>,
 }
 
-/// What is kept for observers, and about them.
+/// What a publisher records for observers, and about them.
 pub struct Observers {
     clock: Option<Clock>, // None: time_ms is 0
     asked: HashMap<Identity, Time>,
@@ -94,8 +94,8 @@ impl Observers {
         }
     }
 
-    /// Drops an event: the oldest of this worker if it has many, so that it does not displace those
-    /// of other workers; otherwise the oldest.
+    /// Drops the oldest event of this worker if it has many, so that its events do not displace
+    /// those of other workers; otherwise drops the oldest event of all.
     fn drop_event(&mut self, worker: &str) {
         let its = |(_, _, event): &&(u64, Time, WorkerEvent)| event.worker == worker;
         let many = self.events.iter().filter(its).count() > EVENTS_OF_WORKER;
@@ -103,7 +103,7 @@ impl Observers {
         self.events.remove(oldest.filter(|_| many).unwrap_or(0));
     }
 
-    /// Returns whether a peer may observe, and records that it does.
+    /// True if there is room for an observer; records its request.
     fn admit(&mut self, from: &[u8], now: Time) -> bool {
         self.asked.retain(|_, at| now.saturating_sub(*at) < OBSERVER_LIFE);
         let room = self.asked.len() < OBSERVERS_MAX || self.asked.contains_key(from);
@@ -114,7 +114,7 @@ impl Observers {
     }
 }
 
-/// What of a worker's message may be news to observers.
+/// The part of a worker's message that may be news to observers.
 pub(super) enum News {
     Nothing,
     Road,
@@ -139,20 +139,21 @@ impl News {
 }
 
 impl PublisherMachine {
-    /// Sets the clock whose time observers are sent.
+    /// Sets the clock whose time is sent to observers.
     pub fn clock(mut self, clock: Clock) -> PublisherMachine {
         self.observers.clock = Some(clock);
         self
     }
 
-    /// Returns the milliseconds since 1970, if there is a clock.
+    /// Returns the milliseconds since 1970; `None` without a clock.
     pub(super) fn time_ms(&self) -> Option<u64> {
         self.observers.clock.as_ref().map(|clock| clock())
     }
 
     // Events.
 
-    /// Records that a worker has changed, if its message, already handled, is news to observers.
+    /// Records that a worker has changed, if its message is news to observers. The message must
+    /// have been handled before.
     pub(super) fn tell_observers(&mut self, name: &str, news: News, now: Time) {
         let epoch = self.epoch();
         let peer = match self.roster.get_mut(name) {
@@ -177,7 +178,7 @@ impl PublisherMachine {
         }
     }
 
-    /// Records an event as it is reported to the listener.
+    /// Records an event of a worker for observers, when it is reported to the listener.
     pub fn happened(&mut self, event: &WorkerEvent, now: Time) {
         if event.worker.is_empty() {
             return;
@@ -192,7 +193,7 @@ impl PublisherMachine {
 
     // Answers.
 
-    /// Answers an observer, if its key, where there are keys, allows that (K4).
+    /// Answers a request of an observer, or refuses one whose key does not allow it (K4).
     pub(super) fn observed(&mut self, from: &[u8], key: &str, asked: &Observe, now: Time) {
         if !self.may_look_on(key) {
             return self.refuse(from, "not-allowed", NO_OBSERVER, None);
@@ -207,7 +208,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Returns the changes since a revision that fit into the requested pages.
+    /// Returns the pages that answer a request, as headers: the changes since its revision that
+    /// fit.
     fn pages(&mut self, asked: &Observe, now: Time) -> Vec<Vec<u8>> {
         self.look_at_models();
         let (epoch, latest) = (self.epoch(), self.roster.revision());
@@ -236,7 +238,8 @@ impl PublisherMachine {
         headers
     }
 
-    /// Records each model's latest version, and the workers that have another newest one.
+    /// Records each model's latest version, and the workers whose newest version, published to them
+    /// by name, has changed.
     fn look_at_models(&mut self) {
         for (name, versions) in &self.store.models {
             let model = self.observers.models.entry(name.clone()).or_default();
@@ -258,8 +261,8 @@ impl PublisherMachine {
     }
 }
 
-/// Returns the changes since a revision, oldest first, as many as pages may hold. All revisions
-/// differ.
+/// Returns the changes after the revision `since`, oldest first, as many as pages can hold. No two
+/// changes have the same revision.
 fn changed<'a>(
     models: &'a BTreeMap<String, ModelSeen>,
     events: &'a VecDeque<(u64, Time, WorkerEvent)>,
@@ -277,7 +280,8 @@ fn changed<'a>(
     found
 }
 
-/// Records how long a worker took to apply what it runs, and drops a failure that this resolves.
+/// Records the time from publish to report of the version that a worker runs. Removes the record of
+/// a failure that this version resolves.
 fn settled(peer: &mut Peer, model: &str, epoch: u64, seen: Option<&ModelSeen>, now: Time) {
     let (of, version) = peer.runs(model);
     let new = of == epoch && peer.seen.took.get(model).map(|(number, _)| *number) != Some(version);
@@ -290,8 +294,8 @@ fn settled(peer: &mut Peer, model: &str, epoch: u64, seen: Option<&ModelSeen>, n
     }
 }
 
-/// Returns whether a worker's state of a model differs from what observers were sent, and records
-/// it.
+/// True if the state of a model at a worker differs from the state that was recorded for observers;
+/// then records the new state.
 fn is_news(peer: &mut Peer, model: &str) -> bool {
     let at = peer.incoming.get(model).map(|its| (its.version, its.phase, its.chunks));
     let now = (peer.runs(model), at, peer.seen.failed.get(model).cloned());

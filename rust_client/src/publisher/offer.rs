@@ -6,15 +6,15 @@ use crate::delta::worth::Way;
 use crate::messages::{Patch, PatchId, Running, DELTA};
 use std::sync::Arc;
 
-/// A patch that leads to a version; its bytes are sent in chunks, too.
+/// A patch that leads to a version. Its bytes are sent in chunks, too.
 #[derive(Clone, Debug)]
 pub struct VersionPatch {
     pub id: PatchId,
     /// The bytes of the patch, with the layout and the digest of the version.
     pub content: Arc<Content>,
-    /// True if its steps may be coded by class, which takes longer to decode.
+    /// True if the patch may be coded by class, which takes longer to decode.
     pub classes: bool,
-    /// The cost of decoding it, in bytes of an unchanged version; 0 if unknown.
+    /// The cost of decoding the patch, in bytes of an unchanged version; 0 if unknown.
     pub work: f64,
     base: Running, // as workers report it
 }
@@ -27,13 +27,13 @@ impl VersionPatch {
         VersionPatch { id, base, content, classes: way.classes, work }
     }
 
-    /// Returns its entry in announcements.
+    /// Returns the entry of the patch in announcements.
     pub fn offered(&self) -> Patch {
         let PatchId { encoding, epoch, version } = self.id.clone();
         Patch { encoding, epoch, version, digest: self.base.digest.clone(), nbytes: self.content.plan.nbytes }
     }
 
-    /// True if a worker can get a version of that model by it.
+    /// True if a worker accepts patches and runs this patch's base as its version of the model.
     pub fn is_for(&self, peer: &Peer, model: &str) -> bool {
         takes_patches(peer) && peer.running.get(model) == Some(&self.base)
     }
@@ -47,9 +47,10 @@ pub fn takes_patches(peer: &Peer) -> bool {
 #[derive(Clone, Debug)]
 pub struct Offer {
     pub content: Arc<Content>,
-    /// True if later patches may build on it: workers that accept patches keep its bytes (D1).
+    /// True if later patches may build on the version: workers that accept patches keep its bytes
+    /// (D1).
     pub keep: bool,
-    /// The first is pushed, the others are fetched.
+    /// The first patch is pushed, the others are fetched.
     pub patches: Vec<VersionPatch>,
     /// Why patches could not be made, as texts.
     pub faults: Vec<String>,

@@ -1,4 +1,4 @@
-//! Pages of the roster for observers: rows, as many as fit into a header.
+//! Pages of the roster for observers: headers with as many rows as fit.
 
 use super::effects::WorkerEvent;
 use super::observers::{ModelSeen, ERROR_MAX};
@@ -12,7 +12,7 @@ use crate::words::printable;
 use serde::Serialize;
 use std::time::Duration;
 
-pub const PAGE_BYTES: usize = HEADER_BYTES_MAX - 1024; // of rows: the rest is for the other fields
+pub const PAGE_BYTES: usize = HEADER_BYTES_MAX - 1024; // of rows; other fields have the rest
 const SHORT: usize = 64; // characters of each error of a worker whose errors fill a page
 const VERSIONS_TOLD: usize = 24; // versions of a model, with their ages
 
@@ -25,7 +25,7 @@ pub enum Changed<'a> {
 
 /// A page that is being filled; its rows are JSON already.
 pub struct Page {
-    /// The last revision in it.
+    /// The revision of the last change in the page.
     pub revision: u64,
     since: u64,
     models: String,
@@ -44,8 +44,8 @@ impl Page {
         Page { revision: since, since, models, rows, events, room: PAGE_BYTES, count: 0 }
     }
 
-    /// Adds a change with its revision; returns false if there is no room. An empty page takes any
-    /// row.
+    /// Adds a change with the revision `at`; returns false if the page has no room for it. An empty
+    /// page takes any row.
     pub fn takes(&mut self, at: u64, what: &Changed, store: &Store, timing: &Timing, now: Time) -> bool {
         let row = match what {
             Changed::Model(name, model) => json(&model_row(name, model, now)),
@@ -81,8 +81,9 @@ impl Page {
         true
     }
 
-    /// Returns the header of its `roster`: epoch, latest revision, count of workers and the time of
-    /// day. `follows`: another page of the same answer follows; `more`: more can be requested.
+    /// Returns the page as the header of a `roster`, with the epoch, the latest revision, the
+    /// number of workers and the time of day. `follows`: another page of the same answer follows.
+    /// `more`: the observer can request more.
     pub fn header(
         self,
         (epoch, latest, workers, time_ms): (u64, u64, usize, u64),
@@ -115,7 +116,7 @@ fn json(row: &impl Serialize) -> String {
     }
 }
 
-/// Returns the row of a model: when its latest version was published, and ever fewer earlier ones.
+/// Returns the row of a model, with the ages of its latest version and of some earlier ones.
 fn model_row<'a>(name: &'a str, model: &'a ModelSeen, now: Time) -> ModelRow<'a> {
     let version = model.latest.1;
     let (mut published, mut step) = (Vec::new(), 0u64);
@@ -170,7 +171,7 @@ fn standing_of<'a>(peer: &'a Peer, model: &str, error_max: usize, store: &Store,
     standing
 }
 
-/// Milliseconds from `at` to `now`.
+/// Returns the milliseconds from `at` to `now`.
 fn millis(now: Time, at: Time) -> u64 {
     let ago: Duration = now.saturating_sub(at);
     (ago.as_secs_f64() * 1000.0).round() as u64

@@ -1,4 +1,5 @@
-//! Patches: which workers accept them, which subscribers can use which, how a version has arrived.
+//! Patches: which workers accept them, which subscribers can use a patch, how a version has
+//! arrived.
 
 use super::bases::PatchCandidate;
 use super::machine::PublisherMachine;
@@ -7,20 +8,20 @@ use super::roster::Peer;
 use crate::messages::*;
 use crate::transfer::Time;
 
-/// What the subscribers of a model need of a version that is pushed (D6).
+/// The forms in which the subscribers of a model need a version that is pushed (D6).
 #[derive(Default)]
 pub(super) struct Listeners {
-    /// There is a subscriber.
+    /// True if there is a subscriber.
     pub any: bool,
-    /// A subscriber needs the whole version.
+    /// True if a subscriber needs the whole version.
     pub whole: bool,
-    /// A subscriber runs the base of the first patch.
+    /// True if a subscriber runs the base of the first patch.
     pub first: bool,
 }
 
 impl PublisherMachine {
-    /// Returns what is known of each live worker that accepts patches and that a version would go
-    /// to (D2).
+    /// Returns the live workers that accept patches and that a version would be sent to (D2).
+    /// `workers` are the names that the version is for; `None`: all.
     pub fn patch_candidates(&self, model: &str, workers: Option<&[String]>) -> Vec<PatchCandidate> {
         let named = |name: &String| workers.map_or(true, |workers| workers.contains(name));
         let live = self.roster.iter().filter(|peer| !peer.lost() && peer.wants(model) && takes_patches(peer));
@@ -42,8 +43,8 @@ impl PublisherMachine {
         found
     }
 
-    /// Records how a version arrived at a worker (D11). `applied`: it is reported in `applied`, not
-    /// before.
+    /// Records in which form a version arrived at a worker (D11). `applied`: the worker reports it
+    /// in `applied`, not in `staged`.
     pub(super) fn carried(&mut self, name: &str, said: &OfVersion, applied: bool, now: Time) {
         let versions = self.store.of(&said.model, said.epoch);
         let version = versions.and_then(|versions| versions.get(said.version));

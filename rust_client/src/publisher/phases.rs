@@ -11,7 +11,7 @@ use crate::phases::next;
 
 pub type Table<S, E> = &'static [(S, E, S)];
 
-/// The current phase in a table. It begins with the phase of the first row.
+/// The current phase in a table. The first phase is that of the first row.
 #[derive(Clone, Copy)]
 pub struct At<S: 'static, E: 'static>(S, Table<S, E>);
 
@@ -38,24 +38,24 @@ impl<S: Copy + PartialEq, E: Copy + PartialEq> At<S, E> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PeerPhase {
     Here,
-    /// Its connection is closed, and it opened no other.
+    /// The worker's connection is closed, and it opened no other.
     Away,
     Lost,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PeerEvent {
-    /// It sent a message on the control channel.
+    /// The worker sent a message on the control channel.
     Spoke,
-    /// Its connection was closed.
+    /// The worker's connection was closed.
     Closed,
-    /// It was away for too long.
+    /// The worker was away for too long.
     Overdue,
-    /// It is away, and another instance claims its name.
+    /// The worker is away, and another instance claims its name.
     Contested,
-    /// It was silent for too long.
+    /// The worker was silent for too long.
     Silent,
-    /// Its process ended.
+    /// The worker's process ended.
     Ended,
 }
 
@@ -107,7 +107,7 @@ pub const TARGETS: Table<Outcome, TargetEvent> = {
         (Is::Failed, Skipped, Is::Skipped),
         (Is::Failed, Left, Is::Left),
         (Is::Lost, Left, Is::Left),
-        (Is::Lost, Returned, Is::Behind), // it returns before any other event
+        (Is::Lost, Returned, Is::Behind), // a lost worker returns before any other event
         (Is::Left, Returned, Is::Behind),
     ]
 };
@@ -122,9 +122,9 @@ pub enum Decision {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum DecisionEvent {
-    /// As many workers have staged it as are required.
+    /// As many workers as are required have staged the version.
     Enough,
-    /// Too few workers can still stage it, it was given up, or its deadline passed.
+    /// Too few workers can still stage the version, the call was given up, or its deadline passed.
     TooFew,
 }
 
@@ -135,36 +135,37 @@ pub const DECISIONS: Table<Decision, DecisionEvent> = &[
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum VersionPhase {
-    /// It is numbered, and may wait until enough workers have staged it.
+    /// The version has a number, and may wait until enough workers have staged it.
     Pending,
-    /// The newest of its model, for all workers that have nothing newer of their own.
+    /// The newest version for all workers that were sent no newer one by name.
     Latest,
-    /// The same, but reclaimable: no worker reads it, and the next publish may overwrite it.
+    /// Like `Latest`, but reclaimable: no worker reads the version, and the next publish may
+    /// overwrite it.
     Lent,
-    /// The newest that was published to some named worker.
+    /// The newest version that was published to some worker by name.
     Targeted,
-    /// Outdated, but some worker still reads it.
+    /// The version is outdated, but some worker still reads it.
     Old,
-    /// It is unavailable.
+    /// The version is unavailable.
     Gone,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum VersionEvent {
-    /// It was committed for all workers.
+    /// The version was committed for all workers.
     ForAll,
-    /// It was committed for named workers.
+    /// The version was committed for named workers.
     ForSome,
-    /// No worker reads it.
+    /// No worker reads the version.
     Unread,
-    /// A worker requests it, and its memory still holds it.
+    /// A worker requests the version, which is still in memory.
     Asked,
-    /// A worker requests it, but its memory holds another version by now.
+    /// A worker requests the version, whose memory holds another one by now.
     Overwritten,
-    /// Newer versions have replaced it for all of its workers.
+    /// Newer versions have replaced the version for all of its workers.
     Newer,
     Aborted,
-    /// Its memory is needed for the next version.
+    /// The version's memory is needed for the next version.
     GivenUp,
 }
 
