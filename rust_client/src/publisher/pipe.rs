@@ -1,9 +1,9 @@
-//! The output of a data connection (`outlet.rs`) or control connection (`accepted.rs`), as frames
-//! of ZMTP 3.
+//! The output of a data connection (`subscriber.rs`) or control connection (`accepted.rs`), as
+//! frames of ZMTP 3.
 //!
-//! The queue refers to a version weakly: a peer that reads nothing (a stopped process, say) keeps
-//! no memory that the next version needs. The rest of a partly sent message is copied if it makes
-//! no progress.
+//! The queue refers to versions weakly: a peer that reads nothing (a stopped process, say) keeps no
+//! memory that the next version needs. If a partly sent message makes no progress, the rest of the
+//! message is copied.
 
 use super::content::{Content, Header};
 use super::effects::Payload;
@@ -18,11 +18,11 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 const TURN_BYTES: usize = 1 << 20; // sent to one peer before the next is served
-pub const HOLD: Duration = Duration::from_millis(100); // that a stalled message may hold a version
-pub const HOLD_MAX: Duration = Duration::from_secs(1); // if it cannot be copied, or is outdated
-const COPY_MAX: Duration = Duration::from_secs(30); // a copy while others wait: 64 MiB at 2 MB/s
-/// Bytes of the copies of all connections of one socket: the largest chunk, so that one always
-/// fits.
+pub const HOLD: Duration = Duration::from_millis(100); // how long a stalled message holds a version
+pub const HOLD_MAX: Duration = Duration::from_secs(1); // the same, if it has no copy or is outdated
+const COPY_MAX: Duration = Duration::from_secs(30); // of a copy while others wait: 64 MiB at 2 MB/s
+/// The most bytes of the copies of all connections of one socket: the size of the largest chunk, so
+/// that one copy always fits.
 pub const COPIES_BYTES_MAX: usize = 1 << 26;
 
 /// Bytes that do not change while they are owned.
@@ -70,8 +70,8 @@ impl Tail {
         }
     }
 
-    /// Returns the owner of the bytes, and the index of the piece; `None` if the version was
-    /// released.
+    /// Returns the owner of the frame's bytes, and the index of the piece; `Some(None)` if there is
+    /// no such frame, `None` if the version was released.
     pub fn piece(&self) -> Option<Option<(Arc<dyn Piece>, u64)>> {
         match self {
             Tail::None => Some(None),
@@ -80,7 +80,7 @@ impl Tail {
         }
     }
 
-    /// Bytes that it keeps while it is queued, whether a version needs them or not.
+    /// Returns the number of bytes that the message keeps in memory while it is queued.
     pub fn kept(&self) -> usize {
         match self {
             Tail::Kept(piece) => piece.piece(0).len(),
@@ -92,10 +92,11 @@ impl Tail {
 /// The message that is being sent.
 pub enum Sending {
     Nothing,
-    /// Owned bytes: commands, what was encrypted for this peer alone, or the copied rest of a
+    /// Owned bytes: commands, a message encrypted for this peer alone, or the copied rest of a
     /// message.
     Own(Vec<u8>),
-    /// Frames with the head of the last one, and the owner of that one's bytes.
+    /// All frames but the last, and the head of the last; then the owner of the last frame's bytes,
+    /// with the index of the piece.
     Message(Arc<Vec<u8>>, Option<(Arc<dyn Piece>, u64)>),
 }
 
@@ -141,7 +142,7 @@ impl Pipe {
         matches!(self.sending, Sending::Nothing)
     }
 
-    /// Bytes of a copy that only this connection needs.
+    /// Returns the number of bytes of a copy that only this connection needs.
     pub fn copied(&self) -> usize {
         match &self.sending {
             Sending::Own(bytes) => bytes.len(),
@@ -149,17 +150,17 @@ impl Pipe {
         }
     }
 
-    /// True if the peer has accepted nothing of its message for `patience`.
+    /// True if the peer has accepted nothing of the partly sent message for `patience`.
     pub fn stands_still(&self, now: Time, patience: Duration) -> bool {
         !self.is_idle() && now.saturating_sub(self.moved_at) >= patience
     }
 
-    /// True if its copy makes no progress, or takes so long that others should have the room.
+    /// True if a copy makes no progress, or takes so long that others should have the room.
     pub fn hogs(&self, now: Time) -> bool {
         self.stands_still(now, HOLD_MAX) || now.saturating_sub(self.begun_at) >= COPY_MAX
     }
 
-    /// Bytes left of a message that holds its version.
+    /// Returns the number of unsent bytes of a message that holds a version.
     fn held(&self) -> usize {
         match &self.sending {
             Sending::Message(_, Some(_)) => {
@@ -177,7 +178,7 @@ impl Pipe {
         }
     }
 
-    /// Copies the rest of a message, to release its version.
+    /// Copies the rest of the partly sent message, to release its version.
     fn let_go(&mut self) {
         if let Sending::Message(_, Some(_)) = self.sending {
             let (heads, tail) = self.sending.parts();
@@ -187,7 +188,7 @@ impl Pipe {
         }
     }
 
-    /// Sends until the kernel accepts no more, nothing is next, or others should be served.
+    /// Sends until the kernel accepts no more, `next` returns nothing, or this peer's turn is over.
     pub fn write(&mut self, now: Time, mut next: impl FnMut() -> Sending) -> io::Result<()> {
         let mut turn = TURN_BYTES;
         while turn > 0 {
@@ -215,7 +216,7 @@ impl Pipe {
             };
             self.moved_at = now;
             if std::mem::take(&mut self.blocked) {
-                self.alive_at = now; // it accepts data again: the peer is alive
+                self.alive_at = now; // the peer accepts data again, so it is alive
             }
             turn = turn.saturating_sub(count);
             self.sent += count;
@@ -232,9 +233,9 @@ pub trait Held {
     fn pipe(&mut self) -> &mut Pipe;
 }
 
-/// Releases versions that connections without progress hold, by copying the rest of their messages.
-/// Returns the connections for which there was no room in time: close them, because each may hold
-/// another version.
+/// Releases versions that connections without progress hold, by copying the rest of their messages
+/// into `room` bytes. Returns the connections whose messages did not fit in time: the caller must
+/// close them, because each may hold another version.
 pub fn let_go<'a, H: Held + 'a>(
     pipes: impl Iterator<Item = (u64, &'a mut H)>,
     room: usize,

@@ -1,9 +1,9 @@
 //! The publisher's data socket: a PUB of our own, which sends straight from a version's memory.
 //!
 //! libzmq makes an object of every message, and hands it to another thread. Here the calling thread
-//! sends: a small message is sent when `send` returns, and of a large one the kernel accepts as
-//! much as it has room for, whenever it has room. Each subscriber has a queue; what does not fit is
-//! dropped for that subscriber alone. One thread owns the socket, and no call blocks.
+//! sends: a small message is sent when `send` returns, a large one in parts, as the kernel has
+//! room. Each subscriber has a queue; a message that does not fit is dropped for that subscriber
+//! alone. One thread owns the socket, and no call blocks.
 
 use super::endpoints::Place;
 use super::listening::{unbindable, Listener};
@@ -25,11 +25,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const PING: Duration = Duration::from_secs(5); // between two pings, to detect dead peers
-const SILENCE: Duration = Duration::from_secs(30); // without an answer, and without accepting data
+const SILENCE: Duration = Duration::from_secs(30); // of a peer that sends and accepts nothing
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1); // when no descriptor is left
-const ACCEPTS: Rate = Rate(512.0, 200.0); // a worker fetches until it is connected
+const ACCEPTS: Rate = Rate(512.0, 200.0); // connections; a worker fetches until it is connected
 const STRANGER: Duration = Duration::from_millis(1500); // for a connection to show its ticket
-const NEAR_SEND_BUFFER: libc::c_int = 1 << 20; // same host: more leaves the cache unread
+const NEAR_SEND_BUFFER: libc::c_int = 1 << 20; // on this host: more would leave the cache unread
 
 /// A bound socket and its subscribers.
 pub struct PubSocket {
@@ -45,7 +45,7 @@ pub struct PubSocket {
 }
 
 impl PubSocket {
-    /// Listens at a place; returns it with the port that was bound.
+    /// Listens at an address; returns the socket, and the address with the port that was bound.
     pub fn bind(place: &Place) -> Result<(PubSocket, Place), Error> {
         let (listener, place) =
             Listener::bind(place).map_err(|error| unbindable(&place.endpoint(), error))?;
@@ -64,17 +64,17 @@ impl PubSocket {
         Ok((pub_socket, place))
     }
 
-    /// Serves from now on only connections that show a ticket.
+    /// From now on, serves only connections that show a ticket.
     pub fn ask_for_tickets(&mut self) {
         self.ticketed = true;
     }
 
-    /// The descriptor of new connections, except while accepting is paused.
+    /// Returns the descriptor to poll for new connections; `None` while accepting is paused.
     pub fn listening(&self, now: Time) -> Option<RawFd> {
         Some(self.listener.descriptor()).filter(|_| now >= self.accept_at)
     }
 
-    /// The connections that have events.
+    /// Returns the `Ready` that finds the connections with events.
     pub fn ready(&self) -> Arc<Ready> {
         self.ready.clone()
     }
@@ -86,10 +86,10 @@ impl PubSocket {
             return;
         }
         match self.listener.accept() {
-            // It is closed: the last descriptors are reserved for the process itself.
+            // The connection is closed: the last descriptors are reserved for the process itself.
             Ok(connection) if spent(connection.as_raw_fd()) => self.accept_at = now + ACCEPT_PAUSE,
             Ok(connection) => {
-                // Fails if the peer is gone, which the first read shows.
+                // An error means that the peer is gone, which the first read shows.
                 let _ = tune(&connection);
                 let subscriber = SubscriberConnection::new(connection, self.ticketed, now);
                 let subscriber = Watched::new(self.next, subscriber, self.ready.clone());
@@ -105,7 +105,8 @@ impl PubSocket {
         }
     }
 
-    /// Reads and sends what is possible; returns what the subscriber sent.
+    /// Handles the events of a connection: reads if it is `readable`, and sends what is possible.
+    /// Returns what the subscriber sent.
     pub fn process_events(&mut self, id: u64, readable: bool, now: Time) -> SubscriberInput {
         let subscriber = match self.connections.get_mut(&id) {
             Some(subscriber) => subscriber,
@@ -124,8 +125,9 @@ impl PubSocket {
         }
     }
 
-    /// Serves a connection that has shown a ticket of this worker, in place of the worker's earlier
-    /// one; without an owner closes it. Returns whether it is served (K6).
+    /// Serves a connection that has shown a ticket of `owner`, and closes the owner's earlier one.
+    /// Without an owner (an invalid ticket), closes the connection. Returns whether the connection
+    /// is served (K6).
     pub fn admit(&mut self, id: u64, owner: Option<Owner>) -> bool {
         let owner = match owner {
             Some(owner) => Some(owner),
@@ -143,14 +145,15 @@ impl PubSocket {
         self.connections.retain(|_, subscriber| subscriber.owner.as_ref().map_or(true, &may_read));
     }
 
-    /// Charges a connection for an invalid report.
+    /// Charges a connection for an invalid report; closes it after too many.
     pub fn invalid_frames(&mut self, id: u64, now: Time) {
         if self.connections.get_mut(&id).map_or(false, |subscriber| subscriber.spend(now).is_err()) {
             self.connections.remove(&id);
         }
     }
 
-    /// Sends to every subscriber of the topic; one that lags behind loses the message.
+    /// Sends a message to every subscriber of its topic. A subscriber whose queue is full loses the
+    /// message.
     pub fn send(&mut self, message: Queued, now: Time) {
         let message = Arc::new(message);
         self.connections.retain(|_, subscriber| {
@@ -159,7 +162,7 @@ impl PubSocket {
         });
     }
 
-    /// Sends to one subscriber, if it is still connected.
+    /// Sends a message to one subscriber, if it is still connected.
     pub fn answer(&mut self, id: u64, message: Queued, now: Time) {
         let message = Arc::new(message);
         let answered = self
@@ -171,7 +174,7 @@ impl PubSocket {
         }
     }
 
-    /// True if some subscriber of a topic keeps up, or there is none.
+    /// True if some subscriber of the topic keeps up, or if the topic has no subscriber.
     pub fn keeps_up(&self, topic: &str) -> bool {
         let mut wanting = self.connections.values().filter(|subscriber| subscriber.wants(topic)).peekable();
         wanting.peek().is_none() || wanting.any(|subscriber| subscriber.keeps_up())
@@ -182,7 +185,8 @@ impl PubSocket {
         self.connections.values_mut().for_each(|subscriber| subscriber.withdraw(topics, now));
     }
 
-    /// Does what is due, a few times a second.
+    /// Closes connections that are dead or lack a ticket, and sends pings. Called a few times a
+    /// second.
     pub fn tick(&mut self, now: Time) {
         if now >= self.hold_at {
             self.hold_at = now + HOLD;

@@ -1,9 +1,9 @@
 //! One call of publish: its target workers, what each has done, and when the call is over.
 //!
-//! Every target is in one state, which only changes by the transitions in `phases.rs`. A lost
-//! target may return, and is waited for during a grace period. A target that leaves with a `bye`
-//! will not return, and no longer counts. If a number of workers is expected, workers that join
-//! become targets until there are as many.
+//! Each target has one outcome, which only changes by the transitions in `phases.rs`. A lost target
+//! may return: the call waits for it during a grace period. A target that leaves with a `bye` will
+//! not return, and no longer counts. If a number of workers is expected, workers that join become
+//! targets until that number is reached.
 
 use super::phases::{At, Decision, DecisionEvent, TargetEvent, DECISIONS, TARGETS};
 use super::receipt::{Outcome, Receipt, WorkerReceipt};
@@ -17,16 +17,16 @@ use std::time::Duration;
 pub enum Require {
     /// All targets.
     All,
-    /// At least this many; 0: none.
+    /// At least this many targets; 0: none.
     AtLeast(usize),
 }
 
 /// The state that a worker must reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// It runs the version.
+    /// The worker runs the version.
     Applied,
-    /// It holds the version, whole and verified, and applies it at its next safe point.
+    /// The worker holds the version, whole and verified, and applies it at its next safe point.
     Staged,
     /// The publish waits for no worker.
     Nobody,
@@ -35,7 +35,7 @@ pub enum Wait {
 /// The terms of one publish.
 #[derive(Clone, Debug)]
 pub struct PublishTerms {
-    /// `None`: all workers that want the model.
+    /// The names of the workers; `None`: all workers that want the model.
     pub workers: Option<Vec<String>>,
     pub require: Require,
     pub wait: Wait,
@@ -43,7 +43,8 @@ pub struct PublishTerms {
     pub timeout: Duration,
     /// How long to wait for a worker that becomes lost.
     pub grace: Duration,
-    /// The same if it is known to be gone: its connection is closed, and it opened no other.
+    /// The same for a worker that is known to be gone: its connection is closed, and it opened no
+    /// other.
     pub grace_of_gone: Duration,
     /// The least number of workers that counts as all.
     pub expect: usize,
@@ -68,7 +69,7 @@ struct Recipient {
     outcome: At<Outcome, TargetEvent>,
     at: Option<Time>,
     detail: String,
-    away_until: Option<Time>, // lost, and waited for until then
+    away_until: Option<Time>, // end of the grace period of a lost worker
     encoding: &'static str,   // how the version arrived
     nbytes: u64,
 }
@@ -88,7 +89,7 @@ pub(crate) struct Publication {
     pub terms: PublishTerms,
     pub decision: At<Decision, DecisionEvent>,
     pub resolved: bool,
-    /// Why it was given up early; empty if it was not.
+    /// Why the call was given up early; empty if it was not.
     pub ended: String,
     nbytes: u64,
     digest: String,
@@ -126,12 +127,12 @@ impl Publication {
         }
     }
 
-    /// Gives the call up early.
+    /// Gives the call up early; `why` is the reason.
     pub fn end(&mut self, why: &str) {
         self.ended = why.to_owned();
     }
 
-    /// Records that its result is known.
+    /// Records that the call's result is known.
     pub fn resolve(&mut self) {
         self.resolved = true;
     }
@@ -163,7 +164,8 @@ impl Publication {
         }
     }
 
-    /// Gives the version a later epoch, under which no live worker has it yet.
+    /// Gives the version a later epoch. Targets that are not lost or left start again, because they
+    /// do not have the version under that epoch yet.
     pub fn renew(&mut self, epoch: u64) {
         self.key.0 = epoch;
         for target in self.targets.values_mut() {
@@ -176,8 +178,8 @@ impl Publication {
         }
     }
 
-    /// Applies an event to a target; returns whether there is a transition. Other workers are
-    /// ignored.
+    /// Applies an event to a target; returns true if there is a transition. Returns false for a
+    /// worker that is no target.
     pub fn take(&mut self, name: &str, event: TargetEvent, now: Time, detail: &str) -> bool {
         let target = match self.targets.get_mut(name) {
             Some(target) => target,
@@ -194,7 +196,7 @@ impl Publication {
         true
     }
 
-    /// Marks a target as lost; it may return. `gone`: it is known not to be connected.
+    /// Marks a target as lost; the target may return. `gone`: it is known not to be connected.
     pub fn lose(&mut self, name: &str, now: Time, why: &str, gone: bool) {
         let grace = if gone { self.terms.grace_of_gone } else { self.terms.grace };
         let lost = self.take(name, TargetEvent::Lost, now, why);
@@ -203,14 +205,14 @@ impl Publication {
         }
     }
 
-    /// Records how the version arrived at a worker.
+    /// Records in which form the version arrived at a worker.
     pub fn carried(&mut self, name: &str, encoding: &'static str, nbytes: u64) {
         if let Some(target) = self.targets.get_mut(name) {
             (target.encoding, target.nbytes) = (encoding, nbytes);
         }
     }
 
-    /// Adds to each target that has not reached `wait` what it is doing.
+    /// Adds to each target that has not reached `wait` a text that says what the worker is doing.
     pub fn explain(&mut self, doing: impl Fn(&str) -> Option<String>) {
         let there = self.there();
         for (name, target) in &mut self.targets {
@@ -235,7 +237,7 @@ impl Publication {
         self.count(&[Outcome::Left])
     }
 
-    /// The number of expected workers that are not targets yet.
+    /// Returns the number of expected workers that are not targets yet.
     pub fn missing(&self) -> usize {
         match self.terms.require {
             Require::All => (self.terms.expect + self.left()).saturating_sub(self.targets.len()),
@@ -243,7 +245,7 @@ impl Publication {
         }
     }
 
-    /// True if the call is for all workers, and there are none.
+    /// True if the call requires all workers, and there are none.
     pub fn nobody(&self) -> bool {
         self.terms.require == Require::All && self.targets.len() == self.left()
     }
@@ -255,15 +257,16 @@ impl Publication {
         }
     }
 
-    /// The number of workers that may still arrive: expected ones, and lost ones within their grace
-    /// period.
+    /// Returns the number of workers that may still come: missing expected workers, and lost
+    /// targets in their grace period.
     fn may_come(&self, now: Time) -> usize {
         let waited = |target: &&Recipient| target.away_until.map_or(false, |until| until > now);
         let lost = self.counts[Outcome::Lost as usize] > 0;
         self.missing() + if lost { self.targets.values().filter(waited).count() } else { 0 }
     }
 
-    /// Decides once whether to commit a version that is applied together; true if it did now (P10).
+    /// Decides whether to commit or abort a version that is applied together. Returns true only
+    /// when it makes that decision, which happens once (P10).
     pub fn decide(&mut self, now: Time) -> bool {
         if !self.together() {
             return false;

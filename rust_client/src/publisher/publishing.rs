@@ -19,10 +19,11 @@ use std::sync::Arc;
 pub const WHOLE_BYTES_MAX: u64 = 1 << 18;
 
 impl PublisherMachine {
-    /// Publishes a version to every worker that wants the model, or to workers by name. `started`
-    /// is the time of the user's call.
+    /// Publishes a version to every worker that wants the model, or to workers by name. `id` names
+    /// the call in `Effect::Resolve`; `started` is the time of the user's call.
     ///
-    /// Fails, with nothing published, if no worker ever had one of the names.
+    /// Fails, with nothing published, if a name in `asked` is not that of a worker that ever
+    /// joined.
     pub fn publish(
         &mut self,
         id: u64,
@@ -81,8 +82,8 @@ impl PublisherMachine {
         Ok(self.finish())
     }
 
-    /// Offers a version of an earlier publisher, with its earlier names, as the latest. Called
-    /// before any worker joins (P21).
+    /// Adds a version of an earlier publisher, with its earlier names, as the latest. Must be
+    /// called before any worker joins (P21).
     pub fn offer(&mut self, model: &str, content: Arc<Content>, names: BTreeSet<Key>) {
         let versions = self.store.versions(model);
         let number = versions.number_again(content, names);
@@ -137,9 +138,9 @@ impl PublisherMachine {
         }
     }
 
-    /// Broadcasts an announcement, and begins to push the version, unless it is so small that it is
-    /// sent in the announcement, or no subscriber needs it. The first patch is pushed if
-    /// subscribers can use it (D6).
+    /// Broadcasts an announcement, and begins to push the version. A small version is sent in the
+    /// announcement instead. A version that no subscriber needs whole is not pushed. The first
+    /// patch is pushed if subscribers can use it (D6).
     fn broadcast(&mut self, model: &str, number: u64, mut announce: Announce, now: Time) {
         self.end_pushes(model);
         let versions = self.store.versions(model);
@@ -164,7 +165,7 @@ impl PublisherMachine {
         let topic = control_topic(model);
         self.perform(Effect::Broadcast { topic, message: FromPublisher::Announce(announce), payload });
         if !listeners.any {
-            // Nothing is pushed: a subscriber that gets this fetches.
+            // Nothing is pushed: a subscriber that gets the end fetches the version.
             self.broadcast_end(model, number, &content);
         }
     }
@@ -174,8 +175,8 @@ impl PublisherMachine {
         self.perform(Effect::Broadcast { topic: control_topic(model), message, payload: Payload::None });
     }
 
-    /// Returns the announcement of a version. Without an open call it is committed, and workers
-    /// apply it at once.
+    /// Returns the announcement of a version. Without an open call the version is committed, and
+    /// workers apply it at once.
     pub(super) fn announcement(
         &self,
         model: &str,
@@ -245,7 +246,7 @@ impl PublisherMachine {
         self.pushes.retain(|_, push| push.model != model);
     }
 
-    /// Records how many chunks a worker has of what is being pushed.
+    /// Records how many chunks a worker has of the version or patch that is being pushed.
     pub(super) fn report_push(&mut self, said: &Progress, now: Time) {
         let push = self.pushes.get_mut(&topic_of(&said.model, said.patch.as_ref()));
         if let Some(push) = push.filter(|push| push.number == said.version && push.patch == said.patch) {
@@ -253,7 +254,7 @@ impl PublisherMachine {
         }
     }
 
-    /// The topics on which `push` has something to send now.
+    /// Returns the topics on which `push` has something to send now.
     pub fn pushing(&self) -> impl Iterator<Item = &String> {
         self.pushes.iter().filter(|(_, push)| push.ready()).map(|(topic, _)| topic)
     }

@@ -1,9 +1,9 @@
 //! Pushes the chunks of a version, or of a patch to it, at the pace of the fastest worker (P7).
 //!
 //! Chunks that do not fit into a subscriber's queue are dropped. So a push runs at most a window
-//! ahead of what the fastest worker has reported: that worker loses nothing, nor do equally fast
-//! ones, and slower ones lose chunks, which they fetch, rather than hold up the others. If no
-//! worker reports progress for a while the push ends early: workers can always fetch.
+//! ahead of what the fastest worker has reported: that worker and equally fast ones lose no chunk.
+//! Slower workers lose chunks, which they fetch, and do not hold up the others. If no worker
+//! reports progress for a while, the push ends early: workers can always fetch.
 
 use super::content::Content;
 use crate::messages::{data_topic, patch_topic, PatchId};
@@ -22,7 +22,7 @@ pub enum Step {
     End,
 }
 
-/// Returns the topic of a version's chunks, or of a patch's.
+/// Returns the topic of the chunks of a version, or of its patch.
 pub fn topic_of(model: &str, patch: Option<&PatchId>) -> String {
     patch.map_or_else(|| data_topic(model), |_| patch_topic(model))
 }
@@ -46,7 +46,7 @@ impl Push {
         Push { model, number, content, patch, next: 0, reported: 0, moved_at: now, stalled: false }
     }
 
-    /// The topic on which it is sent (D6).
+    /// Returns the topic on which the chunks are sent (D6).
     pub fn topic(&self) -> String {
         topic_of(&self.model, self.patch.as_ref())
     }
@@ -71,8 +71,8 @@ impl Push {
         self.ending() || self.next < self.limit()
     }
 
-    /// Returns what to send now: chunks, or the end after the last one or if no worker reports
-    /// progress.
+    /// Returns what to send now: the next chunks; or the end, after the last chunk or if no worker
+    /// has reported progress for `patience`.
     pub fn step(&mut self, now: Time, patience: Duration) -> Step {
         if self.ending() {
             return Step::End;

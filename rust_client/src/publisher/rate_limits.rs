@@ -1,9 +1,9 @@
 //! Rate limits on the control connections of a publisher.
 //!
-//! A worker sends a few hellos and a ping now and then. Its reports and fetches move a version
-//! along, and may come as fast as the worker can send. Anything else costs its connection units of
-//! a token bucket; a connection that takes more than its bucket has is closed. Connections without
-//! a known worker share one further bucket.
+//! A worker sends a few hellos and a ping now and then. Its reports and fetches advance a version:
+//! they are free, and may come as fast as the worker can send. Any other message costs units of its
+//! connection's token bucket. A connection that takes more units than its bucket has is closed.
+//! Connections without a known worker share one further bucket.
 
 use super::effects::Identity;
 use crate::messages::FromWorker;
@@ -21,9 +21,9 @@ const UNKNOWN_PEER_RATE: Rate = Rate(1024.0, 256.0); // messages of connections 
 const NOTICES: Rate = Rate(16.0, 0.2); // events that one worker, or one key, can cause
 const SOURCES_MAX: usize = 1024; // of such events with their own bucket; further ones share one
 const COST_LOW: f64 = 1.0; // a message with at most one answer
-const COST_HIGH: f64 = 4.0; // one with more effects
-const BYTES_PER_COST: usize = 1 << 14; // each part of this size costs as much again
-const QUIET: Duration = Duration::from_secs(3); // without a flood, then memory is returned
+const COST_HIGH: f64 = 4.0; // a message with more effects
+const BYTES_PER_COST: usize = 1 << 14; // each further part of this size costs as much again
+const QUIET: Duration = Duration::from_secs(3); // after a flood, before memory is returned
 
 /// The units that one peer may use now; a new bucket is full.
 pub struct TokenBucket {
@@ -36,7 +36,7 @@ impl TokenBucket {
         TokenBucket { at: now, spent: 0.0 }
     }
 
-    /// Takes `count` units; false, and none taken, if the bucket has fewer.
+    /// Takes `count` units; returns false, and takes none, if the bucket has fewer.
     pub fn take(&mut self, count: f64, Rate(burst, per_second): Rate, now: Time) -> bool {
         let refilled = now.saturating_sub(self.at).as_secs_f64() * per_second;
         self.spent = (self.spent - refilled).max(0.0);
@@ -46,7 +46,7 @@ impl TokenBucket {
         enough
     }
 
-    /// Whether the bucket equals a new one, so that it can be dropped.
+    /// True if the bucket equals a new one, so that it can be dropped.
     pub fn is_full(&self, Rate(_, per_second): Rate, now: Time) -> bool {
         now.saturating_sub(self.at).as_secs_f64() * per_second >= self.spent
     }
@@ -73,13 +73,14 @@ impl RateLimits {
         }
     }
 
-    /// Whether to parse one more message of a connection without a known worker.
+    /// True if one more message of a connection without a known worker may be parsed.
     pub fn allow_unknown(&mut self, now: Time) -> bool {
         let allowed = self.unknown.take(1.0, UNKNOWN_PEER_RATE, now);
         self.noted(allowed, now)
     }
 
-    /// Charges a connection for a message of `nbytes` bytes; false if it is to be closed.
+    /// Charges a connection for a message of `nbytes` bytes; returns false if the connection must
+    /// be closed.
     pub fn allow(&mut self, from: &[u8], cost: f64, nbytes: usize, now: Time) -> bool {
         if cost == 0.0 {
             return true;
@@ -95,7 +96,7 @@ impl RateLimits {
         allowed
     }
 
-    /// Whether a flood has been over for `QUIET`; true once for each flood.
+    /// True if a flood has been over for `QUIET`; true once for each flood.
     pub fn recovered(&mut self, now: Time) -> bool {
         let over = self.refused_at.map_or(false, |at| now.saturating_sub(at) >= QUIET);
         self.refused_at = self.refused_at.filter(|_| !over);
@@ -116,8 +117,8 @@ pub struct Notices {
 }
 
 impl Notices {
-    /// Takes a unit for an event of a source: returns how many events were suppressed since the
-    /// last one, or None if this one is to be suppressed.
+    /// Takes a unit for an event of a source. Returns how many events of the source were suppressed
+    /// since its last report; `None` if this event must be suppressed, too.
     pub fn take(&mut self, source: &str, now: Time) -> Option<u64> {
         let known = self.each.contains_key(source) || self.each.len() < SOURCES_MAX;
         let source = if known { source } else { "" };
@@ -136,13 +137,14 @@ impl Notices {
     }
 }
 
-/// The units that a message costs its connection; 0 if it moves a version along.
+/// Returns the units that a message costs its connection; 0 if the message advances a version.
+/// `known`: the connection is that of a known worker.
 pub fn cost_of(message: Option<&ToPublisher>, known: bool) -> f64 {
     match message {
         None | Some(ToPublisher::Observe(_) | ToPublisher::Verify(_)) => COST_HIGH,
         Some(ToPublisher::Worker(FromWorker::Hello(_))) => COST_HIGH,
-        // A connection without a known worker gets a refusal for each report. A worker that comes
-        // back after a restart sends a good many before the first refusal reaches it.
+        // A connection without a known worker gets a refusal for each report. After a restart of
+        // the publisher, a worker sends many reports before the first refusal reaches it.
         Some(_) if !known => COST_LOW,
         Some(ToPublisher::Worker(FromWorker::Ping(_) | FromWorker::Pong(_) | FromWorker::Bye)) => COST_LOW,
         Some(ToPublisher::Checked(_)) => COST_LOW,

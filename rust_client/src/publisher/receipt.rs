@@ -8,24 +8,24 @@ use std::time::Duration;
 /// What a worker did with a version that was published to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Outcome {
-    /// It is not done yet; `detail` says in which phase it is.
+    /// The worker is not done yet; `detail` says what it is doing.
     Behind,
-    /// It holds the version, verified.
+    /// The worker holds the version, verified.
     Staged,
-    /// It runs the version.
+    /// The worker runs the version.
     Applied,
-    /// It runs a newer version.
+    /// The worker runs a newer version.
     Skipped,
-    /// It will not run the version; `detail` says why.
+    /// The worker will not run the version; `detail` says why.
     Failed,
-    /// It fell silent, or its connection was closed.
+    /// The worker fell silent, or its connection was closed.
     Lost,
-    /// It left with a `bye`, and no longer counts.
+    /// The worker left with a `bye`, and no longer counts.
     Left,
 }
 
 impl Outcome {
-    /// Returns the name as other languages write it.
+    /// Returns the name of the outcome, which is the same in all languages.
     pub fn name(self) -> &'static str {
         match self {
             Outcome::Behind => "behind",
@@ -43,14 +43,14 @@ impl Outcome {
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkerReceipt {
     pub outcome: Outcome,
-    /// The time from the call of publish to the outcome; `None` while it is behind.
+    /// The time from the call of publish to the outcome; `None` while the worker is behind.
     pub after: Option<Duration>,
     /// Details for a person; empty if the outcome needs none.
     pub detail: String,
-    /// How the version arrived: `raw` (whole) or `delta-1` (a patch on what ran there); empty if
-    /// unknown.
+    /// How the version arrived: `raw` (whole) or `delta-1` (a patch on the version that ran); empty
+    /// if unknown.
     pub encoding: &'static str,
-    /// The bytes of that, without headers, and without bytes that were sent again.
+    /// The bytes that arrived, without headers, and without chunks that were sent again.
     pub nbytes: u64,
 }
 
@@ -67,7 +67,7 @@ pub struct Receipt {
     pub model: String,
     pub epoch: u64,
     pub version: u64,
-    /// The bytes of its tensors.
+    /// The bytes of the version's tensors.
     pub nbytes: u64,
     /// The digest that workers' bytes were checked against.
     pub digest: String,
@@ -80,7 +80,7 @@ pub struct Receipt {
 }
 
 impl Receipt {
-    /// Returns the names of the workers with an outcome.
+    /// Returns the names of the workers with this outcome.
     pub fn those(&self, outcome: Outcome) -> Vec<&str> {
         let those = self.workers.iter().filter(|(_, worker)| worker.outcome == outcome);
         those.map(|(name, _)| name.as_str()).collect()

@@ -1,4 +1,4 @@
-//! Reports of workers about versions, and which of them a publisher believes.
+//! Workers' reports about versions, and which of these reports a publisher believes.
 
 use super::effects::WorkerEventKind;
 use super::machine::PublisherMachine;
@@ -24,7 +24,7 @@ impl PublisherMachine {
         };
         let here = versions.get(said.version).is_some();
         if receiving && !here {
-            return; // only a version that is being applied may be gone
+            return; // a worker cannot receive a version that is gone
         }
         let coming = versions.get(said.version).filter(|_| receiving);
         if let Some(plan) = coming.and_then(|version| version.plan_of(said.patch.as_ref())) {
@@ -94,7 +94,7 @@ impl PublisherMachine {
         let epoch = self.epoch();
         let peer = match self.roster.get_mut(name) {
             Some(peer) if peer.runs(&said.model) < key => peer,
-            _ => return, // a repetition
+            _ => return, // a repeated report
         };
         peer.applied(&said.model, running, epoch);
         self.arrived(name, &said.model, &said.note, now);
@@ -118,8 +118,8 @@ impl PublisherMachine {
         self.calls_failed(name, said, now);
     }
 
-    /// True if a worker may run what it reports: the version is of an older epoch, or too old to be
-    /// checked, or exists and has the reported digest.
+    /// True if a worker may run the version that it reports: the version is of an older epoch, its
+    /// digest is no longer known, or it was published with the reported digest.
     pub(super) fn plausible(&self, model: &str, running: &Running) -> bool {
         if running.epoch != self.epoch() {
             return running.epoch < self.epoch();
@@ -135,8 +135,9 @@ impl PublisherMachine {
         }
     }
 
-    /// Reports that a worker's bytes are not the published ones; it must never count as done.
-    /// Reported once for a version, although the worker repeats it with every ping.
+    /// Reports that a worker's bytes are not the published ones: the worker must never count as
+    /// done. This is reported once for a version, although the worker repeats its report with every
+    /// ping.
     fn wrong_digest(&mut self, name: &str, said: &OfVersion, now: Time) {
         let of = (said.epoch, said.version);
         let news = self.roster.get_mut(name).filter(|peer| peer.wants(&said.model));
