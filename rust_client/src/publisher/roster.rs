@@ -1,7 +1,8 @@
 //! The roster: every worker that a publisher knows, by name and by connection.
 //!
-//! A name belongs to one live instance. When a second instance claims it, the first is pinged. If
-//! it answers, the second is refused; if not, or if its connection is closed, the name passes on.
+//! A name belongs to one live instance of a worker. When a second instance claims the name, the
+//! first is pinged. If the first answers, the second is refused. If the first does not answer, or
+//! its connection is closed, the second gets the name.
 
 use super::effects::Identity;
 use super::link::Link;
@@ -20,10 +21,11 @@ pub struct Delivery {
     pub version: u64,
     pub phase: Doing,
     pub chunks: u64,
-    pub since: Time, // when it last made progress
-    /// The patch by which it arrives; `None` if it arrives whole.
+    pub since: Time, // when the delivery last made progress
+    /// The patch that is delivered; `None`: the whole version.
     pub patch: Option<PatchId>,
-    /// The users of the old weights that it waits for, and since when, in the worker's words.
+    /// The users of the old weights for which the version waits, and since when, in the worker's
+    /// words.
     pub waits: String,
 }
 
@@ -34,35 +36,35 @@ pub struct Peer {
     pub heard_at: Time,
     pub running: BTreeMap<String, Running>,
     pub incoming: BTreeMap<String, Delivery>,
-    /// True if broadcasts are known to reach it.
+    /// True if broadcasts are known to reach the worker.
     pub subscribed: bool,
     pub phase: At<PeerPhase, PeerEvent>,
-    /// Why it was lost, and what it was doing.
+    /// Why the worker was lost, and what it was doing.
     pub why: String,
-    /// When its connection was found closed, if it is `Away`.
+    /// When the worker's connection was found closed, if it is `Away`.
     pub closed_at: Time,
-    /// True if it was reported as stuck.
+    /// True if the worker was reported as stuck.
     pub stuck: bool,
-    /// When a version was first announced to it since its last message.
+    /// When a version was first announced to the worker since its last message.
     pub told_at: Option<Time>,
-    /// When another instance claimed its name.
+    /// When another instance claimed the worker's name.
     pub contested_at: Option<Time>,
-    /// Models of which it reported that no version runs.
+    /// Models of which the worker reported that no version runs.
     pub torn: BTreeSet<String>,
-    /// The prefix of its reports on the data connection; empty if it has none.
+    /// The prefix of the worker's reports on the data connection; empty if there is none.
     pub token: String,
-    /// The public key of its connections; empty without keys.
+    /// The public key of the worker's connections; empty without keys.
     pub key: String,
-    /// True if it was not sent the current group key yet.
+    /// True if the worker was not sent the current group key yet.
     pub rekeyed: bool,
     pub link: Link,
-    /// What observers were sent of it.
+    /// What was recorded about the worker for observers.
     pub seen: ObserverRecord,
-    // By model, the last version of which it reported a wrong digest.
+    // By model, the last version of which the worker reported a wrong digest.
     different: BTreeMap<String, Key>,
     // The roster's revision at the last change that observers are sent.
     revision: u64,
-    ticket: (String, Time), // not redeemed yet, and when it was drawn
+    ticket: (String, Time), // the one not redeemed yet, and when it was drawn
 }
 
 impl Peer {
@@ -100,63 +102,63 @@ impl Peer {
         self.hello.models.contains_key(model)
     }
 
-    /// The version of a model that it runs; (0, 0) if none.
+    /// Returns the version of a model that the worker runs; (0, 0) if none.
     pub fn runs(&self, model: &str) -> Key {
         self.running.get(model).map_or((0, 0), |running| (running.epoch, running.version))
     }
 
-    /// Records a wrong digest of a version; returns true if it was not reported before.
+    /// Records that the worker reported a wrong digest of a version; returns true if that is new.
     pub fn differs(&mut self, model: &str, key: Key) -> bool {
         self.different.insert(model.to_owned(), key) != Some(key)
     }
 
-    /// Begins a session in which it runs these versions: earlier reports no longer count.
+    /// Begins a session in which the worker runs these versions. Earlier reports no longer count.
     pub fn welcomed(&mut self, running: BTreeMap<String, Running>) {
         self.forget();
         self.running = running;
         (self.contested_at, self.told_at, self.rekeyed) = (None, None, false);
     }
 
-    /// Forgets its deliveries, and that broadcasts reach it.
+    /// Forgets the worker's deliveries, and that broadcasts reach it.
     pub fn forget(&mut self) {
         self.subscribed = false;
         self.incoming.clear();
     }
 
-    /// Records that it sent a message.
+    /// Records that the worker sent a message.
     pub fn heard(&mut self, now: Time) {
         (self.heard_at, self.told_at) = (now, None);
     }
 
-    /// Records whether broadcasts reach it.
+    /// Records whether broadcasts reach the worker.
     pub fn hears(&mut self, subscribed: bool) {
         self.subscribed = subscribed;
     }
 
-    /// Records that a version was announced to it.
+    /// Records that a version was announced to the worker.
     pub fn told(&mut self, now: Time) {
         self.told_at = self.told_at.or(Some(now));
     }
 
-    /// Applies an event to its phase; returns whether there is a transition.
+    /// Applies an event to the worker's phase; returns whether there is a transition.
     pub fn take(&mut self, event: PeerEvent) -> bool {
         self.phase.take(event)
     }
 
-    /// Records that its connection is closed.
+    /// Records that the worker's connection is closed.
     pub fn closed(&mut self, now: Time) {
         self.closed_at = now;
         self.take(PeerEvent::Closed);
     }
 
-    /// Marks it as lost by this event; `why` includes what it was doing.
+    /// Marks the worker as lost by this event; `why` includes what it was doing.
     pub fn lose(&mut self, event: PeerEvent, why: &str) {
         self.take(event);
         self.stuck = false;
         self.why = why.to_owned();
     }
 
-    /// Records whether it is stuck; returns whether that changed.
+    /// Records whether the worker is stuck; returns whether that changed.
     pub fn turns(&mut self, stuck: bool) -> bool {
         std::mem::replace(&mut self.stuck, stuck) != stuck
     }
@@ -166,12 +168,13 @@ impl Peer {
         self.rekeyed = true;
     }
 
-    /// Returns whether to send it the group key, and records that it is sent.
+    /// True if the worker must be sent the group key; records that it is sent.
     pub fn takes_key(&mut self) -> bool {
         std::mem::take(&mut self.rekeyed)
     }
 
-    /// Records that it runs a version of a model. `epoch` is that of its delivery.
+    /// Records that the worker runs a version of a model, and ends a delivery of that version or of
+    /// an older one. `epoch` is that of the delivery.
     pub fn applied(&mut self, model: &str, running: Running, epoch: u64) {
         let key = (running.epoch, running.version);
         if self.incoming.get(model).map_or(false, |incoming| (epoch, incoming.version) <= key) {
@@ -180,7 +183,7 @@ impl Peer {
         self.running.insert(model.to_owned(), running);
     }
 
-    /// Records whether it reported that no version of a model runs.
+    /// Records whether the worker reported that no version of a model runs.
     pub fn tore(&mut self, model: &str, torn: bool) {
         if torn {
             self.running.remove(model);
@@ -197,7 +200,7 @@ impl Peer {
         }
     }
 
-    /// Updates the rate of its link from two progress reports of one version.
+    /// Updates the rate of the worker's link from two progress reports of one version.
     pub fn learn(&mut self, said: &Progress, plan: ChunkPlan, now: Time) {
         let same = |old: &&Delivery| (old.version, old.patch.as_ref()) == (said.version, said.patch.as_ref());
         if let Some(old) = self.incoming.get(&said.model).filter(same) {
@@ -209,7 +212,7 @@ impl Peer {
         }
     }
 
-    /// Records what it is doing, and when that last made progress.
+    /// Records the phase and the chunks of a delivery, and when it last made progress.
     pub fn note(&mut self, model: &str, version: u64, phase: Doing, chunks: Option<u64>, now: Time) {
         match self.incoming.get_mut(model) {
             Some(old) if (old.version, old.phase) == (version, phase) => {
@@ -234,15 +237,15 @@ impl Peer {
         }
     }
 
-    /// Records whether a model's version arrives by this patch, or whole.
+    /// Records by which patch a model's version arrives; `None`: whole.
     pub fn comes_by(&mut self, model: &str, patch: Option<&PatchId>) {
         if let Some(incoming) = self.incoming.get_mut(model) {
             incoming.patch = patch.cloned();
         }
     }
 
-    /// True if it has been silent for `patience` since a version was announced to it: it may be
-    /// stopped.
+    /// True if the worker has been silent for `patience` since a version was announced to it: its
+    /// process may be stopped.
     pub fn mute(&self, now: Time, patience: Duration) -> bool {
         self.told_at.map_or(false, |told| now.saturating_sub(told) >= patience)
     }
@@ -254,7 +257,7 @@ pub enum Admission {
     New,
     /// The instance was on the roster before.
     Known,
-    /// Another instance has the name: ping it.
+    /// Another instance has the name: ping that instance.
     Contested,
     /// Refuse: the instance with that name is alive.
     Taken,
@@ -269,7 +272,7 @@ pub struct Roster {
     by_identity: HashMap<Identity, String>,
     by_token: HashMap<String, String>,
     by_ticket: HashMap<String, String>,
-    models: usize, // of all workers
+    models: usize, // wanted by all workers together
     revision: u64,
     touched: BTreeMap<u64, String>, // names by revision, each worker once
 }
@@ -300,13 +303,13 @@ impl Roster {
         self.revision
     }
 
-    /// Begins a revision; returns its number.
+    /// Begins a new revision; returns its number.
     pub fn revise(&mut self) -> u64 {
         self.revision += 1;
         self.revision
     }
 
-    /// Records a change of a worker that observers are to be sent.
+    /// Records a change of a worker, which is to be sent to observers.
     pub fn touch(&mut self, name: &str) {
         if let Some(peer) = self.peers.get_mut(name) {
             self.revision += 1;
@@ -316,7 +319,7 @@ impl Roster {
         }
     }
 
-    /// Returns the workers with changes after a revision, in order.
+    /// Returns the workers that changed after revision `since`, with their revisions, in order.
     pub fn changed(&self, since: u64) -> impl Iterator<Item = (u64, &Peer)> {
         let later = self.touched.range(since + 1..);
         later.filter_map(move |(&at, name)| Some((at, self.peers.get(name)?)))
@@ -340,7 +343,7 @@ impl Roster {
         }
     }
 
-    /// Gives a worker a ticket, in place of one that it has not redeemed.
+    /// Gives a worker a ticket, in place of an unredeemed one.
     pub fn ticket(&mut self, name: &str, ticket: &str, now: Time) {
         if let Some(peer) = self.peers.get_mut(name) {
             let before = std::mem::replace(&mut peer.ticket, (ticket.to_owned(), now));
@@ -349,20 +352,21 @@ impl Roster {
         }
     }
 
-    /// Redeems a ticket, once; returns its worker, and when it was drawn.
+    /// Redeems a ticket, which works once. Returns the worker's name, and when the ticket was
+    /// drawn.
     pub fn redeem(&mut self, ticket: &str) -> Option<(String, Time)> {
         let name = self.by_ticket.remove(ticket)?;
         let drawn_at = self.get(&name)?.ticket.1;
         Some((name, drawn_at))
     }
 
-    /// Returns the names of the workers that get a version for all.
+    /// Returns the names of the live workers that want a model.
     pub fn wanting(&self, model: &str) -> Vec<String> {
         let live = self.iter().filter(|peer| !peer.lost() && peer.wants(model));
         live.map(|peer| peer.hello.name.clone()).collect()
     }
 
-    /// Handles a hello: admits the worker, or returns why not.
+    /// Handles a hello: admits the worker, or returns why it does not.
     pub fn admit(
         &mut self,
         identity: &[u8],
@@ -391,8 +395,8 @@ impl Roster {
         Admission::New
     }
 
-    /// Handles a hello for the name of another live instance: `Taken` if that one sent a message
-    /// since it was pinged.
+    /// Handles a hello for the name of another live instance. Returns `Taken` if that instance sent
+    /// a message since it was pinged.
     fn contest(&mut self, hello: &Hello, now: Time, lost_after: Duration) -> Admission {
         let peer = match self.peers.get_mut(&hello.name) {
             Some(peer) => peer,
@@ -451,13 +455,13 @@ impl Roster {
         }
     }
 
-    /// Returns the live workers that have been silent for `lost_after`.
+    /// Returns the names of live workers that have been silent for `lost_after`.
     pub fn silent(&self, now: Time, lost_after: Duration) -> Vec<String> {
         let silent = self.iter().filter(|p| !p.lost() && now.saturating_sub(p.heard_at) >= lost_after);
         silent.map(|peer| peer.hello.name.clone()).collect()
     }
 
-    /// Returns the workers that have been away for `patience`.
+    /// Returns the names of workers that have been away for `patience`.
     pub fn gone(&self, now: Time, patience: Duration) -> Vec<String> {
         let away = |p: &&Peer| p.phase.is(PeerPhase::Away) && now.saturating_sub(p.closed_at) >= patience;
         self.iter().filter(away).map(|peer| peer.hello.name.clone()).collect()

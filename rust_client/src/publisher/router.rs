@@ -1,9 +1,9 @@
 //! The publisher's control socket: a ROUTER of our own.
 //!
-//! libzmq's accepts peers of ZMTP 1 and 2 as workers, even a browser; collects the frames of a
-//! message without a bound; answers ZMTP's pings without a bound; and aborts the process at a ping
-//! at the wrong moment. Here everything that a peer sends is bounded before it is kept, whether the
-//! peer has a key or not.
+//! libzmq's ROUTER accepts peers of ZMTP 1 and 2 as workers, even a browser. It collects the frames
+//! of a message, and answers ZMTP pings, without a bound. It aborts the process at a ping at the
+//! wrong moment. Here everything that a peer sends is bounded before it is kept, whether the peer
+//! has a key or not.
 //!
 //! One thread owns the socket, and no call blocks.
 
@@ -34,14 +34,14 @@ const ACCEPTS: Rate = Rate(512.0, 1000.0); // connections; each costs some 20 us
 const ACCEPTS_AT_ONCE: usize = 16; // before open connections are served
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1); // when no descriptor is left
 const STRANGER: Duration = Duration::from_millis(1500); // for a handshake, or to read a refusal
-const UNFINISHED_MAX: usize = 256; // connections without a message; beyond, the least far is closed
+const UNFINISHED_MAX: usize = 256; // connections without a message; beyond, one is closed
 const UNFINISHED_OF_HOST_MAX: usize = 64; // the same, of one host
 const PARTIAL_BYTES_MAX: usize = 1 << 20; // of incomplete messages, of all connections
-const PARTIAL_BYTES_SMALL: usize = 8192; // of one connection, which is not counted there
+const PARTIAL_BYTES_SMALL: usize = 8192; // a connection with at most this is not counted above
 const WAITING_BYTES_MAX: usize = 1 << 26; // of layouts and headers queued for all connections
 const LOOK: Duration = Duration::from_millis(100); // between two checks of what connections hold
 const SILENCE: Duration = Duration::from_secs(30); // then a peer that accepts no data is gone
-const KEEPALIVE_SECONDS: i32 = 10; // of silence, and then between probes
+const KEEPALIVE_SECONDS: i32 = 10; // of silence before the first probe, and between probes
 
 /// The messages of a connection, and the public key of its owner.
 pub struct FromRouter {
@@ -49,7 +49,7 @@ pub struct FromRouter {
     pub said: Vec<Said>,
 }
 
-/// The host of a peer; all ipc peers count as one host, and so do peers that are gone.
+/// The host of a peer; `None`: all ipc peers, and peers that are gone, count as one host.
 type Host = Option<IpAddr>;
 
 /// A bound ROUTER.
@@ -60,7 +60,7 @@ pub struct Router {
     each: BTreeMap<u64, Watched<Accepted>>, // by number, which is never reused
     unfinished: BTreeMap<u64, Host>,        // connections without a message, oldest first
     next: u64,
-    closed: Vec<u64>, // had sent a message; not reported yet
+    closed: Vec<u64>, // connections that had sent a message; not reported yet
     accepts: TokenBucket,
     accept_at: Time,
     look_at: Time,
@@ -75,8 +75,8 @@ fn number(identity: &[u8]) -> Option<u64> {
 }
 
 impl Router {
-    /// Listens at a place; returns it with the port that was bound. With a secret key, only peers
-    /// with an allowed key connect.
+    /// Listens at an address; returns the router, and the address with the port that was bound.
+    /// With a secret key, only peers with an allowed key can connect.
     pub fn bind(place: &Place, secret: Option<&str>) -> Result<(Router, Place), Error> {
         let broken = |error| unbindable(&place.endpoint(), error);
         let keys = secret.map(pair_of).transpose()?;
@@ -97,12 +97,12 @@ impl Router {
         Ok((router, bound))
     }
 
-    /// The descriptor of new connections, except while accepting is paused.
+    /// Returns the descriptor to poll for new connections; `None` while accepting is paused.
     pub fn listening(&self, now: Time) -> Option<RawFd> {
         Some(self.listener.descriptor()).filter(|_| now >= self.accept_at)
     }
 
-    /// The connections that have events.
+    /// Returns the `Ready` that finds the connections with events.
     pub fn ready(&self) -> Arc<Ready> {
         self.ready.clone()
     }
@@ -116,7 +116,8 @@ impl Router {
             }
             match self.listener.accept() {
                 Ok(connection) if spent(connection.as_raw_fd()) => {
-                    // It is closed: the last descriptors are reserved for the process itself.
+                    // The connection is closed: the last descriptors are reserved for the process
+                    // itself.
                     self.accept_at = now + LOOK;
                     return;
                 }
@@ -140,7 +141,7 @@ impl Router {
         let (id, accepted) = (self.next, Accepted::new(connection, self.keys.clone(), now));
         self.next += 1;
         if let Ok(mut watched) = Watched::new(id, accepted, self.ready.clone()) {
-            // The greeting goes first, so that a peer with other keys, or none, sees the mismatch
+            // Send the greeting at once, so that a peer with other keys, or none, sees the mismatch
             // itself.
             if watched.send(|accepted| accepted.write(0, now)).is_ok() {
                 self.each.insert(id, watched);
@@ -149,9 +150,9 @@ impl Router {
         }
     }
 
-    /// If too many connections have sent no message yet, closes one: the one least far in its
-    /// handshake, and of these the oldest, of this host, or of the host with most. So a peer that
-    /// knows the publisher's key finds a place, however many do not.
+    /// If too many connections have sent no message yet, closes one of this host, or of the host
+    /// with most. It is the one that is least advanced in its handshake, and of these the oldest.
+    /// So a peer that knows the publisher's key finds a place, however many peers do not.
     fn make_room(&mut self, host: &Host) {
         let mut of: BTreeMap<&Host, usize> = BTreeMap::new();
         self.unfinished.values().for_each(|host| *of.entry(host).or_default() += 1);
@@ -170,7 +171,8 @@ impl Router {
         }
     }
 
-    /// Reads and sends what is possible; returns the messages.
+    /// Handles the events of a connection: reads if it is `readable`, and sends what is possible.
+    /// Returns the messages that arrived.
     pub fn process_events(&mut self, id: u64, readable: bool, may_come: MayCome, now: Time) -> FromRouter {
         let room = self.room();
         let nothing = FromRouter { key: String::new(), said: Vec::new() };
@@ -214,13 +216,14 @@ impl Router {
         }
     }
 
-    /// Takes the identities of closed connections, each once.
+    /// Returns the identities of connections that were closed since the last call and had sent a
+    /// message.
     pub fn take_closed(&mut self) -> Vec<Identity> {
         std::mem::take(&mut self.closed).into_iter().map(identity).collect()
     }
 
-    /// Sends to one worker; false if its connection is gone. If too much is queued for a worker
-    /// that does not read, the message is dropped, like any lost message.
+    /// Sends a message to one worker; returns false if its connection is gone. If too much is
+    /// queued for a worker that does not read, the message is dropped, like any lost message.
     pub fn send(&mut self, to: &[u8], header: &[u8], payload: &Payload, now: Time) -> bool {
         let room = self.room();
         let id = match number(to) {
@@ -237,8 +240,8 @@ impl Router {
         sent.is_ok()
     }
 
-    /// Returns the room for copies. It is computed only with keys, which need a copy per
-    /// connection.
+    /// Returns the number of bytes left for copies. With keys, each connection needs its own
+    /// copies; without keys none is counted.
     fn room(&self) -> usize {
         if self.keys.is_none() {
             return COPIES_BYTES_MAX;
@@ -246,7 +249,7 @@ impl Router {
         COPIES_BYTES_MAX.saturating_sub(self.each.values().map(|accepted| accepted.copied()).sum())
     }
 
-    /// Does what is due, some times a second.
+    /// Closes connections that are late, stand still or hold too much. Called a few times a second.
     pub fn tick(&mut self, now: Time) {
         if now < self.look_at {
             return;
@@ -268,7 +271,8 @@ impl Router {
         self.share_room(now);
     }
 
-    /// Returns the largest connections, such that the others have at most `most` together.
+    /// Returns the largest connections, so many that the others have at most `most` bytes together.
+    /// `of` returns the bytes of a connection; `None`: not counted.
     fn largest(&self, of: impl Fn(&Accepted) -> Option<usize>, most: usize) -> Vec<u64> {
         let mut each: Vec<(usize, u64)> =
             self.each.iter().filter_map(|(&id, accepted)| Some((of(accepted)?, id))).collect();
@@ -291,7 +295,7 @@ impl Router {
     }
 
     /// Releases versions that peers do not read. If connections wait for room for a copy, closes
-    /// those that have it and make no progress.
+    /// the connections whose copies make no progress.
     fn share_room(&mut self, now: Time) {
         let copied: usize = self.each.values().map(|accepted| accepted.copied()).sum();
         let room = COPIES_BYTES_MAX.saturating_sub(copied);
@@ -326,7 +330,7 @@ fn pair_of(secret: &str) -> Result<Pair, Error> {
 }
 
 fn tune(connection: &TcpStream) -> io::Result<()> {
-    // Fails if it is no TCP connection, which has no such options.
+    // Fails for a Unix socket, which has no such options.
     connection.set_nodelay(true)?;
     // TCP detects peers that are gone, so that their queues are freed.
     socket::keep_alive(connection.as_raw_fd(), KEEPALIVE_SECONDS)

@@ -1,7 +1,7 @@
 //! The publisher's thread: owns the sockets, moves frames, and carries out the machine's decisions.
 //!
-//! Other threads submit work and wait for the answer. If the thread ends, for any reason, they get
-//! an error.
+//! Other threads submit work and wait for the answer. If this thread ends, for any reason, the
+//! waiting threads get an error.
 
 use super::bases::PatchCandidate;
 use super::effects::{Effect, Payload, WorkerEvent, WorkerEventKind};
@@ -49,7 +49,7 @@ pub enum Work {
         began: Instant,
         answer: Sender<Answer>,
     },
-    /// Return what the workers that accept patches run of a model: all workers, or the named ones.
+    /// Return the workers that accept patches of a model: all workers, or the named ones.
     Takers(String, Option<Vec<String>>, Sender<Vec<PatchCandidate>>),
     Status(Sender<Roster>),
     /// Allow these keys, and no others.
@@ -141,7 +141,7 @@ pub struct Loop {
     begun: Instant,
 }
 
-/// Makes waiting and later callers fail with the reason, also after a panic.
+/// When dropped, makes waiting and later callers fail with the reason, also after a panic.
 struct Ending(Arc<Shared>, Option<String>);
 
 impl Drop for Ending {
@@ -203,7 +203,7 @@ impl Loop {
         self.close_keeper();
     }
 
-    /// Gives the disk some time to store the last versions, and reports those that are missing.
+    /// Waits at most `DISK` until the last versions are stored, and reports those that are missing.
     fn close_keeper(mut self) {
         let keeper = self.keeper.take();
         // The machine keeps the versions that are still to be written.
@@ -217,7 +217,7 @@ impl Loop {
         }
     }
 
-    /// Sends what is queued, for a moment.
+    /// Sends queued messages for at most `LINGER`.
     fn linger(&mut self) {
         let end = self.now() + LINGER;
         let (data, control) = (self.data.ready(), self.router.ready());
@@ -343,7 +343,7 @@ impl Loop {
         }
     }
 
-    /// Handles what a subscriber sent, and confirms its subscriptions to it alone.
+    /// Handles what a subscriber sent; confirms the subscriptions to that subscriber alone.
     fn take_heard(&mut self, id: u64, readable: bool) {
         let heard = self.data.process_events(id, readable, self.now());
         if let Some(ticket) = heard.ticket {
@@ -459,8 +459,8 @@ impl Loop {
         }
     }
 
-    /// Sends an answer to an observer, or its question to a worker. If it is lost, the observer
-    /// asks again.
+    /// Sends an answer to an observer, or an observer's question to a worker. If the message is
+    /// lost, the observer asks again.
     fn answer(&mut self, to: &[u8], header: &[u8]) {
         let _ = self.router.send(to, header, &Payload::None, self.now());
     }
@@ -481,7 +481,8 @@ impl Loop {
         }
     }
 
-    /// Returns a message to all subscribers as it is sent, encrypted if there are keys.
+    /// Returns a message to all subscribers as it is sent: encrypted if there are keys. Returns
+    /// `None` if there is no memory for it.
     fn published(&mut self, topic: String, message: FromPublisher, payload: Payload) -> Option<Queued> {
         let (message, payload) = match &mut self.sealer {
             Some(sealer) => sealer.published(message, payload)?,
@@ -490,7 +491,8 @@ impl Loop {
         Some(Queued::new(topic, &encode(&message), &payload))
     }
 
-    /// Rotates the group key. Workers that do not receive it cannot decrypt what follows (E6).
+    /// Rotates the group key. Workers that do not receive the new key cannot decrypt later messages
+    /// (E6).
     fn rekey(&mut self) {
         let now = self.now();
         if let Some(sealer) = &mut self.sealer {
@@ -501,7 +503,7 @@ impl Loop {
         }
     }
 
-    /// Writes a later epoch to the state folder before any worker learns it.
+    /// Writes the epoch to the state folder if it has changed, before any worker learns it.
     fn record(&mut self) {
         let epoch = self.machine.epoch();
         if epoch != self.recorded {

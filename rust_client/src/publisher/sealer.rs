@@ -1,7 +1,7 @@
 //! Encrypts what a publisher sends: each chunk and layout once, for all receivers (E2 to E6).
 //!
-//! The versions stay plain. Encrypted bytes have memory of their own, as much as is sent of a
-//! version, until the version is released; then the next one uses it.
+//! The versions stay unencrypted. The encrypted bytes have memory of their own, as much as is sent
+//! of a version. When the version is released, the next one uses that memory.
 
 use super::effects::Payload;
 use crate::base64;
@@ -39,7 +39,8 @@ impl Drop for Sealed {
     }
 }
 
-/// Free memory of one model's encrypted bytes, by size: at most as much as two versions take.
+/// Memory that is free for one model's encrypted bytes, by size: at most as much as two versions
+/// take.
 struct Memory {
     free: Mutex<Free>,
     most: u64,
@@ -52,7 +53,7 @@ struct Free {
 }
 
 impl Memory {
-    /// Returns memory of this size; `None` if there is none.
+    /// Returns memory of this size; `None` if the allocation fails.
     fn take(&self, size: usize) -> Option<Vec<u8>> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(found) = free.by_size.get_mut(&size).and_then(Vec::pop) {
@@ -79,7 +80,7 @@ impl Memory {
 struct SealedVersion {
     subject: Subject,
     key: Secret,
-    of: Weak<dyn Any + Send + Sync>, // the plain content; this is dropped after it
+    of: Weak<dyn Any + Send + Sync>, // the plain content; this is dropped once that is gone
     chunks: BTreeMap<u64, Arc<Sealed>>,
 }
 
@@ -90,14 +91,15 @@ pub struct Sealer {
     key: Secret,
     group: GroupKey,
     since: Time,
-    count: u64, // of messages encrypted under it
+    count: u64, // of messages encrypted under the group key
     versions: Vec<SealedVersion>,
-    layouts: BTreeMap<String, (Subject, Arc<Sealed>)>, // the last, by model
+    layouts: BTreeMap<String, (Subject, Arc<Sealed>)>, // the last of each model
     memory: BTreeMap<String, Arc<Memory>>,             // by model
 }
 
 impl Sealer {
-    /// `life` is the longest use of a group key; `None`: no limit.
+    /// Returns a sealer with a new group key. `life` is the longest use of a group key; `None`: no
+    /// limit.
     pub fn new(mut draw: DrawKey, life: Option<Duration>, now: Time) -> Sealer {
         let key = draw();
         Sealer {
@@ -113,7 +115,8 @@ impl Sealer {
         }
     }
 
-    /// Rotates the group key. Workers that do not receive it cannot decrypt what follows (E6).
+    /// Rotates the group key. Workers that do not receive the new key cannot decrypt later messages
+    /// (E6).
     pub fn rekey(&mut self, now: Time) {
         self.key = (self.draw)();
         (self.group, self.since, self.count) = (GroupKey::of_hex(&hex(&self.key)), now, 0);
@@ -126,13 +129,13 @@ impl Sealer {
         self.life.map_or(false, |life| now.saturating_sub(self.since) >= life)
     }
 
-    /// The group key as it is sent to workers, on encrypted connections.
+    /// Returns the group key as it is sent to workers, on encrypted connections.
     pub fn key(&self) -> String {
         hex(&self.key)
     }
 
-    /// Returns a message as it is sent to one worker, on an encrypted connection; `None`, as if it
-    /// were lost, if there is no memory for it.
+    /// Returns a message as it is sent to one worker, on an encrypted connection. Returns `None` if
+    /// there is no memory for it; the message then counts as lost.
     pub fn addressed(
         &mut self,
         message: FromPublisher,
@@ -145,7 +148,8 @@ impl Sealer {
         }
     }
 
-    /// Returns a message as it is sent to all, on connections that any peer can read.
+    /// Returns a message as it is sent to all subscribers, on connections that any peer can read;
+    /// `None` if there is no memory for it.
     pub fn published(
         &mut self,
         message: FromPublisher,
@@ -188,14 +192,15 @@ impl Sealer {
                 let subject = subject_of(&model, (epoch, version), content.plan, patch.as_ref());
                 self.piece(subject, index, content.chunk(index), &(content.clone() as _))?
             }
-            _ => return None, // a chunk always has one
+            _ => return None, // a chunk always has a payload
         };
         let (key, tag) = (self.group.id.clone(), sealed.tag.clone());
         let chunk = SealedChunk { model, epoch, version, index, key, tag, patch };
         Some((FromPublisher::SealedChunk(chunk), Payload::Sealed(sealed)))
     }
 
-    /// Returns a chunk, encrypted once while its content is in memory.
+    /// Returns an encrypted chunk. Each chunk is encrypted once while the content `of` is in
+    /// memory.
     fn piece(
         &mut self,
         subject: Subject,
@@ -232,8 +237,8 @@ impl Sealer {
         Some(sealed)
     }
 
-    /// Drops what was encrypted of unavailable versions. Their plain bytes may be kept as bases of
-    /// patches.
+    /// Drops the encrypted bytes of versions that are not available any more. Their plain bytes may
+    /// be kept as bases of patches.
     pub fn tick(&mut self, is_there: impl Fn(&Subject) -> bool) {
         self.versions.retain(|version| version.of.strong_count() > 0 && is_there(&version.subject));
     }
@@ -245,8 +250,8 @@ impl Memory {
     }
 }
 
-/// Returns the memory for a version: that of the previous one if sizes are the same. A patch has
-/// its own.
+/// Returns the memory for a version: that of the previous version if both have the same size. A
+/// patch has memory of its own.
 fn memory_of(known: &mut BTreeMap<String, Arc<Memory>>, subject: &Subject) -> Arc<Memory> {
     if subject.base != (0, 0) {
         return Memory::new(0);
@@ -274,7 +279,7 @@ fn subject_of(
     Subject { model: model.to_owned(), epoch, version, nbytes, chunk_bytes, encoding, base }
 }
 
-/// Encrypts a payload under the key of its version (E3).
+/// Returns a payload encrypted under the key of its version (E3).
 fn sealed(
     key: &Secret,
     subject: &Subject,

@@ -1,4 +1,4 @@
-//! Fetches: of versions, of patches to them, and of chunks of either (P8).
+//! Answers fetches: of versions, of patches to them, and of chunks of either (P8).
 
 use super::content::Content;
 use super::effects::{Payload, WorkerEventKind};
@@ -60,8 +60,9 @@ impl PublisherMachine {
         }
     }
 
-    /// Keeps a version for a worker that requests it, unless the worker already runs it: a report
-    /// on its data connection may overtake the request (P19).
+    /// Keeps a version for a worker that requests it; returns true. Does nothing, and returns
+    /// false, if the worker already runs the version: a report on its data connection may overtake
+    /// the request (P19).
     fn asks(&mut self, name: &str, model: &str, number: u64) -> bool {
         let key = self.store.key(number);
         let needs = self.roster.get(name).map_or(false, |peer| peer.runs(model) < key);
@@ -93,7 +94,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Announces a version to one worker, and sends its digest.
+    /// Announces a version to one worker, with the `layout` if that is requested, and sends its
+    /// digest.
     pub(super) fn describe(&mut self, name: &str, model: &str, number: u64, layout: bool) {
         let content = match self.content(model, number) {
             Some(content) => content,
@@ -133,7 +135,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Reports, once, why a worker uses no patch, if there is one (D10).
+    /// Reports why a worker fetches the whole version although there are patches; once for each
+    /// worker and version (D10).
     fn told(&mut self, name: &str, fetch: &Fetch, number: u64, now: Time) {
         let versions = self.store.find(&fetch.model);
         let version = match versions.and_then(|versions| versions.get_mut(number)) {

@@ -1,4 +1,4 @@
-//! Workers that stay, return, are lost, or leave.
+//! Workers that send messages, return, are lost, or leave.
 
 use super::effects::WorkerEventKind;
 use super::machine::PublisherMachine;
@@ -32,7 +32,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Handles a worker that joins or answers again: announces what it may have missed (P18).
+    /// Handles a worker that joins or answers again: announces versions that it may have missed
+    /// (P18).
     pub(super) fn back(&mut self, name: &str, now: Time) {
         if self.roster.get_mut(name).map_or(false, |peer| peer.take(PeerEvent::Spoke)) {
             self.tell(WorkerEventKind::Back, name, format!("worker {} answers again", name));
@@ -42,7 +43,7 @@ impl PublisherMachine {
         }
     }
 
-    /// Finds workers that are silent, gone or stuck.
+    /// Finds and reports workers that are silent, gone or stuck, or make progress again.
     pub(super) fn look_after(&mut self, now: Time) {
         for name in self.roster.silent(now, self.timing.lost_after) {
             let heard = self.roster.get(&name).map_or(now, |peer| peer.heard_at);
@@ -74,7 +75,8 @@ impl PublisherMachine {
         self.forget_mute(now);
     }
 
-    /// Keeps no version for an unresponsive worker, except the one that it was receiving (P9).
+    /// Stops keeping versions for unresponsive workers, except the versions that these were
+    /// receiving (P9).
     fn forget_mute(&mut self, now: Time) {
         let quiet = self.timing.quiet;
         for peer in self.roster.iter().filter(|peer| !peer.lost() && peer.mute(now, quiet)) {
@@ -85,7 +87,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Marks a worker as lost by an event. One that is only silent may still be running.
+    /// Marks a worker as lost by an event, and reports that. A worker that is only silent may still
+    /// be running.
     pub(super) fn lose(&mut self, name: &str, event: PeerEvent, why: &str, now: Time) {
         let doing = self.doing(name, now);
         let detail = if doing.is_empty() { why.to_owned() } else { format!("{} while {}", why, doing) };
@@ -113,7 +116,7 @@ impl PublisherMachine {
         }
     }
 
-    /// Removes a worker that leaves in order: no call waits for it.
+    /// Removes a worker that has left: no call waits for it any more.
     pub(super) fn leave(&mut self, name: &str, why: &str, now: Time) {
         self.forget(name);
         let text = format!("worker {} has left: {}", name, why);
