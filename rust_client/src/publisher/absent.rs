@@ -74,7 +74,7 @@ impl Absent {
     }
 }
 
-/// The state of one publisher's search for likely mistakes.
+/// One publisher's search for likely mistakes.
 #[derive(Default)]
 pub struct Oversights {
     due: Time,

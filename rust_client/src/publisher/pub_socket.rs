@@ -126,8 +126,7 @@ impl PubSocket {
     }
 
     /// Serves a connection that has shown a ticket of `owner`, and closes the owner's earlier one.
-    /// Without an owner (an invalid ticket), closes the connection. Returns whether the connection
-    /// is served (K6).
+    /// Without an owner, closes the connection. Returns whether the connection is served (K6).
     pub fn admit(&mut self, id: u64, owner: Option<Owner>) -> bool {
         let owner = match owner {
             Some(owner) => Some(owner),
@@ -152,8 +151,7 @@ impl PubSocket {
         }
     }
 
-    /// Sends a message to every subscriber of its topic. A subscriber whose queue is full loses the
-    /// message.
+    /// Sends a message to every subscriber of its topic; one with a full queue loses the message.
     pub fn send(&mut self, message: Queued, now: Time) {
         let message = Arc::new(message);
         self.connections.retain(|_, subscriber| {

@@ -455,13 +455,13 @@ impl Roster {
         }
     }
 
-    /// Returns the names of live workers that have been silent for `lost_after`.
+    /// Returns the live workers that have been silent for `lost_after`.
     pub fn silent(&self, now: Time, lost_after: Duration) -> Vec<String> {
         let silent = self.iter().filter(|p| !p.lost() && now.saturating_sub(p.heard_at) >= lost_after);
         silent.map(|peer| peer.hello.name.clone()).collect()
     }
 
-    /// Returns the names of workers that have been away for `patience`.
+    /// Returns the workers that have been away for `patience`.
     pub fn gone(&self, now: Time, patience: Duration) -> Vec<String> {
         let away = |p: &&Peer| p.phase.is(PeerPhase::Away) && now.saturating_sub(p.closed_at) >= patience;
         self.iter().filter(away).map(|peer| peer.hello.name.clone()).collect()

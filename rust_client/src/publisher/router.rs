@@ -216,8 +216,7 @@ impl Router {
         }
     }
 
-    /// Returns the identities of connections that were closed since the last call and had sent a
-    /// message.
+    /// Returns the identities of newly closed connections that had sent a message.
     pub fn take_closed(&mut self) -> Vec<Identity> {
         std::mem::take(&mut self.closed).into_iter().map(identity).collect()
     }

@@ -6,14 +6,15 @@
 //! weightbus.lock                         locked by the publisher that uses the folder
 //! ```
 //!
-//! The Python publisher uses the same folder (`state_folder.py`), so either continues where the
-//! other ended. Only files that the table names count. A version is written to a partial file,
-//! synced and renamed, and the folder is synced; then the table is replaced in the same way; then
-//! files that it no longer names are deleted. So a crash at any moment leaves the old table or the
-//! new one, and every file that it names is complete. Disks may corrupt bytes: the table contains
-//! its own hash, and a version is checked against its digest whenever it is read.
+//! The Python publisher uses the same format (`state_folder.py`), so that either can take over from
+//! the other. Only files that the table names count. A version is written to a partial file, which
+//! is synced and renamed, and the folder is synced. Then the table is replaced in the same way.
+//! Then files that the new table does not name are deleted. So a crash at any moment leaves the old
+//! table or the new one, and every file that the table names is complete. Disks may corrupt bytes:
+//! the table contains its own hash, and a version is checked against its digest whenever it is
+//! read.
 //!
-//! This file has no thread; `keeper.rs` has the one that writes.
+//! This module has no thread; the thread that writes is in `keeper.rs`.
 
 use super::content::{Content, Copier};
 use crate::digest::hex;
@@ -37,7 +38,7 @@ const TABLE: &str = "weightbus.json";
 const DAMAGED: &str = "weightbus.json.damaged";
 const SUFFIX: &str = ".safetensors";
 const PARTIAL: &str = ".partial"; // the suffix of a file that is being written
-const NAMES_MAX: usize = 64; // of the same bytes; a worker that missed more restarts fetches them
+const NAMES_MAX: usize = 64; // of the same bytes; after more restarts, a worker fetches the bytes
 const SLICE_BYTES: usize = 1 << 22; // written between two calls of `breathe`
 pub const HISTORY_MAX: usize = 10_000; // older versions of a model: each publish rewrites the table
 
@@ -49,7 +50,7 @@ pub struct Stored {
     pub version: u64,
     pub nbytes: u64,
     pub chunk_bytes: u64,
-    /// The digest, with chunks of that size.
+    /// The digest of the version in chunks of that size.
     pub digest: String,
     /// The (epoch, version) pairs under which these bytes were published, newest first.
     pub names: Vec<Key>,
@@ -59,8 +60,8 @@ pub struct Stored {
 }
 
 impl Stored {
-    /// Returns the entry of a version that has these names, besides the one under which it is
-    /// published now.
+    /// Returns the entry of a version. `names` are its earlier names, to which its present name is
+    /// added.
     pub fn of(model: &str, (epoch, version): Key, content: &Content, names: &BTreeSet<Key>) -> Stored {
         Stored {
             model: model.to_owned(),
@@ -112,7 +113,7 @@ struct Sealed<'a> {
     table: &'a RawValue,
 }
 
-/// A state folder, locked until it is dropped. One thread at a time writes to it.
+/// A state folder, locked until this is dropped. One thread at a time writes to it.
 pub struct StateFolder {
     path: PathBuf,
     lock: Own<File>,
@@ -131,7 +132,7 @@ impl Drop for StateFolder {
 }
 
 impl StateFolder {
-    /// Takes the problems that were not reported yet, as texts.
+    /// Returns the problems that were not reported yet, as texts, and forgets them.
     pub fn faults(&mut self) -> Vec<String> {
         std::mem::take(&mut self.faults)
     }
@@ -175,7 +176,7 @@ impl StateFolder {
         Ok(folder)
     }
 
-    /// Reads the table. A damaged one is moved aside; then only the epochs in file names count.
+    /// Reads the table. A damaged table is moved aside; then only the epochs in file names count.
     fn read_table(&mut self) -> Result<(), Error> {
         let file = self.path.join(TABLE);
         let broken = |error| Error::Io { what: format!("{} cannot be read", file.display()), error };
@@ -210,7 +211,7 @@ impl StateFolder {
         fs::read_dir(&self.path)?.map(name).collect()
     }
 
-    /// Deletes the files of a publisher that was killed while it wrote.
+    /// Deletes the files that a publisher left because it was killed while it wrote.
     fn tidy(&self) -> io::Result<()> {
         let named: BTreeSet<String> = self.table.versions.iter().map(Stored::file).collect();
         for name in self.names()? {
@@ -223,12 +224,12 @@ impl StateFolder {
         Ok(())
     }
 
-    /// The greatest epoch of any publisher that used this folder.
+    /// Returns the greatest epoch of any publisher that used this folder.
     pub fn epoch(&self) -> u64 {
         self.table.epoch
     }
 
-    /// The path of the folder.
+    /// Returns the path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -245,7 +246,8 @@ impl StateFolder {
         latest.into_values().cloned().collect()
     }
 
-    /// Reads a version and checks it against its digest; the error says why it cannot be offered.
+    /// Reads a version and checks it against its digest; the error says why the version cannot be
+    /// offered.
     pub fn read(&self, stored: &Stored, copier: &mut Copier) -> Result<Content, String> {
         let name = stored.file();
         let broken = |what: &dyn std::fmt::Display| format!("{} cannot be offered: {}", name, what);
@@ -263,7 +265,8 @@ impl StateFolder {
 
     // Writing.
 
-    /// Writes an epoch before any worker learns it, with the `offered` versions as its version 1.
+    /// Writes an epoch; must be called before any worker learns it. The `offered` versions get the
+    /// additional name (`epoch`, 1).
     pub fn begin(&mut self, epoch: u64, offered: &[Stored]) -> Result<(), Error> {
         let mut table = self.table.clone();
         table.epoch = table.epoch.max(epoch);
@@ -279,8 +282,9 @@ impl StateFolder {
         })
     }
 
-    /// Writes a version, and deletes those older than the history. `breathe` is called before each
-    /// slice; its error aborts the write. The previous files stay until the new one is complete.
+    /// Writes a version, and deletes versions of the model that are older than the history.
+    /// `breathe` is called before each slice; its error aborts the write. The previous files stay
+    /// until the new one is complete.
     pub fn write(
         &mut self,
         stored: Stored,
@@ -321,7 +325,8 @@ impl StateFolder {
     }
 }
 
-/// Replaces a file: a crash leaves the old one or the new one, never a part.
+/// Replaces a file by one with these parts. A crash leaves the old file or the new one, never a
+/// partial one.
 fn replace(
     folder: &Path,
     name: &str,
@@ -368,12 +373,12 @@ fn newest(names: impl Iterator<Item = Key>) -> Vec<Key> {
     names.into_iter().rev().take(NAMES_MAX).collect()
 }
 
-/// Returns the text of the file: a table and its hash.
+/// Returns the text of the table's file: the table and its hash.
 fn sealed(table: &str) -> String {
     format!("{{\"sha256\":\"{}\",\"table\":{}}}\n", hex(&Sha256::digest(table)), table)
 }
 
-/// Parses a table and checks its hash and bounds; the error says what is wrong.
+/// Parses the table's file, and checks its hash and bounds. The error says what is wrong.
 fn unsealed(text: &[u8]) -> Result<Table, String> {
     let sealed: Sealed = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     if sealed.sha256 != hex(&Sha256::digest(sealed.table.get())) {

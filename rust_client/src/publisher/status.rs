@@ -12,7 +12,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkerState {
     Live,
-    /// It answers, but makes no progress.
+    /// The worker answers, but makes no progress.
     Stuck,
     Lost,
 }
@@ -21,15 +21,15 @@ pub enum WorkerState {
 #[derive(Clone, Debug)]
 pub struct WorkerStatus {
     pub state: WorkerState,
-    /// True if broadcasts reach it; otherwise it fetches everything.
+    /// True if broadcasts reach the worker; otherwise it fetches everything.
     pub pushed: bool,
-    /// The models that it wants, with the (epoch, version) that it runs.
+    /// The models that the worker wants, with the (epoch, version) that it runs.
     pub models: BTreeMap<String, Option<Key>>,
-    /// By model, what it is doing with a newer version, as text.
+    /// By model, the text that says what the worker is doing with a newer version.
     pub doing: BTreeMap<String, String>,
-    /// The time since its last message.
+    /// The time since the worker's last message.
     pub silent: Duration,
-    /// Its client library, as it reports it.
+    /// The client library, as the worker reports it.
     pub client: String,
     pub host: String,
     pub pid: u64,
@@ -62,13 +62,14 @@ pub(super) fn is_stuck(peer: &Peer, timing: &Timing, now: Time) -> bool {
     peer.incoming.values().any(|incoming| now.saturating_sub(incoming.since) >= timing.lost_after)
 }
 
-/// Returns how many chunks an incoming version has; if it was dropped, how many have arrived.
+/// Returns the number of chunks of an incoming version; if it was dropped, of those that arrived.
 pub(super) fn count_of(model: &str, incoming: &Delivery, store: &Store) -> u64 {
     let kept = store.models.get(model).and_then(|versions| versions.get(incoming.version));
     kept.map_or(incoming.chunks, |kept| kept.chunks_of(incoming.patch.as_ref()))
 }
 
-/// Returns, as text, what a worker is doing with a version, and for how long without progress.
+/// Returns the text that says what a worker is doing with a version, and for how long without
+/// progress.
 pub(super) fn phase_of(
     model: &str,
     incoming: &Delivery,

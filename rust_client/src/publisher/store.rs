@@ -1,8 +1,8 @@
 //! The versions that a publisher offers: of each model the latest, and those still in use (P9).
 //!
 //! A version is kept while it is the latest for some worker, waits for its commit, or is still
-//! being received. If too many would be kept, the least needed are dropped: the number of versions
-//! bounds the memory, whatever workers do.
+//! being received. If too many would be kept, the least needed are dropped. So the number of
+//! versions, and with it the memory, is bounded whatever workers do.
 
 use super::content::Content;
 use super::offer::{Offer, VersionPatch};
@@ -13,10 +13,10 @@ use crate::transfer::{ChunkPlan, Key};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Versions of one model in memory: the latest, one that waits for its commit or is for named
-/// workers, and one that slow workers still receive.
+/// The most versions of one model in memory: the latest, one that waits for its commit or is for
+/// named workers, and one that slow workers still receive.
 pub const VERSIONS_MAX: usize = 3;
-// Dropped in this order if there are too many.
+// If there are too many versions, those in these phases are dropped, in this order.
 const GIVEN_UP: [VersionPhase; 2] = [VersionPhase::Old, VersionPhase::Targeted];
 const DIGESTS_KEPT: usize = 1000; // dropped versions whose late acknowledgements are checked
 
@@ -28,29 +28,29 @@ pub struct Version {
     pub names: BTreeSet<Key>,
     /// True if later patches may build on it.
     pub keep: bool,
-    /// Patches that lead to it.
+    /// Patches that lead to the version.
     pub patches: Vec<VersionPatch>,
-    /// Workers that reported why they use none of its patches.
+    /// Workers that reported why they use none of the patches.
     pub unpatched: BTreeSet<String>,
     pub number: u64,
-    /// Workers that still receive it.
+    /// Workers that still receive the version.
     pub receivers: BTreeSet<String>,
     /// Checksums of tensors that observers have verified, by the tensor's offset.
     pub sums: BTreeMap<u64, u32>,
 }
 
 impl Version {
-    /// Records that a worker receives it.
+    /// Records that a worker receives the version.
     pub fn read_by(&mut self, worker: &str) {
         self.receivers.insert(worker.to_owned());
     }
 
-    /// Records that a worker reported why it uses no patch; returns whether that is new.
+    /// Records that a worker reported why it uses no patch; returns true if that is new.
     pub fn told_why(&mut self, worker: &str) -> bool {
         self.unpatched.insert(worker.to_owned())
     }
 
-    /// True if a worker runs the same bytes, published under an earlier name (P21).
+    /// True if a worker runs the bytes of this version under an earlier name (P21).
     pub fn is_known_as(&self, running: &Running) -> bool {
         if running.digest.is_empty() || self.names.is_empty() {
             return self.names.contains(&(running.epoch, running.version));
@@ -58,7 +58,8 @@ impl Version {
         running.digest == self.content.digest
     }
 
-    /// Returns how it is divided into chunks, or how one of its patches is.
+    /// Returns how the version, or the given patch to it, is divided into chunks; `None` if there
+    /// is no such patch.
     pub fn plan_of(&self, patch: Option<&PatchId>) -> Option<ChunkPlan> {
         match patch {
             None => Some(self.content.plan),
@@ -66,7 +67,7 @@ impl Version {
         }
     }
 
-    /// The number of its chunks, or of those of one of its patches.
+    /// Returns the number of chunks of the version, or of the given patch if there is such a patch.
     pub fn chunks_of(&self, patch: Option<&PatchId>) -> u64 {
         let patch = self.patches.iter().find(|its| Some(&its.id) == patch);
         patch.map_or(&self.content, |patch| &patch.content).plan.count()
@@ -75,11 +76,11 @@ impl Version {
 
 /// The versions of one model.
 pub struct Versions {
-    announced_layout: String,        // id of the last one that was broadcast
+    announced_layout: String,        // id of the last layout that was broadcast
     targeted: BTreeMap<String, u64>, // by worker, the newest published to it by name
     kept: BTreeMap<u64, Version>,
     digests: BTreeMap<u64, String>, // of dropped versions
-    first: u64,                     // number in this epoch
+    first: u64,                     // lowest number in this epoch
     count: u64,
     renamed: u64, // numbers up to this one are republished bytes
 }
@@ -120,13 +121,13 @@ impl Versions {
         number
     }
 
-    /// True if a worker may run it without a digest, because it read the version from the shared
-    /// memory of an earlier publisher (S7, P21).
+    /// True if a worker may run this version without a digest, because it read the version from the
+    /// shared memory of an earlier publisher (S7, P21).
     pub fn may_lack_digest(&self, number: u64) -> bool {
         self.had(number) && number <= self.renamed
     }
 
-    /// Begins an epoch in which no worker has a version yet; `before` is the previous one.
+    /// Begins an epoch in which no worker has a version yet; `before` is the previous epoch.
     pub fn renew(&mut self, before: u64) {
         for version in self.kept.values_mut() {
             version.receivers.clear();
@@ -153,19 +154,20 @@ impl Versions {
         self.kept.get_mut(&number)
     }
 
-    /// Records a layout that is broadcast; returns whether the previous broadcast had the same.
+    /// Records the id of a layout that is broadcast; returns true if the previous broadcast had the
+    /// same.
     pub fn announces(&mut self, layout: &str) -> bool {
         let known = self.announced_layout == layout;
         self.announced_layout = layout.to_owned();
         known
     }
 
-    /// The latest committed version for all workers.
+    /// Returns the number of the latest committed version for all workers.
     pub fn latest(&self) -> Option<u64> {
         self.newest(VersionPhase::Latest)
     }
 
-    /// The version that waits for its commit.
+    /// Returns the number of the version that waits for its commit.
     pub fn pending(&self) -> Option<u64> {
         self.newest(VersionPhase::Pending)
     }
@@ -174,12 +176,13 @@ impl Versions {
         self.kept.values().rev().find(|version| version.phase.is(phase)).map(|version| version.number)
     }
 
-    /// The newest committed version for a worker.
+    /// Returns the number of the newest committed version for a worker.
     pub fn latest_for(&self, worker: &str) -> Option<u64> {
         self.latest().max(self.targeted.get(worker).copied())
     }
 
-    /// By worker, the version that was published to it by name, where that is its newest.
+    /// Returns, by worker, the number of the version that was published to the worker by name, if
+    /// that is its newest.
     pub fn targeted(&self) -> &BTreeMap<String, u64> {
         &self.targeted
     }
@@ -194,7 +197,8 @@ impl Versions {
         (self.first..=self.count).contains(&number)
     }
 
-    /// The digest of a version; `None` if it was never published, empty if it is no longer known.
+    /// Returns the digest of a version; `None` if the version was never published, empty if the
+    /// digest is no longer known.
     pub fn known_digest(&self, number: u64) -> Option<&str> {
         if !self.had(number) {
             return None;
@@ -203,8 +207,8 @@ impl Versions {
         Some(here.or_else(|| self.digests.get(&number).map(String::as_str)).unwrap_or_default())
     }
 
-    /// Makes a version, which is newer than all committed ones, the latest: for all workers, or for
-    /// some.
+    /// Commits a version for these workers, or for all if `workers` is `None`. The version must be
+    /// newer than all committed ones.
     pub fn settle(&mut self, number: u64, workers: Option<&[String]>) {
         match workers {
             None => self.targeted.clear(),
@@ -219,8 +223,8 @@ impl Versions {
         self.take(number, workers.map_or(VersionEvent::ForAll, |_| VersionEvent::ForSome));
     }
 
-    /// Applies an event to a version. If that makes it unavailable, drops it and keeps its digest
-    /// for a while.
+    /// Applies an event to a version. If the event makes the version unavailable, drops it and
+    /// keeps its digest for a while.
     pub fn take(&mut self, number: u64, event: VersionEvent) {
         let gone = |version: &mut Version| version.phase.take(event) && version.phase.is(VersionPhase::Gone);
         if !self.kept.get_mut(&number).map_or(false, gone) {
@@ -243,7 +247,7 @@ impl Versions {
         }
     }
 
-    /// Records that a worker receives no version, except perhaps one.
+    /// Records that a worker receives no version, except perhaps the number `but`.
     pub fn left_all(&mut self, worker: &str, but: u64) {
         for version in self.kept.values_mut().filter(|version| version.number != but) {
             version.receivers.remove(worker);
@@ -255,7 +259,7 @@ impl Versions {
         self.left_all(worker, 0);
     }
 
-    /// Drops versions that no worker needs, and the least needed of too many.
+    /// Drops versions that no worker needs; if there are still too many, drops the least needed.
     pub fn prune(&mut self) {
         let idle = |version: &&Version| version.receivers.is_empty() && version.phase.is(VersionPhase::Old);
         let idle: Vec<u64> = self.kept.values().filter(idle).map(|version| version.number).collect();
@@ -283,7 +287,7 @@ impl Store {
         Store { epoch, models: BTreeMap::new() }
     }
 
-    /// Returns the versions of a model, of which there may be none yet.
+    /// Returns the versions of a model; there may be none yet.
     pub fn versions(&mut self, model: &str) -> &mut Versions {
         self.models.entry(model.to_owned()).or_default()
     }
@@ -293,7 +297,7 @@ impl Store {
         self.models.get_mut(model)
     }
 
-    /// Begins an epoch in which no worker has a version yet; returns the previous one.
+    /// Begins an epoch in which no worker has a version yet; returns the previous epoch.
     pub fn renew(&mut self, epoch: u64) -> u64 {
         let before = std::mem::replace(&mut self.epoch, epoch);
         self.models.values_mut().for_each(|versions| versions.renew(before));
@@ -305,7 +309,7 @@ impl Store {
         self.models.get_mut(model).filter(|_| epoch == self.epoch)
     }
 
-    /// Returns the newest version for a worker, of each of these models.
+    /// Returns, by model, the number of the newest version for a worker.
     pub fn latest<'a>(
         &self,
         worker: &str,

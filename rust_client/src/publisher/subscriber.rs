@@ -54,7 +54,7 @@ impl Queued {
 /// What a subscriber has sent since the last read.
 #[derive(Default)]
 pub struct SubscriberInput {
-    /// A ticket, sent before all of the following.
+    /// The ticket, which was sent before all of the following.
     pub ticket: Option<String>,
     pub topics: Vec<String>,
     pub words: Vec<Vec<u8>>,
@@ -63,7 +63,7 @@ pub struct SubscriberInput {
 /// One subscriber's connection.
 pub struct SubscriberConnection {
     pipe: Pipe,
-    /// The worker that owns it, once it has shown a valid ticket.
+    /// The worker that owns the connection, once it has shown a valid ticket.
     pub owner: Option<Owner>,
     ticketed: bool, // served only with an owner
     shown: bool,
@@ -79,12 +79,12 @@ pub struct SubscriberConnection {
 }
 
 impl SubscriberConnection {
-    /// Makes it the data connection of a worker.
+    /// Makes this the data connection of a worker.
     pub fn admit(&mut self, owner: Option<Owner>) {
         self.owner = owner;
     }
 
-    /// A `ticketed` connection is served only after it has shown a ticket (K6).
+    /// Returns a new connection. A `ticketed` one is served only after it has shown a ticket (K6).
     pub fn new(connection: Own<TcpStream>, ticketed: bool, now: Time) -> SubscriberConnection {
         SubscriberConnection {
             pipe: Pipe::new(connection, now),
@@ -103,7 +103,7 @@ impl SubscriberConnection {
         }
     }
 
-    /// True if it has subscribed to a topic, or to a prefix of it.
+    /// True if the subscriber has subscribed to a topic, or to a prefix of it, and is served.
     pub fn wants(&self, topic: &str) -> bool {
         let asked =
             self.topics.contains(topic) || self.topics.iter().any(|asked| topic.starts_with(&asked[..]));
@@ -114,7 +114,7 @@ impl SubscriberConnection {
         !self.ticketed || self.owner.is_some()
     }
 
-    /// True if it has been open for `patience` without a valid ticket.
+    /// True if the connection has been open for `patience` without a valid ticket.
     pub fn is_stranger(&self, now: Time, patience: Duration) -> bool {
         !self.is_served() && now.saturating_sub(self.since) >= patience
     }
@@ -142,7 +142,7 @@ impl SubscriberConnection {
         }
     }
 
-    /// Drops the queued messages of some topics; one that is partly sent is outdated.
+    /// Drops the queued messages of some topics; marks a partly sent one as outdated.
     pub fn withdraw(&mut self, topics: &[String], now: Time) {
         self.queue.retain(|message| !topics.contains(&message.topic));
         if topics.contains(&self.topic) {
@@ -157,7 +157,7 @@ impl SubscriberConnection {
         }
     }
 
-    /// Sends until the kernel accepts no more, or other connections should be served.
+    /// Sends until the kernel accepts no more, or until this connection's turn is over.
     pub fn write(&mut self, now: Time) -> io::Result<()> {
         let (commands, queue, topic) = (&mut self.commands, &mut self.queue, &mut self.topic);
         self.pipe.write(now, || {
@@ -166,7 +166,7 @@ impl SubscriberConnection {
                 return Sending::Own(std::mem::take(commands));
             }
             while let Some(message) = queue.pop_front() {
-                // Otherwise the version was released.
+                // `None`: the version was released.
                 if let Some(piece) = message.tail.piece() {
                     topic.clone_from(&message.topic);
                     return Sending::Message(message.heads.clone(), piece);
@@ -176,7 +176,7 @@ impl SubscriberConnection {
         })
     }
 
-    /// Reads once; returns what it sent.
+    /// Reads from the connection once; returns what the subscriber sent.
     pub fn read(&mut self, now: Time) -> io::Result<SubscriberInput> {
         let mut bytes = [0; READ_BYTES];
         let count = match self.pipe.connection.read(&mut bytes) {
@@ -204,7 +204,8 @@ impl SubscriberConnection {
         Ok(heard)
     }
 
-    /// Parses what begins at `at` in the received bytes; returns its size, 0 if it is incomplete.
+    /// Parses the greeting or frame at offset `at` of the received bytes. Returns its size; 0 if it
+    /// is incomplete.
     fn parse(&mut self, at: usize, heard: &mut SubscriberInput, now: Time) -> io::Result<usize> {
         let bytes = &self.received[at..];
         if !self.greeted {
@@ -281,7 +282,7 @@ impl SubscriberConnection {
         Ok(())
     }
 
-    /// Charges it for one frame; fails if it sends too many.
+    /// Charges the subscriber for one frame; fails if it sends too many.
     pub fn spend(&mut self, now: Time) -> io::Result<()> {
         if self.allowance.take(1.0, SUBSCRIPTIONS, now) {
             Ok(())

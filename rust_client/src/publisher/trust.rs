@@ -44,7 +44,7 @@ impl PublisherMachine {
         grants.map_or(true, |grants| grants.of(key).map_or(false, |grant| grant.role == Role::Observer))
     }
 
-    /// The group keys to send to a worker.
+    /// Returns the group keys to send to a worker.
     pub(super) fn group_keys(&self) -> Vec<String> {
         self.trust.iter().map(|trust| trust.group.clone()).collect()
     }
@@ -54,8 +54,8 @@ impl PublisherMachine {
         self.refuse(to, "revoked", REVOKED, None);
     }
 
-    /// Returns why a worker with this key may not have this name, with a code; `None` if it may
-    /// (K3, K4).
+    /// Returns the code and the text of the refusal if a worker with this key may not have this
+    /// name; `None` if it may (K3, K4).
     pub(super) fn misfit(&self, key: &str, name: &str) -> Option<(&'static str, String)> {
         let grant = self.trust.as_ref()?.grants.of(key)?;
         if !grant.fits(name) {
@@ -77,7 +77,7 @@ impl PublisherMachine {
         self.finish()
     }
 
-    /// Disconnects workers whose keys no longer allow them to be here (K8).
+    /// Removes workers whose keys are not allowed any more (K8).
     fn revoke(&mut self, now: Time) {
         self.perform(Effect::Screen); // before anything else is published
         let owner = |peer: &super::roster::Peer| (peer.hello.name.clone(), peer.key.clone());
@@ -92,11 +92,11 @@ impl PublisherMachine {
 
     // Group keys.
 
-    /// Sets a new group key, and pings every live worker: the key is sent in reply to its answer
-    /// (E6).
+    /// Sets a new group key, and pings every live worker. The key is sent in reply to the worker's
+    /// next message (E6).
     ///
     /// A secret is only sent in reply to a message: otherwise the connection could belong to
-    /// another peer by the time that it is sent.
+    /// another peer by the time that the secret is sent.
     pub fn rekeyed(&mut self, group: String) -> Vec<Effect> {
         if let Some(trust) = &mut self.trust {
             trust.group = group;
@@ -113,7 +113,7 @@ impl PublisherMachine {
         self.finish()
     }
 
-    /// Sends a worker the group key, if it is new, in reply to a message on the worker's own
+    /// Sends a worker the group key, if the key is new, in reply to a message on the worker's own
     /// connection.
     pub(super) fn tell_keys(&mut self, name: &str) {
         let due = self.roster.get_mut(name).map_or(false, |peer| peer.takes_key());
@@ -125,8 +125,8 @@ impl PublisherMachine {
 
     // Tickets.
 
-    /// Gives a worker a ticket for its data connection, in place of one that it has not redeemed
-    /// (K6).
+    /// Returns the feature with a new ticket for a worker's data connection. The ticket replaces an
+    /// unredeemed one (K6).
     pub(super) fn ticket_for(&mut self, name: &str, now: Time) -> Vec<String> {
         let ticket = match self.draw.as_ref().and_then(|draw| draw()) {
             Some(drawn) => drawn,
@@ -136,14 +136,16 @@ impl PublisherMachine {
         vec![format!("{}.{}", TICKET, ticket)]
     }
 
-    /// Redeems a ticket, once; returns its worker, or `None` if it is invalid.
+    /// Redeems a ticket, which works once. Returns the name and key of its worker; `None` if the
+    /// ticket is invalid.
     pub fn redeem(&mut self, ticket: &str, now: Time) -> Option<Owner> {
         let (name, drawn_at) = self.roster.redeem(ticket)?;
         let peer = self.roster.get(&name).filter(|_| now.saturating_sub(drawn_at) < TICKET_LIFE)?;
         Some((name, peer.key.clone()))
     }
 
-    /// True if a known worker's connection has another key than the worker.
+    /// True if a connection with this key belongs to the named worker, but the worker has another
+    /// key.
     pub(super) fn is_of_another(&self, name: Option<&str>, key: &str) -> bool {
         name.and_then(|name| self.roster.get(name)).map_or(false, |peer| peer.key != key)
     }

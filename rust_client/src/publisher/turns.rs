@@ -19,7 +19,7 @@ impl<T> Turns<T> {
         self.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the value; `None` if other threads have it until `until`.
+    /// Waits for the value; returns `None` if other threads still have it at `until`.
     pub fn take(&self, until: Instant) -> Option<Turn<'_, T>> {
         let mut place = self.place();
         loop {

@@ -1,9 +1,9 @@
 //! Observers that verify whether a worker's weights are the published ones (P24).
 //!
-//! The worker sends checksums of its tensors, name by name; the publisher computes its own in
-//! slices, once for each version, compares them, and names what differs. One request is open at a
-//! worker at a time; if it is not answered in time, the publisher answers. No version is kept for
-//! this.
+//! The worker sends checksums of its tensors, name by name. The publisher computes its own in
+//! slices, once for each version, compares both, and names the tensors that differ. At most one
+//! request is open at a worker. If the worker does not answer in time, the publisher answers the
+//! observer. No version is kept for this.
 //!
 //! ```text
 //! verify ──> check ──> checked ──> compared, slice by slice ──> verified
@@ -44,7 +44,7 @@ pub struct Checks {
 }
 
 impl Checks {
-    /// Returns all names of a layout, sorted by their UTF-8.
+    /// Returns all names of a layout, sorted by their UTF-8 bytes.
     fn names_of(&mut self, layout: &Layout) -> Arc<Vec<String>> {
         match &self.names {
             Some((id, names)) if *id == layout.id => names.clone(),
@@ -75,13 +75,14 @@ struct Comparison {
 }
 
 impl Comparison {
-    /// The number of names that it compares.
+    /// Returns the number of names to compare.
     fn count(&self) -> usize {
         let first = usize::try_from(self.asked.first).unwrap_or(usize::MAX);
         self.sums.len().min(self.names.len().saturating_sub(first))
     }
 
-    /// Sums and compares a slice; returns whether that was the last one.
+    /// Computes and compares the checksums of a slice of bytes; returns true if that was the last
+    /// one.
     fn step(&mut self, version: &mut Version) -> bool {
         let mut left = SLICE_BYTES;
         while self.at < self.count() && left > 0 {
@@ -100,6 +101,7 @@ impl Comparison {
     }
 
     /// Returns the checksum of a published tensor; `None` if the slice ends before the tensor does.
+    /// `left` is the number of bytes left in the slice.
     fn sum(&mut self, version: &mut Version, tensor: &TensorInfo, left: &mut u64) -> Option<u32> {
         if tensor.begin == tensor.end {
             return Some(0);
@@ -150,7 +152,7 @@ impl Comparison {
 }
 
 impl PublisherMachine {
-    /// Handles an observer's request: asks the worker, or answers why not.
+    /// Handles an observer's request: sends the worker a check, or answers why it does not.
     pub(super) fn verify(&mut self, from: &[u8], key: &str, asked: Verify, now: Time) {
         if !self.may_look_on(key) {
             return self.refuse(from, "not-allowed", NO_OBSERVER, None);
@@ -167,7 +169,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Returns the worker's connection, and what it runs; or why it is not asked, with a code.
+    /// Returns the worker's connection, and the version that it runs; otherwise the code and the
+    /// text that say why it cannot be verified.
     fn verifiable(&self, from: &[u8], asked: &Verify) -> Result<(Identity, Key), (&'static str, String)> {
         let because = |code, text: &str| Err((code, text.to_owned()));
         let Verify { worker, model, .. } = asked;
@@ -203,7 +206,7 @@ impl PublisherMachine {
         }
     }
 
-    /// Handles a worker's answer: compares, if it is the answer to the open request.
+    /// Handles a worker's checksums: compares them if they answer the open request.
     pub(super) fn checked(&mut self, name: &str, said: Checked) {
         let asked = |open: &Open| {
             let what = (&open.asked.model, open.asked.first, open.key);
@@ -258,7 +261,7 @@ impl PublisherMachine {
         self.finish()
     }
 
-    /// Answers for workers that have not answered in time.
+    /// Answers observers for workers that have not answered in time.
     pub(super) fn tick_checks(&mut self, now: Time) {
         let patience = self.timing.lost_after;
         let late = |open: &&Open| now.saturating_sub(open.since) >= patience;

@@ -12,9 +12,9 @@ use std::time::Duration;
 
 const LOOK_MIN: Duration = Duration::from_millis(20);
 const LOOK_MAX: Duration = Duration::from_secs(1);
-const END: Duration = Duration::from_secs(1); // for a check of a slow disk at the end
+const END: Duration = Duration::from_secs(1); // wait at the end for a check of a slow disk
 
-/// The thread, which ends when this is dropped.
+/// The thread that checks the folder; it ends when this is dropped.
 pub struct Watch {
     stop: Option<Sender<()>>,
     ended: Receiver<()>,
@@ -58,7 +58,7 @@ impl Look {
         Look { allowed, shared, seen: None, wrong: BTreeSet::new() }
     }
 
-    /// Checks once; false if the publisher is closed.
+    /// Checks the folder once; returns false if the publisher is closed.
     fn look(&mut self) -> bool {
         let mut wrong = BTreeSet::new();
         let result = self.allowed.stamp().and_then(|stamp| {
@@ -74,7 +74,7 @@ impl Look {
             Ok(Some(by_key)) => self.shared.leave(Work::Grant(by_key)),
             Ok(None) => Ok(()),
             Err(error) => {
-                wrong.insert(error.to_string()); // permissions stay until this can be read
+                wrong.insert(error.to_string()); // permissions stay until the folder can be read
                 Ok(())
             }
         };

@@ -40,7 +40,7 @@ impl<C: Connection> Watched<C> {
         Ok(Watched { id, its, ready, room: false })
     }
 
-    /// Calls `by`, and polls for room if that leaves something to be sent.
+    /// Calls `by` with the connection. Then polls for room to send if something is unsent.
     pub fn send<T>(&mut self, by: impl FnOnce(&mut C) -> io::Result<T>) -> io::Result<T> {
         let done = by(&mut self.its)?;
         let unsent = self.its.unsent();
