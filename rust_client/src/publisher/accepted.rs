@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! greeting ──> handshake ──> open           each within a time limit; invalid input closes it
-//!     └────────────┴──> turned away         is sent the reason, and has until then to read it
+//!     └────────────┴──> turned away         is sent the reason, and has the same time to read it
 //! ```
 //!
 //! A peer whose greeting is not that of ZMTP 3 (a browser, a probe, an older ZeroMQ) is

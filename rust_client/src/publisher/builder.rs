@@ -254,7 +254,7 @@ struct Restored {
 
 impl Restored {
     /// Reads the latest version of each model. A version that cannot be read is reported as a fault
-    /// of the folder.
+    /// of the folder. `new` returns the first state of a model.
     fn of(folder: StateFolder, new: impl Fn() -> Published) -> Restored {
         let (stored, contents, models) = (Vec::new(), Vec::new(), HashMap::new());
         let mut found = Restored { folder, stored, contents, models };

@@ -1,7 +1,7 @@
 //! The content of a version: its layout, and one copy of its bytes, hashed while they are copied.
 //!
-//! Because the bytes are copied, training can go on (P2). The copy's memory is reused once no
-//! worker needs the version: fresh pages cost more time than the copy itself.
+//! Training can go on at once because the bytes are copied (P2). The copy's memory is reused once
+//! no worker needs the version: fresh pages cost more time than the copy itself.
 
 use crate::checksum::{copy_crc32c, crc32c};
 use crate::digest::digest;

@@ -50,7 +50,7 @@ pub enum WorkerEventKind {
     Refused,
     /// The worker will not run a version.
     Failed,
-    /// The worker reported a digest that was not published. It never counts as done.
+    /// The worker reported a digest that was not published, and never counts as done.
     WrongDigest,
     /// Any other event: a version was published to no worker, a worker wants a model whose name is
     /// similar to a published one (`polcy`), a worker never applies the version that it has, a

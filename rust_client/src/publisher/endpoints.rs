@@ -88,8 +88,8 @@ impl Place {
     }
 }
 
-/// Fails if other hosts can reach an address, unless it is `shielded` by keys or by the user's
-/// word. `address` is its text.
+/// Fails if other hosts can reach an address, unless it is `shielded` by keys or by `insecure`.
+/// `address` is its text.
 pub fn check_exposure(shielded: bool, address: &str, place: &Place) -> Result<(), Error> {
     if shielded || place.is_local() {
         return Ok(());

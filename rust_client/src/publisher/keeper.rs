@@ -18,8 +18,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-// After a write, the thread rests for this multiple of the write's duration: it uses a tenth of the
-// time.
+// After a write, the thread rests for this multiple of the write's duration: it writes for a tenth
+// of the time.
 const REST_TIMES: u32 = 9;
 // The longest rest, which delays the next version.
 const REST: Duration = Duration::from_secs(5);
@@ -144,7 +144,7 @@ impl Keeper {
 impl Drop for Keeper {
     fn drop(&mut self) {
         self.meeting.change(|desk| {
-            // If `close` was not called, the publisher has failed.
+            // Without `close` the publisher has failed: end at once.
             desk.deadline.get_or_insert_with(Instant::now);
         });
     }

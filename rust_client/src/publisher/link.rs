@@ -50,7 +50,7 @@ impl Link {
     }
 
     /// Records that a version was applied `took` after its publish. A busy worker reports late, so
-    /// that a single slow version has little effect.
+    /// a single slow version at most halves the estimate.
     pub fn brought(&mut self, nbytes: u64, took: Time) {
         if !took.is_zero() {
             self.least = (nbytes as f64 / took.as_secs_f64()).max(self.least / 2.0);

@@ -96,7 +96,7 @@ fn listen(place: &Place) -> io::Result<(Listener, Place)> {
     }
 }
 
-/// Returns the error for an address that cannot be bound, which says what to do.
+/// Returns the error for an address that cannot be bound; the text says what to do.
 pub fn unbindable(address: &str, error: io::Error) -> Error {
     if error.kind() == io::ErrorKind::AddrInUse {
         let text = "another process listens there; stop it, or take another address (port 0: any free one)";

@@ -315,8 +315,8 @@ impl PublisherMachine {
         self.finish()
     }
 
-    /// Returns the beacon for a new subscriber of a topic, which shows that the subscription has
-    /// arrived (P16). Returns `None` for a topic that has no beacons.
+    /// Returns the beacon that shows a new subscriber of a topic that its subscription has arrived
+    /// (P16); `None` for a topic that has no beacons.
     pub fn subscribed(&self, topic: &str) -> Option<FromPublisher> {
         let model = topic.strip_suffix("/ctl").filter(|model| crate::fields::is_name(model))?;
         Some(self.beacon(model))

@@ -81,9 +81,9 @@ impl Page {
         true
     }
 
-    /// Returns the page as the header of a `roster`, with the epoch, the latest revision, the
-    /// number of workers and the time of day. `follows`: another page of the same answer follows.
-    /// `more`: the observer can request more.
+    /// Returns the page as the header of a `roster` message, with the epoch, the latest revision,
+    /// the number of workers and the time of day. `follows`: another page of the same answer
+    /// follows. `more`: the observer can request more.
     pub fn header(
         self,
         (epoch, latest, workers, time_ms): (u64, u64, usize, u64),

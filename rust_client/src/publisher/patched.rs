@@ -43,7 +43,7 @@ impl PublisherMachine {
         found
     }
 
-    /// Records in which form a version arrived at a worker (D11). `applied`: the report is an
+    /// Records in which form a version arrived at a worker (D11). `applied`: `said` is an
     /// `applied`.
     pub(super) fn carried(&mut self, name: &str, said: &OfVersion, applied: bool, now: Time) {
         let versions = self.store.of(&said.model, said.epoch);

@@ -151,7 +151,7 @@ impl PubSocket {
         }
     }
 
-    /// Sends a message to every subscriber of its topic; one with a full queue loses the message.
+    /// Sends a message to every subscriber of its topic; those with a full queue lose it.
     pub fn send(&mut self, message: Queued, now: Time) {
         let message = Arc::new(message);
         self.connections.retain(|_, subscriber| {

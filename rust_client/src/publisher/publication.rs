@@ -164,8 +164,8 @@ impl Publication {
         }
     }
 
-    /// Gives the version a later epoch. Targets that are not lost or left start again, because they
-    /// do not have the version under that epoch yet.
+    /// Gives the version a later epoch. Targets that are neither lost nor left start again, because
+    /// they do not have the version under that epoch yet.
     pub fn renew(&mut self, epoch: u64) {
         self.key.0 = epoch;
         for target in self.targets.values_mut() {

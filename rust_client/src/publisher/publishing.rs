@@ -175,8 +175,8 @@ impl PublisherMachine {
         self.perform(Effect::Broadcast { topic: control_topic(model), message, payload: Payload::None });
     }
 
-    /// Returns the announcement of a version. Without an open call the version is committed, and
-    /// workers apply it at once.
+    /// Returns the announcement of a version. If `call` is `None`, the version is committed
+    /// already, and workers apply it at once.
     pub(super) fn announcement(
         &self,
         model: &str,

@@ -138,7 +138,7 @@ impl Notices {
 }
 
 /// Returns the units that a message costs its connection; 0 if the message advances a version.
-/// `known`: the connection is that of a known worker.
+/// `message` is `None` if it was not parsed. `known`: the connection is that of a known worker.
 pub fn cost_of(message: Option<&ToPublisher>, known: bool) -> f64 {
     match message {
         None | Some(ToPublisher::Observe(_) | ToPublisher::Verify(_)) => COST_HIGH,

@@ -272,7 +272,7 @@ pub struct Roster {
     by_identity: HashMap<Identity, String>,
     by_token: HashMap<String, String>,
     by_ticket: HashMap<String, String>,
-    models: usize, // wanted by all workers together
+    models: usize, // number wanted by all workers
     revision: u64,
     touched: BTreeMap<u64, String>, // names by revision, each worker once
 }

@@ -26,7 +26,7 @@ pub struct Version {
     pub content: Arc<Content>,
     /// The (epoch, version) pairs under which the same bytes were published before.
     pub names: BTreeSet<Key>,
-    /// True if later patches may build on it.
+    /// True if later patches may build on this one.
     pub keep: bool,
     /// Patches that lead to the version.
     pub patches: Vec<VersionPatch>,

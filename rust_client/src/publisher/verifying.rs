@@ -81,8 +81,7 @@ impl Comparison {
         self.sums.len().min(self.names.len().saturating_sub(first))
     }
 
-    /// Computes and compares the checksums of a slice of bytes; returns true if that was the last
-    /// one.
+    /// Computes and compares the checksums of a slice of bytes; returns true after the last slice.
     fn step(&mut self, version: &mut Version) -> bool {
         let mut left = SLICE_BYTES;
         while self.at < self.count() && left > 0 {

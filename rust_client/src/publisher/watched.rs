@@ -1,4 +1,4 @@
-//! A connection of a peer that is polled while it is open.
+//! A peer's connection, which is polled while it is open.
 
 use super::accepted::Accepted;
 use super::pipe::{Held, Pipe};
