@@ -80,11 +80,11 @@ pub struct Accepted {
     received: Vec<u8>,
     message: Option<Said>, // not complete yet
     message_bytes: usize,
-    unsent: Vec<u8>,          // of greeting and handshake
+    unsent: Vec<u8>,          // bytes of greeting and handshake
     pongs: VecDeque<Vec<u8>>, // sent only between messages
     pong_bytes: usize,
     queue: VecDeque<Waiting>,
-    header_bytes: usize, // of what is queued
+    header_bytes: usize, // of the queued headers
     kept_bytes: usize,
     /// True if the connection waits for room for a copy of a payload.
     pub starved: bool,

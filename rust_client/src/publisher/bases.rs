@@ -233,8 +233,8 @@ impl Bases {
         };
         let mut found: Vec<(Running, Arc<Content>)> = Vec::new();
         for (running, _) in runs {
-            // A patch's name and key depend on its base's (epoch, version): each needs a patch of
-            // its own. (E3)
+            // A patch's name and key depend on the base's (epoch, version), so each such pair needs
+            // its own patch. (E3)
             let named =
                 |(known, _): &(Running, _)| (known.epoch, known.version) == (running.epoch, running.version);
             if let (false, Some(base)) = (found.iter().any(named), base(running)) {
@@ -387,7 +387,7 @@ mod tests {
         let mut bases = Bases::new(2, u64::MAX);
         let (first, second) = (version(1), version(2));
         let slow = |rate: f64, decode: f64| PatchCandidate { rate, decode: [Some(decode); 2], ..new() };
-        let (busy, link) = (slow(2e5, 1e-2), slow(1e6, 1e-10)); // one decodes for longer than it waits
+        let (busy, link) = (slow(2e5, 1e-2), slow(1e6, 1e-10)); // `busy` decodes too slowly to gain
         let mut way = |patch_candidates: &[&PatchCandidate]| {
             bases.chosen(&first, &second, patch_candidates.iter().copied(), soon())
         };

@@ -209,7 +209,7 @@ mod tests {
             let initiate = by(&mut client, &welcome);
             curve.take(&own, &initiate).is_ok()
         };
-        type Vouched = (Key, [Key; 2]); // the secret key that vouches, and for what
+        type Vouched = (Key, [Key; 2]); // the secret key that vouches, and the vouched keys
         let tried = |vouch: &dyn Fn(Vouched) -> Vouched| {
             tried(&|client, welcome| client.vouching(&welcome[8..], METADATA, vouch).unwrap())
         };

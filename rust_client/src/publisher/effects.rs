@@ -59,7 +59,7 @@ pub enum WorkerEventKind {
 }
 
 impl WorkerEventKind {
-    /// Returns the name of the kind, which is the same in all languages.
+    /// Returns the kind's name, which is the same in all languages.
     pub fn as_str(self) -> &'static str {
         match self {
             WorkerEventKind::Joined => "joined",

@@ -223,7 +223,7 @@ impl Writer {
     }
 
     /// Rests after the write that began at `begun`. Only an epoch, for which a caller waits, is
-    /// written.
+    /// written meanwhile.
     fn rest(&mut self, begun: Instant) {
         let until = Instant::now() + (begun.elapsed() * REST_TIMES).min(REST);
         while Instant::now() < until {

@@ -174,7 +174,7 @@ mod tests {
 
     const PUBLIC: [&str; 2] =
         ["Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID", "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"];
-    const SECRET: &str = "D:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs"; // of the first
+    const SECRET: &str = "D:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs"; // that of the first public key
 
     struct Folder(PathBuf);
 

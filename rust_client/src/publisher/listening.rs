@@ -127,7 +127,7 @@ mod tests {
         let path = std::env::temp_dir().join(format!("weightbus-race-{}", std::process::id()));
         let place = Place::Ipc(path.clone());
         for _ in 0..200 {
-            drop(UnixListener::bind(&path).unwrap()); // its path stays
+            drop(UnixListener::bind(&path).unwrap()); // the path stays
             let (together, bound) = (Barrier::new(4), Mutex::new(Vec::new()));
             thread::scope(|scope| {
                 for _ in 0..4 {

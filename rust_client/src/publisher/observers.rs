@@ -24,7 +24,7 @@ use std::time::Duration;
 
 pub const OBSERVERS_MAX: usize = 16; // at once: each request searches the roster
 const OBSERVER_LIFE: Duration = Duration::from_secs(10); // maximum silence of an observer
-const PAGES_MAX: u64 = 2; // per request: some ten milliseconds at most
+const PAGES_MAX: u64 = 2; // pages per request: some ten milliseconds of work at most
 const ROWS: Rate = Rate(16_384.0, 4096.0); // rows for all observers: a full roster, then part of it
 const EVENTS_OF_WORKER: usize = 16; // above this, a worker's new event replaces its oldest one
 const EVENTS_TOLD: usize = 64; // events kept: as many as a person reads

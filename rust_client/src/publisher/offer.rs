@@ -16,7 +16,7 @@ pub struct VersionPatch {
     pub classes: bool,
     /// The cost of decoding the patch, in bytes of an unchanged version; 0 if unknown.
     pub work: f64,
-    base: Running, // the base, as workers report it
+    base: Running, // as workers report it
 }
 
 impl VersionPatch {

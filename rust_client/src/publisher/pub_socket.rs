@@ -172,7 +172,7 @@ impl PubSocket {
         }
     }
 
-    /// True if some subscriber of the topic keeps up, or if the topic has no subscriber.
+    /// True if some subscriber of the topic keeps up, or the topic has no subscriber.
     pub fn keeps_up(&self, topic: &str) -> bool {
         let mut wanting = self.connections.values().filter(|subscriber| subscriber.wants(topic)).peekable();
         wanting.peek().is_none() || wanting.any(|subscriber| subscriber.keeps_up())

@@ -107,7 +107,7 @@ impl Peer {
         self.running.get(model).map_or((0, 0), |running| (running.epoch, running.version))
     }
 
-    /// Records that the worker reported a wrong digest of a version; returns true if that is new.
+    /// Records that the worker reported a wrong digest of a version; true if that is new.
     pub fn differs(&mut self, model: &str, key: Key) -> bool {
         self.different.insert(model.to_owned(), key) != Some(key)
     }
@@ -173,8 +173,8 @@ impl Peer {
         std::mem::take(&mut self.rekeyed)
     }
 
-    /// Records that the worker runs a version of a model, and ends a delivery of that version or of
-    /// an older one. `epoch` is that of the delivery.
+    /// Records that the worker runs a version of a model; ends a delivery of that version or of an
+    /// older one. `epoch` is that of the delivery.
     pub fn applied(&mut self, model: &str, running: Running, epoch: u64) {
         let key = (running.epoch, running.version);
         if self.incoming.get(model).map_or(false, |incoming| (epoch, incoming.version) <= key) {

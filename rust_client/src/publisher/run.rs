@@ -473,7 +473,6 @@ impl Loop {
         };
         let sent = said.map_or(true, |(message, payload)| {
             self.router.send(to, &encode(&message), &payload, self.begun.elapsed())
-            //
         });
         if !sent {
             let effects = self.machine.unreachable(to, self.now());

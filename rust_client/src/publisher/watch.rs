@@ -54,7 +54,7 @@ struct Look {
 
 impl Look {
     fn new(allowed: Allowed, shared: Arc<Shared>) -> Look {
-        // What was read at the start may be older than the first check.
+        // What was read at the start may be outdated, so the first check reads in any case.
         Look { allowed, shared, seen: None, wrong: BTreeSet::new() }
     }
 
