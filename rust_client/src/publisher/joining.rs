@@ -305,8 +305,8 @@ impl PublisherMachine {
     }
 }
 
-/// Returns the error message for a hello that contradicts itself: a running version's epoch is
-/// above `epoch`, which must be the greatest from which the worker has applied a version.
+/// Returns the error message for a hello that contradicts itself: the worker runs a version of an
+/// epoch above `epoch`, which must be the greatest that the worker has applied from.
 fn contradiction(hello: &Hello) -> Option<String> {
     let runs = |(model, running): (_, &Option<Running>)| Some((model, running.clone()?));
     let (model, its) = hello.models.iter().filter_map(runs).find(|(_, its)| its.epoch > hello.epoch)?;

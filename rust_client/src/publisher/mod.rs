@@ -206,17 +206,17 @@ impl Publisher {
         PublisherBuilder::new(address)
     }
 
-    /// The address that workers connect to, with the port that was bound.
+    /// Returns the address that workers connect to, with the port that was bound.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// The address of the data socket.
+    /// Returns the address of the data socket.
     pub fn data_address(&self) -> &str {
         &self.data_address
     }
 
-    /// The epoch in which this publisher started. A receipt has the epoch of its version.
+    /// Returns the epoch in which this publisher started. A receipt has the epoch of its version.
     pub fn epoch(&self) -> u64 {
         self.epoch
     }

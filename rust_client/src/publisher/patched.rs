@@ -43,8 +43,8 @@ impl PublisherMachine {
         found
     }
 
-    /// Records in which form a version arrived at a worker (D11). `applied`: `said` is an
-    /// `applied`.
+    /// Records in which form a version arrived at a worker (D11). `applied`: `said` is an `applied`
+    /// report.
     pub(super) fn carried(&mut self, name: &str, said: &OfVersion, applied: bool, now: Time) {
         let versions = self.store.of(&said.model, said.epoch);
         let version = versions.and_then(|versions| versions.get(said.version));

@@ -151,7 +151,7 @@ impl Peer {
         self.take(PeerEvent::Closed);
     }
 
-    /// Marks the worker as lost by this event; `why` includes what it was doing.
+    /// Marks the worker as lost by this event; `why` includes what the worker was doing.
     pub fn lose(&mut self, event: PeerEvent, why: &str) {
         self.take(event);
         self.stuck = false;

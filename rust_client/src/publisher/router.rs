@@ -221,8 +221,8 @@ impl Router {
         std::mem::take(&mut self.closed).into_iter().map(identity).collect()
     }
 
-    /// Sends a message to one worker; returns false if its connection is gone. If too much is
-    /// queued for a worker that does not read, the message is dropped, like any lost message.
+    /// Sends a message to one worker; returns false if the connection is gone. If too much is
+    /// queued for a worker that does not read, the message is dropped.
     pub fn send(&mut self, to: &[u8], header: &[u8], payload: &Payload, now: Time) -> bool {
         let room = self.room();
         let id = match number(to) {
@@ -270,8 +270,8 @@ impl Router {
         self.share_room(now);
     }
 
-    /// Returns the largest connections, so many that the others have at most `most` bytes together.
-    /// `of` returns the bytes of a connection; `None`: not counted.
+    /// Returns the largest connections, so many that the others have at most `most` bytes together;
+    /// none if only one counts. `of` returns the bytes of a connection; `None`: not counted.
     fn largest(&self, of: impl Fn(&Accepted) -> Option<usize>, most: usize) -> Vec<u64> {
         let mut each: Vec<(usize, u64)> =
             self.each.iter().filter_map(|(&id, accepted)| Some((of(accepted)?, id))).collect();

@@ -480,8 +480,8 @@ impl Loop {
         }
     }
 
-    /// Returns a message to all subscribers as it is sent: encrypted if there are keys. Returns
-    /// `None` if there is no memory for it.
+    /// Returns the form in which a message is sent to all subscribers: encrypted if there are keys.
+    /// Returns `None` if there is no memory for it.
     fn published(&mut self, topic: String, message: FromPublisher, payload: Payload) -> Option<Queued> {
         let (message, payload) = match &mut self.sealer {
             Some(sealer) => sealer.published(message, payload)?,

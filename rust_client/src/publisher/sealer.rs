@@ -134,8 +134,8 @@ impl Sealer {
         hex(&self.key)
     }
 
-    /// Returns a message as it is sent to one worker, on an encrypted connection. Returns `None` if
-    /// there is no memory for it; the message then counts as lost.
+    /// Returns the form in which a message is sent to one worker, on an encrypted connection.
+    /// Returns `None` if there is no memory for it; the message then counts as lost.
     pub fn addressed(
         &mut self,
         message: FromPublisher,
@@ -148,8 +148,8 @@ impl Sealer {
         }
     }
 
-    /// Returns a message as it is sent to all subscribers, on connections that any peer can read;
-    /// `None` if there is no memory for it.
+    /// Returns the form in which a message is sent to all subscribers, on connections that any peer
+    /// can read; `None` if there is no memory for it.
     pub fn published(
         &mut self,
         message: FromPublisher,

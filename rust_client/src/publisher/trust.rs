@@ -22,7 +22,7 @@ pub struct Trust {
 pub type Owner = (String, String);
 
 impl PublisherMachine {
-    /// Admits only keys with a permission, and sends workers this group key.
+    /// Makes the machine admit only keys with a permission, and send workers this group key.
     pub fn trust(mut self, by_key: ByKey, group: String) -> PublisherMachine {
         self.trust = Some(Trust { grants: Grants::new(by_key), group });
         self
