@@ -1,4 +1,4 @@
-"""Applies versions in the user's thread or in the background: hooks, readers' lock, reports."""
+"""Applies versions in the user's thread or in the background, with hooks, lock and reports."""
 
 import logging
 import sys
@@ -36,10 +36,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("weightbus.subscriber")
 
-# How long a version in the background waits for readers, while later readers queue behind it. Then
-# these are admitted, well before their own timeout: one reader that never leaves must not fail all.
+# How long an apply in the background waits for readers while later readers queue behind it. These
+# are then admitted, well before their own timeout: one reader that never leaves must not make all
+# later ones fail.
 PATIENCE_SECONDS = READING_SECONDS / 2
-WARN_SECONDS = 1.0  # that a version waits for readers before a warning
+WARN_SECONDS = 1.0  # how long a version waits for readers before the log warns
 PINNED_MAX = 4  # pinned buffers, as many as a worker has for one model
 NEVER: Callable[[], bool] = bool  # a `stop` function that always returns False
 
@@ -51,8 +52,8 @@ class Update:
     Attributes:
         model, epoch, version: Its model id, epoch and number.
         nbytes: Bytes of its tensors.
-        digest: The digest of its bytes, as reported to the publisher; empty if it was read from
-            shared memory and no publish asked for it.
+        digest: The digest of its bytes, as reported to the publisher; empty if the bytes were read
+            from shared memory and no publish asked for digests.
         seconds: The duration of the copy into the target.
         metadata: The publisher's metadata, as text by name.
     """
@@ -110,7 +111,7 @@ class Running:
 
 
 class Offer(VersionInfo):
-    """A `staged` version that is about to be applied, for `before_apply`.
+    """A version that is about to be applied, as `before_apply` gets it.
 
     Attributes:
         model, epoch, version, nbytes, digest, metadata: As in `Pairs`.
@@ -123,7 +124,7 @@ class Offer(VersionInfo):
         self._staged = staged
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return its tensors as read-only arrays by name; valid until the hook returns."""
+        """Return the version's tensors by name: read-only arrays, valid until the hook returns."""
         return as_arrays(self._staged.layout, self._staged.data)
 
 
@@ -133,10 +134,11 @@ class Staged:
     Until `release()`, or the end of a `with` block, no newer version of its model takes its place.
 
     Args:
-        model, key: Its model id; its epoch and number.
-        apply: Applies it, given model, key and timeout in seconds.
-        pin: Pins its memory for copies to a device.
-        hold: Keeps newer versions from replacing it until closed.
+        model: The version's model id.
+        key: Its epoch and number.
+        apply: A function that applies it; takes model, key and a timeout in seconds.
+        pin: A function that pins its memory for copies to a device.
+        hold: The stack that keeps newer versions from replacing it, until the stack is closed.
 
     Attributes:
         model, epoch, version: Its model id, epoch and number.
@@ -154,27 +156,28 @@ class Staged:
     ) -> None:
         self.model, (self.epoch, self.version) = model, key
         self._apply, self._pin = apply, pin
-        self._release = weakref.finalize(self, hold.close)  # or newer versions would wait for ever
+        self._release = weakref.finalize(self, hold.close)  # or newer versions wait for ever
 
     def pin(self, device: "torch.device | str") -> None:
         """Pin the version's memory, so that a CUDA device copies directly from it.
 
         If a function loads versions to a device, call this before you pause work on the old
-        weights: copies then take a fraction of the time. Pinning is slow, once for each of the two
-        buffers that versions arrive in. If it fails, the log warns, and copies are only slower.
+        weights: copies then take a fraction of the time. Pinning is slow, but happens only once for
+        each of the two buffers that versions arrive in. If pinning fails, the log warns, and copies
+        are merely slower.
 
         Args:
             device: The CUDA device; any other device is ignored.
 
         Raises:
-            RuntimeError: It was released.
+            RuntimeError: The version was released.
         """
         if not self._release.alive:
             raise RuntimeError(f"{self} was released: stage it again")
         self._pin(device)
 
     def apply(self, timeout: float) -> Update | None:
-        """Apply it, in this thread.
+        """Apply the version in this thread.
 
         If it was published with `commit="together"`, this waits for the publisher's decision.
 
@@ -182,15 +185,15 @@ class Staged:
             timeout: Seconds to wait for the decision, and for readers to leave.
 
         Returns:
-            The applied version, also if it was applied before; None: not in time, and you may call
-            it again.
+            The applied version, also if an earlier call applied it. None if it could not be applied
+            in time; you may then call this again.
 
         Raises:
-            ApplyError: It cannot be applied; the weights are unchanged. With code `gone`: the
-                publisher has aborted it.
+            ApplyError: The version cannot be applied; the weights are unchanged. With code `gone`:
+                the publisher has aborted it.
             TornError: The apply failed half-way; see `Subscriber.reading`.
             ClosedError: The subscriber is closed.
-            RuntimeError: It was released.
+            RuntimeError: The version was released.
         """
         if not self._release.alive:
             raise RuntimeError(f"{self} was released: stage it again")
@@ -198,7 +201,7 @@ class Staged:
         return self._apply(self.model, (self.epoch, self.version), timeout)
 
     def release(self) -> None:
-        """Allow newer versions to take its place; idempotent."""
+        """Allow newer versions to replace this one; idempotent."""
         self._release()
 
     def __repr__(self) -> str:
@@ -216,11 +219,11 @@ class Applier:
 
     Args:
         targets: The target of each model.
-        handoff: Holds the versions that are ready.
-        runs: The last applied version of each model; changed under `handoff.changed`.
-        tell: Reports events to the worker's thread.
+        ready_queue: Holds the versions that are ready.
+        runs: The last applied version of each model; changed under `ready_queue.changed`.
+        tell: A function that sends an event to the worker's thread.
         calls: Calls the user's code with a deadline.
-        before_apply, on_commit: The user's hooks.
+        before_apply, on_commit: The user's hooks, or None.
     """
 
     def __init__(
@@ -255,7 +258,7 @@ class Applier:
         return self._files.get(model, self.lock)
 
     def look(self) -> None:
-        """Make waiting threads check `stop`, and whether the subscriber was closed."""
+        """Wake waiting threads, which then check `stop` and whether the subscriber is closed."""
         self._ready_queue.look()
         for lock in (self.lock, *self._files.values()):
             lock.look()
@@ -268,13 +271,13 @@ class Applier:
         patience: float = 0.0,
         stop: Callable[[], bool] = NEVER,
     ) -> Update | None:
-        """Apply the newest version that is ready, waiting for one; see `Subscriber.receive`.
+        """Wait until a version is ready, and apply the newest; see `Subscriber.receive`.
 
         Args:
             timeout: Seconds to wait.
             models: Apply only versions of these models; None: of any.
             patience: The least number of seconds to wait for readers, once a version is ready.
-            stop: Returns whether to stop; then nothing more is applied.
+            stop: A function that returns whether to stop; after that nothing is applied.
         """
         self.lock.check_not_reading()
         deadline = time.monotonic() + timeout
@@ -290,7 +293,7 @@ class Applier:
             elif taken.error is not None:
                 try:
                     raise taken.error
-                finally:  # it refers to this frame
+                finally:  # the error's traceback refers to this frame
                     del taken
             elif taken.update is not None:
                 return cast("Update", taken.update)
@@ -303,7 +306,7 @@ class Applier:
         timeout: float,
         stop: Callable[[], bool] = NEVER,
     ) -> Update | None:
-        """Apply one version and no other, waiting for it; see `Subscriber.receive`."""
+        """Wait for one version and apply it, and no other one; see `Subscriber.receive`."""
         self.lock.check_not_reading()
         deadline = time.monotonic() + timeout
         if epoch is None and not self._ready_queue.wait_joined(timeout, stop):
@@ -313,7 +316,7 @@ class Applier:
             return self._apply_exact(model, key, deadline, stop)
 
     def stage(self, model: str, version: int, epoch: int | None, timeout: float) -> Staged:
-        """Wait until one version is received, and keep others from replacing it."""
+        """Wait until one version is received; return it, and keep others from replacing it."""
         deadline = time.monotonic() + timeout
         if epoch is None and not self._ready_queue.wait_joined(timeout):
             raise TimeoutError(f"{model} version {version}: no publisher after {timeout:g} s")
@@ -386,7 +389,7 @@ class Applier:
                 return self._runs[model] if self._running(model) == key else update
 
     def runs(self, model: str, key: tuple[int, int]) -> Layout | None:
-        """Return the layout of a version; None if it does not run. The caller holds `lock`."""
+        """Return a version's layout if the model runs it, or None. The caller holds `lock`."""
         return self._layouts[model] if self._running(model) == key else None
 
     def _running(self, model: str) -> tuple[int, int] | None:
@@ -399,7 +402,7 @@ class Applier:
         """Apply a version that is ready.
 
         Returns:
-            Whether to stop waiting for another version, and the applied version, if any.
+            Whether the caller's wait is over, and the applied version, or None.
         """
         waits, lock = False, self.lock_of(staged.model)
         try:
@@ -432,10 +435,10 @@ class Applier:
     def at_once(self, staged: StagedVersion) -> bool:
         """Apply a small version in the worker's thread, if nothing blocks that.
 
-        To wake another thread would take longer.
+        This saves the time to wake another thread.
 
         Returns:
-            Whether the version was handled here.
+            Whether this call has handled the version; if not, another thread must apply it.
         """
         if staged.model not in self._quick or self._ready_queue.closed:
             return False
@@ -455,11 +458,11 @@ class Applier:
     def in_turn(self, staged: StagedVersion) -> bool:
         """Apply a small version in the worker's thread, for a thread that waits in `receive`.
 
-        Not for targets on a device, as copies belong on the waiting thread's stream; and not with
-        OpenTelemetry, as the span belongs in that thread's context.
+        This does nothing for a target on a device, since copies belong on the waiting thread's
+        stream. Nor does it with OpenTelemetry, since the span belongs in that thread's context.
 
         Returns:
-            Whether the version was handled here.
+            Whether this call has handled the version; if not, the waiting thread must apply it.
         """
         if staged.model not in self._quick or SDK in sys.modules:
             return False
@@ -476,7 +479,7 @@ class Applier:
             except StaleError:
                 self._say(staged, "stale")
                 turn.end(None)
-            except BaseException as error:  # raised in the waiting thread
+            except BaseException as error:  # the waiting thread will raise it
                 turn.end(None, error)
         finally:
             self.lock.written()
@@ -490,7 +493,7 @@ class Applier:
         if self._outdated(staged.model, staged.key):
             return
         if self._approved.get(staged.model) == staged.key:
-            return  # it was approved, then put back as readers did not leave
+            return  # it was approved before, then put back as readers did not leave
         self._say(staged, "taken")
         look = partial(before_apply, Offer(staged))
         try:
@@ -527,8 +530,8 @@ class Applier:
     ) -> Update | None:
         """Apply a version. After a failure that cannot be undone, the model holds no version.
 
-        With `at_once`, the worker's own thread applies it and cannot handle events meanwhile, so
-        only the end is reported.
+        With `at_once`, the caller is the worker's thread, which cannot handle events meanwhile, so
+        only the result is reported.
 
         Returns:
             The applied version; None if a newer one already runs.
@@ -555,7 +558,7 @@ class Applier:
             if isinstance(error, StaleError) and not isinstance(error, OverwrittenError):
                 raise  # nothing was copied
             self._failed(staged, error, intact=_undone(target, torn=mended))
-        # Before the report: code that waits for the publisher's receipt must see the version here.
+        # First record it, then report it: code that has the publisher's receipt must find it here.
         with self._ready_queue.lock:
             self._runs[staged.model], self._layouts[staged.model] = update, staged.layout
             self._ready_queue.changed.notify_all()
@@ -597,7 +600,7 @@ class Applier:
         *,
         writes: bool = False,
     ) -> ApplyError:
-        """Report that the user's code has passed its deadline. (Called in another thread.)"""
+        """Report that user code in another thread is past its deadline; return the error."""
         error = TimeoutError(
             f"{what} did not return within {self._calls.seconds:g} s: make it faster, or raise "
             "apply_timeout="
@@ -609,9 +612,13 @@ class Applier:
         return told
 
     def _returned(self, staged: StagedVersion, late: LateError) -> NoReturn:
-        """Report that late user code has returned, so that the next version can be applied."""
+        """Report that late user code has returned, so that the next version can be applied.
+
+        Raises:
+            ApplyError: The error that was reported at the deadline.
+        """
         kept = self._targets[staged.model].keeps(staged.key)
-        # The outcome that was reported at the deadline counts, not this one.
+        # The publisher counts the outcome that was reported at the deadline, not this one.
         self._tell(Report(staged.model, staged.key, "declined", kept=kept))
         raise late.told
 
@@ -627,7 +634,7 @@ class Applier:
         self, staged: StagedVersion, error: BaseException, *, intact: bool, still: bool = False
     ) -> ApplyError:
         target, misfit = self._targets[staged.model], ""
-        if intact and isinstance(error, StateError):  # it fitted when it arrived
+        if intact and isinstance(error, StateError):  # the target may have changed since it arrived
             misfit = target.fault(staged.layout)
         if misfit:
             told = rejected(staged.model, *staged.key, "layout-mismatch", misfit)

@@ -14,14 +14,14 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-OUTLAST_SECONDS = 10.0  # to wait for a cancelled call: a copy must end, but a hook may hang
+OUTLAST_SECONDS = 10.0  # the wait for a cancelled call: its copy must end, but a hook may hang
 
 
 class CancelToken:
-    """Makes a thread stop waiting when its caller is cancelled.
+    """Makes a waiting thread stop when its caller is cancelled; `token()` is then True.
 
     Args:
-        wake: Makes the thread check the token.
+        wake: A function that makes the thread check the token.
     """
 
     def __init__(self, wake: Callable[[], object]) -> None:
@@ -46,8 +46,9 @@ async def in_thread(
     Args:
         work: The function to call.
         name: The thread's name.
-        cut: Called when the task is cancelled, to make `work` end soon; the task waits for it.
-        keep: Called with the future of a cancelled call once `work` ends.
+        cut: A function that makes `work` end soon. It is called when the task is cancelled; the
+            task then waits until `work` has ended.
+        keep: A function that takes the future of a cancelled call once `work` has ended.
     """
     loop, over, future = asyncio.get_running_loop(), asyncio.Event(), Future[T]()
 

@@ -1,6 +1,6 @@
 """Applies versions in the background: in separate threads, or small ones in the worker's thread.
 
-No object here refers to the subscriber, so that the garbage collector can end a started one.
+No object here refers to the subscriber, so the garbage collector can close a started subscriber.
 """
 
 import logging
@@ -26,8 +26,8 @@ class Background:
     Args:
         name: The worker's name.
         applier: Applies the versions.
-        handoff: Holds the versions that are ready.
-        stop: Ends the worker.
+        ready_queue: Holds the versions that are ready.
+        stop: A function that ends the worker.
         others: The models whose targets are in memory.
         files: The models whose targets are files.
 
@@ -60,16 +60,16 @@ class Background:
             self.threads.append(thread)  # `close` joins it, so it must have started
 
     def _shares(self) -> list[frozenset[str]]:
-        """Return the models of each thread; files have separate ones, as a disk may be slow."""
+        """Return each thread's models. Files have separate threads, as a disk may be slow."""
         shares = [self._others]
         shares += [frozenset(self._files[n::FILE_THREADS_MAX]) for n in range(FILE_THREADS_MAX)]
         return [models for models in shares if models]
 
     def at_once(self, staged: StagedVersion) -> bool:
-        """Apply a version in the worker's thread if nothing blocks that; see `Applier.at_once`."""
+        """Apply a version as `Applier.at_once` does; return whether it was handled."""
         try:
             return self._applier.at_once(staged)
-        except BaseException as error:  # it must not end the worker's thread
+        except BaseException as error:  # an error must not end the worker's thread
             self._note(error)
         return True
 
@@ -88,7 +88,7 @@ class Background:
             except ClosedError:
                 return
             except (RefusedError, AddressError) as error:
-                if first:  # the other threads get the same error, and it is logged already
+                if first:  # one thread is enough: all get the same error, which is logged already
                     self._keep(error)
                 if self._ready_queue.wait_closed(1.0):
                     return

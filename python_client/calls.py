@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class LateError(Exception):
-    """A call has returned after its deadline; `told` is the error reported at the deadline."""
+    """Raised when a call returns after its deadline; `told` is the error that was reported then."""
 
     def __init__(self, told: ApplyError) -> None:
         super().__init__(str(told))
@@ -29,7 +29,7 @@ class LateError(Exception):
 
 @dataclass(eq=False)
 class _Call:
-    """A call in progress: its deadline, and the function that reports when it has passed."""
+    """A call in progress, with its deadline `due` and the function to call after that."""
 
     due: float
     give_up: Callable[[], ApplyError]
@@ -60,16 +60,16 @@ class Calls:
         return bool(self._under_way)
 
     def make(self, work: Callable[[], T], give_up: Callable[[], ApplyError]) -> T:
-        """Call the user's code; only one thread at a time does so.
+        """Call the user's code and return its result; only one thread at a time does so.
 
         Args:
             work: The user's code.
-            give_up: Called in another thread if the deadline passes first: reports the failure and
-                returns the error.
+            give_up: A function that reports the failure and returns the error. Another thread calls
+                it if `work` has not returned by the deadline.
 
         Raises:
             LateError: `work` returned, or raised an Exception, after the deadline.
-            BaseException: `work` raised it before the deadline, or it is not an Exception.
+            BaseException: What `work` raised before the deadline; later, only what is no Exception.
         """
         with self._turn:
             return self._make(_Call(time.monotonic() + self.seconds, give_up), work)
@@ -85,7 +85,7 @@ class Calls:
         except BaseException:
             with self._lock:
                 self._under_way.discard(call)
-            if call.giving_up is not None:  # it may undo the apply, as the caller will, too
+            if call.giving_up is not None:  # its undo must end before the caller also undoes
                 call.giving_up.join()
             raise
         self._end(call, "it has returned")
@@ -101,7 +101,7 @@ class Calls:
             raise LateError(call.told) from (how if isinstance(how, Exception) else None)
 
     def look(self) -> None:
-        """Check the deadlines. (Called often by the worker's thread, so it must not block.)"""
+        """Check the deadlines. The worker's thread calls this often, so it must not block."""
         if not self._under_way:
             return
         with self._lock:

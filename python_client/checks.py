@@ -23,7 +23,7 @@ def check_name(name: str, what: str) -> str:
 
     Args:
         name: The name.
-        what: What it names, for the error text.
+        what: What the name is for, for the error text, such as `model`.
 
     Raises:
         ValueError: The name is invalid.
@@ -39,16 +39,16 @@ def check_name(name: str, what: str) -> str:
 def seconds(
     value: object, name: str, *, positive: bool = False, most: float = SECONDS_MAX
 ) -> float:
-    """Return a time to wait, in seconds. A negative one is a deadline in the past: 0 is returned.
+    """Return a time to wait, in seconds; 0 for a negative value, a deadline in the past.
 
     Args:
         value: The value.
         name: The argument's name, for the error text.
-        positive: Whether it must be above 0.
+        positive: Whether the value must be above 0.
         most: The largest allowed value.
 
     Raises:
-        ValueError: It is not a number of seconds within bounds.
+        ValueError: The value is not a number of seconds within bounds.
     """
     given = math.nan if isinstance(value, bool) else value  # a bool is an int in Python
     number = float(given) if isinstance(given, numbers.Real) else math.nan
@@ -80,11 +80,11 @@ def instance(value: object, name: str, kind: type[T]) -> T | None:
 
 
 def hook(value: object, name: str) -> Callable[..., Any] | None:
-    """Return a plain function or other callable, or None.
+    """Return `value`, which must be None or a callable.
 
     Raises:
-        TypeError: It is a coroutine function, whose result would never be awaited.
-        ValueError: It is not callable.
+        TypeError: The value is a coroutine function, whose result would never be awaited.
+        ValueError: The value is not callable.
     """
     if value is not None and not callable(value):
         raise ValueError(f"{name}={value!r}: give a function, or leave it out")

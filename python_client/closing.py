@@ -1,11 +1,12 @@
 """Closing publishers and subscribers: by a `with` block, by `close()`, or by garbage collection.
 
-If the thread of a dropped publisher or subscriber kept running, the other side would still wait for
-it. So no object that the thread holds may refer to the owner. When the owner is collected, the
-thread is stopped: it sends `bye` and closes the sockets. The collector does not wait for that.
+If the thread of a dropped publisher or subscriber kept running, the peers would still wait for that
+process. So no object that the thread holds may refer to its owner, the publisher or subscriber.
+When the owner is collected, the thread sends `bye`, closes the sockets and ends. The collector does
+not wait for that.
 
 A forked child has a copy of the owner and none of its threads. The copy is marked right after the
-fork, so each call can detect it by reading one attribute.
+fork, so each call can detect a copy by reading one attribute.
 """
 
 import logging
@@ -62,7 +63,7 @@ class InOneProcess(AsyncClosable):
         _owners.add(self)
 
     def _become_copy(self) -> None:
-        """Refuse every call from now on. Take no lock: a thread of the parent may have held it."""
+        """Refuse every call from now on. Take no lock: the parent's threads may have held it."""
         self._inherited = True
 
     def _check_process(self) -> None:

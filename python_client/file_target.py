@@ -1,15 +1,15 @@
 """`FileTarget`: a safetensors file that always holds one whole version, for any program to read.
 
 Theory of operation: a version is written beside the file, under another name, and renamed over it.
-So a program that opens the file finds one whole version, and a failed attempt changes nothing. A
-link is followed, unless another user made it: its target is replaced, and the link stays. The new
-file has the permissions of the one that it replaces; a first file gets those of any new file of
-this user (`umask`). Another user's file in a world-writable folder is not replaced, as the new file
-would belong to that user.
+So a program that opens the file finds one whole version, and a failed attempt changes nothing. If
+the path is a symbolic link, the file that it points to is replaced, and the link stays; a link that
+another user made is refused. The new file has the permissions of the file that it replaces; a first
+file gets those of any new file of this user (`umask`). Another user's file in a world-writable
+folder is not replaced, as the new file would belong to that user.
 
-The file's header is not the layout of the version. It has the same tensors in the same order, and
-metadata that readers need: `"format": "pt"`, which transformers 4 requires; and the version's
-metadata, except entries that readers would take for the name of a tied tensor.
+The file's header is not the layout of the version. The header has the same tensors in the same
+order, and metadata that readers need: `"format": "pt"`, which transformers 4 requires; and the
+version's metadata, except entries that readers would take for the name of a tied tensor.
 """
 
 import errno
@@ -121,7 +121,7 @@ class FileTarget(Target):
         self.settle()
         try:
             home = self._home = place_of(self._path)
-            self._before = _opened(home)  # open, it keeps the old bytes
+            self._before = _opened(home)  # an open file keeps its bytes
             self._kept = None if self._before is None else _other_name(home, self._before)
             _replace(home, self._before, lambda file: self._write(file, staged))
         except OSError as error:
@@ -153,7 +153,7 @@ class FileTarget(Target):
     def settle(self) -> None:
         """Release the previous file."""
         if self._kept is not None and self._home is not None:
-            with suppress(OSError):  # then the next target of this file removes it
+            with suppress(OSError):  # if this fails, the next target of this file removes the link
                 os.unlink(self._kept, dir_fd=self._home.folder)
         if self._before is not None:
             self._before.close()
@@ -176,7 +176,7 @@ class FileTarget(Target):
             file.write(staged.data[spec.begin : spec.end].data)
 
     def _explained(self, error: OSError) -> OSError:
-        """Return an error that names the user's path, not the temporary file, and what to do."""
+        """Return the error with the user's path, in place of the temporary file's, and advice."""
         folder, text = Path(os.path.realpath(self._path)).parent, error.strerror
         if error.errno in (errno.ENOENT, errno.ENOTDIR) and not folder.is_dir():
             text = f"there is no folder {folder} to write it into; make it first"
@@ -199,11 +199,11 @@ def _check_not_mounted(path: Path) -> None:
 
 
 def _opened(home: Place) -> BinaryIO | None:
-    """Open the file that will be replaced; None if there is none yet.
+    """Open the file that will be replaced; return None if it does not exist yet.
 
     Raises:
-        OSError: It is not a regular file; or it is not readable, so it could not be restored; or it
-            belongs to another user and its folder is world-writable.
+        OSError: The path is not a regular file; or the file is not readable, so it could not be
+            restored; or it belongs to another user, and its folder is world-writable.
     """
     try:
         found = os.stat(home.name, dir_fd=home.folder, follow_symlinks=False)
@@ -239,7 +239,7 @@ def _replace(home: Place, before: BinaryIO | None, write: Callable[[BinaryIO], o
 
 
 def _temporary(home: Place, mode: int) -> tuple[str, int]:
-    """Make a temporary file beside the target, and lock it, so that no `_clear_away` removes it."""
+    """Make a temporary file beside the target, locked against `_clear_away`; return name, handle."""
     while True:
         hidden = _hidden(home)
         handle = open_plain(hidden, NEW, home.folder, mode)
@@ -253,7 +253,7 @@ def _temporary(home: Place, mode: int) -> tuple[str, int]:
 
 
 def _permit_alike(handle: int, before: int) -> None:
-    """Give a new file, still private, the owner and permissions of the old one, and no more."""
+    """Give a new file, which is private so far, at most the old file's owner and permissions."""
     old, new = os.fstat(before), os.fstat(handle)
     mode = stat.S_IMODE(old.st_mode)
     try:
@@ -275,8 +275,11 @@ def _permit_alike(handle: int, before: int) -> None:
 
 
 def _other_name(home: Place, before: BinaryIO) -> str | None:
-    """Hard-link a file under a hidden name and lock it, so that undo is a rename, not a copy."""
-    with suppress(OSError):  # no hard links or locks on this file system, or another holds the lock
+    """Make and lock a hidden hard link, so that undo is a rename, not a copy; return its name.
+
+    Return None if that is not possible.
+    """
+    with suppress(OSError):  # this file system has no hard links, or no locks
         if _locked(before.fileno()):
             hidden, folder = _hidden(home), home.folder
             os.link(home.name, hidden, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)

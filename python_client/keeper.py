@@ -5,8 +5,8 @@ so a slow disk skips versions as a slow worker does. The thread looks for stored
 times a second, waits for a moment without a publish, and holds the version's memory only while it
 writes; the publisher uses other memory meanwhile. After each version it rests for a multiple of the
 time that the write took, since the kernel is still writing, and the processors belong to the
-trainer. An error is logged, and the next version is tried. Only `close` waits for the disk: the
-publisher adopts a new epoch only when it is on disk, but asks again later instead of waiting.
+trainer. An error is logged, and the next version is tried. Only `close` waits for the disk. The
+publisher adopts a new epoch when that is on disk; until then it asks again, without waiting.
 """
 
 import logging
@@ -25,12 +25,12 @@ log = logging.getLogger("weightbus.state")
 
 LOOK_SECONDS = 0.05  # between two looks for a version to write
 REST_TIMES = 9  # rest for this multiple of a write's duration: the disk is busy a tenth of the time
-REST_SECONDS = 5.0  # the longest rest, which delays the next version by as much
+REST_SECONDS = 5.0  # the longest rest, and so the longest delay of the next version
 CALM_SECONDS = 1.0  # how long one version waits, in total, for moments without a publish
 PAUSE_SECONDS = 0.005  # between two checks whether a publish is over
 RECORD_SECONDS = 1.0  # how long a new epoch waits for the disk: less than workers' `lost_after`
-AHEAD = 10_000  # record an epoch this far ahead, so that the next request may be higher
-STOP_SECONDS = 10.0  # to write what is left after `stop`
+AHEAD = 10_000  # record an epoch this much higher than requested: later requests need no write
+STOP_SECONDS = 10.0  # how long the remaining versions may be written after `stop`
 WARN_SECONDS = 60.0  # between two warnings that the disk fails
 
 
@@ -75,7 +75,7 @@ class StateWriter:
     # For any thread.
 
     def offer(self, version: Version) -> None:
-        """Queue a version to be written; a newer one of its model replaces it. Never blocks."""
+        """Queue a version to be written, in place of an older one of its model; never blocks."""
         self._offered[version.model] = _Latest(
             version.model,
             version.key,
@@ -88,13 +88,13 @@ class StateWriter:
         )
 
     def heed(self, is_busy: Callable[[], bool]) -> None:
-        """Set the function that returns whether a publish is in progress; writes then pause."""
+        """Set the function that returns whether a publish is in progress; writes pause for that."""
         self._is_busy = is_busy
 
     def recorded(self, epoch: int) -> bool:
         """Return whether an epoch may be adopted: it is on disk, or the disk is too slow.
 
-        Never blocks: the caller, the publisher's thread, asks again.
+        This never blocks: the caller, the publisher's thread, calls it again until it is True.
         """
         now = time.monotonic()
         if epoch > self._on_disk:
@@ -114,12 +114,12 @@ class StateWriter:
         return True
 
     def stop(self) -> None:
-        """Start to write what is left and end the thread; does not wait for it."""
+        """Make the thread write the remaining versions and end; do not wait for that."""
         self._deadline = self._deadline or time.monotonic() + STOP_SECONDS
         self._wake.set()
 
     def close(self, timeout: float) -> bool:
-        """Write what is left and end the thread; return whether all is on disk.
+        """Write the remaining versions and end the thread; return whether all are on disk.
 
         Versions that are not on disk after `timeout` seconds are logged.
         """
@@ -170,7 +170,7 @@ class StateWriter:
             self._rest(begun)
 
     def _rest(self, begun: float) -> None:
-        """Rest from writing, except for a requested epoch."""
+        """Write nothing for a while after the write of a version, except a requested epoch."""
         now = time.monotonic()
         until = now + min(REST_TIMES * (now - begun), REST_SECONDS)
         while self._deadline is None and now < until:

@@ -29,16 +29,16 @@ from .models import PublishedModel
 
 log = logging.getLogger("weightbus.publisher")
 
-KEYS = "WEIGHTBUS_KEYS"  # the environment variable that replaces a missing `keys=`: a path
+KEYS = "WEIGHTBUS_KEYS"  # an environment variable: the path of the keys if `keys=` is missing
 LOOK_SECONDS_MIN, LOOK_SECONDS_MAX = 0.02, 1.0  # between two checks of the key folder
 ALARM_SECONDS = 60.0  # between two alarms while the folder cannot be read
 
 
 def publisher_keys(given: PublisherKeys | str | Path | None) -> PublisherKeys | None:
-    """Return a publisher's keys; None if it has none.
+    """Return a publisher's keys; None if neither `given` nor the environment names any.
 
     Raises:
-        KeysError: They cannot be read.
+        KeysError: The keys cannot be read.
     """
     if isinstance(given, PublisherKeys):
         return given
@@ -47,10 +47,12 @@ def publisher_keys(given: PublisherKeys | str | Path | None) -> PublisherKeys | 
 
 
 def worker_keys(given: WorkerKeys | str | Path | None, name: str | None) -> WorkerKeys | None:
-    """Return a worker's keys, selected by `name` if it is given; None if it has none.
+    """Return a worker's keys; None if neither `given` nor the environment names any.
+
+    If the path is a folder, `name` selects the file.
 
     Raises:
-        KeysError: They cannot be read.
+        KeysError: The keys cannot be read.
     """
     if isinstance(given, WorkerKeys):
         return given
@@ -70,13 +72,13 @@ def _path(given: object) -> str:
 def handed_out(
     bind: str, *, keyed: bool | None, insecure: bool
 ) -> tuple[PublisherKeys | None, WorkerKeys | None]:
-    """Generate keys for a publisher, and for workers that get theirs from the starting process.
+    """Generate keys for a publisher, and for workers that get them from the starting process.
 
     Args:
         bind: The address that the publisher will bind.
-        keyed: Whether to generate keys; None: if other hosts can reach `bind`, and the environment
-            names no keys.
-        insecure: Whether other hosts may reach it without keys.
+        keyed: Whether to generate keys. None: generate them if other hosts can reach `bind`, unless
+            the environment names keys or `insecure` is set.
+        insecure: Whether other hosts may reach the publisher without keys.
 
     Returns:
         The publisher's keys and the workers' keys; None for both if none are generated.
@@ -117,7 +119,7 @@ def check_exposure(keys: PublisherKeys | None, insecure: bool, *addresses: str |
 
 
 def group_keys(sealer: Sealer | None) -> Callable[[Peer], list[str]] | None:
-    """Return a function from a worker to its group keys: every worker that joins gets all."""
+    """Return a function that returns a worker's group keys, all for each; None: no sealer."""
     return None if sealer is None else lambda _peer: sealer.keys
 
 
@@ -131,9 +133,9 @@ def watch_keys(
 
     Args:
         keys: The publisher's keys.
-        timing: Its times, which set the interval.
-        loop: Its thread, which gets the changes.
-        revoked: Called in the publisher's thread when a key lost rights.
+        timing: The publisher's times; the ping interval sets that of the checks.
+        loop: The publisher's thread, which applies the changes.
+        revoked: A function that this thread calls when a key has lost rights.
     """
     errors = _FolderErrors()
     allowed = keys.allowed(errors.add)
@@ -147,8 +149,9 @@ def watch_keys(
 class _Watch:
     """Polls the key folder.
 
-    Reading it needs a descriptor, and one is reserved for that. If even this one is not available,
-    a removed file still revokes its key, as a removal is detected without a descriptor.
+    Reading the folder needs a file descriptor, and one is reserved for that. If even the reserved
+    one is not available, a removed file still revokes its key, as a removal is detected without a
+    descriptor.
     """
 
     def __init__(
@@ -160,7 +163,7 @@ class _Watch:
     ) -> None:
         self._allowed, self._errors, self._loop = allowed, errors, loop
         self._revoked, self._spare = revoked, Spare()
-        self._seen: object = None  # read again at first, as the keys may be outdated by now
+        self._seen: object = None  # the first check reads all, as the keys may be outdated by now
         self._granted: Mapping[str, Grant] | None = None
         self._alarm_at = 0.0  # earliest time of the next alarm; 0: none since the last success
 
@@ -254,5 +257,5 @@ class _FolderErrors:
         self._now.add(text)
 
     def next_look(self) -> None:
-        """End a check of the folder."""
+        """End a check of the folder; the next check logs only errors that this one lacks."""
         self._before, self._now = self._now, set[str]()

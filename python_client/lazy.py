@@ -15,7 +15,7 @@ def lazy(
     Args:
         face: The module's globals.
         package: The package that `homes` is relative to.
-        homes: The module that defines each name.
+        homes: By exported name, the module that defines it.
     """
 
     def load(name: str) -> object:

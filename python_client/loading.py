@@ -67,7 +67,7 @@ class VersionInfo:
 
 
 class Pairs(VersionInfo):
-    """The tensors of a `staged` version, for a target function, until it returns.
+    """The tensors of a version for a target function, valid until that function returns.
 
     Iterating yields (name, torch tensor) pairs; `arrays()` yields the same with numpy arrays. A
     tied tensor appears once under each of its names. All are views of the bus's memory, without a
@@ -78,7 +78,7 @@ class Pairs(VersionInfo):
     Attributes:
         model, epoch, version: The version to load.
         nbytes: Bytes of its tensors.
-        digest: The digest of its bytes; empty if it is read from shared memory.
+        digest: The digest of its bytes; empty if the version is read from shared memory.
         metadata: The publisher's metadata, as text by name.
     """
 
@@ -112,11 +112,11 @@ class Pairs(VersionInfo):
     def keep(self) -> Callable[[], None]:
         """Keep the tensors valid after the function has returned, until you release them.
 
-        For an engine that runs directly on these tensors. The bus then needs other memory for the
-        next version: one more buffer of its size for each version that is kept.
+        This is for an engine that runs directly on these tensors. The bus then needs other memory
+        for the next version: one more buffer of its size for each version that is kept.
 
         Returns:
-            A function that releases them, from any thread. Call it once nothing uses them.
+            A function that releases the tensors. Call it in any thread once nothing uses them.
 
         Raises:
             RuntimeError: The target function has returned, or has called this before.
@@ -147,13 +147,13 @@ class Pairs(VersionInfo):
         return self._section
 
     def end(self) -> bool:
-        """End the access to the tensors; return whether views remain without `keep`."""
+        """End the access to the tensors; return whether views are left although not kept."""
         self._section = self._staged = None
         return not self.kept and self._viewed() is not None
 
 
 class FunctionTarget(Target):
-    """A function that loads versions.
+    """A target that calls a function to load each version.
 
     Args:
         load: The function; it takes a `Pairs`.
@@ -164,7 +164,7 @@ class FunctionTarget(Target):
     def __init__(self, load: Callable[[Pairs], object]) -> None:
         self._load = load
         self._unchanged = False  # whether the last apply raised UnchangedError
-        self._kept: tuple[int, int] | None = None  # the last version that it kept
+        self._kept: tuple[int, int] | None = None  # the last version that `load` kept
         self._warned = False
 
     def summing(self, layout: Layout, names: Names, sums: Sums) -> Iterator[int]:
@@ -203,7 +203,7 @@ class FunctionTarget(Target):
         return key == self._kept
 
     def undo(self) -> bool:
-        """Return whether the function raised `UnchangedError`; it cannot be undone."""
+        """Return whether the old weights are intact, since the function raised `UnchangedError`."""
         return self._unchanged
 
     def settle(self) -> None:
@@ -214,7 +214,7 @@ def _check_done(returned: object) -> None:
     """Check that the function did not return a coroutine or generator.
 
     Raises:
-        TypeError: It did, so nothing was loaded.
+        TypeError: The function returned one, so nothing was loaded.
     """
     if inspect.isawaitable(returned) or inspect.isgenerator(returned):
         close = getattr(returned, "close", None)

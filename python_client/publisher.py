@@ -68,7 +68,7 @@ from .state_folder import StateFolder, StateFolderError, StoredVersion, age_from
 
 log = logging.getLogger("weightbus.publisher")
 
-CLOSE_SECONDS = 10.0  # that `close` waits until the last versions are on disk
+CLOSE_SECONDS = 10.0  # how long `close` waits for the last versions to be on disk
 
 _LATE = (
     "{model}: the weights were not copied within {timeout} s, so nothing was published; give it a "
@@ -86,21 +86,22 @@ class Publisher(InOneProcess):
     """Publishes versions of models to every worker that connects.
 
     Args:
-        address: The control socket binds here; workers need only this address. Port 0 takes a free
-            port; `publisher.address` then has it. If you bind 0.0.0.0, `publisher.address` also
-            contains 0.0.0.0, to which other hosts cannot connect: give workers this host's name.
+        address: The address of the control socket, the only one that workers need. Port 0 takes a
+            free port, which `publisher.address` then contains. If you bind 0.0.0.0, that property
+            also contains 0.0.0.0, to which other hosts cannot connect: give workers this host's
+            name.
         keys: A folder made by `weightbus keygen`, or its contents: only workers with a key in it
-            can join. None: use WEIGHTBUS_KEYS; without it, no keys.
+            can join. None: use the folder in WEIGHTBUS_KEYS; if that is not set, use no keys.
         insecure: Without keys, allow an address that other hosts can reach.
         state: A folder for the epoch and the latest version of each model. A publisher that starts
             later with this folder offers these versions again.
         history: How many older versions of each model the folder keeps, for `rollback`.
-        expect: The least number of workers that "all" means in `publish`, unless that call sets
+        expect: The least number of workers that `require="all"` waits for, unless a `publish` sets
             another number.
         dashboard, metrics: Where to serve a live page, and metrics for Prometheus
             (`docs/guides/operating.md`): `HOST:PORT`, or an `Http` that also sets who has access.
-        settings: Rarely needed options: times, sockets, memory, patches. Its options for a publish
-            apply to each publish that has no settings of its own.
+        settings: Rarely needed options: times, sockets, memory, patches. The options for a publish
+            apply to each publish that gets no `settings`.
 
     Raises:
         AddressError: An address is invalid or in use, or other hosts can reach it without keys.
@@ -188,7 +189,7 @@ class Publisher(InOneProcess):
 
     @property
     def epoch(self) -> int:
-        """The epoch of this publisher; it rises with each start."""
+        """The epoch of this publisher; each start of a publisher has a higher one."""
         return self._loop.known.epoch
 
     @accepts_deprecated_keywords("publish")
@@ -236,34 +237,35 @@ class Publisher(InOneProcess):
             model: The model's id, 1 to 128 characters of A-Z a-z 0-9 . _ -
             weights: An `nn.Module`, a `TensorDict`, or a mapping of names to torch tensors, numpy
                 arrays, or objects that numpy can view (arrays of JAX, TensorFlow, Keras and Flax).
-                It is copied before this call waits for workers.
-            workers: Names of the workers that get it; None: all that want the model. Workers that
-                join later get the latest version that was published to all.
-            require: How many of them must succeed: "all"; "alive" (all except workers that are lost
-                meanwhile, which the receipt names); a number (0: none); or the names of the workers
-                that must, also if they have not joined yet. Other workers get the version, too, but
-                the call does not wait for them.
+                The weights are copied before this call waits for workers.
+            workers: Names of the workers that get the version; None: all workers that want the
+                model. Workers that join later get the latest version that was published to all.
+            require: How many of these workers must succeed: "all"; "alive" (all except workers that
+                are lost meanwhile, which the receipt names); a number (0: none); or the names of
+                workers, which need not have joined yet. Other workers get the version too, but the
+                call does not wait for them.
             expect: The least number of workers that "all" means: the call waits until missing
                 workers join and succeed. None: the Publisher's `expect`.
-            commit: "auto": each worker applies as soon as it can. "together": no worker applies
-                before `require` workers have staged; if too few do in time, none applies at all.
+            commit: "auto": each worker applies the version as soon as it can. "together": no worker
+                applies it before `require` workers have staged it; if too few stage it in time, no
+                worker applies it at all.
             timeout: Seconds for the whole call.
             metadata: Text by name that travels with the version, such as `{"step": "12000"}`: at
-                most 32 entries and 4 KiB. It is in each worker's `Update`, in the receipt, in files
-                that workers write, and in operators' views.
+                most 32 entries and 4 KiB. The metadata is in each worker's `Update`, in the
+                receipt, in files that workers write, and in operators' views.
             settings: Rarely needed options of a publish: `wait`, `verify`, `grace`, `dtype`,
                 `encoding`, `rename`. None: the Publisher's settings.
 
         Returns:
-            A receipt: what each worker did, and when. If no worker is connected and none is
-            expected, its `workers` is empty, and the version waits for workers that join. The log
-            then warns once and gives the reason: which workers are lost, have left or are refused,
-            or which models the workers want.
+            A receipt, which says what each worker did and when. If no worker is connected and none
+            is expected, the receipt's `workers` is empty, and workers that join later get the
+            version. The log then warns once and gives the reason: which workers are lost, have left
+            or are refused, or which models the workers want.
 
         Raises:
-            PublishError: Fewer workers succeeded than required. It carries the receipt, and says
-                which workers are missing.
-            UnknownWorkerError: A worker of that name has never joined; nothing was published.
+            PublishError: Fewer workers succeeded than required. The error has the receipt, and
+                names the missing workers.
+            UnknownWorkerError: A worker in `workers` has never joined; nothing was published.
             StateError: The weights cannot be published, or not under these names; nothing was
                 published.
             DeadlineError: The weights were not copied in time; nothing was published. (A copy of
@@ -291,18 +293,18 @@ class Publisher(InOneProcess):
     ) -> "Future[Receipt]":
         """Publish, and return a future of the receipt as soon as the weights are copied.
 
-        You may change the weights at once. Arguments are those of `publish`; its errors are raised
-        by this call or by the future. A newer version replaces an older one that is still being
-        sent: a worker that goes directly to the newer one is `skipped` for the older one, which
-        counts as success. If the publish fails and you drop the future without asking for its
-        result, the log warns.
+        You may change the weights as soon as this call returns. Arguments and errors are those of
+        `publish`; this call or the future raises the errors. A newer version replaces an older one
+        that is still being sent: the older version's receipt has `skipped` for each worker that
+        goes directly to the newer version, and that counts as success. If the publish fails and you
+        drop the future without asking for its result, the log warns.
         """
         started, future = time.monotonic(), self._loop.promise()
         self._begin(model, weights, self._request(**options), started, future)
         return self.shown.count(future, started) if self.shown.counting else future
 
     def _check(self, given: tuple[Any, ...]) -> Request:
-        """Check the keywords of a call, given in order; cache the request for the next call."""
+        """Check the keywords of `publish`, in its order; return the request, and cache it."""
         named = dict(zip(PublishOptions.__annotations__, given, strict=True))
         asked = self._request(**named)
         # Mutable arguments are not cached: the caller may change them.
@@ -383,18 +385,18 @@ class Publisher(InOneProcess):
     def wait_for_commit(
         self, publishing: "Future[Receipt]", timeout: float
     ) -> tuple[int, int] | None:
-        """Wait until a `together` publish is decided; return the version that workers now apply.
+        """Wait until a `together` publish is committed or aborted; return the committed version.
 
-        Until then its bytes are sent and verified, and no worker has changed anything. So a server
-        that must pause requests while weights change needs to pause them only after this call.
+        Before the commit, workers receive and verify the version, but change no weights. So a
+        server that must pause requests while weights change may pause them after this call.
 
         Args:
             publishing: The future from `publish_async(..., commit="together")`.
-            timeout: Seconds to wait; the publish is decided by its own deadline in any case.
+            timeout: Seconds to wait. The publish has its own deadline, which this does not change.
 
         Returns:
-            Its (epoch, version), once enough workers have staged it. None: it was aborted, or is
-            not decided yet; the future has the reason.
+            (epoch, version) of the publish, if enough workers have staged it. None if it was
+            aborted, and the future has the reason; or if it is not decided yet.
 
         Raises:
             TypeError: `publishing` is not a future of `publish_async`.
@@ -416,13 +418,13 @@ class Publisher(InOneProcess):
     def give_up(self, publishing: "Future[Receipt]", why: str) -> None:
         """End a `together` publish now, before its deadline; its future gets the result.
 
-        If it is not decided yet, no worker applies it. If it is, workers may still apply it; the
-        future then raises `PublishError`, whose receipt has the state of each worker. If the
-        publish has ended already, this does nothing.
+        If the publish is not committed yet, no worker applies it. If it is, workers may still apply
+        it; the future then raises `PublishError`, whose receipt has the state of each worker. If
+        the publish has ended already, this does nothing.
 
         Args:
             publishing: The future from `publish_async(..., commit="together")`.
-            why: The reason that the error gives.
+            why: The reason, for the text of the error.
 
         Raises:
             TypeError: `publishing` is not a future of `publish_async`.
@@ -466,10 +468,10 @@ class Publisher(InOneProcess):
     ) -> Receipt:
         """Publish from a coroutine. Arguments, result and errors are those of `publish`.
 
-        If you cancel it, the version is still published; only the receipt is lost.
+        If you cancel the coroutine, the version is still published; only the receipt is lost.
 
-        It copies the weights before it first suspends, so other tasks may change them at once. The
-        copy blocks the event loop for about a second per GB. If that is too long, use
+        The coroutine copies the weights before it first suspends, so other tasks may change them.
+        The copy blocks the event loop for about a second per GB. If that is too long, use
         `await asyncio.to_thread(publisher.publish, ...)`, and do not change the weights before it
         returns.
         """
@@ -514,7 +516,7 @@ class Publisher(InOneProcess):
         return self._need_folder().versions(check_name(model, "model"))
 
     def workers(self) -> dict[str, WorkerStatus]:
-        """Return all workers by name, lost ones included, and the version that each of them runs.
+        """Return each worker's status by name, with the version that it runs; also lost workers.
 
         If the publisher rejects new connections because it lacks descriptors, the log warns.
         """
@@ -569,11 +571,11 @@ class Publisher(InOneProcess):
             ) from None
 
     def on_worker(self, callback: Callable[[WorkerEvent], object]) -> Callable[[], None]:
-        """Call `callback` for each change of a worker; first, for each worker already connected.
+        """Call `callback` for each worker already connected, then for each change of a worker.
 
-        It runs in a thread of its own, one event at a time. It may be slow, and may call any
-        method of this publisher. Its exceptions are logged. A callback that falls 10,000 events
-        behind misses the oldest ones; `event.missed` counts them.
+        The callback runs in its own thread, for one event at a time. It may be slow, and may call
+        any method of this publisher. Its exceptions are logged. A callback that falls 10,000 events
+        behind misses the oldest events; `event.missed` counts them.
 
         Args:
             callback: Takes a `WorkerEvent`.
@@ -595,19 +597,19 @@ class Publisher(InOneProcess):
             raise
 
         def end() -> None:
-            if not self._inherited:  # the parent's thread still runs
+            if not self._inherited:  # a forked child must not end the parent's calls
                 self._loop.unlisten(listener)
 
         return end
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
-        """End open publishes in their current state and close the sockets; idempotent.
+        """End publishes in progress with the results so far, and close the sockets; idempotent.
 
         Args:
             timeout: Seconds to write the latest versions to the state folder, if there is one. A
                 warning names versions that were not written by then.
         """
-        if self._inherited:  # the parent's thread still runs
+        if self._inherited:  # a forked child must not close the parent's sockets
             return
         deadline = time.monotonic() + timeout
         self.shown.close()
@@ -664,7 +666,7 @@ def _check_not_interrupted(kept: PublishedModel) -> None:
     """Check that this thread may wait for the model's lock.
 
     Raises:
-        RuntimeError: It holds the lock itself: a signal handler has interrupted its copy.
+        RuntimeError: This thread holds the lock already: a signal handler has interrupted its copy.
     """
     caller = sys._getframe(1)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     frame = caller.f_back
@@ -680,13 +682,13 @@ def _check_not_interrupted(kept: PublishedModel) -> None:
 
 
 def _there(status: tuple[WorkerStatus, ...], model: str | None) -> list[str]:
-    """Return the names of the workers that are not lost and, if `model` is given, want it."""
+    """Return the names of the workers that are not lost and, if `model` is given, want `model`."""
     live = [w for w in status if w.state != "lost"]
     return sorted(w.name for w in live if model is None or model in w.models)
 
 
 def _keeper_of(folder: StateFolder | None, undo: contextlib.ExitStack) -> StateWriter | None:
-    """Return the writer of a state folder, if there is one; `undo` closes it."""
+    """Return a writer of the state folder, which `undo` closes; None without a folder."""
     if folder is None:
         return None
     keeper = StateWriter(folder)

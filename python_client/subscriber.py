@@ -53,9 +53,9 @@ log = logging.getLogger("weightbus.subscriber")
 T = TypeVar("T")
 
 CLIENT = "weightbus-python/0.1.0"
-HOOK_SECONDS = 1.0  # that `close` waits for the user's code
-ROUND_SECONDS = 30.0  # of one wait in `async for`, and the most that it waits for readers
-COPY_SECONDS = 10.0  # that `close` waits for a copy, after which the model no longer changes
+HOOK_SECONDS = 1.0  # how long `close` waits for the user's code
+ROUND_SECONDS = 30.0  # one wait in `async for`, and its longest wait for readers
+COPY_SECONDS = 10.0  # how long `close` waits for a copy to end, so that the model stays unchanged
 
 _here: "WeakValueDictionary[tuple[str, str], Subscriber]" = WeakValueDictionary()
 
@@ -68,21 +68,21 @@ class Subscriber(InOneProcess):
         models: A target for each model id: an `nn.Module`, a `TensorDict`, a mapping of names to
             torch tensors or numpy arrays (all copied in place), a path (a safetensors file,
             replaced atomically), or a function. A function loads each version itself from (name,
-            tensor) pairs in the bus's memory: see `Pairs`. If it raises, its exception decides
-            which version runs: see `UnchangedError`.
-        name: This worker's name, unique among the publisher's workers; None: host, process and a
-            random suffix.
+            tensor) pairs in the bus's memory: see `Pairs`. If the function raises, the exception
+            decides which version runs: see `UnchangedError`.
+        name: This worker's name, unique among the publisher's workers. None: make a name from
+            host, process id and random digits.
         keys: A worker's file from `weightbus keygen`, its folder (then `name` selects the file), or
-            the file's contents: the worker connects only to that publisher. None: use
-            WEIGHTBUS_KEYS; without it, no keys.
+            the file's contents: the worker connects only to the publisher that has the other keys
+            of that folder. None: use the path in WEIGHTBUS_KEYS; if that is not set, use no keys.
         strict: Whether version and target must have the same tensor names. With False, a version
             may have more tensors than the target; the worker skips them, but still verifies and
             reports the whole version. A version that lacks a tensor of the target is always
             refused.
         cast: Whether to convert values to the target's dtypes.
         rename: Maps published names to the targets' names, for all `models`, in the form that
-            `Settings` describes for a publish. `before_apply` gets the published names. A function
-            is called in the thread that serves the connection, so it must be fast.
+            `Settings` describes for a publish. `before_apply` gets the published names. If `rename`
+            is a function, it must be fast, as the thread that serves the connection calls it.
         settings: Rarely needed options: times, hooks, memory.
 
     Raises:
@@ -94,13 +94,13 @@ class Subscriber(InOneProcess):
         TypeError: A hook is a coroutine function.
 
     The subscriber always receives versions in the background. It applies them where you call
-    `receive()`, or, after `start()`, in the background. In a forked process, make a new one.
+    `receive()`, or, after `start()`, in the background. In a forked process, make a new Subscriber.
 
-    Keep it in a variable: a Subscriber that is dropped without `close()` is closed by the garbage
-    collector, with a warning, even after `start()`. If a hook or a target function refers to it (a
-    closure, a bound method of its owner), it lives as long as the process: close it, or use a
-    `weakref` there. A new Subscriber with the same `address` and `name` in this process closes the
-    old one and takes its place, so you may run a notebook cell again.
+    Keep the Subscriber in a variable: if it is dropped without `close()`, the garbage collector
+    closes it with a warning, even after `start()`. If a hook or a target function refers to the
+    Subscriber (a closure, a bound method of its owner), the collector never frees it: call
+    `close()`, or use a `weakref` there. A new Subscriber with the same `address` and `name` in this
+    process closes the old one and takes its place, so you may run a notebook cell again.
     """
 
     __module__ = "weightbus"
@@ -187,7 +187,7 @@ class Subscriber(InOneProcess):
 
     def _become_copy(self) -> None:
         super()._become_copy()
-        self._ready_queue.close_in_child(self._forked())  # a `Staged` of the parent waits there
+        self._ready_queue.close_in_child(self._forked())  # or `Staged.apply` would wait for ever
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -209,14 +209,14 @@ class Subscriber(InOneProcess):
     ) -> Update | None:
         """Apply the newest version that has arrived, or wait for one.
 
-        The weights change during this call: call it where no code uses them. With `timeout=0` it
-        does not wait.
+        The weights change during this call: call it where no code uses them. With `timeout=0` this
+        call does not wait.
 
         Args:
             timeout: Seconds to wait.
             version: Apply only this version: a number in the publisher's epoch, or (epoch, version)
                 as in a receipt. Until it is applied or this call returns, no newer version of its
-                model replaces it. If it already runs, the call returns at once.
+                model replaces it. If this version already runs, the call returns at once.
             model: The model of that version, if this subscriber has several.
 
         Returns:
@@ -231,8 +231,8 @@ class Subscriber(InOneProcess):
             ClosedError: The subscriber is closed, or applies in the background.
             KeyError: There is no such model.
             ValueError: There are several models, and `model` is missing.
-            RuntimeError: Another `version` of the model is awaited or staged; or this thread or
-                task is inside `reading()`.
+            RuntimeError: Another call waits for a `version` of the model, or has staged one; or
+                this thread or task is inside `reading()`.
         """
         return self._receive(timeout, version, model, NEVER)
 
@@ -269,8 +269,8 @@ class Subscriber(InOneProcess):
         """Wait until one version is received and verified; its `apply()` then applies it.
 
         While it is staged, the weights do not change and no newer version of its model takes its
-        place. The worker acknowledges a version published with `commit="together"` as staged, and
-        the publisher then decides whether to commit it. Other versions are sent in any case.
+        place. The worker reports a version published with `commit="together"` as staged, and the
+        publisher then decides whether to commit it. Any other version needs no such decision.
 
             with worker.stage(30, version=(epoch, number)) as staged:
                 update = staged.apply(10)
@@ -281,8 +281,8 @@ class Subscriber(InOneProcess):
             model: The model of that version, if this subscriber has several.
 
         Raises:
-            TimeoutError: It did not arrive in time.
-            ApplyError: It does not fit, or is no longer available (code `gone`).
+            TimeoutError: The version did not arrive in time.
+            ApplyError: It does not fit its target, or is no longer available (code `gone`).
             RefusedError, AddressError, ClosedError, KeyError, ValueError: As in `receive`.
             RuntimeError: Another version of the model is staged.
         """
@@ -291,16 +291,16 @@ class Subscriber(InOneProcess):
         return self._applier.stage(name, number, epoch, checks.seconds(timeout, "timeout"))
 
     def flush(self, timeout: float) -> bool:
-        """Wait until the publisher has received every report of this worker so far.
+        """Wait until the publisher has received every report that this worker has sent so far.
 
-        Use it before you answer on another channel, such as a server's API, so that the publisher's
-        receipt already has this worker's failure when that answer arrives.
+        Call this before you answer on another channel, such as a server's API, so that the receipt
+        of the publisher already has this worker's failure when that answer arrives.
 
         Args:
             timeout: Seconds to wait.
 
         Returns:
-            Whether the publisher has received them.
+            Whether the publisher has received all of these reports in time.
 
         Raises:
             ClosedError: The subscriber belongs to the parent of this forked process.
@@ -319,16 +319,16 @@ class Subscriber(InOneProcess):
     ) -> Update | None:
         """Receive from a coroutine: wait and apply in a separate thread.
 
-        Arguments, result and errors are those of `receive`. If you cancel it, it applies nothing,
-        except that a copy that has begun is completed first; the next call without `version` then
-        returns its `Update`.
+        Arguments, result and errors are those of `receive`. A cancelled call applies nothing,
+        unless its copy has begun. It then completes the copy, and the next call without `version`
+        returns the `Update`.
         """
         cut = CancelToken(self._applier.look)
         work = partial(self._receive, timeout, version, model, cut)
         return await in_thread(work, "weightbus-receive", cut.cancel, self._keep)
 
     def _keep(self, received: "Future[Update | None]") -> None:
-        """Keep the result of a cancelled call for the next call."""
+        """Store the result of a cancelled call; the next call returns it."""
         error = received.exception()
         if isinstance(error, ApplyError) or (error is None and received.result() is not None):
             self._ready_queue.keep(received)
@@ -339,15 +339,15 @@ class Subscriber(InOneProcess):
         """Apply versions in the background from now on, outside every `reading()` block.
 
         Separate threads write files, so a slow disk delays no other model; still, only one thread
-        at a time calls the user's code. An error is logged and kept in `error`; the weights stay as
-        they were, unless it is a `TornError`.
+        at a time calls the user's code. An error is logged and kept in `error`. The weights are
+        then unchanged, unless the error is a `TornError`.
 
         Returns:
             This subscriber.
 
         Raises:
-            ClosedError: It was started before, a thread of it has failed, or it belongs to the
-                parent of this forked process.
+            ClosedError: The subscriber was started before, one of its threads has failed, or it
+                belongs to the parent of this forked process.
         """
         self._check_usable()
         self._loop.apply_by(self._background.at_once)
@@ -385,7 +385,8 @@ class Subscriber(InOneProcess):
 
         Raises:
             TimeoutError: An apply, with its hooks, took longer than `timeout` seconds; the text
-                names the version, the thread and the time. Or no version arrived.
+                names the version, the thread and the time. Or `needs_version` is set, and no
+                version arrived in that time.
             TornError: An apply failed half-way, so the weights are a mix of two versions. The next
                 successful apply repairs them: the worker retries this version a few times, and
                 applies any newly published one.
@@ -416,15 +417,17 @@ class Subscriber(InOneProcess):
     def wait_for_version(
         self, model: str, version: int = 1, *, epoch: int = 0, timeout: float
     ) -> Update | None:
-        """Wait until a `model` runs this `version` or a newer one; None after `timeout` seconds.
+        """Wait until a `model` runs this `version` or a newer one; return its `Update`.
+
+        Return None if it does not within `timeout` seconds.
 
         A restarted publisher numbers versions from 1 again, in a later epoch. With `epoch` (for
         example a receipt's), versions of earlier epochs do not count.
 
         Raises:
             KeyError: This subscriber does not have that model.
-            ClosedError: The subscriber is closed, or a thread of it has failed; see the cause. Or
-                it belongs to the parent of this forked process.
+            ClosedError: The subscriber is closed; or one of its threads has failed, and the error's
+                cause says why; or it belongs to the parent of this forked process.
         """
         return self._wait_for_version(model, version, epoch, timeout, lambda: False)
 
@@ -484,7 +487,7 @@ class Subscriber(InOneProcess):
                 yield update
 
     async def _next(self, seen: dict[str, Update]) -> Update | None:
-        """Return a running version that is not in `seen`; None if none appears in time."""
+        """Wait for a version that runs and is not in `seen`; return it, or None on a timeout."""
         cut = CancelToken(self._ready_queue.look)
 
         def news() -> Update | None:
@@ -508,7 +511,7 @@ class Subscriber(InOneProcess):
 
     @property
     def error(self) -> WeightBusError | None:
-        """The last error in the background, or None; in a forked child, a `ClosedError`."""
+        """The last error of an apply in the background, or None; in a fork, a `ClosedError`."""
         if self._inherited:
             return self._forked()
         failure = self._ready_queue.failure
@@ -547,8 +550,8 @@ class Subscriber(InOneProcess):
     def close(self) -> None:
         """Leave the publisher and close the sockets; idempotent.
 
-        Afterwards the weights no longer change. It does not wait long for user code that does not
-        return. In a forked child it does nothing.
+        Afterwards the weights no longer change. The wait for user code that does not return is
+        short. In a forked child, this call does nothing.
         """
         if self._inherited:
             return
@@ -578,7 +581,7 @@ class Subscriber(InOneProcess):
 
 
 def _lacks(runs: Mapping[str, Update], models: tuple[str, ...], address: str) -> str:
-    """Return an error text that names the models without a version; empty if there are none."""
+    """Return an error text that names the models without a version; empty if all run one."""
     missing = ", ".join(model for model in models if model not in runs)
     return missing and f"no version of {missing} runs here yet: does {address} publish it?"
 
@@ -607,7 +610,7 @@ def _identity(name: str, *, shared_memory: bool) -> Identity:
 
 
 def _rename(runs: dict[str, Update], changed: threading.Condition, renamed: Renamed) -> None:
-    """Record the version's new key: a restarted publisher offers the bytes that run here."""
+    """Record the new key under which a restarted publisher offers the bytes that run here."""
     with changed:
         known = runs[renamed.model]
         runs[renamed.model] = replace(
