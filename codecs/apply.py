@@ -55,7 +55,7 @@ class _Target:
 def check(
     layout: Layout, target: object, *, strict: Strict = True, cast: bool = False
 ) -> list[str]:
-    """Return lines that say why the layout cannot be applied to the target; none if it can.
+    """Return lines that say why the layout cannot be applied to the target; no lines if it can.
 
     Nothing is modified.
 
@@ -95,8 +95,8 @@ def summing(
         layout: The layout of a version.
         target: The target.
         names: Names of the layout.
-        sums: Gets the CRC-32C of each name's bytes, as a version would have them; None if they
-            cannot be compared: the target has no such tensor, or one of another dtype or shape.
+        sums: A list that gets, for each name, the CRC-32C of the tensor's bytes as a version would
+            have them; None if the target has no such tensor, or one of another dtype or shape.
 
     Yields:
         The number of bytes of each step.
@@ -125,7 +125,7 @@ def _is_like(name: str, leaf: Leaf, spec: TensorSpec) -> bool:
 
 
 def _pieces(leaf: Leaf) -> Iterator[Leaf]:
-    """Cut a tensor into pieces in element order, as hashing may copy a piece first."""
+    """Yield small pieces of a tensor, in element order, as hashing may need a copy of each."""
     if leaf.nbytes <= STEP_BYTES or not leaf.ndim:
         yield leaf
         return
@@ -158,7 +158,7 @@ def copy_into(
 
 
 def as_arrays(layout: Layout, data: numpy_tensors.Memory) -> dict[str, numpy_tensors.Array]:
-    """Return every name's tensor as a read-only array; aligned ones share the memory of `data`."""
+    """Return each name's tensor as a read-only array, which shares `data` if it is aligned."""
     section = Section(layout, data)
     for view in section.arrays.values():
         view.flags.writeable = False
@@ -168,8 +168,8 @@ def as_arrays(layout: Layout, data: numpy_tensors.Memory) -> dict[str, numpy_ten
 def as_tensors(layout: Layout, data: numpy_tensors.Memory) -> "dict[str, torch.Tensor]":
     """Return every name's tensor as a torch tensor.
 
-    Aligned ones share the buffer's memory if it is writable. A read-only buffer is copied, since
-    torch has no read-only tensors.
+    Aligned tensors share the memory of `data` if that is writable. Read-only memory is copied,
+    since torch has no read-only tensors.
     """
     section = Section(layout, data)
     tensors = section.tensors
@@ -180,7 +180,7 @@ def as_tensors(layout: Layout, data: numpy_tensors.Memory) -> "dict[str, torch.T
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """The comparison of a target with the layout, valid until its outline changes."""
+    """The comparison of a target with the layout, valid until the target's outline changes."""
 
     target: object
     how: tuple[Strict, bool]
@@ -195,7 +195,7 @@ class _Known:
 
 
 class _Pairs:
-    """Pairs of a target's tensor and its published tensor, with each piece of memory once.
+    """Pairs of a target's tensor and the published one; each piece of memory is in one pair.
 
     Attributes:
         written: Each tensor of the target to write, with the published tensor.
@@ -219,10 +219,13 @@ class _Pairs:
     def check(self, equal: Callable[[TensorSpec, TensorSpec], bool]) -> None:
         """Check that tensors that are tied only in the target have equal values.
 
-        `equal` compares them in every version, as this depends on the values.
+        This is needed for every version, as each has other values.
+
+        Args:
+            equal: A function that returns whether two published tensors have equal values.
 
         Raises:
-            StateError: They have different values.
+            StateError: Two such tensors have different values.
         """
         for first, a, name, b in self.tied:
             if not equal(a, b):
@@ -258,14 +261,14 @@ class Reader:
             self._pinned = device_memory.pinned(self.section.data, next(iter(devices)))
 
     def from_second(self, note: bytes, devices: "Collection[torch.device]") -> bool:
-        """Copy from now on from the buffer's second copy on a device, if that can be mapped.
+        """Map the buffer's second copy on a device, so that later copies read it if possible.
 
         Args:
-            note: Identifies the second copy; empty or zeros: there is none.
+            note: The bytes that identify the second copy; empty or zeros: there is none.
             devices: The devices of the target.
 
         Returns:
-            Whether it is mapped; then the buffer itself is not read.
+            Whether the second copy is mapped. If it is, copies do not read the buffer itself.
         """
         second: torch.Tensor | None = None
         if note.strip(b"\0") and len(devices) == 1 and self.section.aligned():
@@ -273,7 +276,7 @@ class Reader:
 
             (device,) = devices
             if self._second is None or self._second[:2] != (note, device):
-                self._known = None  # it may refer to the previous one
+                self._known = None  # it may refer to the previous second copy
                 self._second = note, device, device_memory.mapped(note, device)
             second = self._second[2]
         found = second is not None and second.numel() == self.section.data.nbytes
@@ -290,7 +293,7 @@ class Reader:
         return torch_tensors.shaped(self._second[2][spec.begin : spec.end], spec)
 
     def _source(self, spec: TensorSpec, leaf: Leaf) -> Leaf:
-        """Return the source of a tensor of the target."""
+        """Return the published tensor to copy to a target's tensor `leaf`."""
         there = self._in_second(spec)
         return self.section.like(spec.name, leaf) if there is None else there
 
@@ -306,9 +309,9 @@ class Reader:
         return np.array_equal(data[a.begin : a.end], data[b.begin : b.end])
 
     def differences(self, target: object, *, strict: Strict, cast: bool) -> Differences | None:
-        """Find where a target differs from the version; None if a whole copy is as fast.
+        """Return where a target differs from the version; None if a whole copy is as fast.
 
-        None, too, for a target that this reader has not copied to yet.
+        Also return None for a target that this reader has not copied to yet.
         """
         known = self._known_as(target, outline_at_once(target), (strict, cast))
         if known is None:
@@ -321,7 +324,7 @@ class Reader:
     def _known_as(
         self, target: object, outline: Outline | None, how: tuple[Strict, bool]
     ) -> _Known | None:
-        """Return the earlier comparison of a target, if it is still valid."""
+        """Return the earlier comparison of a target if it is still valid, else None."""
         known = self._known
         if known is None or outline is None or not (known.target is target and known.how == how):
             return None
@@ -341,7 +344,7 @@ class Reader:
 
         Args:
             target, strict, cast: As in `check`.
-            only: The differences from the version; nothing else is written. None: copy all.
+            only: Where the target differs from the version: only this is written. None: copy all.
 
         Raises:
             StateError: The target does not fit, and was not changed; the text gives the reasons.
@@ -427,7 +430,7 @@ class Reader:
             opened = _open(target)
         pairs = _Pairs(layout, opened.leaves)
         pairs.check(self._equal)
-        # Extra state first: it is the user's code, and may raise before anything is written.
+        # Set extra state first: the user's code may raise, and then no tensor has been written.
         for name, put in opened.extra.items():
             if name in layout.signatures and not (opened.loading and opened.loading.makers):
                 self.begun = True

@@ -34,8 +34,8 @@ def digest(layout_id: str, chunk_bytes: int, crcs: Sequence[int]) -> str:
         the size of a chunk, u64 little-endian
         the CRC-32C of every chunk, each u32 little-endian, in order
 
-    It covers the layout, the order, and every chunk. It needs no second pass over the data, since
-    each chunk's CRC is known already, and every language has a CRC-32C and SHA-256.
+    The digest covers the layout, the order, and every chunk. It needs no second pass over the data,
+    since each chunk's CRC is known already. Every language has a CRC-32C and SHA-256.
     """
     packed = struct.pack(f"<{len(crcs)}I", *crcs)
     return sha256(_before(layout_id, chunk_bytes) + packed).hexdigest()

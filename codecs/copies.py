@@ -33,18 +33,18 @@ Words = NDArray[np.unsignedinteger]
 
 
 class Copies:
-    """Copies between fixed pairs of tensors, as long as none moves or changes its shape.
+    """Copies between fixed pairs of tensors; valid until a tensor moves or changes its shape.
 
     Args:
         destinations: The tensors to write; each is a numpy array exactly if its source is one.
         sources: The tensors to read. Neither list is kept: callers pass both again to each method,
-            with the same memory (`state.Outline` detects changes).
+            and the tensors must still have the same memory (`state.Outline` detects changes).
         private: Whether only the caller uses the destinations, so that autograd need not know.
-        second: The second copy on a device through which to copy from that device.
+        second: The second copy on a device: sources on that device are copied to it first.
 
     Attributes:
         devices: The copies to or from devices; None if there are none.
-        plain: Copies every tensor as memory; None if that is not enough.
+        plain: A function that copies every tensor as memory; None if that is not enough.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Copies:
         second: "Second | None" = None,
     ) -> None:
         plain: list[tuple[int, int, int]] = []  # destination, source, bytes
-        self._changed: list[int] = []  # those whose version counter must be raised
+        self._changed: list[int] = []  # tensors whose version counter must be raised
         arrays: list[int] = []
         tensors: list[int] = []
         on_devices: list[int] = []
@@ -104,7 +104,7 @@ class Copies:
             try:
                 arriving.wait(check)
             except BaseException:
-                arriving.wait()  # the memory must not be reused before
+                arriving.wait()  # the memory must not be reused before the copies have ended
                 raise
 
     def begin(
@@ -116,7 +116,7 @@ class Copies:
         """Copy every tensor in this process's memory, and start the copies of devices.
 
         Returns:
-            The copies in progress; None: all are complete.
+            The copies in progress; None if all are complete.
 
         Raises:
             MemoryError: A device is out of memory; nothing was copied.
@@ -164,7 +164,7 @@ def _some(leaves: Sequence[Leaf], indexes: Sequence[int]) -> list[Any]:
 
 
 def plain_memory(destination: Leaf, source: Leaf) -> tuple[int, int, int] | None:
-    """Return both addresses and the size of a pair to copy as memory; None for other pairs."""
+    """Return both addresses and the size of a pair to copy as memory; None for any other pair."""
     to, from_ = _memory(destination), _memory(source)
     if to and from_ and destination.dtype == source.dtype and to[1] == from_[1]:
         return to[0], *from_
@@ -212,7 +212,7 @@ class Differences:
         to, from_ = _memory(held, sys.maxsize), _memory(source, sys.maxsize)
         if not (to and from_) or destination.dtype != source.dtype:
             raise ValueError("a tensor is not plain memory, or is converted")
-        width = math.gcd(*to, from_[0], 8)  # not of an element: wide words are compared faster
+        width = math.gcd(*to, from_[0], 8)  # of a word: wide words are compared faster
         there, new = (native.bytes_at(*each).view(f"u{width}") for each in (to, from_))
         at = self._where(there, new)
         if at.size:

@@ -1,19 +1,19 @@
 """Copies to and from a CUDA device, of many tensors, at the speed of the link.
 
 Theory of operation: each copy takes microseconds to start, so small tensors are transferred
-together. They are adjacent in a data section. A part of it, a *batch*, is gathered (or scattered)
-on the device by a few kernels, and transferred in one copy. The staging buffer for that has two
+together. Adjacent small tensors of a data section form a *batch*: a few kernels on the device
+gather (or scatter) them, and one copy transfers the batch. The staging buffer for that has two
 halves: one is filled while the other is transferred. Large tensors are transferred alone.
 
     out   tensors ──gather (near)──> half of the stage ──copy (link)──> memory
     in    memory ──copy (link)──> half of the stage ──scatter (near)──> tensors
 
-All of it runs on two streams of this module, after all earlier work of the caller's stream. Later
+All copies run on two streams of this module, after all earlier work of the caller's stream. Later
 work of that stream waits on the device for the end of the copies, so the caller may write to the
 tensors at once. The host waits only in `Arriving.wait`.
 
 With a *mirror*, copies out of the device first make a second copy there. The caller's stream then
-waits only for that, and the second copy can be transferred at any later time.
+waits only until the second copy is made, which can be transferred at any later time.
 """
 
 import threading
@@ -35,7 +35,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 Index = tuple[int | slice, ...]  # of a part of a tensor; empty: the whole tensor
 
 HALF_BYTES: Final = 2**25  # half of the stage, the most in one transfer: 0.6 ms on PCIe 5
-ALONE_BYTES: Final = 2**20  # larger tensors are transferred alone: starting takes a tenth
+ALONE_BYTES: Final = 2**20  # larger tensors are transferred alone: to start takes 10 %
 ALIGNED: Final = 16  # a batch begins in the stage at the same address modulo 16 as in memory
 PIECE_BYTES: Final = HALF_BYTES - ALIGNED
 # Dtypes that torch copies in one call (`_foreach_copy_`); others are copied one by one.
@@ -53,8 +53,8 @@ class Lane:
     Attributes:
         near: The stream of copies within the device.
         link: The stream of transfers.
-        free: An event for each half of the stage: its content was consumed.
-        full: An event for each half of the stage: its content is complete.
+        free: For each half of the stage, the event that its content was consumed.
+        full: For each half of the stage, the event that its content is complete.
         lock: Held while work is queued on these streams.
     """
 
@@ -125,7 +125,7 @@ class Arriving:
 
     Args:
         done: The events at the ends of the copies.
-        held: Objects to keep alive until then.
+        held: Objects to keep alive until the copies are complete.
     """
 
     def __init__(self, done: Sequence[Any], held: object) -> None:
@@ -138,7 +138,7 @@ class Arriving:
     def wait(self, check: Callable[[], None] = lambda: None) -> None:
         """Wait until all copies are complete; `check` is called repeatedly, and may raise.
 
-        An exception from it stops no copy: wait again before the memory is reused.
+        An exception from `check` stops no copy: wait again before the memory is reused.
         """
         begun = time.monotonic()
         while not self.done:
@@ -156,7 +156,7 @@ class _CopyGroup:
         self._others: list[tuple[int, Index, torch.Tensor]] = []
 
     def add(self, place: int, index: Index, tensor: torch.Tensor, ours: torch.Tensor) -> None:
-        """Add a pair: the user's tensor at `place`, or a part of it, and a tensor of the stage."""
+        """Add a pair: the user's tensor at `place` (its part `index`), and `ours` in the stage."""
         together = not index and ours.dtype in TOGETHER and tensor.nbytes < ALONE_BYTES
         if together and _plain(tensor, ours):
             self._alike.setdefault(ours.dtype, []).append((place, ours))
@@ -184,7 +184,7 @@ def _plain(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _pieces(host: torch.Tensor, index: Index = ()) -> Iterator[Index]:
-    """Cut a tensor in element order into parts that fit into a half of the stage."""
+    """Yield the indexes of a tensor's parts, in element order; each fits into half the stage."""
     part = host[index] if index else host
     if part.nbytes <= PIECE_BYTES or not part.ndim:
         yield index
@@ -384,7 +384,7 @@ class _Mirrored:
         with lane.lock, torch.inference_mode():
             current = lane.current()
             lane.near.wait_stream(current)
-            lane.near.wait_stream(lane.link)  # it may still transfer the previous second copy
+            lane.near.wait_stream(lane.link)  # this may still transfer the previous copy
             with lane.on(lane.near):
                 self._group.run(devices, "out")
             copied = lane.reached(lane.near)
@@ -486,7 +486,7 @@ class DeviceCopies:
         return Arriving(done, (destinations, sources))
 
     def copy(self, sources: Sequence[Any]) -> "Arriving":
-        """Queue only the second copy; `cross` transfers it later. All pairs must use it."""
+        """Queue only the second copy, which all pairs must use; `cross` transfers it later."""
         done = [each.copy(sources) for each in self._outward if isinstance(each, _Mirrored)]
         return Arriving(done, sources)
 
@@ -497,7 +497,7 @@ class DeviceCopies:
 
 
 def _cut(memory: torch.Tensor, other: torch.Tensor) -> list[Pair]:
-    """Cut memory at the boundaries of its pinned pieces, and the other bytes alike."""
+    """Cut memory at the boundaries of its pinned pieces, and `other` at the same offsets."""
     cuts = pieces(memory.data_ptr(), memory.numel())
     return [(memory[begin:end], other[begin:end]) for begin, end in cuts]
 
@@ -511,7 +511,7 @@ def _around(view: torch.Tensor, nbytes: int) -> torch.Tensor:
 
 
 class Readers:
-    """Events at the end of readers' work on devices, for the next writer to wait for.
+    """Events that mark the end of readers' work on devices; the next writer waits for them.
 
     A device may still execute a reader's work after its block of code has ended.
     """

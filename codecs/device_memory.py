@@ -1,8 +1,8 @@
 """Memory for a CUDA device: pinned pages of this process, and shareable device memory.
 
-It calls the driver's library, since `torch` has no calls for most of this, and the runtime library
-would leave its last error for the user's next check. Without the driver's library (ROCm, macOS)
-nothing is pinned or shared: copies are correct, but slower.
+The module calls the driver's library, since `torch` has no calls for most of this. The runtime
+library would leave its last error for the user's next check. Without the driver's library (ROCm,
+macOS) nothing is pinned or shared: copies are correct, but slower.
 
 This module is imported only for a tensor on a device. It never initialises CUDA itself.
 """
@@ -82,16 +82,17 @@ def _context(index: int) -> Generator[None]:
 class Pinned:
     """Memory of this process that is pinned for the lifetime of this object.
 
-    It is pinned in pieces (`pieces`), so that other threads can map memory in between. CUDA refuses
-    a copy across two pieces, so memory that other code copies from must be pinned as a `whole`.
+    The memory is pinned piece by piece (see `pieces`), so that other threads can map memory in the
+    meantime. CUDA refuses a copy across two pieces, so memory that other code copies from must be
+    pinned as a `whole`.
 
     Args:
         data: The memory. If it is read-only, the device can only read it.
-        index: The device whose context pins it; all devices may use it.
-        whole: Whether to pin it in one piece.
+        index: The device whose context pins the memory; all devices may use it.
+        whole: Whether to pin the memory in one piece.
 
     Raises:
-        DriverError: It cannot be pinned.
+        DriverError: The memory cannot be pinned.
     """
 
     def __init__(self, data: Bytes, index: int, *, whole: bool = False) -> None:
@@ -120,7 +121,7 @@ def pieces(address: int, nbytes: int) -> list[tuple[int, int]]:
 
 
 def pinned(data: Bytes, device: torch.device, *, whole: bool = False) -> Pinned | None:
-    """Pin memory; None if it is pinned already, or cannot be, so that copies are only slower."""
+    """Pin memory. Return None if it is pinned already, or cannot be: then copies are slower."""
     if not data.nbytes:
         return None
     try:
@@ -154,7 +155,7 @@ class _Memory:
         }
 
     def tensor(self) -> torch.Tensor:
-        """Return it as uint8; the tensor keeps the memory alive."""
+        """Return the memory as a uint8 tensor, which keeps the memory alive."""
         return torch.as_tensor(self, device=f"cuda:{self.index}")
 
 
@@ -173,8 +174,8 @@ class _Others(_Memory):
 class Mirror:
     """Memory of a device that other processes of this host may map.
 
-    It does not come from torch's allocator, which returns parts of larger blocks, and maps some of
-    these in ways that other processes cannot open.
+    The memory does not come from torch's allocator. That returns parts of larger blocks, and maps
+    some of these in ways that other processes cannot open.
 
     Args:
         device: The device.
@@ -182,7 +183,7 @@ class Mirror:
 
     Attributes:
         flat: The memory, as uint8.
-        note: Identifies it to other processes; empty if they cannot map it.
+        note: The bytes with which other processes map the memory; empty if they cannot.
 
     Raises:
         MemoryError: The device is out of memory.
@@ -215,7 +216,7 @@ class Mirror:
 
 
 def noted(uuid: bytes, handle: bytes, nbytes: int) -> bytes:
-    """Return a note from which other processes map memory: device, handle and size. (S12)"""
+    """Return a note with which other processes map memory: device, handle and size. (S12)"""
     return _NOTE.pack(MAGIC, uuid, handle, nbytes)
 
 

@@ -2,8 +2,8 @@
 
 The rows are in safetensors' own order (0.8.0), which decides where a tensor lies in a file: the
 last row comes first. Rows never get narrower on the way down, so this order also aligns every
-tensor. A dtype without a numpy or torch name can still be sent, for example to a file target; to
-make an array of that library from it raises StateError.
+tensor. A dtype without a numpy or torch name can still be sent, for example to a file target; an
+attempt to make an array or tensor of that library raises StateError.
 """
 
 import sys
@@ -79,7 +79,7 @@ _FROM_NUMPY = {dtype: name for name, dtype in _TO_NUMPY.items()}
 
 
 def dtype_named(name: str) -> DType:
-    """Return the row of a safetensors dtype name; StateError lists the valid names."""
+    """Return the dtype of a safetensors name; raise StateError for an unknown name."""
     row = DTYPES.get(name)
     if row is None:
         raise StateError(f"{name!r} is not a safetensors dtype; these are: {', '.join(DTYPES)}")

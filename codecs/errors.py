@@ -1,4 +1,4 @@
-"""The errors of the package's lowest layer, and the root of all its errors.
+"""The errors of the package's lowest layer, and the base class of all errors of the package.
 
 WeightBusError
 ├── LayoutError   malformed layout, or tensors that cannot be laid out
@@ -14,9 +14,9 @@ from .words import printable
 
 
 class WeightBusError(Exception):
-    """The root of every error that this package raises on purpose.
+    """The base class of every error that this package raises on purpose.
 
-    Its text may contain names and text from peers, and appears on terminals and in logs, so
+    An error's text may contain names and text from peers, and appears on terminals and in logs. So
     unprintable characters except line breaks are escaped.
     """
 

@@ -16,9 +16,9 @@ Tied tensors are sent once. Their other names are in `__metadata__` as `name: ke
 `safetensors.torch.save_model` writes them. An entry of `__metadata__` is an alias exactly if its
 value names a tensor and its key does not; all other entries are plain text about the file.
 
-A file has its tensors by dtype and name, a source in its own order, which a function that loads
-pairs may rely on. Where the two differ, the text `ORDER` gives the source's order: the positions of
-its names in the file's order (the tensors, then the aliases, sorted).
+A file has its tensors sorted by dtype and name. A source has its own order, on which a function
+that loads pairs may rely. If the two orders differ, the text `ORDER` gives the source's order: for
+each of its names, the position in the file's order (the tensors, then the aliases, sorted).
 """
 
 import hashlib
@@ -115,7 +115,7 @@ class Layout:
 
     @cached_property
     def aligned(self) -> bool:
-        """Whether every tensor begins at a multiple of its element size; so in planned layouts."""
+        """Whether every tensor begins at a multiple of its element size, as `plan` places them."""
         return all(not spec.begin * 8 % DTYPES[spec.dtype].bits for spec in self.tensors)
 
     def filed(self, texts: Mapping[str, str], *, untied: bool = False) -> "Layout":
@@ -261,7 +261,7 @@ _Rows = list[tuple[str, str, tuple[int, ...]]]
 def _order(rows: _Rows, aliases: Iterable[str], names: Sequence[str]) -> str:
     """Return the text for `ORDER`; empty if `names` are in the file's order.
 
-    Empty as well if the text is a tensor's name, which would make its key an alias.
+    Also return an empty text if the text is a tensor's name, which would make its key an alias.
     """
     places = {name: at for at, name in enumerate([*(row[0] for row in rows), *sorted(aliases)])}
     order = [places[name] for name in names]
@@ -270,7 +270,7 @@ def _order(rows: _Rows, aliases: Iterable[str], names: Sequence[str]) -> str:
 
 
 def _reordered(by_name: dict[str, TensorSpec], text: str) -> dict[str, TensorSpec]:
-    """Return the tensors in the order of a text; unchanged if the text is not an order of all."""
+    """Return the tensors in the order of a text, or as given if the text does not order all."""
     in_file = {str(at): each for at, each in enumerate(by_name.items())}
     ordered = [in_file.pop(place, None) for place in text.split(",", len(by_name))]
     return by_name if in_file or None in ordered else dict(cast("list[Any]", ordered))
@@ -329,9 +329,9 @@ def _decode(header: bytes, tensors_max: int) -> tuple[dict[str, _Info], dict[str
 def _check_spelling(text: bytes, keys: int) -> None:
     """Refuse JSON that readers interpret differently: a duplicate key, and minus zero.
 
-    The same bytes would be two models. The decoder silently keeps the last of two equal keys. But
-    outside of strings a JSON text has one colon for each key, and the types above determine how
-    many keys there are.
+    With it, the same bytes would be two models. The decoder silently keeps the last of two equal
+    keys. But outside of strings a JSON text has one colon for each key, and `keys` is the number of
+    keys according to the decoded types.
     """
     colons = signs = 0
     for bare in _outside_of_strings(text):
@@ -344,7 +344,7 @@ def _check_spelling(text: bytes, keys: int) -> None:
 
 
 def _outside_of_strings(text: bytes) -> Iterator[bytes]:
-    """Yield the parts of a JSON text outside of strings, block by block, as it may be large."""
+    """Yield the parts of a JSON text outside of strings, by blocks, as the text may be large."""
     at, inside = 0, False
     while at < len(text):
         end = at + BLOCK_BYTES
@@ -432,7 +432,7 @@ def difference(
         remedies: Whether to advise options of a subscriber.
 
     Returns:
-        The lines; none if the version can be applied to the target.
+        The lines; no lines if the version can be applied to the target.
     """
     lines: list[str] = []
     for name in sorted(expected.keys() | got.keys()):

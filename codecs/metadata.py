@@ -1,8 +1,8 @@
 """Metadata: text by name that a publisher attaches to a version.
 
-It is small, since it is part of every announcement of its version, of each worker's record of the
-running version, and of answers to observers. It is part neither of a version's digest nor of its
-layout, so the same weights with other metadata have the same digest.
+Metadata is small, since it is part of every announcement of its version, of each worker's record of
+the running version, and of answers to observers. Neither the digest nor the layout of a version
+contains its metadata, so the same weights with other metadata have the same digest.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,8 +10,8 @@ from typing import Final
 
 ENTRIES_MAX: Final = 32  # step, loss, commit and the like: as many as a person reads in a table
 NAME_MAX: Final = 128  # characters of a name, which is a column's title or a label
-# Names and texts together, as UTF-8. JSON's longest escapes make it six times as long, which still
-# fits into a header of 64 KiB with everything else in an announcement, sealed or not.
+# Names and texts together, as UTF-8. JSON's longest escapes make them six times as long, which
+# still fits into a header of 64 KiB with the rest of an announcement, sealed or not.
 BYTES_MAX: Final = 4096
 FORMAT: Final = "format"  # a key of a file's own metadata, which is not the version's
 
@@ -20,8 +20,8 @@ def checked(metadata: Mapping[str, str]) -> dict[str, str]:
     """Return a copy of valid metadata.
 
     Raises:
-        ValueError: It is not a mapping of text to text, it is too large, or a name is empty or too
-            long.
+        ValueError: The metadata is not a mapping of text to text, or is too large; or a name is
+            empty or too long.
     """
     some = isinstance(metadata, Mapping)  # pyright: ignore - callers need not be checked
     given = "" if some else f"it is {metadata!r:.80}"
@@ -45,7 +45,7 @@ def checked(metadata: Mapping[str, str]) -> dict[str, str]:
 
 
 def fitting(entries: Iterable[tuple[str, str]]) -> tuple[dict[str, str], list[str]]:
-    """Return the entries of a file's metadata that fit, first ones first, and the other names."""
+    """Return the first entries of a file's metadata that fit, and the names of all others."""
     found, rest, left = dict[str, str](), list[str](), BYTES_MAX
     for name, text in entries:
         if len(found) == ENTRIES_MAX or _fault(name, text) or _size(name, text) > left:
@@ -57,7 +57,7 @@ def fitting(entries: Iterable[tuple[str, str]]) -> tuple[dict[str, str], list[st
 
 
 def _fault(name: str, text: str) -> str:
-    """Return what is wrong with a single entry; empty if nothing."""
+    """Return an error text if an entry is invalid, else an empty text."""
     if not 0 < len(name) <= NAME_MAX:
         return f"the name {name!r:.80} has {len(name)} characters; a name has 1 to {NAME_MAX}"
     try:

@@ -239,7 +239,7 @@ def _replace(home: Place, before: BinaryIO | None, write: Callable[[BinaryIO], o
 
 
 def _temporary(home: Place, mode: int) -> tuple[str, int]:
-    """Make a temporary file beside the target, locked against `_clear_away`; return name, handle."""
+    """Make a temporary file beside the target, locked against `_clear_away`; return name and fd."""
     while True:
         hidden = _hidden(home)
         handle = open_plain(hidden, NEW, home.folder, mode)

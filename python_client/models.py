@@ -47,7 +47,7 @@ ENCODE_PACE = 1e-8  # seconds per byte: the first estimate of encoding and decod
 PACE_SHARE = 0.5  # weight of the last measurement in the estimate
 PACE_EVERY = 32  # decisions between two measurements on a sample, as the estimate may be wrong
 BOTH = False, True  # patches without classes, and with them
-OFFER_SHARE = 0.5  # of the remaining time, for patches: sending the version takes some, too
+OFFER_SHARE = 0.5  # how much of the time left patches may take: the version must still be sent
 
 
 class PatchBase(NamedTuple):
@@ -63,7 +63,7 @@ class Bases:
     """The versions of one model that patches may build on. Callers hold the model's lock.
 
     Args:
-        model: Its name.
+        model: The model's name.
         count: How many versions are kept.
         check: Whether each patch is decoded, and compared, before it is offered.
 
@@ -87,14 +87,14 @@ class Bases:
         *,
         to_all: bool = True,
     ) -> None:
-        """Add patches to a version, and keep it as a base of later patches. (D1, D2)
+        """Add patches to a version, and keep the version as a base of later patches. (D1, D2)
 
         Args:
             offer: The version, copied and not announced yet.
             encoding: "delta" or "auto"; "raw": no patches.
-            takers: The workers that take patches.
+            patch_candidates: The workers that may receive a patch.
             deadline: The deadline of the publish; patches may take a part of the time left.
-            to_all: The version is for all workers: if it gets no patches, all bases are dropped.
+            to_all: Whether the version is for all workers: without patches, all bases are dropped.
         """
         if encoding == "raw" or _is_small(offer) or not patch_candidates:
             if to_all:
@@ -125,14 +125,14 @@ class Bases:
         patch_candidates: Collection[PatchCandidate],
         deadline: Deadline,
     ) -> None:
-        """Make the patches, first the one on the version that most takers run."""
+        """Make the patches, first the one from the version that most candidates run."""
         data = new.data
         some = ((base.chunks.digest, base.data) for base in self.kept if base.form == new.form)
-        bases = {digest: old for digest, old in some if digest}  # empty: not all chunks are hashed
+        bases = {digest: old for digest, old in some if digest}  # none: some chunk is unhashed
         runs = Counter(taker.running for taker in patch_candidates if taker.running is not None)
         found = dict[tuple[int, int], tuple[Running, Bytes]]()
         for running, _ in runs.most_common():
-            if running.digest in bases:  # named and sealed by its base's number: one each (E3)
+            if running.digest in bases:  # the base's number names and seals the patch (E3)
                 named = running.epoch, running.version
                 found.setdefault(named, (running, bases[running.digest]))
         for running, old in itertools.islice(found.values(), self._count):
@@ -159,7 +159,7 @@ class Bases:
         new: Bytes,
         deadline: Deadline,
     ) -> OfferedPatch | None:
-        """Return the patch from `old` to `new`; None if that fails or makes it no smaller.
+        """Return the patch from `old` to `new`; None if encoding fails or saves no bytes.
 
         A failure is logged and not raised: the version can still be sent whole.
         """
@@ -194,11 +194,11 @@ class Bases:
     ) -> Way | None:
         """Return the kind of patch to make; None: the whole version arrives sooner.
 
-        There is one patch per base, for all workers that run it. So it is the one that is best for
-        the slowest worker that gains by a patch, as the publish waits for this worker last. A
-        worker without a known rate counts as fast enough. A worker that has not decoded a kind of
-        patch is assumed to be as fast as this process; with a new measurement all workers are.
-        Otherwise a worker's old rate for a kind of patch that it no longer receives would never be
+        All workers that run a base get the same patch. Its kind is the best one for the slowest
+        worker that gains by a patch, as the publish waits for this worker last. A worker without a
+        known rate counts as fast enough to need no patch. A worker that has not decoded a kind of
+        patch is assumed to decode as fast as this process. After a new measurement, each worker
+        is: otherwise its old rate for a kind of patch that it no longer receives would never be
         corrected.
         """
         slow = sorted((t for t in patch_candidates if not math.isinf(t.rate)), key=lambda t: t.rate)
@@ -224,7 +224,7 @@ class Bases:
         return next((way for way in ways if way is not None), None)
 
     def _measure(self, layout: Layout, old: Bytes, new: Bytes) -> None:
-        """Measure encoding and decoding on a sample, as perhaps no patch is made meanwhile."""
+        """Measure encoding and decoding on a sample, since perhaps no patches are being made."""
         some, where = sample(layout)
         before, after = old[where], new[where]
         work = estimate(some, before, after).work * some.nbytes
@@ -250,7 +250,7 @@ def _is_small(offer: VersionOffer) -> bool:
 
 
 def _part_of(deadline: Deadline) -> Deadline:
-    """Return the deadline of patches, which leaves time to send the whole version instead."""
+    """Return the deadline for making patches; it leaves time to send the whole version instead."""
     text = (
         f"it was not made in {OFFER_SHARE:.0%} of what was left of the timeout, so workers take "
         "all of the version: give a longer timeout, or publish it raw"
@@ -330,8 +330,8 @@ class PublishedModel:
         """Return the state of some weights and its layout, which is reused if nothing changed.
 
         Raises:
-            StateError: They cannot be published, or not in this precision, under these names or in
-                chunks of this size.
+            StateError: The weights cannot be published, or not in this precision, under these names
+                or in chunks of this size.
         """
         state = state_of(weights, self._form)
         self._form = state.form
@@ -364,18 +364,18 @@ class PublishedModel:
     ) -> tuple[Shared, int] | None:
         """Reserve memory for weights like these; return its segment and its size in bytes.
 
-        None: workers cannot read the memory, or it was already reserved.
+        Return None if workers cannot read the memory, or if it was already reserved.
         """
         state, layout = self.describe(weights, precision_of(dtype), renaming_of(rename))
         shared = self.pool.reserve(state, layout)
         return None if shared is None else (shared, layout.nbytes)
 
     def look(self, offer: VersionOffer) -> None:
-        """Note in a completely copied offer which values its dtype cannot hold.
+        """Set `offer.detail` to a text on values that the dtype cannot hold; log each tensor once.
 
-        Each tensor is logged once.
+        Call this after the offer is copied completely.
         """
-        lost, offer.lost = offer.lost, None  # the function refers to the user's tensors
+        lost, offer.lost = offer.lost, None  # drop the function: it refers to the user's tensors
         try:
             found: Found = {} if lost is None else lost()
         except BaseException:
@@ -403,13 +403,15 @@ class PublishedModel:
             replaces_latest: The version will be the latest one for all workers at once.
             precision: The dtypes to convert to while copying.
             renaming: The tensors' names in the version.
-            hashed: Whether to hash while copying: it will be sent, or its digest is needed.
-            make_room: Called to free memory when all of it is in use.
+            hashed: A function that returns whether to hash while copying, because the version will
+                be sent or its digest is needed.
+            make_room: A function that frees memory; called when all of it is in use.
             deadline: When the copy must be complete.
 
         Returns:
-            The offer. And, for weights on a device, the copy that is still in progress: once it is
-            complete, the caller hashes the offer if needed; if it is late, the caller releases it.
+            The offer; and, for weights on a device, the copy that is still in progress, else None.
+            Once the copy is complete, the caller hashes the offer if needed. If the copy is late,
+            the caller releases the offer's snapshot.
 
         Raises:
             StateError: The weights cannot be published.
@@ -459,7 +461,7 @@ class PublishedModel:
 def restore(
     folder: StateFolder, epoch: int, model_of: Callable[[str], PublishedModel]
 ) -> list[VersionOffer]:
-    """Read back the latest version of each model, and record what is offered in this epoch."""
+    """Return an offer of each model's latest version on disk, and record it for this epoch."""
     found: dict[StoredVersion, VersionOffer] = {}
     for model in folder.models():
         stored = folder.versions(model)[0]
@@ -498,8 +500,8 @@ def after(
     Args:
         arriving: The copy in progress.
         offer: The offer that it belongs to.
-        hashed: Whether to hash the offer afterwards.
-        submit: Publishes the offer.
+        hashed: A function that returns whether to hash the offer afterwards.
+        submit: A function that publishes the offer.
         future: Gets the exception if the publish fails.
         deadline: When the copy must be complete.
         held: The model's lock, already acquired; it is released at the end.

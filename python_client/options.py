@@ -1,4 +1,4 @@
-"""The keywords of `publish`, and the `Request` that they are checked into."""
+"""Checks the keywords of `publish` and makes a `Request` from them."""
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -42,7 +42,7 @@ def keywords_of(call: Callable[..., object]) -> list[inspect.Parameter]:
 
 
 def shows_keywords_of(publish: Callable[..., object]) -> Callable[[Way], Way]:
-    """Show a call's `**options` as the keywords of `publish` in `help()` and the documentation."""
+    """Return a decorator: a function's `**options` become the keywords of `publish` in `help()`."""
 
     def decorate(call: Way) -> Way:
         own = inspect.signature(call)
@@ -57,11 +57,11 @@ class Request(msgspec.Struct, frozen=True, eq=False):
     """The checked arguments of one publish.
 
     Attributes:
-        terms: What it requires of workers, and by when.
+        terms: What the publish requires of workers, and by when.
         replaces_latest: The version becomes the latest one for all workers at once.
         asks_for_digests: Workers report digests, so the version is hashed while it is copied.
         precision: The dtypes to convert to while copying; None: no conversion.
-        encoding: How it is sent to workers that take patches.
+        encoding: How the version is sent to workers that take patches.
         renaming: The tensors' names in the version; None: their own names.
         metadata: The version's metadata; None: none, or that of the stored version.
     """
@@ -88,7 +88,7 @@ def request(
     expected: int,
     lost_after: float,
 ) -> Request:
-    """Check the keywords of a publish.
+    """Check the keywords of a publish; return them as a request.
 
     Args:
         workers, require, expect, commit, timeout, metadata, settings: As in `Publisher.publish`.

@@ -57,7 +57,7 @@ class Place:
 
 
 def place_of(path: Path) -> Place:
-    """Resolve a path to its folder and name; no file of that name needs to exist.
+    """Return the folder and the name that a path resolves to; the file need not exist.
 
     Raises:
         OSError: A folder does not exist, or a link in the path belongs to another user, whom the
@@ -116,10 +116,10 @@ def _target(name: str, folder: int, at: Path) -> str:
 
 
 def open_plain(name: str, flags: int, folder: int, mode: int = 0o600) -> int:
-    """Open a regular file in a folder, without blocking and without following a link.
+    """Open a regular file in a folder, without blocking; return its descriptor.
 
     Raises:
-        OSError: It is a link, or not a regular file.
+        OSError: The name is that of a link, or not of a regular file.
     """
     handle = os.open(name, flags | PLAIN, mode, dir_fd=folder)
     if stat.S_ISREG(os.fstat(handle).st_mode):
@@ -129,11 +129,11 @@ def open_plain(name: str, flags: int, folder: int, mode: int = 0o600) -> int:
 
 
 def open_lock(name: str, folder: int, mode: int = 0o600) -> int:
-    """Open a lock file in a folder; make it if it does not exist.
+    """Open a lock file in a folder and return its descriptor; make the file if it does not exist.
 
     Raises:
-        PermissionError: Another user made it, and could hold the lock.
-        OSError: It cannot be opened.
+        PermissionError: Another user made the file, and could hold its lock.
+        OSError: The file cannot be opened.
     """
     for _ in range(TRIES):
         with suppress(FileNotFoundError):
@@ -155,8 +155,8 @@ def check_owner(handle: int, name: str, folder: int, open_to_others: int) -> Non
     """Check that a file in a folder of several users is not another user's.
 
     Args:
-        handle, name: The file.
-        folder: The folder.
+        handle, name: The file's descriptor and name.
+        folder: The folder's descriptor.
         open_to_others: Mode bits; the check applies only if the folder has one of them.
 
     Raises:
@@ -174,7 +174,7 @@ def check_owner(handle: int, name: str, folder: int, open_to_others: int) -> Non
 
 
 def user(number: int) -> str:
-    """Return a user of this host in words, by name if it has one."""
+    """Return `user NAME` for a user id of this host, or `user NUMBER` if it has no name."""
     try:
         return f"user {pwd.getpwuid(number).pw_name}"
     except KeyError:

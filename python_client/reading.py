@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 _CONTEXTLIB = contextlib.__file__  # its frames lie between a block and the user of an ExitStack
 
-Alive = Callable[[int], bool]  # returns whether a thread, by its ident, is still in its block
+Alive = Callable[[int], bool]  # takes a thread's ident; returns whether it is still in its block
 
 
 class InUseError(TimeoutError):
@@ -68,19 +68,19 @@ class Holder:
         self.lock, self.doing = lock, doing
         self.thread, self.since = threading.get_ident(), time.monotonic()
         self.loop: AbstractEventLoop | None = asyncio._get_running_loop()  # noqa: SLF001
-        self.task: weakref.ref[Task[Any]] | None = None  # weak: a dropped task leaves
+        self.task: weakref.ref[Task[Any]] | None = None  # weak: a dropped task must go
         if self.loop is not None and (task := asyncio.current_task()) is not None:
             self.task = weakref.ref(task)
 
     def hold(self) -> None:
-        """Add it to the holders of this context, and of contexts copied from it."""
+        """Add this holder to those of this context, and of contexts copied from it later."""
         held = _held.get()
         _held.set((*(h for h in held if h.lock.has(h)), self) if held else (self,))
 
     def let_go(self) -> None:
-        """Remove it from the holders of this context."""
+        """Remove this holder from those of this context."""
         held = _held.get()
-        if held and held[-1] is self:  # else it began in another context; `ReadingLock.has` tells
+        if held and held[-1] is self:  # a holder of another context: `hold` removes it there
             _held.set(held[:-1])
 
     def __str__(self) -> str:
@@ -113,19 +113,20 @@ class Reading(Holder, Generic[T]):
     Args:
         lock: The lock to take.
         timeout: Seconds to wait for a writer.
-        running: Returns the value that the block yields.
+        running: A function that returns the value that the block yields.
         model: The only model that is read, so that the state of others is ignored. None: all.
-        lacks: Returns an error text while a needed version is missing, else an empty string. The
-            reader waits until nothing is missing.
+        lacks: A function that returns an error text while a needed version is missing, else an
+            empty text. The reader waits until the text is empty.
         doing: What the block does, for error texts of waiting writers.
-        alive: For hooks whose end may never be called: returns whether the block is still entered.
+        alive: A function that returns whether a thread is still in the block. It is for blocks that
+            hooks begin and end, as the ending hook may never be called.
 
     Raises:
         TimeoutError: A writer took longer than `timeout` seconds; the text names it. Or a version
             was still missing.
         RuntimeError: A plain `with` would wait for another task of its own event loop, which cannot
             continue meanwhile.
-        Exception: The error passed to `tear`, or to `despair`, which ends the waiting.
+        Exception: The error that a writer has passed to `tear` or to `release_readers`.
     """
 
     __slots__ = (
@@ -155,7 +156,7 @@ class Reading(Holder, Generic[T]):
         self.timeout, self._running, self.model = timeout, running, model
         self.lacks, self.alive, self.asynchronous = lacks, alive, False
         self._awaited: list[None] | None = None
-        # Where it began; a reference to the frame would keep a generator and its block alive.
+        # Where the block began. A reference to the frame would keep a generator's block alive.
         self._code: CodeType | None = None
         self._at = 0
 
@@ -197,7 +198,7 @@ class Reading(Holder, Generic[T]):
             self._code, self._at = frame.f_code, frame.f_lasti
 
     def _where(self) -> str:
-        """Return the file and line: the name of a pool's thread or a task does not lead there."""
+        """Return the file and line, which the name of a pool's thread or a task does not show."""
         if self._code is None:
             return ""
         *_, folder, file = ("", *Path(self._code.co_filename).parts)
@@ -210,7 +211,7 @@ class Reading(Holder, Generic[T]):
 
     @property
     def lost(self) -> bool:
-        """Whether it ended without leaving the lock, or can never leave."""
+        """Whether the reader ended without leaving the lock, or can never leave it."""
         if self.loop is not None and self.loop.is_closed():
             return True
         return self.alive is not None and not self.alive(self.thread)
@@ -224,8 +225,8 @@ class ReadingLock:
     the two sees the other.
 
     Attributes:
-        torn: By model, the error that left it without a version. (For the writer.)
-        streams: CUDA streams of readers; None: no target is on a device. (For the writer.)
+        torn: By model, the error that left the model without a version. Only a writer changes it.
+        streams: CUDA streams of readers; None: no target is on a device. Only a writer changes it.
     """
 
     def __init__(self) -> None:
@@ -244,8 +245,8 @@ class ReadingLock:
     def reads_on(self, devices: "frozenset[torch.device]") -> None:
         """Make later writers also wait for work that readers started on these CUDA devices.
 
-        Such work goes on after its block. The devices wait for it, not the host: copies in the
-        writer's current streams are ordered after it; see `ordered`.
+        Such work may go on after the reader's block. The devices wait for it, not the host: copies
+        in the writer's current streams are ordered after that work; see `ordered`.
         """
         if devices and self.streams is None:
             from ..codecs.device_copies import Readers
@@ -266,7 +267,7 @@ class ReadingLock:
     # For readers.
 
     def enter(self, reading: Reading[Any]) -> None:
-        """Begin to read, blocking this thread until then; `leave` must follow."""
+        """Block this thread until it may read; `leave` must follow."""
         if self._entered_at_once(reading):
             return
         woken = threading.Event()
@@ -275,7 +276,7 @@ class ReadingLock:
                 woken.wait(reading.timeout)
 
     async def enter_async(self, reading: Reading[Any]) -> None:
-        """Begin to read, awaiting in this task; `leave` must follow."""
+        """Suspend this task until it may read; `leave` must follow."""
         if self._entered_at_once(reading):
             return
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
@@ -286,7 +287,7 @@ class ReadingLock:
                         await woken.wait()
 
     def leave(self, reading: Reading[Any]) -> None:
-        """End a reading; does nothing if a writer has already removed it as lost."""
+        """End a reading; do nothing if a writer has already removed the reader as lost."""
         try:
             if self.streams is not None:
                 self.streams.left()
@@ -307,8 +308,8 @@ class ReadingLock:
     def _in_line(self, reading: Reading[Any], wake: Callable[[], object]) -> Generator[bool]:
         """Enter or queue; yield whether the caller must wait to be woken, for at most `timeout`."""
         with self._lock:
-            inside = self.held  # then no other writer can begin before this reader has entered
-            self._left.notify_all()  # `_entered_at_once` registered it for a moment: look again
+            inside = self.held  # if so, no other writer can begin before this reader has entered
+            self._left.notify_all()  # a writer may have seen the reader in `_entered_at_once`
             waits = not self._is_due(reading, inside=inside)
             if waits:
                 self._queue[reading] = wake
@@ -336,10 +337,10 @@ class ReadingLock:
         return reading.lacks is None or torn or not reading.lacks()
 
     def _passes(self, reading: Reading[Any]) -> bool:
-        """Return whether a `with` goes before a waiting writer, as its thread must not block.
+        """Return whether a `with` block enters before a waiting writer, to not block its thread.
 
-        This is so if the writer waits for an `async with` block of the same event loop: a `with`
-        block without an `await` ends before that one can leave, so it delays nothing.
+        It does if the writer waits for an `async with` block of the same event loop. A `with` block
+        without an `await` ends before the `async with` block can, so the writer is not delayed.
 
         Raises:
             RuntimeError: The writer waits only for `with` blocks of this event loop. These await
@@ -355,7 +356,7 @@ class ReadingLock:
         return bool(beside)
 
     def _check_in(self, reading: Reading[Any], *, inside: bool) -> None:
-        """Check that a reader has entered, and that all that it reads holds a version."""
+        """Check that a reader has entered, and that each model that it reads holds a version."""
         waits = reading in self._queue
         if waits and (self._writer or self._waiting_writers):
             raise TimeoutError(
@@ -371,7 +372,7 @@ class ReadingLock:
 
     @property
     def blocked_by(self) -> str:
-        """The holders of the lock, in words: the writer, or else the readers."""
+        """A text that names the holders of the lock: the writer, or else the readers."""
         return _all([self._writer] if self._writer else self._readers)
 
     def has(self, holder: Holder) -> bool:
@@ -400,7 +401,7 @@ class ReadingLock:
         """Check that this thread or task may write, before it does anything irreversible.
 
         Raises:
-            RuntimeError: It is reading, so it would wait for itself.
+            RuntimeError: It is inside a reading block, so it would wait for itself.
         """
         if any(h in self._readers for h in _held.get()):
             raise RuntimeError("receive() inside reading(): leave the reading block first")
@@ -414,18 +415,18 @@ class ReadingLock:
         stop: Callable[[], bool] = lambda: False,
         waiting: Callable[[str], object] | None = None,
     ) -> Generator[None]:
-        """Write, exclusively, during the `with` block.
+        """Hold the lock exclusively during the `with` block.
 
         Args:
             timeout: Seconds to wait for other holders to leave.
             doing: What the block does, for error texts.
-            stop: Returns whether to stop waiting; see `look`.
-            waiting: Called repeatedly during the wait, with the names of the holders.
+            stop: A function that returns whether to stop waiting; see `look`.
+            waiting: A function that gets a text with the holders, repeatedly during the wait.
 
         Raises:
             InUseError: The lock was not free in time; the text names its holders.
-            RuntimeError: This thread or task is reading, or tasks of this thread's event loop are,
-                which the wait would block.
+            RuntimeError: This thread or task is reading; or tasks of this thread's event loop are
+                reading, and the wait would block them.
         """
         writer = Holder(self, doing)
         with self._lock:
@@ -438,7 +439,7 @@ class ReadingLock:
                     raise InUseError(
                         f"the weights were in use for more than {timeout} s: {self.blocked_by}"
                     )
-                self._writer = writer  # before `_waiting_writers` falls, so that readers see one
+                self._writer = writer  # readers must see it before `_waiting_writers` falls
                 writer.since = time.monotonic()
             finally:
                 self._waiting_writers -= 1
@@ -454,8 +455,8 @@ class ReadingLock:
     def write_at_once(self, doing: str) -> bool:
         """Begin to write if the lock is free; return whether it was.
 
-        If so, `written` must follow, and no user code may be called before: its context does not
-        know that this thread may read.
+        If it was, `written` must follow. Until then, call no user code: the context does not have
+        this writer, so a read in that code would wait for the writer, its own thread.
         """
         writer = Holder(self, doing)
         with self._lock:
@@ -485,7 +486,7 @@ class ReadingLock:
         stop: Callable[[], bool],
         waiting: Callable[[str], object] | None,
     ) -> bool:
-        """Wait until the lock is free; return whether it is. Lost readers are removed."""
+        """Wait until the lock is free, and remove lost readers; return whether the lock is free."""
         deadline = time.monotonic() + timeout
         while True:
             look = min(LOST_SECONDS, deadline - time.monotonic())
@@ -524,17 +525,17 @@ class ReadingLock:
                 wake()
 
     def tear(self, model: str, error: Exception) -> None:
-        """Mark a model as holding no version: readers get `error`. (For the writer.)"""
+        """Mark a model as holding no version: readers get `error`. For the writer alone."""
         self.torn[model] = error
 
     def release_readers(self, model: str, error: Exception) -> None:
-        """Note that the writer is past its deadline: until it ends, readers get `error` at once."""
+        """Raise `error` in all readers at once until the writer, late already, has ended."""
         with self._lock:
             self._late = model, error
             self._let_in()
 
     def mend(self, model: str) -> bool:
-        """Mark a model as holding a version; return whether it was torn. (For the writer.)"""
+        """Mark a model as holding a version; return whether it was torn. For the writer alone."""
         return self.torn.pop(model, None) is not None
 
 

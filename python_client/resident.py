@@ -1,9 +1,9 @@
-"""Resident models: their tensors lie in one mapping of the bus, in the order of a layout.
+"""Resident models: their tensors lie in one memory mapping of the bus, in the order of a layout.
 
 A version in staging memory is applied by exchanging pages with the model, in a time that hardly
-depends on its size. Parameters stay the same objects, and `data_ptr` does not change after the
-move. Afterwards the staging memory holds the bytes of the previous version, so the apply can be
-undone.
+depends on the size. Parameters stay the same objects, and `data_ptr` does not change after the
+move. After an apply, the staging memory holds the bytes of the previous version, so the apply can
+be undone.
 """
 
 import logging
@@ -44,7 +44,7 @@ M = TypeVar("M")
 
 CONSOLIDATED = "_consolidated"  # attribute of a consolidated TensorDict that holds its one storage
 
-_RESIDENCES: WeakValueDictionary[int, Pages] = WeakValueDictionary()  # by a model's first address
+_RESIDENCES: WeakValueDictionary[int, Pages] = WeakValueDictionary()  # by address of first byte
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,11 @@ class _Tied:
 
 
 class ResidentMemory:
-    """The memory of a resident model, and the marks by which a change is detected.
+    """The memory of a resident model, and the marks that show whether the model has changed.
 
     Attributes:
-        layout: The order of its tensors.
-        memory: Their bytes, `layout.nbytes` of them.
+        layout: The order of the model's tensors.
+        memory: The tensors' bytes, `layout.nbytes` of them.
     """
 
     def __init__(
@@ -96,12 +96,13 @@ class ResidentMemory:
 def resident(model: M) -> M:
     """Move the parameters and buffers of a model into one piece of memory, in layout order.
 
-    They stay the same objects, each with its own storage, so saving one of them does not save the
-    others; tied ones stay tied. Only tensors of a version move: a non-persistent buffer stays where
-    it is. A model that has already moved is not moved again. A consolidated `TensorDict` becomes an
-    ordinary one, as after `unlock_()`, because its single storage has another order.
+    The tensors stay the same objects, each with its own storage, so saving one of them does not
+    save the others. Tied tensors stay tied. Only tensors of a version move: a non-persistent buffer
+    stays where it is. A model that has already moved is not moved again. A consolidated
+    `TensorDict` becomes an ordinary one, as after `unlock_()`, because its single storage has
+    another order.
 
-    Call it before you make views of the weights (`weight.data`, a flat copy of parameters): views
+    Call this before you make views of the weights (`weight.data`, a flat copy of parameters): views
     keep the old memory. Do not register this memory with a device or a network card
     (`cudaHostRegister`, `ibv_reg_mr`, buffers of `io_uring`): the device would go on using the old
     pages. Settings of `mlock`, `madvise` and `mbind` move with the pages.
@@ -121,7 +122,7 @@ def resident(model: M) -> M:
 
 
 def residence_of(model: object, layout: Layout) -> ResidentMemory:
-    """Make a model resident in the order of a layout that fits it, unless it is already.
+    """Make a model resident in the order of a layout, unless it already is; return its memory.
 
     Raises:
         StateError: A tensor cannot be moved; the text names it, and the model is unchanged.
@@ -144,7 +145,7 @@ def _outline(model: object) -> Outline:
     """Return the outline of a model, as cheaply as possible.
 
     Raises:
-        StateError: Its tensors cannot be listed, or may be different ones each time.
+        StateError: The tensors cannot be listed, or may be different tensors each time.
     """
     outline = outline_at_once(model)
     if outline is None and not is_module(model):
@@ -171,7 +172,7 @@ def _tied(model: object, layout: Layout) -> list[_Tied]:
     """Pair the tensors of a layout with the objects of a model.
 
     Raises:
-        StateError: They do not fit, or an object cannot be moved to other memory.
+        StateError: The tensors do not fit, or an object cannot be moved to other memory.
     """
     leaves = named_leaves(model, in_place=True)
     whose = _one_for_one(layout, leaves)
@@ -193,7 +194,7 @@ def _tied(model: object, layout: Layout) -> list[_Tied]:
 def _one_for_one(layout: Layout, leaves: Mapping[str, Leaf]) -> dict[str, Hashable] | None:
     """Return, by tensor name of a layout, the identity of the model's tensor.
 
-    None: the tensors of layout and model do not correspond one to one, under any of their names.
+    Return None if some tensor of either one has no counterpart, under any name, or more than one.
     """
     found: dict[str, set[Hashable]] = {spec.name: set() for spec in layout.tensors if spec.nbytes}
     for name, spec in (
@@ -245,7 +246,7 @@ def _check(tied: list[_Tied], others: "Iterable[torch.Tensor]", whole: int | Non
 
 
 def _inhabited(tied: list[_Tied], layout: Layout) -> NDArray[np.uint8] | None:
-    """Return the memory in which all these tensors lie in their places already; else None."""
+    """Return the memory in which all these tensors already lie at their places, or None."""
     first = next(iter(tied), None)
     if first is None:
         return None
@@ -269,7 +270,7 @@ def _move_in(tied: Iterable[_Tied], memory: NDArray[np.uint8]) -> None:
 
 
 class ResidentTarget(Target):
-    """A model that is resident if possible, and is copied to otherwise.
+    """A target for a model that is resident if possible; otherwise versions are copied to it.
 
     Args:
         model: The model.
@@ -301,7 +302,7 @@ class ResidentTarget(Target):
         return self._copying.summing(layout, names, sums)
 
     def apply(self, staged: StagedVersion) -> None:
-        """Exchange pages with staging memory; copy from a segment, which other workers share."""
+        """Exchange pages with staging memory; copy from a segment, which other workers use."""
         self._before = None
         residence = self._resident(staged.layout)
         if residence is not None and staged.shared is None:
@@ -316,13 +317,13 @@ class ResidentTarget(Target):
         self.detail = self._copying.detail
 
     def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
-        """Return the model's memory after an exchange; staging holds the previous version then."""
+        """Return the bytes of `staged`; after an exchange of pages, the model's memory has them."""
         if self._before is not None and self._residence is not None:
             return self._residence.memory
         return self._copying.lies_in(staged)
 
     def undo(self) -> bool:
-        """Restore the old bytes; return whether they are in place."""
+        """Restore the old bytes; return whether the model holds them."""
         before, self._before = self._before, None
         if before is None or self._residence is None:
             return self._copying.undo()
@@ -338,7 +339,7 @@ class ResidentTarget(Target):
         self._copying.settle()
 
     def _resident(self, layout: Layout) -> ResidentMemory | None:
-        """Return the model's residence, after moving it again if necessary; None if it cannot."""
+        """Return the model's memory, after moving the model if necessary; None if that fails."""
         residence = self._residence
         if residence is not None and residence.layout == layout and residence.has(self._model):
             return residence

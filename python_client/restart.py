@@ -28,8 +28,8 @@ def load(
     """Load the latest version in a publisher's state folder into a module, in place.
 
     The version has only the published weights: no optimizer state, no random state. A publisher may
-    use the folder at the same time, in this process or another. Its newest version may not be on
-    disk yet; `publisher.close()` waits for it.
+    use the folder at the same time, in this process or another. The publisher's newest version may
+    not be on disk yet; `publisher.close()` waits until it is.
 
     Args:
         state: The folder of `Publisher(state=...)`.
@@ -47,8 +47,8 @@ def load(
         folder does not exist or has no version yet, as at the first start.
 
     Raises:
-        StateFolderError: The folder has versions, but not this one or none of this model; or its
-            file is damaged. `into` was not changed.
+        StateFolderError: The folder has versions, but not this one or none of this model; or the
+            version's file is damaged. `into` was not changed.
         StateError: The version does not fit `into`, which was not changed; the text names the
             tensors.
         ValueError: The model id or the version is invalid.
@@ -74,7 +74,7 @@ def load(
 
 
 def _find(path: Path, model: str, version: tuple[int, int] | None) -> Saved | None:
-    """Open a version; None if the folder has none. It stays readable if its file is deleted."""
+    """Open a version, which stays readable if its file is deleted; None if the folder has none."""
     for look in range(1, LOOKS_MAX + 1):
         shelf = read_index(path)
         if not shelf.models():

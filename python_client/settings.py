@@ -30,7 +30,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Encoding = Literal["raw", "delta", "auto"]
-Dtype = str | Mapping[str, str] | None  # of all parameters; by name patterns; None: unchanged
+Dtype = str | Mapping[str, str] | None  # for all parameters, or by name; None: unchanged
 
 REKEY_SECONDS = 86_400.0  # default lifetime of a group key
 BASES = 2  # default number of patch bases: the version of most workers, and one for the others
@@ -55,8 +55,8 @@ _OF = {
 class Settings:
     """Rarely needed options: `Subscriber(..., settings=weightbus.Settings(lost_after=30.0))`.
 
-    A Publisher, a Subscriber and each publish method accept one, and raise ValueError for an option
-    that does not apply to them.
+    A Publisher, a Subscriber and each publish method accept a `Settings`, and raise ValueError for
+    an option that does not apply to them.
 
     Attributes:
         ping: For both sides: seconds between two pings; 0.001 to 3,600.
@@ -74,15 +74,16 @@ class Settings:
             versions from the network.) This takes about as long as the copy.
         grace: For a publish: seconds to wait for a lost worker, which may return; 0: do not wait.
             None: wait `lost_after` for a worker that becomes unresponsive, and do not wait for one
-            that is known to be gone: its process ended, or its connection closed and it made no
-            other. A publish does not wait for a worker that closes its session; this worker no
-            longer counts for "all".
+            that is known to be gone: its process ended, or its connection closed and the worker did
+            not connect again. A publish never waits for a worker that closes its session; this
+            worker no longer counts for "all".
         dtype: For a publish, and `prepare`: the dtype in which float parameters are published:
             "bf16", "f16", "f32" or "f64". A mapping of name patterns, such as
-            `{"*.bias": "f32"}`, sets it by name, also for buffers: the first match counts. The copy
-            converts them. A worker with another dtype needs `cast=True`. None: no conversion.
-        encoding: For a publish: what it sends over the network to workers that take patches. "raw":
-            the whole version. "delta": only changes since the version that they run. "auto":
+            `{"*.bias": "f32"}`, sets it by name, also for buffers: the first match counts. Values
+            are converted in the copy. A worker with another dtype needs `cast=True`. None: no
+            conversion.
+        encoding: For a publish: what is sent over the network to workers that take patches. "raw":
+            the whole version. "delta": only changes since the version that the worker runs. "auto":
             changes, if they are likely to arrive sooner. Patches are encoded before the publish
             waits for workers.
         rename: For a publish, and `prepare`: changes the tensors' names for the version. "module."
@@ -91,18 +92,18 @@ class Settings:
             once. The patterns of `dtype` apply to the new names. Tied tensors stay tied.
 
         data: For a publisher: the address of the data socket; None: the next port (or path) after
-            its own address.
+            that of the control socket.
         advertise: For a publisher: the data address that workers receive; None: it follows from
             `data`.
         epoch: For a publisher: the epoch of this start. Workers refuse a lower epoch than that of
             their weights. None: milliseconds since 1970. If the clock is behind that of an earlier
-            publisher, a worker's report shows that this publisher started later; it then raises its
-            epoch and announces its versions again. An explicit epoch never changes.
+            publisher, a worker's report shows that this publisher started later; this publisher
+            then raises its epoch and announces its versions again. An explicit epoch never changes.
         chunk_bytes: For a publisher: bytes per chunk.
-        queue: For a publisher: how many messages may be queued for a slow worker before pushed ones
-            are dropped, which the worker then fetches.
+        queue: For a publisher: how many messages may be queued for a slow worker. Pushed messages
+            beyond that are dropped, and the worker then fetches their chunks.
         rekey: For a publisher with keys: seconds between two changes of the group key.
-        bases: For a publisher: how many versions it keeps in memory as bases of patches: the
+        bases: For a publisher: how many versions are kept in memory as bases of patches: the
             version that workers run, and older ones for workers that missed a version.
         check_patches: For a publisher: decode and compare each patch before offering it.
         device_copy: For a publisher: keep a second copy of weights that are all on one CUDA device,
@@ -112,12 +113,12 @@ class Settings:
             and host, copy from there.
 
         before_apply: For a worker: called with each `Offer` before any byte of the model changes,
-            in the thread that will apply it; readers are not blocked. If it raises, the version is
-            not applied, the publisher gets the reason, and the old version still runs.
+            in the thread that will apply it; readers are not blocked. If the hook raises, the
+            version is not applied, the publisher gets the reason, and the old version still runs.
         on_commit: For a worker: called with each `Update` after its bytes are in place and before
-            any reader reads them, in the thread that applied it. It is a part of the apply: if it
-            raises, the version has failed. A file then gets its old content back. A model in memory
-            then holds no version: `reading()` raises until an apply succeeds.
+            any reader reads them, in the thread that applied it. The hook is a part of the apply:
+            if it raises, the version has failed. A file then gets its old content back. A model in
+            memory then holds no version: `reading()` raises until an apply succeeds.
         apply_timeout: For a worker: seconds that each call of the user's code may take
             (`before_apply`, `on_commit`, a target function). After that the version has failed,
             which is reported to the publisher and to readers at once. The call itself cannot be
@@ -129,12 +130,12 @@ class Settings:
             outside `reading()` during an apply may see zeros. A model that cannot move is copied
             to; a warning gives the reason.
         sole_writer: For a worker: only the subscriber writes to models in memory; no other code
-            does, not even in `reading()`. For a patched version it then writes only the differences
-            while readers wait.
+            does, not even in `reading()`. For a patched version, the subscriber then writes only
+            the differences while readers wait.
         any_data_host: For a worker: accept any data address that the publisher sends, also on
             another host. Otherwise the worker connects only to the host of the publisher's own
-            address (for `ipc`: its path with a suffix); data from elsewhere is fetched instead of
-            pushed, with a warning.
+            address (for `ipc`: its path with a suffix). If the data address is elsewhere, the
+            worker fetches versions over the control socket, and the log warns.
 
     Raises:
         AddressError: `advertise` is invalid.
@@ -209,7 +210,7 @@ def settings_of(kind: str, settings: Settings | None) -> Settings:
     """Return the settings of a Publisher, a Subscriber or a publish, checked.
 
     Args:
-        kind: Which of them: a key of `_OF`.
+        kind: `Publisher`, `Subscriber` or `publish`.
         settings: The user's settings; None: the defaults.
 
     Raises:
@@ -232,9 +233,9 @@ def of_bytes(settings: Settings) -> Settings:
 
 
 def accepts_deprecated_keywords(kind: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Make a call accept options of `Settings` as deprecated keywords, with a warning.
+    """Return a decorator: a function also accepts options of `Settings` as deprecated keywords.
 
-    The call's visible signature does not change.
+    Such a keyword causes a warning. The function's visible signature does not change.
     """
 
     def decorate(call: Callable[P, T]) -> Callable[P, T]:

@@ -4,17 +4,17 @@
     policy@1795253000123-42.safetensors    a version: model, epoch, number; its exact bytes
     weightbus.lock                         locked by the publisher that uses the folder
 
-Theory of operation: only the files that the table, `weightbus.json`, names count. A version is
+Theory of operation: a file counts only if the table, `weightbus.json`, names it. A version is
 written under a temporary name, synced, renamed, and its folder synced; then the table is replaced
-in the same way; then files that it no longer names are deleted. So after a crash at any moment the
-folder has either the old or the new table, and either names only whole files. Bytes may rot, and
-users may copy files: the table contains its own hash, and a version is checked against its digest
-each time it is read.
+in the same way; then files that the table no longer names are deleted. So after a crash at any
+moment the folder has either the old or the new table, and each of them names only whole files.
+Bytes may rot, and users may copy files: so the table contains its own hash, and a version is
+checked against its digest each time it is read.
 
 Versions are weights, so the folder and its files are private where this module creates them: modes
 0700 and 0600. A folder with the set-group-ID bit is meant for a group, which gets the folder's own
-rights to the files. The folder is held open, and files are opened relative to it. No link in it is
-followed, and in a world-writable folder no other user's file is used.
+rights to the files. The folder is held open, and files are opened relative to its descriptor. No
+link in the folder is followed, and in a world-writable folder no other user's file is used.
 
 This module starts no thread; `keeper.py` has the thread that writes.
 """
@@ -61,7 +61,7 @@ LOCK_SECONDS, LOOK_SECONDS = 1.0, 0.02
 LOCK, TABLE, DAMAGED = "weightbus.lock", "weightbus.json", "weightbus.json.damaged"
 PARTIAL = ".partial"  # suffix of a file that is being written
 HISTORY_MAX = 10_000  # older files of a model: the table is rewritten with every version
-NAMES_MAX = 64  # keys of the same bytes: a worker that missed more restarts fetches them again
+NAMES_MAX = 64  # keys of the same bytes: a worker that missed more restarts fetches the bytes
 SLICE_BYTES = 2**22  # written between two calls of `breathe`
 
 _OURS = re.compile(rf"[A-Za-z0-9._-]{{1,128}}@([0-9]{{1,16}})-[0-9]{{1,16}}{re.escape(SUFFIX)}\Z")
@@ -103,12 +103,12 @@ class StoredVersion(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> Key:
-        """Its (epoch, version), by which versions are ordered."""
+        """The version's (epoch, version), by which versions are ordered."""
         return self.epoch, self.version
 
     @property
     def file(self) -> str:
-        """The name of its file."""
+        """The name of the version's file."""
         return f"{self.model}@{self.epoch}-{self.version}{SUFFIX}"
 
 
@@ -179,7 +179,7 @@ class StateIndex:
         """Return one version, by any of its keys.
 
         Raises:
-            StateFolderError: It is not in the folder; the text lists the versions that are.
+            StateFolderError: The folder does not have this version; the text lists those it has.
         """
         versions = self.versions(model)
         for stored in versions:
@@ -213,10 +213,10 @@ class StateIndex:
 
 
 def read_index(path: Path) -> StateIndex:
-    """Return the folder's current versions. Takes no lock, so a publisher may write meanwhile.
+    """Return the folder's current versions. This takes no lock: a publisher may write meanwhile.
 
     Raises:
-        StateFolderError: Its table cannot be read, or is damaged.
+        StateFolderError: The folder's table cannot be read, or is damaged.
     """
     file = path / TABLE
     try:
@@ -237,14 +237,14 @@ def read_index(path: Path) -> StateIndex:
 
 
 class StateFolder(StateIndex, Closable):
-    """A folder, locked for one publisher until `close`. One thread at a time may write to it.
+    """A state folder, locked for one publisher until `close`. One thread at a time may write to it.
 
     Args:
         path: The folder; made if it does not exist.
         history: How many older versions of each model are kept beside the latest.
 
     Raises:
-        StateFolderError: Another publisher uses it, or it cannot be used.
+        StateFolderError: Another publisher uses the folder, or the folder is not usable.
     """
 
     def __init__(self, path: Path, history: int = 0) -> None:
@@ -286,7 +286,7 @@ class StateFolder(StateIndex, Closable):
             except BlockingIOError:
                 holder = os.pread(self._lock, 512, 0).decode(errors="replace").strip()
             if holder == here and not until:
-                gc.collect()  # the publisher may be unreferenced, and is then closed soon
+                gc.collect()  # its publisher may be unreferenced; this closes such a publisher
                 until = time.monotonic() + LOCK_SECONDS
             if time.monotonic() < until:
                 time.sleep(LOOK_SECONDS)
@@ -379,10 +379,10 @@ class StateFolder(StateIndex, Closable):
     # Writing.
 
     def begin(self, epoch: int, offered: Iterable[StoredVersion] = ()) -> None:
-        """Record an epoch before it is announced, and the versions offered as its version 1.
+        """Record an epoch before it is announced, and which versions are its version 1.
 
         Raises:
-            StateFolderError: It cannot be written.
+            StateFolderError: The table cannot be written.
         """
         again = {stored.key: stored.model for stored in offered}
         versions = tuple(
@@ -408,7 +408,7 @@ class StateFolder(StateIndex, Closable):
         Args:
             stored: Its entry for the table.
             parts: Its bytes: the layout, then the data section.
-            breathe: Called between two slices; an exception from it aborts the write.
+            breathe: A function to call before each slice; an exception from it aborts the write.
 
         Raises:
             OSError: The disk is full or fails. The previous versions are still there.
@@ -425,7 +425,7 @@ class StateFolder(StateIndex, Closable):
             if stored not in self._table.versions:
                 self._remove(stored.file)
             raise
-        self._sync_folder()  # before files that it no longer names are deleted
+        self._sync_folder()  # before the files that the table no longer names are deleted
         for old in dropped:
             self._remove(old.file)
 
@@ -487,7 +487,7 @@ def _opened(path: Path) -> int:
 
 
 def _read(name: str, folder: int) -> bytes:
-    """Read a file in a folder; refuse another user's file."""
+    """Return a file's content; raise PermissionError for another user's file."""
     file = open_plain(name, os.O_RDONLY, folder)
     with os.fdopen(file, "rb") as opened:
         check_owner(file, name, folder, stat.S_ISVTX | stat.S_IWOTH)
@@ -535,7 +535,7 @@ def parts_of(layout: Layout, data: Bytes) -> list["Buffer"]:
 
 
 def new_epoch(asked: int | None, folder: StateFolder | None) -> int:
-    """Return a new publisher's epoch: higher than all of its folder's, whatever the clock says.
+    """Return a new publisher's epoch, which is higher than all epochs in its state folder.
 
     Args:
         asked: The user's epoch; None: milliseconds since 1970.
@@ -552,7 +552,7 @@ def new_epoch(asked: int | None, folder: StateFolder | None) -> int:
 
 
 def age_from_now() -> Callable[[], float]:
-    """Return a function: seconds since this call, by a clock that runs while the host sleeps."""
+    """Return a function that returns the seconds since this call, sleep of the host included."""
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     started = time.clock_gettime(clock)
     return lambda: time.clock_gettime(clock) - started

@@ -19,12 +19,12 @@ Sums = list[int | None]
 
 
 class Target(ABC):
-    """Something that a version can be applied to. The defaults are those of an unknown target.
+    """Something that a version can be applied to. Defaults suit a target that says no more.
 
     Attributes:
         asks_user: Whether `apply` calls the user's code, which may be slow and has a deadline.
         detail: A remark on the last `apply` for the publisher's receipt; empty: none.
-        on_disk: Whether it is a file: the disk may be slow, and no readers must be locked out.
+        on_disk: Whether the target is a file: a disk may be slow, and readers need no lock.
     """
 
     asks_user = False
@@ -37,17 +37,17 @@ class Target(ABC):
         return frozenset()
 
     def from_second(self, staged: StagedVersion) -> bool:
-        """Return whether `apply` of `staged` would copy from its second copy, on a device."""
+        """Return whether `apply(staged)` would read the version's second copy, on a device."""
         del staged
         return False
 
     def fault(self, layout: Layout) -> str:
-        """Return why a `layout` cannot be applied here; empty if it can. Changes nothing."""
+        """Return an error text if a `layout` does not fit the target, else an empty text."""
         del layout
         return ""
 
     def ahead(self, staged: StagedVersion) -> None:
-        """Prepare to apply `staged`, while readers still read; does not change the target."""
+        """Prepare to apply `staged` while readers still read; do not change the target."""
         del staged
 
     @abstractmethod
@@ -56,9 +56,9 @@ class Target(ABC):
 
     @abstractmethod
     def undo(self) -> bool:
-        """Restore the content before the last `apply`; return whether it is in place.
+        """Restore the content before the last `apply`; return whether the target then has it.
 
-        Called after `apply`, or the user's hook after it, has failed.
+        The caller does this after `apply`, or the user's hook after it, has failed.
         """
 
     @abstractmethod
@@ -66,7 +66,7 @@ class Target(ABC):
         """Make the last `apply` final: release the content before it."""
 
     def expected(self) -> Expected:
-        """Return what is known of versions that fit."""
+        """Return the known bounds of a version that fits the target."""
         return Expected()
 
     def keeps(self, key: tuple[int, int]) -> bool:
@@ -75,7 +75,7 @@ class Target(ABC):
         return False
 
     def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
-        """Return the contiguous bytes of `staged`, which was just applied; None: there are none."""
+        """Return contiguous bytes equal to `staged`, which was just applied; None without any."""
         return staged.own
 
     @abstractmethod

@@ -55,8 +55,8 @@ class MemoryTarget(Target):
         strict: Whether both sides must have the same names; else a version may have more names but
             not fewer, as a version that changes nothing must not be reported as applied.
         cast: Whether values may be converted to the target's dtype.
-        sole_writer: Whether no other code writes to the target, also before an apply.
-        write: Writes a reader's tensors to the target; None: copy each tensor.
+        sole_writer: Whether no other code ever writes to the target, not even between applies.
+        write: A function that writes a reader's tensors to the target; None: copy each tensor.
     """
 
     # A plain attribute, not a property: it is read for every version.
@@ -85,19 +85,19 @@ class MemoryTarget(Target):
         self.devices, self._on_devices = devices_within(target)  # updated with each new buffer
 
     def from_second(self, staged: StagedVersion) -> bool:
-        """Map the second copy, if it is on the device of all tensors; return whether that is so."""
+        """Map the second copy, if it is on the device of all tensors; return whether it is."""
         if not self.devices:
             return False
         note = staged.note if self._on_devices and not staged.hash_chunks else b""
         return self._reader(staged).from_second(note, self.devices)
 
     def fault(self, layout: Layout) -> str:
-        """Return a text that names the tensors that do not fit; empty if all do."""
+        """Return a text that names the tensors that do not fit; an empty text if all fit."""
         lines = check(layout, self._target, strict=self._strict, cast=self._cast)
         return "\n".join(trimmed(lines))
 
     def expected(self) -> Expected:
-        """Return the size of its tensors' own layout and bytes, as bounds for a version."""
+        """Return bounds for a version: the size of the target's own layout, and of its bytes."""
         try:
             layout = state_of(self._target).layout()
         except StateError:  # for instance on the meta device
@@ -111,7 +111,7 @@ class MemoryTarget(Target):
         return summing(layout, self._target, names, sums)
 
     def ahead(self, staged: StagedVersion) -> None:
-        """Pin a new buffer for a device; or find the elements that a patched version changes."""
+        """Pin a new buffer for the target's devices; or find the elements that a patch changes."""
         self._differ = None
         data, layout = staged.data, staged.layout
         known = [r for old, r in self._readers if old.data is data and old.layout is layout]
@@ -129,7 +129,7 @@ class MemoryTarget(Target):
             self._differ = None if found is None else (staged, writes, found)
 
     def apply(self, staged: StagedVersion) -> None:
-        """Copy every tensor to its place; only the differences, if `ahead` found them."""
+        """Copy every tensor to its place, or only the differences, if `ahead` has found them."""
         differ, self._differ = self._differ, None
         only = differ[2] if differ and differ[:2] == (staged, self._writes) else None
         self._begun, self._writes = False, self._writes + 1
@@ -147,7 +147,7 @@ class MemoryTarget(Target):
             self.detail = self._overflows.note(version, reader.lost)
 
     def undo(self) -> bool:
-        """Return whether nothing was changed; the previous bytes are not kept."""
+        """Return whether the last apply changed nothing: the previous bytes are not kept."""
         self._writes += 1
         return not self._begun
 
@@ -156,7 +156,7 @@ class MemoryTarget(Target):
         self._writes += 1
 
     def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
-        """Return the staging buffer, which was copied from; None for shared memory."""
+        """Return the staging buffer, which still has the version; None for shared memory."""
         return staged.data if staged.shared is None else None
 
     def _reader(self, staged: StagedVersion) -> Reader:
@@ -189,7 +189,7 @@ class RenamedTarget(Target):
         self._looked_at: tuple[StagedVersion, StagedVersion] | None = None  # last one, and renamed
 
     def fault(self, layout: Layout) -> str:
-        """Return why the layout cannot be renamed, or else the target's own answer."""
+        """Return an error text if the layout cannot be renamed, else the target's own answer."""
         try:
             renamed, _ = self._of(layout)
         except (StateError, LayoutError) as error:
@@ -221,7 +221,7 @@ class RenamedTarget(Target):
         self._target.ahead(self._looked_at[1])
 
     def apply(self, staged: StagedVersion) -> None:
-        """Apply the renamed version: the same object that `ahead` passed, by which it is known."""
+        """Apply the renamed version, the same object that `ahead` has made if it was called."""
         known, self._looked_at = self._looked_at, None
         self._target.apply(known[1] if known and known[0] is staged else self._here(staged))
         self.detail = self._target.detail
@@ -253,7 +253,7 @@ class RenamedTarget(Target):
 
 
 def fault_of(targets: Mapping[str, Target], model: str, layout: Layout) -> str:
-    """Return why a layout cannot be applied; empty if it can. (Called by the worker's thread.)"""
+    """Return an error text if a layout does not fit a target; called in the worker's thread."""
     try:
         return targets[model].fault(layout)
     except Exception as error:
@@ -261,10 +261,10 @@ def fault_of(targets: Mapping[str, Target], model: str, layout: Layout) -> str:
 
 
 def by_id(models: object) -> Mapping[str, object]:
-    """Return `models` if it maps model ids to targets; users may pass a bare target by mistake.
+    """Return `models`, after a check that it is no bare target but maps model ids to targets.
 
     Raises:
-        ValueError: It does not.
+        ValueError: `models` is no such mapping, or has no valid ids.
     """
     outer = 'write Subscriber(address, {"policy": ...}), with the id that publish() is given'
     if is_tensordict(models) or not isinstance(models, Mapping):
@@ -288,7 +288,7 @@ def _is_tensor(value: object) -> bool:
 
 
 def is_function(named: object) -> bool:
-    """Return whether a target is a function. (A module is callable, too.)"""
+    """Return whether a target is a function. (A module is callable, but no function.)"""
     return callable(named) and not (is_module(named) or isinstance(named, Mapping))
 
 
@@ -307,7 +307,8 @@ def targets_of(
         models: The user's targets, by model id.
         strict, cast, sole_writer: As in `MemoryTarget`.
         renaming: Maps published names to the targets' names, for all models.
-        keep: Makes the final target of a model in memory, from it and the target that copies to it.
+        keep: A function from a model in memory and the target that copies to it to the target that
+            is returned. None: return the copying target.
 
     Raises:
         ValueError: An object is not a target.
@@ -340,7 +341,7 @@ def targets_of(
 
 
 def _warn_of_shared_memory(models: Mapping[str, Mapping[str, Leaf]]) -> None:
-    """Warn about models that share tensors, such as a trunk: each overwrites the other's."""
+    """Warn about models that share tensors, such as a trunk: a version of one changes the other."""
     found: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for (one, name), (other, also) in shared_memory(models):
         found.setdefault((one, other), []).append((name, also))
