@@ -1,4 +1,4 @@
-/* CRC-32C (Castagnoli), alone or while copying, in one pass over the bytes. Independent of Python.
+/* CRC-32C (Castagnoli), alone or while copying, in one pass over the bytes, without Python.
  *
  * Theory of operation. A CRC is a remainder of polynomials over GF(2), so a block of bytes can be
  * folded onto a block D bits further on by multiplying it by x^D modulo P. Carry-less
@@ -8,10 +8,10 @@
  * copy takes hardly longer than the read, as both wait for memory.
  *
  * Each instruction set has one function `wb_fold_*`; `wb_choose` selects the best one that the
- * processor supports. With `to` null nothing is copied. Otherwise each byte is read once, or hashed
- * in `to` after the copy: a trainer may write to `from` meanwhile, and the CRC is always that of
- * the bytes in `to`. `stream` bypasses the caches: for blocks larger than these, which this core
- * will not read soon.
+ * processor supports. If `to` is null, nothing is copied. Otherwise each byte of `from` is read
+ * only once, or is hashed in `to` after the copy. So the CRC is always that of the bytes in `to`,
+ * even if a trainer writes to `from` meanwhile. `stream` bypasses the caches: it is for blocks that
+ * are larger than the caches and that this core will not read soon.
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -92,7 +92,7 @@ static uint32_t wb_fold_arm(uint32_t crc, uint8_t *to, const uint8_t *from, size
 #define WB_FOR(levels) __attribute__((target(levels)))
 #define WB_IN(levels) __attribute__((target(levels), always_inline)) static inline
 
-/* x^(D+31) and x^(D-33) modulo P, bits reversed, to fold over D bits: for the low and high half. */
+/* x^(D+31) and x^(D-33) modulo P, bits reversed: they fold the low and high half over D bits. */
 #define WB_FOLD_128_BYTES _mm_set_epi64x(0x0d3b6092, 0x6992cea2)
 #define WB_FOLD_256_BYTES _mm512_broadcast_i32x4(_mm_set_epi64x(0xb9e02b86, 0xdcb17aa4))
 

@@ -1,6 +1,7 @@
-/* The inner loops of patches. Only `delta/kernels.py` calls them, and describes them;
- * `delta/numpy_kernels.py` has the same. A step is the change of an element from base to target;
- * steps of a class are adjacent. All values of a body are checked against body and block. */
+/* The inner loops of patches. Only `delta/kernels.py` calls these functions, and describes them;
+ * `delta/numpy_kernels.py` has the same functions in numpy. A step is the change of an element from
+ * base to target; steps of a class are adjacent. Every value that is read from a body is checked
+ * against the sizes of the body and of the block. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
@@ -50,7 +51,7 @@ static inline uint16_t load16(const uint8_t *p) {
     return u;
 }
 
-/* Return a window of a block; the last one is copied and padded with zeros. */
+/* Return a window of a block; a shorter last window is copied and padded with zeros. */
 static inline const uint8_t *frame_of(struct frame *frame, const uint8_t *block, size_t at, size_t elements) {
     if (elements - at >= WINDOW) return block + 2 * at;
     memset(frame, 0, sizeof *frame);
@@ -248,7 +249,7 @@ static inline uint32_t unary(struct reader *reader, uint32_t most) {
     }
 }
 
-/* Read gaps; a fault if they lead to position `most` or beyond. */
+/* Read gaps; set a fault if they lead to position `most` or beyond. */
 static int gaps_of(struct reader *reader, size_t count, int k, size_t most, uint32_t *gaps) {
     for (size_t i = 0; i < count && !reader->fault; i++) gaps[i] = unary(reader, (uint32_t)(most >> k)) << k;
     if (reader->fault || !room_for(reader, (uint64_t)count * (uint64_t)k)) return -1;
@@ -334,7 +335,7 @@ static void place(struct reader *reader, const struct body *body, const uint32_t
         reader->fault = "a gap leads past the elements of a class; is this the base?";
 }
 
-/* Read a body; return its number of steps, or -1 and a fault. */
+/* Read a body; return its number of steps, or set a fault and return -1. */
 static Py_ssize_t read_body(struct reader *reader, const struct body *body, size_t most) {
     uint32_t counts[CLASSES] = {0}, larges[CLASSES] = {0};
     size_t total = 0, begin = 0;
@@ -356,7 +357,7 @@ static Py_ssize_t read_body(struct reader *reader, const struct body *body, size
     return reader->fault ? -1 : (Py_ssize_t)total;
 }
 
-/* Writing bits; without room, `full` is set and nothing more is written. */
+/* Writing bits. Once the room is used up, `full` is set and nothing more is written. */
 
 struct writer {
     uint8_t *at, *end;
@@ -406,7 +407,8 @@ static Py_ssize_t put_end(struct writer *writer, const uint8_t *begin) {
 
 static inline uint32_t size_of(int32_t step) { return (uint32_t)(step < 0 ? -step : step); }
 
-/* Find the large steps of a class in a block: gaps, and sizes minus 2; return their number. */
+/* Find the steps above 1 of a class in a block; write their gaps and their sizes minus 2; return
+ * the number of such steps. */
 static size_t larges_of(const int32_t *steps, size_t count, uint32_t *gaps, uint32_t *sizes) {
     size_t found = 0, next = 0;
     for (size_t i = 0; i < count; i++)
@@ -448,8 +450,8 @@ static int best_rice(const uint32_t *values, size_t count, uint64_t *cost) {
     return chosen;
 }
 
-/* Choose an Exp-Golomb parameter by the lengths of `values` + 1 and of `zeros` zeros; `cost` is
- * that of `values` + `more` and of the zeros. */
+/* Return the Exp-Golomb parameter that is cheapest for `values` + 1 and for `zeros` zeros, by their
+ * lengths. Set `cost` to the bits that `values` + `more` and the zeros then take. */
 static int best_golomb(const uint32_t *values, size_t count, uint32_t more, size_t zeros, uint64_t *cost) {
     uint64_t lengths[18] = {zeros}, best = UINT64_MAX;
     int chosen = 0;
@@ -535,7 +537,7 @@ static PyObject *py_compare(PyObject *module, PyObject *args) {
     return done(v, 3, PyLong_FromSize_t(total));
 }
 
-/* take(base, target, kind, counts, gaps, steps), with the counts of `compare` */
+/* take(base, target, kind, counts, gaps, steps), with the counts that `compare` has written */
 static PyObject *py_take(PyObject *module, PyObject *args) {
     (void)module;
     Py_buffer v[5];
@@ -576,7 +578,7 @@ static PyObject *py_tune(PyObject *module, PyObject *args) {
     return done(v, 4, Py_NewRef(Py_None));
 }
 
-/* write(counts, gaps, steps, table, room) -> bytes of the body; -1 if there is no room */
+/* write(counts, gaps, steps, table, room) -> bytes of the body; -1 if `room` is too small */
 static PyObject *py_write(PyObject *module, PyObject *args) {
     (void)module;
     Py_buffer v[5];
@@ -647,7 +649,7 @@ static PyObject *py_levels(PyObject *module, PyObject *none) {
     return names;
 }
 
-/* use(name): select one of these; for tests and benchmarks */
+/* use(name): select an instruction set of `levels`; for tests and benchmarks */
 static PyObject *py_use(PyObject *module, PyObject *wanted) {
     (void)module;
     const char *name = PyUnicode_AsUTF8(wanted);

@@ -1,5 +1,5 @@
 /* Scans over all elements of a block, 64 at a time. `_delta.c` includes this file once for each
- * instruction set, and defines before
+ * instruction set, and before that defines
  *
  *     NAME(function)          the name of a function for this instruction set
  *     FOR                     the attribute that permits its instructions
@@ -58,7 +58,7 @@ FOR static void NAME(take)(const struct pair *pair, int kind, const struct class
     }
 }
 
-/* Scan a block, counting down each class's gap; write positions and steps; return their number. */
+/* Scan a block, counting down each class's gap; write positions and steps; return how many. */
 FOR static size_t NAME(find)(const uint8_t *base, size_t elements, int kind, struct counter *counters, int count,
                              uint32_t *positions, int32_t *found) {
     size_t put = 0;

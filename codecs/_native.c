@@ -1,6 +1,7 @@
 /* The C helper, for loops that are too slow in Python: checksums while copying, many small copies
  * in one call, the inspection of many tensors, and the exchange of pages. Only `native.py` calls
- * it; it describes the functions, and has the same in Python. Nothing depends on the protocol. */
+ * the helper. That file describes the functions, and has the same functions in Python. Nothing here
+ * depends on the protocol. */
 #define PY_SSIZE_T_CLEAN
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -89,7 +90,7 @@ static int open_addresses(struct views *views, PyObject *const *args, int count)
     return 0;
 }
 
-/* No memory is mapped below (vm.mmap_min_addr): such an address is null, or null plus an offset. */
+/* No memory is mapped below this address (vm.mmap_min_addr): a lower one is null plus an offset. */
 #define FIRST_ADDRESS 4096
 
 static int is_nowhere(uint64_t address, uint64_t size) {
@@ -115,7 +116,7 @@ static void fetch_ahead(const uint64_t *addresses, size_t index, size_t count) {
     for (int line = 0; line < 3; line++) __builtin_prefetch(next + 64 * line);
 }
 
-/* Copy with streaming stores: the destination is not read into the caches, a third less traffic. */
+/* Copy with streaming stores, which do not read the destination first: a third less traffic. */
 static void copy_around(uint8_t *to, const uint8_t *from, size_t n) {
 #if defined(__x86_64__)
     size_t at = -(uintptr_t)to & 15;
@@ -292,17 +293,17 @@ static PyObject *marks(PyObject *module, PyObject *const *args, Py_ssize_t given
 }
 
 #if defined(__linux__) && defined(MREMAP_DONTUNMAP) && defined(MAP_FIXED_NOREPLACE)
-#define TABLE_BYTES ((size_t)1 << 21) /* memory of one page table: moved whole if aligned to this */
+#define TABLE_BYTES ((size_t)1 << 21) /* what a page table maps: if aligned so, it is moved whole */
 
-static _Atomic int stopped; /* the errno after which pages are no longer exchanged */
+static _Atomic int stopped; /* the errno that ended all exchanges of pages; 0: none */
 
 static void *map(void *at, size_t nbytes, int protection, int how) {
     return mmap(at, nbytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | how, -1, 0);
 }
 
-/* Move pages; `from` stays mapped, so that no other thread's memory can be mapped there. Most
-   failures occur after the kernel has unmapped `to`: it is then mapped again, empty. Returns an
-   errno; negative: another thread has mapped `to`. */
+/* Move pages; `from` stays mapped, so that no other thread can map memory there. Most failures
+   occur after the kernel has unmapped `to`: this function then maps `to` again, empty. Returns 0 or
+   an errno, which is negative if another thread has mapped `to` meanwhile. */
 static int move_pages_to(void *to, void *from, size_t nbytes) {
     if (mremap(from, nbytes, nbytes, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, to) != MAP_FAILED) return 0;
     int error = errno;
@@ -311,8 +312,8 @@ static int move_pages_to(void *to, void *from, size_t nbytes) {
     return map(to, nbytes, PROT_READ | PROT_WRITE, MAP_FIXED_NOREPLACE) == to ? error : -error;
 }
 
-/* The same, to memory of tensors or a version. Aborts if another thread has mapped it, as later
-   writes to the tensors would corrupt that thread's memory. */
+/* Like `move_pages_to`, but `to` is memory of tensors or of a version. Aborts if another thread has
+   mapped `to`, as later writes to the tensors would corrupt that thread's memory. */
 static int move_pages_home(void *to, void *from, size_t nbytes) {
     int error = move_pages_to(to, from, nbytes);
     if (error >= 0) return error;
@@ -377,7 +378,7 @@ static PyObject *levels(PyObject *module, PyObject *none) {
     return names;
 }
 
-/* use(name): select one of these; for tests and benchmarks */
+/* use(name): select an instruction set of `levels`; for tests and benchmarks */
 static PyObject *use(PyObject *module, PyObject *wanted) {
     (void)module;
     const char *name = PyUnicode_AsUTF8(wanted);

@@ -1,7 +1,7 @@
 """The only interface to the C helper, with the same functions in Python if it was not built.
 
 `WEIGHTBUS_NATIVE=0` in the environment selects Python. `description` names the implementation in
-use, and its instruction set; the results of both are equal to the bit.
+use, and its instruction set. Both implementations give the same results, to the bit.
 
 Addresses are those of memory that the caller keeps alive and that no other thread writes meanwhile.
 Both implementations refuse addresses where no memory can be, before they copy a byte.
@@ -40,7 +40,8 @@ if not TYPE_CHECKING:
 BUILT: bool = _native is not None
 DELTA = _delta  # called by `delta/kernels.py`
 
-# No memory is mapped below: such an address is null, or null plus an offset, of freed memory.
+# No memory is mapped below this address: a lower one is null, or null plus an offset, as of a
+# tensor whose memory was freed.
 FIRST_ADDRESS = 4096
 
 # Tensors up to this size are copied as memory. The Python version holds the GIL, so its copies must
@@ -149,7 +150,7 @@ def _view(address: int, nbytes: int) -> memoryview:
 
 
 def gather(to: "Bytes", from_: Addresses, sizes: Addresses, chunk_bytes: int) -> NDArray[np.uint32]:
-    """Copy pieces of memory into one buffer, end to end; return the CRC-32C of each chunk of it.
+    """Copy pieces of memory into one buffer, end to end; return the CRC-32C of each of its chunks.
 
     Args:
         to: The destination: contiguous, of exactly the sum of `sizes` bytes. A piece whose address
@@ -203,8 +204,8 @@ def exchange(one: int, other: int, nbytes: int) -> None:
         nbytes: Bytes of each, a multiple of the page size.
 
     Raises:
-        OSError: The kernel cannot do it (Linux 5.7 or later can). Both mappings are unchanged.
-            After a failure on a kernel that can, this process does not try again.
+        OSError: The kernel cannot exchange pages (Linux 5.7 or later can). Both mappings are
+            unchanged. After a failure on a kernel that can, this process does not try again.
         MemoryError: There is no address space for `nbytes` more bytes; nothing has changed.
         ValueError: There can be no memory at an address.
     """

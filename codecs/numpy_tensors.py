@@ -21,7 +21,7 @@ Memory: TypeAlias = "Buffer | Bytes"  # numpy's types declare the buffer protoco
 
 def signature(name: str, array: Array) -> Signature:
     """Return an array's dtype name and shape; StateError if it cannot be published."""
-    masked = sys.modules.get("numpy.ma")  # imported lazily: before that, no masked array exists
+    masked = sys.modules.get("numpy.ma")  # if it is not imported, no masked array exists
     if masked is not None and isinstance(array, masked.MaskedArray):
         raise StateError(f"{name}: a masked array would lose its mask; give it .filled() instead")
     try:
@@ -31,7 +31,7 @@ def signature(name: str, array: Array) -> Signature:
 
 
 def identity(array: Array) -> Hashable | None:
-    """Return a key that is equal for arrays with the same elements; None if empty."""
+    """Return a key that is equal for arrays with the same elements; None for an empty array."""
     if not array.size:
         return None
     address = array.__array_interface__["data"][0]

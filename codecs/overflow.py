@@ -5,9 +5,9 @@ A float32 value of 1e5 is infinite in float16. The framework decides what such a
 them, in the same way for all dtypes.
 
 The search must be cheap compared with the conversion. So it scans the data section, where tensors
-of one dtype are adjacent: the least and the greatest of many elements, which torch finds with all
-of its threads, show whether any values must be counted. Without torch, the bits of floats are
-compared: without the sign, they are ordered by magnitude.
+of one dtype are adjacent. The least and the greatest of many elements show whether any values must
+be counted; torch finds them with all of its threads. Without torch, bit patterns are compared:
+without the sign bit, they have the order of the magnitudes.
 """
 
 import math
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 LARGE_BYTES: Final = 2**16  # a tensor from this size on is checked in its own call
 BLOCK_BYTES: Final = 2**18  # scanned at once: fits into the caches
-TENSORS_SHOWN: Final = 4  # with lost values, in a text: the first names show the cause
+TENSORS_SHOWN: Final = 4  # tensors that a text names: the first ones show the cause
 
 Found = Mapping[str, tuple[str, int]]  # by name: the new dtype, and the number of lost values
 
@@ -45,7 +45,7 @@ class _FloatFormat:
         width: Bytes of an element.
         greatest: The greatest finite value.
         least: The least magnitude that rounds to a value beyond `greatest`.
-        end: The code after that of `greatest`: of infinity, or of NaN.
+        end: The code after that of `greatest`: the code of infinity or of NaN.
     """
 
     width: int
@@ -61,8 +61,8 @@ def _bits(dtype: str) -> _FloatFormat:
     width = kind.itemsize
     code = int(np.array(limits.max, kind).view(f"u{width}"))
     greatest = float(limits.max)
-    # A value half a step above `greatest` is a tie, and rounds to the even code. In the widest
-    # dtype nothing is beyond.
+    # A value half a step above `greatest` is a tie, and rounds to the even code. The widest dtype
+    # loses no value.
     step = math.ldexp(1.0, math.frexp(greatest)[1] - 1 - int(limits.nmant))
     least = greatest + step / 2
     if code % 2 == 0:
@@ -82,7 +82,7 @@ def _least_code(source: str, destination: str) -> int:
     """Return the least code of `source` that is lost in `destination`."""
     kind, least = numpy_dtype(source), _bits(destination).least
     if source == "F64" and destination != "F32":
-        # It may be rounded to F32 first, so values up to half a step of F32 below are lost, too.
+        # A value may be rounded to F32 first, so those up to half an F32 step below are lost too.
         single = np.float32(least)
         if float(single) < least:
             single = np.nextafter(single, np.float32(np.inf))
@@ -122,8 +122,8 @@ class Narrowed:
         Args:
             tensors: Tensors with their source and destination dtype. The section holds each in
                 either of the two.
-            targets: The tensors that are converted to, by name, if they are not in the section. The
-                result keeps their memory.
+            targets: The tensors that get the converted values, by name, if these are not in the
+                section. The result keeps the memory of these tensors.
         """
         large: dict[str, torch.Tensor] = {
             name: leaf.detach()
@@ -145,7 +145,7 @@ class Narrowed:
         return cls(some, looked_at, runs) if some else None
 
     def found_on(self, device: "torch.Tensor", sources: Mapping[str, Leaf]) -> Found:
-        """Count as `found` does, for a section on a device; it is copied here if any was lost."""
+        """Do as `found` for a section on a device; copy it to the host only for lost values."""
         from .dtypes import torch_dtype
 
         for begin, end, dtype, code in self.runs:
@@ -159,7 +159,7 @@ class Narrowed:
         return any(map(_infinite, self.large)) or any(_reaches(data, *run) for run in self.runs)
 
     def found(self, data: Bytes, sources: Mapping[str, Leaf]) -> Found:
-        """Count the values that were lost in each tensor.
+        """Return the number of values that were lost in each tensor, with the new dtype.
 
         Args:
             data: The section.
@@ -218,7 +218,7 @@ def _reaches(data: Bytes, begin: int, end: int, dtype: str, code: int) -> bool:
 
 
 def _count(values: Leaf, source: str, destination: str) -> int:
-    """Count the finite values that are lost in `destination`."""
+    """Return the number of finite values that are lost in `destination`."""
     bits, least, count = _bits(source), _least_code(source, destination), 0
     kind = f"u{bits.width}"
     magnitude = np.array((1 << (8 * bits.width - 1)) - 1, kind)

@@ -40,8 +40,8 @@ class Precision:
 
         Args:
             state: The state.
-            source: The weights that it was made from. A module's buffers are converted only by a
-                pattern; in a mapping every float is a parameter.
+            source: The weights that the state was made from. A module's buffers are converted only
+                by a pattern; in a mapping every float is a parameter.
 
         Raises:
             StateError: A pattern matches no tensor that can be converted.
@@ -78,9 +78,9 @@ class Precision:
     def _wanted(
         self, names: list[str], leaf: Leaf, parameters: Container[Hashable] | None
     ) -> tuple[str, str]:
-        """Return the matching pattern, and the new dtype of a tensor; empty if it is not converted.
+        """Return the pattern that matches a tensor, and the tensor's new dtype.
 
-        `names` are all names of the tensor.
+        Both are empty if the tensor is not converted. `names` are all names of the tensor.
         """
         if self.dtype:
             same = identity(leaf)  # None for an empty tensor, which has no identity
@@ -104,7 +104,7 @@ def _parameters(source: object) -> Container[Hashable] | None:
 def precision_of(asked: object) -> Precision | None:
     """Return the precision for a user's `dtype`: a dtype, or a mapping of patterns to dtypes.
 
-    None if nothing is to be converted.
+    Return None if nothing is to be converted.
 
     Raises:
         ValueError: `asked` is invalid; the text says what is allowed.

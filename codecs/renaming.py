@@ -139,7 +139,7 @@ def _check(became: Mapping[str, str]) -> None:
     """Check that all new names are valid and different.
 
     Raises:
-        StateError: They are not.
+        StateError: A name is invalid, or two names are the same.
     """
     for name, other in became.items():
         if not isinstance(other, str):  # pyright: ignore

@@ -1,9 +1,9 @@
 """Sealing of versions and messages, once for all holders of the group key. (E1 to E4)
 
 The cipher is AES-256-GCM. A group key is random, new at each start, and never stored. HKDF-SHA256
-derives a key for each version from it, over the version's name and encoding. A nonce under that key
-consists of purpose and index; each is used for one plaintext only, since a version never changes.
-Messages have their own key, and their nonces a counter.
+derives a key for each version from the group key and the version's name and encoding. A nonce under
+that key consists of purpose and index. Each nonce is used for one plaintext only, since a version
+never changes. Messages have a key of their own, and nonces with a counter.
 
     group key ──> id                              identifies the group key
               ├─> key of messages ──> nonce: MESSAGE, count
@@ -58,7 +58,7 @@ def ciphers() -> tuple[Any, Any, type[Exception]]:
 
 
 def _expand(secret: bytes, info: bytes) -> bytes:
-    """HKDF-Expand of RFC 5869 for one block of SHA-256, which has the length of a key."""
+    """Return one block of HKDF-Expand (RFC 5869) with SHA-256, which has the length of a key."""
     return hmac.digest(secret, info + b"\1", hashlib.sha256)
 
 
@@ -82,13 +82,13 @@ class GroupKey:
         return f"<GroupKey {self.id}>"
 
     def seal_message(self, count: int, plain: bytes) -> bytes:
-        """Return a sealed message, followed by its tag."""  # E5
+        """Return the message number `count`, sealed, followed by its tag."""  # E5
         data = struct.pack("<I2Q", MESSAGE, count, len(plain))
         sealed: bytes = self._messages.encrypt(nonce_of(MESSAGE, count), plain, data)
         return sealed
 
     def open_message(self, count: int, sealed: bytes) -> bytes | None:
-        """Return the plaintext of a sealed message; None if it was not sealed with this count."""
+        """Return the plaintext of the message number `count`; None if it is not authentic."""
         size = len(sealed) - TAG_BYTES
         if size < 0:
             return None
@@ -148,10 +148,10 @@ def seal(
     to: "Memory",
     crc: int | None = None,
 ) -> tuple[bytes, int]:
-    """Seal bytes into other memory of the same size; return the tag, and the plaintext's CRC-32C.
+    """Encrypt `plain` into `to`, which has the same size; return the tag and the CRC of `plain`.
 
-    This takes one pass: each piece is hashed while it is in the cache. If `crc` is given, nothing
-    is hashed, and `crc` is returned.
+    The tag authenticates `associated`, too. This takes one pass: each piece is hashed (CRC-32C)
+    while it is in the cache. If `crc` is given, nothing is hashed, and `crc` is returned.
     """
     short, in_pieces, _ = ciphers()
     source, target = memoryview(plain).cast("B"), memoryview(to).cast("B")  # type: ignore[arg-type]
@@ -182,7 +182,7 @@ class Opening:
         self._context: Any = None
 
     def take(self, sealed: "Memory", to: "Memory") -> None:
-        """Open the next piece into memory of its size, which may be the piece itself."""
+        """Decrypt the next piece into `to`, which has the same size and may be the same memory."""
         if self._context is None:
             self._context = self._in_pieces(self._key, self._nonce).decryptor()
             self._context.authenticate_additional_data(self._associated)
@@ -197,7 +197,7 @@ class Opening:
         return True
 
     def opens(self, sealed: "Memory", to: "Memory") -> int | None:
-        """Open the whole payload; return the plaintext's CRC-32C, or None if the tag is wrong."""
+        """Decrypt the whole payload; return the plaintext's CRC-32C, or None for a wrong tag."""
         source, target = memoryview(sealed).cast("B"), memoryview(to).cast("B")  # type: ignore[arg-type]
         if len(source) <= SHORT_BYTES:
             return self._opens_short(source, target)

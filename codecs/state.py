@@ -45,10 +45,10 @@ Marks = tuple[Sequence[object], Sequence[object]]
 class Outline(msgspec.Struct, frozen=True, eq=False):
     """A model's tensors, with marks that change if anything except values changes.
 
-    To analyse a model (names, dtypes, shapes, ties) takes longer than to copy it, for small tensors
-    many times longer. A trainer publishes the same tensors repeatedly, so the result of the
-    analysis is kept together with the marks, which are compared with ==. The tensors are not kept,
-    as that would keep their memory.
+    To analyse a model (names, dtypes, shapes, ties) takes longer than to copy its values, for small
+    tensors many times longer. A trainer publishes the same tensors repeatedly, so the result of the
+    analysis is kept together with the marks, which are compared with ==. The tensors are not kept
+    with them, as that would keep their memory.
 
     Attributes:
         marks: Names and structure; and address, shape, contiguity and dtype of every tensor.
@@ -61,7 +61,7 @@ class Outline(msgspec.Struct, frozen=True, eq=False):
 
 @dataclass
 class Form:
-    """The part of a state that is the same for every version: all except values.
+    """The part of a state that is the same for every version: everything except values.
 
     Attributes:
         signatures: The dtype and shape of every tensor, aliases excluded, sorted by name.
@@ -69,7 +69,7 @@ class Form:
         names: All names, aliases included, in the order of the source.
         places: The index of each tensor among the leaves of the state.
         outline: The marks by which a change is detected; None if only a new analysis detects it.
-        known: A layout that fits.
+        known: A layout that fits; None if none was made or tried yet.
         large: Indices of leaves whose storages are measured: see `torch_tensors.LARGE_BYTES`.
     """
 
@@ -83,7 +83,7 @@ class Form:
 
     @cached_property
     def planned(self) -> Layout:
-        """The layout of such a state."""
+        """The layout of a state of this form."""
         entries = ((name, dtype, shape) for name, (dtype, shape) in self.signatures.items())
         try:
             return Layout.plan(entries, self.aliases, names=self.names)
@@ -101,7 +101,7 @@ class Form:
 
 
 class State(msgspec.Struct, eq=False):
-    """A form, and the tensors that have it; a tied tensor may occur more than once."""
+    """A form, and the tensors that it describes; a tied tensor may occur more than once."""
 
     form: Form
     leaves: Sequence[Leaf]
@@ -149,7 +149,7 @@ def state_of(source: object, form: Form | None = None) -> State:
         form: The form of the previous state; if it is still valid, most of the work is skipped.
 
     Raises:
-        StateError: A part of it cannot be published. The text names it and what to give instead.
+        StateError: A part of `source` cannot be published; the text names it and what to give.
     """
     outline, leaves = outline_at_once(source), None
     if outline is None and not is_module(source):
@@ -217,7 +217,7 @@ def outline_of(key: Sequence[object], leaves: Sequence[Leaf]) -> Outline | None:
     if kinds <= {np.ndarray}:
         arrays = [*map(_DATA, map(_INTERFACE, leaves))], [*map(_SHAPE, leaves)]
         return Outline((key, arrays), leaves)
-    if "torch" not in sys.modules:  # then there is no tensor, and torch must not be imported
+    if "torch" not in sys.modules:  # no leaf is a torch tensor, and torch must not be imported
         return None
     tensors = of_torch().marks(leaves) if kinds <= of_torch().PLAIN else None
     return None if tensors is None else Outline((key, tensors), leaves)
@@ -226,7 +226,7 @@ def outline_of(key: Sequence[object], leaves: Sequence[Leaf]) -> Outline | None:
 def _places(
     unique: Mapping[str, Leaf], leaves: Mapping[str, Leaf], outline: Outline
 ) -> list[int] | None:
-    """Return each tensor's index in the outline; None if one is not in it."""
+    """Return each tensor's index in the outline; None if a tensor is not in the outline."""
     names, _ = outline.marks
     if len(names) == len(leaves) and [*names] == [*leaves]:
         order = {name: place for place, name in enumerate(leaves)}
@@ -244,7 +244,7 @@ class Writer:
     Args:
         layout: The layout.
         data: The buffer. It is pinned once a state lies on a device.
-        second: Whether to copy a state that is all on one device through a second copy there.
+        second: Whether a state that lies on one device is first copied within that device.
     """
 
     def __init__(self, layout: Layout, data: numpy_tensors.Memory, *, second: bool = False) -> None:
@@ -266,7 +266,7 @@ class Writer:
 
     @property
     def note(self) -> bytes:
-        """Identifies the second copy to this host's processes; empty if they cannot map it."""
+        """Bytes with which this host's processes map the second copy; empty if they cannot."""
         return b"" if self._mirror is None else self._mirror.note
 
     def ready(self, state: State) -> None:
@@ -290,14 +290,14 @@ class Writer:
 
         Args:
             state: The state.
-            check: Called between steps; it may raise.
-            chunk_bytes: Return the CRC-32C of each chunk of this size; 0: none.
+            check: A function that is called between steps, and may raise.
+            chunk_bytes: The size of the chunks whose CRC-32C is returned; 0: return none.
             late: If there is a `note` and `chunk_bytes` is 0, make only the second copy. The buffer
                 does not hold the state until `cross` has returned.
 
         Returns:
             The CRCs, uint32, empty if none were requested. For a state on devices, the copies in
-            progress instead; the caller may write to its tensors at once.
+            progress instead; the caller may write to the state's tensors at once.
 
         Raises:
             StateError, MemoryError: As in `ready`.
@@ -333,7 +333,7 @@ class Writer:
         self._copies.run(self._views, state.values, check)
 
     def lost(self, state: State) -> Found:
-        """Count the finite values of `state` that its last write could not represent."""
+        """Return the number of finite values of `state` that were lost when it was written."""
         if self._narrowed is None:
             return {}
         if self._late and self._mirror is not None:
@@ -352,7 +352,7 @@ class Writer:
             raise StateError(
                 f"the state has other tensors than {self.section.layout!r}; plan its layout anew"
             )
-        self._form, self._copies = None, Copies((), ())  # if an exception follows
+        self._form, self._copies = None, Copies((), ())  # kept if an exception follows
         self._views = [self.section.like(name, leaf) for name, leaf in state.tensors.items()]
         second = self._second_copy(state)
         self._copies = Copies(self._views, state.values, private=True, second=second)
@@ -435,7 +435,7 @@ def named_leaves(source: object, *, in_place: bool = False) -> dict[str, Leaf]:
     With `in_place`, containers that return copies instead of their own memory are refused.
 
     Raises:
-        StateError: A part of it cannot be published, or written to with `in_place`.
+        StateError: A part of `source` cannot be published, or written to with `in_place`.
     """
     pairs: Iterator[tuple[str, Leaf]] = _walk(source, "", 0, in_place)
     if is_module(source):
@@ -462,7 +462,7 @@ def signature(name: str, leaf: Leaf) -> Signature:
 
 
 def identity(leaf: Leaf) -> Hashable | None:
-    """Return a key that is equal for leaves with the same elements; None if empty."""
+    """Return a key that is equal for leaves with the same elements; None for an empty leaf."""
     if isinstance(leaf, np.ndarray):
         return numpy_tensors.identity(leaf)
     from . import torch_tensors
@@ -510,9 +510,9 @@ def _walk(node: object, path: str, depth: int, in_place: bool) -> Iterator[tuple
 
 
 def _imported(module: str, name: str) -> Any:
-    """Return an attribute of a module; None if the module is not, or not yet wholly, imported.
+    """Return a class of a module; None if the module is not completely imported.
 
-    In that case there is no object of that class yet.
+    Until it is, no object of that class exists.
     """
     return getattr(sys.modules.get(module), name, None)
 

@@ -16,7 +16,7 @@ from torch import nn
 from .errors import StateError
 
 # Packages whose loading methods and pre-hooks only rename entries of old checkpoints, or copy as
-# torch does. A version has the target's names and shapes, so for it they do no more than a copy.
+# torch does. A version has the target's names and shapes, so these methods only copy it.
 COPYING = ("torch.nn.", "torch.distributed.algorithms._checkpoint.", "tensordict.", "torchrl.")
 
 ADVICE = (
@@ -48,9 +48,9 @@ class Loading:
         return any(not path or name.startswith(f"{path}.") for path in self.makers)
 
     def load(self, values: Mapping[str, torch.Tensor], *, strict: bool) -> None:
-        """Call `load_state_dict()` with these tensors, and the module's own for all other names.
+        """Call `load_state_dict()` with `values`, and the module's own tensors for other names.
 
-        The module may keep the tensors.
+        The module may keep the tensors of `values`.
 
         Raises:
             Exception: `load_state_dict()` raised it; a part may be loaded.

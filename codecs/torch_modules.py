@@ -1,9 +1,9 @@
 """Tensors of torch modules: which ones are published under which names, and which are written to.
 
-Extra state is the value of `get_extra_state()`. The schemes send that of every submodule: a tensor
-as `<path>._extra_state`, or a mapping of tensors, nested or not, each as
-`<path>._extra_state.<key>`. A dot within a key would look like nesting, so keys are written with
-`%2E` for a dot and `%25` for a percent sign.
+Extra state is the value of `get_extra_state()`. The schemes send the extra state of every
+submodule. A tensor has the name `<path>._extra_state`; of a mapping, nested or not, each tensor has
+the name `<path>._extra_state.<key>`. A dot within a key would look like nesting, so keys are
+written with `%2E` for a dot and `%25` for a percent sign.
 """
 
 import copy
@@ -43,11 +43,11 @@ class ModuleParts:
     """The parts of a module that a version can write to.
 
     Attributes:
-        tensors: Its tensors by name, tied ones under each name, sharing its memory.
+        tensors: The module's tensors by name, tied ones under each name, in the module's memory.
         extra: The modules with extra state, by the name of that state.
-        faults: Reasons why it cannot be written to.
+        faults: Reasons why the module cannot be written to.
         optional: Names of non-persistent buffers, which not every sender has.
-        loading: How it is loaded, if a copy into its tensors is not enough.
+        loading: How the module is loaded, if a copy into its tensors is not enough.
     """
 
     tensors: Tensors
@@ -57,7 +57,7 @@ class ModuleParts:
     loading: Loading | None = None
 
     def part_of(self, name: str) -> str | None:
-        """Return the name of the extra state that a tensor's name belongs to; None if to none."""
+        """Return the name of the extra state that a tensor's name belongs to, or None."""
         if name in self.extra:
             return name
         head, mark, _ = name.rpartition(f"{EXTRA_STATE}.")
@@ -131,7 +131,7 @@ def parts_by(module: nn.Module, names: Format) -> ModuleParts:
 
 
 def _unfit(module: nn.Module) -> str | None:
-    """Return why a module would not compute with a copy into its tensors; None if it would."""
+    """Return why a module would not use weights copied into its tensors; None if it would."""
     return shards_fault(module) or gathered_fault(module) or quantised_fault(module)
 
 
@@ -168,13 +168,13 @@ def leaves_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def contents_of(module: nn.Module, names: Format) -> dict[str, Any]:
-    """Return what the schemes send of a module, by name, in its own memory.
+    """Return the entries of a module that the schemes send, by name, in the module's own memory.
 
     With "state_dict", adapters are merged if there are any (PEFT), and entries that are not tensors
     are included.
 
     Raises:
-        StateError: This process does not have all of its tensors.
+        StateError: This process does not have all of the module's tensors.
     """
     if fault := shards_fault(module):
         raise StateError(fault)
@@ -275,7 +275,7 @@ def outline(module: nn.Module) -> Outline | None:
         inside = vars(part)
         key += (part, *inside["_modules"], *inside["_modules"].values())
         key.append(len(inside["_non_persistent_buffers_set"]))
-        # A new hook changes how it is loaded (`torch_loading`).
+        # A new hook changes how the submodule is loaded (`torch_loading`).
         key += (len(inside[_AFTER_LOADING]), len(inside[_BEFORE_LOADING]))
         for name, tensor in (*inside["_parameters"].items(), *inside["_buffers"].items()):
             key += (name, tensor is None)
@@ -288,7 +288,7 @@ def outline(module: nn.Module) -> Outline | None:
 
 
 def on_meta(module: nn.Module) -> bool:
-    """Return whether a module has meta parameters or buffers that are not offloaded ones."""
+    """Return whether a module has meta parameters or buffers that are not offloaded."""
     if not any(tensor.is_meta for _, _, tensor in _slots(module)):
         return False
     return any(tensor.is_meta for tensor in (_tensors(module) | offloaded(module)[0]).values())
@@ -390,7 +390,7 @@ def _cloned(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Return every submodule, once for each of its paths."""
+    """Return an iterator over (path, submodule), with a submodule once for each of its paths."""
     return cast("Iterator[tuple[str, nn.Module]]", module.named_modules(remove_duplicate=False))
 
 
@@ -497,7 +497,7 @@ def _flatten(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _put(part: nn.Module, root: str, tensors: Tensors) -> None:
-    """Call `set_extra_state` with the value that `_flatten` took apart; not if there is none."""
+    """Call `set_extra_state` with the value that `_flatten` split into tensors, if there is one."""
     if root in tensors:
         part.set_extra_state(tensors[root].clone())
     elif tensors:

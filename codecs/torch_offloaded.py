@@ -53,7 +53,7 @@ def offloaded(module: nn.Module) -> tuple[Tensors, list[str]]:
 def offload_faults(module: nn.Module, *, loaded: bool) -> list[str]:
     """Return texts on offloaded tensors that cannot be written to.
 
-    `loaded`: a copy into the module's tensors is not enough (`torch_loading`).
+    `loaded` is True if a copy into the module's tensors is not enough (`torch_loading`).
     """
     there, gone = offloaded(module)
     if there and loaded:

@@ -1,7 +1,7 @@
 """The tensors of a `TensorDictParams`, which computes with those of the TensorDict inside it.
 
-It is a module, too, but may list other tensors as its parameters: code that moves a policy to the
-meta device, such as TorchRL's collectors, replaces only the tensors of the TensorDict.
+A `TensorDictParams` is a module, too, but may list other tensors as its parameters: code that moves
+a policy to the meta device, such as TorchRL's collectors, replaces only the TensorDict's tensors.
 """
 
 import sys
@@ -19,17 +19,17 @@ def is_params(part: nn.Module) -> bool:
 
 
 def held(params: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield its tensors under their names in `state_dict()`."""
+    """Yield the tensors of a `TensorDictParams` under their names in `state_dict()`."""
     for key, value in params._param_td.items(True, True):  # noqa: SLF001 - nothing else leads there
         if isinstance(value, torch.Tensor):
             yield _name(key), value
 
 
 def put(params: Any, others: Mapping[str, torch.Tensor]) -> None:
-    """Replace the tensors with these names."""
+    """Replace the tensors of a `TensorDictParams` that have a name in `others`."""
     if not others:
         return
-    # It gets a new TensorDict, since the current one may be locked as a part of others, and moves
+    # Put in a new TensorDict: the current one may be locked as a part of others, and would move
     # tensors that are set in it to its device.
     inside = params._param_td  # noqa: SLF001
     made = inside.copy().clear_device_()
@@ -41,7 +41,7 @@ def put(params: Any, others: Mapping[str, torch.Tensor]) -> None:
     if inside.is_locked:
         made.lock_()
     params._param_td = made  # noqa: SLF001
-    params._reset_params()  # noqa: SLF001 - so that it lists the same ones
+    params._reset_params()  # noqa: SLF001 - so that it lists the new tensors
 
 
 def _name(key: str | tuple[str, ...]) -> str:

@@ -1,6 +1,6 @@
 """Torch tensors as tensors of a layout: signatures, views, copies, faults.
 
-Imported only for a torch object, so that a process with only numpy needs no torch.
+This module is imported only for a torch object, so that a process with only numpy needs no torch.
 """
 
 import contextlib
@@ -27,7 +27,8 @@ _SHAPE, _DTYPE = operator.attrgetter("shape"), operator.attrgetter("dtype")
 # Devices whose tensors have real addresses. Tensors on others (such as XLA) may have none.
 _ADDRESSED: Final = ("cpu", "cuda", "xpu")
 # From this size on, a tensor's storage is measured before every copy; the copy takes a hundred
-# times as long. For a smaller one the address is compared, which changes when its storage is freed.
+# times as long. For a smaller tensor only the address is compared, which changes when its storage
+# is freed.
 LARGE_BYTES: Final = 2**20
 
 GATHER: Final = (
@@ -191,7 +192,7 @@ def large(tensors: Iterable[object]) -> list[int]:
 
 
 def identity(tensor: torch.Tensor) -> Hashable | None:
-    """Return a key that is equal for tensors with the same elements; None if empty."""
+    """Return a key that is equal for tensors with the same elements; None without elements."""
     if not tensor.numel() or tensor.is_meta:
         return None
     where = tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride()
@@ -211,10 +212,10 @@ def place(tensor: torch.Tensor) -> tuple[Hashable, int, tuple[int, ...]]:
 def marks(tensors: Sequence[torch.Tensor]) -> Sequence[object] | None:
     """Return marks of plain tensors, which change if one is replaced or reshaped.
 
-    None if there are no marks, as for a tensor without memory: the full analysis then reports it.
+    Return None if a tensor has no marks, as one without memory: the full analysis then reports it.
     """
     if native.BUILT and _EXCHANGE is not None:
-        with contextlib.suppress(BufferError, RuntimeError):  # complex tensors, and those below
+        with contextlib.suppress(BufferError, RuntimeError):  # complex, sparse and nested tensors
             return native.marks(tensors, _EXCHANGE)
     # Four lists instead of one of tuples, for speed: ten thousand tensors are common.
     try:
@@ -273,7 +274,7 @@ def views(specs: Iterable[TensorSpec], data: Bytes) -> list[torch.Tensor]:
 
 
 def shaped(part: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """Return a tensor's part of the data section, on any device, as that tensor."""
+    """Return `part`, the bytes of a tensor in a data section on any device, as that tensor."""
     shape = spec.shape if spec.dtype != "F4" else (*spec.shape[:-1], spec.shape[-1] // 2)
     return part.view(torch_dtype(spec.dtype)).view(shape)
 
@@ -286,8 +287,8 @@ def owner(spec: TensorSpec, data: Bytes) -> torch.Tensor:
 def rehouse_fault(tensor: torch.Tensor, *, parts: bool = False) -> str | None:
     """Return why a tensor cannot be moved to other memory as the same object; None if it can.
 
-    No other tensor may share its storage, as that tensor would keep the old one. With `parts`, it
-    may be a part of a storage that is moved as a whole.
+    No other tensor may share its storage, as that tensor would keep the old storage. With `parts`,
+    the tensor may be a part of a storage that is moved as a whole.
     """
     if type(tensor) not in PLAIN:
         return f"a {type(tensor).__name__}, no plain tensor"

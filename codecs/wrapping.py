@@ -2,7 +2,7 @@
 
 A wrapper (a compiler, data parallelism, an adapter) makes all tensor names longer in the same way.
 A list of twenty names hides that; the one line made here names the prefix, suffix or inner part,
-and what to give instead.
+and the model or the renaming to pass instead.
 """
 
 from collections import Counter
@@ -45,7 +45,7 @@ COMPUTED = {
     "_v": ("weight norm", "torch.nn.utils.remove_weight_norm()"),
 }
 SIGNS = "._"  # a suffix begins with one of these
-SHARE = 0.5  # of the differing names on the side with fewer: an explanation must cover more
+SHARE = 0.5  # an explanation must cover more of the differing names (of the side with fewer)
 SHOWN = 64  # characters of a prefix or suffix
 
 
@@ -126,12 +126,13 @@ def _inside(longer: set[str], shorter: set[str]) -> str:
 
 
 def _said(whose: str, how: str, part: str, less: str, more: str) -> str:
-    """Return a line on the side with longer names, and on what to give: a model, or `rename`.
+    """Return an error message: which side has longer names, and what to pass to fix that.
 
     Args:
-        whose: The side with longer names, in words.
-        how, part: How the names differ.
-        less, more: The values of `rename=` that give shorter and longer names.
+        whose: The side with longer names: `the target's` or `the published`.
+        how: The verb of the message before `part`, such as `begin with`.
+        part: The text that only the longer names contain.
+        less, more: The values of `rename=` that make names shorter and longer, as source code.
     """
     known = [(text, inner) for each, (text, inner) in WRAPPERS.items() if each in part]
     who = f" ({' in '.join(text for text, _ in known)})" if known else ""

@@ -56,7 +56,7 @@ def _places(widths: Values) -> Values:
 
 
 def positions(gaps: Values, most: int) -> Values:
-    """Return the positions that follow from gaps; PatchError if one is `most` or more."""
+    """Return the positions that follow from gaps; PatchError if a position is `most` or more."""
     at = np.cumsum(gaps + 1) - 1
     if len(at) and at[-1] >= most:
         raise PatchError(f"gaps lead to position {at[-1]} of {most}")

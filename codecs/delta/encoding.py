@@ -40,13 +40,13 @@ def encode(
     Args:
         layout: The layout of both.
         base: The data section that the receiver has.
-        target: The data section that it shall get.
+        target: The data section that the receiver makes with the patch.
         digests: The digests of base and target for `chunk_bytes`, if they are known.
         chunk_bytes: The chunk size of the digests.
         classes: Whether steps may be coded by class: fewer bytes, but a receiver must read every
             element of the base.
-        check: Whether to decode the patch, and compare.
-        step: Called repeatedly; an exception from it aborts the encoding.
+        check: Whether to decode the patch, and compare the result with `target`.
+        step: A function that is called repeatedly; an exception from it aborts the encoding.
 
     Raises:
         PatchError: A data section is not of the layout, or the patch failed its check.

@@ -30,9 +30,9 @@ def take(base: Bytes, target: Bytes, kind: int) -> Found:
         kind: `BF16` or `F16`: elements have 16 classes; else one.
 
     Returns:
-        For each class the number of elements that differ; for each of these the gap before it, in
-        unchanged elements of its class; and its step, from the base's element to the target's in
-        the order of `numpy_kernels.keys`.
+        Three arrays: for each class, the number of elements that differ; for each such element, the
+        gap before it, counted in unchanged elements of its class; and for each such element, its
+        step from the base's value to the target's, in the order of `numpy_kernels.keys`.
     """
     if not BUILT:
         return numpy_kernels.take(base, target, kind)
@@ -84,7 +84,7 @@ def read(body: Bytes, table: Table, base: Bytes, kind: int) -> tuple[Positions, 
         count = native.DELTA.read(body, table, base, kind, at, values)
     except ValueError as error:
         raise PatchError(str(error)) from None
-    return at[:count].copy(), values[:count].copy()  # callers keep them; `most` is rarely needed
+    return at[:count].copy(), values[:count].copy()  # callers keep these, rarely `most` elements
 
 
 def write_overwrite(base: Bytes, target: Bytes, width: int) -> bytes:
@@ -100,7 +100,7 @@ def write_overwrite(base: Bytes, target: Bytes, width: int) -> bytes:
 
 
 def read_overwrite(body: Bytes, width: int, elements: int) -> tuple[Positions, NDArray[np.uint8]]:
-    """Return the positions that such a body overwrites, and the bytes of the new elements.
+    """Return the positions that a body of `write_overwrite` changes, and the new elements' bytes.
 
     Raises:
         PatchError: The body is malformed.

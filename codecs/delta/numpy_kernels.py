@@ -1,6 +1,7 @@
 """The inner loops of patches in numpy: finding steps, choosing codes, writing and reading them.
 
-`kernels.py` describes the functions; the C helper has the same, with equal results to the bit.
+`kernels.py` describes the functions. The C helper has the same functions, with the same results to
+the bit.
 """
 
 from collections.abc import Sequence
@@ -117,7 +118,7 @@ def best_rice(values: bits.Values) -> tuple[int, int]:
 
 
 def _best_golomb(like: bits.Values, values: bits.Values) -> tuple[int, int]:
-    """Return an Exp-Golomb parameter that suits `like`, and the cost of `values` in bits."""
+    """Return the Exp-Golomb parameter best for `like`, and what `values` then cost, in bits."""
     lengths = np.bincount(bits.bit_length(like), minlength=17).astype(np.int64)
     guesses = [
         (int((lengths * (1 + k + 2 * np.maximum(np.arange(17) - k, 0))).sum()), k)

@@ -38,7 +38,7 @@ class BlockPatch:
         """Return the changed positions and their new elements, or None and all bytes.
 
         Raises:
-            PatchError: The body is malformed, or `base` is not its base.
+            PatchError: The body is malformed, or `base` is not the base of the patch.
         """
         block = self.block
         try:
@@ -65,11 +65,11 @@ class Delta:
     """A patch for a layout.
 
     Attributes:
-        header: Its header.
-        parts: Its part for each block that changes.
+        header: The patch's header.
+        parts: The patch's part for each block that changes.
 
     Raises:
-        PatchError: It is malformed, or for another layout.
+        PatchError: The patch is malformed, or for another layout.
     """
 
     def __init__(self, layout: Layout, data: Memory) -> None:
@@ -118,7 +118,7 @@ class Delta:
 
         Raises:
             PatchError: `base` is not the base, or a block is malformed: `out` is unchanged. Or the
-                result is not the target: `out` is then invalid.
+                result is not the target: `out` must not be used.
         """
         out = np.empty_like(base) if out is None else out
         for _ in self.steps(base, out, base_digest=base_digest):

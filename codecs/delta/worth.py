@@ -1,8 +1,9 @@
 """Estimates from a sample whether a patch arrives sooner than the whole version.
 
 A patch takes a little more than the entropy of the changed positions and of the changes. Coding by
-class (`encoding.py`) saves a part of the former, and takes longer. So the whole version arrives
-first over the fastest links, a patch with classes over the slowest, and one without in between.
+class (`encoding.py`) saves a part of the positions' entropy, but takes longer. So over the fastest
+links the whole version arrives first, over the slowest a patch with classes, and over those in
+between a patch without classes.
 
 Values for patches without and with classes are pairs in this order, so that `classes` is the index.
 """
@@ -37,8 +38,8 @@ class Estimate(NamedTuple):
     """The estimated cost of patches.
 
     Attributes:
-        sizes: Their bytes, without and with classes.
-        work: The time to make or decode one, relative to a version in which nothing changes.
+        sizes: Bytes of a patch, without and with classes.
+        work: The time to make or decode a patch, relative to a version in which nothing changes.
     """
 
     sizes: Pair
@@ -53,7 +54,7 @@ class Way(NamedTuple):
 
 
 def chosen(nbytes: int, would: Estimate, rate: float, encode: Pair, decode: Pair) -> Way | None:
-    """Return the kind of patch that arrives first; None: the whole version does.
+    """Return the kind of patch that arrives first; None if the whole version arrives first.
 
     Args:
         nbytes: Bytes of the version.
@@ -94,8 +95,8 @@ def estimate(layout: Layout, base: Bytes, target: Bytes) -> Estimate:
 def sample(layout: Layout) -> tuple[Layout, slice]:
     """Return a layout of a few blocks of the largest group, and their place in the data section.
 
-    The time to encode its patch predicts that of the whole version. The blocks are of one group,
-    since a group shares a table.
+    The time to encode a patch of this sample predicts the time for the whole version. The blocks
+    are of one group, since a group shares a table.
     """
     group = max(groups(layout), key=lambda blocks: blocks[-1].end - blocks[0].begin)
     group = group[:SAMPLE_BLOCKS]
